@@ -1,0 +1,31 @@
+# Every command sets up all it needs first: an environment in .venv, from pyproject.toml and
+# constraints.txt. Without make, run the same: `python3 workbook.py lab`.
+
+PYTHON ?= python3
+ARGS ?=
+JUPYTER_ARGS ?=
+
+.PHONY: help lab timed labs test soak
+
+help:
+	@$(PYTHON) workbook.py --help
+
+# Open the workbook in JupyterLab:           make lab JUPYTER_ARGS="--no-browser --port=8899"
+lab:
+	@$(PYTHON) workbook.py lab $(JUPYTER_ARGS)
+
+# Time every technique on one table:         make timed ARGS="--tokens 64"
+timed:
+	@$(PYTHON) workbook.py timed $(ARGS)
+
+# Build the student edition in labs/ from solutions/
+labs:
+	@$(PYTHON) workbook.py labs
+
+# Lint, types and tests
+test:
+	@$(PYTHON) workbook.py test $(ARGS)
+
+# The same tests, on many more random cases; takes long
+soak:
+	@$(PYTHON) workbook.py soak $(ARGS)

@@ -1,0 +1,369 @@
+"""Train the embedded models: GPT-2's architecture on any plain text.
+
+    python models/train.py books.txt --out models/fable
+    python models/train.py books.txt --out models/fable-draft --layers 2 --width 128 --heads 4 \\
+        --teacher models/fable
+
+The first command trains the target. The second distils a draft from it: the draft learns the
+target's whole next-token distribution as well as the text itself (Hinton et al., 2015), at last on
+what the target itself writes.
+
+Interrupt it whenever you like: the same command goes on from the last checkpoint, to the same
+weights. The last 3% of the text is held out; neither the tokenizer nor the model ever sees it.
+
+`--compile` takes about a third off a step and needs a C++ compiler. On Linux, two fifths of a step
+may go into memory that glibc returns to the system and asks for again; this makes it keep it:
+
+    export MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=8589934592
+"""
+
+import argparse
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
+from tqdm import tqdm, trange
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+END_OF_TEXT = "<|endoftext|>"
+HELD_OUT = 0.03
+TOKENS_PER_STEP = 4096
+TEACHER_WEIGHT = 0.8  # of the distillation loss; the rest is cross-entropy on the text
+OWN_TEXT_FROM = 0.75  # share of a draft's steps after which it learns from the teacher's own text
+OWN_EXAMPLES = 1536  # stretches of the teacher's own text
+CHECKPOINT_EVERY = 200  # steps
+MONITORED = 16_384  # held-out tokens that a checkpoint's loss is measured on; the end takes all
+SAMPLE_PROMPTS = ("Once upon a time", "The old king", "'Who are you?' said")
+
+
+def split_text(path: Path) -> tuple[str, str]:
+    """The text to train on, and the last 3% of it, held out."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        sys.exit(f"{path} cannot be read ({error.strerror}). Give a UTF-8 text file.")
+    except UnicodeDecodeError as error:
+        sys.exit(f"{path} is not UTF-8 text ({error}). Save it as UTF-8 first.")
+    cut = int(len(text) * (1 - HELD_OUT))
+    return text[:cut], text[cut:]
+
+
+def train_tokenizer(text: str, vocab_size: int, n_positions: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE as in GPT-2 (Radford et al., 2019, section 2.2), learned from `text`."""
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    if vocab_size <= len(alphabet):
+        sys.exit(f"--vocab must be above {len(alphabet)}: the bytes and {END_OF_TEXT} come first.")
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet
+    )
+    bpe.train_from_iterator(text.splitlines(keepends=True), trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        bos_token=END_OF_TEXT,
+        eos_token=END_OF_TEXT,
+        model_max_length=n_positions,
+    )
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> Int[Tensor, " tokens"]:
+    """The ids of a whole text, however long; transformers would warn above the model's context."""
+    return torch.tensor(tokenizer.encode(text, verbose=False))
+
+
+def load_teacher(folder: Path, context: int) -> tuple[GPT2LMHeadModel, PreTrainedTokenizerFast]:
+    if not (folder / "config.json").exists():
+        sys.exit(f"{folder} holds no model to learn from. Train it first, without --teacher.")
+    teacher = GPT2LMHeadModel.from_pretrained(folder).eval()
+    if teacher.config.n_positions < context:
+        sys.exit(
+            f"The teacher sees {teacher.config.n_positions} tokens and cannot teach a context of "
+            f"{context}. Give --context {teacher.config.n_positions} or less."
+        )
+    return teacher, PreTrainedTokenizerFast.from_pretrained(folder)
+
+
+def new_model(args: argparse.Namespace, vocab_size: int, eos_token_id: int) -> GPT2LMHeadModel:
+    if args.width % args.heads:
+        sys.exit(f"--width {args.width} must be a multiple of --heads {args.heads}.")
+    config = GPT2Config(
+        vocab_size=vocab_size,
+        n_positions=args.context,
+        n_layer=args.layers,
+        n_embd=args.width,
+        n_head=args.heads,
+        resid_pdrop=args.dropout,
+        embd_pdrop=args.dropout,
+        attn_pdrop=0.0,
+        bos_token_id=eos_token_id,
+        eos_token_id=eos_token_id,
+    )
+    # Eager attention under bf16 autocast is the fastest way to train these shapes on a CPU.
+    return GPT2LMHeadModel._from_config(config, attn_implementation="eager")
+
+
+def new_optimizers(model: GPT2LMHeadModel, lr: float) -> list[torch.optim.Optimizer]:
+    """Muon (Jordan, 2024) for the matrices inside the blocks, AdamW for everything else."""
+    matrices: list[Tensor] = []
+    others: list[Tensor] = []
+    for name, parameter in model.named_parameters():
+        inside = parameter.ndim == 2 and ".h." in name
+        (matrices if inside else others).append(parameter)
+    return [
+        torch.optim.Muon(matrices, lr=lr, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=lr, weight_decay=0.0, betas=(0.9, 0.95), fused=True),
+    ]
+
+
+def lr_factor(step: int, steps: int, warmup: int = 100) -> float:
+    """Linear warm-up, then linear decay to zero."""
+    return min((step + 1) / warmup, (steps - step) / (steps - min(warmup, steps - 1)))
+
+
+def draw_windows(
+    tokens: Int[Tensor, " corpus"], window: int, seed: int, batch: int
+) -> Int[Tensor, "batch window_1"]:
+    """Random windows of the text, each one token longer than the input.
+
+    A window fills the whole context: a position that no example reaches is never trained. All
+    follows from `seed`, so a resumed run draws the same.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    starts = torch.randint(len(tokens) - window, (batch,), generator=generator)
+    return torch.stack([tokens[start : start + window + 1] for start in starts])
+
+
+@torch.no_grad()
+def own_text(
+    teacher: GPT2LMHeadModel, tokens: Int[Tensor, " corpus"], context: int, seed: int
+) -> Int[Tensor, "examples length"]:
+    """Short prompts from the text, and what the teacher itself goes on to say, greedily.
+
+    A draft has to guess that, not the books; so it learns best from it (Kim and Rush, 2016,
+    section 3.2; Zhou et al., DistillSpec, 2023).
+    """
+    prompt, new = max(1, context // 32), max(1, context // 16)
+    starts = draw_windows(tokens, context, seed, OWN_EXAMPLES)[:, :prompt]
+    written = []
+    for prompts in tqdm(starts.split(128), "the teacher's own text", leave=False):
+        ids = teacher.generate(
+            prompts,
+            attention_mask=torch.ones_like(prompts),
+            max_new_tokens=new,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        written.append(ids)
+    return torch.cat(written)
+
+
+def draw_rows(examples: Int[Tensor, "examples length"], seed: int) -> Int[Tensor, "batch length"]:
+    """As many random rows as make one step."""
+    generator = torch.Generator().manual_seed(seed)
+    batch = max(1, TOKENS_PER_STEP // examples.shape[1])
+    return examples[torch.randint(len(examples), (batch,), generator=generator)]
+
+
+def distillation_loss(
+    logits: Float[Tensor, "tokens vocab"], teacher_logits: Float[Tensor, "tokens vocab"]
+) -> Float[Tensor, ""]:
+    """KL(teacher || student), in nats per token."""
+    student, teacher = F.log_softmax(logits, -1), F.log_softmax(teacher_logits, -1)
+    return F.kl_div(student, teacher, log_target=True, reduction="batchmean")
+
+
+@torch.no_grad()
+def held_out_loss(model: GPT2LMHeadModel, tokens: Int[Tensor, " held_out"], window: int) -> float:
+    """Mean cross-entropy in nats per token; windows follow each other, so every token counts."""
+    model.eval()
+    total = 0.0
+    for start in range(0, len(tokens) - 1, window):
+        chunk = tokens[start : start + window + 1].unsqueeze(0)
+        logits = model(chunk[:, :-1], use_cache=False).logits[0]
+        total += F.cross_entropy(logits, chunk[0, 1:], reduction="sum").item()
+    model.train()
+    return total / (len(tokens) - 1)
+
+
+def sample(model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerFast, prompt: str) -> str:
+    """The prompt and up to 100 new tokens, at temperature 0.8 and top-p 0.95; seeded."""
+    model.eval()
+    torch.manual_seed(0)
+    inputs = tokenizer(prompt, return_tensors="pt")
+    output = model.generate(
+        **inputs,
+        max_new_tokens=min(100, model.config.n_positions - inputs.input_ids.shape[1]),
+        do_sample=True,
+        temperature=0.8,
+        top_p=0.95,
+        top_k=0,
+        pad_token_id=tokenizer.eos_token_id,
+    )
+    return tokenizer.decode(output[0])
+
+
+def save_model(model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Write the Hugging Face layout: weights in 16 bits, to be loaded in 32."""
+    half = GPT2LMHeadModel(model.config)
+    half.load_state_dict(model.state_dict())
+    half.half().save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["dtype"] = "float32"
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    tokenizer.save_pretrained(folder)
+
+
+def settings_of(args: argparse.Namespace, text: str) -> dict[str, object]:
+    """What an interrupted run and the one that continues it must have in common."""
+    names = ("layers", "width", "heads", "context", "vocab", "teacher")
+    text_hash = hashlib.sha256(text.encode()).hexdigest()[:12]
+    return {"text hash": text_hash, **{name: str(getattr(args, name)) for name in names}}
+
+
+def save_checkpoint(
+    path: Path,
+    step: int,
+    model: GPT2LMHeadModel,
+    optimizers: list[torch.optim.Optimizer],
+    settings: dict[str, object],
+) -> None:
+    state = {
+        "step": step,
+        "settings": settings,
+        "model": model.state_dict(),
+        "optimizers": [optimizer.state_dict() for optimizer in optimizers],
+    }
+    unfinished = path.with_suffix(".tmp")  # a run may be killed while it writes
+    torch.save(state, unfinished)
+    unfinished.replace(path)
+
+
+def load_checkpoint(
+    path: Path,
+    model: GPT2LMHeadModel,
+    optimizers: list[torch.optim.Optimizer],
+    settings: dict[str, object],
+) -> int:
+    """Restore an interrupted run, if there is one; return the number of steps already done."""
+    if not path.exists():
+        return 0
+    state = torch.load(path, weights_only=True)
+    for name, value in settings.items():
+        if state["settings"][name] != value:
+            sys.exit(
+                f"{path} belongs to another run: its {name} is {state['settings'][name]}, this "
+                f"command's is {value}. Give the same settings, delete it, or choose another --out."
+            )
+    model.load_state_dict(state["model"])
+    for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+        optimizer.load_state_dict(saved)
+    return state["step"]
+
+
+def train(args: argparse.Namespace) -> None:
+    torch.manual_seed(args.seed)
+    train_text, held_out_text = split_text(args.text)
+    teacher = None
+    if args.teacher:
+        teacher, tokenizer = load_teacher(args.teacher, args.context)
+    else:
+        tokenizer = train_tokenizer(train_text, args.vocab, args.context)
+    tokens, held_out = encode(tokenizer, train_text), encode(tokenizer, held_out_text)
+    if len(tokens) <= args.context or len(held_out) < 2:
+        sys.exit(
+            f"{args.text} is too short: it gives {len(tokens)} tokens to train on and "
+            f"{len(held_out)} to hold out. Give more than --context {args.context} tokens of text."
+        )
+    bits_per_nat = len(held_out) / len(held_out_text.encode()) / math.log(2)
+
+    vocab_size = teacher.config.vocab_size if teacher else args.vocab
+    model = new_model(args, vocab_size, tokenizer.eos_token_id).train()
+    optimizers = new_optimizers(model, args.lr)
+    args.out.mkdir(parents=True, exist_ok=True)
+    checkpoint = args.out / "checkpoint.pt"
+    settings = settings_of(args, train_text)
+    first_step = load_checkpoint(checkpoint, model, optimizers, settings)
+
+    def loss_of(examples: Int[Tensor, "batch window_1"]) -> Float[Tensor, ""]:
+        inputs, labels = examples[:, :-1], examples[:, 1:].reshape(-1)
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(inputs, use_cache=False).logits
+        logits = logits.float().flatten(0, 1)
+        loss = F.cross_entropy(logits, labels)
+        if teacher is None:
+            return loss
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            target = teacher(inputs, use_cache=False).logits
+        distilled = distillation_loss(logits, target.float().flatten(0, 1))
+        return TEACHER_WEIGHT * distilled + (1 - TEACHER_WEIGHT) * loss
+
+    batch = max(1, TOKENS_PER_STEP // args.context)
+    own = own_text(teacher, tokens, args.context, args.seed) if teacher else None
+    step_loss = torch.compile(loss_of, dynamic=False) if args.compile else loss_of
+    progress = trange(first_step, args.steps, initial=first_step, total=args.steps, unit="step")
+    for step in progress:
+        seed = args.seed * 1_000_003 + step
+        if own is not None and step >= OWN_TEXT_FROM * args.steps:
+            examples = draw_rows(own, seed)
+        else:
+            examples = draw_windows(tokens, args.context, seed, batch)
+        torch.manual_seed(seed)  # dropout follows the step too, so that resuming changes nothing
+        loss = step_loss(examples)
+        loss.backward()
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = args.lr * lr_factor(step, args.steps)
+            optimizer.step()
+            optimizer.zero_grad()
+        progress.set_postfix(loss=f"{loss.item():.3f}")
+        if (step + 1) % CHECKPOINT_EVERY == 0:
+            save_checkpoint(checkpoint, step + 1, model, optimizers, settings)
+            nats = held_out_loss(model, held_out[:MONITORED], args.context)
+            progress.write(f"step {step + 1}: held-out loss {nats:.3f} nats/token")
+
+    save_model(model, tokenizer, args.out)
+    nats = held_out_loss(model, held_out, args.context)
+    print(f"parameters      {model.num_parameters():,}")
+    print(f"held-out loss   {nats:.3f} nats/token = {nats * bits_per_nat:.3f} bits/byte")
+    for prompt in SAMPLE_PROMPTS:
+        print(f"\n{sample(model, tokenizer, prompt)}")
+    checkpoint.unlink(missing_ok=True)
+
+
+def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("text", type=Path, help="a UTF-8 text file")
+    add("--out", type=Path, required=True, help="folder of the trained model")
+    add("--teacher", type=Path, help="distil from the model in this folder, with its tokenizer")
+    add("--layers", type=int, default=12, help="blocks (default %(default)s)")
+    add("--width", type=int, default=256, help="width of the hidden state (default %(default)s)")
+    add("--heads", type=int, default=8, help="attention heads (default %(default)s)")
+    add("--context", type=int, default=1024, help="longest sequence (default %(default)s)")
+    add("--vocab", type=int, default=4096, help="tokens of a new tokenizer (default %(default)s)")
+    add("--dropout", type=float, default=0.15, help="share dropped (default %(default)s)")
+    add("--lr", type=float, default=3e-3, help="highest learning rate (default %(default)s)")
+    add("--steps", type=int, default=2400, help="of 4,096 tokens each (default %(default)s)")
+    add("--seed", type=int, default=1, help="everything random follows it (default %(default)s)")
+    add("--compile", action="store_true", help="compile the training step")
+    return parser.parse_args(words)
+
+
+if __name__ == "__main__":
+    try:
+        train(parse_arguments())
+    except KeyboardInterrupt:
+        sys.exit("Interrupted. The same command goes on from the last checkpoint.")

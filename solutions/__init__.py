@@ -1,0 +1,1 @@
+"""The reference solutions: one importable module a lab, in the order of the course."""

@@ -1,0 +1,107 @@
+"""A lab in a real browser, as a learner meets it."""
+
+import inspect
+import json
+import os
+import shutil
+
+import pytest
+from playwright.sync_api import expect
+
+import workbook
+from solutions.generate import generate
+from tests.browser import (
+    browser_page,
+    cell,
+    find_browser,
+    open_notebook,
+    paste_over,
+    run_all,
+    serve,
+    wait_until_idle,
+)
+
+LAB = "01_generate/generate.ipynb"
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def browser_is_there():
+    if find_browser() is None:
+        reason = "no Chromium or Chrome on the path; install one to run the tests in a browser"
+        if os.environ.get("CI"):
+            pytest.fail(f"CI is set, and there is {reason}")
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    return tmp_path_factory.mktemp("jupyter") / "work"
+
+
+@pytest.fixture(scope="module")
+def address(browser_is_there, work):
+    with serve(work, work.parent) as address:
+        yield address
+
+
+@pytest.fixture
+def page(address, work, request):
+    """The first lab as `make lab` copied it, just opened, none of its cells run."""
+    own_copy = f"01_generate/{request.node.name}.ipynb"
+    shutil.copy(work / LAB, work / own_copy)
+    with browser_page() as page:
+        open_notebook(page, address, own_copy)
+        yield page
+
+
+@pytest.fixture(scope="module")
+def cells():
+    cells = json.loads((workbook.LABS / LAB).read_text(encoding="utf-8"))["cells"]
+    return [{**cell, "source": "".join(cell["source"])} for cell in cells]
+
+
+def first(cells, text):
+    """The index of the first code cell that holds `text`."""
+    return next(
+        i for i, cell in enumerate(cells) if cell["cell_type"] == "code" and text in cell["source"]
+    )
+
+
+def outputs(page, index):
+    return cell(page, index).locator(".jp-OutputArea-output")
+
+
+def has_run(page, index):
+    return "[ ]" not in cell(page, index).locator(".jp-InputPrompt").inner_text()
+
+
+def test_run_all_stops_at_the_first_check(page, cells):
+    check = first(cells, 'check("')
+    run_all(page)
+    expect(outputs(page, check).first).to_contain_text("not attempted")
+    wait_until_idle(page)
+    code = [i for i, found in enumerate(cells) if found["cell_type"] == "code"]
+    assert [i for i in code if has_run(page, i)] == [i for i in code if i <= check]
+    assert "Traceback" not in "".join(outputs(page, check).all_inner_texts())
+
+
+def test_with_the_solution_pasted_in_the_check_passes(page, cells):
+    todo, check = first(cells, "raise NotImplementedError"), first(cells, 'check("')
+    paste_over(page, todo, inspect.getsource(generate))
+    run_all(page)
+    expect(outputs(page, check).first).to_contain_text("passed")
+
+
+def test_a_slider_moves_its_picture(page, cells):
+    slider = first(cells, "explore_next_token(")
+    run_all(page)
+    handle = cell(page, slider).locator(".noUi-handle")
+    picture = cell(page, slider).locator(".jp-OutputArea-output img").first
+    picture.wait_for()
+    wait_until_idle(page)
+    before = picture.get_attribute("src")
+    at_its_end = handle.get_attribute("aria-valuenow") == handle.get_attribute("aria-valuemax")
+    handle.press("ArrowLeft" if at_its_end else "ArrowRight")
+    expect(picture).not_to_have_attribute("src", before)

@@ -1,0 +1,513 @@
+"""check, hint, status and mine: in a script, in a notebook, and across sessions."""
+
+import contextlib
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import nbformat
+import pytest
+import torch
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+from nbformat.v4 import new_code_cell, new_notebook
+from nbgrader.utils import determine_grade
+
+from autograder import card, kept
+from autograder import check as check_module
+from autograder.check import CheckFailed, Result, check, hint, mine, status
+from autograder.exercises import exercises
+from autograder.progress import Progress
+from solutions.generate import Metrics, generate, metrics
+from solutions.kv_cache import KVCache, causal_mask
+
+ROOT = Path(__file__).resolve().parents[1]
+GENERATE, METRICS = exercises()["generate.generate"], exercises()["generate.metrics"]
+
+
+@pytest.fixture(autouse=True)
+def mine_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MINE_FOLDER", str(tmp_path / "mine"))
+    monkeypatch.delenv("NBGRADER_EXECUTION", raising=False)
+    check_module.hints_given.clear()
+    return tmp_path / "mine"
+
+
+def from_source(tmp_path: Path, name: str, source: str) -> Any:
+    """An object whose source stands in a file of its own, as a learner's script would hold it."""
+    path = tmp_path / f"{name}_{len(list(tmp_path.iterdir()))}.py"
+    path.write_text(textwrap.dedent(source), encoding="utf-8")
+    namespace: dict[str, Any] = {"__name__": path.stem}
+    exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), namespace)
+    return namespace[name]
+
+
+OWN_METRICS = """
+    from solutions.generate import Metrics
+
+    def metrics(start, token_times):
+        first, *_, last = [*token_times, token_times[-1]]
+        n = len(token_times)
+        tpot = (last - first) / (n - 1) if n > 1 else None
+        return Metrics(first - start, tpot, last - start, n / (last - start))
+"""
+
+
+def positions_all_0(
+    model: Any, input_ids: Any, max_new_tokens: int, eos_token_id: Any = None
+) -> Any:
+    ids = input_ids
+    for _ in range(min(max_new_tokens, model.config.n_positions - ids.shape[1])):
+        new = model(ids, torch.zeros_like(ids))[:, -1].argmax(-1, keepdim=True)
+        ids = torch.cat([ids, new], dim=1)
+        if eos_token_id is not None and new.item() == eos_token_id:
+            break
+    return ids
+
+
+# ---------------------------------------------------------------------------------------- check
+
+
+def test_a_pass_returns_its_points_and_shows_a_card(capsys: pytest.CaptureFixture) -> None:
+    result = check("generate.generate", generate)
+    assert result == Result("passed", "Right on every case.", GENERATE.points)
+    shown = capsys.readouterr()
+    assert shown.out.startswith("generate.generate: passed")
+    assert shown.err == ""
+
+
+def test_a_skeleton_is_not_attempted(capsys: pytest.CaptureFixture) -> None:
+    def metrics(start: float, token_times: list) -> Metrics:
+        raise NotImplementedError
+
+    with pytest.raises(CheckFailed) as failed:
+        check("generate.metrics", metrics)
+    assert (failed.value.result.status, failed.value.result.points) == ("not attempted", 0)
+    assert 'hint("generate.metrics")' in capsys.readouterr().out
+
+
+def test_a_wrong_answer_is_told_the_cause_and_shown_the_case(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(CheckFailed) as failed:
+        check("generate.generate", positions_all_0)
+    result = failed.value.result
+    known = next(m for m in GENERATE.misconceptions if m.name == "positions all 0")
+    assert (result.status, result.points) == ("wrong", 0)
+    assert known.sentence in result.message
+    shown = capsys.readouterr().out
+    assert f"Likely cause: {known.sentence}" in shown
+    assert "smallest failing case: three new tokens" in shown
+    assert re.search(r"got: +\[1, 5\] \[\[", shown)
+    assert re.search(r"expected: +\[1, 5\] \[\[", shown)
+
+
+def test_an_error_is_told_with_the_line_that_raised_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    attempt = from_source(
+        tmp_path, "metrics", "def metrics(start, token_times):\n    return 1 / (start - start)\n"
+    )
+    with pytest.raises(CheckFailed, match="ZeroDivisionError"):
+        check("generate.metrics", attempt)
+    assert "line 2: return 1 / (start - start)" in capsys.readouterr().out
+
+
+def test_nothing_reaches_stderr(capsys: pytest.CaptureFixture) -> None:
+    """Stock nbgrader gives 0 to a right cell that writes to it."""
+
+    def loud(start: float, token_times: list) -> Metrics:
+        print("a line of the attempt", file=sys.stderr)
+        return metrics(start, token_times)
+
+    check("generate.metrics", loud)
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    assert "a line of the attempt" in shown.out
+
+
+def test_an_unknown_name_is_answered_with_near_ones() -> None:
+    with pytest.raises(ValueError, match=r"Did you mean .*generate\.metrics"):
+        check("generate.metric", metrics)
+    with pytest.raises(ValueError, match=r"kv_cache\.KVCache\.attend"):
+        hint("KVCache.attend")
+    with pytest.raises(ValueError, match="There is no exercise None"):
+        check(None, metrics)  # type: ignore[arg-type]
+
+
+def test_what_is_no_attempt_is_refused() -> None:
+    with pytest.raises(ValueError, match="Hand over metrics itself"):
+        check("generate.metrics", metrics(0.0, [1.0]))
+
+
+def test_ctrl_c_passes_through() -> None:
+    def interrupted(start: float, token_times: list) -> Metrics:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        check("generate.metrics", interrupted)
+
+
+SCRIPT = """
+import warnings
+from autograder.check import check
+from solutions.generate import Metrics
+
+def metrics(start, token_times):
+    warnings.warn("a warning of the attempt")
+    return Metrics(0.0, None, 1.0, 1.0)
+
+check("generate.metrics", metrics)
+print("not reached")
+"""
+
+
+def run_script(source: str) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", source]
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_a_script_stops_at_a_failed_check_without_a_traceback() -> None:
+    ran = run_script(SCRIPT)
+    assert ran.returncode == 1
+    assert ran.stderr == ""
+    assert "generate.metrics: wrong" in ran.stdout
+    assert "Traceback" not in ran.stdout
+    assert "a warning of the attempt" in ran.stdout
+    assert "not reached" not in ran.stdout
+
+
+def test_other_errors_of_a_script_keep_their_traceback() -> None:
+    ran = run_script("import autograder.check\n1 / 0")
+    assert ran.returncode == 1
+    assert "ZeroDivisionError" in ran.stderr
+
+
+# ---------------------------------------------------------------------------- check in a notebook
+
+IMPORTS = "from autograder.check import check, hint, mine, status\nimport torch"
+
+OWN_GENERATE = """
+@torch.no_grad()
+def generate(model, input_ids, max_new_tokens, eos_token_id=None):
+    ids = input_ids
+    while ids.shape[1] < min(input_ids.shape[1] + max_new_tokens, model.config.n_positions):
+        ids = append(ids, model(ids, positions_of(ids)))
+        if eos_token_id is not None and ids[0, -1] == eos_token_id:
+            break
+    return ids
+"""
+
+HELPERS = """
+FIRST = 0
+
+def positions_of(ids):
+    return torch.arange(FIRST, ids.shape[1]).expand_as(ids)
+
+def append(ids, logits):
+    return torch.cat([ids, logits[:, -1:].argmax(-1)], dim=1)
+"""
+
+
+def executed(*cells: str) -> nbformat.NotebookNode:
+    """Run cells as `Run All` does: an error stops it. Returns the notebook with its outputs."""
+    notebook = new_notebook(cells=[new_code_cell(cell) for cell in cells])
+    client = NotebookClient(notebook, kernel_name="python3", timeout=300)
+    client.resources = {"metadata": {"path": str(ROOT)}}
+    with contextlib.suppress(CellExecutionError):
+        client.execute()
+    return notebook
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> nbformat.NotebookNode:
+    """One notebook with a pass, everything a learner asks for, and a failure that ends it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINE_FOLDER", str(tmp_path_factory.mktemp("notebook")))
+        patch.delenv("NBGRADER_EXECUTION", raising=False)
+        return executed(
+            IMPORTS,
+            HELPERS,
+            OWN_GENERATE,
+            'check("generate.generate", generate)',
+            'status()\nhint("generate.metrics")',
+            'own = mine("generate")\nassert own.append is not append',
+            "def metrics(start, token_times):\n    return (1, 2, 3, 4)",
+            'check("generate.metrics", metrics)',
+            'print("not reached")',
+        )
+
+
+def test_the_notebook_runs_up_to_the_failed_check(notebook: nbformat.NotebookNode) -> None:
+    kinds = [[output.output_type for output in cell.outputs] for cell in notebook.cells]
+    assert kinds[3] == ["display_data"]
+    assert kinds[7] == ["display_data", "error"]
+    assert kinds[8] == []
+    assert not [kind for cell in kinds[:7] for kind in cell if kind == "error"]
+    streams = [o for c in notebook.cells for o in c.outputs if o.output_type == "stream"]
+    assert all(output.name == "stdout" for output in streams)
+
+
+def test_a_card_is_html_with_plain_text_beside_it(notebook: nbformat.NotebookNode) -> None:
+    passed, failed = notebook.cells[3].outputs[0].data, notebook.cells[7].outputs[0].data
+    assert "<b>generate.generate</b>" in passed["text/html"]
+    assert passed["text/plain"].startswith("generate.generate: passed")
+    assert "smallest failing case" in failed["text/html"]
+    assert "<code>Metrics(" not in failed["text/plain"]
+    assert "The result has no `ttft`" in failed["text/plain"]
+
+
+def test_the_error_has_one_line_and_no_traceback(notebook: nbformat.NotebookNode) -> None:
+    error = notebook.cells[7].outputs[1]
+    assert error.ename == "CheckFailed"
+    assert len(error.traceback) == 1
+    assert error.traceback[0] == error.evalue
+    assert error.evalue.startswith("generate.metrics is wrong. The result has no `ttft`")
+    assert "Traceback" not in json.dumps(notebook.cells[7].outputs)
+    assert ".py" not in json.dumps(notebook.cells[7].outputs)
+
+
+def test_stock_nbgrader_agrees_with_the_check(notebook: nbformat.NotebookNode) -> None:
+    for index, expected in [(3, 5.0), (7, 0.0)]:
+        cell = notebook.cells[index]
+        cell.metadata["nbgrader"] = {
+            "grade": True, "solution": False, "locked": True, "points": 5,
+            "grade_id": "g", "schema_version": 3, "cell_type": "code",
+        }  # fmt: skip
+        assert determine_grade(cell) == (expected, 5)
+
+
+def test_a_notebook_keeps_what_passed_with_its_helpers(notebook: nbformat.NotebookNode) -> None:
+    said = notebook.cells[5].outputs[0].text
+    assert said == 'mine("generate"): yours: generate; from the reference: metrics.\n'
+    assert "1 of " in notebook.cells[4].outputs[0].data["text/plain"]
+    assert "Hint 1 of 3" in notebook.cells[4].outputs[1].data["text/markdown"]
+
+
+def test_html_takes_nothing_for_markup() -> None:
+    shown = card.Card("x", "wrong", ["a < b & `c < d`"], [("<i>", "<b>")])._repr_html_()
+    assert "a &lt; b &amp; <code>c &lt; d</code>" in shown
+    assert "<i>" not in shown
+    assert "<code>&lt;b&gt;</code>" in shown
+
+
+def test_long_values_are_shortened() -> None:
+    assert card.brief(torch.arange(3)) == "[3] [0, 1, 2]"
+    assert len(card.brief(torch.rand(100, 100))) < 200
+    assert len(card.brief([{"a": torch.rand(99)}] * 50)) < 2500
+    assert card.brief({"n": 1, "t": None, "x": 0.123456789}) == "n = 1, t = None, x = 0.123457"
+
+
+# ---------------------------------------------------------------------------------------- hints
+
+
+def test_hints_go_further_at_every_call(capsys: pytest.CaptureFixture) -> None:
+    for level in (1, 2, 3, 3):
+        hint("generate.metrics")
+        shown = capsys.readouterr().out
+        assert f"Hint {level} of 3" in shown
+        assert METRICS.hints[level - 1] in shown
+    hint("generate.generate")
+    assert "Hint 1 of 3 for generate.generate" in capsys.readouterr().out
+
+
+def test_a_hint_can_be_asked_for_by_level(capsys: pytest.CaptureFixture) -> None:
+    hint("generate.metrics", level=2)
+    assert METRICS.hints[1] in capsys.readouterr().out
+    for level in (0, 4):
+        with pytest.raises(ValueError, match="levels are 1 to 3"):
+            hint("generate.metrics", level=level)
+
+
+# --------------------------------------------------------------------------------------- status
+
+
+def test_status_lists_every_exercise_and_the_minutes_left(capsys: pytest.CaptureFixture) -> None:
+    status()
+    before = capsys.readouterr().out
+    minutes = sum(exercise.minutes for exercise in exercises().values())
+    assert f"0 of {len(exercises())} exercises passed, about {minutes} minutes left" in before
+    assert "Go on with generate.generate in 01_generate/generate.ipynb" in before
+    assert all(name in before for name in exercises())
+
+    check("generate.generate", generate)
+    capsys.readouterr()
+    status()
+    after = capsys.readouterr().out
+    assert "passed  generate.generate" in after
+    assert f"about {minutes - GENERATE.minutes} minutes left" in after
+    assert "Go on with generate.metrics" in after
+
+
+def test_who_starts_at_lab_2_goes_on_there(capsys: pytest.CaptureFixture) -> None:
+    check("kv_cache.causal_mask", causal_mask)
+    status()
+    assert "Go on with kv_cache.ThreadedAttention.forward in 02_kv_cache" in capsys.readouterr().out
+
+
+def test_status_knows_the_end() -> None:
+    done = Progress([(exercise, True) for exercise in exercises().values()], None)
+    assert done.summary == f"All {len(exercises())} exercises passed."
+    assert done._repr_html_().count("<tr") == len(exercises())
+
+
+# ----------------------------------------------------------------------------------------- mine
+
+
+def test_with_nothing_kept_mine_is_the_reference(capsys: pytest.CaptureFixture) -> None:
+    module = mine("generate")
+    assert isinstance(module, ModuleType)
+    assert module.metrics(0.0, [1.0, 3.0]).tpot == 2.0
+    assert capsys.readouterr().out == (
+        'mine("generate"): yours: nothing yet; from the reference: generate, metrics.\n'
+    )
+
+
+def test_mine_is_what_passed(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    check("generate.metrics", from_source(tmp_path, "metrics", OWN_METRICS))
+    capsys.readouterr()
+    module = mine("generate")
+    assert "yours: metrics; from the reference: generate." in capsys.readouterr().out
+    assert Path(module.metrics.__code__.co_filename) == kept.kept_file(METRICS)
+    assert module.metrics(0.0, [1.0, 3.0]).tpot == 2.0
+
+
+def test_a_later_failure_takes_nothing_away(tmp_path: Path, mine_folder: Path) -> None:
+    check("generate.metrics", from_source(tmp_path, "metrics", OWN_METRICS))
+    before = {path: path.read_text() for path in mine_folder.rglob("*.py")}
+    with pytest.raises(CheckFailed):
+        check("generate.metrics", from_source(tmp_path, "metrics", "def metrics(s, t): return 1"))
+    assert before
+    assert {path: path.read_text() for path in mine_folder.rglob("*.py")} == before
+
+
+def test_an_attempt_of_another_name_is_kept_under_the_right_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    renamed = OWN_METRICS.replace("def metrics", "def figures")
+    check("generate.metrics", from_source(tmp_path, "figures", renamed))
+    mine("generate")
+    assert "yours: metrics" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "def metrics(:",
+        "1 / 0",
+        "import sys; sys.exit()",
+        "x = 1",
+        "del metrics",
+        "def metrics(s, t): 0",
+        "",
+    ],
+)
+def test_broken_kept_code_gives_way_to_the_reference(
+    broken: str, capsys: pytest.CaptureFixture
+) -> None:
+    path = kept.kept_file(METRICS)
+    path.parent.mkdir(parents=True)
+    path.write_text(broken)
+    module = mine("generate")
+    said = capsys.readouterr().out
+    assert "yours: nothing yet" in said
+    assert "does not pass here" in said
+    assert module.metrics(0.0, [1.0, 3.0]).tpot == 2.0
+    assert path.read_text() == broken
+
+
+def test_code_without_source_passes_all_the_same(capsys: pytest.CaptureFixture) -> None:
+    namespace: dict[str, Any] = {}
+    exec(textwrap.dedent(OWN_METRICS), namespace)
+    assert check("generate.metrics", namespace["metrics"]).status == "passed"
+    status()
+    assert "passed  generate.metrics" in capsys.readouterr().out
+    mine("generate")
+    assert "does not pass here" in capsys.readouterr().out
+
+
+def test_a_place_where_nothing_can_be_kept_takes_nothing_from_a_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MINE_FOLDER", str(tmp_path / "file" / "below"))
+    assert check("generate.metrics", metrics).status == "passed"
+    assert "could not be kept" in capsys.readouterr().out
+
+
+def test_nbgrader_keeps_nothing_and_grades_by_the_reference(
+    tmp_path: Path,
+    mine_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    check("generate.metrics", from_source(tmp_path, "metrics", OWN_METRICS))
+    before = sorted(mine_folder.rglob("*"))
+    monkeypatch.setenv("NBGRADER_EXECUTION", "autograde")
+    check("generate.generate", generate)
+    mine("generate")
+    assert "yours: nothing yet" in capsys.readouterr().out
+    assert sorted(mine_folder.rglob("*")) == before
+
+
+def test_an_unknown_lab_is_refused() -> None:
+    with pytest.raises(ValueError, match='the labs are "generate", "kv_cache"'):
+        mine("kvcache")
+
+
+def kv_cache_source(truncate: str) -> str:
+    """A learner's KVCache: the reference's, with another body of truncate."""
+    source = Path(sys.modules[KVCache.__module__].__file__ or "").read_text(encoding="utf-8")
+    head, _, rest = source.partition("    def truncate(self, n: int) -> None:")
+    _, _, tail = rest.partition("### END SOLUTION\n")
+    return f"{head}    def truncate(self, n: int) -> None:\n        {truncate}\n{tail}"
+
+
+TRUNCATE = """if not 0 <= n <= self.length:
+            raise ValueError("no")
+        self.length = n"""
+
+
+def test_a_class_with_two_exercises_is_yours_when_both_have_passed(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    half = from_source(tmp_path, "KVCache", kv_cache_source("raise NotImplementedError"))
+    check("kv_cache.KVCache.attend", half)
+    with pytest.raises(CheckFailed):
+        check("kv_cache.KVCache.truncate", half)
+    capsys.readouterr()
+    mine("kv_cache")
+    assert "KVCache (partly open)" in capsys.readouterr().out
+
+    whole = from_source(tmp_path, "KVCache", kv_cache_source(TRUNCATE))
+    check("kv_cache.KVCache.truncate", whole)  # attend was kept from the older definition
+    capsys.readouterr()
+    module = mine("kv_cache")
+    assert "yours: KVCache;" in capsys.readouterr().out
+    kept_in = Path(module.KVCache.attend.__code__.co_filename)
+    assert kept_in == kept.kept_file(exercises()["kv_cache.KVCache.truncate"])
+    assert inspect.unwrap(module.generate).__globals__["KVCache"] is module.KVCache
+
+
+def test_the_newest_class_that_passes_both_is_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    whole = from_source(tmp_path, "KVCache", kv_cache_source(TRUNCATE))
+    check("kv_cache.KVCache.attend", whole)
+    check("kv_cache.KVCache.truncate", whole)
+    spoiled = from_source(tmp_path, "KVCache", kv_cache_source("self.length = 0"))
+    check("kv_cache.KVCache.attend", spoiled)
+    with pytest.raises(CheckFailed):
+        check("kv_cache.KVCache.truncate", spoiled)
+    capsys.readouterr()
+    module = mine("kv_cache")
+    assert "yours: KVCache;" in capsys.readouterr().out
+    assert exercises()["kv_cache.KVCache.truncate"].judge(module.KVCache).status == "passed"

@@ -1,0 +1,214 @@
+"""The course in nbgrader itself: three submissions of lab 1, from release to feedback."""
+
+import csv
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from nbgrader.api import Gradebook
+
+from autograder.build import LessonError, build
+from autograder.exercises import exercises
+
+ROOT = Path(__file__).resolve().parent.parent
+LAB, NOTEBOOK = "01_generate", "generate.ipynb"
+STUDENTS = ("correct", "untouched", "wrong")
+BY_CHECKS = {name: e.points for name, e in exercises().items() if e.lab == "generate"}
+TOKEN = "formgrader"
+BY_HAND = {"last_row": 2, "two_complaints": 2}
+
+pytestmark = pytest.mark.slow
+
+
+class Course:
+    """The course in a temporary folder, as it is after `make labs`, and nbgrader started in it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.folder = root / "autograder"
+        self.folder.mkdir()
+        shutil.copy(ROOT / "autograder" / "nbgrader_config.py", self.folder)
+        build(ROOT / "solutions" / "lessons", root, exercises())
+        self.solved = self.folder / "source" / LAB / NOTEBOOK
+        self.lab = root / "labs" / LAB / NOTEBOOK
+        self.kept = root / "mine"
+
+    def start(self, *command: str, **options) -> subprocess.Popen:
+        """A Jupyter command, with nothing of the environment on PATH: it need not be activated."""
+        return subprocess.Popen(
+            [sys.executable, "-m", *command],
+            cwd=self.folder,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "PATH": os.defpath,
+                "MINE_FOLDER": str(self.kept),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            **options,
+        )
+
+    def nbgrader(self, *command: str) -> str:
+        process = self.start("nbgrader", *command)
+        said, _ = process.communicate(timeout=600)
+        assert process.returncode == 0, said
+        return said
+
+    def submit(self, student: str, notebook: str) -> None:
+        folder = self.folder / "submitted" / student / LAB
+        folder.mkdir(parents=True)
+        (folder / NOTEBOOK).write_text(notebook, encoding="utf-8")
+
+    def gradebook(self) -> Gradebook:
+        return Gradebook(f"sqlite:///{self.folder / 'gradebook.db'}")
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory) -> Course:
+    return Course(tmp_path_factory.mktemp("course"))
+
+
+@pytest.fixture(scope="module")
+def graded(released) -> Course:
+    """Three submissions, graded, with feedback and an export."""
+    solved = released.solved.read_text(encoding="utf-8")
+    right, wrong = "(last - first) / (n - 1) if n > 1", "(last - start) / n if n > 1"
+    assert right in solved
+    released.submit("correct", solved)
+    released.submit("wrong", solved.replace(right, wrong))
+    released.submit("untouched", released.lab.read_text(encoding="utf-8"))
+    released.nbgrader("autograde", LAB)
+    released.nbgrader("generate_feedback", LAB)
+    released.nbgrader("export", "--to", "grades.csv")
+    return released
+
+
+def test_nbgrader_releases_the_very_lab_that_the_build_wrote(released):
+    built = released.lab.read_bytes()
+    released.nbgrader("generate_assignment", LAB, "--force")
+    assert released.lab.read_bytes() == built
+
+
+def test_each_submission_has_the_score_it_earned(graded):
+    expected = {
+        "correct": BY_CHECKS,
+        "wrong": {**BY_CHECKS, "generate.metrics": 0},
+        "untouched": dict.fromkeys(BY_CHECKS, 0),
+    }
+    with graded.gradebook() as gradebook:
+        for student in STUDENTS:
+            notebook = gradebook.find_submission_notebook("generate", LAB, student)
+            scores = {grade.name: grade.score for grade in notebook.grades}
+            assert scores == {
+                **{f"check-{name.replace('.', '-')}": p for name, p in expected[student].items()},
+                **dict.fromkeys(BY_HAND, 0),
+            }
+
+
+def test_answers_in_prose_wait_for_a_person_unless_nobody_wrote_any(graded):
+    with graded.gradebook() as gradebook:
+        waiting = {s: gradebook.find_submission(LAB, s).needs_manual_grade for s in STUDENTS}
+    assert waiting == {"correct": True, "wrong": True, "untouched": False}
+
+
+def test_the_export_has_a_row_for_each_student(graded):
+    with (graded.folder / "grades.csv").open() as file:
+        rows = {row["student_id"]: row for row in csv.DictReader(file) if row["assignment"] == LAB}
+    points = sum(BY_CHECKS.values())
+    assert {student: float(row["score"]) for student, row in rows.items()} == {
+        "correct": points,
+        "wrong": points - BY_CHECKS["generate.metrics"],
+        "untouched": 0,
+    }
+    assert {float(row["max_score"]) for row in rows.values()} == {points + sum(BY_HAND.values())}
+
+
+def test_feedback_says_what_was_wrong(graded):
+    pages = {
+        student: (graded.folder / "feedback" / student / LAB / "generate.html").read_text("utf-8")
+        for student in STUDENTS
+    }
+    for student, verdict in {"wrong": "wrong", "untouched": "not attempted"}.items():
+        assert f"generate.metrics is {verdict}" in pages[student]
+    assert "generate.metrics is" not in pages["correct"]
+
+
+def test_grading_keeps_no_submission_as_the_learners_own_code(graded):
+    assert not graded.kept.exists()
+
+
+def test_validate_tells_a_student_what_a_grade_would_say(released):
+    assert "Success" in released.nbgrader("validate", str(released.solved))
+    said = released.nbgrader("validate", str(released.lab))
+    failed = len(BY_CHECKS) + len(BY_HAND)
+    assert f"VALIDATION FAILED ON {failed} CELL(S)" in said
+    for name in BY_CHECKS:
+        assert f"{name} is not attempted" in said
+
+
+def test_the_build_does_not_change_graded_cells_under_submissions(graded, tmp_path):
+    lessons = tmp_path / "solutions" / "lessons"
+    shutil.copytree(ROOT / "solutions", lessons.parent)
+    shutil.copy(ROOT / "gpt.py", tmp_path)
+    with (lessons / f"{LAB}.md").open("a") as lesson:
+        lesson.write('\n<!-- #region answer="one_more" points=1 -->\nYes.\n<!-- #endregion -->\n')
+    before = graded.lab.read_bytes()
+    with pytest.raises(LessonError, match=r"gradebook\.db holds submissions for 01_generate"):
+        build(lessons, graded.root, exercises())
+    assert graded.lab.read_bytes() == before
+
+
+@pytest.fixture(scope="module")
+def formgrader(graded) -> Iterator[str]:
+    """The address of a Jupyter server that was started as README.md says, without the browser."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = ["--ServerApp.root_dir=..", "--no-browser", "--allow-root", "--ip=127.0.0.1"]
+    options += [f"--port={port}", "--port-retries=0", f"--IdentityProvider.token={TOKEN}"]
+    server = graded.start("jupyter", "server", *options)
+    try:
+        address = f"http://127.0.0.1:{port}"
+        wait_for(f"{address}/api", server)
+        yield address
+    finally:
+        server.terminate()
+        server.communicate(timeout=60)
+
+
+def get(url: str) -> str:
+    request = urllib.request.Request(url, headers={"Authorization": f"token {TOKEN}"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return answer.read().decode()
+
+
+def wait_for(url: str, server: subprocess.Popen) -> None:
+    for _ in range(240):
+        assert server.poll() is None, server.communicate()[0]
+        try:
+            get(url)
+            return
+        except urllib.error.URLError:
+            time.sleep(0.5)
+    raise TimeoutError(f"{url} did not answer")
+
+
+def test_the_formgrader_shows_the_course(formgrader, graded):
+    assert "<title>nbgrader formgrade</title>" in get(f"{formgrader}/formgrader")
+    assignments = get(f"{formgrader}/formgrader/api/assignments")
+    assert '"01_generate"' in assignments
+    assert '"num_submissions": 3' in assignments
+    with graded.gradebook() as gradebook:
+        id = gradebook.find_submission_notebook("generate", LAB, "wrong").id
+    page = get(f"{formgrader}/formgrader/submissions/{id}/")
+    assert "generate.metrics is wrong" in page

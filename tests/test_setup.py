@@ -1,0 +1,307 @@
+"""Setting up: quick the second time, nothing half-made when it fails, a learner's files kept."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import workbook
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Every file below `folder`, by name."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+# ---------------------------------------------------------------------------------------- copying
+
+
+@pytest.fixture
+def labs(tmp_path):
+    """Two released labs, one with a picture."""
+    folder = tmp_path / "labs"
+    for name in ("01_one/one.ipynb", "02_two/two.ipynb", "02_two/pictures/mask.png"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"released " + name.encode())
+    return folder
+
+
+@pytest.fixture
+def work(tmp_path):
+    return tmp_path / "work"
+
+
+def test_all_labs_are_copied_the_first_time(labs, work):
+    copied, changed = workbook.copy_labs(labs, work)
+    assert copied == ["01_one/one.ipynb", "02_two/pictures/mask.png", "02_two/two.ipynb"]
+    assert changed == []
+    assert tree(work).items() >= tree(labs).items()
+
+
+def test_a_second_copy_changes_nothing(labs, work):
+    workbook.copy_labs(labs, work)
+    before = tree(work)
+    assert workbook.copy_labs(labs, work) == ([], [])
+    assert tree(work) == before
+
+
+def test_what_a_learner_wrote_is_never_overwritten(labs, work):
+    workbook.copy_labs(labs, work)
+    (work / "01_one/one.ipynb").write_text("my answer")
+    (work / "01_one/notes.md").write_text("my notes")
+    (work / "02_two/two.ipynb").unlink()
+    before = tree(work)
+    assert workbook.copy_labs(labs, work) == (["02_two/two.ipynb"], [])
+    after = tree(work)
+    assert after.pop("02_two/two.ipynb") == (labs / "02_two/two.ipynb").read_bytes()
+    assert {name: text for name, text in after.items() if name != workbook.RECORD} == {
+        name: text for name, text in before.items() if name != workbook.RECORD
+    }
+
+
+def test_a_new_release_is_reported_and_touches_nothing(labs, work):
+    workbook.copy_labs(labs, work)
+    (work / "01_one/one.ipynb").write_text("my answer")
+    (labs / "01_one/one.ipynb").write_text("a better lab")
+    (labs / "03_three").mkdir()
+    (labs / "03_three/three.ipynb").write_text("a new lab")
+    for copied in (["03_three/three.ipynb"], []):
+        assert workbook.copy_labs(labs, work) == (copied, ["01_one/one.ipynb"])
+        assert (work / "01_one/one.ipynb").read_text() == "my answer"
+
+
+def test_a_fresh_copy_of_a_changed_lab_is_no_longer_reported(labs, work):
+    workbook.copy_labs(labs, work)
+    (labs / "01_one/one.ipynb").write_text("a better lab")
+    (work / "01_one/one.ipynb").rename(work / "01_one/mine.ipynb")
+    assert workbook.copy_labs(labs, work) == (["01_one/one.ipynb"], [])
+    assert workbook.copy_labs(labs, work) == ([], [])
+
+
+def test_a_copy_without_a_record_counts_as_current(labs, work):
+    shutil.copytree(labs, work)
+    (work / "01_one/one.ipynb").write_text("my answer")
+    assert workbook.copy_labs(labs, work) == ([], [])
+    (labs / "01_one/one.ipynb").write_text("a better lab")
+    assert workbook.copy_labs(labs, work) == ([], ["01_one/one.ipynb"])
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows lets few users make links")
+def test_links_are_neither_followed_nor_replaced(labs, work, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    (work / "01_one").mkdir(parents=True)
+    (work / "01_one/one.ipynb").symlink_to(elsewhere)
+    copied, _ = workbook.copy_labs(labs, work)
+    assert "01_one/one.ipynb" not in copied
+    assert (work / "01_one/one.ipynb").is_symlink()
+    assert not elsewhere.exists()
+
+
+def test_a_file_where_a_labs_folder_should_be_is_left_alone(labs, work):
+    work.mkdir()
+    (work / "02_two").write_text("mine")
+    assert workbook.copy_labs(labs, work) == (["01_one/one.ipynb"], [])
+    assert (work / "02_two").read_text() == "mine"
+
+
+def test_editors_leftovers_are_not_copied(labs, work):
+    leftover = labs / "01_one/.ipynb_checkpoints/one-checkpoint.ipynb"
+    leftover.parent.mkdir()
+    leftover.write_text("old")
+    workbook.copy_labs(labs, work)
+    assert not (work / "01_one/.ipynb_checkpoints").exists()
+
+
+def test_no_labs_is_refused_with_what_to_do(tmp_path, work):
+    with pytest.raises(workbook.Refused, match="make labs"):
+        workbook.copy_labs(tmp_path / "nothing", work)
+    assert not work.exists()
+
+
+def test_opening_the_workbook_tells_what_changed(labs, work, monkeypatch, capsys):
+    monkeypatch.setattr(workbook, "LABS", labs)
+    monkeypatch.setattr(workbook, "WORK", work)
+    commands = []
+    monkeypatch.setattr(workbook, "run", lambda python, *rest: commands.append(rest))
+    workbook.lab(Path("python"), ["--no-browser", "--port=8899"])
+    assert "New in work/: 01_one/one.ipynb" in capsys.readouterr().out
+    (labs / "01_one/one.ipynb").write_text("a better lab")
+    workbook.lab(Path("python"), [])
+    told = capsys.readouterr().out
+    assert "01_one/one.ipynb has changed since you copied it" in told
+    assert "nbdime diff --sources work/01_one/one.ipynb labs/01_one/one.ipynb" in told
+    assert "02_two" not in told
+    assert commands[0][-2:] == ("--no-browser", "--port=8899")
+    assert f"--ServerApp.root_dir={work}" in commands[0]
+
+
+# ------------------------------------------------------------------------------------- environment
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """An empty project whose installation only writes a file; returns its folder."""
+    (tmp_path / "pyproject.toml").write_text("[project]")
+    (tmp_path / "constraints.txt").write_text("torch==1")
+    monkeypatch.setattr(workbook, "ROOT", tmp_path)
+    monkeypatch.setattr(workbook, "VENV", tmp_path / ".venv")
+    monkeypatch.setattr(workbook, "OLD_VENV", tmp_path / ".venv.old")
+    monkeypatch.setattr(workbook, "install", install_of("first"))
+    return tmp_path
+
+
+def install_of(text, error=None):
+    def install():
+        workbook.VENV.mkdir()
+        (workbook.VENV / "installed").write_text(text)
+        if error is not None:
+            raise error
+
+    return install
+
+
+def installed(project: Path) -> str | None:
+    path = project / ".venv/installed"
+    return path.read_text() if path.exists() else None
+
+
+def test_the_second_set_up_has_nothing_to_do(project, monkeypatch, capsys):
+    workbook.set_up()
+    monkeypatch.setattr(workbook, "install", install_of("second"))
+    capsys.readouterr()
+    workbook.set_up()
+    assert installed(project) == "first"
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
+def test_a_new_release_of_the_environment_is_set_up(project, monkeypatch, name):
+    workbook.set_up()
+    monkeypatch.setattr(workbook, "install", install_of("second"))
+    (project / name).write_text("something else")
+    workbook.set_up()
+    assert installed(project) == "second"
+    assert not (project / ".venv.old").exists()
+
+
+@pytest.mark.parametrize("error", [workbook.Refused("no network"), KeyboardInterrupt()])
+def test_a_failed_set_up_leaves_nothing(project, monkeypatch, error):
+    monkeypatch.setattr(workbook, "install", install_of("half", error))
+    with pytest.raises(type(error)):
+        workbook.set_up()
+    assert sorted(path.name for path in project.iterdir()) == ["constraints.txt", "pyproject.toml"]
+
+
+def test_a_failed_update_puts_back_what_was_there(project, monkeypatch):
+    workbook.set_up()
+    before = tree(project / ".venv")
+    (project / "constraints.txt").write_text("torch==2")
+    monkeypatch.setattr(workbook, "install", install_of("half", workbook.Refused("no network")))
+    with pytest.raises(workbook.Refused):
+        workbook.set_up()
+    assert tree(project / ".venv") == before
+    assert not (project / ".venv.old").exists()
+    monkeypatch.setattr(workbook, "install", install_of("second"))
+    workbook.set_up()
+    assert installed(project) == "second"
+
+
+def test_a_killed_set_up_is_made_anew(project):
+    install_of("half")()
+    workbook.set_up()
+    assert installed(project) == "first"
+
+
+def test_a_killed_update_is_undone(project, monkeypatch):
+    workbook.set_up()
+    (project / ".venv").rename(project / ".venv.old")
+    install_of("half")()
+    monkeypatch.setattr(workbook, "install", install_of("not needed"))
+    workbook.set_up()
+    assert installed(project) == "first"
+    assert not (project / ".venv.old").exists()
+
+
+def test_pip_works_from_outside_where_python_has_no_ensurepip(tmp_path, monkeypatch):
+    commands = []
+    monkeypatch.setattr(workbook, "VENV", tmp_path / ".venv")
+    monkeypatch.setattr(workbook.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: commands.append(command))
+    monkeypatch.setattr(workbook.venv, "create", lambda *_, with_pip: commands.append(with_pip))
+    workbook.install()
+    assert commands[0] is False
+    assert commands[1][:5] == [sys.executable, "-m", "pip", "--python", str(workbook.VENV_PYTHON)]
+
+
+def test_a_set_up_without_network_says_what_failed_and_leaves_nothing(tmp_path):
+    for name in ("workbook.py", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    before = tree(tmp_path)
+    # pip finds no package at all, as where there is no network; -S hides an installed workbook.
+    environment = {**os.environ, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
+    command = [sys.executable, "-S", "workbook.py", "timed"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "Set-up failed" in done.stderr
+    assert "run the same command again" in done.stderr
+    assert "No matching distribution" in done.stderr
+    assert "Traceback (most recent call last)" not in done.stderr.split("Set-up failed")[1]
+    assert tree(tmp_path) == before
+
+
+def test_an_old_python_is_refused_with_what_to_do():
+    workbook.require_python((3, 11))
+    with pytest.raises(workbook.Refused, match=r"needs Python 3\.11 .* is 3\.9\..*PYTHON="):
+        workbook.require_python((3, 9))
+
+
+def test_an_unknown_command_prints_the_commands(capsys):
+    assert workbook.main(["lba"]) == 2
+    assert "workbook.py lab" in capsys.readouterr().out
+    assert workbook.main(["--help"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (["lab", "JUPYTER_ARGS=--port=8899 --no-browser"], "lab --port=8899 --no-browser"),
+        (["timed", "ARGS=--tokens 64"], "timed --tokens 64"),
+        (["labs"], "labs"),
+        (["test"], "test"),
+        (["soak"], "soak"),
+    ],
+)
+def test_make_hands_everything_to_workbook(command, expected):
+    if shutil.which("make") is None:
+        pytest.skip("there is no make on this machine")
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    shown = subprocess.run(
+        ["make", "--dry-run", "PYTHON=python3.99", *command],
+        cwd=ROOT,
+        env=outside,  # `make test` runs this test, and a make within a make says so
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert shown.stdout.split() == ["python3.99", "workbook.py", *expected.split()]
+
+
+def test_a_command_runs_in_the_projects_folder_with_its_programs_first(tmp_path):
+    script = (
+        "import json, os, sys; first = os.environ['PATH'].split(os.pathsep)[0]; "
+        "json.dump([os.getcwd(), first], open(sys.argv[1], 'w')); "
+        "sys.exit(3)"
+    )
+    found = tmp_path / "found.json"
+    assert workbook.run(Path(sys.executable), "-c", script, str(found)) == 3
+    assert json.loads(found.read_text()) == [str(ROOT), str(Path(sys.executable).parent)]

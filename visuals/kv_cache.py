@@ -1,0 +1,365 @@
+"""Pictures for lab 2: attention for one word, the mask, the growing cache, time per token.
+
+Each reads the tensors or the cache that the learner made, and returns a figure or a widget.
+"""
+
+import ast
+import difflib
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from statistics import median
+from typing import Protocol
+
+import ipywidgets as widgets
+import matplotlib.pyplot as plt
+import torch
+from jaxtyping import Bool, Float
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from torch import Tensor
+
+from visuals.style import BLUE, GREY, INK, LOOK, ORANGE, PALE, SKY, Picture, new_figure, visible
+
+LayerCache = tuple[
+    Float[Tensor, "batch heads length head_dim"], Float[Tensor, "batch heads length head_dim"]
+]
+
+
+# -------------------------------------------------------------------------- score times value
+
+
+def attention_weights(
+    queries: Float[Tensor, "seq head_dim"], keys: Float[Tensor, "seq head_dim"], position: int
+) -> Float[Tensor, " visible"]:
+    """How much the query at `position` takes from each position up to its own; they sum to 1."""
+    scores = keys[: position + 1] @ queries[position] / queries.shape[1] ** 0.5
+    return scores.softmax(dim=0)
+
+
+@plt.rc_context(LOOK)
+def score_times_value(
+    queries: Float[Tensor, "seq head_dim"],
+    keys: Float[Tensor, "seq head_dim"],
+    values: Float[Tensor, "seq head_dim"],
+    tokens: Sequence[str],
+    position: int,
+) -> Picture:
+    """One head at work for one token: its weights, the values, and weight x value with the sum."""
+    weights = attention_weights(queries, keys, position)
+    rows = len(weights)
+    weighted = weights[:, None] * values[:rows]
+    figure, (bars, plain, product) = new_figure(height=1.4 + 0.24 * rows, columns=3)
+
+    middles = [row + 0.5 for row in range(rows)]
+    bars.barh(middles, weights.tolist(), color=BLUE)
+    for middle, weight in zip(middles, weights.tolist(), strict=True):
+        bars.annotate(
+            f"{weight:.2f}",
+            (weight, middle),
+            (3, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+        )
+    bars.set_yticks(middles, [visible(token) for token in tokens[:rows]])
+    bars.get_yticklabels()[position].set_fontweight("bold")
+    bars.set(xlim=(0, 1.25), xticks=[], title="weights")
+
+    width = values.shape[1]
+    total = weighted.sum(dim=0, keepdim=True)
+    draw_numbers(plain, values[:rows], scale=values[:rows].abs().max().item())
+    scale = torch.cat([weighted, total]).abs().max().item()
+    draw_numbers(product, weighted, scale)
+    draw_numbers(product, total, scale, top=rows + 0.7)
+    plain.text(width - 1, rows + 1.2, "their sum", ha="right", va="center", fontsize=9)
+    for axes, title in ((plain, "values"), (product, "weight × value")):
+        axes.set(xlim=(0, width), yticks=[], xticks=[], title=title, xlabel=f"{width} numbers")
+    for axes in (bars, plain, product):
+        axes.set_ylim(rows + 2, -0.1)
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+    return figure
+
+
+def draw_numbers(
+    axes: Axes, numbers: Float[Tensor, "rows columns"], scale: float, top: float = 0
+) -> None:
+    """A cell a number, from row `top` down: orange above zero, purple below, white at zero."""
+    rows, columns = numbers.shape
+    axes.imshow(
+        numbers.numpy(),
+        cmap="PuOr_r",
+        vmin=-scale,
+        vmax=scale,
+        aspect="auto",
+        extent=(0, columns, top + rows, top),
+    )
+
+
+def most_decided_head(
+    layers: Sequence[Float[Tensor, "3 batch heads seq head_dim"]], tokens: Sequence[str]
+) -> tuple[int, int]:
+    """The layer and the head in which the last token looks most firmly at one word further back.
+
+    The first token is left out, because many heads rest there and do little; so are commas and the
+    token just before.
+    """
+    last = len(tokens) - 1
+    words = [position for position in range(1, last - 1) if tokens[position].strip().isalpha()]
+    firmness = {}
+    for layer, (queries, keys, _) in enumerate(layers):
+        for head in range(queries.shape[1]):
+            weights = attention_weights(queries[0, head], keys[0, head], last)
+            firmness[layer, head] = max((weights[word].item() for word in words), default=0)
+    return max(firmness, key=lambda place: firmness[place])
+
+
+def explore_attention(
+    layers: Sequence[Float[Tensor, "3 batch heads seq head_dim"]], tokens: Sequence[str]
+) -> widgets.VBox:
+    """`score_times_value` with sliders for token, layer and head; row 0 of the batch."""
+    first_layer, first_head = most_decided_head(layers, tokens)
+    token = slider("token", len(tokens) - 1, start=len(tokens) - 1)
+    layer = slider("layer", len(layers) - 1, start=first_layer)
+    head = slider("head", layers[0].shape[2] - 1, start=first_head)
+    picture = widgets.Image(format="png", layout=widgets.Layout(max_width="100%"))
+
+    def draw(_: object = None) -> None:
+        queries, keys, values = layers[layer.value][:, 0, head.value]
+        figure = score_times_value(queries, keys, values, tokens, token.value)
+        picture.value = figure._repr_png_()
+
+    for control in (token, layer, head):
+        control.observe(draw, names="value")
+    draw()
+    return widgets.VBox([token, layer, head, picture])
+
+
+def slider(name: str, last: int, start: int) -> widgets.IntSlider:
+    return widgets.IntSlider(
+        value=start, min=0, max=last, description=name, continuous_update=False
+    )
+
+
+# --------------------------------------------------------------------------------- the mask
+
+
+@plt.rc_context(LOOK)
+def show_masks(masks: Mapping[str, Bool[Tensor, "batch 1 q_len k_len"]]) -> Picture:
+    """Masks side by side, row 0 of the batch; a dot where the query sees the key.
+
+    The queries are taken to be the last q_len of the k_len positions, as they are with a cache.
+    """
+    tallest = max(mask.shape[2] for mask in masks.values())
+    widest = max(mask.shape[3] for mask in masks.values())
+    figure, all_axes = new_figure(
+        height=0.9 + 5.6 / len(masks) * tallest / widest, columns=len(masks)
+    )
+    for axes, (name, mask) in zip(all_axes, masks.items(), strict=True):
+        q_len, k_len = mask.shape[2:]
+        rows, columns = mask[0, 0].nonzero(as_tuple=True)
+        axes.imshow(mask[0, 0].numpy(), cmap=ListedColormap([PALE, BLUE]), vmin=0, vmax=1)
+        axes.scatter(columns.tolist(), rows.tolist(), s=6, color="white")
+        draw_grid(axes, q_len, k_len)
+        axes.set(xlim=(-0.5, widest - 0.5), ylim=(tallest - 0.5, -0.5))
+        axes.set_xticks(range(0, k_len, 2))
+        axes.set_yticks(range(q_len), [str(k_len - q_len + row) for row in range(q_len)])
+        axes.set(title=name, xlabel="key position")
+    all_axes[0].set_ylabel("query position")
+    return figure
+
+
+def draw_grid(axes: Axes, rows: int, columns: int) -> None:
+    """White lines between the cells of an image."""
+    axes.set_xticks([column - 0.5 for column in range(1, columns)], minor=True)
+    axes.set_yticks([row - 0.5 for row in range(1, rows)], minor=True)
+    axes.grid(which="minor", color="white", linewidth=1)
+    axes.tick_params(which="both", length=0)
+    axes.spines[:].set_visible(False)
+
+
+# ----------------------------------------------------------------------- the cache, growing
+
+
+@plt.rc_context(LOOK)
+def growing_cache(steps: Sequence[list[LayerCache]]) -> Picture:
+    """The cache after each step of generation, as a threaded model returned it.
+
+    A row is a step, a column a position: dark and marked + where its key was computed in that
+    step, light where it was kept.
+    """
+    lengths = [cache[0][0].shape[2] for cache in steps]
+    sizes = [sum(keys.nbytes + values.nbytes for keys, values in cache) for cache in steps]
+    cells = torch.zeros(len(steps), lengths[-1])
+    for row, (kept, length) in enumerate(zip([0, *lengths], lengths, strict=False)):
+        cells[row, :kept], cells[row, kept:length] = 1, 2
+
+    figure, (axes,) = new_figure(height=1.3 + 0.26 * len(steps))
+    colours = ListedColormap([PALE, SKY, BLUE])
+    axes.imshow(cells.numpy(), cmap=colours, vmin=0, vmax=2, aspect="auto")
+    rows, columns = (cells == 2).nonzero(as_tuple=True)
+    axes.scatter(columns.tolist(), rows.tolist(), marker="+", s=30, color="white")
+    draw_grid(axes, *cells.shape)
+    for row, size in enumerate(sizes):
+        axes.text(lengths[-1] - 0.3, row, f"{size / 1024:,.0f} KB", va="center", fontsize=9)
+    axes.set_yticks(range(len(steps)), ["prefill"] + [f"decode {i}" for i in range(1, len(steps))])
+    axes.set_xticks(range(0, lengths[-1], 2))
+    axes.set(
+        xlabel="position",
+        title=f"{lengths[-1]} positions computed once (+) and kept; "
+        f"the naive loop computes {sum(lengths)}",
+    )
+    return figure
+
+
+class Cache(Protocol):
+    keys: Tensor
+    values: Tensor
+    length: int
+    max_length: int
+
+
+@plt.rc_context(LOOK)
+def show_cache(kv_cache: Cache) -> Picture:
+    """What lies in a preallocated cache, row 0 of the batch, and how much of it counts.
+
+    A cell is one layer's key at one position, darker the longer that vector is. Right of the line
+    at `length` nothing is read.
+    """
+    sizes = kv_cache.keys[:, 0].norm(dim=-1).mean(dim=1)  # [layers, max_length]
+    per_token = (kv_cache.keys.nbytes + kv_cache.values.nbytes) // kv_cache.max_length
+    held, reserved = kv_cache.length * per_token, kv_cache.max_length * per_token
+
+    figure, (axes,) = new_figure(height=2.9)
+    shown = torch.where(sizes > 0, sizes, float("nan"))
+    colours = plt.get_cmap("Blues").with_extremes(bad=PALE)
+    axes.imshow(shown.numpy(), cmap=colours, vmin=0, aspect="auto", origin="lower")
+    draw_grid(axes, *sizes.shape)
+    axes.axvline(kv_cache.length - 0.5, color=ORANGE, linewidth=3)
+    axes.set_xticks(range(0, kv_cache.max_length, 4))
+    axes.set_yticks(range(0, len(sizes), 2))
+    axes.set(
+        xlabel="position",
+        ylabel="layer",
+        title=f"length {kv_cache.length} of {kv_cache.max_length}: "
+        f"{held / 1024:,.0f} KB held, {reserved / 1024:,.0f} KB reserved",
+    )
+    return figure
+
+
+# -------------------------------------------------------------------------- time per token
+
+
+@plt.rc_context(LOOK)
+def time_per_token(loops: Mapping[str, Sequence[float]], first_position: int) -> Picture:
+    """Milliseconds of every token after the first, by its position.
+
+    loops: for each loop, the seconds of every token; the first, which holds the prefill, is left
+        out. The line is a running median, the dots are the measurements.
+    """
+    figure, (axes,) = new_figure(height=3.2)
+    highest = 0.0
+    for (name, seconds), colour in zip(loops.items(), (ORANGE, BLUE, INK, GREY), strict=False):
+        times = [1000 * s for s in seconds[1:]]
+        positions = range(first_position + 1, first_position + 1 + len(times))
+        smooth = [median(times[max(0, i - 7) : i + 8]) for i in range(len(times))]
+        axes.scatter(positions, times, s=4, color=colour, alpha=0.3)
+        axes.plot(positions, smooth, color=colour, linewidth=2, label=name)
+        highest = max([highest, *smooth])
+    # room for the legend; a lone dot far above the line is the computer doing something else
+    axes.set(ylim=(0, 1.4 * highest), xlabel="position", ylabel="ms per token")
+    axes.legend(loc="upper left")
+    axes.grid(axis="y")
+    return figure
+
+
+# ------------------------------------------------------------------- the learner's difference
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The statements of a new version, each with a mark: " " kept, "+" added, "~" changed.
+
+    Where the old version was longer, the statements that are gone follow with "-".
+    """
+
+    lines: tuple[tuple[str, str], ...]
+
+    @property
+    def added(self) -> int:
+        return sum(mark == "+" for mark, _ in self.lines)
+
+    @property
+    def changed(self) -> int:
+        return sum(mark == "~" for mark, _ in self.lines)
+
+    @property
+    def removed(self) -> int:
+        return sum(mark == "-" for mark, _ in self.lines)
+
+    def summary(self) -> str:
+        removed = f", {self.removed} removed" if self.removed else ""
+        return f"{self.added} lines added, {self.changed} changed{removed}"
+
+    def __str__(self) -> str:
+        return "\n".join(f"{mark} {code}".rstrip() for mark, code in self.lines)
+
+    def _repr_html_(self) -> str:
+        colours = {"+": "#CDEBD9", "~": "#FFF0CC", "-": "#FADBD8"}
+        rows = "".join(
+            f'<span style="background:{colours.get(mark, "none")}">{mark} {escape(code)}</span>\n'
+            for mark, code in self.lines
+        )
+        style = f"font-family:monospace;line-height:1.5;white-space:pre;overflow-x:auto;color:{INK}"
+        return f'<pre style="{style}">{rows}</pre><p>{self.summary()} (+ and ~)</p>'
+
+
+def difference(pairs: Sequence[tuple[Callable[..., object], Callable[..., object]]]) -> Difference:
+    """How the second function of each pair differs from the first, statement by statement.
+
+    Comments, docstrings, type annotations and line breaks don't count. A run of n statements
+    replaced by m counts min(n, m) as changed and the rest as added or removed.
+    """
+    lines: list[tuple[str, str]] = []
+    for before, after in pairs:
+        old, new = statements(before), statements(after)
+        if lines:
+            lines.append((" ", ""))
+        lines.append((" ", after.__qualname__))
+        matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
+        for kind, i, i_end, j, j_end in matcher.get_opcodes():
+            if kind == "equal":
+                lines += [(" ", line) for line in new[j:j_end]]
+            else:
+                lines += marked(old[i:i_end], new[j:j_end])
+    return Difference(tuple(lines))
+
+
+def marked(old: list[str], new: list[str]) -> list[tuple[str, str]]:
+    """The new lines; each of the old ones changed into the new line it is most alike, in order."""
+    if len(old) > len(new):
+        return [("~", line) for line in new] + [("-", line) for line in old[len(new) :]]
+    marks = ["+"] * len(new)
+    start = 0
+    for place, line in enumerate(old):
+        last = len(new) - (len(old) - place - 1)  # leave a line for each old one that follows
+        alike = [difflib.SequenceMatcher(None, line, other).ratio() for other in new[start:last]]
+        start += alike.index(max(alike)) + 1
+        marks[start - 1] = "~"
+    return list(zip(marks, new, strict=True))
+
+
+def statements(function: Callable[..., object]) -> list[str]:
+    """A function's source, one statement a line, without comments, docstring and annotations."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            node.returns = None
+            if ast.get_docstring(node) is not None:
+                node.body = node.body[1:]
+        elif isinstance(node, ast.arg):
+            node.annotation = None
+    return ast.unparse(tree).splitlines()

@@ -1,0 +1,47 @@
+"""Predict, then run: set the learner's estimate beside what was measured."""
+
+from numbers import Real
+
+
+def reveal(what: str, guess: object, measured: object, unit: str = "") -> None:
+    """Print the measurement, the estimate, and how far apart they are.
+
+    Both may be numbers or shapes. With no estimate (None) the measurement is shown all the same.
+    """
+    print(f"{what}: {amount(measured, unit)}")
+    if guess is None:
+        print("No estimate yet. Next time, write one down first: a wrong guess teaches most.")
+    else:
+        print(f"Your estimate: {amount(guess, unit)}. {verdict(guess, measured)}")
+
+
+def amount(value: object, unit: str) -> str:
+    if isinstance(value, Real) and not isinstance(value, bool):
+        number = float(value)
+        is_small = 0 < abs(number) < 100 and not number.is_integer()
+        text = f"{number:.3g}" if is_small else f"{number:,.0f}"
+    else:
+        text = str(shape(value))
+    return f"{text} {unit}".rstrip()
+
+
+def verdict(guess: object, measured: object) -> str:
+    """One sentence: how the estimate compares."""
+    if not isinstance(guess, Real) or not isinstance(measured, Real):
+        same = shape(guess) == shape(measured)
+        return "Exactly right." if same else "That differs: find out why."
+    guessed, found = float(guess), float(measured)
+    if guessed == found:
+        return "Exactly right."
+    if guessed <= 0 or found <= 0:
+        return "That differs: find out why."
+    ratio = max(guessed / found, found / guessed)
+    if ratio < 1.1:
+        return "Within a tenth of it."
+    side = "high" if guessed > found else "low"
+    return f"Too {side} by a factor of {amount(ratio, '')}."
+
+
+def shape(value: object) -> object:
+    """Shapes compare as tuples, whether they came as a torch.Size, a list or a tuple."""
+    return tuple(value) if isinstance(value, list | tuple) else value

@@ -1,0 +1,236 @@
+"""Sets up the workbook and runs it: what `make` calls, and what works without make.
+
+    python3 workbook.py lab      open the workbook in JupyterLab
+    python3 workbook.py timed    time every technique on one table
+    python3 workbook.py labs     build labs/ from solutions/
+    python3 workbook.py test     lint, types and tests
+    python3 workbook.py soak     the tests, on many more random cases
+
+What follows the command goes on to JupyterLab, to timed_generate.py or to pytest.
+
+The environment is made in .venv, from pyproject.toml and constraints.txt, and made anew when one of
+them changes. Where the Python that runs this has the workbook installed (a conda environment), that
+Python is used instead. Only the standard library is needed: this runs before anything is installed.
+"""
+
+from __future__ import annotations  # so that an old Python gets as far as the sentence about it
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+VENV, OLD_VENV = ROOT / ".venv", ROOT / ".venv.old"
+VENV_PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+OLDEST_PYTHON = (3, 11)
+LABS, WORK = ROOT / "labs", ROOT / "work"
+RECORD = ".labs.json"  # in work/: the hash of every released file, as it was when it was copied
+
+
+class Refused(Exception):
+    """What went wrong and what to do about it, in a sentence or two."""
+
+
+def main(arguments: list[str]) -> int:
+    commands = {"lab": lab, "timed": timed, "labs": build_labs, "test": test, "soak": soak}
+    if not arguments or arguments[0] not in commands:
+        print(__doc__)
+        return 0 if arguments in (["--help"], ["-h"]) else 2
+    try:
+        require_python(sys.version_info[:2])
+        python = environment()
+        return commands[arguments[0]](python, arguments[1:])
+    except Refused as refusal:
+        print(refusal, file=sys.stderr)
+        return 1
+
+
+# ------------------------------------------------------------------------------------ environment
+
+
+def require_python(version: tuple[int, ...]) -> None:
+    if version < OLDEST_PYTHON:
+        oldest, found = (".".join(map(str, v)) for v in (OLDEST_PYTHON, version))
+        raise Refused(
+            f"The workbook needs Python {oldest} or newer; {sys.executable} is {found}. Install a "
+            "newer one and name it: make lab PYTHON=python3.12"
+        )
+
+
+def environment() -> Path:
+    """The Python to run everything with; its environment is set up first where it has to be."""
+    if installed_here():
+        return Path(sys.executable)
+    set_up()
+    return VENV_PYTHON
+
+
+def installed_here() -> bool:
+    if Path(sys.prefix) == VENV:
+        return False  # it is ours, and set_up keeps it current
+    elsewhere = [folder for folder in sys.path if folder and Path(folder).resolve() != ROOT]
+    return any(importlib.metadata.distributions(name="inference-workbook", path=elsewhere))
+
+
+def set_up() -> None:
+    """Make .venv, unless it is there and current.
+
+    A set-up that fails puts back what was there before; one that was killed is undone by the next.
+    """
+    stamp = VENV / "set-up.stamp"
+    if OLD_VENV.exists():
+        shutil.rmtree(VENV, ignore_errors=True)
+        OLD_VENV.rename(VENV)
+    if stamp.exists() and stamp.read_text() == fingerprint():
+        return
+    print("Setting up .venv. The first time takes minutes: PyTorch is large.", flush=True)
+    if VENV.exists():
+        VENV.rename(OLD_VENV)
+    try:
+        install()
+        stamp.write_text(fingerprint())
+    except BaseException:
+        shutil.rmtree(VENV, ignore_errors=True)
+        if OLD_VENV.exists():
+            OLD_VENV.rename(VENV)
+        raise
+    shutil.rmtree(OLD_VENV, ignore_errors=True)
+
+
+def fingerprint() -> str:
+    """Of all that .venv is made from: while this stays the same, .venv is current."""
+    made_from = [f"{ROOT}\n{sys.version_info[:2]}\n".encode()]
+    made_from += [(ROOT / name).read_bytes() for name in ("pyproject.toml", "constraints.txt")]
+    return hashlib.sha256(b"".join(made_from)).hexdigest()
+
+
+def install() -> None:
+    # Debian and Ubuntu ship Python without ensurepip; there, pip installs from outside.
+    has_ensurepip = importlib.util.find_spec("ensurepip") is not None
+    pip = [str(VENV_PYTHON), "-m", "pip"]
+    if not has_ensurepip:
+        pip = [sys.executable, "-m", "pip", "--python", str(VENV_PYTHON)]
+    packages = ["--editable", ".[lab,grade,test]", "--constraint", "constraints.txt"]
+    try:
+        venv.create(VENV, with_pip=has_ensurepip)
+        subprocess.run([*pip, "install", *packages], cwd=ROOT, check=True)
+    except (subprocess.CalledProcessError, OSError) as error:
+        raise Refused(
+            f"\nSet-up failed ({error}); what pip says about it stands above. Nothing half-made was"
+            " left behind. When the cause is gone, run the same command again."
+        ) from error
+    silence_news()
+
+
+def silence_news() -> None:
+    """Keep JupyterLab from asking, over the first lab, whether it may fetch news."""
+    settings = VENV / "share" / "jupyter" / "lab" / "settings" / "overrides.json"
+    settings.parent.mkdir(parents=True, exist_ok=True)
+    news = {"fetchNews": "false", "checkForUpdates": False}
+    settings.write_text(json.dumps({"@jupyterlab/apputils-extension:notification": news}))
+
+
+# -------------------------------------------------------------------------------- a learner's labs
+
+
+def copy_labs(labs: Path, work: Path) -> tuple[list[str], list[str]]:
+    """Copy to `work` every file of `labs` that is missing there; touch nothing that is there.
+
+    Returns the names of the files copied, and of those whose release has changed since the learner
+    copied them.
+    """
+    files = sorted(path for path in labs.rglob("*") if path.is_file())
+    released = [path for path in files if not hidden(path, labs)]
+    if not released:
+        raise Refused(f"There are no labs in {labs}. Build them first: make labs")
+    work.mkdir(parents=True, exist_ok=True)
+    record_file = work / RECORD
+    record = json.loads(record_file.read_text()) if record_file.exists() else {}
+    copied, changed = [], []
+    for path in released:
+        name = path.relative_to(labs).as_posix()
+        release = hashlib.sha256(path.read_bytes()).hexdigest()
+        if copy_new(path, work / name):
+            record[name] = release
+            copied.append(name)
+        elif record.setdefault(name, release) != release:
+            changed.append(name)
+    record_file.write_text(json.dumps(record, indent=1))
+    return copied, changed
+
+
+def hidden(path: Path, folder: Path) -> bool:
+    return any(part.startswith(".") for part in path.relative_to(folder).parts)
+
+
+def copy_new(source: Path, target: Path) -> bool:
+    """Copy a file to where nothing is; False, and nothing done, where something is."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with open(target, "xb") as file:
+            file.write(source.read_bytes())
+    except (FileExistsError, NotADirectoryError):  # NotADirectory: a file named like the folder
+        return False
+    return True
+
+
+# ---------------------------------------------------------------------------------------- commands
+
+
+def lab(python: Path, arguments: list[str]) -> int:
+    copied, changed = copy_labs(LABS, WORK)
+    for name in copied:
+        print(f"New in work/: {name}")
+    for name in changed:
+        print(
+            f"{name} has changed since you copied it. Yours stays as it is. To see the "
+            f"difference:\n    {python} -m nbdime diff --sources work/{name} labs/{name}\n"
+            "For a fresh copy, rename yours and open the workbook again."
+        )
+    sys.stdout.flush()
+    root = ["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
+    return run(python, "-m", "jupyterlab", f"--ServerApp.root_dir={WORK}", *root, *arguments)
+
+
+def timed(python: Path, arguments: list[str]) -> int:
+    return run(python, "timed_generate.py", *arguments)
+
+
+def build_labs(python: Path, arguments: list[str]) -> int:
+    return run(python, "-m", "autograder.build", *arguments)
+
+
+def test(python: Path, arguments: list[str]) -> int:
+    lint = run(python, "-m", "ruff", "check", ".")
+    types = run(python, "-m", "mypy")
+    tests = run(python, "-m", "pytest", "-n", "2", "--dist", "loadfile", *arguments)
+    return lint or types or tests
+
+
+def soak(python: Path, arguments: list[str]) -> int:
+    return run(python, "-m", "pytest", "-n", "2", "--hypothesis-profile=soak", *arguments)
+
+
+def run(python: Path, *arguments: str) -> int:
+    """Run Python in the project's folder, its environment's own programs first on the path."""
+    path = os.pathsep.join([str(python.parent), os.environ["PATH"]])
+    command = [str(python), *arguments]
+    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PATH": path})
+    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            pass  # the command got it too, and answers as it likes: JupyterLab asks whether to stop
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
