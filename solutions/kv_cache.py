@@ -179,9 +179,9 @@ class KVCache:
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        if batch < 1 or not 1 <= max_length <= config.n_positions:
+        if batch < 1 or max_length < 1:
             raise ValueError(
-                f"A cache needs at least one row and 1 to {config.n_positions} tokens; "
+                "A cache needs at least one row and room for one token in it; "
                 f"batch is {batch} and max_length {max_length}."
             )
         shape = (config.n_layer, batch, config.n_head, max_length, config.head_dim)
@@ -215,14 +215,20 @@ class KVCache:
         all_values[:, :, start:end] = values
         if layer == len(self.keys) - 1:
             self.length = end
-        mask = None  # a single query is the newest token: it sees every key
-        if end - start > 1:
-            positions = torch.arange(end, device=queries.device).unsqueeze(0)
-            mask = causal_mask(positions[:, start:], positions)
         return F.scaled_dot_product_attention(
-            queries, all_keys[:, :, :end], all_values[:, :, :end], attn_mask=mask
+            queries,
+            all_keys[:, :, :end],
+            all_values[:, :, :end],
+            attn_mask=self.mask(start, end),
         )
         ### END SOLUTION
+
+    def mask(self, start: int, end: int) -> Bool[Tensor, "batch 1 q_len k_len"] | None:
+        """Which of the first `end` tokens those from `start` on may see; None where all see all."""
+        if end - start == 1:
+            return None  # the newest token sees every one
+        positions = torch.arange(end, device=self.keys.device).unsqueeze(0)
+        return causal_mask(positions[:, start:], positions)
 
     def truncate(self, n: int) -> None:
         """Keep the first `n` tokens, in no time: what lies beyond `length` is never read.

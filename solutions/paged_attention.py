@@ -1,0 +1,487 @@
+"""Lab 4: paged attention. The KV cache in blocks of a shared pool, handed out as texts grow.
+
+A slot that is reserved for the longest possible text stays mostly empty. Here a request holds a
+block table: its tokens lie in blocks of `block_size`, anywhere in the pool. Requests that begin
+alike can share blocks, and copy one only when they part.
+
+Source: Kwon et al., "Efficient memory management for large language model serving with
+PagedAttention", SOSP 2023.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from gpt import GPTConfig
+from solutions.batching import Request, require_request, require_requests
+from solutions.kv_cache import CachedLMHead, causal_mask
+
+Copy = tuple[int, int]  # a block, and the one that its tokens must be copied to
+
+
+class OutOfBlocks(Exception):
+    """The pool has fewer free blocks than are needed. Nothing has been changed."""
+
+
+class BlockManager:
+    """Who holds which blocks of the pool. It moves numbers only; the keys and values lie elsewhere.
+
+    tables: for each request, its blocks in the order of its tokens: the block table.
+    lengths: for each request, how many tokens have a place in its blocks.
+    ref_counts: for each block, how many tables hold it; 0 where it is free.
+    free_blocks: the free ones; the next one is taken from the left.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        if num_blocks < 1 or block_size < 1:
+            raise ValueError(
+                "A pool needs at least one block, and a block room for one token; "
+                f"num_blocks is {num_blocks} and block_size {block_size}."
+            )
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self.tables: dict[int, list[int]] = {}
+        self.lengths: dict[int, int] = {}
+        self.ref_counts = [0] * num_blocks
+        self.free_blocks = deque(range(num_blocks))
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """How many blocks so many tokens need: the last one may be filled in part."""
+        return -(-num_tokens // self.block_size)
+
+    def take_block(self) -> int:
+        """A free block, for one table. Raises OutOfBlocks where there is none."""
+        if not self.free_blocks:
+            raise OutOfBlocks(f"All {self.num_blocks} blocks are taken.")
+        block = self.free_blocks.popleft()
+        self.ref_counts[block] = 1
+        return block
+
+    def allocate(self, request_id: int, num_tokens: int) -> None:
+        """Give a new request the blocks for its first tokens, as many as needed and no more.
+
+        Raises OutOfBlocks, and takes none, where the pool has too few.
+        """
+        self.require_new(request_id)
+        if num_tokens < 1:
+            raise ValueError(f"Room for at least one token must be asked for, not {num_tokens}.")
+        ### BEGIN SOLUTION
+        needed = self.blocks_for(num_tokens)
+        if needed > len(self.free_blocks):
+            raise OutOfBlocks(f"{needed} blocks are needed; {len(self.free_blocks)} are free.")
+        self.tables[request_id] = [self.take_block() for _ in range(needed)]
+        self.lengths[request_id] = num_tokens
+        ### END SOLUTION
+
+    def append(self, request_id: int) -> Copy | None:
+        """Make room for one more token of a request.
+
+        It goes behind the last one. A full last block is followed by a new one. A last block that
+        others hold too must not be written: the request gets a block of its own in its place
+        (copy-on-write), and (old block, new block) is returned, for the cache to copy. Raises
+        OutOfBlocks, and changes nothing, where a block is needed and none is free.
+        """
+        self.require_known(request_id)
+        table, length = self.tables[request_id], self.lengths[request_id]
+        ### BEGIN SOLUTION
+        copy = None
+        if length % self.block_size == 0:
+            table.append(self.take_block())
+        elif self.ref_counts[table[-1]] > 1:
+            copy = table[-1], self.take_block()
+            self.ref_counts[table[-1]] -= 1
+            table[-1] = copy[1]
+        self.lengths[request_id] += 1
+        return copy
+        ### END SOLUTION
+
+    def free(self, request_id: int) -> None:
+        """Forget a request. A block returns to the pool when no other table holds it."""
+        self.require_known(request_id)
+        ### BEGIN SOLUTION
+        for block in self.tables.pop(request_id):
+            self.ref_counts[block] -= 1
+            if self.ref_counts[block] == 0:
+                self.free_blocks.append(block)
+        del self.lengths[request_id]
+        ### END SOLUTION
+
+    def fork(self, parent_id: int, child_id: int) -> None:
+        """Let a new request begin with all the tokens of another, in the same blocks."""
+        self.require_known(parent_id)
+        self.require_new(child_id)
+        ### BEGIN SOLUTION
+        self.tables[child_id] = list(self.tables[parent_id])
+        self.lengths[child_id] = self.lengths[parent_id]
+        for block in self.tables[child_id]:
+            self.ref_counts[block] += 1
+        ### END SOLUTION
+
+    def can_append(self, request_id: int) -> bool:
+        """Whether `append` would find the block that it needs, if it needs one."""
+        self.require_known(request_id)
+        block_is_full = self.lengths[request_id] % self.block_size == 0
+        block_is_shared = self.ref_counts[self.tables[request_id][-1]] > 1
+        return bool(self.free_blocks) or not (block_is_full or block_is_shared)
+
+    @property
+    def used_blocks(self) -> int:
+        return self.num_blocks - len(self.free_blocks)
+
+    def require_known(self, request_id: int) -> None:
+        if request_id not in self.tables:
+            raise ValueError(
+                f"There is no request {request_id} in this pool. It holds "
+                f"{', '.join(map(str, self.tables)) or 'none'}."
+            )
+
+    def require_new(self, request_id: int) -> None:
+        if request_id in self.tables:
+            raise ValueError(f"Request {request_id} has blocks already. Free it, or take a new id.")
+
+
+def slot_mapping(
+    block_tables: Int[Tensor, "batch blocks"],
+    positions: Int[Tensor, "batch seq"],
+    block_size: int,
+) -> Int[Tensor, "batch seq"]:
+    """Where in the pool each position of each row lies, counted in tokens: its slot.
+
+    Slot `block * block_size + i` is place i of a block.
+    """
+    ### BEGIN SOLUTION
+    blocks = block_tables.gather(1, positions // block_size)
+    return blocks * block_size + positions % block_size
+    ### END SOLUTION
+
+
+class PagedCache:
+    """Keys and values of many requests in one pool of blocks, which a BlockManager hands out.
+
+    `pool` is [2, layers, blocks, block_size, heads, head_dim], keys first. `select` says which
+    requests the next forward serves.
+    """
+
+    def __init__(
+        self,
+        config: GPTConfig,
+        manager: BlockManager,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        blocks = manager.num_blocks, manager.block_size
+        shape = (2, config.n_layer, *blocks, config.n_head, config.head_dim)
+        self.pool = torch.zeros(shape, device=device, dtype=dtype)
+        self.manager = manager
+
+    def select(self, request_ids: Sequence[int], q_len: int) -> Int[Tensor, "rows q_len"]:
+        """Let the rows of the next forward be these requests, each with its last `q_len` tokens.
+
+        Their blocks must have been allocated. Keeps for `attend`: `new_slots` [rows, q_len], where
+        the new tokens go; `all_slots` [rows, k_len], where all tokens of a row lie; `mask`
+        [rows, 1, q_len, k_len]. Returns the new tokens' positions, as position ids for the model.
+        """
+        device = self.pool.device
+        tables = [torch.tensor(self.manager.tables[r], device=device) for r in request_ids]
+        block_tables = pad_sequence(tables, batch_first=True)
+        lengths = torch.tensor([self.manager.lengths[r] for r in request_ids], device=device)
+        positions = lengths[:, None] - q_len + torch.arange(q_len, device=device)
+        all_positions = torch.arange(int(lengths.max()), device=device).expand(len(tables), -1)
+        self.new_slots = slot_mapping(block_tables, positions, self.manager.block_size)
+        self.all_slots = slot_mapping(block_tables, all_positions, self.manager.block_size)
+        self.mask = causal_mask(positions, all_positions)
+        return positions
+
+    def attend(
+        self,
+        layer: int,
+        queries: Float[Tensor, "rows heads q_len head_dim"],
+        keys: Float[Tensor, "rows heads q_len head_dim"],
+        values: Float[Tensor, "rows heads q_len head_dim"],
+    ) -> Float[Tensor, "rows heads q_len head_dim"]:
+        """Write the new tokens to their slots, gather every row's tokens from theirs, attend."""
+        all_keys, all_values = self.pool[:, layer].flatten(1, 2)  # [slots, heads, head_dim] each
+        ### BEGIN SOLUTION
+        all_keys[self.new_slots] = keys.transpose(1, 2)
+        all_values[self.new_slots] = values.transpose(1, 2)
+        return F.scaled_dot_product_attention(
+            queries,
+            all_keys[self.all_slots].transpose(1, 2),
+            all_values[self.all_slots].transpose(1, 2),
+            attn_mask=self.mask,
+        )
+        ### END SOLUTION
+
+    def copy_block(self, source: int, target: int) -> None:
+        self.pool[:, :, target] = self.pool[:, :, source]
+
+
+class PagedBatcher:
+    """Continuous batching over a pool of blocks.
+
+    A request holds the blocks of the tokens it has, not of those it may get. So the pool can run
+    empty in the middle of a text; then the newest request gives its blocks back and is computed
+    again later.
+    """
+
+    def __init__(
+        self,
+        model: CachedLMHead,
+        num_blocks: int,
+        block_size: int,
+        max_running: int,
+        eos_token_id: int | None = None,
+    ) -> None:
+        if max_running < 1:
+            raise ValueError(f"At least one request must run at a time, not {max_running}.")
+        weight = model.transformer.wte.weight
+        self.model, self.eos_token_id, self.max_running = model, eos_token_id, max_running
+        self.manager = BlockManager(num_blocks, block_size)
+        self.kv_cache = PagedCache(model.config, self.manager, weight.device, weight.dtype)
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []  # in the order in which they were admitted
+        self.outputs: dict[int, list[int]] = {}  # of the requests that have ended, by number
+        self.preemptions = 0
+        self.submitted = 0
+
+    def submit(self, prompt: Sequence[int], max_new_tokens: int) -> int:
+        """Let a request wait for blocks; return its number. They count from 0.
+
+        One that would not fit into the pool if it had it to itself is refused.
+        """
+        config, manager = self.model.config, self.manager
+        require_request(config, prompt, max_new_tokens)
+        end = min(len(prompt) + max_new_tokens, config.n_positions)
+        needed = manager.blocks_for(end - 1)  # the last token is never stored
+        if needed > manager.num_blocks:
+            raise ValueError(
+                f"This request may grow to {end} tokens, which takes {needed} blocks; the pool "
+                f"has {manager.num_blocks}. Ask for fewer tokens, or give the pool more blocks."
+            )
+        request = Request(self.submitted, list(prompt), end)
+        self.submitted += 1
+        if len(prompt) == end:
+            self.outputs[request.number] = request.ids
+        else:
+            self.waiting.append(request)
+        return request.number
+
+    def make_room(self) -> None:
+        """A place for the next token of every running request, the oldest first.
+
+        Where the pool is empty, the newest running request is preempted, and again, until there is
+        a block, or until the one that needs it has itself been preempted.
+        """
+        ### BEGIN SOLUTION
+        for request in list(self.running):
+            while request in self.running and not self.manager.can_append(request.number):
+                self.preempt(self.running[-1])
+            if request in self.running:
+                self.manager.append(request.number)
+        ### END SOLUTION
+
+    def preempt(self, request: Request) -> None:
+        """Take a running request's blocks away; it waits in front of all others, with its tokens.
+
+        Once admitted again, its keys and values are computed anew, in one prefill (recompute).
+        """
+        self.running.remove(request)
+        self.manager.free(request.number)
+        self.waiting.appendleft(request)
+        self.preemptions += 1
+
+    def admit(self) -> list[Request]:
+        """Allocate blocks to those who have waited longest, while there are enough."""
+        admitted = []
+        while self.waiting and len(self.running) < self.max_running:
+            request = self.waiting[0]
+            if self.manager.blocks_for(len(request.ids)) > len(self.manager.free_blocks):
+                break
+            self.manager.allocate(request.number, len(request.ids))
+            self.running.append(self.waiting.popleft())
+            admitted.append(request)
+        return admitted
+
+    def forward(self, requests: Sequence[Request], q_len: int) -> None:
+        """One more token for each of these requests, from its last `q_len`."""
+        new_ids = [request.ids[-q_len:] for request in requests]
+        input_ids = torch.tensor(new_ids, device=self.kv_cache.pool.device)
+        position_ids = self.kv_cache.select([request.number for request in requests], q_len)
+        logits = self.model(input_ids, position_ids, self.kv_cache)
+        for request, token in zip(requests, logits[:, -1].argmax(dim=-1).tolist(), strict=True):
+            request.ids.append(token)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """One iteration: room for those who run, blocks for newcomers, one token for each."""
+        self.make_room()
+        veterans = list(self.running)
+        for request in self.admit():
+            self.forward([request], len(request.ids))
+        if veterans:
+            self.forward(veterans, q_len=1)
+        for request in list(self.running):
+            if len(request.ids) == request.end or request.ids[-1] == self.eos_token_id:
+                self.outputs[request.number] = request.ids
+                self.running.remove(request)
+                self.manager.free(request.number)
+
+    def run(self) -> None:
+        """Step until nobody waits and nobody runs."""
+        while self.waiting or self.running:
+            self.step()
+
+
+def generate_paged(
+    model: CachedLMHead,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: Sequence[int],
+    num_blocks: int,
+    block_size: int,
+    max_running: int,
+    eos_token_id: int | None = None,
+) -> list[list[int]]:
+    """Continuous batching over paged blocks; prompt and new tokens of each request, in order."""
+    require_requests(model.config, prompts, max_new_tokens, max_running)
+    batcher = PagedBatcher(model, num_blocks, block_size, max_running, eos_token_id)
+    both = zip(prompts, max_new_tokens, strict=True)
+    numbers = [batcher.submit(prompt, limit) for prompt, limit in both]
+    batcher.run()
+    return [batcher.outputs[number] for number in numbers]
+
+
+# ------------------------------------------------------------- sharing: parallel samples and beams
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Several continuations of one prompt.
+
+    outputs: prompt and new tokens of each. copies: blocks copied on write. peak_blocks: the most
+    blocks that were in use after a step.
+    """
+
+    outputs: list[list[int]]
+    copies: int
+    peak_blocks: int
+
+
+class Family:
+    """Continuations of one prompt that share the blocks of whatever they have in common."""
+
+    def __init__(
+        self, model: CachedLMHead, prompt: Sequence[int], num_blocks: int, block_size: int
+    ) -> None:
+        weight = model.transformer.wte.weight
+        self.model = model
+        self.manager = BlockManager(num_blocks, block_size)
+        self.kv_cache = PagedCache(model.config, self.manager, weight.device, weight.dtype)
+        self.members = [0]  # request ids, in the order of the rows
+        self.copies = self.peak_blocks = 0
+        self.manager.allocate(0, len(prompt))
+        self.logits = self.forward([list(prompt)])
+
+    def become(self, parents: Sequence[int]) -> None:
+        """Let row i continue what row `parents[i]` was: fork first, then forget the old ones."""
+        first = max(self.members) + 1
+        children = list(range(first, first + len(parents)))
+        for child, parent in zip(children, parents, strict=True):
+            self.manager.fork(self.members[parent], child)
+        for member in self.members:
+            self.manager.free(member)
+        self.members = children
+
+    def append(self, tokens: Sequence[int]) -> Float[Tensor, "rows vocab"]:
+        """Give each row its next token; returns the logits behind it."""
+        for member in self.members:
+            copy = self.manager.append(member)
+            if copy is not None:
+                self.kv_cache.copy_block(*copy)
+                self.copies += 1
+        return self.forward([[token] for token in tokens])
+
+    @torch.no_grad()
+    def forward(self, new_ids: list[list[int]]) -> Float[Tensor, "rows vocab"]:
+        self.peak_blocks = max(self.peak_blocks, self.manager.used_blocks)
+        input_ids = torch.tensor(new_ids, device=self.kv_cache.pool.device)
+        position_ids = self.kv_cache.select(self.members, input_ids.shape[1])
+        return self.model(input_ids, position_ids, self.kv_cache)[:, -1]
+
+
+def require_room(config: GPTConfig, prompt: Sequence[int], max_new_tokens: int, rows: int) -> None:
+    require_request(config, prompt, max_new_tokens)
+    if rows < 1:
+        raise ValueError(f"At least one continuation must be asked for, not {rows}.")
+    if len(prompt) + max_new_tokens > config.n_positions:
+        raise ValueError(
+            f"The prompt and {max_new_tokens} new tokens don't fit into the model's context of "
+            f"{config.n_positions}. Ask for fewer."
+        )
+
+
+def parallel_samples(
+    model: CachedLMHead,
+    prompt: Sequence[int],
+    max_new_tokens: int,
+    samples: int,
+    num_blocks: int,
+    block_size: int,
+    seed: int = 0,
+) -> Shared:
+    """Sample several continuations of one prompt, whose keys and values are held only once.
+
+    Each sample draws with a generator of its own, so it is the same whoever else is in the batch.
+    Raises OutOfBlocks where the pool is too small for all of them.
+    """
+    require_room(model.config, prompt, max_new_tokens, samples)
+    family = Family(model, prompt, num_blocks, block_size)
+    generators = [torch.Generator().manual_seed(seed + row) for row in range(samples)]
+    outputs = [list(prompt) for _ in range(samples)]
+    logits = family.logits.expand(samples, -1)
+    family.become([0] * samples)
+    for step in range(max_new_tokens):
+        tokens = [
+            int(torch.multinomial(row.softmax(dim=-1).cpu(), 1, generator=generator))
+            for row, generator in zip(logits, generators, strict=True)
+        ]
+        for output, token in zip(outputs, tokens, strict=True):
+            output.append(token)
+        if step < max_new_tokens - 1:
+            logits = family.append(tokens)
+    return Shared(outputs, family.copies, family.peak_blocks)
+
+
+def beam_search(
+    model: CachedLMHead,
+    prompt: Sequence[int],
+    max_new_tokens: int,
+    beams: int,
+    num_blocks: int,
+    block_size: int,
+) -> Shared:
+    """The `beams` likeliest continuations that a beam search finds, the best one first.
+
+    In every step the best of all continuations by one token survive. A beam that has several among
+    them is forked; one that has none is forgotten, and its blocks return to the pool. Raises
+    OutOfBlocks where the pool is too small.
+    """
+    require_room(model.config, prompt, max_new_tokens, beams)
+    family = Family(model, prompt, num_blocks, block_size)
+    outputs = [list(prompt)]
+    scores = torch.zeros(1, dtype=family.logits.dtype, device=family.logits.device)
+    logits = family.logits
+    for step in range(max_new_tokens):
+        candidates = scores[:, None] + logits.log_softmax(dim=-1)
+        scores, best = candidates.flatten().topk(min(beams, candidates.numel()))
+        parents = (best // candidates.shape[1]).tolist()
+        tokens = (best % candidates.shape[1]).tolist()
+        outputs = [outputs[p] + [token] for p, token in zip(parents, tokens, strict=True)]
+        family.become(parents)
+        if step < max_new_tokens - 1:
+            logits = family.append(tokens)
+    return Shared(outputs, family.copies, family.peak_blocks)
