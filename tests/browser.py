@@ -5,7 +5,6 @@ Used by test_browser.py, and by docs/screenshots.py, which takes the pictures of
 
 import json
 import os
-import re
 import shutil
 import socket
 import subprocess
@@ -18,7 +17,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from playwright.sync_api import Locator, Page, expect, sync_playwright
-from playwright.sync_api import TimeoutError as PlaywrightTimeoutError
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT = 120_000  # milliseconds; a machine under load takes its time
@@ -130,22 +128,31 @@ def wait_until_idle(page: Page) -> None:
     page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").first.wait_for()
 
 
-def run_all(page: Page) -> None:
-    """Run every cell of a notebook that has not run yet.
+def run_all(page: Page, awaited: Locator) -> None:
+    """Run every cell, until what is awaited is there.
 
-    The menu of a page that is still loading may lose the request; then no cell gets its star or
-    number, and the request is made again.
+    On a busy machine the menu of a page that is still loading may lose the request, and a kernel
+    whose connection is not settled the cells behind the first. Then no cell is waiting for its
+    turn, and the request is made again, as a person would.
     """
-    begun = page.locator(".jp-Notebook .jp-InputPrompt", has_text=re.compile(r"\[(\*|\d+)\]")).first
     for _ in range(6):
         page.get_by_role("menuitem", name="Run", exact=True).click()
         page.get_by_text("Run All Cells", exact=True).click()
-        try:
-            begun.wait_for(timeout=20_000)
+        if appears_while_cells_run(page, awaited):
             return
-        except PlaywrightTimeoutError:
-            page.keyboard.press("Escape")  # a menu that stayed open would catch the next click
-    raise RuntimeError("Run All Cells ran no cell, six times.")
+        page.keyboard.press("Escape")  # a menu that stayed open would catch the next click
+    raise RuntimeError("Run All Cells did not bring what is awaited, six times.")
+
+
+def appears_while_cells_run(page: Page, awaited: Locator) -> bool:
+    starred = page.locator(".jp-Notebook .jp-InputPrompt", has_text="[*]")
+    seconds_at_rest = 0
+    while seconds_at_rest < 10:
+        if awaited.count():
+            return True
+        page.wait_for_timeout(1000)
+        seconds_at_rest = 0 if starred.count() else seconds_at_rest + 1
+    return False
 
 
 def cell(page: Page, index: int) -> Locator:

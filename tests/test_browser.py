@@ -79,7 +79,7 @@ def has_run(page, index):
 
 def test_run_all_stops_at_the_first_check(page, cells):
     check = first(cells, 'check("')
-    run_all(page)
+    run_all(page, awaited=outputs(page, check))
     expect(outputs(page, check).first).to_contain_text("not attempted")
     wait_until_idle(page)
     code = [i for i, found in enumerate(cells) if found["cell_type"] == "code"]
@@ -90,16 +90,15 @@ def test_run_all_stops_at_the_first_check(page, cells):
 def test_with_the_solution_pasted_in_the_check_passes(page, cells):
     todo, check = first(cells, "raise NotImplementedError"), first(cells, 'check("')
     paste_over(page, todo, inspect.getsource(generate))
-    run_all(page)
+    run_all(page, awaited=outputs(page, check))
     expect(outputs(page, check).first).to_contain_text("passed")
 
 
 def test_a_slider_moves_its_picture(page, cells):
     slider = first(cells, "explore_next_token(")
-    run_all(page)
     handle = cell(page, slider).locator(".noUi-handle")
     picture = cell(page, slider).locator(".jp-OutputArea-output img").first
-    picture.wait_for()
+    run_all(page, awaited=picture)
     wait_until_idle(page)
     before = picture.get_attribute("src")
     at_its_end = handle.get_attribute("aria-valuenow") == handle.get_attribute("aria-valuemax")

@@ -342,9 +342,9 @@ def test_truncate_keeps_no_more_than_there_is(n: int) -> None:
     assert kv_cache.length == 3
 
 
-@pytest.mark.parametrize(("batch", "max_length"), [(0, 4), (1, 0), (1, 13)])
+@pytest.mark.parametrize(("batch", "max_length"), [(0, 4), (1, 0)])
 def test_a_cache_that_cannot_be_is_refused(batch: int, max_length: int) -> None:
-    with pytest.raises(ValueError, match="1 to 12 tokens"):
+    with pytest.raises(ValueError, match="at least one row"):
         KVCache(CONFIGS[0], batch, max_length)
 
 

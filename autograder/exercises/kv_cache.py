@@ -589,22 +589,21 @@ ATTEND = Exercise(
         ),
         (
             "Write to `self.keys[layer]` and `self.values[layer]` from `start` to `end`, all rows "
-            "and heads. Attend to what lies from 0 to `end`; beyond is memory without tokens. The "
-            "mask is `causal_mask` again: queries at start, ..., end - 1 and keys at 0, ..., end - "
-            "1. `length` must not move before the last layer has written, or the layers would "
-            "write to different places."
+            "and heads. Attend to what lies from 0 to `end`; beyond is memory without tokens. "
+            "`self.mask(start, end)` is given: queries at start, ..., end - 1 and keys at 0, ..., "
+            "end - 1. `length` must not move before the last layer has written, or the layers "
+            "would write to different places."
         ),
         (
             "    self.keys[layer, :, :, start:end] = keys\n"
             "    ...                                     # the values likewise\n"
             "    if layer == ...:                        # the last one\n"
             "        self.length = end\n"
-            "    positions = torch.arange(end, device=queries.device).unsqueeze(0)\n"
             "    return F.scaled_dot_product_attention(\n"
             "        queries,\n"
             "        self.keys[layer, :, :, :end],\n"
             "        ...,\n"
-            "        attn_mask=causal_mask(positions[:, start:], positions),\n"
+            "        attn_mask=self.mask(start, end),\n"
             "    )"
         ),
     ),
