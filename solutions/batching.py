@@ -296,7 +296,7 @@ class ContinuousBatcher:
     """Iteration-level scheduling: requests join and leave the batch between any two steps.
 
     Every slot has memory for `max_length` tokens. Source: Yu et al., "Orca: a distributed serving
-    system for transformer-based generative models", OSDI 2022, section 3.2.
+    system for transformer-based generative models", OSDI 2022, section 3.
     """
 
     def __init__(

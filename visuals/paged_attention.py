@@ -1,0 +1,393 @@
+"""Pictures for lab 4: where the memory goes, blocks and block tables, who waits for the pool.
+
+Each reads the public attributes of what the learner made, and returns a figure or a widget.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import ipywidgets as widgets
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.patches import ConnectionPatch, Rectangle
+
+from visuals.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    LOOK,
+    ORANGE,
+    PALE,
+    PINK,
+    RED,
+    SKY,
+    Picture,
+    new_figure,
+    visible,
+)
+
+# ----------------------------------------------------------------------- where the memory goes
+
+PART_LOOKS = ((PALE, ""), (SKY, "//"), ("white", ".."), (ORANGE, "xx"))
+
+
+@plt.rc_context(LOOK)
+def memory_card(parts: Mapping[str, float]) -> Picture:
+    """The memory of a card as one bar; `parts` are gigabytes, in the order from left to right."""
+    total = sum(parts.values())
+    figure, (axes,) = new_figure(height=1.35)
+    start = 0.0
+    for (name, size), (colour, hatch) in zip(parts.items(), PART_LOOKS, strict=False):
+        axes.barh(0, size, left=start, color=colour, hatch=hatch, edgecolor=GREY)
+        label = f"{name}\n{size:.1f} GB, {size / total:.0%}"
+        middle = start + size / 2
+        if size > 0.15 * total:
+            box = {"facecolor": "white", "edgecolor": "none", "pad": 2}
+            axes.text(middle, 0, label, ha="center", va="center", bbox=box)
+        else:  # too narrow to write in: say it above
+            axes.text(start + size, 0.5, label.replace("\n", ": "), ha="right", fontsize=9)
+        start += size
+    axes.set(xlim=(0, total), ylim=(-0.5, 0.75), yticks=[], xlabel="GB of memory")
+    axes.spines["left"].set_visible(False)
+    return figure
+
+
+class Use(Protocol):
+    """Shares of a memory: what `memory_bars` draws."""
+
+    @property
+    def tokens(self) -> float: ...
+    @property
+    def later(self) -> float: ...
+    @property
+    def never(self) -> float: ...
+    @property
+    def unreserved(self) -> float: ...
+    @property
+    def running(self) -> float: ...
+
+
+@plt.rc_context(LOOK)
+def memory_bars(uses: Mapping[str, Use]) -> Picture:
+    """For each way to hand out memory, what its slots are: a stacked bar that fills the memory.
+
+    Behind the bar stands how many requests run at a time.
+    """
+    kinds: list[tuple[str, Callable[[Use], float], str, str]] = [
+        ("holds a token", lambda use: use.tokens, BLUE, ""),
+        ("reserved, filled later", lambda use: use.later, SKY, "//"),
+        ("reserved, never filled", lambda use: use.never, ORANGE, "xx"),
+        ("free, too little for the next request", lambda use: use.unreserved, "white", ".."),
+    ]
+    figure, (axes,) = new_figure(height=1.25 + 0.42 * len(uses))
+    rows = range(len(uses))
+    starts = [0.0] * len(uses)
+    for name, share, colour, hatch in kinds:
+        shares = [share(use) for use in uses.values()]
+        axes.barh(
+            rows,
+            shares,
+            left=starts,
+            height=0.7,
+            color=colour,
+            hatch=hatch,
+            edgecolor=GREY,
+            label=name,
+        )
+        for row, part in zip(rows, shares, strict=True):
+            if part > 0.06:
+                box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
+                middle = starts[row] + part / 2
+                axes.text(
+                    middle, row, f"{part:.1%}", ha="center", va="center", fontsize=8, bbox=box
+                )
+        starts = [start + part for start, part in zip(starts, shares, strict=True)]
+    for row, use in zip(rows, uses.values(), strict=True):
+        axes.text(1.02, row, f"{use.running:.1f} at a time", va="center", fontsize=9)
+    axes.set_yticks(rows, list(uses))
+    axes.tick_params(length=0)
+    axes.set(xlim=(0, 1.0), xticks=[])
+    axes.spines[:].set_visible(False)
+    axes.invert_yaxis()
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=2, fontsize=9)
+    return figure
+
+
+@plt.rc_context(LOOK)
+def block_size_costs(filled: Mapping[int, float], entries: Mapping[int, float]) -> Picture:
+    """What a block size costs on either side: slots of last blocks, and entries of block tables.
+
+    filled: for each block size, the share of allocated slots that hold a token. entries: the blocks
+        in the table of one request, on average.
+    """
+    figure, (left, right) = new_figure(height=2.6, columns=2)
+    wasted = [100 * (1 - share) for share in filled.values()]
+    for axes, values, colour, form in (
+        (left, wasted, ORANGE, "{:.1f}%"),
+        (right, list(entries.values()), BLUE, "{:.0f}"),
+    ):
+        bars = axes.bar(range(len(values)), values, color=colour)
+        axes.bar_label(bars, [form.format(value) for value in values], padding=2, fontsize=8)
+        axes.set_xticks(range(len(values)), [str(size) for size in filled])
+        axes.tick_params(length=0)
+        axes.set(xlabel="block size", yticks=[], ylim=(0, 1.15 * max(values)))
+        axes.spines["left"].set_visible(False)
+    left.set_title("allocated and empty")
+    right.set_title("entries in a block table")
+    return figure
+
+
+# ------------------------------------------------------------------------- blocks and tables
+
+
+class Manager(Protocol):
+    """The public attributes of a block manager."""
+
+    num_blocks: int
+    block_size: int
+    tables: dict[int, list[int]]
+    lengths: dict[int, int]
+    ref_counts: list[int]
+
+    @property
+    def free_blocks(self) -> Sequence[int]: ...
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A block manager at one moment, with the words of its requests. Nothing in it changes."""
+
+    what: str
+    block_size: int
+    tables: Mapping[int, Sequence[int]]
+    words: Mapping[int, Sequence[str]]
+    ref_counts: Sequence[int]
+    free_blocks: Sequence[int]
+
+    def words_in(self, request: int, place: int) -> Sequence[str]:
+        """The words in a logical block of a request."""
+        first = place * self.block_size
+        return self.words[request][first : first + self.block_size]
+
+
+def snapshot(manager: Manager, words: Mapping[int, Sequence[str]], what: str = "") -> Snapshot:
+    """The manager as it is now. `words`: the tokens of each request, as many as it has or more."""
+    return Snapshot(
+        what,
+        manager.block_size,
+        {request: tuple(table) for request, table in manager.tables.items()},
+        {request: tuple(words[request][: manager.lengths[request]]) for request in manager.tables},
+        tuple(manager.ref_counts),
+        tuple(manager.free_blocks),
+    )
+
+
+def show_blocks(manager: Manager, words: Mapping[int, Sequence[str]], what: str = "") -> Picture:
+    """Logical blocks above, the block table under them, the pool of physical blocks below."""
+    return draw_snapshot(snapshot(manager, words, what))
+
+
+def step_through(snapshots: Sequence[Snapshot]) -> widgets.VBox:
+    """`show_blocks` with a slider over moments that were kept."""
+    step = widgets.IntSlider(
+        value=0, min=0, max=len(snapshots) - 1, description="step", continuous_update=False
+    )
+    picture = widgets.Image(format="png", layout=widgets.Layout(max_width="100%"))
+
+    def draw(_: object = None) -> None:
+        picture.value = draw_snapshot(snapshots[step.value])._repr_png_()
+
+    step.observe(draw, names="value")
+    draw()
+    return widgets.VBox([step, picture])
+
+
+# Of a request's cells and of its arrows: colours, and how the arrows are dashed.
+REQUEST_LOOKS = (
+    ("#C9E4F6", BLUE, "-"),
+    ("#FBE6B8", "#B57B00", "--"),
+    ("#C4E9DC", GREEN, ":"),
+    ("#F1D9E5", PINK, "-."),
+)
+GAP = 0.3  # between two requests, in widths of a block
+LETTER = 0.64  # the width of a letter, in font sizes
+LOGICAL_TOP = 2  # under what was done and the names of the requests
+
+
+def look_of(request: int) -> tuple[str, str, str]:
+    return REQUEST_LOOKS[request % len(REQUEST_LOOKS)]
+
+
+@plt.rc_context(LOOK)
+def draw_snapshot(moment: Snapshot) -> Picture:
+    """A block is a column, a token's place in it a row; the newest token of a request is bold.
+
+    Coordinates count blocks from left to right and rows of text from top to bottom.
+    """
+    size, num_blocks = moment.block_size, len(moment.ref_counts)
+    logical = sum(len(table) + GAP for table in moment.tables.values()) - GAP
+    columns = max(num_blocks, logical)
+    table_top = LOGICAL_TOP + size + 1.1  # room for the words "block table"
+    pool_top = table_top + 2 + 3  # room for the arrows
+    bottom = pool_top + size + 2.3
+    figure, (axes,) = new_figure(height=0.195 * (bottom + 1.3))
+    axes.set(xlim=(-0.02, columns + 0.02), ylim=(bottom, -1.3))
+    axes.set_axis_off()
+    widest = 6.2 * 72 / columns  # points that a word may take
+
+    label(axes, 0, -0.9, moment.what, ha="left", fontsize=10, fontweight="bold")
+    start = 0.0
+    for request, table in moment.tables.items():
+        colour = look_of(request)[1]
+        label(axes, start, 0.4, f"request {request}", ha="left", fontweight="bold", color=colour)
+        label(axes, start + 0.03, table_top - 0.5, "block table", ha="left", fontsize=8)
+        for place, block in enumerate(table):
+            draw_logical(axes, moment, request, place, start + place, widest)
+            draw_entry(axes, moment, request, place, start + place, table_top)
+            draw_arrow(axes, request, (start + place, table_top + 2), (block, pool_top))
+        start += len(table) + GAP
+    for block in range(num_blocks):
+        draw_physical(axes, moment, block, pool_top, widest)
+    following = ", ".join(map(str, moment.free_blocks)) or "none"
+    label(axes, 0, bottom - 0.5, f"The pool. Free blocks, next one first: {following}", ha="left")
+    return figure
+
+
+def draw_logical(
+    axes: Axes, moment: Snapshot, request: int, place: int, x: float, widest: float
+) -> None:
+    fill, edge, _ = look_of(request)
+    words = moment.words_in(request, place)
+    label(axes, x + 0.5, LOGICAL_TOP - 0.5, f"logical {place}", fontsize=8)
+    draw_cells(axes, (x, LOGICAL_TOP), moment.block_size, len(words), [fill], edge)
+    is_last = place == len(moment.tables[request]) - 1
+    write(axes, (x, LOGICAL_TOP), words, widest, bold=len(words) - 1 if is_last else None)
+
+
+def draw_entry(
+    axes: Axes, moment: Snapshot, request: int, place: int, x: float, top: float
+) -> None:
+    """One column of a block table: the physical block, and how much of it is filled."""
+    filled = f"filled {len(moment.words_in(request, place))}/{moment.block_size}"
+    draw_cells(axes, (x, top), 2, 0, [], INK)
+    block = moment.tables[request][place]
+    label(axes, x + 0.5, top + 0.5, f"block {block}", fontweight="bold", fontsize=8)
+    label(axes, x + 0.5, top + 1.5, filled, fontsize=7.5)
+
+
+def draw_arrow(
+    axes: Axes, request: int, entry: tuple[float, float], block: tuple[float, float]
+) -> None:
+    _, colour, dashes = look_of(request)
+    (x, y), (block_x, block_y) = entry, block
+    arrow = ConnectionPatch(
+        (x + 0.5, y),
+        (block_x + 0.5, block_y),
+        "data",
+        arrowstyle="-|>",
+        color=colour,
+        linestyle=dashes,
+        linewidth=1.3,
+    )
+    axes.add_patch(arrow)
+
+
+def draw_physical(axes: Axes, moment: Snapshot, block: int, top: float, widest: float) -> None:
+    """A block of the pool, striped by the requests that hold it; framed where they are several."""
+    holders = [
+        (request, table.index(block)) for request, table in moment.tables.items() if block in table
+    ]
+    words = max((moment.words_in(*holder) for holder in holders), key=len, default=())
+    fills = [look_of(request)[0] for request, _ in holders]
+    refs = moment.ref_counts[block]
+    state = f"ref {refs}" if refs else "free"
+    weight = "bold" if refs > 1 else "normal"
+    label(axes, block + 0.5, top + 0.5, f"{block}: {state}", fontsize=8, fontweight=weight)
+    edge, dashes = (INK, "-") if refs else (GREY, ":")
+    draw_cells(axes, (block, top + 1), moment.block_size, len(words), fills, edge, dashes)
+    if refs > 1:
+        frame = Rectangle(
+            (block + 0.03, top + 1), 0.94, moment.block_size, fill=False, linewidth=2.5, ec=INK
+        )
+        axes.add_patch(frame)
+    write(axes, (block, top + 1), words, widest)
+
+
+def draw_cells(
+    axes: Axes,
+    corner: tuple[float, float],
+    cells: int,
+    filled: int,
+    fills: Sequence[str],
+    edge: str,
+    dashes: str = "-",
+) -> None:
+    """A column of cells, the first `filled` of them in stripes of the colours `fills`."""
+    x, y = corner[0] + 0.03, corner[1]
+    for stripe, fill in enumerate(fills):
+        width = 0.94 / len(fills)
+        axes.add_patch(Rectangle((x + stripe * width, y), width, filled, color=fill, linewidth=0))
+    for row in range(cells):
+        box = Rectangle((x, y + row), 0.94, 1, fill=False, ec=edge, linewidth=0.7, ls=dashes)
+        axes.add_patch(box)
+
+
+def write(
+    axes: Axes,
+    corner: tuple[float, float],
+    words: Sequence[str],
+    widest: float,
+    bold: int | None = None,
+) -> None:
+    """Words in the cells from a corner down, smaller where they would be wider than a cell."""
+    for row, word in enumerate(words):
+        text = visible(word)
+        fontsize = min(8, widest / (LETTER * len(text)))
+        weight = "bold" if row == bold else "normal"
+        x, y = corner[0] + 0.5, corner[1] + row + 0.5
+        label(axes, x, y, text, fontsize=fontsize, fontweight=weight)
+
+
+def label(axes: Axes, x: float, y: float, text: str, ha: str = "center", **look: Any) -> None:
+    axes.text(x, y, text, ha=ha, va="center_baseline", **({"fontsize": 9} | look))
+
+
+# ------------------------------------------------------------------------- who has blocks, when
+
+
+@plt.rc_context(LOOK)
+def show_schedule(held: Sequence[Mapping[int, int]], num_blocks: int) -> Picture:
+    """Who has how many blocks after each step: a row a request, a column a step.
+
+    A pale cell with a dot waits for its first blocks; a crossed one was preempted and waits for new
+    ones. Under the steps stands how many blocks are taken in all.
+    """
+    requests = sorted({request for step in held for request in step})
+    figure, (axes,) = new_figure(height=1.2 + 0.27 * len(requests))
+    for row, request in enumerate(requests):
+        present = [step for step, blocks in enumerate(held) if request in blocks]
+        for step in range(present[-1] + 1):
+            if request in held[step]:
+                text, ink, fill, edge = str(held[step][request]), INK, SKY, "white"
+            elif step < present[0]:
+                text, ink, fill, edge = "·", INK, PALE, "white"
+            else:
+                text, ink, fill, edge = "×", RED, "white", RED
+            axes.add_patch(Rectangle((step + 0.05, row + 0.08), 0.9, 0.84, fc=fill, ec=edge))
+            label(axes, step + 0.5, row + 0.5, text, fontsize=8, color=ink)
+    small = min(8, 5.2 * 72 / len(held) / (LETTER * 2.2))  # two digits beside each other
+    for step, blocks in enumerate(held):
+        label(axes, step + 0.5, len(requests) + 0.6, str(sum(blocks.values())), fontsize=small)
+    axes.set(xlim=(0, len(held)), ylim=(len(requests) + 1.1, 0), xlabel="step")
+    names = [f"request {request}" for request in requests]
+    axes.set_yticks(
+        [row + 0.5 for row in range(len(requests) + 1)], [*names, f"taken of {num_blocks}"]
+    )
+    every = range(0, len(held), 5)
+    axes.set_xticks([step + 0.5 for step in every], [str(step + 1) for step in every])
+    axes.set_title("blocks held after each step;  · waits,  × preempted")
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    return figure
