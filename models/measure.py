@@ -25,7 +25,7 @@ from tqdm import tqdm
 from gpt import GPTLMHead, load_tokenizer
 from models.train import split_text
 from solutions.kv_cache import CachedLMHead, KVCache
-from timed_generate import processor_name
+from timing.machine import processor_name
 
 STRIDE = 512  # tokens from one scored window to the next
 PROMPTS, PROMPT_LENGTH, NEW_TOKENS = 200, 32, 32

@@ -37,8 +37,8 @@ END_OF_TEXT = "<|endoftext|>"
 HELD_OUT = 0.03
 TOKENS_PER_STEP = 4096
 TEACHER_WEIGHT = 0.8  # of the distillation loss; the rest is cross-entropy on the text
-OWN_TEXT_FROM = 0.75  # share of a draft's steps after which it learns from the teacher's own text
-OWN_EXAMPLES = 1536  # stretches of the teacher's own text
+OWN_TEXT_FROM = 0.5  # share of a draft's steps after which it learns from the teacher's own text
+OWN_EXAMPLES = 4096  # stretches of the teacher's own text
 CHECKPOINT_EVERY = 200  # steps
 MONITORED = 16_384  # held-out tokens that a checkpoint's loss is measured on; the end takes all
 SAMPLE_PROMPTS = ("Once upon a time", "The old king", "'Who are you?' said")
@@ -354,7 +354,7 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--heads", type=int, default=8, help="attention heads (default %(default)s)")
     add("--context", type=int, default=1024, help="longest sequence (default %(default)s)")
     add("--vocab", type=int, default=4096, help="tokens of a new tokenizer (default %(default)s)")
-    add("--dropout", type=float, default=0.15, help="share dropped (default %(default)s)")
+    add("--dropout", type=float, default=0.1, help="share dropped (default %(default)s)")
     add("--lr", type=float, default=3e-3, help="highest learning rate (default %(default)s)")
     add("--steps", type=int, default=2400, help="of 4,096 tokens each (default %(default)s)")
     add("--seed", type=int, default=1, help="everything random follows it (default %(default)s)")
