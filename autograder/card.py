@@ -74,19 +74,23 @@ def show(thing: Any) -> None:
 # ------------------------------------------------------------------------ values, in one line
 
 
-def brief(value: Any, most_numbers: int = MOST_NUMBERS) -> str:
+def brief(value: Any, most_numbers: int = MOST_NUMBERS, most_items: int = MOST_ITEMS) -> str:
     """A value in one line: a tensor with its shape, a list or dict by its first items."""
+
+    def inner(item: Any) -> str:
+        return brief(item, most_numbers, most_items)
+
     if isinstance(value, Tensor):
         return f"{list(value.shape)} {numbers(value, most_numbers)}"
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, dict):
-        items = [f"{key} = {brief(item, most_numbers)}" for key, item in value.items()]
-        return ", ".join(shortened(items))
+        items = [f"{key} = {inner(item)}" for key, item in value.items()]
+        return ", ".join(shortened(items, most_items))
     if isinstance(value, (list, tuple)) and len(value) == 1 and isinstance(value[0], dict):
-        return brief(value[0], most_numbers)
+        return inner(value[0])
     if isinstance(value, (list, tuple)):
-        return "[" + "; ".join(shortened([brief(item, most_numbers) for item in value])) + "]"
+        return "[" + "; ".join(shortened([inner(item) for item in value], most_items)) + "]"
     return str(value)
 
 
@@ -103,9 +107,13 @@ def nested(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def shortened(items: list[str]) -> list[str]:
-    left_out = len(items) - MOST_ITEMS
-    return items if left_out <= 0 else [*items[:MOST_ITEMS], f"… {left_out} more"]
+def shortened(items: list[str], most: int) -> list[str]:
+    left_out = len(items) - most
+    return items if left_out <= 0 else [*items[:most], f"… {left_out} more"]
+
+
+def whole(value: Any) -> str:
+    return brief(value, sys.maxsize, sys.maxsize)
 
 
 def narrowed(got: Any, expected: Any) -> tuple[Any, Any]:
@@ -117,6 +125,6 @@ def narrowed(got: Any, expected: Any) -> tuple[Any, Any]:
     else:
         return got, expected
     for mine, theirs in pairs:
-        if brief(mine, sys.maxsize) != brief(theirs, sys.maxsize):
+        if whole(mine) != whole(theirs):
             return narrowed(mine, theirs)
     return got, expected

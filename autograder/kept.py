@@ -174,7 +174,7 @@ def mine(lab: str) -> ModuleType:
         if exercise.lab == lab:
             objects.setdefault(exercise.attempt_name, []).append(exercise)
     if not objects:
-        labs = sorted({f'"{exercise.lab}"' for exercise in exercises().values()})
+        labs = dict.fromkeys(f'"{exercise.lab}"' for exercise in exercises().values())
         raise ValueError(f"There is no lab {lab!r}; the labs are {', '.join(labs)}.")
 
     module = reference_module(lab)

@@ -122,8 +122,9 @@ def count_contiguous(
     """Serve requests from a memory in which each has a stretch of `reserve(prompt, output)` slots.
 
     Every running request gains a token in each step. One whose turn it is waits until there is a
-    gap for it. Raises ValueError for a request that can never fit.
+    gap for it. Raises ValueError where a request can never fit, or none ever waits.
     """
+    require_room(num_slots, [reserve(*both) for both in lengths])
     manager = ContiguousManager(num_slots)
     waiting, held = deque(range(len(lengths))), {}
     steps: list[Step] = []
@@ -133,7 +134,6 @@ def count_contiguous(
             waiting.popleft()
         if not waiting:
             return averaged(steps, num_slots)
-        require_progress(held, waiting[0], num_slots)
         needed = sum(sum(lengths[number]) for number in held)
         reserved = sum(slots for _, slots in manager.stretches.values())
         tokens = sum(held.values())
@@ -148,6 +148,7 @@ def count_contiguous(
 def count_paged(lengths: Sequence[Lengths], manager: Blocks) -> MemoryUse:
     """The same from a pool of blocks; where it is empty, the newest request is preempted."""
     num_slots = manager.num_blocks * manager.block_size
+    require_room(num_slots, [prompt + output for prompt, output in lengths])
     waiting, held = deque(range(len(lengths))), {number: p for number, (p, _) in enumerate(lengths)}
     running: list[int] = []
     steps: list[Step] = []
@@ -157,7 +158,6 @@ def count_paged(lengths: Sequence[Lengths], manager: Blocks) -> MemoryUse:
             running.append(waiting.popleft())
         if not waiting:
             return averaged(steps, num_slots)
-        require_progress(running, waiting[0], num_slots)
         tokens = sum(manager.lengths[number] for number in running)
         places = [len(manager.tables[number]) * manager.block_size for number in running]
         needed = [sum(lengths[number]) for number in running]
@@ -176,9 +176,10 @@ def count_paged(lengths: Sequence[Lengths], manager: Blocks) -> MemoryUse:
                     running.remove(number)
 
 
-def require_progress(running: Sequence[int] | dict[int, int], number: int, num_slots: int) -> None:
-    if not running:
-        raise ValueError(f"Request {number} never fits into a memory of {num_slots} slots.")
+def require_room(num_slots: int, needed: Sequence[int]) -> None:
+    for number, slots in enumerate(needed):
+        if slots > num_slots:
+            raise ValueError(f"Request {number} never fits into a memory of {num_slots} slots.")
 
 
 def averaged(steps: Sequence[Step], num_slots: int) -> MemoryUse:

@@ -325,11 +325,13 @@ class PagedBatcher:
             self.forward([request], len(request.ids))
         if veterans:
             self.forward(veterans, q_len=1)
-        for request in list(self.running):
-            if len(request.ids) == request.end or request.ids[-1] == self.eos_token_id:
-                self.outputs[request.number] = request.ids
-                self.running.remove(request)
-                self.manager.free(request.number)
+        for request in filter(self.has_ended, tuple(self.running)):
+            self.outputs[request.number] = request.ids
+            self.running.remove(request)
+            self.manager.free(request.number)
+
+    def has_ended(self, request: Request) -> bool:
+        return len(request.ids) == request.end or request.ids[-1] == self.eos_token_id
 
     def run(self) -> None:
         """Step until nobody waits and nobody runs."""

@@ -22,6 +22,7 @@ from nbgrader.utils import determine_grade
 
 from autograder import card, kept
 from autograder import check as check_module
+from autograder.card import narrowed
 from autograder.check import CheckFailed, Result, check, hint, mine, status
 from autograder.exercises import exercises
 from autograder.progress import Progress
@@ -254,6 +255,12 @@ def test_the_notebook_runs_up_to_the_failed_check(notebook: nbformat.NotebookNod
     assert not [kind for cell in kinds[:7] for kind in cell if kind == "error"]
     streams = [o for c in notebook.cells for o in c.outputs if o.output_type == "stream"]
     assert all(output.name == "stdout" for output in streams)
+
+
+def test_a_card_shows_the_part_that_differs_however_far_behind_it_stands() -> None:
+    expected = list(range(30))
+    got = [*expected[:20], -1, *expected[21:]]
+    assert narrowed({"ids": got}, {"ids": expected}) == (-1, 20)
 
 
 def test_a_card_is_html_with_plain_text_beside_it(notebook: nbformat.NotebookNode) -> None:

@@ -1,9 +1,9 @@
 """The exercises, one module a lab: cards, hints, cases, references, comparison."""
 
 from autograder.exercise import Exercise
-from autograder.exercises import generate, kv_cache
+from autograder.exercises import batching, generate, kv_cache, paged_attention
 
-LABS = (generate, kv_cache)
+LABS = (generate, kv_cache, batching, paged_attention)
 
 
 def exercises() -> dict[str, Exercise]:
