@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,17 +17,28 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import timed_generate
-from gpt import read_config
+import timing.machine
+import timing.measure
+import timing.techniques
+import timing.workloads
+from autograder import kept as kept_code
+from gpt import GPTConfig, read_config
+from solutions import batching as lab3
 from solutions import generate as lab1
 from solutions import kv_cache as lab2
-from timed_generate import TECHNIQUES, Loop, Run, Workload
+from solutions import paged_attention as lab4
+from timing import kv_bytes
+from timing.runs import Batches, BestBatches, Continuous, Run, times_of_growth
+from timing.techniques import TECHNIQUES
+from timing.verify import verify as verify_outputs
+from timing.workloads import EQUAL, KINDS, LENGTHS, RAGGED, Workload
 
 ROOT = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")
 CONTEXT = 64
 ROW_KEYS = {
     "workload", "technique", "batch", "new_tokens", "tok_per_s", "ttft_s", "tpot_s",
-    "tokens_computed", "kv_bytes", "speedup", "mbu",
+    "tokens_computed", "kv_bytes", "kv_bytes_reserved", "used", "speedup", "mbu",
 }  # fmt: skip
 
 
@@ -47,8 +59,15 @@ def tiny(tmp_path_factory) -> Path:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Measure a little memory only, and leave torch's threads as they were."""
-    monkeypatch.setattr(timed_generate, "BANDWIDTH_BYTES", 2**20)
+    """Measure a little memory only, serve short requests, and leave torch's threads as they were.
+
+    There are more requests than slots.
+    """
+    monkeypatch.setattr(timing.machine, "BANDWIDTH_BYTES", 2**20)
+    for name, value in (("REQUESTS", 20), ("PROMPT", (2, 8)), ("NEW", (2, 12))):
+        monkeypatch.setattr(timing.workloads, f"RAGGED_{name}", value)
+    for name, value in (("PROMPT", 6), ("NEW", 5)):
+        monkeypatch.setattr(timing.workloads, f"EQUAL_{name}", value)
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
@@ -56,14 +75,22 @@ def quick(monkeypatch):
 
 @pytest.fixture
 def table(tiny, capsys):
-    """Run the command and return what it printed, and the last line read as JSON."""
+    """Run the command and return what it printed, and the last line read as JSON.
+
+    On the lengths alone, once each, unless told otherwise: the last one of an option counts.
+    """
 
     def run(*args: str) -> tuple[str, dict]:
-        timed_generate.main(["--model", str(tiny), "--repeats", "1", *args])
+        first = ["--model", str(tiny), "--workloads", "lengths", "--repeats", "1"]
+        timed_generate.main([*first, *args])
         printed = capsys.readouterr().out
         return printed, json.loads(printed.splitlines()[-1])
 
     return run
+
+
+def by_name(result: dict) -> dict[str, dict]:
+    return {row["technique"]: row for row in result["rows"]}
 
 
 def prompt_tokens(result: dict) -> int:
@@ -153,15 +180,18 @@ def test_files_are_written(table, tmp_path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_plot_of_one_token_is_drawn(table, tmp_path) -> None:
+@pytest.mark.parametrize("kinds", ["lengths", "ragged", "equal,lengths", "ragged,equal"])
+def test_a_plot_is_drawn_of_whatever_was_timed(table, tmp_path, kinds) -> None:
     picture = tmp_path / "times.png"
-    table("--tokens", "1", "--techniques", "naive", "--plot", str(picture))
+    args = "--tokens", "1", "--techniques", "cached", "--workloads", kinds
+    table(*args, "--plot", str(picture))
     assert picture.stat().st_size > 1000
 
 
 @pytest.mark.slow
 def test_as_a_command_it_shows_progress_and_warns_of_nothing(tiny) -> None:
     command = [sys.executable, ROOT / "timed_generate.py", "--model", tiny, "--tokens", "2,4"]
+    command += ["--workloads", "lengths"]  # the others are of full size here
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0
     assert len(json.loads(done.stdout.splitlines()[-1])["rows"]) == 10
@@ -172,20 +202,37 @@ def test_as_a_command_it_shows_progress_and_warns_of_nothing(tiny) -> None:
 # ------------------------------------------------------------------------------------- measuring
 
 
-def timed_run(token_times: list[float], kv_bytes: int = 0) -> Run:
-    return Run(torch.zeros(1, 1), 10.0, token_times, 0, kv_bytes)
+def requests(prompts: list[int], new_tokens: list[int], kind: str = RAGGED) -> Workload:
+    """Requests of these lengths, whose prompts are zeros."""
+    return Workload(kind, kind, "", [[0] * n for n in prompts], new_tokens)
+
+
+def timed_run(token_times: list[list[float]], kv_bytes: int = 0) -> Run:
+    return Run([], 10.0, token_times, 0, kv_bytes, kv_bytes, batch=2, used=None)
+
+
+MACHINE = {"last_level_cache_bytes": None, "memory_bandwidth_bytes_per_s": 1000}
 
 
 def test_a_row_holds_the_medians_and_the_bandwidth_share() -> None:
-    workload = Workload("3 new tokens", torch.zeros(2, 4), 3)
-    runs = [timed_run([10.0 + k, 10.0 + 2 * k, 10.0 + 3 * k], kv_bytes=600) for k in (1, 5, 2)]
-    machine = {"last_level_cache_bytes": None, "memory_bandwidth_bytes_per_s": 1000}
-    row = timed_generate.new_row(workload, "cached", runs, 5000, machine)
+    workload = requests([4, 4], [3, 3], EQUAL)
+    runs = [timed_run([[10.0 + k, 10.0 + 2 * k, 10.0 + 3 * k]] * 2, 600) for k in (1, 5, 2)]
+    row = timing.measure.new_row(workload, "static", runs, 5000, MACHINE)
     assert (row["ttft_s"], row["tpot_s"], row["total_s"]) == (2, 2, 6)
     assert row["tok_per_s"] == pytest.approx(2 * 3 / 6)
     assert row["tok_per_s_min"] == pytest.approx(2 * 3 / 15)
     # Two decode steps read the keys and values of 5 and of 6 tokens; 6 tokens are 600 bytes.
     assert row["mbu"] == pytest.approx((5000 + 550) / 2 / 1000)
+
+
+def test_ttft_and_tpot_are_medians_over_the_requests_and_no_mbu_is_made_up() -> None:
+    workload = requests([4, 4, 4], [2, 1, 3])
+    run = timed_run([[11.0, 12.0], [15.0], [16.0, 20.0, 24.0]])
+    row = timing.measure.new_row(workload, "static", [run], 5000, MACHINE)
+    assert row["ttft_s"] == 5  # of 1, 5 and 6: those who wait are waiting from the start
+    assert row["tpot_s"] == 2.5  # of 1 and 4: one token alone has none
+    assert row["tok_per_s"] == pytest.approx(6 / 14)
+    assert row["mbu"] is None
 
 
 def test_growth_is_the_power_of_the_length() -> None:
@@ -194,7 +241,7 @@ def test_growth_is_the_power_of_the_length() -> None:
         for n in (16, 64, 256)
         for name, p in (("naive", 2), ("cached", 1))
     ]
-    found = timed_generate.growth(rows)
+    found = timing.measure.growth(rows)
     assert found["naive"]["total_time"] == pytest.approx(2)
     assert found["naive"]["total_time_last_two"] == pytest.approx(2)
     assert found["cached"]["total_time"] == pytest.approx(1)
@@ -220,85 +267,309 @@ def test_growth_is_printed(table) -> None:
 
 
 def test_every_repeat_starts_with_another_technique() -> None:
-    assert timed_generate.rotated(["a", "b", "c"], 0) == ["a", "b", "c"]
-    assert timed_generate.rotated(["a", "b", "c"], 4) == ["b", "c", "a"]
+    assert timing.measure.rotated(["a", "b", "c"], 0) == ["a", "b", "c"]
+    assert timing.measure.rotated(["a", "b", "c"], 4) == ["b", "c", "a"]
 
 
-def test_each_timed_run_is_kept(table, tiny, monkeypatch) -> None:
-    ran = []
+# --------------------------------------------------------------------------------- many requests
 
-    def prepare(folder: Path, device: torch.device) -> Loop:
-        naive = timed_generate.prepare_naive(folder, device)
 
-        def generate(model, input_ids, new_tokens):
-            ran.append(new_tokens)
-            return naive.generate(model, input_ids, new_tokens)
+def test_every_workload_is_served_by_the_techniques_that_can(table) -> None:
+    printed, result = table("--workloads", ",".join(KINDS), "--tokens", "3")
+    found = [(row["workload"], row["technique"]) for row in result["rows"]]
+    assert found == [
+        *(("3 new tokens", n) for n in ("naive", "cached-concat", "cached", "hf-nocache", "hf")),
+        *(("ragged", name) for name in ("cached", "static", "continuous", "paged", "hf")),
+        *(("equal", name) for name in ("cached", "static", "hf")),
+    ]
+    for row in result["rows"]:
+        assert set(row) >= ROW_KEYS
+        assert 0 < row["ttft_s"] < row["total_s"]
+    assert max(len(line) for line in printed.splitlines()[:-1]) <= 100
+    assert "~" not in printed
 
-        return replace(naive, generate=generate)
 
-    monkeypatch.setitem(TECHNIQUES, "new", prepare)
+def test_a_technique_runs_on_the_workloads_that_it_serves(tiny, capsys) -> None:
+    args = ["--model", str(tiny), "--repeats", "1", "--techniques", "continuous,static"]
+    timed_generate.main(args)
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    found = [(row["workload"], row["technique"]) for row in result["rows"]]
+    assert found == [("ragged", "continuous"), ("ragged", "static"), ("equal", "static")]
+    assert {row["speedup"] for row in result["rows"]} == {None}  # cached was verified, not timed
+
+
+def test_the_work_for_ragged_requests_is_counted_exactly(table, tiny) -> None:
+    _, result = table("--workloads", "ragged")
+    workload = timing.workloads.ragged(read_config(tiny))
+    per_token = lab2.kv_bytes_per_token(read_config(tiny))
+    useful = sum(len(p) + n - 1 for p, n in zip(workload.prompts, workload.new_tokens, strict=True))
+
+    def padded(size: int) -> list[tuple[int, int, int]]:
+        """Rows, columns and forwards of every batch of this size."""
+        firsts = range(0, len(workload.prompts), size)
+        batches = [
+            (workload.prompts[i : i + size], workload.new_tokens[i : i + size]) for i in firsts
+        ]
+        return [(len(p), max(map(len, p)) + max(n) - 1, max(n)) for p, n in batches]
+
+    rows = by_name(result)
+    for name, row in rows.items():
+        assert row["requests"] == 20
+        assert row["new_tokens"] == sum(workload.new_tokens)
+        assert row["kv_bytes"] <= row["kv_bytes_reserved"]
+        assert row["speedup"] == rows["cached"]["total_s"] / row["total_s"]
+        assert row["mbu"] is None
+        if name in ("static", "hf"):
+            batches = padded(row["batch"])
+            assert row["tokens_computed"] == sum(height * width for height, width, _ in batches)
+            assert (
+                row["kv_bytes"] == max(height * width for height, width, _ in batches) * per_token
+            )
+            steps = sum(forwards for *_, forwards in batches)
+            assert row["used"] == sum(workload.new_tokens) / (steps * row["batch"])
+    assert rows["cached"]["tokens_computed"] == rows["continuous"]["tokens_computed"] == useful
+    assert rows["paged"]["tokens_computed"] >= useful  # more where a request was preempted
+    assert rows["cached"]["kv_bytes"] == (workload.longest - 1) * per_token
+    reserved = 16 * workload.longest * per_token
+    assert rows["continuous"]["kv_bytes_reserved"] == reserved
+    assert reserved - 16 * per_token < rows["paged"]["kv_bytes_reserved"] <= reserved
+    assert [rows[name]["batch"] for name in ("cached", "static", "continuous")] == [1, 16, 16]
+    assert rows["hf"]["batch"] in timing.techniques.HF_SIZES
+
+
+def test_used_is_the_utilisation_of_the_loops_of_lab_3(table, tiny) -> None:
+    _, result = table("--workloads", "ragged", "--techniques", "static,continuous,paged")
+    model = lab2.CachedLMHead.from_pretrained(tiny)
+    workload = timing.workloads.ragged(model.config)
+    for name, loop in (("static", lab3.generate_static), ("continuous", lab3.generate_continuous)):
+        served = loop(model, workload.prompts, workload.new_tokens, 16)
+        assert by_name(result)[name]["used"] == lab3.utilisation(served.trace)
+    assert by_name(result)["paged"]["used"] is None
+
+
+def test_equal_requests_waste_nothing_in_static_batches(table) -> None:
+    _, result = table("--workloads", "equal")
+    assert {row["tokens_computed"] for row in result["rows"]} == {16 * (6 + 5 - 1)}
+    assert {row["used"] for row in result["rows"]} == {1.0}
+    assert all(row["mbu"] > 0 for row in result["rows"])
+
+
+def test_ragged_requests_are_the_same_every_time_and_mostly_short() -> None:
+    config = GPTConfig(vocab_size=100)
+    workload = timing.workloads.ragged(config)
+    assert workload == timing.workloads.ragged(config)
+    generator = torch.Generator().manual_seed(0)
+    drawn = timing.workloads.log_uniform((8, 128), 10_000, generator)
+    assert (min(drawn), max(drawn)) == (8, 128)
+    assert sorted(drawn)[5_000] == pytest.approx(32, abs=1)  # the geometric mean of the ends
+
+
+@pytest.mark.parametrize("name", ["cached", "static", "continuous", "paged"])
+def test_each_request_has_a_time_for_each_of_its_tokens(tiny, name) -> None:
+    workload = timing.workloads.ragged(read_config(tiny))
+    run = TECHNIQUES[name][RAGGED](tiny, CPU).run(workload)
+    assert [len(times) for times in run.token_times] == workload.new_tokens
+    for times in run.token_times:
+        assert run.start < times[0]
+        assert times == sorted(set(times))  # no request gets two tokens in one forward
+
+
+def test_in_a_batch_tokens_come_together_and_the_next_batch_waits(tiny) -> None:
+    workload = requests([3, 1, 2], [2, 4, 1])
+    batches = replace(timing.techniques.prepare_static(tiny, CPU), size=2)
+    first, second, third = batches.run(workload).token_times
+    assert first == second[:2]
+    assert third[0] > second[-1]
+
+
+def test_newcomers_are_served_before_those_who_run(tiny) -> None:
+    """Two slots, three requests: the third joins when the first has ended."""
+    model = lab2.CachedLMHead.from_pretrained(tiny)
+
+    def new_engine(model: Any, workload: Workload) -> lab3.ContinuousBatcher:
+        return lab3.ContinuousBatcher(model, 2, workload.longest)
+
+    engine = Continuous("", model, new_engine, kv_bytes.of_slots, 2)
+    run = engine.run(requests([3, 3, 3], [1, 4, 2]))
+    first, second, third = run.token_times
+    assert first[0] < second[0] < third[0] < second[1] < second[2] == third[1] < second[3]
+    assert run.used == 7 / 8
+
+
+def test_growth_while_a_forward_ran_is_a_token_of_that_forward() -> None:
+    ends, lengths = [1.0, 2.0, 3.0], [[4, 7], [5, 7], [5, 8], [6, 9]]
+    assert times_of_growth(ends, lengths) == [[1.0, 3.0], [2.0, 3.0]]
+
+
+def test_a_request_that_is_preempted_keeps_the_times_of_its_tokens(tiny) -> None:
+    model = lab2.CachedLMHead.from_pretrained(tiny)
+    engines = []
+
+    def new_engine(model: Any, workload: Workload) -> lab4.PagedBatcher:
+        engines.append(lab4.PagedBatcher(model, num_blocks=3, block_size=4, max_running=2))
+        return engines[0]
+
+    workload = requests([4, 4], [6, 6])
+    run = Continuous("", model, new_engine, kv_bytes.of_blocks, 2).run(workload)
+    assert engines[0].preemptions > 0
+    assert [len(times) for times in run.token_times] == [6, 6]
+    assert run.kv_bytes == run.kv_bytes_reserved  # the pool ran empty
+    assert run.tokens_computed > 2 * (4 + 6 - 1)
+
+
+class Paced:
+    """Batches of a given speed that note what they were asked for."""
+
+    def __init__(self, size, seconds):
+        self.size, self.seconds, self.asked = size, seconds, []
+
+    def run(self, workload):
+        self.asked.append(workload.new_tokens)
+        return replace(timed_run([[10.0 + self.seconds]]), batch=self.size)
+
+
+def test_the_fastest_size_is_chosen_once_by_short_trials():
+    slow, fast = Paced(8, 3.0), Paced(32, 2.0)
+    best = BestBatches([slow, fast])
+    workload = requests([1, 1], [8, 9])
+    assert [best.run(workload).batch for _ in range(2)] == [32, 32]
+    assert slow.asked == [[2], [2, 3]]  # one request to warm up, and the trial
+    assert fast.asked == [[2, 3], [8, 9], [8, 9]]
+
+
+# ------------------------------------------------------------------------------------ repetition
+
+
+@pytest.fixture
+def ran(monkeypatch) -> list[tuple[str, int]]:
+    """What naive and a technique `new`, its twin, have been asked for, in order."""
+    asked = []
+
+    def noting(name: str) -> Callable:
+        def prepare(folder: Path, device: torch.device) -> Batches:
+            naive = timing.techniques.prepare_naive(folder, device)
+
+            def generate(model, prompts, new_tokens):
+                asked.append((name, *new_tokens))
+                return naive.generate(model, prompts, new_tokens)
+
+            return replace(naive, generate=generate)
+
+        return prepare
+
+    for name in ("naive", "new"):
+        monkeypatch.setitem(TECHNIQUES, name, {LENGTHS: noting(name)})
+    return asked
+
+
+VERIFIED = [("naive", 2), ("new", 2), ("naive", 3), ("new", 3)]
+
+
+def test_each_row_is_verified_and_then_timed_as_often_as_asked(table, ran, monkeypatch) -> None:
+    monkeypatch.setattr(timing.measure, "ENOUGH_SECONDS", 1e-9)
     _, result = table("--tokens", "2,3", "--techniques", "new", "--repeats", "4")
-    assert ran == [2, 3] + [2, 3] * 4  # the verified runs, which warm up, and the repeats
-    assert [row["technique"] for row in result["rows"]] == ["new", "new"]
+    assert ran == VERIFIED + [("new", 2), ("new", 3)] * 4
+    assert [row["repeats"] for row in result["rows"]] == [4, 4]
+
+
+def without_repeats(tiny: Path) -> list[str]:
+    names = ["--techniques", "naive,new", "--workloads", "lengths"]
+    return ["--model", str(tiny), "--tokens", "2,3", *names]
+
+
+def test_rows_that_take_no_time_are_timed_thrice_in_turn(tiny, ran, monkeypatch) -> None:
+    monkeypatch.setattr(timing.measure, "ENOUGH_SECONDS", math.inf)
+    timed_generate.main(without_repeats(tiny))
+    other_first = [("new", 2), ("naive", 2), ("new", 3), ("naive", 3)]
+    assert ran == VERIFIED + VERIFIED + other_first + VERIFIED
+
+
+def test_rows_that_take_long_are_timed_once_and_the_reference_at_once(
+    tiny, ran, monkeypatch, capsys
+) -> None:
+    monkeypatch.setattr(timing.measure, "ENOUGH_SECONDS", 1e-9)
+    timed_generate.main(without_repeats(tiny))
+    assert ran == [*VERIFIED, ("new", 2), ("new", 3)]
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [row["repeats"] for row in result["rows"]] == [1] * 4
+
+
+def test_by_default_the_slowest_technique_is_left_out_of_long_texts(table, monkeypatch) -> None:
+    monkeypatch.setattr(timed_generate, "SHORT_ONLY", {"hf-nocache": 2})
+    _, result = table("--tokens", "2,3")
+    found = [row["workload"] for row in result["rows"] if row["technique"] == "hf-nocache"]
+    assert found == ["2 new tokens"]
+    assert "hf-nocache" not in result["growth"]
+    _, result = table("--tokens", "2,3", "--techniques", "hf-nocache")
+    assert [row["new_tokens"] for row in result["rows"]] == [2, 3]
 
 
 # ----------------------------------------------------------------------------------- verification
 
 
-def wrong_at_the_end(ids, new_tokens):
-    ids[0, -1] = (ids[0, -1] + 1) % 4096
-    return ids
+def wrong_at_the_end(ids, limit):
+    return [*ids[:-1], (ids[-1] + 1) % 4096]
 
 
-def one_too_few(ids, new_tokens):
-    return ids[:, :-1]
+def one_too_few(ids, limit):
+    return ids[:-1]
 
 
-def changes_the_prompt(ids, new_tokens):
-    ids[0, 0] = (ids[0, 0] + 1) % 4096
-    return ids
+def changes_the_prompt(ids, limit):
+    return [(ids[0] + 1) % 4096, *ids[1:]]
 
 
-def only_new_tokens(ids, new_tokens):
-    return ids[:, -new_tokens:]
+def only_new_tokens(ids, limit):
+    return ids[-limit:]
 
 
+def mistaken(prepare: Callable, wrong: Callable, call: int = 0) -> Callable:
+    """The technique, whose last request of a batch goes wrong from this call on."""
+
+    def prepare_it(folder: Path, device: torch.device) -> Batches:
+        right = prepare(folder, device)
+        calls = []
+
+        def generate(model, prompts, new_tokens):
+            calls.append(prompts)
+            *outputs, last = right.generate(model, prompts, new_tokens)
+            return [*outputs, wrong(last, new_tokens[-1]) if len(calls) > call else last]
+
+        return replace(right, generate=generate)
+
+    return prepare_it
+
+
+@pytest.mark.parametrize("kind", [LENGTHS, RAGGED])
 @pytest.mark.parametrize(
     "wrong", [wrong_at_the_end, one_too_few, changes_the_prompt, only_new_tokens]
 )
-def test_a_wrong_technique_is_never_timed(tiny, monkeypatch, capsys, wrong) -> None:
-    def prepare(folder: Path, device: torch.device) -> Loop:
-        cached = timed_generate.prepare_cached(folder, device)
-
-        def generate(model, input_ids, new_tokens):
-            return wrong(cached.generate(model, input_ids, new_tokens), new_tokens)
-
-        return replace(cached, generate=generate)
-
-    monkeypatch.setitem(TECHNIQUES, "mistaken", prepare)
+def test_a_wrong_technique_is_never_timed(table, monkeypatch, capsys, wrong, kind) -> None:
+    prepare = TECHNIQUES["cached" if kind == LENGTHS else "static"][kind]
+    monkeypatch.setitem(TECHNIQUES, "mistaken", {kind: mistaken(prepare, wrong)})
     with pytest.raises(SystemExit) as stopped:
-        timed_generate.main(["--model", str(tiny), "--tokens", "4", "--techniques", "mistaken"])
+        table("--workloads", kind, "--tokens", "4", "--techniques", "mistaken")
     assert str(stopped.value).startswith("Stopped: mistaken")  # a text exits with status 1
+    assert kind == LENGTHS or "request 15 of ragged" in str(stopped.value)
     assert "tok/s" not in capsys.readouterr().out
 
 
-def test_a_technique_that_goes_wrong_later_stops_the_timing(tiny, monkeypatch) -> None:
+@pytest.mark.parametrize(("name", "kind"), [("naive", LENGTHS), ("cached", RAGGED)])
+def test_the_reference_is_held_against_the_model_without_cache(
+    table, monkeypatch, name, kind
+) -> None:
+    wrong = mistaken(TECHNIQUES[name][kind], wrong_at_the_end)
+    monkeypatch.setitem(TECHNIQUES, name, {**TECHNIQUES[name], kind: wrong})
+    with pytest.raises(SystemExit, match=f"{name} does not generate what the naive model does"):
+        table("--workloads", kind, "--tokens", "4")
+
+
+def test_a_technique_that_goes_wrong_later_stops_the_timing(table, monkeypatch) -> None:
     """State that survives a run shows only in the next one."""
-
-    def prepare(folder: Path, device: torch.device) -> Loop:
-        naive = timed_generate.prepare_naive(folder, device)
-        calls = []
-
-        def generate(model, input_ids, new_tokens):
-            calls.append(new_tokens)
-            ids = naive.generate(model, input_ids, new_tokens)
-            return ids if len(calls) == 1 else wrong_at_the_end(ids, new_tokens)
-
-        return replace(naive, generate=generate)
-
-    monkeypatch.setitem(TECHNIQUES, "stateful", prepare)
+    stateful = mistaken(timing.techniques.prepare_naive, wrong_at_the_end, call=1)
+    monkeypatch.setitem(TECHNIQUES, "stateful", {LENGTHS: stateful})
     with pytest.raises(SystemExit, match="stateful does not generate"):
-        timed_generate.main(["--model", str(tiny), "--tokens", "4", "--techniques", "stateful"])
+        table("--tokens", "4", "--techniques", "stateful")
 
 
 class Scripted(nn.Module):
@@ -306,17 +577,16 @@ class Scripted(nn.Module):
 
     def __init__(self, logits: list[float]) -> None:
         super().__init__()
-        self.logits = torch.tensor(logits)
+        self.logits = nn.Parameter(torch.tensor(logits))
 
     def forward(self, inputs, position_ids):
         return self.logits.expand(*inputs.shape, -1)
 
 
 def verify(ids: list[int], logits: list[float]) -> str | None:
-    """Against a prompt of two tokens, 0 0, that naive continued by 1 1 1."""
-    workload = Workload("3 new tokens", torch.tensor([[0, 0]]), 3)
-    expected = torch.tensor([[0, 0, 1, 1, 1]])
-    return timed_generate.verify("new", workload, torch.tensor([ids]), expected, Scripted(logits))
+    """Against a prompt of two tokens, 0 0, that the reference continued by 1 1 1."""
+    workload = requests([2], [3])
+    return verify_outputs("new", workload, [ids], [[0, 0, 1, 1, 1]], Scripted(logits))
 
 
 def test_equal_tokens_need_no_excuse() -> None:
@@ -340,11 +610,28 @@ def test_beyond_a_tie_every_token_must_still_be_a_best_one() -> None:
         verify([0, 0, 2, 1, 0], [0.0, 10.0, 10.0 - 1e-4])
 
 
+def test_ties_of_several_requests_make_one_sentence() -> None:
+    workload = requests([2, 2, 2], [1, 1, 1])
+    outputs, model = [[0, 0, 2]] * 3, Scripted([0.0, 10.0, 10.0 - 1e-4])
+    told = verify_outputs("new", workload, outputs, [[0, 0, 1]] * 3, model)
+    assert told is not None
+    assert "request 0 of ragged" in told
+    assert told.endswith("So are 2 more requests.")
+
+
+def test_a_reference_is_what_the_model_picks_or_ties_with() -> None:
+    workload, model = requests([2], [2]), Scripted([0.0, 10.0, 10.0 - 1e-4])
+    assert verify_outputs("cached", workload, [[0, 0, 1, 1]], None, model) is None
+    told = verify_outputs("cached", workload, [[0, 0, 1, 2]], None, model)
+    assert told is not None
+    assert "position 3" in told
+
+
 def test_a_tied_row_is_marked_and_the_tie_printed(table, monkeypatch) -> None:
-    def tied(name, workload, ids, expected_ids, naive_model):
+    def tied(name, workload, outputs, expected, naive_model):
         return "cached, 3 new tokens: a tie." if name == "cached" else None
 
-    monkeypatch.setattr(timed_generate, "verify", tied)
+    monkeypatch.setattr(timing.measure, "verify", tied)
     printed, _ = table("--tokens", "3", "--techniques", "naive,cached")
     assert "cached ~" in printed
     assert "naive ~" not in printed
@@ -398,6 +685,48 @@ def test_mine_is_the_cache_of_lab_2(table, kept) -> None:
     assert mine["kv_bytes"] == cached["kv_bytes"] > 0
 
 
+def learners(lab: str, *parts: str) -> dict[str, object]:
+    """These functions and classes of a lab, as if a learner had written them."""
+    source = Path(inspect.getfile(lab3)).with_name(f"{lab}.py").read_text()
+    found: dict[str, object] = {}
+    exec(compile(source, f"my {lab}", "exec"), found)
+    return {part: found[part] for part in parts}
+
+
+@pytest.mark.parametrize(
+    ("yours", "about", "like"),
+    [
+        ({}, "the reference's static batches", "static"),
+        ({"batching": ["pad_left"]}, "your static batches (lab 3)", "static"),
+        ({"batching": ["generate_padded"]}, "your static batches (lab 3)", "static"),
+        (
+            {"batching": ["generate_padded", "ContinuousBatcher"]},
+            "your continuous batching (lab 3)",
+            "continuous",
+        ),
+        (
+            {"batching": ["SlotCache"], "paged_attention": ["PagedCache"]},
+            "your paged attention (lab 4)",
+            "paged",
+        ),
+        ({"paged_attention": ["BlockManager"]}, "your paged attention (lab 4)", "paged"),
+    ],
+)
+def test_mine_is_the_newest_batching(table, monkeypatch, yours, about, like) -> None:
+    def mine(lab: str):
+        module = kept_code.reference_module(lab)
+        vars(module).update(learners(lab, *yours.get(lab, [])))
+        return module
+
+    monkeypatch.setattr("autograder.check.mine", mine)
+    printed, result = table("--workloads", "ragged", "--techniques", like, "--mine")
+    assert f"many requests: {about}" in printed
+    reference, mine_row = result["rows"]
+    assert (reference["technique"], mine_row["technique"]) == (like, "mine")
+    for key in ("batch", "tokens_computed", "kv_bytes", "kv_bytes_reserved", "used"):
+        assert mine_row[key] == reference[key]
+
+
 # ------------------------------------------------------------------------------------- bad input
 
 
@@ -405,7 +734,16 @@ def test_mine_is_the_cache_of_lab_2(table, kept) -> None:
     ("args", "sentence"),
     [
         (["--techniques", "naive,cashed"], "Did you mean 'cached'?"),
-        (["--techniques", "zzz"], "There are naive, cached-concat, cached, hf-nocache, hf, mine."),
+        (["--techniques", "zzz"], "There are naive, cached-concat, cached, static, continuous, "),
+        (["--workloads", "raged"], "there is no workload 'raged'. Did you mean 'ragged'?"),
+        (
+            ["--workloads", "ragged,equal", "--techniques", "static,naive"],
+            "naive serves the workloads lengths, not ragged,equal",
+        ),
+        (
+            ["--workloads", "equal,ragged", "--techniques", "paged"],
+            "The workload equal is served by cached,static,hf,mine, not by paged",
+        ),
         (["--tokens", "16,x"], "'x' is not a whole number"),
         (["--tokens", ""], "'' is not a whole number"),
         (["--tokens", "0"], "'0' is not a whole number from 1 up"),
@@ -438,6 +776,14 @@ def test_bad_input_is_refused_with_a_sentence_before_any_work(
     assert printed.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(("kind", "new"), [("ragged", "RAGGED_NEW"), ("equal", "EQUAL_NEW")])
+def test_a_context_too_short_for_the_requests_is_refused(table, monkeypatch, capsys, kind, new):
+    monkeypatch.setattr(timing.workloads, new, (100, 100) if kind == "ragged" else 100)
+    with pytest.raises(SystemExit):
+        table("--workloads", kind)
+    assert f"The workload {kind} needs a context of 10" in capsys.readouterr().err
+
+
 def test_a_model_without_tokenizer_is_refused(tiny, tmp_path, capsys) -> None:
     for name in ("config.json", "model.safetensors"):
         shutil.copy(tiny / name, tmp_path)
@@ -446,11 +792,21 @@ def test_a_model_without_tokenizer_is_refused(tiny, tmp_path, capsys) -> None:
     assert "has no tokenizer" in capsys.readouterr().err
 
 
+def test_many_requests_need_no_tokenizer(tiny, tmp_path, table) -> None:
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(tiny / name, tmp_path)
+    args = "--workloads", "equal", "--techniques", "static"
+    _, result = table("--model", str(tmp_path), *args)
+    assert result["environment"]["prompt_tokens"] is None
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_the_counts_are_the_same(table) -> None:
-    _, here = table("--tokens", "4")
-    _, there = table("--tokens", "4", "--device", "cuda")
+    techniques = ",".join(name for name in TECHNIQUES if name not in ("hf", "mine"))
+    args = "--workloads", ",".join(KINDS), "--tokens", "4", "--techniques", techniques
+    _, here = table(*args)
+    _, there = table(*args, "--device", "cuda")
     for one, other in zip(here["rows"], there["rows"], strict=True):
         assert one["tokens_computed"] == other["tokens_computed"]
         assert one["kv_bytes"] == other["kv_bytes"]

@@ -1,0 +1,1 @@
+"""What stands behind timed_generate.py: workloads, techniques, verification, table, plot."""

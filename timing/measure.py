@@ -1,0 +1,183 @@
+"""Verifying and timing, and what comes of it: the rows of the table."""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+from tqdm import tqdm
+
+from solutions import generate as lab1
+from timing.runs import Prepared, Run
+from timing.verify import verify
+from timing.workloads import Workload
+
+REPEATS = 3
+ENOUGH_SECONDS = 2.0
+
+Plan = list[tuple[Workload, list[str]]]  # which techniques are timed on which workload
+Results = dict[tuple[str, str], list[Run]]  # by workload and technique, one run for each repeat
+Ties = dict[tuple[str, str], str]
+Row = dict[str, Any]
+
+
+def measure(
+    plan: Plan,
+    prepared: dict[tuple[str, str], Prepared],
+    naive_model: nn.Module,
+    repeats: int | None = None,
+) -> tuple[Results, Ties]:
+    """Verify every technique, then time it; return the timed runs and the ties.
+
+    `prepared` is by kind of workload and name. The verified runs are the warm-up. Then the
+    techniques take turns, and each repeat starts with another one, so that a slow minute of the
+    machine, or a warm cache, favours none of them.
+
+    Without `repeats`, a row is timed up to REPEATS times, until it has been for ENOUGH_SECONDS. A
+    reference has nothing to wait for: a first run of its own that was long enough counts.
+    """
+    verifying = [
+        (workload, name)
+        for workload, names in plan
+        for name in dict.fromkeys([workload.reference, *names])
+    ]
+    timing = [
+        (workload, name)
+        for repeat in range(repeats or REPEATS)
+        for workload, names in plan
+        for name in rotated(names, repeat)
+    ]
+    expected: dict[str, list[list[int]]] = {}
+    results: Results = {}
+    ties: Ties = {}
+    with tqdm(verifying + timing, unit="run", leave=False) as progress:
+        for done, (workload, name) in enumerate(progress):
+            row, verified = (workload.name, name), done >= len(verifying)
+            if verified and repeats is None and is_enough(results.get(row, [])):
+                continue
+            progress.set_description(f"{'time' if verified else 'verify'} {name}, {workload.name}")
+            run = prepared[workload.kind, name].run(workload)
+            tie = verify(name, workload, run.outputs, expected.get(workload.name), naive_model)
+            if tie:
+                ties[row] = tie
+            counts = repeats is None and name == workload.reference and is_enough([run])
+            if verified or counts:
+                results.setdefault(row, []).append(run)
+            expected.setdefault(workload.name, run.outputs)
+    return results, ties
+
+
+def is_enough(runs: Sequence[Run]) -> bool:
+    return sum(run.seconds for run in runs) >= ENOUGH_SECONDS
+
+
+def rotated(names: list[str], by: int) -> list[str]:
+    first = by % len(names)
+    return names[first:] + names[:first]
+
+
+# ------------------------------------------------------------------------------------------ rows
+
+
+def new_row(
+    workload: Workload, name: str, runs: list[Run], weight_bytes: int, environment: dict[str, Any]
+) -> Row:
+    """One line of the table: medians over the runs, in seconds and bytes."""
+    first, tokens = runs[0], sum(workload.new_tokens)
+    rates = [tokens / run.seconds for run in runs]
+    tpot = median_over(runs, lambda metrics: metrics.tpot)
+    cache = environment["last_level_cache_bytes"]
+    return {
+        "workload": workload.name,
+        "technique": name,
+        "batch": first.batch,
+        "requests": len(workload.prompts),
+        "new_tokens": tokens,
+        "repeats": len(runs),
+        "tok_per_s": statistics.median(rates),
+        "tok_per_s_min": min(rates),
+        "tok_per_s_max": max(rates),
+        "ttft_s": median_over(runs, lambda metrics: metrics.ttft),
+        "tpot_s": tpot,
+        "total_s": statistics.median(run.seconds for run in runs),
+        "tokens_computed": first.tokens_computed,
+        "kv_bytes": first.kv_bytes,
+        "kv_bytes_reserved": first.kv_bytes_reserved,
+        "used": first.used,
+        "speedup": None,
+        "speedup_over": workload.reference,
+        "mbu": mbu(workload, first, tpot, weight_bytes, environment),
+        "weights_fit_in_cache": cache is not None and weight_bytes <= cache,
+    }
+
+
+def median_over(runs: list[Run], pick: Callable[[lab1.Metrics], float | None]) -> float | None:
+    """The median over the requests of a run, and of these over the runs."""
+    medians = []
+    for run in runs:
+        picked = [pick(metrics) for metrics in run.metrics]
+        found = [seconds for seconds in picked if seconds is not None]
+        medians += [statistics.median(found)] if found else []
+    return statistics.median(medians) if medians else None
+
+
+def mbu(
+    workload: Workload,
+    run: Run,
+    tpot: float | None,
+    weight_bytes: int,
+    environment: dict[str, Any],
+) -> float | None:
+    """Bytes that a decode step must read, over those that the memory could have given meanwhile.
+
+    None where requests are unequal: every step reads another amount, and prefills lie between.
+    """
+    lengths = {len(prompt) for prompt in workload.prompts}
+    limits = set(workload.new_tokens)
+    if tpot is None or len(lengths) > 1 or len(limits) > 1:
+        return None
+    (prompt,), (n,) = lengths, limits
+    # The decode steps attend to prompt + 1 up to prompt + n - 1 tokens, the number at the peak.
+    bytes_per_step = weight_bytes + run.kv_bytes * (prompt + n / 2) / (prompt + n - 1)
+    return bytes_per_step / tpot / environment["memory_bandwidth_bytes_per_s"]
+
+
+def add_speedups(rows: list[Row]) -> None:
+    """Over the workload's reference; it stays None where that was not timed."""
+    totals = {(row["workload"], row["technique"]): row["total_s"] for row in rows}
+    for row in rows:
+        reference = totals.get((row["workload"], row["speedup_over"]))
+        row["speedup"] = reference / row["total_s"] if reference else None
+
+
+# ---------------------------------------------------------------------------------------- growth
+
+
+def growth(rows: list[Row]) -> dict[str, dict[str, float]]:
+    """The powers with which a technique's cost grows with the new tokens: 1 linear, 2 quadratic.
+
+    Each is the slope of the least-squares line through the logarithms; `total_time_last_two` is the
+    one between the two longest workloads alone. Empty where there is only one length, and without
+    a technique that was not timed on all of them.
+    """
+    powers = {}
+    lengths = {row["new_tokens"] for row in rows}
+    for name, own in by_technique(rows).items():
+        if len(own) == len(lengths) > 1:
+            powers[name] = {
+                "total_time": power(own, "total_s"),
+                "total_time_last_two": power(own[-2:], "total_s"),
+                "tokens_computed": power(own, "tokens_computed"),
+            }
+    return powers
+
+
+def power(rows: list[Row], cost: str) -> float:
+    lengths = [math.log(row["new_tokens"]) for row in rows]
+    return statistics.linear_regression(lengths, [math.log(row[cost]) for row in rows]).slope
+
+
+def by_technique(rows: list[Row]) -> dict[str, list[Row]]:
+    names = dict.fromkeys(row["technique"] for row in rows)
+    return {name: [row for row in rows if row["technique"] == name] for name in names}

@@ -1,0 +1,253 @@
+"""Doing a workload once, while the model is watched from outside.
+
+No loop has to be written for the stopwatch: hooks on the model tell when each forward ended and how
+many tokens went through. Which requests got a token in it follows from the kind of loop.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import torch
+from torch import nn
+
+from solutions import batching as lab3
+from solutions import generate as lab1
+from timing.kv_bytes import Bytes
+from timing.workloads import Workload
+
+Ids = list[int]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one technique did with one workload.
+
+    outputs: prompt and new tokens of each request. token_times: for each request, when each of its
+    new tokens was there, in seconds, on `start`'s clock. tokens_computed: how many tokens went
+    through the model, pads and finished rows included. kv_bytes, kv_bytes_reserved: keys and values
+    at the peak. batch: how many requests are served at a time. used: the share of slots, over all
+    steps, that served a request; None where a technique has no fixed slots.
+    """
+
+    outputs: list[Ids]
+    start: float
+    token_times: list[list[float]]
+    tokens_computed: int
+    kv_bytes: int
+    kv_bytes_reserved: int
+    batch: int
+    used: float | None
+
+    @property
+    def seconds(self) -> float:
+        return max(times[-1] for times in self.token_times) - self.start
+
+    @property
+    def metrics(self) -> list[lab1.Metrics]:
+        """Of each request; all of them were there at the start, so waiting counts."""
+        return [lab1.metrics(self.start, times) for times in self.token_times]
+
+
+class Prepared(Protocol):
+    """A technique with its weights loaded: what every row of the table has to offer."""
+
+    @property
+    def about(self) -> str:
+        """Its one line under the table."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that a decode step reads."""
+
+    def run(self, workload: Workload) -> Run:
+        """Do the workload once."""
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Every weight but the position embeddings, of which a decode step reads one row a token."""
+    weights = model.named_parameters()
+    return sum(weight.nbytes for name, weight in weights if not name.endswith("wpe.weight"))
+
+
+# ---------------------------------------------------------------------------------- watching
+
+
+class Watch:
+    """Notes the forwards of a model while it is entered.
+
+    start, ends: when it was entered and when each forward ended. A token is picked right after the
+    forward that gave its logits; a hook costs microseconds where a forward costs milliseconds. On
+    an accelerator the clock waits for the forward to end, as whoever reads the token would.
+    """
+
+    def __init__(self, model: nn.Module, kv_bytes: Callable[[Sequence[Any], Any], Bytes]) -> None:
+        self.model, self.kv_bytes = model, kv_bytes
+        self.device = next(model.parameters()).device
+        self.ends: list[float] = []
+        self.tokens_computed = self.held = self.reserved = 0
+        self.also: Callable[[], None] = lambda: None  # called at the end of each forward
+
+    def __enter__(self) -> Self:
+        self.hooks = [
+            self.model.get_submodule("transformer.wte").register_forward_pre_hook(self.count),
+            self.model.register_forward_hook(self.note, with_kwargs=True),
+        ]
+        synchronize(self.device)
+        self.start = time.perf_counter()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for hook in self.hooks:
+            hook.remove()
+
+    def count(self, embedding: nn.Module, args: tuple[torch.Tensor]) -> None:
+        self.tokens_computed += args[0].numel()
+
+    def note(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict, output: Any) -> None:
+        synchronize(self.device)
+        self.ends.append(time.perf_counter())
+        held, reserved = self.kv_bytes((*args, *kwargs.values()), output)
+        self.held, self.reserved = max(self.held, held), max(self.reserved, reserved)
+        self.also()
+
+    def run(
+        self,
+        outputs: list[Ids],
+        token_times: list[list[float]],
+        batch: int,
+        used: float | None,
+    ) -> Run:
+        counted = self.tokens_computed, self.held, self.reserved
+        return Run(outputs, self.start, token_times, *counted, batch, used)
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+# ------------------------------------------------------------------ batches, one after the other
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Requests in batches of `size`, in order of arrival; a batch ends with its longest.
+
+    generate: called as generate(model, prompts, new_tokens) for a batch, returns prompt and new
+    tokens of each. A batch's first forward gives each row its first token, and so on.
+    """
+
+    about: str
+    model: nn.Module
+    generate: Callable[[Any, list[Ids], list[int]], list[Ids]]
+    kv_bytes: Callable[[Sequence[Any], Any], Bytes]
+    size: int = 1
+
+    @property
+    def weight_bytes(self) -> int:
+        return weight_bytes(self.model)
+
+    def run(self, workload: Workload) -> Run:
+        outputs: list[Ids] = []
+        token_times: list[list[float]] = []
+        with Watch(self.model, self.kv_bytes) as watch:
+            for first in range(0, len(workload.prompts), self.size):
+                batch = slice(first, first + self.size)
+                prompts, limits = workload.prompts[batch], workload.new_tokens[batch]
+                forwards = len(watch.ends)
+                outputs += self.generate(self.model, prompts, limits)
+                token_times += [watch.ends[forwards : forwards + limit] for limit in limits]
+        used = sum(workload.new_tokens) / (len(watch.ends) * self.size)
+        return watch.run(outputs, token_times, self.size, used)
+
+
+class BestBatches:
+    """Batches of the size that was fastest in a trial, in which all sizes are timed once.
+
+    The trial asks for a quarter of the new tokens, since it is made to choose, not to report.
+    """
+
+    def __init__(self, candidates: list[Batches]) -> None:
+        self.candidates = candidates
+        self.best: Batches | None = None
+
+    @property
+    def about(self) -> str:
+        sizes = ", ".join(str(batches.size) for batches in self.candidates)
+        return f"{self.candidates[0].about}, padded batches of the best size of {sizes}"
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.candidates[0].weight_bytes
+
+    def run(self, workload: Workload) -> Run:
+        if self.best is None:
+            trial = replace(workload, new_tokens=[-(-n // 4) for n in workload.new_tokens])
+            warm_up = replace(trial, prompts=trial.prompts[:1], new_tokens=trial.new_tokens[:1])
+            self.candidates[0].run(warm_up)
+            self.best = min(self.candidates, key=lambda batches: batches.run(trial).seconds)
+        return self.best.run(workload)
+
+
+# ------------------------------------------------------------------------- continuous batching
+
+
+@dataclass(frozen=True)
+class Continuous:
+    """An engine whose requests join and leave between any two steps.
+
+    new_engine: called as new_engine(model, workload), returns a ContinuousBatcher or PagedBatcher
+    that serves `size` requests at a time.
+    """
+
+    about: str
+    model: nn.Module
+    new_engine: Callable[[Any, Workload], Any]
+    kv_bytes: Callable[[Sequence[Any], Any], Bytes]
+    size: int
+
+    @property
+    def weight_bytes(self) -> int:
+        return weight_bytes(self.model)
+
+    def run(self, workload: Workload) -> Run:
+        """Serve all requests; who got a token in a forward is seen from who has grown since.
+
+        When a forward ends its tokens have not been picked yet, so that the lengths noted then are
+        those from before it.
+        """
+        lengths: list[list[int]] = []
+        with Watch(self.model, self.kv_bytes) as watch:
+            engine = self.new_engine(self.model, workload)
+            for prompt, limit in zip(workload.prompts, workload.new_tokens, strict=True):
+                engine.submit(prompt, limit)
+            requests = list(engine.waiting)
+
+            def note_lengths() -> None:
+                lengths.append([len(request.ids) for request in requests])
+
+            watch.also = note_lengths
+            engine.run()
+            note_lengths()
+        outputs = [engine.outputs[number] for number in range(len(requests))]
+        used = lab3.utilisation(engine.trace) if hasattr(engine, "trace") else None
+        return watch.run(outputs, times_of_growth(watch.ends, lengths), self.size, used)
+
+
+def times_of_growth(ends: list[float], lengths: list[list[int]]) -> list[list[float]]:
+    """For each request, the ends of the forwards during which it grew.
+
+    `lengths` has a list for every forward, from before it, and one from after the last.
+    """
+    steps = list(zip(ends, pairwise(lengths), strict=True))
+    requests = range(len(lengths[0]))
+    return [[end for end, (old, new) in steps if new[r] > old[r]] for r in requests]

@@ -1,0 +1,160 @@
+"""What timed_generate.py prints: the machine, the tables, and what their words mean."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from timing.measure import ENOUGH_SECONDS, REPEATS, Plan, Row, Ties
+from timing.runs import Prepared
+from timing.workloads import LENGTHS
+
+
+def show_environment(console: Console, found: dict[str, Any]) -> None:
+    cache = found["last_level_cache_bytes"]
+    repeats = f"medians of {found['repeats']} interleaved repeats"
+    if found["repeats"] is None:
+        enough = f"(fewer once timed for {ENOUGH_SECONDS:.0f} s)"
+        repeats = f"medians of up to {REPEATS} interleaved repeats {enough}"
+    console.print(
+        f"{found['model']}: {found['weight_bytes'] / 1e6:.1f} MB of weights in {found['dtype']}, "
+        f"on {found['device']}\n"
+        f"{found['processor']}, cores: {found['cores']}, threads: {found['threads']}, memory read "
+        f"at {found['memory_bandwidth_bytes_per_s'] / 1e9:.1f} GB/s, last-level cache: "
+        f"{f'{cache / 1e6:.1f} MB' if cache else 'unknown'}\n"
+        f"{found['os']}, Python {found['python']}, torch {found['torch']}, transformers "
+        f"{found['transformers']}\n"
+        f"Greedy; {repeats}; outputs verified first."
+    )
+
+
+# -------------------------------------------------------------------------------------- the rows
+
+
+def number(value: float | None, decimals: int = 1) -> str:
+    """Fewer decimals where they would say nothing."""
+    if value is None:
+        return "-"
+    return f"{value:,.{decimals if value < 100 else 0}f}"
+
+
+def spread(row: Row) -> str:
+    if row["repeats"] == 1:
+        return "-"
+    return f"{number(row['tok_per_s_min'])}-{number(row['tok_per_s_max'])}"
+
+
+def megabytes(row: Row) -> str:
+    return number(row["kv_bytes"] / 1e6, 2)
+
+
+def held_and_reserved(row: Row) -> str:
+    return f"{number(row['kv_bytes'] / 1e6)}/{number(row['kv_bytes_reserved'] / 1e6)}"
+
+
+def milliseconds(seconds: float | None, decimals: int = 1) -> str:
+    return number(None if seconds is None else seconds * 1e3, decimals)
+
+
+def share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
+
+
+def mbu_cell(row: Row) -> str:
+    return share(row["mbu"]) + "*" * (row["mbu"] is not None and row["weights_fit_in_cache"])
+
+
+Column = Callable[[Row], str]
+ONE_REQUEST: dict[str, Column] = {
+    "tok/s": lambda row: number(row["tok_per_s"]),
+    "min-max": spread,
+    "TTFT ms": lambda row: milliseconds(row["ttft_s"]),
+    "TPOT ms": lambda row: milliseconds(row["tpot_s"], 2),
+    "computed": lambda row: f"{row['tokens_computed']:,}",
+    "KV MB": megabytes,
+    "speed-up": lambda row: f"{row['speedup']:.1f}x" if row["speedup"] else "-",
+    "MBU": mbu_cell,
+}
+MANY_REQUESTS: dict[str, Column] = {
+    "batch": lambda row: str(row["batch"]),
+    **{header: ONE_REQUEST[header] for header in ("tok/s", "min-max", "TTFT ms", "TPOT ms")},
+    "computed": ONE_REQUEST["computed"],
+    "KV MB": held_and_reserved,
+    "used": lambda row: share(row["used"]),
+    "speed-up": ONE_REQUEST["speed-up"],
+    "MBU": mbu_cell,
+}
+
+
+def new_table(first: str, headers: Sequence[str]) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column(first, no_wrap=True)
+    for header in headers:
+        table.add_column(header, justify="right", no_wrap=True)
+    return table
+
+
+def show_rows(console: Console, rows: list[Row], columns: dict[str, Column], ties: Ties) -> None:
+    table = new_table("", list(columns))
+    workload = None
+    for row in rows:
+        if row["workload"] != workload:
+            workload = row["workload"]
+            table.add_section()
+            table.add_row(workload, style="bold")
+        mark = " ~" if (workload, row["technique"]) in ties else ""
+        table.add_row(row["technique"] + mark, *(cell(row) for cell in columns.values()))
+    console.print(table)
+
+
+def show_tables(console: Console, plan: Plan, rows: list[Row], ties: Ties) -> None:
+    """One table for the lengths, one for many requests, each where there are such rows."""
+    alone = {workload.name for workload, _ in plan if workload.kind == LENGTHS}
+    one = [row for row in rows if row["workload"] in alone]
+    many = [row for row in rows if row["workload"] not in alone]
+    if one:
+        show_rows(console, one, ONE_REQUEST, ties)
+    if many:
+        show_rows(console, many, MANY_REQUESTS, ties)
+    for tie in ties.values():
+        console.print(f"~ {tie}")
+    if any(mbu_cell(row).endswith("*") for row in rows):
+        console.print(
+            "* The weights fit in the processor's cache, so memory need not be read at every step: "
+            "MBU says little here and may pass 100%."
+        )
+
+
+def show_words(console: Console, plan: Plan, prepared: dict[tuple[str, str], Prepared]) -> None:
+    abouts = {(name, prepared[w.kind, name].about): None for w, names in plan for name in names}
+    for name, about in abouts:
+        console.print(f"{name:<15}{about}")
+    console.print()
+    for kind, workload in {workload.kind: workload for workload, _ in plan}.items():
+        console.print(f"{kind:<15}{workload.about}; speed-up over {workload.reference}")
+    console.print(
+        "\nTTFT: time to the first token, from the start, when all requests are there. TPOT: time "
+        "for each one after it. Both are medians over the requests. tok/s counts the tokens that "
+        "were asked for; computed, all that went through the model, pads and finished rows "
+        "included. KV: keys and values at the peak, held (by paged: in blocks handed out) / "
+        "reserved. Used: the share of slots, over all steps, that served a request. MBU: the share "
+        "of the measured memory bandwidth that reading weights and KV cache once a step takes up; "
+        "no single number where steps differ."
+    )
+
+
+def show_growth(console: Console, powers: dict[str, dict[str, float]], lengths: list[int]) -> None:
+    *_, last_but_one, last = lengths
+    table = new_table(
+        "cost grows with new tokens to the power",
+        [f"time, {lengths[0]} to {last}", f"time, {last_but_one} to {last}", "computed"],
+    )
+    for name, found in powers.items():
+        table.add_row(name, *(f"{value:.2f}" for value in found.values()))
+    console.print(table)
+    console.print(
+        "1 is linear, 2 quadratic, fitted to the rows above. The prompt and the fixed cost of a "
+        "step count at every length, so short texts fit below the power that long ones tend to."
+    )

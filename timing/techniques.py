@@ -1,0 +1,223 @@
+"""The techniques: those of the course, those of transformers, and the learner's own."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from gpt import GPTLMHead
+from solutions import batching as lab3
+from solutions import generate as lab1
+from solutions import kv_cache as lab2
+from solutions import paged_attention as lab4
+from timing import kv_bytes
+from timing.runs import Batches, BestBatches, Continuous, Ids, Prepared
+from timing.workloads import EQUAL, EQUAL_REQUESTS, KINDS, LENGTHS, RAGGED, Workload
+
+SLOTS = 16
+BLOCK_SIZE = 16
+HF_SIZES = 8, 16, 32, 64
+
+
+@functools.cache  # several rows run the same model
+def load(model: type[GPTLMHead], folder: Path, device: torch.device) -> GPTLMHead:
+    return model.from_pretrained(folder, device)
+
+
+def one_prompt_at_a_time(loop: Callable[[Any, Tensor, int], Tensor]) -> Callable:
+    """A loop of labs 1 and 2, called as Batches calls it."""
+
+    def generate(model: nn.Module, prompts: list[Ids], new_tokens: list[int]) -> list[Ids]:
+        input_ids = torch.tensor(prompts, device=next(model.parameters()).device)
+        return loop(model, input_ids, *new_tokens).tolist()
+
+    return generate
+
+
+# ----------------------------------------------------------------------------- labs 1 and 2
+
+
+def prepare_naive(folder: Path, device: torch.device) -> Batches:
+    model = load(GPTLMHead, folder, device)
+    about = "the whole sequence at every step (lab 1)"
+    return Batches(about, model, one_prompt_at_a_time(lab1.generate), kv_bytes.none_held)
+
+
+def prepare_cached_concat(folder: Path, device: torch.device) -> Batches:
+    model = load(lab2.ThreadedLMHead, folder, device)
+    about = "KV cache of tuples, copied to grow at every step (lab 2)"
+    return Batches(about, model, one_prompt_at_a_time(lab2.generate_threaded), kv_bytes.of_tuples)
+
+
+def prepare_cached(folder: Path, device: torch.device) -> Batches:
+    model = load(lab2.CachedLMHead, folder, device)
+    about = "KV cache in memory reserved once, one request at a time (lab 2)"
+    return Batches(about, model, one_prompt_at_a_time(lab2.generate), kv_bytes.of_object)
+
+
+# ----------------------------------------------------------------------------- labs 3 and 4
+
+
+def prepare_static(folder: Path, device: torch.device) -> Batches:
+    model = load(lab2.CachedLMHead, folder, device)
+    about = f"static batches of {SLOTS}, padded on the left (lab 3)"
+    return Batches(about, model, lab3.generate_padded, kv_bytes.of_object, SLOTS)
+
+
+def prepare_continuous(folder: Path, device: torch.device) -> Continuous:
+    model = load(lab2.CachedLMHead, folder, device)
+    about = f"continuous batching in {SLOTS} slots (lab 3)"
+    return Continuous(about, model, new_slots(lab3), kv_bytes.of_slots, SLOTS)
+
+
+def prepare_paged(folder: Path, device: torch.device) -> Continuous:
+    model = load(lab2.CachedLMHead, folder, device)
+    about = f"continuous batching over blocks of {BLOCK_SIZE}, {SLOTS} at a time at most (lab 4)"
+    return Continuous(about, model, new_blocks(lab4), kv_bytes.of_blocks, SLOTS)
+
+
+def new_slots(lab: ModuleType) -> Callable[[Any, Workload], lab3.ContinuousBatcher]:
+    def new_engine(model: Any, workload: Workload) -> lab3.ContinuousBatcher:
+        return lab.ContinuousBatcher(model, SLOTS, workload.longest)
+
+    return new_engine
+
+
+def new_blocks(lab: ModuleType) -> Callable[[Any, Workload], lab4.PagedBatcher]:
+    """A pool with the memory that the slots of `continuous` reserve, down to a whole block."""
+
+    def new_engine(model: Any, workload: Workload) -> lab4.PagedBatcher:
+        num_blocks = SLOTS * workload.longest // BLOCK_SIZE
+        return lab.PagedBatcher(model, num_blocks, BLOCK_SIZE, max_running=SLOTS)
+
+    return new_engine
+
+
+# ----------------------------------------------------------------------------- transformers
+
+
+def prepare_hf_nocache(folder: Path, device: torch.device) -> Batches:
+    about = "transformers, use_cache=False"
+    return Batches(about, load_hf(folder, device), hf_generate(False), kv_bytes.none_held)
+
+
+def prepare_hf(folder: Path, device: torch.device, size: int = 1) -> Batches:
+    about = "transformers, use_cache=True"
+    model = load_hf(folder, device)
+    return Batches(about, model, hf_generate(True), kv_bytes.of_transformers, size)
+
+
+def prepare_hf_best(folder: Path, device: torch.device) -> BestBatches:
+    return BestBatches([prepare_hf(folder, device, size) for size in HF_SIZES])
+
+
+@functools.cache
+def load_hf(folder: Path, device: torch.device) -> nn.Module:
+    transformers.utils.logging.disable_progress_bar()
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    # Greedy and without an EOS, as the course's own loops run here, whatever the checkpoint says.
+    model.generation_config = transformers.GenerationConfig(do_sample=False, pad_token_id=0)
+    return model.eval().requires_grad_(False).to(device)
+
+
+def hf_generate(use_cache: bool) -> Callable[[Any, list[Ids], list[int]], list[Ids]]:
+    def generate(model: Any, prompts: list[Ids], new_tokens: list[int]) -> list[Ids]:
+        input_ids, attention_mask = (padded.to(model.device) for padded in lab3.pad_left(prompts))
+        generated = model.generate(
+            input_ids,
+            attention_mask=attention_mask.long(),
+            max_new_tokens=max(new_tokens),
+            use_cache=use_cache,
+        )
+        new_ids = generated[:, input_ids.shape[1] :].tolist()
+        rows = zip(prompts, new_ids, new_tokens, strict=True)
+        return [prompt + row[:limit] for prompt, row, limit in rows]
+
+    return generate
+
+
+# --------------------------------------------------------------------------- the learner's own
+
+
+def prepare_mine(folder: Path, device: torch.device) -> Batches:
+    """The newest loop for one prompt of which some part is the learner's own.
+
+    `mine` prints which parts are.
+    """
+    from autograder.check import mine  # only --mine needs the autograder
+
+    lab = mine("kv_cache")
+    if is_learners(lab, lab.KVCache.attend):
+        model = lab.CachedLMHead.from_pretrained(folder, device)
+        loop = one_prompt_at_a_time(lab.generate)
+        return Batches("your KVCache (lab 2)", model, loop, kv_bytes.of_object)
+    threaded = lab.ThreadedAttention, lab.ThreadedBlock, lab.ThreadedModel, lab.ThreadedLMHead
+    if is_learners(lab, lab.generate_threaded, *(part.forward for part in threaded)):
+        model = lab.ThreadedLMHead.from_pretrained(folder, device)
+        loop = one_prompt_at_a_time(lab.generate_threaded)
+        return Batches("your KV cache of tuples (lab 2)", model, loop, kv_bytes.of_tuples)
+    lab = mine("generate")
+    if is_learners(lab, lab.generate):
+        model = load(GPTLMHead, folder, device)
+        loop = one_prompt_at_a_time(lab.generate)
+        return Batches("your generate (lab 1)", model, loop, kv_bytes.none_held)
+    about = "the reference's cached loop: no loop of yours has passed its check yet"
+    return replace(prepare_cached(folder, device), about=about)
+
+
+def prepare_mine_batched(folder: Path, device: torch.device) -> Prepared:
+    """The same for many requests: the newest engine of labs 3 and 4."""
+    from autograder.check import mine
+
+    model = load(lab2.CachedLMHead, folder, device)
+    lab = mine("paged_attention")
+    parts = lab.BlockManager.allocate, lab.slot_mapping, lab.PagedCache.attend
+    if is_learners(lab, *parts, lab.PagedBatcher.make_room):
+        about = "many requests: your paged attention (lab 4)"
+        return Continuous(about, model, new_blocks(lab), kv_bytes.of_blocks, SLOTS)
+    lab = mine("batching")
+    if is_learners(lab, lab.SlotCache.attend, lab.ContinuousBatcher.step):
+        about = "many requests: your continuous batching (lab 3)"
+        return Continuous(about, model, new_slots(lab), kv_bytes.of_slots, SLOTS)
+    about = "many requests: the reference's static batches, until batching of yours has passed"
+    padding = lab.pad_left, lab.padded_position_ids, lab.padded_mask
+    if is_learners(lab, lab.generate_padded, *padding):
+        about = "many requests: your static batches (lab 3)"
+    return Batches(about, model, lab.generate_padded, kv_bytes.of_object, SLOTS)
+
+
+def is_learners(lab: ModuleType, *functions: Callable) -> bool:
+    """Whether any of these functions of a lab's module is not the reference's."""
+    return any(
+        inspect.unwrap(function).__code__.co_filename != lab.__file__ for function in functions
+    )
+
+
+# A technique is one entry: for each kind of workload that it serves, what prepares it.
+TECHNIQUES: dict[str, dict[str, Callable[[Path, torch.device], Prepared]]] = {
+    "naive": {LENGTHS: prepare_naive},
+    "cached-concat": {LENGTHS: prepare_cached_concat},
+    "cached": dict.fromkeys(KINDS, prepare_cached),
+    "static": dict.fromkeys([RAGGED, EQUAL], prepare_static),
+    "continuous": {RAGGED: prepare_continuous},
+    "paged": {RAGGED: prepare_paged},
+    "hf-nocache": {LENGTHS: prepare_hf_nocache},
+    "hf": {
+        LENGTHS: prepare_hf,
+        RAGGED: prepare_hf_best,
+        EQUAL: partial(prepare_hf, size=EQUAL_REQUESTS),
+    },
+    "mine": {
+        LENGTHS: prepare_mine,
+        RAGGED: prepare_mine_batched,
+        EQUAL: prepare_mine_batched,
+    },
+}

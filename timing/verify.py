@@ -1,0 +1,85 @@
+"""No row of the table stands for a technique that generates something else."""
+
+import sys
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from timing.workloads import Workload
+
+HAIR = 1e-4  # two logits this close, relative to the largest one, are a tie in float32
+
+
+def verify(
+    name: str,
+    workload: Workload,
+    outputs: Sequence[list[int]],
+    expected: Sequence[list[int]] | None,
+    naive_model: nn.Module,
+) -> str | None:
+    """None where the outputs are the reference's; one sentence where float32 could not decide.
+
+    `expected` is what the reference returned; it is None for the reference itself, which is held
+    against the naive model. Raises SystemExit with a sentence where an output is wrong.
+    """
+    ties = []
+    for number, ids in enumerate(outputs):
+        wanted = None if expected is None else expected[number]
+        if ids != wanted:
+            tie = hold_against_naive(name, workload, number, ids, wanted, naive_model)
+            ties += [tie] if tie else []
+    if len(ties) > 1:
+        return f"{ties[0]} So are {len(ties) - 1} more requests."
+    return ties[0] if ties else None
+
+
+def hold_against_naive(
+    name: str,
+    workload: Workload,
+    number: int,
+    ids: list[int],
+    wanted: list[int] | None,
+    naive_model: nn.Module,
+) -> str | None:
+    """Whether every new token of one request is what the naive model picks, or ties with it.
+
+    After a first difference two texts part, so from there on it takes the naive model's word about
+    the technique's own text: each token must be a best one, or a hair away from it.
+    """
+    prompt, limit = workload.prompts[number], workload.new_tokens[number]
+    several = len(workload.prompts) > 1
+    place = f"request {number} of {workload.name}" if several else workload.name
+    length = len(prompt) + limit
+    if len(ids) != length:
+        sys.exit(
+            f"Stopped: {name} returned {len(ids)} tokens for {place} where the prompt and its new "
+            f"tokens are {length}."
+        )
+    logits = logits_after(naive_model, ids)[len(prompt) - 1 :]
+    if wanted is None:
+        wanted = prompt + logits.argmax(dim=-1).tolist()
+    differing = [i for i, (a, b) in enumerate(zip(ids, wanted, strict=True)) if a != b]
+    if not differing:
+        return None
+    first = differing[0]
+    picked = logits.gather(-1, torch.tensor(ids[len(prompt) :], device=logits.device)[:, None])
+    gaps = (logits.amax(-1) - picked[:, 0]) / logits.abs().amax(-1)  # of each new token
+    if ids[: len(prompt)] != prompt or gaps.max() > HAIR:
+        sys.exit(
+            f"Stopped: {name} does not generate what the naive model does. For {place} the first "
+            f"difference is at position {first} (the prompt has {len(prompt)} tokens), and its "
+            f"choices are up to {gaps.max():.1e} from the best logit (a tie is {HAIR:.0e})."
+        )
+    return (
+        f"{name}, {place}: the first difference is at position {first}, where the two best "
+        f"logits are {gaps[first - len(prompt)]:.1e} apart: a tie in float32."
+    )
+
+
+@torch.no_grad()
+def logits_after(model: nn.Module, ids: list[int]) -> Float[Tensor, "positions vocab"]:
+    """The logits behind every token but the last, in one forward of a model without a cache."""
+    inputs = torch.tensor([ids[:-1]], device=next(model.parameters()).device)
+    return model(inputs, torch.arange(inputs.shape[1], device=inputs.device)[None])[0]

@@ -1,0 +1,120 @@
+"""What is asked of the techniques: to continue one prompt, or to serve many requests."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from gpt import GPTConfig, load_tokenizer, read_config
+
+LENGTHS, RAGGED, EQUAL = KINDS = "lengths", "ragged", "equal"
+
+PROMPT = "Once upon a time there was a king who had three daughters, and the youngest"
+
+RAGGED_REQUESTS = 64
+RAGGED_PROMPT, RAGGED_NEW = (4, 64), (8, 128)  # tokens, from the fewest to the most
+EQUAL_REQUESTS, EQUAL_PROMPT, EQUAL_NEW = 16, 32, 64
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests that are all there from the start: prompts, and how many new tokens each asks for.
+
+    kind: "lengths", "ragged" or "equal". about: its one line under the table. No EOS ends a request
+    early, so that all techniques do the same work.
+    """
+
+    kind: str
+    name: str
+    about: str
+    prompts: list[list[int]]
+    new_tokens: list[int]
+
+    @property
+    def reference(self) -> str:
+        """The technique whose tokens the others must give, and over which speed-ups are.
+
+        The naive loop takes minutes for many requests, so there it is lab 2's loop, one request at
+        a time.
+        """
+        return "naive" if self.kind == LENGTHS else "cached"
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the request that grows longest."""
+        both = zip(self.prompts, self.new_tokens, strict=True)
+        return max(len(prompt) + limit for prompt, limit in both)
+
+
+def new_workloads(kinds: Sequence[str], folder: Path, lengths: Sequence[int]) -> list[Workload]:
+    """The workloads of these kinds. Raises ValueError where the model's context is too short."""
+    config = read_config(folder)
+    workloads: list[Workload] = []
+    if LENGTHS in kinds:
+        workloads += one_prompt(folder, config, lengths)
+    if RAGGED in kinds:
+        workloads.append(ragged(config))
+    if EQUAL in kinds:
+        workloads.append(equal(config))
+    return workloads
+
+
+def one_prompt(folder: Path, config: GPTConfig, lengths: Sequence[int]) -> list[Workload]:
+    try:
+        prompt = load_tokenizer(folder)(PROMPT).input_ids
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{folder} has no tokenizer: copy the model's tokenizer files there."
+        ) from error
+    room = config.n_positions - len(prompt)
+    if max(lengths) > room:
+        raise ValueError(
+            f"--tokens {max(lengths)} is too long: this model's context of {config.n_positions} "
+            f"has room for {room} behind the prompt of {len(prompt)} tokens."
+        )
+    about = f"one request, a prompt of {len(prompt)} tokens"
+    return [Workload(LENGTHS, f"{n} new tokens", about, [prompt], [n]) for n in lengths]
+
+
+def ragged(config: GPTConfig) -> Workload:
+    """Requests of unequal lengths, log-uniform: most are short and a few long, as with real ones.
+
+    The same ones every time. Their prompts are random ids: the time does not depend on the words.
+    """
+    generator = torch.Generator().manual_seed(0)
+    prompt_lengths = log_uniform(RAGGED_PROMPT, RAGGED_REQUESTS, generator)
+    new_tokens = log_uniform(RAGGED_NEW, RAGGED_REQUESTS, generator)
+    prompt, new = (f"{fewest}-{most}" for fewest, most in (RAGGED_PROMPT, RAGGED_NEW))
+    about = f"{RAGGED_REQUESTS} requests, prompts of {prompt} tokens, {new} new, log-uniform"
+    prompts = random_prompts(prompt_lengths, config, generator)
+    return fitting(Workload(RAGGED, RAGGED, about, prompts, new_tokens), config)
+
+
+def equal(config: GPTConfig) -> Workload:
+    """Requests that begin and end together, where static batching wastes nothing."""
+    generator = torch.Generator().manual_seed(0)
+    about = f"{EQUAL_REQUESTS} requests, prompts of {EQUAL_PROMPT} tokens, {EQUAL_NEW} new"
+    prompts = random_prompts([EQUAL_PROMPT] * EQUAL_REQUESTS, config, generator)
+    return fitting(Workload(EQUAL, EQUAL, about, prompts, [EQUAL_NEW] * EQUAL_REQUESTS), config)
+
+
+def log_uniform(ends: tuple[int, int], count: int, generator: torch.Generator) -> list[int]:
+    fewest, most = ends
+    exponents = torch.rand(count, generator=generator)
+    return (fewest * (most / fewest) ** exponents).round().long().tolist()
+
+
+def random_prompts(
+    lengths: Sequence[int], config: GPTConfig, generator: torch.Generator
+) -> list[list[int]]:
+    return [torch.randint(config.vocab_size, (n,), generator=generator).tolist() for n in lengths]
+
+
+def fitting(workload: Workload, config: GPTConfig) -> Workload:
+    if workload.longest > config.n_positions:
+        raise ValueError(
+            f"The workload {workload.name} needs a context of {workload.longest} tokens; this "
+            f"model has {config.n_positions}. Choose others with --workloads."
+        )
+    return workload
