@@ -182,10 +182,13 @@ class PagedCache:
     def select(self, request_ids: Sequence[int], q_len: int) -> Int[Tensor, "rows q_len"]:
         """Let the rows of the next forward be these requests, each with its last `q_len` tokens.
 
-        Their blocks must have been allocated. Keeps for `attend`: `new_slots` [rows, q_len], where
-        the new tokens go; `all_slots` [rows, k_len], where all tokens of a row lie; `mask`
-        [rows, 1, q_len, k_len]. Returns the new tokens' positions, as position ids for the model.
+        Their blocks must have been allocated; an unknown request is a ValueError. Keeps for
+        `attend`: `new_slots` [rows, q_len], where the new tokens go; `all_slots` [rows, k_len],
+        where all tokens of a row lie; `mask` [rows, 1, q_len, k_len]. Returns the new tokens'
+        positions, as position ids for the model.
         """
+        for request_id in request_ids:
+            self.manager.require_known(request_id)
         device = self.pool.device
         tables = [torch.tensor(self.manager.tables[r], device=device) for r in request_ids]
         block_tables = pad_sequence(tables, batch_first=True)

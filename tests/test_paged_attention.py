@@ -760,6 +760,15 @@ def test_a_pool_that_cannot_be_is_refused(num_blocks: int, block_size: int) -> N
             make()
 
 
+def test_a_forward_for_an_unknown_request_is_refused() -> None:
+    manager = BlockManager(num_blocks=2, block_size=4)
+    manager.allocate(3, num_tokens=2)
+    kv_cache = PagedCache(CONFIGS[0], manager)
+    with pytest.raises(ValueError, match="no request 8 in this pool. It holds 3"):
+        kv_cache.select([3, 8], q_len=1)
+    assert kv_cache.select([3], q_len=1).tolist() == [[1]]
+
+
 @pytest.mark.parametrize("max_running", [0, -1])
 def test_a_batcher_that_may_run_nothing_is_refused(max_running: int) -> None:
     with pytest.raises(ValueError, match=f"At least one request must run.*not {max_running}"):
