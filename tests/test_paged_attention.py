@@ -764,7 +764,7 @@ def test_a_forward_for_an_unknown_request_is_refused() -> None:
     manager = BlockManager(num_blocks=2, block_size=4)
     manager.allocate(3, num_tokens=2)
     kv_cache = PagedCache(CONFIGS[0], manager)
-    with pytest.raises(ValueError, match="no request 8 in this pool. It holds 3"):
+    with pytest.raises(ValueError, match="no request 8 in this pool"):
         kv_cache.select([3, 8], q_len=1)
     assert kv_cache.select([3], q_len=1).tolist() == [[1]]
 
