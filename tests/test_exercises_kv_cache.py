@@ -27,25 +27,11 @@ from solutions.kv_cache import (
     generate_threaded,
     kv_bytes_per_token,
 )
+from tests.attempts import attempt_at, with_method
 
 EXERCISES = {e.name: e for e in exercises().values() if e.lab == "kv_cache"}
 RIGHT: list[Any] = []
 WRONGS: list[Any] = []
-
-
-def attempt_at(kind: list[Any], exercise: str, base: type | None = None) -> Callable:
-    """Add the function below to RIGHT or WRONGS; with a base, as its method."""
-
-    def add(function: Callable) -> Callable:
-        attempt = function if base is None else with_method(base, exercise, function)
-        kind.append(pytest.param(exercise, attempt, id=f"{exercise}-{function.__name__}"))
-        return function
-
-    return add
-
-
-def with_method(base: type, exercise: str, function: Callable) -> type:
-    return type(base.__name__, (base,), {exercise.split(".")[-1]: function})
 
 
 # ---------------------------------------------------------------------------------- causal_mask
