@@ -107,6 +107,7 @@ class Blocks(Protocol):
     tables: dict[int, list[int]]
     free_blocks: deque[int]
 
+    def blocks_for(self, num_tokens: int) -> int: ...
     def allocate(self, request_id: int, num_tokens: int) -> None: ...
     def append(self, request_id: int) -> object: ...
     def can_append(self, request_id: int) -> bool: ...
@@ -153,7 +154,7 @@ def count_paged(lengths: Sequence[Lengths], manager: Blocks) -> MemoryUse:
     running: list[int] = []
     steps: list[Step] = []
     while True:
-        while waiting and -(-held[waiting[0]] // manager.block_size) <= len(manager.free_blocks):
+        while waiting and manager.blocks_for(held[waiting[0]]) <= len(manager.free_blocks):
             manager.allocate(waiting[0], held[waiting[0]])
             running.append(waiting.popleft())
         if not waiting:
