@@ -1,0 +1,140 @@
+"""The catalogue of misconceptions: wrong solutions, each an edit of the reference, with a sentence.
+
+One Markdown file a lab, `misconceptions/kv_cache.md`:
+
+    ## kv_cache.KVCache.truncate            the exercise
+
+    ### length_stays                        a name
+
+    Nothing is truncated: `length` says how many tokens the cache holds.      the sentence
+
+        -    self.length = n                an edit, indented, as a student would have written it
+
+An edit is a diff: the lines that begin with a space or with `-` stand together exactly once in the
+reference's function, its signature included, indented as you like; those with `+` come in place of
+the ones with `-`. A blank line begins the next place. An indented block without any `-` or `+` is
+the whole solution stretch. Where people write the same mistake in several ways, the forms stand one
+after the other with the word "or" between them.
+
+Nothing here runs before an answer is wrong; each judgement compiles what it needs afresh.
+"""
+
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from autograder.reference import AuthorError, Module, executed, lab_module
+
+CATALOGUES = Path(__file__).parent / "misconceptions"
+
+
+@dataclass(frozen=True)
+class Misconception:
+    """A wrong solution that people really write, and what to tell who wrote it.
+
+    forms: the edits by which it is written, each as it stands in the catalogue.
+    """
+
+    exercise: str
+    name: str
+    sentence: str
+    forms: tuple[str, ...]
+
+    def attempts(self) -> Iterator[Any]:
+        """For each form the wrong function, or the class that holds it, made afresh."""
+        lab, path = self.exercise.split(".", 1)
+        names = vars(import_module(f"solutions.{lab}"))
+        for form in self.forms:
+            source = edited(lab_module(lab), path, form, f"{self.exercise}, {self.name}")
+            yield executed(source, names, f"<{self.name}>")[path.split(".")[0]]
+
+
+def misconceptions(exercise: str) -> tuple[Misconception, ...]:
+    """Those of one exercise, in the order of the catalogue."""
+    return catalogue(exercise.split(".")[0]).get(exercise, ())
+
+
+@cache
+def catalogue(lab: str) -> dict[str, tuple[Misconception, ...]]:
+    """All of a lab's misconceptions, by exercise."""
+    path = CATALOGUES / f"{lab}.md"
+    if not path.exists():
+        return {}
+    return parsed(path.read_text(encoding="utf-8"), path.name)
+
+
+def parsed(text: str, file: str) -> dict[str, tuple[Misconception, ...]]:
+    found = {}
+    for exercise, section in titled(text, "## "):
+        entries = [entry(exercise, name, body, file) for name, body in titled(section, "### ")]
+        if exercise in found or len({e.name for e in entries}) < len(entries):
+            raise AuthorError(f"{file}: a title stands twice in or at {exercise}.")
+        found[exercise] = tuple(entries)
+    return found
+
+
+def titled(text: str, mark: str) -> Iterator[tuple[str, str]]:
+    """The sections of a Markdown text whose titles begin with `mark`: title and body."""
+    parts = re.split(rf"^{mark}(.+)\n", text, flags=re.MULTILINE)
+    return zip((title.strip() for title in parts[1::2]), parts[2::2], strict=True)
+
+
+def entry(exercise: str, name: str, body: str, file: str) -> Misconception:
+    """One misconception: prose, then indented forms."""
+    prose, _, rest = re.sub(r"\n\s*\n", "\n\n", body).strip("\n").partition("\n\n    ")
+    forms = tuple(textwrap.dedent(form) for form in re.split(r"\n\nor\n\n", "    " + rest))
+    if not prose.strip() or not all(form.strip() for form in forms):
+        raise AuthorError(f"{file}: {name} needs a sentence, and below it an indented edit.")
+    return Misconception(exercise, name, " ".join(prose.split()), forms)
+
+
+# -------------------------------------------------------------------------- edits of the reference
+
+
+def edited(module: Module, path: str, form: str, where: str) -> str:
+    """The source of the object around the exercise `path`, changed as `form` says."""
+    lines = form.rstrip("\n").split("\n")
+    if not any(line[:1] in ("+", "-") for line in lines):
+        margin = indent_of(next(line for line in module.stretch(path) if line.strip()))
+        return module.with_stretch(path, [margin + line if line else "" for line in lines])
+    span = module.functions[path]
+    function = [line for line in module.lines[span.start : span.stop] if "### " not in line]
+    for hunk in re.split(r"\n\n", form.rstrip("\n")):
+        function = with_hunk(function, hunk.split("\n"), where)
+    return module.with_function(path, function)
+
+
+def with_hunk(function: list[str], hunk: list[str], where: str) -> list[str]:
+    """The function's lines with one place changed."""
+    old = [line[1:] for line in hunk if line[0] != "+"]
+    new = [line[1:] for line in hunk if line[0] != "-"]
+    places = [i for i in range(len(function)) if stands_at(function[i : i + len(old)], old)]
+    if not old or len(places) != 1:
+        raise AuthorError(
+            f"{where}: these lines stand {len(places)} times in the reference, and must stand "
+            "there once:\n" + "\n".join(old)
+        )
+    start = places[0]
+    margin = margin_of(function[start], old[0])
+    return function[:start] + [margin + line for line in new] + function[start + len(old) :]
+
+
+def stands_at(lines: list[str], old: list[str]) -> bool:
+    """Whether these lines are the old ones, all indented by the same margin."""
+    if len(lines) < len(old) or not lines or not lines[0].endswith(old[0]):
+        return False
+    margin = margin_of(lines[0], old[0])
+    return not margin.strip() and lines == [margin + line for line in old]
+
+
+def margin_of(line: str, unindented: str) -> str:
+    return line[: len(line) - len(unindented)]
+
+
+def indent_of(line: str) -> str:
+    return line[: len(line) - len(line.lstrip())]

@@ -1,0 +1,166 @@
+"""The reference as text: the objects of a module in `solutions`, and the stretches students write.
+
+The lesson build quotes from it, misconceptions are edits of it, and the tests make mutants of it.
+"""
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).resolve().parents[1]
+SOLUTIONS = ROOT / "solutions"
+BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
+
+Definition = ast.FunctionDef | ast.ClassDef
+
+
+class AuthorError(ValueError):
+    """Something in a lesson, a module or a catalogue that its author can put right."""
+
+
+@dataclass
+class Module:
+    """The text of one module. Spans count lines from 0, the last one excluded.
+
+    objects: where each object at module level stands, with its decorators and the comments at its
+    end. functions: the same for every function and method, by its path ("KVCache.attend").
+    stretches: by the path of the function that holds it, the lines between BEGIN and END SOLUTION.
+    """
+
+    path: Path
+    lines: list[str]
+    objects: dict[str, range] = field(default_factory=dict)
+    functions: dict[str, range] = field(default_factory=dict)
+    stretches: dict[str, range] = field(default_factory=dict)
+
+    def text(self, span: range) -> str:
+        return "\n".join(self.lines[span.start : span.stop])
+
+    def stretch(self, path: str) -> list[str]:
+        span = self.stretches[path]
+        return self.lines[span.start : span.stop]
+
+    def with_function(self, path: str, lines: list[str]) -> str:
+        """The source of the object around a function, with other lines in the function's place."""
+        around, function = self.objects[path.split(".")[0]], self.functions[path]
+        before = self.lines[around.start : function.start]
+        return "\n".join([*before, *lines, *self.lines[function.stop : around.stop]])
+
+    def with_stretch(self, path: str, lines: list[str]) -> str:
+        """The same with other lines between BEGIN and END SOLUTION."""
+        function, stretch = self.functions[path], self.stretches[path]
+        before = self.lines[function.start : stretch.start]
+        return self.with_function(path, [*before, *lines, *self.lines[stretch.stop : function.stop]])
+
+
+def read_module(path: Path) -> Module:
+    text = path.read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    module = Module(path, text.splitlines())
+    for node in tree.body:
+        for name in defined_names(node):
+            module.objects[name] = span(node, module.lines)
+    for name, node in definitions(tree):
+        if isinstance(node, ast.FunctionDef):
+            module.functions[name] = span(node, module.lines)
+    for inside, stretch in stretches(module):
+        if inside in module.stretches:
+            raise AuthorError(f"{path.name}: {inside} holds two solutions. Make them one stretch.")
+        module.stretches[inside] = stretch
+    return module
+
+
+@cache
+def lab_module(lab: str) -> Module:
+    """The text of a lab's module in `solutions`."""
+    return read_module(SOLUTIONS / f"{lab}.py")
+
+
+def executed(source: str, names: Mapping[str, object], path: Path | str) -> dict[str, object]:
+    """What there is once `source` has run in a copy of `names`."""
+    namespace = dict(names)
+    exec(compile(source, str(path), "exec"), namespace)
+    return namespace
+
+
+def fresh_copy(lab: str) -> ModuleType:
+    """A fresh copy of a lab's reference, whose names can be replaced; the original stays."""
+    path = SOLUTIONS / f"{lab}.py"
+    module = ModuleType(f"mine.{lab}")
+    module.__file__ = str(path)
+    exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), vars(module))
+    return module
+
+
+# ----------------------------------------------------------------------------- where things stand
+
+
+def defined_names(node: ast.stmt) -> list[str]:
+    match node:
+        case ast.FunctionDef() | ast.ClassDef():
+            return [node.name]
+        case ast.Assign(targets=targets):
+            return [target.id for target in targets if isinstance(target, ast.Name)]
+        case ast.AnnAssign(target=ast.Name(id=name)):
+            return [name]
+    return []
+
+
+def definitions(node: ast.AST, path: str = "") -> Iterator[tuple[str, Definition]]:
+    """Every function and class with its path, the outer ones first."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, Definition):
+            name = f"{path}.{child.name}".removeprefix(".")
+            yield name, child
+            yield from definitions(child, name)
+        else:
+            yield from definitions(child, path)
+
+
+def first_line(node: ast.stmt) -> int:
+    """The line, counted from 1, on which a definition or its first decorator begins."""
+    decorators = getattr(node, "decorator_list", [])
+    return min(part.lineno for part in [node, *decorators])
+
+
+def span(node: ast.stmt, lines: list[str]) -> range:
+    """Where a node stands, with the indented comments after its last statement: END SOLUTION."""
+    inside = " " * (node.col_offset + 1)
+    last = end = node.end_lineno or node.lineno
+    while end < len(lines) and (not lines[end].strip() or lines[end].startswith(inside)):
+        end += 1
+        if lines[end - 1].strip():
+            last = end
+    return range(first_line(node) - 1, last)
+
+
+def stretches(module: Module) -> Iterator[tuple[str, range]]:
+    """The path of the function around each solution, and where the solution stands."""
+    begin = None
+    for number, line in enumerate(module.lines):
+        where = f"{module.path.name}, line {number + 1}"
+        if BEGIN in line:
+            if begin is not None:
+                raise AuthorError(f"{where}: the solution before this one has no {END}.")
+            begin = number
+        elif END in line:
+            if begin is None:
+                raise AuthorError(f"{where}: there is no {BEGIN} to this end.")
+            yield function_around(module, begin), range(begin + 1, number)
+            begin = None
+    if begin is not None:
+        raise AuthorError(f"{module.path.name}: the solution in line {begin + 1} has no {END}.")
+
+
+def function_around(module: Module, line: int) -> str:
+    """The path of the innermost function around a line."""
+    around = [name for name, span in module.functions.items() if line in span]
+    if not around:
+        raise AuthorError(
+            f"{module.path.name}, line {line + 1}: this solution is in no function, so it has no "
+            "exercise id. Put it into a function or a method."
+        )
+    return around[-1]
