@@ -1,22 +1,25 @@
 """What a notebook imports: `from autograder.check import check, hint, mine, status`."""
 
 import contextlib
+import copy
 import difflib
-import linecache
 import sys
-import traceback
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
-from autograder.card import Card, brief, narrowed, show
-from autograder.exercise import PASSED, WRONG, Exercise, Judgement, Outcome
+from autograder import cells
+from autograder.card import VerdictCard, in_ipython, show
+from autograder.drivers.seen import kind_of
+from autograder.exercise import Case, Exercise
 from autograder.exercises import exercises
-from autograder.kept import function_of, keep, mine
+from autograder.judge import PASSED, WRONG, judge
+from autograder.kept import keep, mine, note_red
 from autograder.progress import status
+from autograder.verdict import verdict_card
 
-__all__ = ["CheckFailed", "Result", "check", "hint", "mine", "status"]
+__all__ = ["CheckFailed", "Result", "check", "failing_case", "hint", "mine", "status"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class CheckFailed(Exception):
     """Raised by a check that did not pass, so that Run All stops here and nbgrader gives 0."""
 
     def __init__(self, name: str, result: Result) -> None:
-        super().__init__(f"{name} is {result.status}. {result.message}")
+        super().__init__(f"{name} is {result.status}: see the card above.")
         self.result = result
 
     def _render_traceback_(self) -> list[str]:
@@ -43,27 +46,42 @@ class CheckFailed(Exception):
         return [str(self)]
 
 
+class Interrupted(KeyboardInterrupt):
+    """The person's own wish to stop a check, without a traceback through course code."""
+
+    def _render_traceback_(self) -> list[str]:
+        return ["The check was interrupted."]
+
+
 def check(name: str, attempt: Any) -> Result:
     """Judge an attempt at an exercise, show the verdict, and keep the code if it passed.
 
-    Raises CheckFailed unless it passes, ValueError for a name that is no exercise.
+    Raises CheckFailed unless it passes, ValueError for a name that is no exercise or an attempt
+    that is none.
     """
     exercise = find_exercise(name)
-    if not callable(attempt):
-        raise ValueError(
-            f"Hand over {exercise.attempt_name} itself, not {brief(attempt)}: "
-            f'check("{name}", {exercise.attempt_name}).'
-        )
-    # Stock nbgrader gives 0 to a cell that writes anything to stderr, a warning for instance.
-    with contextlib.redirect_stderr(sys.stdout):
-        judgement = exercise.judge(attempt)
+    require_attempt(exercise, attempt)
+    if (stopped := cells.failures.get(exercise.attempt_name)) is not None:
+        fail(exercise, VerdictCard(name, WRONG, [not_defined(exercise, stopped)]))
+    try:
+        # Stock nbgrader gives 0 to a cell that writes anything to stderr, a warning for instance.
+        with contextlib.redirect_stderr(sys.stdout):
+            judgement = judge(exercise, attempt)
+    except KeyboardInterrupt:
+        raise Interrupted from None
+    card = verdict_card(exercise, judgement)
     if judgement.status != PASSED:
-        result = Result(judgement.status, message_of(judgement), 0)
-        show(Card(name, result.status, paragraphs_of(judgement, name), rows_of(judgement, attempt)))
-        raise CheckFailed(name, result)
-    result = Result(PASSED, judgement.message, exercise.points)
-    show(Card(name, PASSED, [judgement.message, *not_kept(exercise, attempt)]))
-    return result
+        remember(judgement.case)
+        fail(exercise, card)
+    show(replace(card, paragraphs=[*card.paragraphs, *not_kept(exercise, attempt)]))
+    return Result(PASSED, judgement.message, exercise.card.points)
+
+
+def fail(exercise: Exercise, card: VerdictCard) -> None:
+    """Show the card of a check that did not pass, and stop the notebook there."""
+    note_red(exercise)
+    show(card)
+    raise CheckFailed(exercise.name, Result(card.status, " ".join(card.paragraphs), 0))
 
 
 def find_exercise(name: str) -> Exercise:
@@ -75,6 +93,23 @@ def find_exercise(name: str) -> Exercise:
     raise ValueError(f"There is no exercise {name!r}. {meant}status() lists them all.")
 
 
+def require_attempt(exercise: Exercise, attempt: Any) -> None:
+    """Refuse what is no attempt: a result for the function, a method for its class."""
+    name = exercise.attempt_name
+    is_class = isinstance(exercise.reference, type)
+    if isinstance(attempt, type) is is_class and callable(attempt):
+        return
+    what = f"the class {name} itself" if is_class else f"the function {name} itself"
+    raise ValueError(f'Hand over {what}, not {kind_of(attempt)}: check("{exercise.name}", {name}).')
+
+
+def not_defined(exercise: Exercise, stopped: str) -> str:
+    return (
+        f"The last cell that defines `{exercise.attempt_name}` did not run ({stopped}). "
+        "Mend it and run it again: until then the name means what it meant before."
+    )
+
+
 def not_kept(exercise: Exercise, attempt: Any) -> list[str]:
     """Keep the code; a full or read-only disk is told, and takes nothing from the pass."""
     try:
@@ -84,49 +119,20 @@ def not_kept(exercise: Exercise, attempt: Any) -> list[str]:
     return []
 
 
-# ----------------------------------------------------------------------- the verdict, in words
+# ------------------------------------------------------------------------------ the failing case
+
+failed: list[Case] = []  # the one that the last failed check showed
 
 
-def message_of(judgement: Judgement) -> str:
-    if judgement.misconception is None:
-        return judgement.message
-    return f"{judgement.misconception.sentence} {judgement.message}"
+def remember(case: Case | None) -> None:
+    failed[:] = [case] if case else []
 
 
-def paragraphs_of(judgement: Judgement, name: str) -> list[str]:
-    if judgement.status != WRONG:
-        return [judgement.message, f'For a start: `hint("{name}")`']
-    if judgement.misconception is None:
-        return [judgement.message]
-    return [f"Likely cause: {judgement.misconception.sentence}", judgement.message]
-
-
-def rows_of(judgement: Judgement, attempt: Any) -> list[tuple[str, str]]:
-    """The smallest failing case: its data, what came back, what was expected."""
-    if judgement.case is None or judgement.got is None or judgement.expected is None:
-        return []
-    rows = [("smallest failing case", judgement.case.label)]
-    rows += [(key, brief(value)) for key, value in judgement.case.data.items()]
-    if judgement.got.error is not None:
-        place = own_line(judgement.got.error, attempt)
-        return [*rows, ("raised at", place)] if place else rows
-    got, expected = narrowed(judgement.got.returned, judgement.expected.returned)
-    return [*rows, ("got", brief(got)), ("expected", expected_text(judgement.expected, expected))]
-
-
-def expected_text(outcome: Outcome, value: Any) -> str:
-    return f"{type(outcome.error).__name__}: {outcome.error}" if outcome.error else brief(value)
-
-
-def own_line(error: BaseException, attempt: Any) -> str | None:
-    """The last line of the learner's own code that an error passed through."""
-    function = function_of(attempt)
-    if function is None:
-        return None
-    filename = function.__code__.co_filename
-    frames = traceback.walk_tb(error.__traceback__)
-    lines = [line for frame, line in frames if frame.f_code.co_filename == filename]
-    return f"line {lines[-1]}: {linecache.getline(filename, lines[-1]).strip()}" if lines else None
+def failing_case() -> dict[str, Any]:
+    """The data of the case that the last failed check has shown, by name. Yours to change."""
+    if not failed:
+        raise ValueError("No check has failed on a case yet.")
+    return copy.deepcopy(dict(failed[0].data))
 
 
 # ---------------------------------------------------------------------------------------- hints
@@ -147,27 +153,33 @@ hints_given: Counter[str] = Counter()
 
 def hint(name: str, level: int | None = None) -> None:
     """Show a hint: level 1 first, then 2 and 3 when called again; or the level asked for."""
-    exercise = find_exercise(name)
-    last = len(exercise.hints)
+    hints = find_exercise(name).card.hints
+    last = len(hints)
     if level is None:
         level = min(hints_given[name] + 1, last)
     if level not in range(1, last + 1):
         raise ValueError(f"There is no hint of level {level}; the levels are 1 to {last}.")
     hints_given[name] = level
-    show(Hint(f"Hint {level} of {last} for {name}\n\n{exercise.hints[level - 1]}"))
+    more = "Run it again for the next one." if level < last else "The last one."
+    back = f' `hint("{name}", 1)` goes back.' if level > 1 else ""
+    show(Hint(f"**Hint {level} of {last}** for `{name}`. {more}{back}\n\n{hints[level - 1]}"))
 
 
-# ----------------------------------------------------------------------------------- in a script
-
-python_excepthook = sys.excepthook
+# ------------------------------------------------------------------- in a notebook, in a script
 
 
-def without_traceback(
-    kind: type[BaseException], error: BaseException, tb: TracebackType | None
-) -> None:
-    """In a plain script the card has said it all: stop, with exit status 1."""
-    if not isinstance(error, CheckFailed):
-        python_excepthook(kind, error, tb)
+def end_scripts_without_traceback() -> None:
+    """In a plain script the card has said it all: a failed check ends it with exit status 1."""
+    usual = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
+        if not isinstance(error, CheckFailed):
+            usual(kind, error, tb)
+
+    sys.excepthook = hook
 
 
-sys.excepthook = without_traceback
+if shell := in_ipython():
+    cells.watch(shell)
+else:
+    end_scripts_without_traceback()

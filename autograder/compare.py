@@ -1,89 +1,214 @@
-"""Comparing what an attempt returned with what was expected.
+"""Comparing what an attempt did with what was expected.
 
-Every function returns None where the two agree, else one sentence about the first difference. What
-an attempt returned can be anything at all, so the type is looked at before the value. The same goes
-for the expected side: to diagnose an attempt, it is compared with wrong solutions.
+Every function returns None where the two agree, else the first difference, as one sentence and the
+two values. What an attempt brought can be anything at all, so the type is looked at before the
+value. The same goes for the expected side: to diagnose an attempt, it is compared with wrong ones.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from autograder.drivers.seen import Seen, Strange, kind_of
 
-def first(*sentences: str | None) -> str | None:
+# Relative to the largest expected value. What is right in float32 passes; everything is computed in
+# float64 on numbers of one size, where a mistake shows in the first digits.
+TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A sentence, and the values that differ, where there are two to show."""
+
+    sentence: str
+    got: Any = None
+    expected: Any = None
+
+
+def first(*differences: Difference | None) -> Difference | None:
     """The first difference of several comparisons, None where all agree."""
-    return next((sentence for sentence in sentences if sentence is not None), None)
+    return next((difference for difference in differences if difference is not None), None)
+
+
+# --------------------------------------------------------------------------- all that a driver saw
+
+
+def same_seen(got: Sequence[Seen], expected: Sequence[Seen]) -> Difference | None:
+    """The first thing that a driver saw otherwise than in the reference."""
+    return same_records(got, expected, same_value)
+
+
+def same_records(
+    got: Sequence[Seen],
+    expected: Sequence[Seen],
+    same: Callable[[Any, Any, str], Difference | None],
+) -> Difference | None:
+    """The first record whose value is another, as `same(value, expected value, subject)` says."""
+    mine = {(record.what, record.where): record.value for record in got}
+    for what, value, where in expected:
+        if (what, where) not in mine:
+            return Difference(f"{subject(what, where)} is missing.")
+        difference = same(mine[what, where], value, subject(what, where))
+        if difference is not None:
+            return difference
+    for what, value, where in got:
+        if not any((what, where) == (record.what, record.where) for record in expected):
+            return Difference(f"{subject(what, where)} is not expected.", value)
+    return None
+
+
+def subject(what: str, where: str) -> str:
+    """The beginning of the sentence about a record."""
+    return f"{what} {where}".strip()
+
+
+def same_value(got: Any, expected: Any, what: str) -> Difference | None:
+    """Same value, whatever it is. A string is a state that ends the sentence: "was refused"."""
+    if isinstance(expected, Tensor):
+        return same_tensor(got, expected, what)
+    if isinstance(expected, str):
+        if got == expected:
+            return None
+        state = got if isinstance(got, str) else f"is {kind(got)}"
+        return Difference(f"{what} {state}; expected: {expected}.")
+    if isinstance(expected, (list, tuple, dict)):
+        return same_plain(got, expected, what)
+    return same_number(got, expected, what)
+
+
+def same_plain(got: Any, expected: Any, what: str) -> Difference | None:
+    """Same list, tuple or dict, whatever is in it; 3 and 3.0 are the same number."""
+    if not isinstance(got, type(expected)):
+        return same_kind(got, expected, what)
+    if isinstance(expected, dict):
+        if missing := [key for key in expected if key not in got]:
+            return Difference(f"{what} has no {missing[0]!r}.", got, expected)
+        if extra := [key for key in got if key not in expected]:
+            return Difference(f"{what} has {extra[0]!r}, and should not.", got, expected)
+        pairs = [(f"[{key!r}]", got[key], expected[key]) for key in expected]
+    else:
+        pairs = [(f"[{i}]", g, e) for i, (g, e) in enumerate(zip(got, expected, strict=False))]
+    for place, g, e in pairs:
+        if not equal(g, e):
+            inner = isinstance(e, (list, tuple, dict)) and type(g) is type(e)
+            told = same_plain(g, e, what) if inner else None
+            sentence = told.sentence if told else f"{what} differs first at {place}."
+            return Difference(sentence, got, expected)
+    if len(got) != len(expected):
+        counts = f"{what} has {len(got)} items; expected {len(expected)}."
+        return Difference(counts, got, expected)
+    return None
+
+
+def equal(got: Any, expected: Any) -> bool:
+    if isinstance(expected, (list, tuple, dict)):
+        return same_plain(got, expected, "") is None
+    if isinstance(got, bool) is not isinstance(expected, bool):
+        return False
+    return same_value(got, expected, "") is None
+
+
+# ------------------------------------------------------------------------------------ single values
 
 
 def same_tensor(
-    got: Any, expected: Tensor, what: str, tolerance: float | None = None
-) -> str | None:
-    """Same shape, same kind of numbers, same values.
-
-    `tolerance` is relative to the largest expected value; None asks for exactly the same values.
-    """
+    got: Any, expected: Any, what: str, tolerance: float = TOLERANCE
+) -> Difference | None:
+    """Same shape, same kind of numbers, same values; floats up to the tolerance."""
     if not isinstance(got, Tensor) or not isinstance(expected, Tensor):
         return same_kind(got, expected, what)
     if got.shape != expected.shape:
-        return f"{what} has shape {list(got.shape)}; expected {list(expected.shape)}."
+        shapes = f"{what} has shape {list(got.shape)}; expected {list(expected.shape)}."
+        return Difference(shapes, got, expected)
     if number_kind(got) != number_kind(expected):
-        return f"{what} holds {number_kind(got)}; expected {number_kind(expected)}."
-    got, expected = got.detach().cpu(), expected.detach().cpu()
+        kinds = f"{what} holds {number_kind(got)}; expected {number_kind(expected)}."
+        return Difference(kinds, got, expected)
     if expected.is_floating_point():
-        got, expected = got.double(), expected.double()
-        largest = expected[expected.isfinite()].abs().max() if expected.isfinite().any() else 0.0
-        close = torch.isclose(got, expected, 0.0, float((tolerance or 0.0) * largest), True)
+        close = close_numbers(got.double(), expected.double(), tolerance)
     else:
         close = got == expected
     if close.all():
         return None
     index = tuple((~close).nonzero()[0].tolist())
-    return (
+    return Difference(
         f"{what} (shape {list(expected.shape)}) differs first at {list(index)}: "
-        f"{got_and_expected(got[index].item(), expected[index].item())}."
+        f"{got_and_expected(got[index].item(), expected[index].item())}.",
+        got,
+        expected,
     )
 
 
-def same_ids(got: Any, expected: Tensor, what: str) -> str | None:
+def close_numbers(got: Tensor, expected: Tensor, tolerance: float) -> Tensor:
+    finite = expected[expected.isfinite()]
+    largest = float(finite.abs().max()) if finite.numel() else 0.0
+    return torch.isclose(got, expected, 0.0, tolerance * largest, equal_nan=True)
+
+
+def same_ids(got: Any, expected: Any, what: str) -> Difference | None:
     """Same token ids. A different length is told in tokens, and only after a different token."""
     tensors = isinstance(got, Tensor) and isinstance(expected, Tensor)
     if not tensors or got.ndim != 2 or expected.ndim != 2 or len(got) != len(expected):
         return same_tensor(got, expected, what)
     shared = min(got.shape[1], expected.shape[1])
     difference = same_tensor(got[:, :shared], expected[:, :shared], what)
-    if difference is None and got.shape[1] != expected.shape[1]:
-        return (
-            f"{what} has {got.shape[1]} tokens a row; expected {expected.shape[1]} "
-            f"(shape {list(got.shape)} against {list(expected.shape)})."
-        )
-    return difference
+    if difference is not None:
+        return Difference(difference.sentence, got, expected)
+    if got.shape[1] == expected.shape[1]:
+        return None
+    return Difference(
+        f"{what} has {got.shape[1]} tokens a row; expected {expected.shape[1]} "
+        f"(shape {list(got.shape)} against {list(expected.shape)}).",
+        got,
+        expected,
+    )
 
 
-def same_number(got: Any, expected: Any, what: str, tolerance: float = 1e-9) -> str | None:
-    """Same number, up to a relative tolerance; None only where None is expected."""
+def same_number(got: Any, expected: Any, what: str) -> Difference | None:
+    """Same number; None only where None is expected. Whole numbers must be equal."""
     if not is_number(got) or not is_number(expected):
         return same_kind(got, expected, what)
-    if math.isclose(float(got), float(expected), rel_tol=tolerance):
+    mine, theirs = number_of(got), number_of(expected)
+    tolerance = TOLERANCE if isinstance(theirs, float) else 0.0
+    if mine == theirs or math.isclose(mine, theirs, rel_tol=tolerance):
         return None
-    return f"{what} is {number(got)}; expected {number(expected)}."
+    if isinstance(mine, float) and isinstance(theirs, float) and mine != mine and theirs != theirs:
+        return None  # both are not a number
+    return Difference(f"{what} is {number(mine)}; expected {number(theirs)}.", got, expected)
 
 
-def same_kind(got: Any, expected: Any, what: str) -> str | None:
-    """For what can't be compared by value: None, a list, a string."""
-    if repr(got) == repr(expected):
+def same_kind(got: Any, expected: Any, what: str) -> Difference | None:
+    """For what can't be compared by value: None, a list, an object."""
+    if type(got) is type(expected) and got == expected:
         return None
-    missing = " Is a `return` missing?" if got is None else ""
-    return f"{what} should be {kind(expected)}, not {kind(got)}.{missing}"
+    if got is None:
+        missing = " Is a `return` missing?"
+    elif isinstance(got, Strange) and got.kind in ("a generator", "an async_generator"):
+        missing = " Take `yield` out of it: a function with `yield` makes a generator."
+    elif isinstance(got, Strange) and got.kind == "a coroutine":
+        missing = " Take `async` away: the function must do its work when it is called."
+    else:
+        missing = ""
+    return Difference(
+        f"{what} should be {kind(expected)}, not {kind(got)}.{missing}", got, expected
+    )
 
 
-def same_counts(got: Mapping[str, int], expected: Mapping[str, int], *names: str) -> str | None:
+# ----------------------------------------------------------------------------------------- work
+
+Work = Mapping[str, int]
+
+
+def no_more_work(got: Work, expected: Work, *names: str) -> Difference | None:
     """No more work than the reference needed, in what `names` counts ("forward calls")."""
     for name in names:
         if got[name] > expected[name]:
-            return f"The result is right, but it took {got[name]} {name}; {expected[name]} suffice."
+            return Difference(
+                f"The result is right, but it took {got[name]} {name}; {expected[name]} suffice."
+            )
     return None
 
 
@@ -91,21 +216,27 @@ def same_counts(got: Mapping[str, int], expected: Mapping[str, int], *names: str
 
 
 def is_number(value: Any) -> bool:
+    """A number, or a tensor that is one: [] or [1], but no table with one number in it."""
     if isinstance(value, Tensor):
-        return value.numel() == 1
-    return hasattr(value, "__float__") and not isinstance(value, bool)
+        return value.numel() == 1 and value.ndim <= 1 and value.dtype != torch.bool
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def number_of(value: Any) -> int | float:
+    return value.item() if isinstance(value, Tensor) else value
 
 
 def kind(value: Any) -> str:
     """What a value is: "None", "the number 0.5", "a list", "a tensor of shape [2, 3]"."""
-    if value is None:
-        return "None"
-    if is_number(value):
-        return f"the number {number(value)}"
+    if value is None or isinstance(value, bool):
+        return str(value)
+    if isinstance(value, Strange):
+        return value.kind
     if isinstance(value, Tensor):
         return f"a tensor of shape {list(value.shape)}"
-    name = type(value).__name__
-    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+    if is_number(value):
+        return f"the number {number(value)}"
+    return kind_of(value)
 
 
 def number_kind(tensor: Tensor) -> str:
@@ -122,6 +253,5 @@ def got_and_expected(got: float, expected: float) -> str:
 
 
 def number(value: Any) -> str:
-    if isinstance(value, Tensor) and value.numel() == 1:
-        value = value.item()
+    value = number_of(value)
     return f"{value:.6g}" if isinstance(value, float) else str(value)

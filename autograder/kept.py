@@ -1,26 +1,22 @@
 """What a learner's passed checks leave behind, in work/.mine, and getting it back: `mine`.
 
 One file an exercise, work/.mine/kv_cache/KVCache.attend.py, holding the definition that passed and
-whatever of the learner's own it uses. Nothing there is ever removed; only a passed check writes.
+whatever of the learner's own it uses. Nothing there is ever removed; only a passed check writes it.
+Beside it, KVCache.attend.red says that the check has failed since.
 """
 
-import ast
 import contextlib
-import inspect
 import io
-import linecache
 import os
-import symtable
-from collections.abc import Iterator
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any
 
-from autograder.exercise import PASSED, Exercise
+from autograder.exercise import Exercise
 from autograder.exercises import exercises
-
-ROOT = Path(__file__).resolve().parents[1]
-Definition = ast.FunctionDef | ast.ClassDef
+from autograder.judge import PASSED, judge
+from autograder.reference import ROOT, fresh_copy
+from autograder.source import definition, function_of, global_names, name_of
 
 NO_SOURCE = "# This exercise passed, but its source could not be found.\n"
 
@@ -36,11 +32,20 @@ def graded() -> bool:
 
 
 def kept_file(exercise: Exercise) -> Path:
-    return folder() / exercise.lab / (exercise.name.removeprefix(exercise.lab + ".") + ".py")
+    return folder() / exercise.lab / f"{exercise.path}.py"
+
+
+def red_file(exercise: Exercise) -> Path:
+    return kept_file(exercise).with_suffix(".red")
 
 
 def is_kept(exercise: Exercise) -> bool:
     return not graded() and kept_file(exercise).exists()
+
+
+def is_red(exercise: Exercise) -> bool:
+    """Whether the check has failed since it passed."""
+    return is_kept(exercise) and red_file(exercise).exists()
 
 
 # -------------------------------------------------------------------------------------- keeping
@@ -50,14 +55,22 @@ def keep(exercise: Exercise, attempt: Any) -> None:
     """Write down the code of an attempt that passed."""
     if graded():
         return
-    source = source_of(attempt, set(vars(reference_module(exercise.lab))))
+    source = source_of(attempt, set(vars(exercise.module)))
     if source is None:
         source = NO_SOURCE
-    elif attempt.__name__ != exercise.attempt_name:
-        source += f"\n\n{exercise.attempt_name} = {attempt.__name__}\n"
+    elif name_of(attempt) != exercise.attempt_name:
+        source += f"\n\n{exercise.attempt_name} = {name_of(attempt)}\n"
     path = kept_file(exercise)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(source, encoding="utf-8")
+    red_file(exercise).unlink(missing_ok=True)
+
+
+def note_red(exercise: Exercise) -> None:
+    """Remember that a check which had passed has failed; the code that passed stays."""
+    if is_kept(exercise):
+        with contextlib.suppress(OSError):  # a read-only folder takes nothing from the verdict
+            red_file(exercise).touch()
 
 
 def source_of(attempt: Any, given: set[str]) -> str | None:
@@ -99,68 +112,7 @@ def statement(name: str, value: Any, own_module: str) -> str | None:
     return None
 
 
-def definition(thing: Any) -> str | None:
-    """The text of a function's or class's definition, as it stands in its file or cell."""
-    function = function_of(thing)
-    if function is None:
-        return None
-    node = definition_around(function, thing.__name__)
-    if node is None:
-        return None
-    lines = linecache.getlines(function.__code__.co_filename)
-    return "".join(lines[first_line(node) - 1 : node.end_lineno]).rstrip()
-
-
-def function_of(thing: Any) -> FunctionType | None:
-    """The function itself, without its decorators, or a function whose code stands in a class."""
-    for member in vars(thing).values() if isinstance(thing, type) else [thing]:
-        function = inspect.unwrap(getattr(member, "fget", getattr(member, "__func__", member)))
-        if isinstance(function, FunctionType) and definition_around(function, thing.__name__):
-            return function
-    return None
-
-
-def definition_around(function: FunctionType, name: str) -> Definition | None:
-    """The definition of `name`, at the top level of a file or cell, in which a function stands."""
-    source = "".join(linecache.getlines(function.__code__.co_filename))
-    try:
-        body = ast.parse(source).body
-    except SyntaxError:  # a cell with magics that Python itself can't read
-        return None
-    line = function.__code__.co_firstlineno
-    for node in (node for node in body if isinstance(node, Definition)):
-        if node.name == name and first_line(node) <= line <= (node.end_lineno or line):
-            return node
-    return None
-
-
-def first_line(node: Definition) -> int:
-    return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-
-
-def global_names(source: str) -> list[str]:
-    """The global names that a piece of source refers to, sorted."""
-
-    def names(table: symtable.SymbolTable) -> Iterator[str]:
-        for symbol in table.get_symbols():
-            if symbol.is_referenced() and (symbol.is_global() or table.get_type() == "module"):
-                yield symbol.get_name()
-        for child in table.get_children():
-            yield from names(child)
-
-    return sorted(set(names(symtable.symtable(source, "kept", "exec"))))
-
-
 # ------------------------------------------------------------------------------ getting it back
-
-
-def reference_module(lab: str) -> ModuleType:
-    """A fresh copy of a lab's reference, whose names can be replaced; the original stays."""
-    path = ROOT / "solutions" / f"{lab}.py"
-    module = ModuleType(f"mine.{lab}")
-    module.__file__ = str(path)
-    exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), vars(module))
-    return module
 
 
 def mine(lab: str) -> ModuleType:
@@ -177,7 +129,7 @@ def mine(lab: str) -> ModuleType:
         labs = dict.fromkeys(f'"{exercise.lab}"' for exercise in exercises().values())
         raise ValueError(f"There is no lab {lab!r}; the labs are {', '.join(labs)}.")
 
-    module = reference_module(lab)
+    module = fresh_copy(lab)
     yours, reference = [], []
     for name, group in objects.items():
         kept = [kept_file(exercise) for exercise in group if is_kept(exercise)]
@@ -206,7 +158,7 @@ def replaced(module: ModuleType, name: str, group: list[Exercise], path: Path) -
             exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), vars(module))
             attempt = vars(module)[name]
             defined = attempt is not before[name]
-            if defined and all(e.judge(attempt).status == PASSED for e in group):
+            if defined and all(judge(e, attempt).status == PASSED for e in group):
                 return True
     except (Exception, SystemExit):
         pass  # whatever is wrong with it, the reference takes its place

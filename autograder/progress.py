@@ -2,73 +2,120 @@
 
 import html
 from dataclasses import dataclass
+from pathlib import Path
 
 from autograder.card import CELL, COLOURS, TABLE, show
-from autograder.exercise import NOT_ATTEMPTED, PASSED, Exercise
+from autograder.exercise import Exercise
 from autograder.exercises import exercises
-from autograder.kept import is_kept, kept_file
+from autograder.judge import NOT_ATTEMPTED, PASSED, WRONG
+from autograder.kept import is_kept, is_red, kept_file
+from autograder.lesson import FILE, Lesson, lessons
+
+RED = "red again"
+SHOWN = {PASSED: COLOURS[PASSED], "open": COLOURS[NOT_ATTEMPTED], RED: COLOURS[WRONG]}
 
 
 @dataclass(frozen=True, repr=False)
 class Progress:
-    """Every exercise of the course with whether it has passed, and what comes next."""
+    """One lab with the state of each exercise, and the sentences about it and what comes next."""
 
-    rows: list[tuple[Exercise, bool]]
-    next_up: Exercise | None
-
-    @property
-    def summary(self) -> str:
-        done = sum(passed for _, passed in self.rows)
-        if self.next_up is None:
-            return f"All {done} exercises passed."
-        minutes = sum(exercise.minutes for exercise, passed in self.rows if not passed)
-        return (
-            f"{done} of {len(self.rows)} exercises passed, about {minutes} minutes left. "
-            f"Go on with {self.next_up.name} in {notebook(self.next_up)}."
-        )
+    title: str
+    rows: list[tuple[Exercise, str]]
+    sentences: list[str]
 
     def __repr__(self) -> str:
         width = max(len(exercise.name) for exercise, _ in self.rows)
         lines = [
-            f"{'passed' if passed else 'open':6}  {exercise.name:{width}}  "
-            f"{exercise.minutes:3} min  {exercise.title}"
-            for exercise, passed in self.rows
+            f"{state:9}  {exercise.name:{width}}  {exercise.card.minutes:3} min  {exercise.card.title}"
+            for exercise, state in self.rows
         ]
-        return "\n".join([*lines, self.summary])
+        return "\n".join([self.title, *lines, *self.sentences])
 
     def _repr_html_(self) -> str:
-        rows = "".join(table_row(exercise, passed) for exercise, passed in self.rows)
-        return f'<table style="{TABLE}">{rows}</table><div>{html.escape(self.summary)}</div>'
+        rows = "".join(table_row(exercise, state) for exercise, state in self.rows)
+        sentences = "".join(f"<div>{html.escape(sentence)}</div>" for sentence in self.sentences)
+        return f'<b>{self.title}</b><table style="{TABLE}">{rows}</table>{sentences}'
 
 
-def table_row(exercise: Exercise, passed: bool) -> str:
-    colour = COLOURS[PASSED if passed else NOT_ATTEMPTED]
+def table_row(exercise: Exercise, state: str) -> str:
     cells = [
-        f'<span style="color:{colour}">{"passed" if passed else "open"}</span>',
+        f'<span style="color:{SHOWN[state]}">{state}</span>',
         f"<code>{exercise.name}</code>",
-        f"{exercise.minutes} min",
-        html.escape(exercise.title),
+        f"{exercise.card.minutes} min",
+        html.escape(exercise.card.title),
     ]
     columns = "".join(f'<td style="{CELL}">{cell}</td>' for cell in cells)
     return f'<tr style="background:none">{columns}</tr>'
 
 
 def status() -> None:
-    """Show the course so far: what has passed, the minutes left, and where to go on."""
-    everything = list(exercises().values())
-    show(Progress([(exercise, is_kept(exercise)) for exercise in everything], next_up(everything)))
+    """Show this lab: what has passed, what is open, and where to go on in the course."""
+    show(progress(this_lab()))
 
 
-def next_up(everything: list[Exercise]) -> Exercise | None:
-    """The first open exercise behind the one that passed last, for one may start at any lab."""
-    passed = [exercise for exercise in everything if is_kept(exercise)]
-    last = max(passed, key=lambda e: kept_file(e).stat().st_mtime, default=everything[0])
-    start = everything.index(last)
-    ahead = everything[start:] + everything[:start]
-    return next((exercise for exercise in ahead if not is_kept(exercise)), None)
+def progress(lesson: Lesson) -> Progress:
+    rows = [(exercise, state_of(exercise)) for exercise in of_lab(lesson.lab)]
+    still = [exercise for exercise, state in rows if state != PASSED]
+    number = lesson.name.split("_")[0].lstrip("0")
+    return Progress(
+        f"Lab {number}, {lesson.lab}",
+        rows,
+        [*open_here(len(rows), still), *questions(lesson), *elsewhere(lesson)],
+    )
 
 
-def notebook(exercise: Exercise) -> str:
-    """A lab's notebook as it lies in work/: 02_kv_cache/kv_cache.ipynb."""
-    labs = list(dict.fromkeys(e.lab for e in exercises().values()))
-    return f"{labs.index(exercise.lab) + 1:02}_{exercise.lab}/{exercise.lab}.ipynb"
+def of_lab(lab: str) -> list[Exercise]:
+    return [exercise for exercise in exercises().values() if exercise.lab == lab]
+
+
+def state_of(exercise: Exercise) -> str:
+    if is_red(exercise):
+        return RED
+    return PASSED if is_kept(exercise) else "open"
+
+
+def open_here(total: int, still: list[Exercise]) -> list[str]:
+    if not still:
+        return [f"All {total} exercises of this lab passed."]
+    minutes = sum(exercise.card.minutes for exercise in still)
+    return [
+        (
+            f"{total - len(still)} of {total} exercises passed, about {minutes} minutes left. "
+            f"Go on with {still[0].name}."
+        )
+    ]
+
+
+def questions(lesson: Lesson) -> list[str]:
+    """What no check can see: the questions that are answered in prose."""
+    if not lesson.questions:
+        return []
+    points = sum(lesson.questions.values())
+    return [
+        (
+            f"{len(lesson.questions)} questions are answered in prose at the end of the notebook "
+            f"({points} points); no check sees them."
+        )
+    ]
+
+
+def elsewhere(lesson: Lesson) -> list[str]:
+    """The other labs: how much of them is done, and the one that comes next."""
+    others = [other for other in lessons().values() if other != lesson]
+    done = [
+        f"{other.lab} {sum(state_of(e) == PASSED for e in of_lab(other.lab))} of {len(other.cards)}"
+        for other in others
+    ]
+    later = [other for other in others if other.name > lesson.name]
+    following = f" The next lab is {later[0].notebook}." if later else " This is the last lab."
+    return [f"The other labs: {', '.join(done)}.{following}"]
+
+
+def this_lab() -> Lesson:
+    """The lab whose notebook this is, by the folder it runs in; else that of the newest pass."""
+    here = FILE.fullmatch(Path.cwd().name)
+    if here and here[1] in lessons():
+        return lessons()[here[1]]
+    passed = [exercise for exercise in exercises().values() if is_kept(exercise)]
+    newest = max(passed, key=lambda exercise: kept_file(exercise).stat().st_mtime, default=None)
+    return lessons()[newest.lab] if newest else next(iter(lessons().values()))

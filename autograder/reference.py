@@ -53,7 +53,9 @@ class Module:
         """The same with other lines between BEGIN and END SOLUTION."""
         function, stretch = self.functions[path], self.stretches[path]
         before = self.lines[function.start : stretch.start]
-        return self.with_function(path, [*before, *lines, *self.lines[stretch.stop : function.stop]])
+        return self.with_function(
+            path, [*before, *lines, *self.lines[stretch.stop : function.stop]]
+        )
 
 
 def read_module(path: Path) -> Module:

@@ -1,31 +1,43 @@
 """What the trusted side lends a driver: small models with random weights, whose work is counted."""
 
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from autograder.exercise import TooMuchWork
 from gpt import GPTConfig, GPTLMHead
 
 # By a part of the weight's name, times 1/sqrt(inputs); 1 for the others. With these, greedy output
 # varies, and every wrong position and every hidden prefix that we tried changed it.
 SCALES = {"wpe": 2.0, "c_attn": 3.0, "attn.c_proj": 8.0, "mlp.c_proj": 4.0}
 
+FORWARDS, TOKENS = "forward calls", "tokens computed"
+
 
 class CountedModel:
-    """A model as an exercise sees it: its config and its forward, and the work it has done.
+    """A model as an exercise sees it: its forward, whatever a loop may ask of it, and the work done.
 
     Called as the model is, model(inputs, position_ids), with a kv_cache behind them where the model
-    takes one. The counts stand on this side, where an attempt can't change them.
+    takes one. Its embeddings are copies. The counts stand on this side, where an attempt can't
+    change them.
     """
+
+    training = False
 
     def __init__(self, model: Any) -> None:
         self.config: GPTConfig = model.config
         self._model = model
-        self._lengths: list[int] = []
-        self._tokens = 0
+        self._forwards = self._tokens = 0
+        self._most: Mapping[str, int] = {}
+        own = model.transformer
+        self.transformer = SimpleNamespace(
+            wte=copy.deepcopy(own.wte), wpe=copy.deepcopy(own.wpe), h=range(len(own.h))
+        )
 
     def __call__(
         self,
@@ -34,8 +46,14 @@ class CountedModel:
         *kv_cache: Any,
         **named_kv_cache: Any,
     ) -> Any:
-        self._lengths.append(inputs.shape[-1])
-        self._tokens += inputs.numel()
+        self._forwards += 1
+        self._tokens += inputs.numel() if isinstance(inputs, Tensor) else 0
+        for what, most in self._most.items():
+            if self.counts()[what] > most:
+                raise TooMuchWork(
+                    f"It was stopped after {most} {what}, several times what is needed. "
+                    "Does the loop come to its end?"
+                )
         with torch.no_grad():
             return self._model(inputs, position_ids, *kv_cache, **named_kv_cache)
 
@@ -44,16 +62,25 @@ class CountedModel:
     def eval(self) -> "CountedModel":
         return self
 
+    def train(self, mode: bool = True) -> "CountedModel":
+        return self
+
     def parameters(self) -> Iterator[Tensor]:
-        """One empty tensor: enough for an attempt that asks on which device the model is."""
-        yield next(self._model.parameters())[:0]
+        yield from self.transformer.wte.parameters()
+        yield from self.transformer.wpe.parameters()
 
     def counts(self) -> dict[str, int]:
-        return {
-            "forward calls": len(self._lengths),
-            "tokens computed": self._tokens,
-            "longest forward": max(self._lengths, default=0),
-        }
+        return {FORWARDS: self._forwards, TOKENS: self._tokens}
+
+    def limit(self, counts: Mapping[str, int]) -> None:
+        self._most = counts
+
+    def untouched(self) -> bool:
+        own = self._model.transformer
+        return all(
+            torch.equal(shown.weight, real.weight)
+            for shown, real in [(self.transformer.wte, own.wte), (self.transformer.wpe, own.wpe)]
+        )
 
 
 def random_weights(config: GPTConfig, seed: int) -> dict[str, Tensor]:

@@ -3,27 +3,26 @@
 from collections.abc import Callable
 from typing import Any
 
-METRICS = ("ttft", "tpot", "latency", "throughput")
+from autograder.drivers.seen import Seen
+
+FIGURES = ("ttft", "tpot", "latency", "throughput")
 
 
 def generate(
     attempt: Callable[..., Any], requests: list[dict[str, Any]], model: Any
-) -> list[dict[str, Any]]:
-    """Serve the requests one after the other with one model.
-
-    Brings back, for each, the ids and the prompt as it is after the last request.
-    """
-    all_ids = [
-        attempt(model, r["input_ids"], r["max_new_tokens"], eos_token_id=r["eos_token_id"])
-        for r in requests
-    ]
+) -> list[Seen]:
+    """Serve the requests one after the other with one model."""
+    returned = [attempt(model, **request) for request in requests]
+    several = len(requests) > 1
     return [
-        {"ids": ids, "prompt afterwards": r["input_ids"]}
-        for ids, r in zip(all_ids, requests, strict=True)
+        Seen("What it returned", ids, f"of prompt {number}" if several else "")
+        for number, ids in enumerate(returned, 1)
     ]
 
 
-def metrics(attempt: Callable[..., Any], start: float, token_times: list[float]) -> dict[str, Any]:
-    """The four figures, without those that the result does not have."""
-    result = attempt(start, token_times)
-    return {name: getattr(result, name) for name in METRICS if hasattr(result, name)}
+def metrics(attempt: Callable[..., Any], start: float, token_times: list[float]) -> list[Seen]:
+    """The four figures, or what came in their place."""
+    found = attempt(start, token_times)
+    if not any(hasattr(found, name) for name in FIGURES):
+        return [Seen("What it returned", found)]
+    return [Seen(f"`{name}`", getattr(found, name, "is missing")) for name in FIGURES]

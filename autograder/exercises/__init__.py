@@ -1,11 +1,14 @@
-"""The exercises, one module a lab: cards, hints, cases, references, comparison."""
+"""The exercises, one module a lab: cases, drivers, comparison. Their prose stands in the lessons."""
+
+from functools import cache
+from importlib import import_module
 
 from autograder.exercise import Exercise
-from autograder.exercises import batching, generate, kv_cache, paged_attention
-
-LABS = (generate, kv_cache, batching, paged_attention)
+from autograder.lesson import lessons
 
 
+@cache
 def exercises() -> dict[str, Exercise]:
-    """Every exercise by its name, in the order of the course."""
-    return {e.name: e for lab in LABS for e in lab.EXERCISES}
+    """Every exercise by its name, in the order of the course: that of the lessons."""
+    modules = [import_module(f"{__name__}.{lab}") for lab in lessons()]
+    return {exercise.name: exercise for module in modules for exercise in module.EXERCISES}

@@ -1,0 +1,81 @@
+"""What the cases of every lab are drawn from: random numbers, small models, configurations."""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from autograder.compare import Difference, first, no_more_work, same_seen
+from autograder.exercise import Outcome
+from autograder.services import FORWARDS, TOKENS, CountedModel, random_model, random_weights
+from gpt import GPTConfig, GPTLMHead
+
+# Heads, head_dim and layers differ from each other and from most batches, so that two dimensions
+# which are taken for one another don't fit; and head_dim is not the square of the heads.
+LAYERS = GPTConfig(vocab_size=11, n_positions=16, n_embd=10, n_layer=3, n_head=2)
+# More tokens than small numbers that Python keeps only once, so that `is` is no `==`.
+LOOP = GPTConfig(vocab_size=300, n_positions=16, n_embd=30, n_layer=2, n_head=3)
+
+
+@cache
+def small_model(cls: type[GPTLMHead]) -> Any:
+    """A model for loops. Its greedy texts vary, and depend on every position and token."""
+    return random_model(cls, LOOP, seed=1)
+
+
+def lend_model(cls: type[GPTLMHead]) -> Callable[[Mapping[str, Any]], dict[str, CountedModel]]:
+    """The services of an exercise that takes a model."""
+    return lambda data: {"model": CountedModel(small_model(cls))}
+
+
+def compare_with_work(got: Outcome, expected: Outcome) -> Difference | None:
+    """What was seen, and no more work than the reference did."""
+    assert got.counts is not None
+    assert expected.counts is not None
+    work = got.counts["model"], expected.counts["model"]
+    return first(same_seen(got.seen, expected.seen), no_more_work(*work, FORWARDS, TOKENS))
+
+
+def draw(generator: torch.Generator, low: int, high: int) -> int:
+    """A whole number from low to high, both included."""
+    return int(torch.randint(low, high + 1, (), generator=generator))
+
+
+def normal(generator: torch.Generator, *shape: int) -> Float[Tensor, "..."]:
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def prompt_ids(generator: torch.Generator, seq: int, batch: int = 1) -> Int[Tensor, "batch seq"]:
+    return torch.randint(LOOP.vocab_size, (batch, seq), generator=generator)
+
+
+def prompt_list(generator: torch.Generator, seq: int) -> list[int]:
+    return prompt_ids(generator, seq)[0].tolist()
+
+
+def weights_of(part: str, generator: torch.Generator) -> dict[str, Tensor]:
+    """Random weights of one part of a LAYERS model, by the names that they have within it."""
+    weights = random_weights(LAYERS, seed=draw(generator, 0, 10**6))
+    return {n.removeprefix(part): w for n, w in weights.items() if n.startswith(part)}
+
+
+Continued = tuple[list[int], list[int]]  # a prompt, and its new ids where nothing stops them
+
+
+def continued(generator: torch.Generator, seq: int, new: int = 6) -> Iterator[Continued]:
+    """Random prompts with what the small model makes of them, one after the other."""
+    from solutions.generate import generate
+
+    while True:
+        for ids in generate(small_model(GPTLMHead), prompt_ids(generator, seq, 64), new).tolist():
+            yield ids[:seq], ids[seq:]
+
+
+def prompt_where(
+    generator: torch.Generator, seq: int, wanted: Callable[[list[int], list[int]], bool]
+) -> Continued:
+    """A prompt for which wanted(its ids, the six new ids) holds, and the new ids."""
+    return next(both for both in continued(generator, seq) if wanted(*both))

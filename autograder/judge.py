@@ -1,0 +1,306 @@
+"""Judging an attempt: run it on every case beside the reference, and say what is wrong with it."""
+
+import copy
+import ctypes
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autograder.catalogue import Misconception
+from autograder.compare import Difference
+from autograder.drivers.seen import Seen, lending, plain
+from autograder.exercise import Case, Driver, Exercise, Outcome, TooMuchWork
+from autograder.exercises import exercises
+from autograder.source import exercise_function, own_line, own_statements
+
+NOT_ATTEMPTED, WRONG, PASSED = "not attempted", "wrong", "passed"
+
+TIMES_THE_WORK = 4  # of the reference's, before an attempt is stopped
+SECONDS = 10.0  # for all cases together, of which the reference needs hundredths
+
+CHANGES_BY_ITSELF = (
+    "The same input gave another result the second time: something random is in it, or something "
+    "survives from one call to the next (a global variable, a mutable default argument)."
+)
+NOTHING_YET = "There is no code here yet."
+STILL_RAISES = (
+    "There is code here, and it still raises NotImplementedError: delete that line and run the "
+    "cell again. If you have, is a `return` missing above it?"
+)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """status: PASSED, WRONG or NOT_ATTEMPTED. message: what was found, in one or two sentences.
+
+    Where it is wrong: case, the smallest one that fails; difference, the two values that differ;
+    cause, what probably led there; line, the learner's own line that an error came from.
+    """
+
+    status: str
+    message: str
+    case: Case | None = None
+    difference: Difference | None = None
+    cause: str | None = None
+    line: str | None = None
+
+
+def judge(exercise: Exercise, attempt: Any, seed: int = 0) -> Judgement:
+    """Judge an attempt on the cases that `seed` draws; tell the smallest that fails."""
+    cases = exercise.cases(torch.Generator().manual_seed(seed))
+    judgement = judge_with(exercise, exercise.driver, attempt, cases)
+    if judgement.status == WRONG and exercise.as_built is not None:
+        as_built = judge_with(exercise, exercise.as_built, attempt, cases, diagnosed=False)
+        if as_built.status == PASSED:
+            return as_built
+    return judgement
+
+
+def judge_with(
+    exercise: Exercise, driver: Driver, attempt: Any, cases: list[Case], diagnosed: bool = True
+) -> Judgement:
+    expected = run_all(exercise, driver, exercise.reference, cases)
+    got = run_all(exercise, driver, attempt, cases, expected)
+    if (judgement := not_implemented(exercise, attempt, cases, got)) is not None:
+        return judgement
+    for case, mine, theirs in zip(cases, got, expected, strict=True):
+        found = difference(exercise, mine, theirs)
+        if found is None:
+            continue
+        line = own_line(mine.error, attempt) if mine.error else None
+        cause = None
+        if diagnosed and (known := diagnose(exercise, driver, cases, got, expected)):
+            cause = known.sentence
+        elif diagnosed and changes_by_itself(exercise, driver, attempt, case, mine):
+            cause = CHANGES_BY_ITSELF
+        return Judgement(WRONG, found.sentence, case, found, cause, line)
+    return Judgement(PASSED, "Right on every case.")
+
+
+# ---------------------------------------------------------------------------------- running
+
+
+def run_all(
+    exercise: Exercise,
+    driver: Driver,
+    attempt: Any,
+    cases: Sequence[Case],
+    expected: Sequence[Outcome] | None = None,
+) -> list[Outcome]:
+    """Run an attempt on the cases in turn, stopped where it does not end.
+
+    Work is limited by what was expected of it. One deadline holds for all cases, so that a loop
+    without an end is waited for once.
+    """
+    over = time.monotonic() + SECONDS
+    return [
+        run(exercise, driver, attempt, case, over, expected[i].counts if expected else None)
+        for i, case in enumerate(cases)
+    ]
+
+
+def run(
+    exercise: Exercise,
+    driver: Driver,
+    attempt: Any,
+    case: Case,
+    over: float,
+    work: Mapping[str, Mapping[str, int]] | None = None,
+) -> Outcome:
+    """Run one attempt on one case. Whatever it changes, the case stays as it was.
+
+    SystemExit and its like count as errors of the attempt; only KeyboardInterrupt is the person's
+    own wish to stop.
+    """
+    data = copy.deepcopy(dict(case.data))
+    services = exercise.services(data)
+    for name, service in services.items() if work else ():
+        service.limit({what: TIMES_THE_WORK * n + 8 for what, n in work[name].items()})
+    try:
+        with torch_as_it_is(), lending(attempt, lent(exercise)), deadline(over):
+            seen = driver(attempt, **data, **services)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return Outcome(error=error, changed=None)
+    touched = [f"the weights of `{n}`" for n, s in services.items() if not s.untouched()]
+    return Outcome(
+        tuple(Seen(what, plain(value), where) for what, value, where in seen),
+        {name: service.counts() for name, service in services.items()},
+        changed=next(iter(touched), changed_part(data, case.data)),
+    )
+
+
+def lent(exercise: Exercise) -> dict[str, Any]:
+    """Right solutions of the functions that are exercises of this lab or an earlier one."""
+    functions = {
+        id(e.reference) for e in exercises().values() if e is not exercise and "." not in e.path
+    }
+    return {name: value for name, value in vars(exercise.module).items() if id(value) in functions}
+
+
+def changed_part(now: Any, before: Any, path: str = "") -> str | None:
+    """The first place at which plain data is no longer what it was; None where there is none."""
+    if isinstance(before, Tensor):
+        same = isinstance(now, Tensor) and now.dtype == before.dtype and now.shape == before.shape
+        return None if same and torch.equal(now, before) else f"`{path}`"
+    if isinstance(before, Mapping):
+        dot = "." if path else ""
+        parts = [(f"{path}{dot}{key}", now.get(key), value) for key, value in before.items()]
+    elif isinstance(before, (list, tuple)):
+        parts = [(f"{path}[{i}]", n, b) for i, (n, b) in enumerate(zip(now, before, strict=False))]
+    else:
+        return None if now == before else f"`{path}`"
+    if (type(now) is not type(before) and not isinstance(now, Mapping)) or len(now) != len(before):
+        return f"`{path}`"
+    return next((found for p, n, b in parts if (found := changed_part(n, b, p))), None)
+
+
+@contextmanager
+def torch_as_it_is() -> Iterator[None]:
+    """Put back what an attempt may change for everybody: defaults, and the random state."""
+    dtype, device, state = (
+        torch.get_default_dtype(),
+        torch.get_default_device(),
+        torch.get_rng_state(),
+    )
+    grad = torch.is_grad_enabled()
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.set_default_device(None if device.type == "cpu" else device)
+        torch.set_rng_state(state)
+        torch.set_grad_enabled(grad)
+
+
+class TookTooLong(BaseException):
+    """Stops an attempt that does not end."""
+
+
+@contextmanager
+def deadline(over: float) -> Iterator[None]:
+    """Raise TookTooLong in the block when the clock has passed `over`, and until it gives up.
+
+    A thread raises it from outside, which works on every system where a signal would not; a block
+    inside a long call to C is stopped when that call returns.
+    """
+    thread = ctypes.c_ulong(threading.get_ident())
+    done = threading.Event()
+
+    def watch() -> None:
+        wait = max(0.0, over - time.monotonic())
+        while not done.wait(wait):
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(TookTooLong))
+            wait = 0.5
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, None)  # one that came at the last moment
+
+
+# ---------------------------------------------------------------------------------- comparing
+
+
+def difference(exercise: Exercise, got: Outcome, expected: Outcome) -> Difference | None:
+    """None where the two outcomes agree, else the first difference."""
+    if got.error is not None or expected.error is not None:
+        if type(got.error) is type(expected.error):
+            return None
+        if got.error is None:
+            name = type(expected.error).__name__
+            return Difference(f"It should have raised {name}, and did not.")
+        return Difference(told(got.error))
+    if (found := exercise.compare(got, expected)) is not None:
+        return found
+    if got.changed == expected.changed:
+        return None
+    return Difference(
+        f"The result is right, but {got.changed or 'something'} is no longer what it was before "
+        "the call: make new tensors and lists, and leave those you are handed as they were."
+    )
+
+
+def told(error: BaseException) -> str:
+    """An exception in words."""
+    if isinstance(error, TookTooLong):
+        return f"It was stopped after {SECONDS:.0f} seconds. Does every loop come to its end?"
+    if isinstance(error, TooMuchWork):
+        return str(error)
+    return f"It raised {type(error).__name__}" + (
+        f": {words}" if (words := words_of(error)) else "."
+    )
+
+
+def words_of(error: BaseException) -> str:
+    """What an exception says; even its `__str__` may be broken."""
+    try:
+        return str(error).strip()
+    except Exception:
+        return ""
+
+
+def not_implemented(
+    exercise: Exercise, attempt: Any, cases: Sequence[Case], got: Sequence[Outcome]
+) -> Judgement | None:
+    """The judgement where the exercise's own code raised NotImplementedError."""
+    function = exercise_function(exercise.path, attempt)
+    for case, outcome in zip(cases, got, strict=True):
+        if not isinstance(outcome.error, NotImplementedError) or function is None:
+            continue
+        last = list(traceback.walk_tb(outcome.error.__traceback__))[-1][0]
+        if last.f_code is not function.__code__:
+            continue  # torch's own, or that of another function, which the message names
+        own = own_statements(exercise.lab, exercise.path, function)
+        if own or any(o.error is None for o in got):
+            line = own_line(outcome.error, attempt)
+            return Judgement(WRONG, STILL_RAISES, case, line=line)
+        return Judgement(NOT_ATTEMPTED, NOTHING_YET)
+    return None
+
+
+# ---------------------------------------------------------------------------------- diagnosing
+
+
+def diagnose(
+    exercise: Exercise,
+    driver: Driver,
+    cases: Sequence[Case],
+    got: Sequence[Outcome],
+    expected: Sequence[Outcome],
+) -> Misconception | None:
+    """The misconception that coincides with the attempt on every case, if there is one."""
+    for misconception in exercise.misconceptions:
+        for wrong in misconception.attempts():
+            theirs = run_all(exercise, driver, wrong, cases, expected)
+            if all(coincide(exercise, g, t) for g, t in zip(got, theirs, strict=True)):
+                return misconception
+    return None
+
+
+def coincide(exercise: Exercise, got: Outcome, theirs: Outcome) -> bool:
+    """Whether two wrong outcomes are the same one. Two mistakes may raise the same type of error,
+    and few the same words."""
+    if got.error is not None and theirs.error is not None:
+        return told(got.error) == told(theirs.error)
+    return difference(exercise, got, theirs) is None
+
+
+def changes_by_itself(
+    exercise: Exercise, driver: Driver, attempt: Any, case: Case, got: Outcome
+) -> bool:
+    """Whether the attempt now does something else with the same case."""
+    again = run(exercise, driver, attempt, case, time.monotonic() + SECONDS)
+    return not coincide(exercise, again, got)
