@@ -1,12 +1,12 @@
 """The lesson build: from solutions/lessons/*.md to autograder/source/ (solved) and labs/ (student).
 
 A lesson is a jupytext Markdown notebook. The build adds what a lesson only names: code cells marked
-`from="kv_cache.KVCache"` get the object's source from solutions/kv_cache.py, every exercise in them
-a card before and a check cell after, and questions marked `answer=` their points. nbgrader's own
-generate_assignment then takes the solutions out. Run it with `make labs`; edit lessons, not labs.
+`from="kv_cache.KVCache"` get the object's source from solutions/kv_cache.py, and a check cell for
+every exercise in them; a region marked `exercise=` becomes that exercise's card, without its hints;
+questions marked `answer=` get their points. nbgrader's own generate_assignment then takes the
+solutions out. Run it with `make labs`; edit lessons, not labs.
 """
 
-import ast
 import difflib
 import hashlib
 import json
@@ -14,7 +14,6 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import jupytext
@@ -24,33 +23,29 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from nbgrader.apps import NbGraderAPI
 from traitlets.config import Config, PyFileConfigLoader
 
+from autograder import catalogue
 from autograder.exercise import Exercise
 from autograder.exercises import exercises
+from autograder.lesson import CARD, FILE, QUESTION, Card, read_card, require_attributes
+from autograder.reference import BEGIN, ROOT, AuthorError, Module, read_module
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-LESSON_FILE = re.compile(r"\d\d_([a-z][a-z0-9_]*)\.md")
-BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
-METADATA = {"code": {"from", "tags"}, "markdown": {"answer", "points", "tags"}}
+METADATA = {"code": {"from", "tags"}, "markdown": {*CARD, *QUESTION, "tags"}}
 KERNEL = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
 
 
-class LessonError(ValueError):
-    """Something in a lesson or a module that its author can put right."""
-
-
 def build(lessons: Path, course: Path, registry: Mapping[str, Exercise]) -> list[Path]:
     """Write autograder/source and labs of `course`; return the files, sorted.
 
     The modules that lessons quote are those beside the folder `lessons`, and gpt.py one above. The
-    gradebook of the course learns the assignments. Raises LessonError, before anything is written,
+    gradebook of the course learns the assignments. Raises AuthorError, before anything is written,
     where a lesson is wrong or a file in the way was not written by the build.
     """
     files = sorted(lessons.glob("*.md"))
     if not files:
-        raise LessonError(f"There are no lessons in {lessons}.")
+        raise AuthorError(f"There are no lessons in {lessons}.")
     modules = read_modules(lessons.parent)
     require_registered(modules, registry)
     solved = {lesson.stem: solve(lesson, modules, registry) for lesson in files}
@@ -67,126 +62,47 @@ def build(lessons: Path, course: Path, registry: Mapping[str, Exercise]) -> list
     return sorted(written)
 
 
-# ------------------------------------------------------------------- the modules lessons quote from
-
-
-@dataclass
-class Module:
-    """The text of one module: its objects, and the stretches of it that students write."""
-
-    path: Path
-    objects: dict[str, str] = field(default_factory=dict)  # name -> source, at module level
-    solutions: dict[str, list[str]] = field(default_factory=dict)  # "KVCache.attend" -> its lines
+# ------------------------------------------------------------------- from lesson to solved notebook
 
 
 def read_modules(folder: Path) -> dict[str, Module]:
+    """The modules that lessons quote from: those of the course, and gpt.py."""
     paths = [folder.parent / "gpt.py", *sorted(folder.glob("*.py"))]
     return {path.stem: read_module(path) for path in paths if path.stem != "__init__"}
-
-
-def read_module(path: Path) -> Module:
-    text = path.read_text(encoding="utf-8")
-    lines, tree = text.splitlines(), ast.parse(text)
-    module = Module(path)
-    for node in tree.body:
-        for name in defined_names(node):
-            module.objects[name] = "\n".join(lines[first_line(node) : last_line(node, lines)])
-    module.solutions = solution_lines(path, lines, tree)
-    return module
-
-
-def solution_lines(path: Path, lines: list[str], tree: ast.Module) -> dict[str, list[str]]:
-    """The lines between BEGIN and END SOLUTION, by the path of the object that holds them."""
-    found: dict[str, list[str]] = {}
-    inside = None
-    for number, line in enumerate(lines, 1):
-        where = f"{path.name}, line {number}"
-        if BEGIN in line:
-            if inside is not None:
-                raise LessonError(f"{where}: the solution before this one has no {END}.")
-            inside = enclosing(tree, number)
-            if inside is None:
-                raise LessonError(
-                    f"{where}: this solution is in no function, so it has no exercise id. "
-                    "Put it into a function or a method."
-                )
-            found.setdefault(inside, [])
-        elif END in line:
-            if inside is None:
-                raise LessonError(f"{where}: there is no {BEGIN} to this end.")
-            inside = None
-        elif inside is not None:
-            found[inside].append(line)
-    if inside is not None:
-        raise LessonError(f"{path.name}: the solution in {inside} has no {END}.")
-    return found
-
-
-def defined_names(node: ast.stmt) -> list[str]:
-    match node:
-        case ast.FunctionDef() | ast.ClassDef():
-            return [node.name]
-        case ast.Assign(targets=targets):
-            return [target.id for target in targets if isinstance(target, ast.Name)]
-        case ast.AnnAssign(target=ast.Name(id=name)):
-            return [name]
-    return []
-
-
-def first_line(node: ast.stmt) -> int:
-    decorators = getattr(node, "decorator_list", [])
-    return min(part.lineno for part in [node, *decorators]) - 1
-
-
-def last_line(node: ast.stmt, lines: list[str]) -> int:
-    """Where the object ends, with the indented comments after its last statement: END SOLUTION."""
-    last = end = node.end_lineno or node.lineno
-    while end < len(lines) and lines[end][:1] in ("", " "):
-        end += 1
-        if lines[end - 1]:
-            last = end
-    return last
-
-
-def enclosing(tree: ast.Module, line: int) -> str | None:
-    """The path of the innermost function or class around a line, None at module level."""
-    around = [
-        node
-        for node in ast.walk(tree)  # outer nodes first
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef))
-        and node.lineno <= line <= (node.end_lineno or node.lineno)
-    ]
-    return ".".join(node.name for node in around) or None
 
 
 def stretches(modules: Mapping[str, Module]) -> dict[str, list[str]]:
     """The lines of every solution, by exercise id."""
     return {
-        f"{module}.{path}": lines
-        for module, text in modules.items()
-        for path, lines in text.solutions.items()
+        f"{lab}.{path}": module.stretch(path)
+        for lab, module in modules.items()
+        for path in module.stretches
     }
-
-
-# ------------------------------------------------------------------- from lesson to solved notebook
 
 
 def solve(
     lesson: Path, modules: Mapping[str, Module], registry: Mapping[str, Exercise]
 ) -> NotebookNode:
     """The solved notebook of one lesson, every cell with an id that depends on the lesson alone."""
-    if not LESSON_FILE.fullmatch(lesson.name):
-        raise LessonError(f"{lesson.name}: name a lesson like 02_kv_cache.md.")
+    if not FILE.fullmatch(lesson.stem):
+        raise AuthorError(f"{lesson.name}: name a lesson like 02_kv_cache.md.")
     cells: list[NotebookNode] = []
+    cards: dict[str, Card] = {}
     for number, cell in enumerate(read_lesson(lesson), 1):
         where = f"{lesson.name}, cell {number}"
         require_known_metadata(cell, where)
-        if "from" in cell.metadata:
-            cells += quoted_cells(cell, modules, registry, where)
+        if "exercise" in cell.metadata:
+            card = read_card(dict(cell.metadata), cell.source, lesson.name)
+            if card.exercise in cards:
+                raise AuthorError(f"{where}: the card of {card.exercise} stands in it twice.")
+            cards[card.exercise] = card
+            cells.append(card_cell(card, modules, where))
+        elif "from" in cell.metadata:
+            cells += quoted_cells(cell, modules, registry, cards, where)
         elif "answer" in cell.metadata:
             cells.append(answer_cell(cell, where))
         elif BEGIN in cell.source:
-            raise LessonError(
+            raise AuthorError(
                 f"{where} holds a solution of its own. Solutions stand in the module; name the "
                 'object with from="module.object" and leave the cell empty.'
             )
@@ -207,7 +123,7 @@ def require_known_metadata(cell: NotebookNode, where: str) -> None:
     known = METADATA.get(cell.cell_type, set())
     for key in cell.metadata:
         if key not in known:
-            raise LessonError(
+            raise AuthorError(
                 f"{where}: {key!r} means nothing on a {cell.cell_type} cell. "
                 f"Known there: {', '.join(sorted(known))}."
             )
@@ -218,70 +134,81 @@ def plain_cell(cell: NotebookNode) -> NotebookNode:
     return new_cell(cell.source, metadata=cell.metadata)
 
 
+def card_cell(card: Card, modules: Mapping[str, Module], where: str) -> NotebookNode:
+    """What a student wants to know before starting."""
+    solutions = stretches(modules)
+    if card.exercise not in solutions:
+        raise AuthorError(
+            f"{where}: this is the card of {card.exercise}, and no such solution is marked in "
+            "solutions/. Check the name in exercise=."
+        )
+    lines = count_code(solutions[card.exercise])
+    return new_markdown_cell(
+        f"### Exercise: {card.title}\n\n"
+        f"**Difficulty** {card.difficulty} of 5 · **Time** about {card.minutes} min · "
+        f"**Length** about {lines} line{'s' if lines > 1 else ''}\n\n"
+        f"**Where it stands in the engine.** {card.place}\n\n"
+        f'Stuck? Run `hint("{card.exercise}")`.'
+    )
+
+
 def quoted_cells(
     cell: NotebookNode,
     modules: Mapping[str, Module],
     registry: Mapping[str, Exercise],
+    cards: Mapping[str, Card],
     where: str,
 ) -> Iterator[NotebookNode]:
-    """The objects a cell names; where they hold exercises, cards before them and checks after."""
+    """The objects that a cell names, and behind them a check for each exercise in them."""
     if cell.source.strip():
-        raise LessonError(
+        raise AuthorError(
             f"{where}: a cell with from= is filled from the module, so it must be empty. Move its "
             "code into a cell of its own."
         )
     names = str(cell.metadata["from"]).split() or [""]
     source = "\n\n\n".join(quoted_source(name, modules, where) for name in names)
-    solutions = {
-        id: lines
+    todo = [
+        registry[id]
         for name in names
-        for id, lines in stretches(modules).items()
+        for id in stretches(modules)
         if id == name or id.startswith(f"{name}.")
-    }
-    todo = [registry[id] for id in solutions]
+    ]
     for exercise in todo:
-        yield card(exercise, count_code(solutions[exercise.name]))
+        if exercise.name not in cards:
+            raise AuthorError(
+                f"{where}: {exercise.name} has no card before it. Put a region "
+                f'exercise="{exercise.name}" there, with its title, points, minutes and hints.'
+            )
     metadata = {key: cell.metadata[key] for key in cell.metadata if key != "from"}
     if todo:
         metadata["nbgrader"] = nbgrader_metadata(todo[0].name, solution=True)
     yield new_code_cell(source, metadata=metadata)
     for exercise in todo:
-        yield check_cell(exercise)
+        yield check_cell(exercise, cards[exercise.name].points)
 
 
 def quoted_source(name: str, modules: Mapping[str, Module], where: str) -> str:
     module, _, object_name = name.partition(".")
     if module not in modules:
-        raise LessonError(
+        raise AuthorError(
             f"{where}: there is no module {module!r}. Lessons quote from {', '.join(modules)}."
         )
     objects = modules[module].objects
     if object_name not in objects:
         close = difflib.get_close_matches(object_name.split(".")[0], objects, n=3)
-        raise LessonError(
+        raise AuthorError(
             f"{where}: {modules[module].path.name} defines no {object_name!r} at its top level. "
             + (f"Did you mean {' or '.join(close)}?" if close else "Check the name in from=.")
         )
-    return objects[object_name]
+    return modules[module].text(objects[object_name])
 
 
 def count_code(lines: list[str]) -> int:
     return sum(1 for line in lines if line.strip() and not line.strip().startswith("#"))
 
 
-def card(exercise: Exercise, lines: int) -> NotebookNode:
-    """What a student wants to know before starting."""
-    return new_markdown_cell(
-        f"### Exercise: {exercise.title}\n\n"
-        f"**Difficulty** {exercise.difficulty} of 5 · **Time** about {exercise.minutes} min · "
-        f"**Length** about {lines} line{'s' if lines > 1 else ''}\n\n"
-        f"**Where it stands in the engine.** {exercise.place}\n\n"
-        f'Stuck? Run `hint("{exercise.name}")`.'
-    )
-
-
-def check_cell(exercise: Exercise) -> NotebookNode:
-    metadata = nbgrader_metadata(f"check.{exercise.name}", grade=True, points=exercise.points)
+def check_cell(exercise: Exercise, points: int) -> NotebookNode:
+    metadata = nbgrader_metadata(f"check.{exercise.name}", grade=True, points=points)
     return new_code_cell(
         f'check("{exercise.name}", {exercise.attempt_name})', metadata={"nbgrader": metadata}
     )
@@ -289,11 +216,10 @@ def check_cell(exercise: Exercise) -> NotebookNode:
 
 def answer_cell(cell: NotebookNode, where: str) -> NotebookNode:
     """A question answered in prose and graded by hand; the lesson holds a model answer."""
-    name, points = cell.metadata["answer"], cell.metadata.get("points")
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", str(name)):
-        raise LessonError(f"{where}: answer={name!r} must be lower-case words joined by _.")
-    if not isinstance(points, int) or points < 1:
-        raise LessonError(f"{where}: an answer needs its points, points=2 for instance.")
+    require_attributes(dict(cell.metadata), QUESTION, where)
+    name, points = cell.metadata["answer"], cell.metadata["points"]
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise AuthorError(f"{where}: answer={name!r} must be lower-case words joined by _.")
     metadata = nbgrader_metadata(name, grade=True, solution=True, points=points)
     return new_markdown_cell(cell.source, metadata={"nbgrader": metadata})
 
@@ -321,7 +247,7 @@ def give_ids(cells: list[NotebookNode], lesson: str) -> None:
         id = graded["grade_id"] if graded else hashlib.sha256(text.encode()).hexdigest()[:12]
         seen[id] = seen.get(id, 0) + 1
         if graded and seen[id] > 1:
-            raise LessonError(
+            raise AuthorError(
                 f"{lesson}: {id} stands in it twice. Quote an exercise once, and give every "
                 "answer its own name."
             )
@@ -334,7 +260,7 @@ def give_ids(cells: list[NotebookNode], lesson: str) -> None:
 def require_registered(modules: Mapping[str, Module], registry: Mapping[str, Exercise]) -> None:
     for name in stretches(modules):
         if name not in registry:
-            raise LessonError(
+            raise AuthorError(
                 f"solutions/{name.split('.')[0]}.py has a solution in {name}, but there is no such "
                 "exercise. Register it in autograder/exercises/, or take the markers out."
             )
@@ -345,7 +271,7 @@ def require_all_used(solved: Mapping[str, NotebookNode], registry: Mapping[str, 
     for name in registry:
         times = used.count(f"check-{name.replace('.', '-')}")
         if times != 1:
-            raise LessonError(
+            raise AuthorError(
                 f"The exercise {name} stands in {times} lessons and must stand in one: quote its "
                 f'object there once, with from="{".".join(name.split(".")[:2])}".'
             )
@@ -373,7 +299,7 @@ def release(solved: Mapping[str, NotebookNode], gradebook: Path) -> dict[str, No
             write(notebook, source)
             result = api.generate_assignment(name)
             if not result["success"]:
-                raise LessonError(refusal(name, gradebook, result))
+                raise AuthorError(refusal(name, gradebook, result))
             released[name] = nbformat.read(lab, as_version=4)
         return released
 
@@ -424,7 +350,7 @@ def written_by_build(path: Path) -> bool:
 def require_replaceable(course: Path, paths: tuple[Path, Path]) -> None:
     for path in paths:
         if path.exists() and not written_by_build(path):
-            raise LessonError(
+            raise AuthorError(
                 f"{path.relative_to(course)} was changed by hand, or is not a file of the lesson "
                 "build. Move it away if you need it (your own work belongs in work/), or delete "
                 "it; then build again."
@@ -450,11 +376,12 @@ def remove_stale(course: Path, written: list[Path]) -> None:
 
 def main() -> None:
     try:
-        written = build(REPOSITORY / "solutions" / "lessons", REPOSITORY, exercises())
-    except LessonError as error:
+        catalogue.require_current()
+        written = build(ROOT / "solutions" / "lessons", ROOT, exercises())
+    except AuthorError as error:
         sys.exit(f"The labs were not built. {error}")
     for path in written:
-        print(path.relative_to(REPOSITORY))
+        print(path.relative_to(ROOT))
 
 
 if __name__ == "__main__":

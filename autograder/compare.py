@@ -74,7 +74,7 @@ def same_value(got: Any, expected: Any, what: str) -> Difference | None:
         if got == expected:
             return None
         state = got if isinstance(got, str) else f"is {kind(got)}"
-        return Difference(f"{what} {state}; expected: {expected}.")
+        return Difference(f"{what} {state}; expected: it {expected}.{missing_return(got)}")
     if isinstance(expected, (list, tuple, dict)):
         return same_plain(got, expected, what)
     return same_number(got, expected, what)
@@ -184,17 +184,20 @@ def same_kind(got: Any, expected: Any, what: str) -> Difference | None:
     """For what can't be compared by value: None, a list, an object."""
     if type(got) is type(expected) and got == expected:
         return None
-    if got is None:
-        missing = " Is a `return` missing?"
-    elif isinstance(got, Strange) and got.kind in ("a generator", "an async_generator"):
-        missing = " Take `yield` out of it: a function with `yield` makes a generator."
-    elif isinstance(got, Strange) and got.kind == "a coroutine":
-        missing = " Take `async` away: the function must do its work when it is called."
-    else:
-        missing = ""
-    return Difference(
-        f"{what} should be {kind(expected)}, not {kind(got)}.{missing}", got, expected
-    )
+    sentence = f"{what} should be {kind(expected)}, not {kind(got)}.{missing_return(got)}"
+    return Difference(sentence, got, expected)
+
+
+def missing_return(got: Any) -> str:
+    """What to do where a function gave back no result at all."""
+    match got:
+        case None:
+            return " Is a `return` missing?"
+        case Strange("a generator" | "an async_generator"):
+            return " Take `yield` out of it: a function with `yield` makes a generator."
+        case Strange("a coroutine"):
+            return " Take `async` away: the function must do its work when it is called."
+    return ""
 
 
 # ----------------------------------------------------------------------------------------- work

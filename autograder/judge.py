@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -54,13 +55,19 @@ class Judgement:
 
 def judge(exercise: Exercise, attempt: Any, seed: int = 0) -> Judgement:
     """Judge an attempt on the cases that `seed` draws; tell the smallest that fails."""
-    cases = exercise.cases(torch.Generator().manual_seed(seed))
+    cases = drawn(exercise, seed)
     judgement = judge_with(exercise, exercise.driver, attempt, cases)
     if judgement.status == WRONG and exercise.as_built is not None:
         as_built = judge_with(exercise, exercise.as_built, attempt, cases, diagnosed=False)
         if as_built.status == PASSED:
             return as_built
     return judgement
+
+
+@cache
+def drawn(exercise: Exercise, seed: int) -> list[Case]:
+    """The cases of an exercise. Nothing that runs changes them, so one draw serves all."""
+    return exercise.cases(torch.Generator().manual_seed(seed))
 
 
 def judge_with(

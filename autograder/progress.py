@@ -26,8 +26,8 @@ class Progress:
     def __repr__(self) -> str:
         width = max(len(exercise.name) for exercise, _ in self.rows)
         lines = [
-            f"{state:9}  {exercise.name:{width}}  {exercise.card.minutes:3} min  {exercise.card.title}"
-            for exercise, state in self.rows
+            f"{state:9}  {e.name:{width}}  {e.card.minutes:3} min  {e.card.title}"
+            for e, state in self.rows
         ]
         return "\n".join([self.title, *lines, *self.sentences])
 

@@ -20,7 +20,7 @@ FORWARDS, TOKENS = "forward calls", "tokens computed"
 
 
 class CountedModel:
-    """A model as an exercise sees it: its forward, whatever a loop may ask of it, and the work done.
+    """A model as an exercise sees it: what a loop may ask of it, and a count of its work.
 
     Called as the model is, model(inputs, position_ids), with a kv_cache behind them where the model
     takes one. Its embeddings are copies. The counts stand on this side, where an attempt can't

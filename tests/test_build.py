@@ -13,9 +13,10 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbgrader.nbgraderformat import MetadataValidator
 
-from autograder.build import LessonError, build, read_modules, stretches
+from autograder.build import build, read_modules, stretches
 from autograder.exercise import Exercise
 from autograder.exercises import exercises
+from autograder.reference import AuthorError
 
 ROOT = Path(__file__).resolve().parent.parent
 LESSONS = ROOT / "solutions" / "lessons"
@@ -94,8 +95,8 @@ def telling_lines(name: str) -> list[str]:
     known = {line.strip() for path in earlier for line in path.read_text().splitlines()}
     lines = [
         line.split("  # ")[0].strip()
-        for solution in modules[name[3:]].solutions.values()
-        for line in solution
+        for solution in modules[name[3:]].stretches
+        for line in modules[name[3:]].stretch(solution)
     ]
     return [line for line in lines if len(line) >= 12 and line not in known and line[0] != "#"]
 
@@ -217,16 +218,39 @@ def given() -> int:
     return LIMIT
 '''
 
-LESSON = """# Toys
+
+def card(name: str, points: int) -> str:
+    return f"""<!-- #region exercise="{name}" title="Title of {name}" points={points} difficulty=2 minutes=10 -->
+Under the bed.
+
+**Hint 1.** Think.
+
+**Hint 2.** Look.
+
+**Hint 3.**
+
+```python
+____
+```
+<!-- #endregion -->"""  # noqa: E501
+
+
+LESSON = f"""# Toys
 
 ```python
 from functools import cache
 ```
 
+{card("toys.double", 3)}
+
 ```python from="toys.LIMIT toys.double"
 ```
 
 Between.
+
+{card("toys.Box.put", 1)}
+
+{card("toys.Box.take", 2)}
 
 ```python from="toys.Box" tags=["wide"]
 ```
@@ -243,22 +267,8 @@ Because of the model answer.
 ANSWER = LESSON[LESSON.index("<!-- #region answer") :]
 
 
-def exercise(name: str, points: int) -> Exercise:
-    return Exercise(
-        name=name,
-        lab="toys",
-        title=f"Title of {name}",
-        points=points,
-        difficulty=2,
-        minutes=10,
-        place="Under the bed.",
-        hints=("", "", ""),
-        reference=None,
-        driver=print,
-        cases=lambda generator: [],
-        compare=lambda got, expected: None,
-        misconceptions=(),
-    )
+def exercise(name: str) -> Exercise:
+    return Exercise(name, driver=lambda attempt: [], cases=lambda generator: [])
 
 
 class Course:
@@ -267,8 +277,7 @@ class Course:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.registry = {
-            name: exercise(name, points)
-            for name, points in (("toys.double", 3), ("toys.Box.put", 1), ("toys.Box.take", 2))
+            name: exercise(name) for name in ("toys.double", "toys.Box.put", "toys.Box.take")
         }
         self.module = root / "solutions" / "toys.py"
         self.lesson = root / "solutions" / "lessons" / "01_toys.md"
@@ -334,9 +343,10 @@ def test_every_exercise_has_a_card_before_it_and_a_locked_check_after_it(built):
     assert all(cell.metadata.nbgrader.locked and not cell.metadata.editable for cell in (put, take))
 
 
-def test_the_card_counts_the_lines_of_the_solution(built):
+def test_the_card_counts_the_lines_of_the_solution_and_holds_no_hints(built):
     card = next(cell.source for cell in read(built.lab).cells if "toys.double" in cell.source)
     assert "about 2 lines" in card
+    assert "Think." not in card
 
 
 def test_tags_of_a_quoting_cell_are_kept(built):
@@ -379,10 +389,24 @@ def test_an_edit_elsewhere_leaves_the_ids_of_other_cells(course):
         ("toys.given", "toys", r"toys\.py defines no ''"),
         ('"toys.given"\n', '"toys.given"\nx = 1\n', r"cell with from= .* must be empty"),
         ("toys.given", "toys.Box", r"toys-Box-put stands in it twice"),
-        ("toys.Box", "gpt.GPTAttention", r"exercise toys\.Box\.put stands in 0 lessons"),
+        (
+            'from="toys.Box"',
+            'from="gpt.GPTAttention"',
+            r"exercise toys\.Box\.put stands in 0 lessons",
+        ),
         ("from functools import cache", "### BEGIN SOLUTION", r"cell 2 holds a solution"),
-        (" points=2", "", r"an answer needs its points"),
-        ("points=2", "points=0", r"an answer needs its points"),
+        (" points=2 -->\nBec", " -->\nBec", r"cell \d+: a region that begins with answer has"),
+        ("points=2 -->\nBec", "points=0 -->\nBec", r"begins with answer has .*points=…"),
+        (card("toys.Box.put", 1), "", r"toys\.Box\.put has no card before it"),
+        ('exercise="toys.Box.put', 'exercise="toys.Box.pot', r"card of toys\.Box\.pot, and no"),
+        (
+            card("toys.Box.put", 1),
+            card("toys.double", 1),
+            r"card of toys\.double stands in it twice",
+        ),
+        ("**Hint 2.** Look.", "", r"the card of toys\.double needs .*Hint 3"),
+        ("difficulty=2", "difficulty=7", r"difficulty of toys\.double must be 1 to 5"),
+        (" minutes=10", "", r"a region that begins with exercise has .*minutes=…"),
         ('"why"', '"why not?"', r"answer='why not\?' must be lower-case words"),
         ('answer="why"', 'form="why"', r"'form' means nothing on a markdown cell.*answer"),
         ("Between.", ANSWER, r"why stands in it twice"),
@@ -390,7 +414,7 @@ def test_an_edit_elsewhere_leaves_the_ids_of_other_cells(course):
 )
 def test_a_wrong_lesson_is_refused_with_a_sentence(course, old, new, sentence):
     course.edit(course.lesson, old, new)
-    with pytest.raises(LessonError, match=sentence):
+    with pytest.raises(AuthorError, match=sentence):
         course.build()
     assert not course.lab.exists()
 
@@ -406,7 +430,7 @@ def test_a_wrong_lesson_is_refused_with_a_sentence(course, old, new, sentence):
         (
             "pop()\n        ### END SOLUTION\n",
             "pop()\n",
-            r"the solution in Box\.take has no ### END",
+            r"the solution in line 30 has no ### END",
         ),
         ("### BEGIN SOLUTION\n        return", "return", r"line 29: there is no ### BEGIN"),
         ("LIMIT = 3", "### BEGIN SOLUTION\n### END SOLUTION", r"line 5: .* is in no function"),
@@ -415,38 +439,39 @@ def test_a_wrong_lesson_is_refused_with_a_sentence(course, old, new, sentence):
 )
 def test_a_wrong_module_is_refused_with_a_sentence(course, old, new, sentence):
     course.edit(course.module, old, new)
-    with pytest.raises(LessonError, match=sentence):
+    with pytest.raises(AuthorError, match=sentence):
         course.build()
 
 
 def test_an_exercise_without_a_lesson_is_refused(course):
-    course.registry["toys.more"] = exercise("toys.more", 1)
-    with pytest.raises(LessonError, match=r'toys\.more stands in 0 lessons .*from="toys\.more"'):
+    course.registry["toys.more"] = exercise("toys.more")
+    with pytest.raises(AuthorError, match=r'toys\.more stands in 0 lessons .*from="toys\.more"'):
         course.build()
 
 
 def test_an_exercise_in_two_lessons_is_refused(course):
-    (course.lesson.parent / "02_again.md").write_text('```python from="toys.double"\n```\n')
-    with pytest.raises(LessonError, match=r"toys\.double stands in 2 lessons"):
+    again = f'{card("toys.double", 3)}\n\n```python from="toys.double"\n```\n'
+    (course.lesson.parent / "02_again.md").write_text(again)
+    with pytest.raises(AuthorError, match=r"toys\.double stands in 2 lessons"):
         course.build()
 
 
 def test_a_lesson_without_a_number_is_refused(course):
     course.lesson.rename(course.lesson.with_name("toys.md"))
-    with pytest.raises(LessonError, match=r"toys\.md: name a lesson like 02_kv_cache\.md"):
+    with pytest.raises(AuthorError, match=r"toys\.md: name a lesson like 02_kv_cache\.md"):
         course.build()
 
 
 def test_no_lessons_at_all_is_an_error(course):
     course.lesson.unlink()
-    with pytest.raises(LessonError, match="There are no lessons in"):
+    with pytest.raises(AuthorError, match="There are no lessons in"):
         course.build()
 
 
 def test_what_the_build_did_not_write_is_refused_and_kept(course):
     course.lab.parent.mkdir(parents=True)
     course.lab.write_text("my own work")
-    with pytest.raises(LessonError, match=r"labs/01_toys/toys\.ipynb was changed by hand, or"):
+    with pytest.raises(AuthorError, match=r"labs/01_toys/toys\.ipynb was changed by hand, or"):
         course.build()
     assert course.lab.read_text() == "my own work"
     assert not course.source.exists()
@@ -456,7 +481,7 @@ def test_what_was_edited_after_the_build_is_refused_and_kept(course):
     course.build()
     course.edit(course.lab, "# TODO: write this part", "return 2 * number")
     edited = course.lab.read_text()
-    with pytest.raises(LessonError, match="was changed by hand"):
+    with pytest.raises(AuthorError, match="was changed by hand"):
         course.build()
     assert course.lab.read_text() == edited
 

@@ -20,12 +20,13 @@ from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell, new_notebook
 from nbgrader.utils import determine_grade
 
-from autograder import card, kept
+from autograder import cells, kept, verdict
 from autograder import check as check_module
-from autograder.card import narrowed
-from autograder.check import CheckFailed, Result, check, hint, mine, status
+from autograder.card import VerdictCard
+from autograder.check import CheckFailed, Result, check, failing_case, hint, mine, status
 from autograder.exercises import exercises
-from autograder.progress import Progress
+from autograder.judge import judge
+from autograder.lesson import lessons
 from solutions.generate import Metrics, generate, metrics
 from solutions.kv_cache import KVCache, causal_mask
 
@@ -37,7 +38,9 @@ GENERATE, METRICS = exercises()["generate.generate"], exercises()["generate.metr
 def mine_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MINE_FOLDER", str(tmp_path / "mine"))
     monkeypatch.delenv("NBGRADER_EXECUTION", raising=False)
+    monkeypatch.chdir(tmp_path)
     check_module.hints_given.clear()
+    cells.failures.clear()
     return tmp_path / "mine"
 
 
@@ -78,7 +81,7 @@ def positions_all_0(
 
 def test_a_pass_returns_its_points_and_shows_a_card(capsys: pytest.CaptureFixture) -> None:
     result = check("generate.generate", generate)
-    assert result == Result("passed", "Right on every case.", GENERATE.points)
+    assert result == Result("passed", "Right on every case.", GENERATE.card.points)
     shown = capsys.readouterr()
     assert shown.out.startswith("generate.generate: passed")
     assert shown.err == ""
@@ -98,14 +101,26 @@ def test_a_wrong_answer_is_told_the_cause_and_shown_the_case(capsys: pytest.Capt
     with pytest.raises(CheckFailed) as failed:
         check("generate.generate", positions_all_0)
     result = failed.value.result
-    known = next(m for m in GENERATE.misconceptions if m.name == "positions all 0")
+    known = next(m for m in GENERATE.misconceptions if m.name == "positions_all_0")
     assert (result.status, result.points) == ("wrong", 0)
     assert known.sentence in result.message
     shown = capsys.readouterr().out
     assert f"Likely cause: {known.sentence}" in shown
     assert "smallest failing case: three new tokens" in shown
-    assert re.search(r"got: +\[1, 5\] \[\[", shown)
-    assert re.search(r"expected: +\[1, 5\] \[\[", shown)
+    assert re.search(r"got: +torch.tensor\(\[\[", shown)
+    assert re.search(r"expected: +torch.tensor\(\[\[", shown)
+    assert "requests = [{'input_ids': torch.tensor([[" in shown
+
+
+def test_the_case_can_be_pasted_and_fetched() -> None:
+    with pytest.raises(CheckFailed):
+        check("generate.generate", positions_all_0)
+    (request,) = failing_case()["requests"]
+    names: dict[str, Any] = {"torch": torch}
+    exec(verdict.pasted(check_module.failed[0]), names)
+    assert torch.equal(names["requests"][0]["input_ids"], request["input_ids"])
+    request["input_ids"] += 1
+    assert not torch.equal(failing_case()["requests"][0]["input_ids"], request["input_ids"])
 
 
 def test_an_error_is_told_with_the_line_that_raised_it(
@@ -114,9 +129,12 @@ def test_an_error_is_told_with_the_line_that_raised_it(
     attempt = from_source(
         tmp_path, "metrics", "def metrics(start, token_times):\n    return 1 / (start - start)\n"
     )
-    with pytest.raises(CheckFailed, match="ZeroDivisionError"):
+    with pytest.raises(CheckFailed, match="see the card"):
         check("generate.metrics", attempt)
-    assert "line 2: return 1 / (start - start)" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "It raised ZeroDivisionError: float division by zero" in shown
+    assert "your line: " in shown
+    assert "line 2: return 1 / (start - start)" in shown
 
 
 def test_nothing_reaches_stderr(capsys: pytest.CaptureFixture) -> None:
@@ -142,16 +160,42 @@ def test_an_unknown_name_is_answered_with_near_ones() -> None:
 
 
 def test_what_is_no_attempt_is_refused() -> None:
-    with pytest.raises(ValueError, match="Hand over metrics itself"):
+    with pytest.raises(ValueError, match="Hand over the function metrics itself, not a Metrics"):
         check("generate.metrics", metrics(0.0, [1.0]))
+    with pytest.raises(
+        ValueError, match=r"Hand over the class KVCache itself.*attend\", KVCache\)"
+    ):
+        check("kv_cache.KVCache.attend", KVCache.attend)
+
+
+def test_a_check_that_had_passed_and_fails_is_red_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    right = from_source(tmp_path, "metrics", OWN_METRICS)
+    check("generate.metrics", right)
+    with pytest.raises(CheckFailed):
+        check("generate.metrics", lambda start, times: None)
+    status()
+    assert "red again  generate.metrics" in capsys.readouterr().out
+    check("generate.metrics", right)
+    status()
+    assert "passed     generate.metrics" in capsys.readouterr().out
+
+
+def test_a_name_whose_cell_did_not_run_is_not_judged(capsys: pytest.CaptureFixture) -> None:
+    cells.failures["metrics"] = "SyntaxError: '(' was never closed"
+    with pytest.raises(CheckFailed):
+        check("generate.metrics", metrics)
+    assert "defines `metrics` did not run (SyntaxError: '('" in capsys.readouterr().out
 
 
 def test_ctrl_c_passes_through() -> None:
     def interrupted(start: float, token_times: list) -> Metrics:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as stopped:
         check("generate.metrics", interrupted)
+    assert stopped.value._render_traceback_() == ["The check was interrupted."]  # type: ignore[attr-defined]
 
 
 SCRIPT = """
@@ -218,10 +262,10 @@ def append(ids, logits):
 """
 
 
-def executed(*cells: str) -> nbformat.NotebookNode:
+def executed(*cells: str, allow_errors: bool = False) -> nbformat.NotebookNode:
     """Run cells as `Run All` does: an error stops it. Returns the notebook with its outputs."""
     notebook = new_notebook(cells=[new_code_cell(cell) for cell in cells])
-    client = NotebookClient(notebook, kernel_name="python3", timeout=300)
+    client = NotebookClient(notebook, kernel_name="python3", timeout=300, allow_errors=allow_errors)
     client.resources = {"metadata": {"path": str(ROOT)}}
     with contextlib.suppress(CellExecutionError):
         client.execute()
@@ -257,10 +301,17 @@ def test_the_notebook_runs_up_to_the_failed_check(notebook: nbformat.NotebookNod
     assert all(output.name == "stdout" for output in streams)
 
 
-def test_a_card_shows_the_part_that_differs_however_far_behind_it_stands() -> None:
-    expected = list(range(30))
-    got = [*expected[:20], -1, *expected[21:]]
-    assert narrowed({"ids": got}, {"ids": expected}) == (-1, 20)
+@pytest.mark.parametrize(
+    ("got", "expected", "parts"),
+    [
+        ([*range(20), -1], list(range(21)), (-1, 20)),
+        ([[1, 2], [3]], [[1, 2], [4]], (3, 4)),
+        ({"a": 1, "b": [2.0]}, {"a": 1, "b": [2]}, (2.0, 2)),
+        ([1, 2], [1, 2, 3], ([1, 2], [1, 2, 3])),
+    ],
+)
+def test_a_card_shows_the_part_that_differs(got: Any, expected: Any, parts: tuple) -> None:
+    assert verdict.part(got, expected) == parts
 
 
 def test_a_card_is_html_with_plain_text_beside_it(notebook: nbformat.NotebookNode) -> None:
@@ -268,8 +319,8 @@ def test_a_card_is_html_with_plain_text_beside_it(notebook: nbformat.NotebookNod
     assert "<b>generate.generate</b>" in passed["text/html"]
     assert passed["text/plain"].startswith("generate.generate: passed")
     assert "smallest failing case" in failed["text/html"]
-    assert "<code>Metrics(" not in failed["text/plain"]
-    assert "The result has no `ttft`" in failed["text/plain"]
+    assert "<details>" in failed["text/html"]
+    assert "What it returned" in failed["text/plain"]
 
 
 def test_the_error_has_one_line_and_no_traceback(notebook: nbformat.NotebookNode) -> None:
@@ -277,9 +328,32 @@ def test_the_error_has_one_line_and_no_traceback(notebook: nbformat.NotebookNode
     assert error.ename == "CheckFailed"
     assert len(error.traceback) == 1
     assert error.traceback[0] == error.evalue
-    assert error.evalue.startswith("generate.metrics is wrong. The result has no `ttft`")
+    assert error.evalue == "generate.metrics is wrong: see the card above."
     assert "Traceback" not in json.dumps(notebook.cells[7].outputs)
     assert ".py" not in json.dumps(notebook.cells[7].outputs)
+
+
+def test_a_cell_that_did_not_run_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run as a learner does, cell by cell, on over the error."""
+    monkeypatch.setenv("MINE_FOLDER", str(tmp_path))
+    ran = executed(
+        f"{IMPORTS}\nfrom solutions.generate import metrics",
+        'check("generate.metrics", metrics)',
+        "def metrics(start, token_times:\n    pass",
+        'check("generate.metrics", metrics)',
+        "def metrics(start, token_times):\n    pass\n\n1 / 0",
+        'check("generate.metrics", metrics)',
+        "from solutions.generate import metrics as right\ndef metrics(*a):\n    return right(*a)",
+        'check("generate.metrics", metrics)',
+        allow_errors=True,
+    )
+    said = [c.outputs[0].data["text/plain"] for c in ran.cells[1::2]]
+    assert said[0].startswith("generate.metrics: passed")
+    assert "The last cell that defines `metrics` did not run (SyntaxError" in said[1]
+    assert "did not run" not in said[2]  # it was defined before the error
+    assert said[3].startswith("generate.metrics: passed")
 
 
 def test_stock_nbgrader_agrees_with_the_check(notebook: nbformat.NotebookNode) -> None:
@@ -295,22 +369,29 @@ def test_stock_nbgrader_agrees_with_the_check(notebook: nbformat.NotebookNode) -
 def test_a_notebook_keeps_what_passed_with_its_helpers(notebook: nbformat.NotebookNode) -> None:
     said = notebook.cells[5].outputs[0].text
     assert said == 'mine("generate"): yours: generate; from the reference: metrics.\n'
-    assert "1 of " in notebook.cells[4].outputs[0].data["text/plain"]
+    assert "1 of 2 exercises passed" in notebook.cells[4].outputs[0].data["text/plain"]
     assert "Hint 1 of 3" in notebook.cells[4].outputs[1].data["text/markdown"]
 
 
 def test_html_takes_nothing_for_markup() -> None:
-    shown = card.Card("x", "wrong", ["a < b & `c < d`"], [("<i>", "<b>")])._repr_html_()
+    shown = VerdictCard("x", "wrong", ["a < b & `c < d`"], [("<i>", "<b>")], "e < f")._repr_html_()
     assert "a &lt; b &amp; <code>c &lt; d</code>" in shown
     assert "<i>" not in shown
     assert "<code>&lt;b&gt;</code>" in shown
 
 
-def test_long_values_are_shortened() -> None:
-    assert card.brief(torch.arange(3)) == "[3] [0, 1, 2]"
-    assert len(card.brief(torch.rand(100, 100))) < 200
-    assert len(card.brief([{"a": torch.rand(99)}] * 50)) < 2500
-    assert card.brief({"n": 1, "t": None, "x": 0.123456789}) == "n = 1, t = None, x = 0.123457"
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (torch.arange(3), "torch.tensor([0, 1, 2])"),
+        (torch.tensor([1.0, 0.25]), "torch.tensor([1.0, 0.25])"),
+        (torch.tensor([[True]]), "torch.tensor([[True]])"),
+        ([1, (2,), None], "[1, (2,), None]"),
+        ({"x": 1e-9, "y": "z"}, "{'x': 1e-09, 'y': 'z'}"),
+    ],
+)
+def test_values_are_shown_as_python(value: Any, text: str) -> None:
+    assert verdict.python(value) == text
 
 
 # ---------------------------------------------------------------------------------------- hints
@@ -321,14 +402,18 @@ def test_hints_go_further_at_every_call(capsys: pytest.CaptureFixture) -> None:
         hint("generate.metrics")
         shown = capsys.readouterr().out
         assert f"Hint {level} of 3" in shown
-        assert METRICS.hints[level - 1] in shown
+        assert METRICS.card.hints[level - 1] in shown
     hint("generate.generate")
-    assert "Hint 1 of 3 for generate.generate" in capsys.readouterr().out
+    assert "**Hint 1 of 3** for `generate.generate`. Run it again" in capsys.readouterr().out
 
 
 def test_a_hint_can_be_asked_for_by_level(capsys: pytest.CaptureFixture) -> None:
     hint("generate.metrics", level=2)
-    assert METRICS.hints[1] in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert METRICS.card.hints[1] in shown
+    assert 'hint("generate.metrics", 1)` goes back' in shown
+    hint("generate.metrics")
+    assert "The last one." in capsys.readouterr().out
     for level in (0, 4):
         with pytest.raises(ValueError, match="levels are 1 to 3"):
             hint("generate.metrics", level=level)
@@ -337,33 +422,51 @@ def test_a_hint_can_be_asked_for_by_level(capsys: pytest.CaptureFixture) -> None
 # --------------------------------------------------------------------------------------- status
 
 
-def test_status_lists_every_exercise_and_the_minutes_left(capsys: pytest.CaptureFixture) -> None:
-    status()
-    before = capsys.readouterr().out
-    minutes = sum(exercise.minutes for exercise in exercises().values())
-    assert f"0 of {len(exercises())} exercises passed, about {minutes} minutes left" in before
-    assert "Go on with generate.generate in 01_generate/generate.ipynb" in before
-    assert all(name in before for name in exercises())
+def in_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / name)
 
+
+def test_status_speaks_of_this_lab_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    in_lab(tmp_path, monkeypatch, "02_kv_cache")
     check("generate.generate", generate)
+    check("kv_cache.causal_mask", causal_mask)
     capsys.readouterr()
     status()
-    after = capsys.readouterr().out
-    assert "passed  generate.generate" in after
-    assert f"about {minutes - GENERATE.minutes} minutes left" in after
-    assert "Go on with generate.metrics" in after
+    shown = capsys.readouterr().out
+    mine_of_it = [e for e in exercises().values() if e.lab == "kv_cache"]
+    minutes = sum(e.card.minutes for e in mine_of_it[1:])
+    assert shown.startswith("Lab 2, kv_cache\npassed     kv_cache.causal_mask")
+    assert "generate.metrics" not in shown
+    assert f"1 of {len(mine_of_it)} exercises passed, about {minutes} minutes left" in shown
+    assert f"Go on with {mine_of_it[1].name}." in shown
+    assert f"{len(lessons()['kv_cache'].questions)} questions are answered in prose" in shown
+    assert "The other labs: generate 1 of 2, batching 0 of 9" in shown
+    assert "The next lab is 03_batching/batching.ipynb." in shown
 
 
-def test_who_starts_at_lab_2_goes_on_there(capsys: pytest.CaptureFixture) -> None:
-    check("kv_cache.causal_mask", causal_mask)
+def test_status_knows_when_a_lab_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    in_lab(tmp_path, monkeypatch, "01_generate")
+    check("generate.generate", generate)
+    check("generate.metrics", metrics)
+    capsys.readouterr()
     status()
-    assert "Go on with kv_cache.ThreadedAttention.forward in 02_kv_cache" in capsys.readouterr().out
+    assert "All 2 exercises of this lab passed." in capsys.readouterr().out
 
 
-def test_status_knows_the_end() -> None:
-    done = Progress([(exercise, True) for exercise in exercises().values()], None)
-    assert done.summary == f"All {len(exercises())} exercises passed."
-    assert done._repr_html_().count("<tr") == len(exercises())
+def test_elsewhere_status_speaks_of_the_lab_of_the_newest_pass(
+    capsys: pytest.CaptureFixture,
+) -> None:
+    status()
+    assert capsys.readouterr().out.startswith("Lab 1, generate")
+    check("kv_cache.causal_mask", causal_mask)
+    capsys.readouterr()
+    status()
+    assert capsys.readouterr().out.startswith("Lab 2, kv_cache")
 
 
 # ----------------------------------------------------------------------------------------- mine
@@ -436,7 +539,7 @@ def test_code_without_source_passes_all_the_same(capsys: pytest.CaptureFixture) 
     exec(textwrap.dedent(OWN_METRICS), namespace)
     assert check("generate.metrics", namespace["metrics"]).status == "passed"
     status()
-    assert "passed  generate.metrics" in capsys.readouterr().out
+    assert "passed     generate.metrics" in capsys.readouterr().out
     mine("generate")
     assert "does not pass here" in capsys.readouterr().out
 
@@ -517,4 +620,4 @@ def test_the_newest_class_that_passes_both_is_taken(
     capsys.readouterr()
     module = mine("kv_cache")
     assert "yours: KVCache;" in capsys.readouterr().out
-    assert exercises()["kv_cache.KVCache.truncate"].judge(module.KVCache).status == "passed"
+    assert judge(exercises()["kv_cache.KVCache.truncate"], module.KVCache).status == "passed"

@@ -8,9 +8,7 @@ from autograder.drivers.seen import Seen
 FIGURES = ("ttft", "tpot", "latency", "throughput")
 
 
-def generate(
-    attempt: Callable[..., Any], requests: list[dict[str, Any]], model: Any
-) -> list[Seen]:
+def generate(attempt: Callable[..., Any], requests: list[dict[str, Any]], model: Any) -> list[Seen]:
     """Serve the requests one after the other with one model."""
     returned = [attempt(model, **request) for request in requests]
     several = len(requests) > 1
@@ -23,6 +21,11 @@ def generate(
 def metrics(attempt: Callable[..., Any], start: float, token_times: list[float]) -> list[Seen]:
     """The four figures, or what came in their place."""
     found = attempt(start, token_times)
-    if not any(hasattr(found, name) for name in FIGURES):
+    missing = [f"`{name}`" for name in FIGURES if not hasattr(found, name)]
+    if len(missing) == len(FIGURES):
         return [Seen("What it returned", found)]
-    return [Seen(f"`{name}`", getattr(found, name, "is missing")) for name in FIGURES]
+    whole = (
+        f"lacks {', '.join(missing)}" if missing else "is Metrics(ttft, tpot, latency, throughput)"
+    )
+    figures = [Seen(f"`{name}`", getattr(found, name)) for name in FIGURES if not missing]
+    return [Seen("What it returned", whole), *figures]

@@ -1,0 +1,112 @@
+"""Mechanical mutants of the stretches that students write: one small change in each.
+
+Nobody had them in mind when the cases were drawn, so they tell how much the cases see.
+"""
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from autograder.exercise import Exercise
+from autograder.reference import executed, lab_module
+
+SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
+    ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And,
+    ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.Add: ast.Sub, ast.Sub: ast.Add,
+    ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.Div: ast.Mult, ast.Mod: ast.FloorDiv,
+}  # fmt: skip
+SHOWN = ast.Call, ast.Compare, ast.BoolOp, ast.BinOp, ast.Subscript
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """change: what is changed, before and after, "n > 1 -> n >= 1". source: of the object."""
+
+    change: str
+    source: str
+
+
+def attempt_of(exercise: Exercise, mutant: Mutant) -> Any:
+    return executed(mutant.source, vars(exercise.module), "<mutant>")[exercise.attempt_name]
+
+
+def mutants(exercise: Exercise) -> Iterator[Mutant]:
+    """All mutants of an exercise's stretch; changes that read alike are numbered."""
+    module = lab_module(exercise.lab)
+    around, stretch = module.objects[exercise.attempt_name], module.stretches[exercise.path]
+    tree = ast.parse(module.text(around))
+    seen: Counter[str] = Counter()
+    for body, statement in statements(tree):
+        if around.start + statement.lineno - 1 in stretch:
+            for change in chain(dropped(body, statement), changed(statement, statement)):
+                seen[change] += 1
+                number = f" ({seen[change]})" if seen[change] > 1 else ""
+                yield Mutant(change + number, ast.unparse(tree))
+
+
+def statements(node: ast.AST) -> Iterator[tuple[list[ast.stmt], ast.stmt]]:
+    """Every statement below a node, behind the list that holds it."""
+    for _, value in ast.iter_fields(node):
+        for item in list(value) if isinstance(value, list) else []:
+            if isinstance(item, ast.stmt):
+                yield value, item
+            if isinstance(item, ast.AST):
+                yield from statements(item)
+
+
+def dropped(body: list[ast.stmt], statement: ast.stmt) -> Iterator[str]:
+    """Take the statement out, tell, and put it back."""
+    index = body.index(statement)
+    body[index] = ast.Pass()
+    yield f"{told(statement)} -> dropped"
+    body[index] = statement
+
+
+def changed(node: ast.AST, shown: ast.AST) -> Iterator[str]:
+    """Change one thing after the other below a node, not in a statement further in.
+
+    Each time tell what is `shown`, the expression around it, before and after; and put it back.
+    """
+    for name, value in ast.iter_fields(node):
+        for index, part in enumerate(list(value) if isinstance(value, list) else [value]):
+            if not isinstance(part, ast.AST) or isinstance(part, ast.stmt):
+                continue
+            before = told(shown)
+            for variant in variants(part):
+                put(node, name, index, variant)
+                yield f"{before} -> {told(shown)}"
+                put(node, name, index, part)
+            yield from changed(part, part if isinstance(part, SHOWN) else shown)
+
+
+def put(node: ast.AST, name: str, index: int, part: ast.AST) -> None:
+    value = getattr(node, name)
+    if isinstance(value, list):
+        value[index] = part
+    else:
+        setattr(node, name, part)
+
+
+def told(node: ast.AST) -> str:
+    return ast.unparse(node).split("\n")[0]
+
+
+def variants(node: ast.AST) -> Iterator[ast.AST]:
+    """What may stand in a node's place."""
+    match node:
+        case ast.Constant(value=bool(value)):
+            yield ast.Constant(not value)
+        case ast.Constant(value=int(value)):
+            yield from (ast.Constant(value + 1), ast.Constant(value - 1))
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            yield operand
+        case ast.Call(func, arguments, keywords):
+            for number in range(len(keywords)):
+                yield ast.Call(func, arguments, keywords[:number] + keywords[number + 1 :])
+        case _ if type(node) in SWAPPED:
+            yield SWAPPED[type(node)]()
