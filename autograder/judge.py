@@ -42,7 +42,8 @@ class Judgement:
     """status: PASSED, WRONG or NOT_ATTEMPTED. message: what was found, in one or two sentences.
 
     Where it is wrong: case, the smallest one that fails; difference, the two values that differ;
-    cause, what probably led there; line, the learner's own line that an error came from.
+    cause, the sentence of the misconception that led there; sure, whether it explains every case;
+    line, the learner's own line that an error came from.
     """
 
     status: str
@@ -50,6 +51,7 @@ class Judgement:
     case: Case | None = None
     difference: Difference | None = None
     cause: str | None = None
+    sure: bool = True
     line: str | None = None
 
 
@@ -82,12 +84,13 @@ def judge_with(
         if found is None:
             continue
         line = own_line(mine.error, attempt) if mine.error else None
-        cause = None
-        if diagnosed and (known := diagnose(exercise, driver, cases, got, expected)):
-            cause = known.sentence
-        elif diagnosed and changes_by_itself(exercise, driver, attempt, case, mine):
-            cause = CHANGES_BY_ITSELF
-        return Judgement(WRONG, found.sentence, case, found, cause, line)
+        if not diagnosed:
+            return Judgement(WRONG, found.sentence, case, found)
+        known, sure = diagnose(exercise, driver, cases, got, expected)
+        cause = known.sentence if known else None
+        if not (known and sure) and changes_by_itself(exercise, driver, attempt, case, mine):
+            cause, sure = CHANGES_BY_ITSELF, True
+        return Judgement(WRONG, found.sentence, case, found, cause, sure, line)
     return Judgement(PASSED, "Right on every case.")
 
 
@@ -287,14 +290,27 @@ def diagnose(
     cases: Sequence[Case],
     got: Sequence[Outcome],
     expected: Sequence[Outcome],
-) -> Misconception | None:
-    """The misconception that coincides with the attempt on every case, if there is one."""
+) -> tuple[Misconception | None, bool]:
+    """The misconception that led to an attempt, and whether that is sure.
+
+    It is where one coincides with the attempt on every case. Else another mistake may have come on
+    top: then one is likely that coincides on the smallest case that fails, and on most of the cases
+    in which it goes wrong itself, two at least.
+    """
+    pairs = list(zip(got, expected, strict=True))
+    smallest = next(i for i, pair in enumerate(pairs) if difference(exercise, *pair))
+    likely, most = None, 1
     for misconception in exercise.misconceptions:
         for wrong in misconception.attempts():
             theirs = run_all(exercise, driver, wrong, cases, expected)
-            if all(coincide(exercise, g, t) for g, t in zip(got, theirs, strict=True)):
-                return misconception
-    return None
+            same = [coincide(exercise, g, t) for g, t in zip(got, theirs, strict=True)]
+            if all(same):
+                return misconception, True
+            fails = [difference(exercise, t, e) for t, e in zip(theirs, expected, strict=True)]
+            explained = [s for s, failed in zip(same, fails, strict=True) if failed]
+            if same[smallest] and most < sum(explained) and len(explained) <= 2 * sum(explained):
+                likely, most = misconception, sum(explained)
+    return likely, False
 
 
 def coincide(exercise: Exercise, got: Outcome, theirs: Outcome) -> bool:
@@ -309,5 +325,7 @@ def changes_by_itself(
     exercise: Exercise, driver: Driver, attempt: Any, case: Case, got: Outcome
 ) -> bool:
     """Whether the attempt now does something else with the same case."""
+    if isinstance(got.error, (TookTooLong, TooMuchWork)):
+        return False
     again = run(exercise, driver, attempt, case, time.monotonic() + SECONDS)
     return not coincide(exercise, again, got)

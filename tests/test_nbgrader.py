@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 from nbgrader.api import Gradebook
 
-from autograder.build import LessonError, build
+from autograder.build import build
 from autograder.exercises import exercises
+from autograder.reference import AuthorError
 
 ROOT = Path(__file__).resolve().parent.parent
 LAB, NOTEBOOK = "01_generate", "generate.ipynb"
 STUDENTS = ("correct", "untouched", "wrong")
-BY_CHECKS = {name: e.points for name, e in exercises().items() if e.lab == "generate"}
+BY_CHECKS = {name: e.card.points for name, e in exercises().items() if e.lab == "generate"}
 TOKEN = "formgrader"
 BY_HAND = {"last_row": 2, "two_complaints": 2}
 
@@ -163,7 +164,7 @@ def test_the_build_does_not_change_graded_cells_under_submissions(graded, tmp_pa
     with (lessons / f"{LAB}.md").open("a") as lesson:
         lesson.write('\n<!-- #region answer="one_more" points=1 -->\nYes.\n<!-- #endregion -->\n')
     before = graded.lab.read_bytes()
-    with pytest.raises(LessonError, match=r"gradebook\.db holds submissions for 01_generate"):
+    with pytest.raises(AuthorError, match=r"gradebook\.db holds submissions for 01_generate"):
         build(lessons, graded.root, exercises())
     assert graded.lab.read_bytes() == before
 
