@@ -149,6 +149,13 @@ def mine(lab: str) -> ModuleType:
     return module
 
 
+def lend_new_methods(attempt: Any, reference: Any) -> None:
+    """Give a class that was kept from an older version of its lab the methods given since."""
+    for name, member in vars(reference).items() if isinstance(attempt, type) else ():
+        if not name.startswith("__") and not hasattr(attempt, name):
+            setattr(attempt, name, member)
+
+
 def replaced(module: ModuleType, name: str, group: list[Exercise], path: Path) -> bool:
     """Put kept code in place of the reference's; take it back unless it passes every exercise."""
     before = dict(vars(module))
@@ -158,6 +165,7 @@ def replaced(module: ModuleType, name: str, group: list[Exercise], path: Path) -
             exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), vars(module))
             attempt = vars(module)[name]
             defined = attempt is not before[name]
+            lend_new_methods(attempt, before[name])
             if defined and all(judge(e, attempt).status == PASSED for e in group):
                 return True
     except (Exception, SystemExit):
