@@ -30,9 +30,10 @@ from gpt import GPTLMHead, find_checkpoint
 from timing.machine import last_level_cache, memory_bandwidth, processor_name
 from timing.measure import REPEATS, Plan, add_speedups, growth, measure, new_row
 from timing.plot import plot
-from timing.runs import Prepared, weight_bytes
+from timing.runs import Prepared
 from timing.table import show_environment, show_growth, show_tables, show_words
 from timing.techniques import TECHNIQUES, load
+from timing.work import weight_bytes
 from timing.workloads import KINDS, LENGTHS, Workload, new_workloads
 
 DEFAULT = [name for name in TECHNIQUES if name != "mine"]
@@ -145,7 +146,9 @@ def new_parser() -> Parser:
 
 def new_plan(folder: Path, args: argparse.Namespace) -> Plan:
     """Which techniques run on which workload: each on those that it serves."""
-    names = list(dict.fromkeys([*(args.techniques or DEFAULT), *["mine"][: args.mine]]))
+    names = list(args.techniques or DEFAULT)
+    if args.mine and "mine" not in names:
+        names.append("mine")
     kinds = args.workloads or KINDS
     serving = {kind: [name for name in names if kind in TECHNIQUES[name]] for kind in kinds}
     require_served(args, names, serving)

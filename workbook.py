@@ -10,7 +10,8 @@ What follows the command goes on to JupyterLab, to timed_generate.py or to pytes
 
 The environment is made in .venv, from pyproject.toml and constraints.txt, and made anew when one of
 them changes. Where the Python that runs this has the workbook installed (a conda environment), that
-Python is used instead. Only the standard library is needed: this runs before anything is installed.
+Python is used instead; where it lacks packages, the command says how to install them. Only the
+standard library is needed: this runs before anything is installed.
 """
 
 from __future__ import annotations  # so that an old Python gets as far as the sentence about it
@@ -20,6 +21,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -31,7 +33,9 @@ ROOT = Path(__file__).resolve().parent
 VENV, OLD_VENV = ROOT / ".venv", ROOT / ".venv.old"
 VENV_PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 OLDEST_PYTHON = (3, 11)
+EXTRAS = ["lab", "grade", "test"]  # of pyproject.toml; .venv has them all
 LABS, WORK = ROOT / "labs", ROOT / "work"
+FOR_LEARNERS = ROOT / ".jupyter"  # settings that hide nbgrader, whose panels are for instructors
 RECORD = ".labs.json"  # in work/: the hash of every released file, as it was when it was copied
 
 
@@ -40,14 +44,21 @@ class Refused(Exception):
 
 
 def main(arguments: list[str]) -> int:
-    commands = {"lab": lab, "timed": timed, "labs": build_labs, "test": test, "soak": soak}
+    commands = {  # what each needs of EXTRAS
+        "lab": (lab, ["lab"]),
+        "timed": (timed, []),
+        "labs": (build_labs, ["grade"]),
+        "test": (test, EXTRAS),
+        "soak": (soak, EXTRAS),
+    }
     if not arguments or arguments[0] not in commands:
         print(__doc__)
         return 0 if arguments in (["--help"], ["-h"]) else 2
+    command, extras = commands[arguments[0]]
     try:
         require_python(sys.version_info[:2])
-        python = environment()
-        return commands[arguments[0]](python, arguments[1:])
+        python = environment(extras)
+        return command(python, arguments[1:])
     except Refused as refusal:
         print(refusal, file=sys.stderr)
         return 1
@@ -65,9 +76,13 @@ def require_python(version: tuple[int, ...]) -> None:
         )
 
 
-def environment() -> Path:
-    """The Python to run everything with; its environment is set up first where it has to be."""
+def environment(extras: list[str]) -> Path:
+    """The Python to run everything with; its environment is set up first where it has to be.
+
+    Raises Refused where it is the user's own and lacks packages, those of these extras included.
+    """
     if installed_here():
+        require_packages(extras)
         return Path(sys.executable)
     set_up()
     return VENV_PYTHON
@@ -78,6 +93,30 @@ def installed_here() -> bool:
         return False  # it is ours, and set_up keeps it current
     elsewhere = [folder for folder in sys.path if folder and Path(folder).resolve() != ROOT]
     return any(importlib.metadata.distributions(name="inference-workbook", path=elsewhere))
+
+
+def require_packages(extras: list[str]) -> None:
+    import tomllib  # an old Python, which has none, doesn't get here
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = [*project["dependencies"]]
+    for extra in extras:
+        wanted += project["optional-dependencies"][extra]
+    names = [re.split("[^A-Za-z0-9_.-]", requirement)[0] for requirement in wanted]
+    if missing := [name for name in names if not is_installed(name)]:
+        raise Refused(
+            f"{sys.executable} has the workbook, but lacks {', '.join(missing)}. Install all that "
+            f"the workbook needs, in the folder {ROOT}:\n"
+            f'    {sys.executable} -m pip install -e ".[{",".join(EXTRAS)}]" -c constraints.txt'
+        )
+
+
+def is_installed(package: str) -> bool:
+    try:
+        importlib.metadata.distribution(package)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def set_up() -> None:
@@ -118,7 +157,7 @@ def install() -> None:
     pip = [str(VENV_PYTHON), "-m", "pip"]
     if not has_ensurepip:
         pip = [sys.executable, "-m", "pip", "--python", str(VENV_PYTHON)]
-    packages = ["--editable", ".[lab,grade,test]", "--constraint", "constraints.txt"]
+    packages = ["--editable", f".[{','.join(EXTRAS)}]", "--constraint", "constraints.txt"]
     try:
         venv.create(VENV, with_pip=has_ensurepip)
         subprocess.run([*pip, "install", *packages], cwd=ROOT, check=True)
@@ -197,7 +236,11 @@ def lab(python: Path, arguments: list[str]) -> int:
         )
     sys.stdout.flush()
     root = ["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
-    return run(python, "-m", "jupyterlab", f"--ServerApp.root_dir={WORK}", *root, *arguments)
+    command = ["-m", "jupyterlab", f"--ServerApp.root_dir={WORK}", *root, *arguments]
+    settings = [str(FOR_LEARNERS)]
+    if "JUPYTER_CONFIG_PATH" in os.environ:
+        settings.append(os.environ["JUPYTER_CONFIG_PATH"])
+    return run(python, *command, JUPYTER_CONFIG_PATH=os.pathsep.join(settings))
 
 
 def timed(python: Path, arguments: list[str]) -> int:
@@ -219,11 +262,14 @@ def soak(python: Path, arguments: list[str]) -> int:
     return run(python, "-m", "pytest", "-n", "2", "--hypothesis-profile=soak", *arguments)
 
 
-def run(python: Path, *arguments: str) -> int:
-    """Run Python in the project's folder, its environment's own programs first on the path."""
+def run(python: Path, *arguments: str, **variables: str) -> int:
+    """Run Python in the project's folder, its environment's own programs first on the path.
+
+    `variables` are added to the environment.
+    """
     path = os.pathsep.join([str(python.parent), os.environ["PATH"]])
     command = [str(python), *arguments]
-    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PATH": path})
+    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PATH": path, **variables})
     signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     while True:
         try:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from solutions.memory import (
+from solutions.paged_attention import BlockManager
+from timing.memory import (
     CONTEXT,
     ContiguousManager,
     Lengths,
@@ -20,7 +21,6 @@ from solutions.memory import (
     reserve_longest,
     reserve_power_of_two,
 )
-from solutions.paged_attention import BlockManager
 
 MEMORY = 16_384  # slots, room for eight texts of the longest kind
 

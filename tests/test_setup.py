@@ -1,6 +1,5 @@
 """Setting up: quick the second time, nothing half-made when it fails, a learner's files kept."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -8,19 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from jupyterlab.commands import get_page_config  # type: ignore[import-untyped]
 
 import workbook
+from tests.common.files import tree
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    """Every file below `folder`, by name."""
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
 
 
 # ---------------------------------------------------------------------------------------- copying
@@ -128,11 +120,19 @@ def test_no_labs_is_refused_with_what_to_do(tmp_path, work):
     assert not work.exists()
 
 
-def test_opening_the_workbook_tells_what_changed(labs, work, monkeypatch, capsys):
+@pytest.fixture
+def starts(labs, work, monkeypatch):
+    """Opens these labs without JupyterLab; returns a list that gets each start's command and
+    environment.
+    """
     monkeypatch.setattr(workbook, "LABS", labs)
     monkeypatch.setattr(workbook, "WORK", work)
-    commands = []
-    monkeypatch.setattr(workbook, "run", lambda python, *rest: commands.append(rest))
+    found = []
+    monkeypatch.setattr(workbook, "run", lambda *command, **added: found.append((command, added)))
+    return found
+
+
+def test_opening_the_workbook_tells_what_changed(labs, work, starts, capsys):
     workbook.lab(Path("python"), ["--no-browser", "--port=8899"])
     assert "New in work/: 01_one/one.ipynb" in capsys.readouterr().out
     (labs / "01_one/one.ipynb").write_text("a better lab")
@@ -141,11 +141,59 @@ def test_opening_the_workbook_tells_what_changed(labs, work, monkeypatch, capsys
     assert "01_one/one.ipynb has changed since you copied it" in told
     assert "nbdime diff --sources work/01_one/one.ipynb labs/01_one/one.ipynb" in told
     assert "02_two" not in told
-    assert commands[0][-2:] == ("--no-browser", "--port=8899")
-    assert f"--ServerApp.root_dir={work}" in commands[0]
+    command, _ = starts[0]
+    assert command[-2:] == ("--no-browser", "--port=8899")
+    assert f"--ServerApp.root_dir={work}" in command
+
+
+def test_learners_do_not_see_the_panels_of_nbgrader_and_instructors_do(starts, monkeypatch):
+    workbook.lab(Path("python"), [])
+    folder = [str(Path(sys.prefix) / "share" / "jupyter" / "labextensions")]
+    page = get_page_config(folder)
+    assert "@jupyter/nbgrader" in {found["name"] for found in page["federated_extensions"]}
+    assert "@jupyter/nbgrader" not in page["disabledExtensions"]
+    monkeypatch.setenv("JUPYTER_CONFIG_PATH", starts[0][1]["JUPYTER_CONFIG_PATH"])
+    assert get_page_config(folder)["disabledExtensions"] == ["@jupyter/nbgrader"]
+
+
+def test_settings_of_the_machine_stay_in_use(starts, monkeypatch):
+    monkeypatch.setenv("JUPYTER_CONFIG_PATH", "of the machine")
+    workbook.lab(Path("python"), [])
+    settings = starts[0][1]["JUPYTER_CONFIG_PATH"].split(os.pathsep)
+    assert settings == [str(workbook.FOR_LEARNERS), "of the machine"]
 
 
 # ------------------------------------------------------------------------------------- environment
+
+
+@pytest.mark.parametrize(
+    ("command", "package", "needed"),
+    [
+        ("lab", "jupyterlab", True),
+        ("lab", "torch", True),
+        ("timed", "torch", True),
+        ("timed", "jupyterlab", False),
+        ("labs", "nbgrader", True),
+        ("labs", "pytest", False),
+        ("test", "pytest-xdist", True),
+        ("soak", "matplotlib", True),
+    ],
+)
+def test_a_python_that_lacks_a_package_is_told_how_to_install_it(
+    starts, monkeypatch, capsys, command, package, needed
+):
+    monkeypatch.setattr(workbook, "installed_here", lambda: True)
+    monkeypatch.setattr(workbook, "is_installed", lambda name: name != package)
+    workbook.main([command])
+    told = capsys.readouterr().err
+    assert needed == (not starts)
+    assert needed == (f"lacks {package}." in told)
+    assert needed == ('-m pip install -e ".[lab,grade,test]" -c constraints.txt' in told)
+
+
+def test_installed_packages_are_found_and_others_not():
+    assert workbook.is_installed("torch")
+    assert not workbook.is_installed("no-such-package")
 
 
 @pytest.fixture
@@ -296,12 +344,9 @@ def test_make_hands_everything_to_workbook(command, expected):
     assert shown.stdout.split() == ["python3.99", "workbook.py", *expected.split()]
 
 
-def test_a_command_runs_in_the_projects_folder_with_its_programs_first(tmp_path):
-    script = (
-        "import json, os, sys; first = os.environ['PATH'].split(os.pathsep)[0]; "
-        "json.dump([os.getcwd(), first], open(sys.argv[1], 'w')); "
-        "sys.exit(3)"
-    )
-    found = tmp_path / "found.json"
-    assert workbook.run(Path(sys.executable), "-c", script, str(found)) == 3
-    assert json.loads(found.read_text()) == [str(ROOT), str(Path(sys.executable).parent)]
+def test_a_command_runs_in_the_projects_folder_with_its_programs_first(capfd):
+    told = "import os; print(os.getcwd(), os.environ['PATH'], os.environ['MORE']); exit(3)"
+    assert workbook.run(Path(sys.executable), "-c", told, MORE="is here") == 3
+    printed = capfd.readouterr().out
+    assert printed.startswith(f"{ROOT} {Path(sys.executable).parent}{os.pathsep}")
+    assert printed.endswith(" is here\n")

@@ -21,7 +21,7 @@ import timing.machine
 import timing.measure
 import timing.techniques
 import timing.workloads
-from autograder import kept as kept_code
+from autograder.reference import fresh_copy
 from gpt import GPTConfig, read_config
 from solutions import batching as lab3
 from solutions import generate as lab1
@@ -714,7 +714,7 @@ def learners(lab: str, *parts: str) -> dict[str, object]:
 )
 def test_mine_is_the_newest_batching(table, monkeypatch, yours, about, like) -> None:
     def mine(lab: str):
-        module = kept_code.reference_module(lab)
+        module = fresh_copy(lab)
         vars(module).update(learners(lab, *yours.get(lab, [])))
         return module
 

@@ -105,7 +105,28 @@ def test_a_pad_that_is_seen_is_not_hidden_by_its_hatching():
     assert hatched(axes) == set()
 
 
+def test_queries_that_are_pads_are_called_so():
+    attention_mask = torch.tensor([[True, True, True], [False, False, True]])
+    figure = show_padded_mask(torch.ones(2, 1, 2, 3).bool(), attention_mask)
+    names = [[label.get_text() for label in axes.get_yticklabels()] for axes in figure.axes]
+    assert names == [["1", "2"], ["pad 1", "2"]]
+
+
 # ------------------------------------------------------------------------- the batch timeline
+
+
+def test_seven_requests_have_seven_colours():
+    bars = [bar for bar in timeline([list(range(7))]).axes[0].patches if not bar.get_hatch()]
+    assert len({bar.get_facecolor() for bar in bars}) == 7
+
+
+@pytest.mark.parametrize("slots", [2, 4, 8, 16])
+def test_requests_that_follow_one_another_in_a_static_batch_differ_in_colour(slots):
+    trace = [[first + slot for slot in range(slots)] for first in (0, slots)]
+    bars = timeline(trace).axes[0].patches
+    for slot in range(slots):
+        one, other = (bar.get_facecolor() for bar in bars if int(bar.get_y()) == slot)
+        assert one != other
 
 
 def test_the_timeline_holds_the_request_in_each_cell_and_marks_its_end():

@@ -65,6 +65,13 @@ def test_bars_are_the_most_probable_tokens_with_their_probabilities():
     assert axes.get_title(loc="left") == "After “the”"
 
 
+@pytest.mark.parametrize(("largest", "end"), [(0.09, "10%"), (0.3, "50%"), (0.9, "100%")])
+def test_the_axis_ends_where_the_bars_can_still_be_seen(largest, end):
+    probs = torch.tensor([largest, *[(1 - largest) / 15] * 15])
+    axes = next_token_bars(probs.log(), lambda ids: str(ids), after="the").axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()][-1] == end
+
+
 def test_the_token_that_follows_is_marked_even_where_it_has_no_bar():
     probs = torch.tensor([0.1, 0.5, 0.02, 0.2, 0.08, 0.1])
     figure = next_token_bars(probs.log(), decode, after="the", actual=2, top=3)
@@ -155,6 +162,21 @@ def test_cost_adds_up_above_and_stands_alone_below():
 )
 def test_an_estimate_is_compared(guess, measured, verdict, capsys):
     reveal("It", guess, measured, "tokens")
+    assert capsys.readouterr().out.splitlines()[1].endswith(f". {verdict}")
+
+
+@pytest.mark.parametrize(
+    ("guess", "measured", "verdict"),
+    [
+        (1024, 1024, "Exactly right."),
+        (1031, 1024, "Too high by 7 bytes: here only the exact number is right."),
+        (0, 18, "Too low by 18 bytes: here only the exact number is right."),
+        ((1, 8), [1, 8], "Exactly right."),
+        ("a lot", 5, "That differs: find out why."),
+    ],
+)
+def test_where_it_can_be_counted_only_the_exact_number_is_right(guess, measured, verdict, capsys):
+    reveal("It", guess, measured, "bytes", exact=True)
     assert capsys.readouterr().out.splitlines()[1].endswith(f". {verdict}")
 
 

@@ -3,11 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from visuals.kv_cache import (
     attention_weights,
-    difference,
     explore_attention,
     growing_cache,
     most_decided_head,
@@ -16,7 +14,6 @@ from visuals.kv_cache import (
     show_masks,
     time_per_token,
 )
-from visuals.roofline import Machine, Work, forward_work, measure_machine, median_seconds, roofline
 
 
 def is_png(data: bytes) -> bool:
@@ -137,125 +134,3 @@ def test_time_per_token_leaves_out_the_prefill_and_places_each_token():
     assert axes.collections[0].get_offsets().tolist() == [[11, 1], [12, 2], [13, 3]]
     assert axes.lines[1].get_ydata() == pytest.approx([1, 1, 1])
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["naive", "cached"]
-
-
-# --------------------------------------------------------------------------- the difference
-
-
-class Before:
-    def forward(self, hidden: int) -> None:
-        """A docstring that doesn't count."""
-        first = hidden + 1
-        print(first)
-
-
-class Same:
-    def forward(
-        self,
-        hidden,
-    ):
-        first = hidden + 1  # neither comments nor line breaks count
-        print(first)
-
-
-class Longer:
-    def forward(self, hidden, kv_cache=None):
-        """Another docstring."""
-        if kv_cache is not None:
-            hidden = hidden + kv_cache
-        first = hidden + 1
-        print(first, kv_cache)
-
-
-class Shorter:
-    def forward(self, hidden):
-        print(hidden + 1)
-
-
-def counts(after) -> tuple[int, int, int]:
-    found = difference([(Before.forward, after.forward)])
-    return found.added, found.changed, found.removed
-
-
-def test_difference_counts_statements_not_layout():
-    assert counts(Same) == (0, 0, 0)
-    assert counts(Longer) == (2, 2, 0)
-    assert counts(Shorter) == (0, 1, 1)
-
-
-def test_difference_shows_the_new_code_with_its_marks():
-    found = difference([(Before.forward, Longer.forward), (Before.forward, Same.forward)])
-    assert str(found).splitlines() == [
-        "  Longer.forward",
-        "~ def forward(self, hidden, kv_cache=None):",
-        "+     if kv_cache is not None:",
-        "+         hidden = hidden + kv_cache",
-        "      first = hidden + 1",
-        "~     print(first, kv_cache)",
-        "",
-        "  Same.forward",
-        "  def forward(self, hidden):",
-        "      first = hidden + 1",
-        "      print(first)",
-    ]
-    html = found._repr_html_()
-    assert "2 lines added, 2 changed" in html
-    assert "<pre" in html
-
-
-def test_difference_escapes_code_for_html():
-    def small(x):
-        return x
-
-    def compared(x):
-        return x < 3
-
-    assert "x &lt; 3" in difference([(small, compared)])._repr_html_()
-
-
-# ------------------------------------------------------------------------------ the roofline
-
-
-def test_the_roof_is_memory_left_of_the_ridge_and_arithmetic_right_of_it():
-    machine = Machine(bandwidth=10e9, flops=50e9)
-    assert machine.ridge == 5
-    assert machine.limit(0.5) == 5e9
-    assert machine.limit(5) == machine.limit(100) == 50e9
-
-
-def test_work_is_counted_by_the_matrices_of_the_model():
-    class Tiny(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.wpe = nn.Embedding(100, 4)
-            self.linear = nn.Linear(4, 8)
-
-    work = forward_work(Tiny(), "prefill", tokens=6, seconds=2.0)
-    assert work.flops == 2 * 32 * 6
-    assert work.bytes_read == 32 * 4
-    assert work.intensity == 3
-    assert work.speed == 192
-
-
-def test_roofline_draws_each_measurement_at_its_intensity_and_speed():
-    machine = Machine(bandwidth=10e9, flops=50e9)
-    works = [Work("prefill", 128e9, 1e9, 4.0), Work("decode", 1e9, 2e9, 0.5)]
-    (axes,) = roofline(machine, works).axes
-    points = {(line.get_xdata()[0], line.get_ydata()[0]) for line in axes.lines[2:]}
-    assert points == {(128, 32), (0.5, 2)}
-    assert {"prefill", "decode"} <= {text.get_text() for text in axes.texts}
-    low, high = axes.get_xlim()
-    assert low < 0.5
-    assert high > 128
-
-
-def test_this_machine_can_be_measured():
-    machine = measure_machine()
-    assert machine.bandwidth > 0
-    assert machine.flops > 0
-
-
-def test_a_measurement_runs_once_more_to_warm_up():
-    calls: list[None] = []
-    assert median_seconds(lambda: calls.append(None)) >= 0
-    assert len(calls) == 10

@@ -1,1 +1,1 @@
-"""What stands behind timed_generate.py: workloads, techniques, verification, table, plot."""
+"""Measuring: for timed_generate.py its workloads, techniques and table, for labs their clocks."""

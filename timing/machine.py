@@ -1,30 +1,60 @@
-"""What the machine is, and how fast it reads memory."""
+"""What the machine is: how fast it reads memory and computes, what it is called.
+
+For a lab everything that measures is at hand here: clocks, what a forward has to do, threads.
+Nothing of a solution is imported, because labs import this.
+"""
 
 import platform
 import subprocess
 import sys
-import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from timing.runs import synchronize
+from timing.stopwatch import fastest_seconds as fastest_seconds
+from timing.stopwatch import median_seconds as median_seconds
+from timing.stopwatch import median_seconds_of as median_seconds_of
+from timing.threads import advise_threads as advise_threads
+from timing.work import Work as Work
+from timing.work import forward_work as forward_work
 
 BANDWIDTH_BYTES = 512 * 2**20  # read to measure the memory: far more than a cache holds
+MATRIX_SIZE = 2048  # of the square matrices whose product measures the arithmetic
 
 
-def memory_bandwidth(device: torch.device) -> float:
+@dataclass(frozen=True)
+class Machine:
+    """bandwidth: bytes read from memory a second. flops: floating-point operations a second."""
+
+    bandwidth: float
+    flops: float
+
+    @property
+    def ridge(self) -> float:
+        """The arithmetic intensity at which both limits meet, in FLOPs a byte."""
+        return self.flops / self.bandwidth
+
+    def limit(self, intensity: float) -> float:
+        """FLOPs a second that the machine can reach at this intensity."""
+        return min(self.flops, self.bandwidth * intensity)
+
+
+def measure_machine(device: str | torch.device = "cpu") -> Machine:
+    """Measure both limits in about a second."""
+    return Machine(memory_bandwidth(device), arithmetic_speed(device))
+
+
+def memory_bandwidth(device: str | torch.device = "cpu") -> float:
     """Bytes a second that this machine reads from memory: the best of several long sums."""
     numbers = torch.ones(BANDWIDTH_BYTES // 4, device=device)
+    return numbers.nbytes / fastest_seconds(numbers.sum, device)
 
-    def seconds() -> float:
-        synchronize(device)
-        start = time.perf_counter()
-        numbers.sum()
-        synchronize(device)
-        return time.perf_counter() - start
 
-    return numbers.nbytes / min(seconds() for _ in range(10))
+def arithmetic_speed(device: str | torch.device = "cpu") -> float:
+    """Floating-point operations a second: the best of several products of large matrices."""
+    matrix = torch.randn(MATRIX_SIZE, MATRIX_SIZE, device=device)
+    return 2 * MATRIX_SIZE**3 / fastest_seconds(lambda: matrix @ matrix, device)
 
 
 def last_level_cache(device: torch.device) -> int | None:

@@ -48,23 +48,32 @@ def measure(
         for workload, names in plan
         for name in rotated(names, repeat)
     ]
-    expected: dict[str, list[list[int]]] = {}
+    expected: dict[str, list[list[int]]] = {}  # what each workload's reference returned
     results: Results = {}
     ties: Ties = {}
-    with tqdm(verifying + timing, unit="run", leave=False) as progress:
-        for done, (workload, name) in enumerate(progress):
-            row, verified = (workload.name, name), done >= len(verifying)
-            if verified and repeats is None and is_enough(results.get(row, [])):
-                continue
-            progress.set_description(f"{'time' if verified else 'verify'} {name}, {workload.name}")
-            run = prepared[workload.kind, name].run(workload)
-            tie = verify(name, workload, run.outputs, expected.get(workload.name), naive_model)
-            if tie:
-                ties[row] = tie
-            counts = repeats is None and name == workload.reference and is_enough([run])
-            if verified or counts:
-                results.setdefault(row, []).append(run)
-            expected.setdefault(workload.name, run.outputs)
+
+    def verified_run(workload: Workload, name: str) -> Run:
+        run = prepared[workload.kind, name].run(workload)
+        tie = verify(name, workload, run.outputs, expected.get(workload.name), naive_model)
+        if tie:
+            ties[workload.name, name] = tie
+        return run
+
+    with tqdm(total=len(verifying) + len(timing), unit="run", leave=False) as progress:
+        for workload, name in verifying:
+            progress.set_description(f"verify {name}, {workload.name}")
+            run = verified_run(workload, name)
+            if name == workload.reference:
+                expected[workload.name] = run.outputs
+                if repeats is None and is_enough([run]):
+                    results[workload.name, name] = [run]
+            progress.update()
+        for workload, name in timing:
+            progress.set_description(f"time {name}, {workload.name}")
+            timed = results.setdefault((workload.name, name), [])
+            if repeats is not None or not is_enough(timed):
+                timed.append(verified_run(workload, name))
+            progress.update()
     return results, ties
 
 

@@ -17,6 +17,8 @@ from torch import nn
 from solutions import batching as lab3
 from solutions import generate as lab1
 from timing.kv_bytes import Bytes
+from timing.stopwatch import synchronize
+from timing.work import weight_bytes
 from timing.workloads import Workload
 
 Ids = list[int]
@@ -67,12 +69,6 @@ class Prepared(Protocol):
         """Do the workload once."""
 
 
-def weight_bytes(model: nn.Module) -> int:
-    """Every weight but the position embeddings, of which a decode step reads one row a token."""
-    weights = model.named_parameters()
-    return sum(weight.nbytes for name, weight in weights if not name.endswith("wpe.weight"))
-
-
 # ---------------------------------------------------------------------------------- watching
 
 
@@ -82,14 +78,19 @@ class Watch:
     start, ends: when it was entered and when each forward ended. A token is picked right after the
     forward that gave its logits; a hook costs microseconds where a forward costs milliseconds. On
     an accelerator the clock waits for the forward to end, as whoever reads the token would.
+    after_each: called at the end of each forward, where it is given.
     """
 
-    def __init__(self, model: nn.Module, kv_bytes: Callable[[Sequence[Any], Any], Bytes]) -> None:
-        self.model, self.kv_bytes = model, kv_bytes
+    def __init__(
+        self,
+        model: nn.Module,
+        kv_bytes: Callable[[Sequence[Any], Any], Bytes],
+        after_each: Callable[[], None] | None = None,
+    ) -> None:
+        self.model, self.kv_bytes, self.after_each = model, kv_bytes, after_each
         self.device = next(model.parameters()).device
         self.ends: list[float] = []
         self.tokens_computed = self.held = self.reserved = 0
-        self.also: Callable[[], None] = lambda: None  # called at the end of each forward
 
     def __enter__(self) -> Self:
         self.hooks = [
@@ -117,7 +118,8 @@ class Watch:
         self.ends.append(time.perf_counter())
         held, reserved = self.kv_bytes((*args, *kwargs.values()), output)
         self.held, self.reserved = max(self.held, held), max(self.reserved, reserved)
-        self.also()
+        if self.after_each:
+            self.after_each()
 
     def run(
         self,
@@ -128,11 +130,6 @@ class Watch:
     ) -> Run:
         counted = self.tokens_computed, self.held, self.reserved
         return Run(outputs, self.start, token_times, *counted, batch, used)
-
-
-def synchronize(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
 
 
 # ------------------------------------------------------------------ batches, one after the other
@@ -206,7 +203,8 @@ class Continuous:
     """An engine whose requests join and leave between any two steps.
 
     new_engine: called as new_engine(model, workload), returns a ContinuousBatcher or PagedBatcher
-    that serves `size` requests at a time.
+    that serves `size` requests at a time. fixed_slots: whether these have slots of their own, of
+    which some may idle.
     """
 
     about: str
@@ -214,6 +212,7 @@ class Continuous:
     new_engine: Callable[[Any, Workload], Any]
     kv_bytes: Callable[[Sequence[Any], Any], Bytes]
     size: int
+    fixed_slots: bool = True
 
     @property
     def weight_bytes(self) -> int:
@@ -225,21 +224,21 @@ class Continuous:
         When a forward ends its tokens have not been picked yet, so that the lengths noted then are
         those from before it.
         """
+        requests: list[Any] = []
         lengths: list[list[int]] = []
-        with Watch(self.model, self.kv_bytes) as watch:
+
+        def note_lengths() -> None:
+            lengths.append([len(request.ids) for request in requests])
+
+        with Watch(self.model, self.kv_bytes, after_each=note_lengths) as watch:
             engine = self.new_engine(self.model, workload)
             for prompt, limit in zip(workload.prompts, workload.new_tokens, strict=True):
                 engine.submit(prompt, limit)
-            requests = list(engine.waiting)
-
-            def note_lengths() -> None:
-                lengths.append([len(request.ids) for request in requests])
-
-            watch.also = note_lengths
+            requests += engine.waiting
             engine.run()
-            note_lengths()
+        note_lengths()
         outputs = [engine.outputs[number] for number in range(len(requests))]
-        used = lab3.utilisation(engine.trace) if hasattr(engine, "trace") else None
+        used = lab3.utilisation(engine.trace) if self.fixed_slots else None
         return watch.run(outputs, times_of_growth(watch.ends, lengths), self.size, used)
 
 

@@ -63,7 +63,8 @@ def share(value: float | None) -> str:
 
 
 def mbu_cell(row: Row) -> str:
-    return share(row["mbu"]) + "*" * (row["mbu"] is not None and row["weights_fit_in_cache"])
+    is_marked = row["mbu"] is not None and row["weights_fit_in_cache"]
+    return share(row["mbu"]) + ("*" if is_marked else "")
 
 
 Column = Callable[[Row], str]

@@ -2,9 +2,10 @@
 
 import functools
 import inspect
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -43,45 +44,48 @@ def one_prompt_at_a_time(loop: Callable[[Any, Tensor, int], Tensor]) -> Callable
 
 
 # ----------------------------------------------------------------------------- labs 1 and 2
+#
+# The lab is the reference's module, or one that holds functions of the learner's own.
 
 
-def prepare_naive(folder: Path, device: torch.device) -> Batches:
-    model = load(GPTLMHead, folder, device)
+def prepare_naive(folder: Path, device: torch.device, lab: ModuleType = lab1) -> Batches:
+    model = load(lab.GPTLMHead, folder, device)
     about = "the whole sequence at every step (lab 1)"
-    return Batches(about, model, one_prompt_at_a_time(lab1.generate), kv_bytes.none_held)
+    return Batches(about, model, one_prompt_at_a_time(lab.generate), kv_bytes.none_held)
 
 
-def prepare_cached_concat(folder: Path, device: torch.device) -> Batches:
-    model = load(lab2.ThreadedLMHead, folder, device)
+def prepare_cached_concat(folder: Path, device: torch.device, lab: ModuleType = lab2) -> Batches:
+    model = load(lab.ThreadedLMHead, folder, device)
     about = "KV cache of tuples, copied to grow at every step (lab 2)"
-    return Batches(about, model, one_prompt_at_a_time(lab2.generate_threaded), kv_bytes.of_tuples)
+    return Batches(about, model, one_prompt_at_a_time(lab.generate_threaded), kv_bytes.of_tuples)
 
 
-def prepare_cached(folder: Path, device: torch.device) -> Batches:
-    model = load(lab2.CachedLMHead, folder, device)
+def prepare_cached(folder: Path, device: torch.device, lab: ModuleType = lab2) -> Batches:
+    model = load(lab.CachedLMHead, folder, device)
     about = "KV cache in memory reserved once, one request at a time (lab 2)"
-    return Batches(about, model, one_prompt_at_a_time(lab2.generate), kv_bytes.of_object)
+    return Batches(about, model, one_prompt_at_a_time(lab.generate), kv_bytes.of_object)
 
 
 # ----------------------------------------------------------------------------- labs 3 and 4
 
 
-def prepare_static(folder: Path, device: torch.device) -> Batches:
+def prepare_static(folder: Path, device: torch.device, lab: ModuleType = lab3) -> Batches:
     model = load(lab2.CachedLMHead, folder, device)
     about = f"static batches of {SLOTS}, padded on the left (lab 3)"
-    return Batches(about, model, lab3.generate_padded, kv_bytes.of_object, SLOTS)
+    return Batches(about, model, lab.generate_padded, kv_bytes.of_object, SLOTS)
 
 
-def prepare_continuous(folder: Path, device: torch.device) -> Continuous:
+def prepare_continuous(folder: Path, device: torch.device, lab: ModuleType = lab3) -> Continuous:
     model = load(lab2.CachedLMHead, folder, device)
     about = f"continuous batching in {SLOTS} slots (lab 3)"
-    return Continuous(about, model, new_slots(lab3), kv_bytes.of_slots, SLOTS)
+    return Continuous(about, model, new_slots(lab), kv_bytes.of_slots, SLOTS)
 
 
-def prepare_paged(folder: Path, device: torch.device) -> Continuous:
+def prepare_paged(folder: Path, device: torch.device, lab: ModuleType = lab4) -> Continuous:
     model = load(lab2.CachedLMHead, folder, device)
     about = f"continuous batching over blocks of {BLOCK_SIZE}, {SLOTS} at a time at most (lab 4)"
-    return Continuous(about, model, new_blocks(lab4), kv_bytes.of_blocks, SLOTS)
+    engine = new_blocks(lab)
+    return Continuous(about, model, engine, kv_bytes.of_blocks, SLOTS, fixed_slots=False)
 
 
 def new_slots(lab: ModuleType) -> Callable[[Any, Workload], lab3.ContinuousBatcher]:
@@ -147,58 +151,92 @@ def hf_generate(use_cache: bool) -> Callable[[Any, list[Ids], list[int]], list[I
 # --------------------------------------------------------------------------- the learner's own
 
 
-def prepare_mine(folder: Path, device: torch.device) -> Batches:
-    """The newest loop for one prompt of which some part is the learner's own.
+@dataclass(frozen=True)
+class Own:
+    """A technique of the course that a learner may have written.
 
-    `mine` prints which parts are.
+    parts: functions of the lab; where one of them is the learner's own, so is the technique.
     """
-    from autograder.check import mine  # only --mine needs the autograder
 
-    lab = mine("kv_cache")
-    if is_learners(lab, lab.KVCache.attend):
-        model = lab.CachedLMHead.from_pretrained(folder, device)
-        loop = one_prompt_at_a_time(lab.generate)
-        return Batches("your KVCache (lab 2)", model, loop, kv_bytes.of_object)
-    threaded = lab.ThreadedAttention, lab.ThreadedBlock, lab.ThreadedModel, lab.ThreadedLMHead
-    if is_learners(lab, lab.generate_threaded, *(part.forward for part in threaded)):
-        model = lab.ThreadedLMHead.from_pretrained(folder, device)
-        loop = one_prompt_at_a_time(lab.generate_threaded)
-        return Batches("your KV cache of tuples (lab 2)", model, loop, kv_bytes.of_tuples)
-    lab = mine("generate")
-    if is_learners(lab, lab.generate):
-        model = load(GPTLMHead, folder, device)
-        loop = one_prompt_at_a_time(lab.generate)
-        return Batches("your generate (lab 1)", model, loop, kv_bytes.none_held)
+    about: str
+    lab: str
+    parts: tuple[str, ...]
+    prepare: Callable[[Path, torch.device, ModuleType], Batches | Continuous]
+
+
+OWN = (  # the newest first
+    Own("your KVCache (lab 2)", "kv_cache", ("KVCache.attend",), prepare_cached),
+    Own(
+        "your KV cache of tuples (lab 2)",
+        "kv_cache",
+        (
+            "generate_threaded",
+            "ThreadedAttention.forward",
+            "ThreadedBlock.forward",
+            "ThreadedModel.forward",
+            "ThreadedLMHead.forward",
+        ),
+        prepare_cached_concat,
+    ),
+    Own("your generate (lab 1)", "generate", ("generate",), prepare_naive),
+)
+OWN_BATCHED = (
+    Own(
+        "many requests: your paged attention (lab 4)",
+        "paged_attention",
+        (
+            "BlockManager.allocate",
+            "slot_mapping",
+            "PagedCache.attend",
+            "PagedBatcher.make_room",
+        ),
+        prepare_paged,
+    ),
+    Own(
+        "many requests: your continuous batching (lab 3)",
+        "batching",
+        ("SlotCache.attend", "ContinuousBatcher.step"),
+        prepare_continuous,
+    ),
+    Own(
+        "many requests: your static batches (lab 3)",
+        "batching",
+        ("generate_padded", "pad_left", "padded_position_ids", "padded_mask"),
+        prepare_static,
+    ),
+)
+
+
+def prepare_mine(folder: Path, device: torch.device) -> Prepared:
+    """The newest loop for one prompt of which some part is the learner's own."""
     about = "the reference's cached loop: no loop of yours has passed its check yet"
-    return replace(prepare_cached(folder, device), about=about)
+    return newest(OWN, folder, device) or replace(prepare_cached(folder, device), about=about)
 
 
 def prepare_mine_batched(folder: Path, device: torch.device) -> Prepared:
     """The same for many requests: the newest engine of labs 3 and 4."""
-    from autograder.check import mine
-
-    model = load(lab2.CachedLMHead, folder, device)
-    lab = mine("paged_attention")
-    parts = lab.BlockManager.allocate, lab.slot_mapping, lab.PagedCache.attend
-    if is_learners(lab, *parts, lab.PagedBatcher.make_room):
-        about = "many requests: your paged attention (lab 4)"
-        return Continuous(about, model, new_blocks(lab), kv_bytes.of_blocks, SLOTS)
-    lab = mine("batching")
-    if is_learners(lab, lab.SlotCache.attend, lab.ContinuousBatcher.step):
-        about = "many requests: your continuous batching (lab 3)"
-        return Continuous(about, model, new_slots(lab), kv_bytes.of_slots, SLOTS)
     about = "many requests: the reference's static batches, until batching of yours has passed"
-    padding = lab.pad_left, lab.padded_position_ids, lab.padded_mask
-    if is_learners(lab, lab.generate_padded, *padding):
-        about = "many requests: your static batches (lab 3)"
-    return Batches(about, model, lab.generate_padded, kv_bytes.of_object, SLOTS)
+    own = newest(OWN_BATCHED, folder, device)
+    return own or replace(prepare_static(folder, device), about=about)
 
 
-def is_learners(lab: ModuleType, *functions: Callable) -> bool:
-    """Whether any of these functions of a lab's module is not the reference's."""
-    return any(
-        inspect.unwrap(function).__code__.co_filename != lab.__file__ for function in functions
-    )
+def newest(techniques: Sequence[Own], folder: Path, device: torch.device) -> Prepared | None:
+    """The first of these that is the learner's own; `mine` prints which parts of its lab are."""
+    from autograder.check import mine  # only --mine needs the autograder
+
+    labs: dict[str, ModuleType] = {}
+    for own in techniques:
+        if own.lab not in labs:
+            labs[own.lab] = mine(own.lab)
+        if any(is_learners(labs[own.lab], part) for part in own.parts):
+            return replace(own.prepare(folder, device, labs[own.lab]), about=own.about)
+    return None
+
+
+def is_learners(lab: ModuleType, part: str) -> bool:
+    """Whether a function of a lab's module, given by its path, is not the reference's."""
+    function = inspect.unwrap(attrgetter(part)(lab))
+    return function.__code__.co_filename != lab.__file__
 
 
 # A technique is one entry: for each kind of workload that it serves, what prepares it.

@@ -5,6 +5,7 @@ request that the slot served, or None. Requests count from 0; the pictures call 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ from matplotlib.colors import ListedColormap, to_rgb
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
+from visuals.explorer import explore
 from visuals.style import (
     BLUE,
     GREEN,
@@ -25,6 +27,7 @@ from visuals.style import (
     ORANGE,
     PALE,
     PINK,
+    RED,
     SKY,
     Picture,
     new_figure,
@@ -41,7 +44,9 @@ def pastel(colour: str) -> tuple[float, ...]:
     return tuple(0.45 * part + 0.55 for part in to_rgb(colour))
 
 
-CALM = [pastel(colour) for colour in (BLUE, ORANGE, GREEN, PINK, SKY)]
+# Seven, so that the requests which follow one another in a slot differ: in static batches of 2, 4,
+# 8 or 16 they are as many numbers apart.
+CALM = [pastel(colour) for colour in (BLUE, ORANGE, GREEN, PINK, SKY, RED, GREY)]
 
 
 def draw_idle(axes: Axes, column: float, row: float, width: float = 1) -> None:
@@ -103,7 +108,7 @@ def show_padded_mask(
 ) -> Picture:
     """The mask of each row of a padded batch: a dot where the query sees the key, pads hatched.
 
-    The queries are the last q_len of the k_len columns.
+    The queries are the last q_len of the k_len columns; one that is a pad itself is called so.
     """
     batch, _, q_len, k_len = mask.shape
     figure, all_axes = new_figure(height=max(1.7, 0.9 + 6.0 / batch * q_len / k_len), columns=batch)
@@ -120,9 +125,9 @@ def show_padded_mask(
         axes.set(xlim=(0, k_len), ylim=(q_len, 0), aspect="equal")
         axes.set(title=f"row {row}", xlabel="key, column")
         axes.set_xticks([c + 0.5 for c in range(0, k_len, 2)], [str(c) for c in range(0, k_len, 2)])
-        axes.set_yticks(
-            [q + 0.5 for q in range(q_len)], [str(k_len - q_len + q) for q in range(q_len)]
-        )
+        is_token = attention_mask[row, k_len - q_len :].tolist()
+        names = [f"{'' if is_token[q] else 'pad '}{k_len - q_len + q}" for q in range(q_len)]
+        axes.set_yticks([q + 0.5 for q in range(q_len)], names)
         bare(axes)
     all_axes[0].set_ylabel("query, column")
     return figure
@@ -283,16 +288,8 @@ def explore_batch(seconds: Mapping[int, float]) -> widgets.VBox:
     batch = widgets.SelectionSlider(
         options=batches, value=batches[0], description="requests", continuous_update=False
     )
-    words = widgets.HTML()
-    picture = widgets.Image(format="png", layout=widgets.Layout(max_width="100%"))
-
-    def draw(_: object = None) -> None:
-        words.value = in_words(seconds, batch.value)
-        picture.value = throughput_and_latency(seconds, batch.value)._repr_png_()
-
-    batch.observe(draw, names="value")
-    draw()
-    return widgets.VBox([batch, words, picture])
+    picture, words = partial(throughput_and_latency, seconds), partial(in_words, seconds)
+    return explore(picture, batch, words=words)
 
 
 def in_words(seconds: Mapping[int, float], batch: int) -> str:

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from matplotlib.colors import ListedColormap
 from torch import Tensor
 
+from visuals.explorer import explore, slider
 from visuals.style import (
     BLUE,
     GREY,
@@ -47,6 +48,9 @@ def show_tokens(tokens: Sequence[str], ids: Sequence[int]) -> HTML:
 # --------------------------------------------------------------------------- the next token
 
 
+EDGES = (0.1, 0.2, 0.5)  # where the axis may end, so that small bars can be seen; otherwise at 1
+
+
 @plt.rc_context(LOOK)
 def next_token_bars(
     logits: Float[Tensor, " vocab"],
@@ -60,11 +64,13 @@ def next_token_bars(
     shown = probs.topk(min(top, len(probs)))
     rows = range(len(shown.values))
     figure, (axes,) = new_figure(height=1.0 + 0.24 * len(rows))
+    edge = next((edge for edge in EDGES if shown.values[0] <= edge), 1)
     colours = [ORANGE if token_id == actual else BLUE for token_id in shown.indices.tolist()]
     bars = axes.barh(rows, shown.values.tolist(), color=colours)
     axes.bar_label(bars, [f"{prob:.1%}" for prob in shown.values.tolist()], padding=3, fontsize=9)
     axes.set_yticks(rows, [visible(decode([token_id])) for token_id in shown.indices.tolist()])
-    axes.set(xlim=(0, 1.1), xticks=[0, 0.25, 0.5, 0.75, 1], xlabel="probability")
+    axes.set(xlim=(0, 1.6 * edge), xlabel="probability")  # room on the right for what follows
+    axes.set_xticks([0, edge / 2, edge], ["0", f"{edge / 2:.0%}", f"{edge:.0%}"])
     axes.set_title(f"After “{shortened(after)}”")
     axes.invert_yaxis()
     if actual is not None:
@@ -83,19 +89,12 @@ def explore_next_token(
     logits: Float[Tensor, "seq vocab"], ids: Sequence[int], decode: Callable[[list[int]], str]
 ) -> widgets.VBox:
     """`next_token_bars` with a slider over the rows of `logits`, one for each of `ids`."""
-    row = widgets.IntSlider(
-        value=0, min=0, max=len(ids) - 1, description="row", continuous_update=False
-    )
-    picture = widgets.Image(format="png", layout=widgets.Layout(max_width="100%"))
 
-    def draw(_: object = None) -> None:
-        read = decode(list(ids[: row.value + 1]))
-        actual = ids[row.value + 1] if row.value + 1 < len(ids) else None
-        picture.value = next_token_bars(logits[row.value], decode, read, actual)._repr_png_()
+    def draw(row: int) -> Picture:
+        actual = ids[row + 1] if row + 1 < len(ids) else None
+        return next_token_bars(logits[row], decode, decode(list(ids[: row + 1])), actual)
 
-    row.observe(draw, names="value")
-    draw()
-    return widgets.VBox([row, picture])
+    return explore(draw, slider("row", len(ids) - 1))
 
 
 def shortened(text: str, longest: int = 50) -> str:

@@ -3,13 +3,7 @@
 Each reads the tensors or the cache that the learner made, and returns a figure or a widget.
 """
 
-import ast
-import difflib
-import inspect
-import textwrap
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from html import escape
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Protocol
 
@@ -21,6 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from torch import Tensor
 
+from visuals.explorer import explore, slider
+from visuals.source_diff import difference as difference  # older copies of lab 2 take it from here
 from visuals.style import BLUE, GREY, INK, LOOK, ORANGE, PALE, SKY, Picture, new_figure, visible
 
 LayerCache = tuple[
@@ -125,23 +121,12 @@ def explore_attention(
     token = slider("token", len(tokens) - 1, start=len(tokens) - 1)
     layer = slider("layer", len(layers) - 1, start=first_layer)
     head = slider("head", layers[0].shape[2] - 1, start=first_head)
-    picture = widgets.Image(format="png", layout=widgets.Layout(max_width="100%"))
 
-    def draw(_: object = None) -> None:
-        queries, keys, values = layers[layer.value][:, 0, head.value]
-        figure = score_times_value(queries, keys, values, tokens, token.value)
-        picture.value = figure._repr_png_()
+    def draw(position: int, layer: int, head: int) -> Picture:
+        queries, keys, values = layers[layer][:, 0, head]
+        return score_times_value(queries, keys, values, tokens, position)
 
-    for control in (token, layer, head):
-        control.observe(draw, names="value")
-    draw()
-    return widgets.VBox([token, layer, head, picture])
-
-
-def slider(name: str, last: int, start: int) -> widgets.IntSlider:
-    return widgets.IntSlider(
-        value=start, min=0, max=last, description=name, continuous_update=False
-    )
+    return explore(draw, token, layer, head)
 
 
 # --------------------------------------------------------------------------------- the mask
@@ -274,92 +259,3 @@ def time_per_token(loops: Mapping[str, Sequence[float]], first_position: int) ->
     axes.legend(loc="upper left")
     axes.grid(axis="y")
     return figure
-
-
-# ------------------------------------------------------------------- the learner's difference
-
-
-@dataclass(frozen=True)
-class Difference:
-    """The statements of a new version, each with a mark: " " kept, "+" added, "~" changed.
-
-    Where the old version was longer, the statements that are gone follow with "-".
-    """
-
-    lines: tuple[tuple[str, str], ...]
-
-    @property
-    def added(self) -> int:
-        return sum(mark == "+" for mark, _ in self.lines)
-
-    @property
-    def changed(self) -> int:
-        return sum(mark == "~" for mark, _ in self.lines)
-
-    @property
-    def removed(self) -> int:
-        return sum(mark == "-" for mark, _ in self.lines)
-
-    def summary(self) -> str:
-        removed = f", {self.removed} removed" if self.removed else ""
-        return f"{self.added} lines added, {self.changed} changed{removed}"
-
-    def __str__(self) -> str:
-        return "\n".join(f"{mark} {code}".rstrip() for mark, code in self.lines)
-
-    def _repr_html_(self) -> str:
-        colours = {"+": "#CDEBD9", "~": "#FFF0CC", "-": "#FADBD8"}
-        rows = "".join(
-            f'<span style="background:{colours.get(mark, "none")}">{mark} {escape(code)}</span>\n'
-            for mark, code in self.lines
-        )
-        style = f"font-family:monospace;line-height:1.5;white-space:pre;overflow-x:auto;color:{INK}"
-        return f'<pre style="{style}">{rows}</pre><p>{self.summary()} (+ and ~)</p>'
-
-
-def difference(pairs: Sequence[tuple[Callable[..., object], Callable[..., object]]]) -> Difference:
-    """How the second function of each pair differs from the first, statement by statement.
-
-    Comments, docstrings, type annotations and line breaks don't count. A run of n statements
-    replaced by m counts min(n, m) as changed and the rest as added or removed.
-    """
-    lines: list[tuple[str, str]] = []
-    for before, after in pairs:
-        old, new = statements(before), statements(after)
-        if lines:
-            lines.append((" ", ""))
-        lines.append((" ", after.__qualname__))
-        matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
-        for kind, i, i_end, j, j_end in matcher.get_opcodes():
-            if kind == "equal":
-                lines += [(" ", line) for line in new[j:j_end]]
-            else:
-                lines += marked(old[i:i_end], new[j:j_end])
-    return Difference(tuple(lines))
-
-
-def marked(old: list[str], new: list[str]) -> list[tuple[str, str]]:
-    """The new lines; each of the old ones changed into the new line it is most alike, in order."""
-    if len(old) > len(new):
-        return [("~", line) for line in new] + [("-", line) for line in old[len(new) :]]
-    marks = ["+"] * len(new)
-    start = 0
-    for place, line in enumerate(old):
-        last = len(new) - (len(old) - place - 1)  # leave a line for each old one that follows
-        alike = [difflib.SequenceMatcher(None, line, other).ratio() for other in new[start:last]]
-        start += alike.index(max(alike)) + 1
-        marks[start - 1] = "~"
-    return list(zip(marks, new, strict=True))
-
-
-def statements(function: Callable[..., object]) -> list[str]:
-    """A function's source, one statement a line, without comments, docstring and annotations."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef):
-            node.returns = None
-            if ast.get_docstring(node) is not None:
-                node.body = node.body[1:]
-        elif isinstance(node, ast.arg):
-            node.annotation = None
-    return ast.unparse(tree).splitlines()

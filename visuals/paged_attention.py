@@ -12,6 +12,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import ConnectionPatch, Rectangle
 
+from visuals.explorer import explore, slider
 from visuals.style import (
     BLUE,
     GREEN,
@@ -191,17 +192,7 @@ def show_blocks(manager: Manager, words: Mapping[int, Sequence[str]], what: str 
 
 def step_through(snapshots: Sequence[Snapshot]) -> widgets.VBox:
     """`show_blocks` with a slider over moments that were kept."""
-    step = widgets.IntSlider(
-        value=0, min=0, max=len(snapshots) - 1, description="step", continuous_update=False
-    )
-    picture = widgets.Image(format="png", layout=widgets.Layout(max_width="100%"))
-
-    def draw(_: object = None) -> None:
-        picture.value = draw_snapshot(snapshots[step.value])._repr_png_()
-
-    step.observe(draw, names="value")
-    draw()
-    return widgets.VBox([step, picture])
+    return explore(lambda step: draw_snapshot(snapshots[step]), slider("step", len(snapshots) - 1))
 
 
 # Of a request's cells and of its arrows: colours, and how the arrows are dashed.

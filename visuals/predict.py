@@ -3,16 +3,19 @@
 from numbers import Real
 
 
-def reveal(what: str, guess: object, measured: object, unit: str = "") -> None:
+def reveal(
+    what: str, guess: object, measured: object, unit: str = "", exact: bool = False
+) -> None:
     """Print the measurement, the estimate, and how far apart they are.
 
     Both may be numbers or shapes. With no estimate (None) the measurement is shown all the same.
+    exact: for a count or an address, where near is not right.
     """
     print(f"{what}: {amount(measured, unit)}")
     if guess is None:
         print("No estimate yet. Next time, write one down first: a wrong guess teaches most.")
     else:
-        print(f"Your estimate: {amount(guess, unit)}. {verdict(guess, measured)}")
+        print(f"Your estimate: {amount(guess, unit)}. {verdict(guess, measured, unit, exact)}")
 
 
 def amount(value: object, unit: str) -> str:
@@ -25,7 +28,7 @@ def amount(value: object, unit: str) -> str:
     return f"{text} {unit}".rstrip()
 
 
-def verdict(guess: object, measured: object) -> str:
+def verdict(guess: object, measured: object, unit: str, exact: bool) -> str:
     """One sentence: how the estimate compares."""
     if not isinstance(guess, Real) or not isinstance(measured, Real):
         same = shape(guess) == shape(measured)
@@ -33,12 +36,15 @@ def verdict(guess: object, measured: object) -> str:
     guessed, found = float(guess), float(measured)
     if guessed == found:
         return "Exactly right."
+    side = "high" if guessed > found else "low"
+    if exact:
+        by = amount(abs(guessed - found), unit)
+        return f"Too {side} by {by}: here only the exact number is right."
     if guessed <= 0 or found <= 0:
         return "That differs: find out why."
     ratio = max(guessed / found, found / guessed)
     if ratio < 1.1:
         return "Within a tenth of it."
-    side = "high" if guessed > found else "low"
     return f"Too {side} by a factor of {amount(ratio, '')}."
 
 

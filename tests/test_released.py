@@ -1,0 +1,45 @@
+"""What was handed out earlier goes on working: learners' copies of the labs, and what they import.
+
+tests/data/ holds what the labs of the first release imported from the project, and the record that
+`make lab` kept of them.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import workbook
+from tests.common.files import tree
+
+DATA = Path(__file__).resolve().parent / "data"
+IMPORTS = (DATA / "released_imports.txt").read_text().splitlines()
+RECORD = json.loads((DATA / "released_labs.json").read_text())
+
+
+@pytest.mark.parametrize("statement", IMPORTS)
+def test_what_the_released_labs_import_is_there(statement):
+    exec(statement, {})
+
+
+def test_an_update_keeps_everything_of_a_learners(tmp_path, monkeypatch, capsys):
+    work, fresh = tmp_path / "work", tmp_path / "fresh"
+    kept = [".mine/generate/generate.py", ".mine/kv_cache/KVCache.attend.py", "01_generate/notes"]
+    for name in [*RECORD, *kept]:
+        (work / name).parent.mkdir(parents=True, exist_ok=True)
+        (work / name).write_text(f"my own {name}")
+    before = tree(work)
+    (work / workbook.RECORD).write_text(json.dumps(RECORD))
+
+    monkeypatch.setattr(workbook, "WORK", work)
+    monkeypatch.setattr(workbook, "run", lambda *command, **variables: 0)
+    workbook.lab(Path("python"), [])
+    after = tree(work)
+    assert {name: after[name] for name in before} == before
+    assert json.loads(after[workbook.RECORD]).items() >= RECORD.items()
+
+    workbook.copy_labs(workbook.LABS, fresh)
+    now = json.loads((fresh / workbook.RECORD).read_text())
+    changed = {name for name, release in RECORD.items() if now[name] != release}
+    told = capsys.readouterr().out
+    assert {n for n in RECORD if f"{n} has changed since you copied it. Yours" in told} == changed

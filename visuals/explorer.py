@@ -1,0 +1,38 @@
+"""A picture with sliders: moving one draws it anew."""
+
+from collections.abc import Callable
+
+import ipywidgets as widgets
+
+from visuals.style import Picture
+
+
+def slider(name: str, last: int, start: int = 0) -> widgets.IntSlider:
+    """Whole numbers from 0 to `last`; it speaks when it is let go, not on the way."""
+    return widgets.IntSlider(
+        value=start, min=0, max=last, description=name, continuous_update=False
+    )
+
+
+def explore(
+    draw: Callable[..., Picture],
+    *sliders: widgets.Widget,
+    words: Callable[..., str] | None = None,
+) -> widgets.VBox:
+    """Sliders above the picture that `draw` makes of their values, in the order of the sliders.
+
+    words: called with the same values; a sentence to stand above the picture.
+    """
+    sentence = widgets.HTML()
+    picture = widgets.Image(format="png", layout=widgets.Layout(max_width="100%"))
+
+    def redraw(_: object = None) -> None:
+        values = [control.value for control in sliders]
+        if words:
+            sentence.value = words(*values)
+        picture.value = draw(*values)._repr_png_()
+
+    for control in sliders:
+        control.observe(redraw, names="value")
+    redraw()
+    return widgets.VBox([*sliders, *([sentence] if words else []), picture])
