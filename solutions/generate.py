@@ -87,8 +87,8 @@ class Metrics:
 def metrics(start: float, token_times: Sequence[float]) -> Metrics:
     """TTFT, TPOT, latency and throughput, from the time of the request and of every new token.
 
-    `token_times` has at least one time. TPOT is (last - first token time) / (n - 1), so that
-    latency = TTFT + TPOT * (n - 1).
+    `token_times` has at least one time, and is left as it was. TPOT is (last - first token time) /
+    (n - 1), so that latency = TTFT + TPOT * (n - 1).
     """
     if not token_times:
         raise ValueError("There is no token to measure: token_times is empty.")

@@ -26,7 +26,7 @@ def causal_mask(
     """Which keys each query may see (True): those whose position is at most its own.
 
     The 1 stands for the heads, which all share the mask. It covers prefill (q_len = k_len), decode
-    (q_len = 1) and a chunk of several tokens behind a prefix.
+    (q_len = 1) and a chunk of several tokens behind a prefix. The positions are left as they were.
     """
     ### BEGIN SOLUTION
     visible = key_positions[:, None, :] <= query_positions[:, :, None]
@@ -69,7 +69,10 @@ class ThreadedBlock(GPTBlock):
     def forward(
         self, hidden: Float[Tensor, "batch q_len n_embd"], kv_cache: LayerCache | None = None
     ) -> tuple[Float[Tensor, "batch q_len n_embd"], LayerCache]:
-        """GPTBlock's forward, with the layer's cache passed down and the longer one back up."""
+        """GPTBlock's forward, with the layer's cache passed down and the longer one back up.
+
+        `hidden` is left as it was: the sum is a new tensor.
+        """
         ### BEGIN SOLUTION
         attended, kv_cache = self.attn(self.ln_1(hidden), kv_cache)
         hidden = hidden + attended
@@ -116,7 +119,7 @@ class ThreadedLMHead(GPTLMHead):
         position_ids: Int[Tensor, "batch q_len"],
         kv_cache: Sequence[LayerCache | None] | None = None,
     ) -> tuple[Float[Tensor, "batch q_len vocab"], list[LayerCache]]:
-        """Logits for every new token, and the cache that now holds them too."""
+        """Logits for every new token, and the caches of all layers, which now hold them too."""
         ### BEGIN SOLUTION
         hidden, new_cache = self.transformer(inputs, position_ids, kv_cache)
         return hidden @ self.transformer.wte.weight.T, new_cache
@@ -134,7 +137,7 @@ def generate_threaded(
 
     One prefill over the prompt gives the first new token; each decode step hands the model only
     the newest token, at its own position, with the cache so far. That is one forward for every new
-    token: nothing follows the last one, so it is never handed over.
+    token: nothing follows the last one, so it is never handed over. `input_ids` is left as it was.
     """
     require_prompt(model, input_ids, max_new_tokens, eos_token_id)
     ### BEGIN SOLUTION
@@ -200,8 +203,9 @@ class KVCache:
         """Store the new tokens' keys and values; attend to every token the cache then holds.
 
         A forward calls it once a layer, in order; `length` grows by q_len when the last layer has
-        been served, so that every layer of one forward writes to the same place. More tokens than
-        `max_length` are refused before anything is written.
+        been served, so that every layer of one forward writes to the same place. It writes in
+        place: `keys` and `values` of the cache stay the same memory. More tokens than `max_length`
+        are refused before anything is written.
         """
         start, end = self.length, self.length + queries.shape[2]
         if end > self.max_length:
@@ -231,9 +235,9 @@ class KVCache:
         return causal_mask(positions[:, start:], positions)
 
     def truncate(self, n: int) -> None:
-        """Keep the first `n` tokens, in no time: what lies beyond `length` is never read.
+        """Keep the first `n` tokens. Nothing is copied: what lies beyond `length` is never read.
 
-        Raises ValueError for an `n` that is negative or more than the cache holds.
+        `n` goes from 0 to all of them. Raises ValueError, and changes nothing, for any other.
         """
         ### BEGIN SOLUTION
         if not 0 <= n <= self.length:

@@ -19,7 +19,15 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from gpt import GPTConfig
-from solutions.batching import Request, require_request, require_requests
+from solutions.batching import (
+    Batcher,
+    ContinuousBatcher,
+    Request,
+    Selected,
+    require_request,
+    require_requests,
+    require_selected,
+)
 from solutions.kv_cache import CachedLMHead, causal_mask
 
 Copy = tuple[int, int]  # a block, and the one that its tokens must be copied to
@@ -32,10 +40,19 @@ class OutOfBlocks(Exception):
 class BlockManager:
     """Who holds which blocks of the pool. It moves numbers only; the keys and values lie elsewhere.
 
-    tables: for each request, its blocks in the order of its tokens: the block table.
+    tables: for each request, a list of its blocks in the order of its tokens: the block table.
     lengths: for each request, how many tokens have a place in its blocks.
     ref_counts: for each block, how many tables hold it; 0 where it is free.
-    free_blocks: the free ones; the next one is taken from the left.
+    free_blocks: a deque of the free ones. The next one is taken from its left; those that become
+    free join on its right.
+
+    ref count   whose the block is    who may write into it
+    0           free_blocks'          nobody, until it is taken
+    1           one request's         that request
+    2 or more   several requests'     nobody: `append` gives the writer a block of its own
+
+    The invariant, after every call and every refusal: a block stands in as many tables as its ref
+    count says, and once in free_blocks where that is 0. So free and used blocks make up the pool.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -65,7 +82,7 @@ class BlockManager:
     def allocate(self, request_id: int, num_tokens: int) -> None:
         """Give a new request the blocks for its first tokens, as many as needed and no more.
 
-        Raises OutOfBlocks, and takes none, where the pool has too few.
+        Its table is a list. Raises OutOfBlocks, and changes nothing, where the pool has too few.
         """
         self.require_new(request_id)
         if num_tokens < 1:
@@ -101,7 +118,10 @@ class BlockManager:
         ### END SOLUTION
 
     def free(self, request_id: int) -> None:
-        """Forget a request. A block returns to the pool when no other table holds it."""
+        """Forget a request. A block returns to the pool when no other table holds it.
+
+        Those that do join free_blocks on its right, in the order of the table.
+        """
         self.require_known(request_id)
         ### BEGIN SOLUTION
         for block in self.tables.pop(request_id):
@@ -112,7 +132,10 @@ class BlockManager:
         ### END SOLUTION
 
     def fork(self, parent_id: int, child_id: int) -> None:
-        """Let a new request begin with all the tokens of another, in the same blocks."""
+        """Let a new request begin with all the tokens of another, in the same blocks.
+
+        Its table is a list of its own. No block is taken.
+        """
         self.require_known(parent_id)
         self.require_new(child_id)
         ### BEGIN SOLUTION
@@ -152,9 +175,10 @@ def slot_mapping(
 ) -> Int[Tensor, "batch seq"]:
     """Where in the pool each position of each row lies, counted in tokens: its slot.
 
-    Slot `block * block_size + i` is place i of a block.
+    Slot `block * block_size + i` is place i of a block. Tables and positions are left as they were.
     """
     ### BEGIN SOLUTION
+    # gather(1, [batch, seq]) looks up each row's entries in its own table: [batch, seq]
     blocks = block_tables.gather(1, positions // block_size)
     return blocks * block_size + positions % block_size
     ### END SOLUTION
@@ -178,6 +202,7 @@ class PagedCache:
         shape = (2, config.n_layer, *blocks, config.n_head, config.head_dim)
         self.pool = torch.zeros(shape, device=device, dtype=dtype)
         self.manager = manager
+        self.selected: Selected | None = None
 
     def select(self, request_ids: Sequence[int], q_len: int) -> Int[Tensor, "rows q_len"]:
         """Let the rows of the next forward be these requests, each with its last `q_len` tokens.
@@ -189,6 +214,7 @@ class PagedCache:
         """
         for request_id in request_ids:
             self.manager.require_known(request_id)
+        self.selected = len(request_ids), q_len, 0
         device = self.pool.device
         tables = [torch.tensor(self.manager.tables[r], device=device) for r in request_ids]
         block_tables = pad_sequence(tables, batch_first=True)
@@ -207,11 +233,17 @@ class PagedCache:
         keys: Float[Tensor, "rows heads q_len head_dim"],
         values: Float[Tensor, "rows heads q_len head_dim"],
     ) -> Float[Tensor, "rows heads q_len head_dim"]:
-        """Write the new tokens to their slots, gather every row's tokens from theirs, attend."""
+        """Write the new tokens to their slots, gather every row's tokens from theirs, attend.
+
+        Writes in place: the pool stays the same memory.
+        """
+        self.selected = require_selected(self.selected, layer, queries)
         all_keys, all_values = self.pool[:, layer].flatten(1, 2)  # [slots, heads, head_dim] each
         ### BEGIN SOLUTION
+        # slots [rows, q_len] index [rows, q_len, heads, head_dim]
         all_keys[self.new_slots] = keys.transpose(1, 2)
         all_values[self.new_slots] = values.transpose(1, 2)
+        # gathered [rows, k_len, heads, head_dim], transposed [rows, heads, k_len, head_dim]
         return F.scaled_dot_product_attention(
             queries,
             all_keys[self.all_slots].transpose(1, 2),
@@ -220,17 +252,23 @@ class PagedCache:
         )
         ### END SOLUTION
 
+    def free(self, request_id: int) -> None:
+        """Give a request's blocks back; what lies in a block that nobody holds is never read."""
+        self.manager.free(request_id)
+
     def copy_block(self, source: int, target: int) -> None:
         self.pool[:, :, target] = self.pool[:, :, source]
 
 
-class PagedBatcher:
-    """Continuous batching over a pool of blocks.
+class PagedBatcher(ContinuousBatcher):
+    """Continuous batching over a pool of blocks. Here stands what paging changes.
 
     A request holds the blocks of the tokens it has, not of those it may get. So the pool can run
     empty in the middle of a text; then the newest request gives its blocks back and is computed
-    again later.
+    again later. Between two steps `running` has no gaps: who was admitted last is the last one.
     """
+
+    running: list[Request]  # type: ignore[assignment]  # no gaps
 
     def __init__(
         self,
@@ -243,42 +281,32 @@ class PagedBatcher:
         if max_running < 1:
             raise ValueError(f"At least one request must run at a time, not {max_running}.")
         weight = model.transformer.wte.weight
-        self.model, self.eos_token_id, self.max_running = model, eos_token_id, max_running
         self.manager = BlockManager(num_blocks, block_size)
-        self.kv_cache = PagedCache(model.config, self.manager, weight.device, weight.dtype)
-        self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []  # in the order in which they were admitted
-        self.outputs: dict[int, list[int]] = {}  # of the requests that have ended, by number
-        self.preemptions = 0
-        self.submitted = 0
+        kv_cache = PagedCache(model.config, self.manager, weight.device, weight.dtype)
+        # Not super(): ContinuousBatcher would reserve slots.
+        Batcher.__init__(self, model, kv_cache, [], eos_token_id)
+        self.max_running, self.preemptions = max_running, 0
 
-    def submit(self, prompt: Sequence[int], max_new_tokens: int) -> int:
-        """Let a request wait for blocks; return its number. They count from 0.
-
-        One that would not fit into the pool if it had it to itself is refused.
-        """
-        config, manager = self.model.config, self.manager
-        require_request(config, prompt, max_new_tokens)
-        end = min(len(prompt) + max_new_tokens, config.n_positions)
-        needed = manager.blocks_for(end - 1)  # the last token is never stored
-        if needed > manager.num_blocks:
+    def require_room(self, end: int) -> None:
+        """Refuse a text that would not fit into the pool if it had it to itself."""
+        needed = self.manager.blocks_for(end - 1)  # the last token is never stored
+        if needed > self.manager.num_blocks:
             raise ValueError(
                 f"This request may grow to {end} tokens, which takes {needed} blocks; the pool "
-                f"has {manager.num_blocks}. Ask for fewer tokens, or give the pool more blocks."
+                f"has {self.manager.num_blocks}. Ask for fewer tokens, or give the pool more "
+                "blocks."
             )
-        request = Request(self.submitted, list(prompt), end)
-        self.submitted += 1
-        if len(prompt) == end:
-            self.outputs[request.number] = request.ids
-        else:
-            self.waiting.append(request)
-        return request.number
+
+    def name_of(self, slot: int) -> int:
+        """The request's number: by it the manager knows its blocks."""
+        return self.running[slot].number
 
     def make_room(self) -> None:
         """A place for the next token of every running request, the oldest first.
 
-        Where the pool is empty, the newest running request is preempted, and again, until there is
-        a block, or until the one that needs it has itself been preempted.
+        Where the pool is empty, the newest running request, the last in `running`, is preempted,
+        and again, until there is a block, or until the one that needs it has itself been preempted,
+        even if it is the only one that runs.
         """
         ### BEGIN SOLUTION
         for request in list(self.running):
@@ -295,51 +323,30 @@ class PagedBatcher:
         """
         self.running.remove(request)
         self.manager.free(request.number)
+        request.num_computed_tokens = 0
         self.waiting.appendleft(request)
         self.preemptions += 1
 
-    def admit(self) -> list[Request]:
-        """Allocate blocks to those who have waited longest, while there are enough."""
+    def admit(self) -> list[int]:
+        """Allocate blocks to those who have waited longest, while there are enough.
+
+        Returns their places in `running`, at its end.
+        """
         admitted = []
         while self.waiting and len(self.running) < self.max_running:
             request = self.waiting[0]
             if self.manager.blocks_for(len(request.ids)) > len(self.manager.free_blocks):
                 break
             self.manager.allocate(request.number, len(request.ids))
+            admitted.append(len(self.running))
             self.running.append(self.waiting.popleft())
-            admitted.append(request)
         return admitted
 
-    def forward(self, requests: Sequence[Request], q_len: int) -> None:
-        """One more token for each of these requests, from its last `q_len`."""
-        new_ids = [request.ids[-q_len:] for request in requests]
-        input_ids = torch.tensor(new_ids, device=self.kv_cache.pool.device)
-        position_ids = self.kv_cache.select([request.number for request in requests], q_len)
-        logits = self.model(input_ids, position_ids, self.kv_cache)
-        for request, token in zip(requests, logits[:, -1].argmax(dim=-1).tolist(), strict=True):
-            request.ids.append(token)
-
-    @torch.no_grad()
     def step(self) -> None:
-        """One iteration: room for those who run, blocks for newcomers, one token for each."""
+        """One iteration: room for those who run, then all as in lab 3; those who stay close up."""
         self.make_room()
-        veterans = list(self.running)
-        for request in self.admit():
-            self.forward([request], len(request.ids))
-        if veterans:
-            self.forward(veterans, q_len=1)
-        for request in filter(self.has_ended, tuple(self.running)):
-            self.outputs[request.number] = request.ids
-            self.running.remove(request)
-            self.manager.free(request.number)
-
-    def has_ended(self, request: Request) -> bool:
-        return len(request.ids) == request.end or request.ids[-1] == self.eos_token_id
-
-    def run(self) -> None:
-        """Step until nobody waits and nobody runs."""
-        while self.waiting or self.running:
-            self.step()
+        super().step()
+        self.running = [request for request in self.running if request]
 
 
 def generate_paged(

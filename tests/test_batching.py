@@ -4,8 +4,6 @@ And the work is what it should be: no token twice, no slot idle while somebody w
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -16,86 +14,27 @@ from torch import Tensor
 
 from gpt import GPTConfig, GPTLMHead
 from solutions import batching as lab_3
-from solutions import generate as lab_1
-from solutions.batching import ContinuousBatcher, PaddedCache, SlotCache, Trace
+from solutions.batching import ContinuousBatcher, PaddedCache, Request, SlotCache, Trace
 from solutions.kv_cache import CachedLMHead, KVCache
-from tests.test_solutions import CONFIGS, assert_same, configs, model_of, seeds, shapes_of_forwards
-
-
-def naive(
-    config: GPTConfig, seed: int, prompt: list[int], limit: int, eos: int | None = None
-) -> list[int]:
-    """What lab 1's loop makes of one request."""
-    model = model_of(GPTLMHead, config, seed)
-    return lab_1.generate(model, torch.tensor([prompt]), limit, eos)[0].tolist()
-
-
-@dataclass(frozen=True)
-class Work:
-    """Requests for one model, and what the naive loop makes of each of them alone."""
-
-    config: GPTConfig
-    seed: int
-    prompts: list[list[int]]
-    limits: list[int]
-    eos: int | None
-    expected: list[list[int]]
-
-    @property
-    def model(self) -> Any:
-        return model_of(CachedLMHead, self.config, self.seed)
-
-    @property
-    def new(self) -> list[int]:
-        """How many tokens each request gets."""
-        return [len(ids) - len(p) for ids, p in zip(self.expected, self.prompts, strict=True)]
-
-    @property
-    def tokens_computed_alone(self) -> int:
-        """By a cache that serves one request after the other: the last token is never handed in."""
-        both = zip(self.prompts, self.new, strict=True)
-        return sum(len(prompt) + new - 1 for prompt, new in both if new)
-
-
-@st.composite
-def prompts_of(draw: st.DrawFn, config: GPTConfig, longest: int) -> list[list[int]]:
-    ids = st.integers(0, config.vocab_size - 1)
-    lengths = draw(st.lists(st.integers(1, longest), min_size=1, max_size=5))
-    return [draw(st.lists(ids, min_size=n, max_size=n)) for n in lengths]
-
-
-@st.composite
-def works(draw: st.DrawFn) -> Work:
-    """Up to 5 requests; half of them have no EOS, or one that really comes."""
-    config, seed = draw(configs), draw(seeds)
-    prompts = draw(prompts_of(config, config.n_positions))
-    limits = [draw(st.integers(1, config.n_positions)) for _ in prompts]
-    both = list(zip(prompts, limits, strict=True))
-    expected = [naive(config, seed, *request) for request in both]
-    real_ids = sorted({token for ids in expected for token in ids})
-    eos = draw(st.none() | st.sampled_from(real_ids))
-    if eos is not None:
-        expected = [naive(config, seed, *request, eos) for request in both]
-    return Work(config, seed, prompts, limits, eos, expected)
-
+from tests.common.engines import (
+    BAD_REQUESTS,
+    CONFIGS,
+    Work,
+    arrivals,
+    assert_attends_only_to_what_was_selected,
+    assert_same,
+    configs,
+    every_step_serves_somebody,
+    model_of,
+    naive,
+    prompts_of,
+    seeds,
+    serve_over_time,
+    shapes_of_forwards,
+    works,
+)
 
 slots_of_a_batch = st.integers(1, 6)
-
-
-@contextmanager
-def every_step_serves_somebody(cls: Any) -> Iterator[None]:
-    """Where somebody waits or runs, a step of a `cls` gives a token; `run` comes to an end."""
-    step = cls.step
-
-    def watched_step(batcher: Any) -> None:
-        requests = [request for request in (*batcher.waiting, *batcher.running) if request]
-        before = sum(len(request.ids) for request in requests)
-        step(batcher)
-        assert not requests or sum(len(request.ids) for request in requests) > before
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cls, "step", watched_step)
-        yield
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -117,37 +56,18 @@ def test_every_way_of_batching_gives_the_tokens_of_the_naive_loop(work: Work, sl
     assert work.prompts == before
 
 
-def serve_over_time(batcher: Any, work: Work, pauses: list[int]) -> Any:
-    """Submit the requests one by one, so many steps apart; yields after every step."""
-    for number, (prompt, limit, pause) in enumerate(
-        zip(work.prompts, work.limits, pauses, strict=True)
-    ):
-        assert batcher.submit(prompt, limit) == number
-        for _ in range(pause):
-            batcher.step()
-            yield
-    while batcher.waiting or any(batcher.running):
-        batcher.step()
-        yield
-
-
-@st.composite
-def arrivals(draw: st.DrawFn) -> tuple[Work, list[int]]:
-    """Requests, and how many steps pass after each of them has been submitted."""
-    work = draw(works())
-    return work, [draw(st.integers(0, 6)) for _ in work.prompts]
-
-
 @given(arrivals(), slots_of_a_batch)
 def test_requests_may_come_at_any_time(arrival: tuple[Work, list[int]], slots: int) -> None:
     work, pauses = arrival
     batcher = ContinuousBatcher(work.model, slots, work.config.n_positions, work.eos)
+    slot_cache: Any = batcher.kv_cache
     for _ in serve_over_time(batcher, work, pauses):
         served = batcher.trace[-1]
         assert None not in served or not batcher.waiting  # nobody waits beside a free slot
-        held = batcher.kv_cache.lengths.tolist()
-        expected = [len(request.ids) - 1 if request else 0 for request in batcher.running]
+        held = slot_cache.lengths.tolist()
+        expected = [request.num_computed_tokens if request else 0 for request in batcher.running]
         assert held == expected
+        assert all(len(r.ids) == r.num_computed_tokens + 1 for r in batcher.running if r)
     assert [batcher.outputs[number] for number in range(len(work.prompts))] == work.expected
     assert_well_served(batcher.trace, slots, work.new)
 
@@ -397,7 +317,26 @@ def test_a_freed_slot_hides_what_it_held() -> None:
     assert_same(got, model_of(GPTLMHead, config, 0)(prompt, positions))
 
 
+def test_a_slot_cache_attends_only_to_what_was_selected() -> None:
+    slot_cache = SlotCache(CONFIGS[1], slots=4, max_length=6, dtype=torch.float64)
+    assert_attends_only_to_what_was_selected(slot_cache, CONFIGS[1], [2, 0])
+
+
 # --------------------------------------------------------------------------------------- batcher
+
+
+@pytest.mark.parametrize(
+    ("end", "eos", "tokens"), [(4, None, [7, 0]), (4, 9, [7, 8]), (9, 9, [7, 5, 9]), (9, 0, [0])]
+)
+def test_a_request_ends_with_its_last_token_or_with_eos(
+    end: int, eos: int | None, tokens: list[int]
+) -> None:
+    request = Request(3, [0, 9], end, eos)  # an EOS in the prompt ends nothing
+    for token in tokens:
+        assert not request.has_ended
+        request.append(token)
+    assert request.has_ended
+    assert request.ids == [0, 9, *tokens]
 
 
 def batcher_of(slots: int, max_length: int = 12) -> ContinuousBatcher:
@@ -433,15 +372,6 @@ def test_a_prompt_that_fills_the_context_is_served_at_once() -> None:
 
 
 # --------------------------------------------------------------------- what is refused, and how
-
-BAD_REQUESTS = [
-    ([], 3, "1 to 12 tokens, not 0"),
-    ([1] * 13, 3, "1 to 12 tokens, not 13"),
-    ([1, -1], 3, "outside the model's range, 0 to 31"),
-    ([32], 3, "outside the model's range, 0 to 31"),
-    ([1], 0, "1 or more, not 0"),
-    ([1], -1, "1 or more, not -1"),
-]
 
 
 def generate_padded(model: Any, prompts: Any, limits: Any, slots: int) -> Any:
@@ -497,6 +427,26 @@ def test_a_slot_holds_all_but_the_last_token() -> None:
     batcher.submit([1, 2, 3], 3)
     batcher.run()
     assert batcher.outputs == {0: naive(CONFIGS[0], 0, [1, 2, 3], 3)}
+
+
+def test_a_forward_is_for_requests_with_equally_many_new_tokens() -> None:
+    batcher = batcher_of(slots=4)
+    for prompt in ([1, 2], [3, 4], [5, 6, 7]):
+        batcher.submit(prompt, 6)
+    batcher.admit()
+    before = [list(request.ids) for request in batcher.running if request]
+    for refused, sentence in [
+        (lambda: batcher.forward([]), r"Slots \[\] have \[\]"),
+        (lambda: batcher.forward([0, 2]), r"Slots \[0, 2\] have \[2, 3\]"),
+        (lambda: batcher.forward([0, 3]), "Slot 3 is free"),
+        (lambda: batcher.retire(3), "Slot 3 is free"),
+    ]:
+        with pytest.raises(ValueError, match=sentence):
+            refused()
+    assert [request.ids for request in batcher.running if request] == before
+    batcher.forward([1, 0])
+    new = [request.ids for request in batcher.running[:2] if request]
+    assert new == [naive(CONFIGS[0], 0, prompt, 1) for prompt in ([1, 2], [3, 4])]
 
 
 @pytest.mark.parametrize(("slots", "max_length"), [(0, 4), (2, 0)])

@@ -22,16 +22,22 @@ from solutions import paged_attention as lab_4
 from solutions.batching import generate_continuous
 from solutions.kv_cache import CachedLMHead, KVCache
 from solutions.paged_attention import BlockManager, Family, OutOfBlocks, PagedBatcher, PagedCache
-from tests.test_batching import (
+from tests.common.engines import (
     BAD_REQUESTS,
+    CONFIGS,
     Work,
     arrivals,
+    assert_attends_only_to_what_was_selected,
+    assert_same,
+    configs,
     every_step_serves_somebody,
+    model_of,
     naive,
+    seeds,
     serve_over_time,
+    shapes_of_forwards,
     works,
 )
-from tests.test_solutions import CONFIGS, assert_same, configs, model_of, seeds, shapes_of_forwards
 
 block_sizes = st.integers(1, 17)
 
@@ -97,9 +103,12 @@ def test_requests_may_come_at_any_time_to_a_small_pool(
         waiting = [request.number for request in batcher.waiting]
         assert running + waiting == sorted(running + waiting)
         assert len(running) <= max_running
+        assert set(running) <= set(batcher.trace[-1])  # who runs on has got a token
         assert batcher.outputs.keys().isdisjoint(running + waiting)
-        lengths = {request.number: len(request.ids) - 1 for request in batcher.running}
+        lengths = {request.number: request.num_computed_tokens for request in batcher.running}
         assert batcher.manager.lengths == lengths
+        assert all(len(r.ids) == r.num_computed_tokens + 1 for r in batcher.running)
+        assert all(request.num_computed_tokens == 0 for request in batcher.waiting)
         assert_sound(batcher.manager)
     assert batcher.manager.used_blocks == 0
     assert [batcher.outputs[number] for number in range(len(work.prompts))] == work.expected
@@ -112,11 +121,14 @@ def test_an_ample_pool_does_the_work_of_continuous_batching(
     """The same forwards in the same order, each token once: blocks cost no work by themselves."""
     num_blocks = smallest_pool(work, block_size) * len(work.prompts)
     requests = work.model, work.prompts, work.limits
+    batcher = PagedBatcher(work.model, num_blocks, block_size, max_running, work.eos)
     with shapes_of_forwards(work.model) as shapes:
-        lab_4.generate_paged(*requests, num_blocks, block_size, max_running, work.eos)
+        list(serve_over_time(batcher, work, [0] * len(work.prompts)))
     with shapes_of_forwards(work.model) as expected:
-        generate_continuous(*requests, max_running, work.eos)
+        served = generate_continuous(*requests, max_running, work.eos)
     assert shapes == expected
+    slots = [[number for number in step if number is not None] for step in served.trace]
+    assert batcher.trace == [sorted(step) for step in slots]  # oldest first, and no gaps
     assert sum(rows * length for rows, length in shapes) == work.tokens_computed_alone
 
 
@@ -181,7 +193,7 @@ def test_a_fork_by_hand() -> None:
     manager.free(1)
     manager.free(2)
     assert manager.ref_counts == [0] * 5
-    assert manager.used_blocks == 0
+    assert manager.free_blocks == deque([4, 2, 0, 1, 3])  # as they became free, table by table
     assert manager.tables == manager.lengths == {}
 
 
@@ -401,6 +413,14 @@ def test_logits_from_blocks_are_those_from_one_stretch(
         assert_same(got, torch.cat([expected[row] for row in order]))
 
 
+def test_a_paged_cache_attends_only_to_what_was_selected() -> None:
+    manager = BlockManager(num_blocks=4, block_size=2)
+    for request_id in (0, 2):
+        manager.allocate(request_id, num_tokens=3)
+    kv_cache = PagedCache(CONFIGS[1], manager, dtype=torch.float64)
+    assert_attends_only_to_what_was_selected(kv_cache, CONFIGS[1], [2, 0])
+
+
 def naive_logits(config: GPTConfig, seed: int, rows: list[list[int]]) -> Tensor:
     """Logits behind texts of one length, each computed from its start."""
     ids = torch.tensor(rows)
@@ -511,11 +531,12 @@ def test_nobody_overtakes_the_one_who_waits_for_blocks() -> None:
     batcher = batcher_of(num_blocks=4, block_size=2)
     for length in (5, 4, 1):
         batcher.submit([1] * length, 2)
-    assert numbers(batcher.admit()) == [0]
+    assert batcher.admit() == [0]
     assert numbers(batcher.waiting) == [1, 2]  # one block is free: enough for 2, not for 1
     assert batcher.manager.used_blocks == 3
-    batcher.manager.free(batcher.running.pop().number)
-    assert numbers(batcher.admit()) == [1, 2]
+    batcher.kv_cache.free(batcher.running.pop().number)
+    assert batcher.admit() == [0, 1]
+    assert numbers(batcher.running) == [1, 2]
 
 
 def test_a_prompt_that_fills_the_context_needs_no_step() -> None:

@@ -4,9 +4,7 @@ whatever the technique, greedy output is token for token that of the naive loop.
 on small models with large random weights, where a wrong position or mask changes the tokens.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -15,17 +13,19 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from autograder.services import random_model
 from gpt import GPTConfig, GPTLMHead
 from solutions import generate as lab_1
 from solutions import kv_cache as lab_2
 from solutions.kv_cache import CachedLMHead, KVCache, ThreadedLMHead, causal_mask
-
-CONFIGS = (
-    GPTConfig(vocab_size=32, n_positions=12, n_embd=16, n_layer=1, n_head=1),
-    GPTConfig(vocab_size=48, n_positions=16, n_embd=32, n_layer=2, n_head=4),
-    GPTConfig(vocab_size=40, n_positions=20, n_embd=24, n_layer=3, n_head=3),
+from tests.common.engines import (
+    CONFIGS,
+    assert_same,
+    configs,
+    model_of,
+    seeds,
+    shapes_of_forwards,
 )
+
 CLASSES: dict[Any, Any] = {
     lab_1.generate: GPTLMHead,
     lab_2.generate_threaded: ThreadedLMHead,
@@ -33,14 +33,6 @@ CLASSES: dict[Any, Any] = {
 }
 LOOPS = list(CLASSES)
 CACHED_LOOPS = LOOPS[1:]
-
-configs, seeds = st.sampled_from(CONFIGS), st.integers(0, 3)
-
-
-@cache
-def model_of(cls: type, config: GPTConfig, seed: int) -> Any:
-    """One of the three models, with the same weights for the same config and seed."""
-    return random_model(cls, config, seed)
 
 
 @st.composite
@@ -52,17 +44,6 @@ def requests(draw: st.DrawFn) -> tuple[GPTConfig, int, Tensor, int]:
     prompts = draw(st.lists(ids, min_size=batch * seq, max_size=batch * seq))
     max_new_tokens = draw(st.integers(0, config.n_positions))
     return config, seed, torch.tensor(prompts).view(batch, seq), max_new_tokens
-
-
-@contextmanager
-def shapes_of_forwards(model: torch.nn.Module) -> Iterator[list[tuple[int, int]]]:
-    """[(batch, seq), ...] of the forward calls made meanwhile."""
-    shapes: list[tuple[int, int]] = []
-    hook = model.register_forward_pre_hook(lambda _, given: shapes.append(tuple(given[0].shape)))
-    try:
-        yield shapes
-    finally:
-        hook.remove()
 
 
 def outputs(
@@ -179,10 +160,6 @@ def test_a_cache_belongs_to_its_call() -> None:
         first = loop(model, prompts, 6)
         loop(model, prompts.flip(1), 9)
         assert torch.equal(loop(model, prompts, 6), first)
-
-
-def assert_same(got: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(got, expected, rtol=0, atol=1e-9 * expected.abs().max().item())
 
 
 # --------------------------------------------------------------------- what is refused, and how
@@ -361,3 +338,31 @@ def test_bytes_per_token_of_known_models() -> None:
     assert lab_2.kv_bytes_per_token(opt_13b, 2) == 819_200 == 800 * 1024
     assert lab_2.kv_bytes_per_token(GPTConfig()) == 73_728  # gpt2
     assert lab_2.kv_bytes_per_token(GPTConfig(n_layer=12, n_head=8, n_embd=256)) == 24_576  # fable
+
+
+# ------------------------------------------------------------------------------- older lab copies
+
+# What older copies of the labs import from the solutions, and what code kept in work/.mine takes
+# for given in the module that it is put into.
+TAKEN_FOR_GIVEN = {
+    "generate": "GPTLMHead Int Metrics Sequence Tensor dataclass generate metrics require_prompt "
+    "torch",
+    "kv_cache": "Bool CachedAttention CachedBlock CachedLMHead CachedModel F Float GPTAttention "
+    "GPTBlock GPTConfig GPTLMHead GPTModel Int KVCache LayerCache Sequence Tensor "
+    "ThreadedAttention ThreadedBlock ThreadedLMHead ThreadedModel causal_mask generate "
+    "generate_threaded kv_bytes_per_token nn require_prompt torch",
+    "batching": "Bool CachedLMHead ContinuousBatcher F Float GPTConfig Int KVCache PaddedCache "
+    "Request Sequence Served SlotCache Tensor Trace causal_mask dataclass deque "
+    "generate_continuous generate_padded generate_static pad_left padded_mask "
+    "padded_position_ids require_request require_requests torch utilisation",
+    "paged_attention": "BlockManager CachedLMHead Copy F Family Float GPTConfig Int OutOfBlocks "
+    "PagedBatcher PagedCache Request Sequence Shared Tensor beam_search causal_mask dataclass "
+    "deque generate_paged pad_sequence parallel_samples require_request require_requests "
+    "require_room slot_mapping torch",
+}
+
+
+@pytest.mark.parametrize("lab", TAKEN_FOR_GIVEN)
+def test_names_that_learners_code_takes_for_given_stay(lab: str) -> None:
+    there = vars(import_module(f"solutions.{lab}"))
+    assert [name for name in TAKEN_FOR_GIVEN[lab].split() if name not in there] == []
