@@ -45,13 +45,28 @@ class Misconception:
     sentence: str
     forms: tuple[str, ...]
 
+    @property
+    def path(self) -> str:
+        """Of the exercise within its lab: KVCache.attend."""
+        return self.exercise.split(".", 1)[1]
+
+    @property
+    def lab(self) -> str:
+        return self.exercise.split(".")[0]
+
+    def sources(self) -> list[str]:
+        """For each form the function, or the class that holds it, as the edit makes it.
+
+        Raises AuthorError for a form that is no edit of the reference as it stands.
+        """
+        where = f"{self.lab}.md: {self.exercise}, {self.name}"
+        return [edited(lab_module(self.lab), self.path, form, where) for form in self.forms]
+
     def attempts(self) -> Iterator[Any]:
         """For each form the wrong function, or the class that holds it, made afresh."""
-        lab, path = self.exercise.split(".", 1)
-        names = vars(import_module(f"solutions.{lab}"))
-        for form in self.forms:
-            source = edited(lab_module(lab), path, form, f"{self.exercise}, {self.name}")
-            yield executed(source, names, f"<{self.name}>")[path.split(".")[0]]
+        names = vars(import_module(f"solutions.{self.lab}"))
+        for source in self.sources():
+            yield executed(source, names, f"<{self.name}>")[self.path.split(".")[0]]
 
 
 def misconceptions(exercise: str) -> tuple[Misconception, ...]:
@@ -66,6 +81,26 @@ def catalogue(lab: str) -> dict[str, tuple[Misconception, ...]]:
     if not path.exists():
         return {}
     return parsed(path.read_text(encoding="utf-8"), path.name)
+
+
+def require_current() -> None:
+    """Raise AuthorError for an entry that is no edit of the reference as it stands."""
+    for path in sorted(CATALOGUES.glob("*.md")):
+        for exercise, entries in catalogue(path.stem).items():
+            lab, _, name = exercise.partition(".")
+            if lab != path.stem or name not in lab_module(lab).stretches:
+                raise AuthorError(f"{path.name}: there is no exercise {exercise} in solutions/.")
+            for misconception in entries:
+                for source in misconception.sources():
+                    require_python(source, f"{path.name}: {exercise}, {misconception.name}")
+
+
+def require_python(source: str, where: str) -> None:
+    try:
+        compile(source, where, "exec")
+    except SyntaxError as error:
+        line = (error.text or "").strip()
+        raise AuthorError(f"{where}: what comes of the edit is no Python: {line}") from None
 
 
 def parsed(text: str, file: str) -> dict[str, tuple[Misconception, ...]]:
@@ -88,7 +123,7 @@ def entry(exercise: str, name: str, body: str, file: str) -> Misconception:
     """One misconception: prose, then indented forms."""
     prose, _, rest = re.sub(r"\n\s*\n", "\n\n", body).strip("\n").partition("\n\n    ")
     forms = tuple(textwrap.dedent(form) for form in re.split(r"\n\nor\n\n", "    " + rest))
-    if not prose.strip() or not all(form.strip() for form in forms):
+    if not prose or prose[0] == " " or not all(form.strip() for form in forms):
         raise AuthorError(f"{file}: {name} needs a sentence, and below it an indented edit.")
     return Misconception(exercise, name, " ".join(prose.split()), forms)
 

@@ -23,7 +23,7 @@ from autograder.source import exercise_function, own_line, own_statements
 
 NOT_ATTEMPTED, WRONG, PASSED = "not attempted", "wrong", "passed"
 
-TIMES_THE_WORK = 4  # of the reference's, before an attempt is stopped
+TIMES_THE_WORK, MORE_WORK = 4, 64  # than the reference's, before an attempt is stopped
 SECONDS = 10.0  # for all cases together, of which the reference needs hundredths
 
 CHANGES_BY_ITSELF = (
@@ -76,6 +76,8 @@ def judge_with(
     exercise: Exercise, driver: Driver, attempt: Any, cases: list[Case], diagnosed: bool = True
 ) -> Judgement:
     expected = run_all(exercise, driver, exercise.reference, cases)
+    if fault := next((outcome.error for outcome in expected if outcome.error), None):
+        raise RuntimeError(f"The reference of {exercise.name} does not run.") from fault
     got = run_all(exercise, driver, attempt, cases, expected)
     if (judgement := not_implemented(exercise, attempt, cases, got)) is not None:
         return judgement
@@ -83,7 +85,7 @@ def judge_with(
         found = difference(exercise, mine, theirs)
         if found is None:
             continue
-        line = own_line(mine.error, attempt) if mine.error else None
+        line = own_line(mine.error, attempt, exercise.path) if mine.error else None
         if not diagnosed:
             return Judgement(WRONG, found.sentence, case, found)
         known, sure = diagnose(exercise, driver, cases, got, expected)
@@ -132,9 +134,10 @@ def run(
     data = copy.deepcopy(dict(case.data))
     services = exercise.services(data)
     for name, service in services.items() if work else ():
-        service.limit({what: TIMES_THE_WORK * n + 8 for what, n in work[name].items()})
+        service.limit({what: TIMES_THE_WORK * n + MORE_WORK for what, n in work[name].items()})
+    functions = lent(exercise)  # here: an error in a lab's module is none of the attempt's
     try:
-        with torch_as_it_is(), lending(attempt, lent(exercise)), deadline(over):
+        with torch_as_it_is(), lending(attempt, functions), deadline(over):
             seen = driver(attempt, **data, **services)
     except KeyboardInterrupt:
         raise
@@ -144,7 +147,7 @@ def run(
     return Outcome(
         tuple(Seen(what, plain(value), where) for what, value, where in seen),
         {name: service.counts() for name, service in services.items()},
-        changed=next(iter(touched), changed_part(data, case.data)),
+        changed=next(iter(touched), changed_part(data, dict(case.data))),
     )
 
 
@@ -161,6 +164,8 @@ def changed_part(now: Any, before: Any, path: str = "") -> str | None:
     if isinstance(before, Tensor):
         same = isinstance(now, Tensor) and now.dtype == before.dtype and now.shape == before.shape
         return None if same and torch.equal(now, before) else f"`{path}`"
+    if type(now) is not type(before):
+        return f"`{path}`"
     if isinstance(before, Mapping):
         dot = "." if path else ""
         parts = [(f"{path}{dot}{key}", now.get(key), value) for key, value in before.items()]
@@ -168,7 +173,7 @@ def changed_part(now: Any, before: Any, path: str = "") -> str | None:
         parts = [(f"{path}[{i}]", n, b) for i, (n, b) in enumerate(zip(now, before, strict=False))]
     else:
         return None if now == before else f"`{path}`"
-    if (type(now) is not type(before) and not isinstance(now, Mapping)) or len(now) != len(before):
+    if len(now) != len(before):
         return f"`{path}`"
     return next((found for p, n, b in parts if (found := changed_part(n, b, p))), None)
 
@@ -212,13 +217,17 @@ def deadline(over: float) -> Iterator[None]:
             wait = 0.5
 
     watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
     try:
+        watcher.start()  # within: where the time is already over, it raises at once
         yield
     finally:
-        done.set()
-        watcher.join()
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, None)  # one that came at the last moment
+        try:
+            done.set()
+            watcher.join()
+        except TookTooLong:  # at the last moment; the next one would come half a second later
+            done.set()
+            watcher.join()
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, None)
 
 
 # ---------------------------------------------------------------------------------- comparing
@@ -226,13 +235,8 @@ def deadline(over: float) -> Iterator[None]:
 
 def difference(exercise: Exercise, got: Outcome, expected: Outcome) -> Difference | None:
     """None where the two outcomes agree, else the first difference."""
-    if got.error is not None or expected.error is not None:
-        if type(got.error) is type(expected.error):
-            return None
-        if got.error is None:
-            name = type(expected.error).__name__
-            return Difference(f"It should have raised {name}, and did not.")
-        return Difference(told(got.error))
+    if got.error is not None:
+        return Difference(told(got.error) + what_to_run(exercise, got.error))
     if (found := exercise.compare(got, expected)) is not None:
         return found
     if got.changed == expected.changed:
@@ -252,6 +256,12 @@ def told(error: BaseException) -> str:
     return f"It raised {type(error).__name__}" + (
         f": {words}" if (words := words_of(error)) else "."
     )
+
+
+def what_to_run(exercise: Exercise, error: BaseException) -> str:
+    """What helps where a name is missing that a given cell defines or imports; else nothing."""
+    missing = type(error) is NameError and error.name in vars(exercise.module)
+    return f". `{error.name}` comes from a cell above: run the cells above." if missing else ""
 
 
 def words_of(error: BaseException) -> str:
@@ -275,7 +285,7 @@ def not_implemented(
             continue  # torch's own, or that of another function, which the message names
         own = own_statements(exercise.lab, exercise.path, function)
         if own or any(o.error is None for o in got):
-            line = own_line(outcome.error, attempt)
+            line = own_line(outcome.error, attempt, exercise.path)
             return Judgement(WRONG, STILL_RAISES, case, line=line)
         return Judgement(NOT_ATTEMPTED, NOTHING_YET)
     return None
@@ -316,9 +326,9 @@ def diagnose(
 def coincide(exercise: Exercise, got: Outcome, theirs: Outcome) -> bool:
     """Whether two wrong outcomes are the same one. Two mistakes may raise the same type of error,
     and few the same words."""
-    if got.error is not None and theirs.error is not None:
-        return told(got.error) == told(theirs.error)
-    return difference(exercise, got, theirs) is None
+    if got.error is None and theirs.error is None:
+        return difference(exercise, got, theirs) is None
+    return bool(got.error and theirs.error) and told(got.error) == told(theirs.error)
 
 
 def changes_by_itself(

@@ -71,40 +71,54 @@ def lines_of(node: Definition) -> range:
     return range(first_line(node), (node.end_lineno or node.lineno) + 1)
 
 
-def own_line(error: BaseException, attempt: Any) -> str | None:
-    """The last line of the learner's own code that an error passed through."""
+def own_line(error: BaseException, attempt: Any, path: str) -> str | None:
+    """The last line of the learner's own code that an error passed through.
+
+    Of a class, that is in the method which the exercise asks for, if it came by there: the others
+    may be given.
+    """
     function = function_of(attempt)
     if function is None:
         return None
     filename = function.__code__.co_filename
     frames = traceback.walk_tb(error.__traceback__)
     lines = [line for frame, line in frames if frame.f_code.co_filename == filename]
+    method = exercise_function(path, attempt) if "." in path else None
+    node = function_node(method) if method else None
+    lines = [line for line in lines if node and line in lines_of(node)] or lines
     return f"line {lines[-1]}: {linecache.getline(filename, lines[-1]).strip()}" if lines else None
 
 
 def own_statements(lab: str, path: str, function: FunctionType) -> list[str]:
     """What of an exercise's function the learner has written: the statements that weren't given."""
     module = lab_module(lab)
-    skeleton = module.with_stretch(path, ["pass"])
+    first = next(line for line in module.stretch(path) if line.strip())
+    margin = first[: -len(first.lstrip())]
+    skeleton = module.with_stretch(path, [f"{margin}pass"])
     given = {
         ast.unparse(node) for node in ast.walk(ast.parse(skeleton)) if isinstance(node, ast.stmt)
     }
-    line = function.__code__.co_firstlineno
-    own = [
-        node
-        for node in ast.walk(parsed_file(function))
-        if isinstance(node, ast.FunctionDef)
-        and line in lines_of(node)
-        and node.name == name_of(function)
-    ]
-    statements = own[-1].body if own else []
+    own = function_node(function)
     return [
         text
-        for node in statements
+        for node in (own.body if own else [])
         if not is_docstring(node)
         and "NotImplementedError" not in (text := ast.unparse(node))
         and text not in given
     ]
+
+
+def function_node(function: FunctionType) -> ast.FunctionDef | None:
+    """The definition of a function, wherever it stands in its file or cell."""
+    line, nodes = function.__code__.co_firstlineno, ast.walk(parsed_file(function))
+    own = [
+        node
+        for node in nodes
+        if isinstance(node, ast.FunctionDef)
+        and line in lines_of(node)
+        and node.name == name_of(function)
+    ]
+    return own[-1] if own else None
 
 
 def is_docstring(node: ast.stmt) -> bool:

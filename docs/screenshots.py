@@ -21,7 +21,7 @@ from solutions.batching import generate_continuous, generate_static
 from solutions.generate import generate
 from solutions.kv_cache import CachedLMHead
 from solutions.paged_attention import BlockManager
-from tests.browser import (
+from tests.common.browser import (
     browser_page,
     cell,
     open_notebook,

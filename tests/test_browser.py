@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 
 import workbook
 from solutions.generate import generate
-from tests.browser import (
+from tests.common.browser import (
     browser_page,
     cell,
     find_browser,

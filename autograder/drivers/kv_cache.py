@@ -1,137 +1,64 @@
-"""Drivers of lab 2. Each returns what it saw, {what it is: value}, in the order it happened.
+"""Drivers of lab 2.
 
 A layer is driven through several prompts one after another, each in chunks: the first chunk is the
 prefill, and no chunk is ever handed over again, so only a cache can bring back what came before.
-Around the layer being judged stand others that compute something simpler, so that an error in one
-layer costs one exercise.
+Inside the layer that is judged stand simpler ones: an error in one layer costs one exercise.
 """
 
-import contextlib
-import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from gpt import GPTConfig
+from autograder.drivers.seen import Seen, kind_of, tried
+from gpt import GPTConfig, GPTModel
 
 Config = dict[str, Any]  # the fields of a GPTConfig
 Weights = dict[str, Tensor]
-Seen = dict[str, Any]
+Prompt = list[dict[str, Tensor]]  # its chunks: what a forward is handed besides the cache
 
 
 def causal_mask(
     attempt: Callable[..., Any],
     query_positions: Int[Tensor, "batch q_len"],
     key_positions: Int[Tensor, "batch k_len"],
-) -> Seen:
-    return {"The mask": attempt(query_positions, key_positions)}
+) -> list[Seen]:
+    return [Seen("The mask", attempt(query_positions, key_positions))]
 
 
 # ------------------------------------------------------------------------ the threaded forwards
 
 
-@torch.no_grad()
 def threaded_attention(
-    attempt: type[nn.Module],
-    config: Config,
-    idx: int,
-    weights: Weights,
-    prompts: list[list[Float[Tensor, "batch q_len n_embd"]]],
-) -> Seen:
-    attention = loaded(attempt(GPTConfig(**config), idx), weights)
-    return through_chunks(attention, prompts)
+    attempt: type[nn.Module], config: Config, idx: int, weights: Weights, prompts: list[Prompt]
+) -> list[Seen]:
+    return through_chunks(loaded(attempt(GPTConfig(**config), idx), weights), prompts)
 
 
-@torch.no_grad()
 def threaded_block(
-    attempt: type[nn.Module],
-    config: Config,
-    idx: int,
-    weights: Weights,
-    prompts: list[list[Float[Tensor, "batch q_len n_embd"]]],
-) -> Seen:
+    attempt: type[nn.Module], config: Config, idx: int, weights: Weights, prompts: list[Prompt]
+) -> list[Seen]:
     block = attempt(GPTConfig(**config), idx)
-    block.attn = StandInAttention()
+    block.attn = StandIn(GPTConfig(**config), idx)
     return through_chunks(loaded(block, weights), prompts)
 
 
-@torch.no_grad()
 def threaded_model(
-    attempt: type[nn.Module],
-    config: Config,
-    weights: Weights,
-    prompts: list[list[tuple[Int[Tensor, "batch q_len"], Int[Tensor, "batch q_len"]]]],
-    start: tuple[None, ...],
-) -> Seen:
-    """`start` is what stands for the cache at the start of a prompt: None, or nothing at all."""
+    attempt: type[nn.Module], config: Config, weights: Weights, prompts: list[Prompt]
+) -> list[Seen]:
     model = attempt(GPTConfig(**config))
-    model.h = nn.ModuleList(StandInBlock(idx) for idx in range(config["n_layer"]))
-    loaded(model, weights)
-    seen: Seen = {}
-    for prompt, chunks in enumerate(prompts, 1):
-        handed: tuple[Any, ...] = start
-        for inputs, position_ids in chunks:
-            where = place(prompt, position_ids)
-            before = [list(kv_cache) for kv_cache in handed if kv_cache is not None]
-            hidden, kv_cache = two_things(model(inputs, position_ids, *handed), OUTPUT_AND_CACHE)
-            if not isinstance(kv_cache, (list, tuple)):
-                raise TypeError(f"The cache of a model is a list, not {type(kv_cache).__name__}.")
-            seen[f"`hidden` for {where}"] = hidden
-            seen[f"The number of layer caches after {where}"] = len(kv_cache)
-            for layer, layer_cache in enumerate(kv_cache):
-                total, served = (
-                    layer_cache if isinstance(layer_cache, tuple) else (layer_cache,) * 2
-                )
-                seen[f"The cache of layer {layer} after {where}"] = total
-                seen[f"[layer, tokens] of the cache of layer {layer} after {where}"] = served
-            if before:
-                seen[f"The list handed in with {where}"] = unchanged(before[0], handed[0])
-            handed = (kv_cache,)
-    return seen
+    model.h = stand_ins(GPTConfig(**config))
+    return through_chunks(loaded(model, weights), prompts)
 
 
-@torch.no_grad()
 def threaded_lm_head(
-    attempt: type[nn.Module],
-    config: Config,
-    weights: Weights,
-    prompts: list[list[tuple[Int[Tensor, "batch q_len"], Int[Tensor, "batch q_len"]]]],
-) -> Seen:
+    attempt: type[nn.Module], config: Config, weights: Weights, prompts: list[Prompt]
+) -> list[Seen]:
     head = attempt(GPTConfig(**config))
     head.transformer = StandInModel(GPTConfig(**config))
-    loaded(head, weights)
-    seen: Seen = {}
-    for prompt, chunks in enumerate(prompts, 1):
-        kv_cache = None
-        for inputs, position_ids in chunks:
-            where = place(prompt, position_ids)
-            logits, kv_cache = two_things(head(inputs, position_ids, kv_cache), OUTPUT_AND_CACHE)
-            seen[f"`logits` for {where}"] = logits
-            seen[f"The cache after {where}"] = kv_cache[0][0]
-    return seen
-
-
-def through_chunks(
-    layer: nn.Module, prompts: list[list[Float[Tensor, "batch q_len n_embd"]]]
-) -> Seen:
-    seen: Seen = {}
-    for prompt, chunks in enumerate(prompts, 1):
-        kv_cache, length = None, 0
-        for hidden in chunks:
-            where = place(prompt, torch.arange(length, length + hidden.shape[1]).unsqueeze(0))
-            before: Any = copy.deepcopy(kv_cache)
-            output, longer = two_things(layer(hidden, kv_cache), OUTPUT_AND_CACHE)
-            keys, values = two_things(longer, "The cache of a layer is a pair (keys, values)")
-            seen[f"The output for {where}"] = output
-            seen[f"`keys` returned with {where}"] = keys
-            seen[f"`values` returned with {where}"] = values
-            if before is not None:
-                seen[f"The pair handed in with {where}"] = unchanged(before, kv_cache)
-            kv_cache, length = longer, length + hidden.shape[1]
-    return seen
+    return through_chunks(loaded(head, weights), prompts)
 
 
 def loaded(module: nn.Module, weights: Weights) -> nn.Module:
@@ -139,170 +66,227 @@ def loaded(module: nn.Module, weights: Weights) -> nn.Module:
     return module.eval()
 
 
-def place(prompt: int, position_ids: Int[Tensor, "batch q_len"]) -> str:
-    first, last = position_ids[0, 0].item(), position_ids[0, -1].item()
-    tokens = f"token {first}" if first == last else f"tokens {first} to {last}"
-    return f"{tokens} of prompt {prompt}"
+@torch.no_grad()
+def through_chunks(layer: nn.Module, prompts: list[Prompt]) -> list[Seen]:
+    """At the start of the first prompt the cache is None; at that of the others it is left out."""
+    seen: list[Seen] = []
+    for number, prompt in enumerate(prompts, 1):
+        handed: list[Any] = [None] if number == 1 else []
+        before: list[Seen] = []
+        computed = 0
+        for given in prompt:
+            start, computed = computed, computed + next(iter(given.values())).shape[1]
+            where = f"{tokens(start, computed - 1)} of prompt {number}"
+            found = layer(*given.values(), *handed)
+            two = isinstance(found, (tuple, list)) and len(found) == 2
+            returned = "is two things, the output and the cache" if two else found
+            seen.append(Seen("What `forward` returned", returned, f"for {where}"))
+            if not two:
+                return seen
+            output, kv_cache = found
+            seen.append(Seen("The output", output, f"for {where}"))
+            if before:
+                same = unchanged(before, cache_seen(handed[0], before[0].where))
+                state = "stayed as it was" if same else "has changed"
+                seen.append(Seen("The cache handed in", state, f"with {where}"))
+            handed, before = [kv_cache], cache_seen(kv_cache, f"returned with {where}")
+            seen += before
+            if len(before) == 1:
+                return seen  # nothing that can be handed over with the next chunk
+    return seen
 
 
-OUTPUT_AND_CACHE = "A forward returns two things, its output and the cache"
+def tokens(first: int, last: int) -> str:
+    return f"token {first}" if first == last else f"tokens {first} to {last}"
 
 
-def two_things(found: Any, rule: str) -> tuple[Any, Any]:
-    if isinstance(found, (tuple, list)) and len(found) == 2:
-        return found[0], found[1]
-    several = isinstance(found, (tuple, list))
-    what = f"{len(found)} things" if several else f"one {type(found).__name__}"
-    raise TypeError(f"{rule}; this is {what}.")
+def cache_seen(kv_cache: Any, where: str) -> list[Seen]:
+    """What form a cache has, and its tensors if it has one: a pair, or a pair for every layer."""
+    if is_pair(kv_cache):
+        form, pairs = "is a pair (keys, values)", {"": kv_cache}
+    elif isinstance(kv_cache, (list, tuple)) and all(map(is_pair, kv_cache)):
+        form = f"is a list of pairs (keys, values), {len(kv_cache)} long"
+        pairs = {f" of layer {idx}": pair for idx, pair in enumerate(kv_cache)}
+    else:
+        form, pairs = f"is {'None' if kv_cache is None else kind_of(kv_cache)}", {}
+    seen = [Seen("The cache", form, where)]
+    for of, (keys, values) in pairs.items():
+        seen += [Seen(f"`keys`{of}", keys.clone(), where)]
+        seen += [Seen(f"`values`{of}", values.clone(), where)]
+    return seen
 
 
-def unchanged(before: Any, after: Any) -> str:
-    """What became of a cache that was handed in: a pair of tensors, or a list of layer caches."""
-    same = len(before) == len(after) and all(
-        torch.equal(b, a) if isinstance(b, Tensor) else b is a
-        for b, a in zip(before, after, strict=True)
+def is_pair(found: Any) -> bool:
+    pair = isinstance(found, (list, tuple)) and len(found) == 2
+    return pair and all(isinstance(part, Tensor) for part in found)
+
+
+def unchanged(before: list[Seen], after: list[Seen]) -> bool:
+    """Whether a cache is what it was. What comes first is its form, in words."""
+    return before[0] == after[0] and all(
+        torch.equal(was.value, now.value) for was, now in zip(before[1:], after[1:], strict=True)
     )
-    return "stayed as it was" if same else "has changed"
 
 
-class StandInAttention(nn.Module):
-    """Adds up all tokens so far. Its cache is the sum, and how many they were."""
+class StandIn(nn.Module):
+    """In the place of an inner layer: a sum over all tokens so far, and a cache of a layer's form.
 
-    def forward(self, hidden: Tensor, kv_cache: tuple[Tensor, Tensor] | None = None) -> Any:
-        total, count = (torch.zeros_like(hidden[:, :1]), torch.tensor(0))
-        if kv_cache is not None:
-            total, count = kv_cache
-        output = total + hidden.cumsum(dim=1)
-        return output, (output[:, -1:], count + hidden.shape[1])
+    Each layer sums something else, so that one taken for another shows.
+    """
 
-
-class StandInBlock(nn.Module):
-    """Another function for every layer. Its cache is a sum, and [its layer, how many tokens]."""
-
-    def __init__(self, idx: int) -> None:
+    def __init__(self, config: GPTConfig, idx: int) -> None:
         super().__init__()
-        self.idx = idx
-
-    def forward(self, hidden: Tensor, kv_cache: tuple[Tensor, Tensor] | None = None) -> Any:
-        total, count = torch.zeros_like(hidden[:, :1]), torch.tensor(0)
-        if kv_cache is not None:
-            total, count = kv_cache[0], kv_cache[1][1]
-        output = torch.sin(hidden + self.idx) + total + hidden.cumsum(dim=1)
-        total = total + hidden.sum(dim=1, keepdim=True)
-        return output, (total, torch.stack([torch.tensor(self.idx), count + hidden.shape[1]]))
-
-
-class StandInModel(nn.Module):
-    """Embeds tokens and positions, and adds up all tokens so far; the sum is its cache."""
-
-    def __init__(self, config: GPTConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.idx, self.n_head = idx, config.n_head
 
     def forward(
-        self, inputs: Tensor, position_ids: Tensor, kv_cache: list[Any] | None = None
+        self,
+        hidden: Float[Tensor, "batch q_len n_embd"],
+        kv_cache: tuple[Tensor, Tensor] | None = None,
     ) -> Any:
-        hidden = self.wte(inputs) + torch.sin(position_ids.double()).unsqueeze(-1)
-        total = torch.zeros_like(hidden[:, :1]) if kv_cache is None else kv_cache[0][0]
-        output = total + hidden.cumsum(dim=1)
-        return output, [(output[:, -1:], output[:, -1:])]
+        keys = hidden.unflatten(-1, (self.n_head, -1)).transpose(1, 2)
+        values = torch.sin(keys + self.idx)
+        if kv_cache is not None:
+            keys = torch.cat([kv_cache[0], keys], dim=2)
+            values = torch.cat([kv_cache[1], values], dim=2)
+        total = values.cumsum(dim=2)[:, :, -hidden.shape[1] :]
+        return total.transpose(1, 2).flatten(2), (keys, values)
+
+
+def stand_ins(config: GPTConfig) -> nn.ModuleList:
+    return nn.ModuleList(StandIn(config, idx) for idx in range(config.n_layer))
+
+
+class StandInModel(GPTModel):
+    """In the place of the model: its layers read the embedding alone, and the last one is heard."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__(config)
+        self.h = stand_ins(config)
+
+    def forward(
+        self,
+        inputs: Int[Tensor, "batch q_len"],
+        position_ids: Int[Tensor, "batch q_len"],
+        kv_cache: list[Any] | None = None,
+    ) -> Any:
+        hidden = self.embed(inputs, position_ids)
+        handed = [None] * len(self.h) if kv_cache is None else kv_cache
+        found = [layer(hidden, pair) for layer, pair in zip(self.h, handed, strict=True)]
+        return found[-1][0], [pair for _, pair in found]
 
 
 # -------------------------------------------------------------------------------- the loop, bytes
 
 
 def generate_threaded(
-    attempt: Callable[..., Any], model: Any, requests: list[dict[str, Any]]
-) -> Seen:
+    attempt: Callable[..., Any], requests: list[dict[str, Any]], model: Any
+) -> list[Seen]:
     """Serve the requests one after the other with one model."""
-    returned = [
-        attempt(model, r["input_ids"], r["max_new_tokens"], eos_token_id=r["eos_token_id"])
-        for r in requests
+    returned = [attempt(model, **request) for request in requests]
+    several = len(returned) > 1
+    return [
+        Seen("What it returned", ids, f"for prompt {number}" if several else "")
+        for number, ids in enumerate(returned, 1)
     ]
-    seen: Seen = {}
-    for number, (ids, request) in enumerate(zip(returned, requests, strict=True), 1):
-        which = f" of prompt {number}" if len(requests) > 1 else ""
-        seen[f"What it returned{which}"] = ids
-        seen[f"`input_ids`{which}, afterwards,"] = request["input_ids"]
-    return seen
 
 
 def kv_bytes_per_token(
     attempt: Callable[..., Any], config: Config, bytes_per_number: list[int]
-) -> Seen:
-    return {"The number of bytes": attempt(GPTConfig(**config), *bytes_per_number)}
+) -> list[Seen]:
+    return [Seen("The number of bytes", attempt(GPTConfig(**config), *bytes_per_number))]
 
 
 # -------------------------------------------------------------------------- the cache as an object
 
 
+def by_hand(attempt: type, **case: Any) -> list[Seen]:
+    """Fill the cache and roll it back by hand, so that it needs no method but the one judged."""
+
+    def fill(cache: Any, keys: Tensor, values: Tensor) -> None:
+        start, end = cache.length, cache.length + keys.shape[3]
+        cache.keys[:, :, :, start:end], cache.values[:, :, :, start:end] = keys, values
+        cache.length = end
+
+    def roll_back(cache: Any, n: int) -> None:
+        cache.length = n
+
+    return through_steps(attempt, fill, roll_back, **case)
+
+
+def as_built(attempt: type, **case: Any) -> list[Seen]:
+    """Fill the cache by its own `attend`, and roll it back by its own `truncate`."""
+
+    def fill(cache: Any, keys: Tensor, values: Tensor) -> None:
+        for layer, pair in enumerate(zip(keys, values, strict=True)):
+            cache.attend(layer, pair[0], *pair)
+
+    def roll_back(cache: Any, n: int) -> None:
+        cache.truncate(n)
+
+    return through_steps(attempt, fill, roll_back, **case)
+
+
 @torch.no_grad()
-def attend(
+def through_steps(
     attempt: type,
+    fill: Callable[[Any, Tensor, Tensor], None],
+    roll_back: Callable[[Any, int], None],
     config: Config,
     batch: int,
     max_length: int,
-    steps: list[tuple[str, Any]],
-) -> Seen:
-    """Steps: ("forward", queries, keys, values, of all layers), ("truncate", n), ("reorder", i)."""
+    steps: list[tuple[Any, ...]],
+) -> list[Seen]:
+    """Steps that are judged: ("forward", queries, keys, values of all layers), ("truncate", n).
+    Steps on the way to them: ("fill", keys, values), ("roll back", n), ("reorder", rows)."""
     cache = attempt(GPTConfig(**config), batch, max_length, dtype=torch.float64)
-    seen: Seen = {}
+    seen: list[Seen] = []
     for number, (what, *given) in enumerate(steps, 1):
-        if what == "truncate":
-            roll_back(cache, *given)
-        elif what == "reorder":
-            cache.reorder(*given)
-        else:
-            for layer, (queries, keys, values) in enumerate(zip(*given, strict=True)):
-                where = f"step {number}, layer {layer}"
-                output, how = tried(cache.attend, layer, queries, keys, values)
-                seen[f"What was asked in {where},"] = how
-                seen[f"The output of {where},"] = output
-                seen[f"`length` after {where},"] = cache.length
-    seen["The memory reserved, in bytes,"] = cache.bytes_reserved
+        match what:
+            case "forward":
+                seen += forward(cache, number, *given)
+            case "truncate":
+                seen += truncate(cache, number, *given)
+            case "fill":
+                fill(cache, *given)
+            case "roll back":
+                roll_back(cache, *given)
+            case "reorder":
+                cache.reorder(*given)
     return seen
 
 
-def roll_back(cache: Any, n: int) -> None:
-    """By the learner's own truncate, which may keep more books than `length`; then by hand.
-
-    Whatever is wrong with it or missing is its own exercise's affair.
-    """
-    keys, values = cache.keys.clone(), cache.values.clone()
-    with contextlib.suppress(Exception):
-        cache.truncate(n)
-    cache.keys, cache.values, cache.length = keys, values, n
-
-
-@torch.no_grad()
-def truncate(
-    attempt: type, config: Config, batch: int, max_length: int, steps: list[tuple[str, Any]]
-) -> Seen:
-    """Steps: ("append", keys and values of every layer), written by hand, and ("truncate", n)."""
-    cache = attempt(GPTConfig(**config), batch, max_length, dtype=torch.float64)
-    seen: Seen = {}
-    for number, (what, *given) in enumerate(steps, 1):
-        if what == "append":
-            keys, values = given
-            start, end = cache.length, cache.length + keys.shape[3]
-            cache.keys[:, :, :, start:end], cache.values[:, :, :, start:end] = keys, values
-            cache.length = end
-        else:
-            _, how = tried(cache.truncate, *given)
-            seen[f"Step {number}, truncate({given[0]}),"] = how
-        held = cache.length
-        seen[f"`length` after step {number}"] = held
-        seen[f"`max_length` after step {number}"] = cache.max_length
-        seen[f"`keys` held after step {number}"] = cache.keys[:, :, :, :held].clone()
-        seen[f"`values` held after step {number}"] = cache.values[:, :, :, :held].clone()
-    seen["The memory reserved, in bytes,"] = cache.bytes_reserved
-    return seen
+def forward(
+    cache: Any,
+    number: int,
+    queries: Float[Tensor, "layers batch heads q_len head_dim"],
+    keys: Float[Tensor, "layers batch heads q_len head_dim"],
+    values: Float[Tensor, "layers batch heads q_len head_dim"],
+) -> Iterator[Seen]:
+    memory = cache.keys, cache.values
+    for layer, given in enumerate(zip(queries, keys, values, strict=True)):
+        output, how = tried(cache.attend, layer, *given)
+        where = f"layer {layer} in step {number}"
+        yield Seen("`attend`", how, f"of {where}")
+        yield Seen("The output", output, f"of {where}")
+        yield Seen("`length`", cache.length, f"after {where}")
+    yield Seen("The memory", place_of(memory, cache), f"after step {number}")
+    for name, held in (("`keys`", cache.keys), ("`values`", cache.values)):
+        yield Seen(name, held[:, :, :, : cache.length].clone(), f"held after step {number}")
 
 
-def tried(method: Callable[..., Any], *given: Any) -> tuple[Any, str]:
-    """What a method returned, and whether it refused what it was given."""
-    try:
-        return method(*given), "went through"
-    except ValueError:
-        return None, "was refused with a ValueError"
+def truncate(cache: Any, number: int, n: int) -> Iterator[Seen]:
+    memory, where = (cache.keys, cache.values), f"after step {number}"
+    _, how = tried(cache.truncate, n)
+    yield Seen(f"`truncate({n})`", how, f"in step {number}")
+    yield Seen("`length`", cache.length, where)
+    yield Seen("`max_length`", cache.max_length, where)
+    yield Seen("The memory", place_of(memory, cache), where)
+    for name, whole in (("keys", cache.keys), ("values", cache.values)):
+        yield Seen(f"The memory for {name}, which `truncate` leaves alone,", whole.clone(), where)
+
+
+def place_of(memory: tuple[Tensor, Tensor], cache: Any) -> str:
+    """What became of the memory that was a cache's `keys` and `values`."""
+    both = zip(memory, (cache.keys, cache.values), strict=True)
+    same = all(was.data_ptr() == now.data_ptr() and was.shape == now.shape for was, now in both)
+    return "is the same as before" if same else "has been made anew"

@@ -1,12 +1,8 @@
-"""Drivers of lab 4: a pool's books after every step, and what a forward leaves in the pool.
-
-An attempt is put into a state that the case describes, so that no method is needed but the one that
-is judged. Which of the free blocks is taken is nobody's affair here; the comparison knows it.
-"""
+"""Drivers of lab 4: a pool's books after every step, slots, a paged cache, and who gives way."""
 
 from collections import deque
-from collections.abc import Callable, Iterable
-from itertools import combinations
+from collections.abc import Callable, Iterable, Iterator
+from inspect import unwrap
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,83 +10,124 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from autograder.drivers.seen import Seen, kind_of
 from gpt import GPTConfig
-from solutions.batching import Request
+from solutions.batching import ContinuousBatcher, Request
 
-Books = dict[str, Any]  # who holds which blocks, as plain data
-Seen = dict[str, Any]
+Step = tuple[Any, ...]  # the name of a method, and what it is given: ("append", 1)
 
 
 # ----------------------------------------------------------------------------- the block manager
 
 
-def block_manager(
+def by_hand(
     attempt: type,
-    num_blocks: int,
-    block_size: int,
-    tables: dict[int, list[int]],
-    lengths: dict[int, int],
-    ref_counts: list[int],
-    free_blocks: list[int],
-    steps: list[tuple[Any, ...]],
-) -> dict[str, Books]:
-    """Steps: the name of a method and what it is given, ("append", 1). Brings back the books as
-    they are at the start and after every step, with what became of it."""
-    manager = attempt(num_blocks, block_size)
-    manager.tables.update({request: list(table) for request, table in tables.items()})
-    manager.lengths.update(lengths)
-    for block, count in enumerate(ref_counts):
-        manager.ref_counts[block] = count
-    manager.free_blocks = type(manager.free_blocks)(free_blocks)
-    seen = {"the start": {"how": "", "words": "", **books_of(manager), "returned": None}}
+    order: list[int],
+    built: list[Step],
+    state: dict[str, Any],
+    steps: list[Step],
+    **pool: int,
+) -> list[Seen]:
+    """Put a new manager into a state, so that no method is needed but the one in `steps`."""
+    manager = attempt(**pool)
+    manager.tables.update({request: list(table) for request, table in state["tables"].items()})
+    manager.lengths.update(state["lengths"])
+    manager.ref_counts[:] = state["ref_counts"]
+    return books_after(with_free_blocks(manager, state["free_blocks"]), steps)
+
+
+def as_built(
+    attempt: type,
+    order: list[int],
+    built: list[Step],
+    state: dict[str, Any],
+    steps: list[Step],
+    **pool: int,
+) -> list[Seen]:
+    """Let a new manager, whose blocks lie in some order, get there by its own methods."""
+    manager = with_free_blocks(attempt(**pool), order)
+    for method, *given in built:
+        getattr(manager, method)(*given)
+    return books_after(manager, steps)
+
+
+def with_free_blocks(manager: Any, blocks: list[int]) -> Any:
+    manager.free_blocks.clear()
+    manager.free_blocks.extend(blocks)
+    return manager
+
+
+def books_after(manager: Any, steps: list[Step]) -> list[Seen]:
+    """What became of each step, and the books after it."""
+    seen = [*books(manager, "at the start")]
     for number, (method, *given) in enumerate(steps, 1):
         call = f"`{method}({', '.join(map(str, given))})`"
-        where = f"step {number}, {call}," if len(steps) > 1 else call
-        returned, how, words = tried(getattr(manager, method), *given)
-        answer = plain_blocks(returned) if method == "append" else None  # the others have none
-        seen[where] = {"how": how, "words": words, **books_of(manager), "returned": answer}
+        where = f"(step {number})" if len(steps) > 1 else ""
+        seen.append(Seen(call, done(manager, method, *given), where))
+        seen += books(manager, f"after {call} {where}".strip())
     return seen
 
 
-def tried(method: Callable[..., Any], *given: Any) -> tuple[Any, str, str]:
-    """What a method returned, whether it refused, and the words of a ValueError.
-
-    OutOfBlocks is the learner's own class, so its name must do.
-    """
+def done(manager: Any, method: str, *given: Any) -> str:
+    """What became of a call. OutOfBlocks is the attempt's own class, so its name must do."""
     try:
-        return method(*given), "went through", ""
-    except ValueError as error:
-        return None, "raised ValueError", str(error)
+        returned = getattr(manager, method)(*given)
     except Exception as error:
-        if type(error).__name__ != "OutOfBlocks":
-            raise
-        return None, "raised OutOfBlocks", ""
+        if type(error).__name__ == "OutOfBlocks":
+            return "was refused with OutOfBlocks"
+        if isinstance(error, ValueError):
+            return f"was refused with a ValueError ({error})"
+        raise
+    if method != "append":
+        return "went through"  # the others have nothing to return
+    return f"returned {shown(tuple(returned) if isinstance(returned, list) else returned)}"
 
 
-def books_of(manager: Any) -> Books:
-    """The attributes of a manager. one_list: pairs of requests whose table is the same list."""
-    tables = manager.tables.items()
-    return {
-        "lengths": {request: plain(length) for request, length in manager.lengths.items()},
-        "tables": {request: plain_blocks(table) for request, table in tables},
-        "ref_counts": tuple(plain(manager.ref_counts[b]) for b in range(manager.num_blocks)),
-        "free_blocks": plain_blocks(manager.free_blocks),
-        "one_list": [
-            (one, other)
-            for (one, table), (other, its) in combinations(tables, 2)
-            if table is its and isinstance(table, (list, deque))
-        ],
-    }
+def books(manager: Any, where: str) -> Iterator[Seen]:
+    """What the attributes of a manager say, and what that means for each block."""
+    tables, free = manager.tables, blocks_in(manager.free_blocks)
+    yield Seen("`tables`", f"holds {requests(tables)}", where)
+    yield Seen("`lengths`", f"holds {requests(manager.lengths)}", where)
+    for request, length in manager.lengths.items():
+        yield Seen(f"`lengths[{request}]`", f"is {shown(length)}", where)
+    earlier: dict[int, Any] = {}
+    for request, table in tables.items():
+        same = [f", the same list as `tables[{other}]`" for other in earlier.get(id(table), [])]
+        yield Seen(f"`tables[{request}]`", f"is {shown(table)}{''.join(same)}", where)
+        earlier.setdefault(id(table), []).append(request)
+    for block in range(manager.num_blocks):
+        holders = [r for r, table in tables.items() for b in blocks_in(table) if b == block]
+        count = shown(manager.ref_counts[block])
+        state = f"is {whose(holders, free.count(block))}, with a ref count of {count}"
+        yield Seen(f"Block {block}", state, where)
+    yield Seen("`free_blocks`", f"is {shown(manager.free_blocks)}", where)
 
 
-def plain_blocks(blocks: Any) -> Any:
-    return tuple(map(plain, blocks)) if isinstance(blocks, Iterable) else plain(blocks)
+def whose(holders: list[Any], times_free: int) -> str:
+    """Whether a block is free, and in whose tables: one of the two, if all is well."""
+    held = [f"in the table{'s' * (len(holders) > 1)} of {requests(holders)}"] if holders else []
+    free = ["free" if times_free == 1 else f"free {times_free} times over"] if times_free else []
+    both = " at once" if held and free else ""
+    return " and ".join(free + held) + both or "neither free nor in any table"
 
 
-def plain(value: Any) -> Any:
-    if value is None or isinstance(value, (int, float, str)):
-        return value
-    return f"a {type(value).__name__}"
+def requests(numbers: Iterable[Any]) -> str:
+    names = sorted(map(str, numbers))
+    several = "s" if len(names) > 1 else ""
+    return f"request{several} {' and '.join(names)}" if names else "no request"
+
+
+def blocks_in(blocks: Any) -> list[Any]:
+    """What can't be a list of blocks holds none."""
+    return list(blocks) if isinstance(blocks, Iterable) else []
+
+
+def shown(value: Any) -> str:
+    """A number or numbers as Python writes them; whatever else it may be, its kind."""
+    if isinstance(value, deque):
+        return f"deque({list(value)})"
+    known = value is None or isinstance(value, (int, float, list, tuple, set))
+    return str(value) if known else kind_of(value)
 
 
 # ------------------------------------------------------------------------- slots, and the cache
@@ -101,8 +138,8 @@ def slot_mapping(
     block_tables: Int[Tensor, "batch blocks"],
     positions: Int[Tensor, "batch seq"],
     block_size: int,
-) -> Seen:
-    return {"The tensor of slots": attempt(block_tables, positions, block_size)}
+) -> list[Seen]:
+    return [Seen("The tensor of slots", attempt(block_tables, positions, block_size))]
 
 
 @torch.no_grad()
@@ -113,25 +150,32 @@ def attend(
     block_size: int,
     pool: Float[Tensor, "2 layers blocks block_size heads head_dim"],
     forwards: list[dict[str, Any]],
-) -> Seen:
-    """Forwards: the slots and the mask that `select` would keep; queries, keys and values of all
-    layers; and the blocks that were copied before."""
-    manager = SimpleNamespace(num_blocks=num_blocks, block_size=block_size)
+) -> list[Seen]:
+    """Forwards: the tables and lengths that a manager would have, and the blocks to be copied
+    before; the requests that are served; their queries, keys and values, one for every layer."""
+    manager = SimpleNamespace(
+        num_blocks=num_blocks, block_size=block_size, require_known=lambda request_id: None
+    )
     cache = attempt(GPTConfig(**config), manager, dtype=torch.float64)
     cache.pool.copy_(pool)
-    seen: Seen = {}
+    memory, seen = cache.pool.data_ptr(), []
     for number, forward in enumerate(forwards, 1):
-        for source, target in forward["copies"]:
-            cache.pool[:, :, target] = cache.pool[:, :, source]
-        cache.new_slots, cache.all_slots = forward["new_slots"], forward["all_slots"]
-        cache.mask = forward["mask"]
-        new = zip(forward["queries"], forward["keys"], forward["values"], strict=True)
-        for layer, (queries, keys, values) in enumerate(new):
-            where = f"forward {number}, layer {layer}"
+        for copy in forward["copies"]:
+            cache.copy_block(*copy)
+        manager.tables = {request: list(table) for request, table in forward["tables"].items()}
+        manager.lengths = dict(forward["lengths"])
+        new = forward["queries"], forward["keys"], forward["values"]
+        cache.select(list(forward["requests"]), new[0].shape[3])
+        for layer, (queries, keys, values) in enumerate(zip(*new, strict=True)):
+            where = f"layer {layer} of forward {number}"
             output = cache.attend(layer, queries, keys, values)
-            seen[f"The pool of keys after {where},"] = cache.pool[0].clone()
-            seen[f"The pool of values after {where},"] = cache.pool[1].clone()
-            seen[f"The output of {where},"] = output
+            same = cache.pool.data_ptr() == memory
+            seen += [
+                Seen("The pool of keys", cache.pool[0].clone(), f"after {where}"),
+                Seen("The pool of values", cache.pool[1].clone(), f"after {where}"),
+                Seen("The output", output, f"of {where}"),
+                Seen("The pool", f"is {'the same' if same else 'new'} memory", f"after {where}"),
+            ]
     return seen
 
 
@@ -139,59 +183,56 @@ def attend(
 
 
 def make_room(
-    attempt: type,
-    running: list[dict[str, Any]],
-    waiting: list[dict[str, Any]],
+    attempt: Any,
+    prompts: list[list[int]],
+    running: int,
     rounds: int,
+    state: dict[str, Any],
+    model: Any,
     manager: Any,
-    **pool: Any,
-) -> Seen:
+    **pool: int,
+) -> list[Seen]:
     """Several rounds; after each, those who run get a token, as a forward gives them one.
 
-    `pool` is the state in which the manager is lent.
+    The first `running` of the requests run, the others wait. `manager` is lent in their state: it
+    holds all tokens of those who run but the newest.
     """
-    batcher: Any = object.__new__(attempt)
-    batcher.manager = RaisesOwn(manager, batcher.make_room)
-    batcher.running = [Request(**request) for request in running]
-    batcher.waiting = deque(Request(**request) for request in waiting)
-    batcher.preemptions, batcher.submitted = 0, len(running) + len(waiting)
-    batcher.max_running, batcher.eos_token_id, batcher.outputs = len(running) + 1, None, {}
-    seen: Seen = {}
+    manager.raises = getattr(unwrap(attempt.make_room), "__globals__", {}).get("OutOfBlocks")
+    batcher = attempt(model, manager.num_blocks, manager.block_size, len(prompts) + 1)
+    batcher.manager = batcher.kv_cache.manager = manager
+    for prompt in prompts:
+        batcher.submit(prompt, rounds)
+    served = list(batcher.waiting)
+    for request in served[:running]:
+        batcher.running.append(batcher.waiting.popleft())
+        request.num_computed_tokens = len(request.ids) - 1
+    seen = []
     for number in range(1, rounds + 1):
         batcher.make_room()
-        after = f" after round {number}" if rounds > 1 else ""
-        seen[f"The running requests{after}, the oldest first,"] = numbers_of(batcher.running)
-        seen[f"The waiting requests{after}, the next one first,"] = numbers_of(batcher.waiting)
-        seen[f"`preemptions`{after}"] = plain(batcher.preemptions)
-        for request in [*batcher.running, *batcher.waiting]:
-            seen[f"The `ids` of request {request.number}{after}"] = plain_blocks(request.ids)
-        for request in batcher.running:
-            request.ids.append(number)
+        if not isinstance(batcher, ContinuousBatcher):  # an older notebook's doesn't count them
+            for request in batcher.waiting:
+                request.num_computed_tokens = 0
+        where, held = f"after round {number}" if rounds > 1 else "", manager.lengths
+        seen += [
+            Seen("`running`, by number,", f"is {shown(numbered(batcher.running))}", where),
+            Seen("`waiting`, by number,", f"is {shown(numbered(batcher.waiting))}", where),
+            Seen("`preemptions`", batcher.preemptions, where),
+            Seen("The manager", f"holds {requests(held)}", where),
+            *(Seen(f"The manager's `lengths[{r}]`", f"is {held[r]}", where) for r in held),
+            Seen("The number of free blocks", len(manager.free_blocks), where),
+        ]
+        for request in served:
+            whose_text, computed = f"of request {request.number}", request.num_computed_tokens
+            seen.append(Seen(f"`ids` {whose_text}", list(request.ids), where))
+            seen.append(Seen(f"`num_computed_tokens` {whose_text}", computed, where))
+            if request in batcher.running:
+                request.ids.append(number)
+                request.num_computed_tokens += 1
     return seen
 
 
-def numbers_of(requests: Iterable[Request]) -> tuple[Any, ...]:
-    return tuple(plain(request.number) for request in requests)
-
-
-class RaisesOwn:
-    """A manager that raises the learner's own OutOfBlocks, which they may want to catch."""
-
-    def __init__(self, manager: Any, method: Callable[..., Any]) -> None:
-        self._manager = manager
-        self._own: Any = getattr(method, "__globals__", {}).get("OutOfBlocks")
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._manager, name)
-        if self._own is None or not callable(found):
-            return found
-
-        def call(*given: Any, **named: Any) -> Any:
-            try:
-                return found(*given, **named)
-            except Exception as error:
-                if type(error).__name__ != "OutOfBlocks":
-                    raise
-                raise self._own(*error.args) from None
-
-        return call
+def numbered(requests: Any) -> Any:
+    """The numbers of the requests, in a list or a deque as they are."""
+    if not isinstance(requests, (list, deque)):
+        return requests
+    return type(requests)(r.number if isinstance(r, Request) else kind_of(r) for r in requests)

@@ -6,12 +6,11 @@ from inspect import unwrap
 from numbers import Number
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-MOST_NUMBERS = (
-    2_000_000  # of a tensor that is copied; a wide view of few numbers costs nothing
-)
+MOST_NUMBERS = 2_000_000  # of a tensor that is copied; a wide view of few numbers costs nothing
 MOST_ITEMS = 100_000  # of a list
 
 
@@ -37,18 +36,25 @@ def plain(value: Any) -> Any:
 
     Whatever else an attempt may bring becomes a `Strange` that says what it was.
     """
+    try:
+        return plain_data(value)
+    except Exception:  # its own methods fail, or it holds itself
+        return Strange(kind_of(value))
+
+
+def plain_data(value: Any) -> Any:
     if value is None or isinstance(value, (bool, str, float, Strange)):
         return value
     if isinstance(value, int):
         return value if value.bit_length() < 4096 else Strange("a number of a thousand digits")
     if isinstance(value, Tensor):
         return plain_tensor(value)
-    if isinstance(value, Number) and hasattr(value, "item"):  # numpy's
-        return plain(value.item())
+    if isinstance(value, (Number, np.bool_)) and hasattr(value, "item"):  # numpy's
+        return plain_data(value.item())
     if isinstance(value, Mapping) and len(value) <= MOST_ITEMS:
-        return {plain_key(key): plain(item) for key, item in value.items()}
+        return {plain_key(key): plain_data(item) for key, item in value.items()}
     if type(value) in (list, tuple) and len(value) <= MOST_ITEMS:
-        return type(value)(plain(item) for item in value)
+        return type(value)(plain_data(item) for item in value)
     return Strange(kind_of(value))
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from autograder.compare import Difference, first, no_more_work, same_ids, same_records
-from autograder.draws import LOOP, draw, lend_model, prompt_ids, prompt_where
+from autograder.draws import LOOP, lend_model, prompt_ids, prompt_where
 from autograder.drivers import generate as drivers
 from autograder.exercise import Case, Exercise, Outcome
 from autograder.services import FORWARDS
@@ -15,41 +15,45 @@ from gpt import GPTLMHead
 
 
 def generate_cases(generator: torch.Generator) -> list[Case]:
-    def case(label: str, *requests: tuple[Any, int, int | None]) -> Case:
+    def case(label: str, *requests: tuple[Any, ...]) -> Case:
+        """Requests have an EOS or none: that there needn't be one is part of the contract."""
         names = "input_ids", "max_new_tokens", "eos_token_id"
-        return Case(label, {"requests": [dict(zip(names, r, strict=True)) for r in requests]})
+        return Case(label, {"requests": [dict(zip(names, r, strict=False)) for r in requests]})
 
     def prompt(seq: int, batch: int = 1) -> Any:
         return prompt_ids(generator, seq, batch)
 
     full = LOOP.n_positions
-    varied, new = prompt_where(generator, 4, lambda ids, new: len({*ids, *new}) == 10)
+    # Python keeps the numbers up to 256 once, so that `is` looks right for them.
+    varied, new = prompt_where(
+        generator, 4, lambda ids, new: len({*ids, *new}) == 10 and new[2] > 256
+    )
     zero, _ = prompt_where(generator, 3, lambda _, new: 0 in new[1:4] and new[0] != 0)
     inside, _ = prompt_where(generator, 4, lambda ids, new: ids[1] not in new)
     last, _ = prompt_where(generator, 3, lambda ids, new: ids[-1] in new[2:5] and ids[-1] != new[0])
     ids = torch.tensor([varied])
     return [
-        case("a one-token prompt, one new token", (prompt(1), 1, None)),
-        case("three new tokens", (prompt(2), 3, None)),
-        case("no new token asked for", (prompt(3), 0, None)),
+        case("a one-token prompt, one new token", (prompt(1), 1)),
+        case("three new tokens", (prompt(2), 3)),
+        case("no new token asked for", (prompt(3), 0)),
         case("the first new token is EOS", (ids, 6, new[0])),
         case("EOS comes after a few new tokens", (ids, 6, new[2])),
         case("the last new token asked for is EOS", (ids, 3, new[2])),
         case("the EOS token's id is 0", (torch.tensor([zero]), 6, 0)),
         case("the EOS token stands in the prompt", (torch.tensor([inside]), 4, inside[1])),
         case("the prompt ends with EOS", (torch.tensor([last]), 6, last[-1])),
-        case("a batch of two prompts", (prompt(3, batch=2), 4, None)),
-        case("the prompt leaves room for two tokens in the context", (prompt(full - 2), 5, None)),
-        case("the prompt fills the context", (prompt(full), 3, None)),
+        case("a batch of two prompts", (prompt(3, batch=2), 4)),
+        case("the prompt leaves room for two tokens in the context", (prompt(full - 2), 5)),
+        case("the prompt fills the context", (prompt(full), 3)),
         case(
             "three prompts of one length, one after the other",
-            *((prompt(draw(generator, 4, 4)), 3, None) for _ in range(3)),
+            *((prompt(4), 3) for _ in range(3)),
         ),
         case(
             "prompts of several lengths, one after the other",
-            (prompt(5), 4, None),
-            (prompt(2), 3, None),
-            (prompt(3, batch=2), 2, None),
+            (prompt(5), 4),
+            (prompt(2), 3),
+            (prompt(3, batch=2), 2),
         ),
     ]
 

@@ -1,1 +1,301 @@
-EXERCISES = ()
+"""The exercises of lab 2: the threaded cache, layer by layer, then the cache as an object."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autograder.compare import Difference, no_more_work, same_ids, same_records
+from autograder.draws import LAYERS, LOOP, draw, lend_model, normal, prompt_ids, weights_of
+from autograder.drivers import kv_cache as drivers
+from autograder.exercise import Case, Exercise, Outcome
+from autograder.exercises.generate import generate_cases
+from autograder.services import FORWARDS, TOKENS
+from gpt import GPTConfig
+from solutions.kv_cache import ThreadedLMHead
+
+FULL = LAYERS.n_positions
+
+# ---------------------------------------------------------------------------------- causal_mask
+
+
+def causal_mask_cases(generator: torch.Generator) -> list[Case]:
+    def case(label: str, queries: list[list[int]], keys: list[list[int]]) -> Case:
+        positions = {"query_positions": torch.tensor(queries), "key_positions": torch.tensor(keys)}
+        return Case(label, positions)
+
+    prefix, chunk = draw(generator, 3, 6), draw(generator, 2, 4)
+    text = list(range(prefix + chunk))
+    shuffled = torch.randperm(7, generator=generator).tolist()
+    return [
+        case("one token, which sees itself", [[0]], [[0]]),
+        case("prefill: four tokens at once", [[0, 1, 2, 3]], [[0, 1, 2, 3]]),
+        case("decode: one token behind a prefix", [[prefix]], [text[: prefix + 1]]),
+        case("a chunk of several tokens behind a prefix", [text[prefix:]], [text]),
+        case("decode, with keys beyond the query", [[2]], [[0, 1, 2, 3, 4]]),
+        case("decode, with as many keys, none of them beyond the query", [[4]], [[0, 1, 2, 3, 4]]),
+        case("decode, two rows of different lengths", [[1], [4]], [[0, 1, 2, 3, 4]] * 2),
+        case(
+            "a chunk, three rows at different positions",
+            [[3, 4], [1, 2], [5, 6]],
+            [[0, 1, 2, 3, 4], [0, 0, 0, 1, 2], [2, 3, 4, 5, 6]],
+        ),
+        case("keys in any order", [[5, 2, 3]], [shuffled]),
+        case("a chunk behind a long prefix", [[38, 39]], [list(range(40))]),
+    ]
+
+
+# ------------------------------------------------------------------------- the threaded forwards
+
+
+def hidden_cases(
+    part: str, without: tuple[str, ...] = ()
+) -> Callable[[torch.Generator], list[Case]]:
+    """Cases for a part of layer 1. A stand-in takes the place of what it is `without`."""
+
+    def cases(generator: torch.Generator) -> list[Case]:
+        weights = weights_without(without, part, generator)
+
+        def case(label: str, *prompts: list[int], batch: int = 1) -> Case:
+            # Small, so that no score is so high that a softmax over the others hides an error.
+            chunks = [
+                [{"hidden": 0.5 * normal(generator, batch, n, LAYERS.n_embd)} for n in sizes]
+                for sizes in prompts
+            ]
+            data = {"config": asdict(LAYERS), "idx": 1, "weights": weights, "prompts": chunks}
+            return Case(label, data)
+
+        some = [draw(generator, 1, 4) for _ in range(3)]
+        return [
+            case("a prompt of one token", [1]),
+            case("one token, then one more", [1, 1]),
+            case("prefill: a prompt of four tokens", [4]),
+            case("four tokens, then decode one at a time", [4, 1, 1, 1]),
+            case("three tokens, then a chunk of three", [3, 3]),
+            case("a batch of three prompts: two tokens, a chunk of five, one", [2, 5, 1], batch=3),
+            case("three prompts of one length, one after the other", [3, 1], [3, 1], [3, 1]),
+            case("two long prompts in chunks", [*some, FULL - sum(some)], [12, 1, 3], batch=2),
+        ]
+
+    return cases
+
+
+def id_cases(part: str, without: str) -> Callable[[torch.Generator], list[Case]]:
+    """Cases for what takes token ids, the model or its LM head, `without` layers of its own."""
+
+    def cases(generator: torch.Generator) -> list[Case]:
+        weights = weights_without((without,), part, generator)
+
+        def prompt(*sizes: int, batch: int = 1, offsets: tuple[int, ...] = (0,)) -> Any:
+            """In chunks of these sizes. A row begins at its own offset."""
+            ids = torch.randint(LAYERS.vocab_size, (batch, sum(sizes)), generator=generator)
+            positions = torch.arange(sum(sizes)) + torch.tensor(offsets).unsqueeze(1)
+            both = ids.split(sizes, dim=1), positions.expand_as(ids).clone().split(sizes, dim=1)
+            return [{"inputs": i, "position_ids": p} for i, p in zip(*both, strict=True)]
+
+        def case(label: str, *prompts: Any, n_layer: int = LAYERS.n_layer) -> Case:
+            config = asdict(LAYERS) | {"n_layer": n_layer}
+            return Case(label, {"config": config, "weights": weights, "prompts": list(prompts)})
+
+        return [
+            case("one layer, a prompt of one token", prompt(1), n_layer=1),
+            case("one layer, two tokens, then one more", prompt(2, 1), n_layer=1),
+            case("two layers, a prompt of three tokens", prompt(3), n_layer=2),
+            case("three layers, three tokens, then one at a time", prompt(3, 1, 1)),
+            case("a batch of two, four tokens, then a chunk of three", prompt(4, 3, batch=2)),
+            case("rows at different positions", prompt(2, 2, 1, batch=3, offsets=(0, 4, 1))),
+            case("the last token that the context holds", prompt(FULL - 1, 1)),
+            case(
+                "three prompts of one length, one after the other",
+                prompt(3, 1),
+                prompt(3, 1),
+                prompt(3, 1, offsets=(5,)),
+            ),
+        ]
+
+    return cases
+
+
+def weights_without(
+    inner: tuple[str, ...], part: str, generator: torch.Generator
+) -> dict[str, Tensor]:
+    return {n: w for n, w in weights_of(part, generator).items() if not n.startswith(inner)}
+
+
+# ----------------------------------------------------------------------------- generate_threaded
+
+ENOUGH = {
+    FORWARDS: "The prefill gives the first new token, every decode step one more; nothing follows "
+    "the last token, so it needs no forward.",
+    TOKENS: "With the cache, every token goes through the model once.",
+}
+
+
+def generate_threaded_cases(generator: torch.Generator) -> list[Case]:
+    """Lab 1's, and texts so long that a cache which forgets the oldest tokens shows."""
+    request = {"input_ids": prompt_ids(generator, 4, batch=8), "max_new_tokens": LOOP.n_positions}
+    long = Case("a batch of eight, until the context is full", {"requests": [request]})
+    return [*generate_cases(generator), long]
+
+
+def compare_generate(got: Outcome, expected: Outcome) -> Difference | None:
+    assert got.counts is not None
+    assert expected.counts is not None
+    if (ids := same_records(got.seen, expected.seen, same_ids)) is not None:
+        return ids
+    for what, reason in ENOUGH.items():
+        more = no_more_work(got.counts["model"], expected.counts["model"], what)
+        if more is not None:
+            return Difference(f"{more.sentence} {reason}")
+    return None
+
+
+# ---------------------------------------------------------------------------- kv_bytes_per_token
+
+
+def kv_bytes_cases(generator: torch.Generator) -> list[Case]:
+    def case(label: str, n_layer: int, n_embd: int, n_head: int, *bytes_per_number: int) -> Case:
+        config = GPTConfig(n_layer=n_layer, n_embd=n_embd, n_head=n_head)
+        return Case(label, {"config": asdict(config), "bytes_per_number": list(bytes_per_number)})
+
+    n_layer, n_head = draw(generator, 2, 9), draw(generator, 2, 9)
+    return [
+        case("one layer, one head of two numbers, one byte each", 1, 2, 1, 1),
+        case("one layer, two heads of two numbers, float32", 1, 4, 2),
+        case("fable: 12 layers of 256, 8 heads, float32", 12, 256, 8),
+        case("gpt2: 12 layers of 768, 12 heads, float32", 12, 768, 12),
+        case("gpt2 with 2 bytes a number", 12, 768, 12, 2),
+        case("a 13B OPT: 40 layers of 5,120, 40 heads, 2 bytes a number", 40, 5120, 40, 2),
+        case(
+            f"{n_layer} layers of {16 * n_head}, {n_head} heads, 1 byte a number",
+            n_layer,
+            16 * n_head,
+            n_head,
+            1,
+        ),
+    ]
+
+
+# -------------------------------------------------------------------------- the cache as an object
+
+
+TENSORS = {"forward": 3, "fill": 2}  # that such a step is given: (queries,) keys and values
+
+
+def cache_case(
+    generator: torch.Generator,
+    label: str,
+    *steps: tuple[str, Any],
+    n_layer: int = LAYERS.n_layer,
+    batch: int = 1,
+    max_length: int = 8,
+) -> Case:
+    """A KVCache and what is done with it; where a step has so many new tokens, they are drawn."""
+
+    def drawn(what: str, given: Any) -> tuple[Any, ...]:
+        if what not in TENSORS:
+            return what, given
+        shape = n_layer, batch, LAYERS.n_head, given, LAYERS.head_dim
+        return (what, *(normal(generator, *shape) for _ in range(TENSORS[what])))
+
+    data = {"batch": batch, "max_length": max_length, "steps": [drawn(*step) for step in steps]}
+    return Case(label, {"config": asdict(LAYERS) | {"n_layer": n_layer}, **data})
+
+
+def attend_cases(generator: torch.Generator) -> list[Case]:
+    case = partial(cache_case, generator)
+
+    def new(*sizes: int) -> list[tuple[str, int]]:
+        return [("forward", n) for n in sizes]
+
+    reorder = "reorder", torch.tensor([2, 0, 0])
+    back_to_2, back_to_3 = ("roll back", 2), ("roll back", 3)
+    some = [draw(generator, 1, 4) for _ in range(3)]
+    return [
+        case("one layer, one token", *new(1), n_layer=1, max_length=1),
+        case("one layer, a prompt of three tokens in memory for eight", *new(3), n_layer=1),
+        case("two layers, a prompt of three tokens", *new(3), n_layer=2),
+        case("two layers, three tokens, then one at a time", *new(3, 1, 1), n_layer=2),
+        case("two layers, two tokens, then a chunk of three", *new(2, 3), n_layer=2),
+        case("a batch of two, until the memory is full", *new(2, 4, 1), batch=2, max_length=7),
+        case("one token more than fits", *new(3, 1, 1), n_layer=2, max_length=4),
+        case("a chunk that doesn't fit, then one that does", *new(3, 3, 2), batch=2, max_length=5),
+        case(
+            "rolled back twice, and filled again with other tokens",
+            *(*new(2, 3), back_to_2, *new(3), back_to_3, *new(2, 1)),
+        ),
+        case("three rows, reordered between two forwards", *new(3), reorder, *new(2), batch=3),
+        case("a long text in chunks", *new(*some, 16 - sum(some)), batch=3, max_length=16),
+    ]
+
+
+def truncate_cases(generator: torch.Generator) -> list[Case]:
+    case = partial(cache_case, generator)
+
+    def keep(n: int) -> tuple[str, int]:
+        return "truncate", n
+
+    def fill(n: int) -> tuple[str, int]:
+        return "fill", n
+
+    held, kept = draw(generator, 6, 8), draw(generator, 2, 4)
+    too_many = keep(held)
+    return [
+        case("three tokens, the first two kept", fill(3), keep(2)),
+        case("three tokens, all kept", fill(3), keep(3)),
+        case("three tokens, none kept", fill(3), keep(0)),
+        case("an empty cache, nothing to keep", keep(0)),
+        case("four tokens of three", fill(3), keep(4)),
+        case("more tokens than the memory has room for", fill(3), keep(9)),
+        case("fewer tokens than none", fill(3), keep(-1)),
+        case("two tokens of five, then four of five", fill(5), keep(2), fill(3), keep(4)),
+        case(
+            "a full memory, emptied and filled again", fill(8), keep(0), fill(8), keep(1), fill(1)
+        ),
+        case(
+            "a batch of three, asked twice for too many",
+            *(fill(held), keep(kept), too_many, fill(1), keep(kept + 2), keep(kept + 1)),
+            batch=3,
+            max_length=10,
+        ),
+    ]
+
+
+EXERCISES = (
+    Exercise("kv_cache.causal_mask", drivers.causal_mask, causal_mask_cases),
+    Exercise(
+        "kv_cache.ThreadedAttention.forward",
+        drivers.threaded_attention,
+        hidden_cases("transformer.h.1.attn."),
+    ),
+    Exercise(
+        "kv_cache.ThreadedBlock.forward",
+        drivers.threaded_block,
+        hidden_cases("transformer.h.1.", without=("attn.",)),
+    ),
+    Exercise(
+        "kv_cache.ThreadedModel.forward",
+        drivers.threaded_model,
+        id_cases("transformer.", without="h."),
+    ),
+    Exercise(
+        "kv_cache.ThreadedLMHead.forward",
+        drivers.threaded_lm_head,
+        id_cases("", without="transformer.h."),
+    ),
+    Exercise(
+        "kv_cache.generate_threaded",
+        drivers.generate_threaded,
+        generate_threaded_cases,
+        compare_generate,
+        lend_model(ThreadedLMHead),
+    ),
+    Exercise("kv_cache.kv_bytes_per_token", drivers.kv_bytes_per_token, kv_bytes_cases),
+    Exercise("kv_cache.KVCache.attend", drivers.by_hand, attend_cases, as_built=drivers.as_built),
+    Exercise(
+        "kv_cache.KVCache.truncate", drivers.by_hand, truncate_cases, as_built=drivers.as_built
+    ),
+)

@@ -1,1 +1,412 @@
-EXERCISES = ()
+"""The exercises of lab 4: the block manager, slots, the paged cache, and preemption."""
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from autograder.draws import LAYERS, draw, lend_model, normal, prompt_list
+from autograder.drivers import paged_attention as drivers
+from autograder.drivers.paged_attention import Step
+from autograder.exercise import Case, Exercise, TooMuchWork
+from gpt import GPTConfig
+from solutions import paged_attention as reference
+from solutions.kv_cache import CachedLMHead
+
+# ------------------------------------------------------------------------------ the block manager
+
+
+def manager_case(
+    generator: torch.Generator,
+    label: str,
+    block_size: int,
+    free: int,
+    built: list[Step],
+    *steps: Step,
+) -> Case:
+    """A manager with `free` blocks beside those that `built` takes; then the steps to be judged.
+
+    `order` is that of the free blocks before anything is built, and `state` where it leads to.
+    """
+    roomy = after(reference.BlockManager(100, block_size), built)
+    sizes = {"num_blocks": roomy.used_blocks + free, "block_size": block_size}
+    order = torch.randperm(sizes["num_blocks"], generator=generator).tolist()
+    manager = reference.BlockManager(**sizes)
+    manager.free_blocks = deque(order)
+    state = {
+        "tables": after(manager, built).tables,
+        "lengths": manager.lengths,
+        "ref_counts": manager.ref_counts,
+        "free_blocks": list(manager.free_blocks),
+    }
+    script = {"order": order, "built": built, "state": state, "steps": list(steps)}
+    return Case(label, {**sizes, **script})
+
+
+def after(manager: reference.BlockManager, steps: list[Step]) -> reference.BlockManager:
+    for method, *given in steps:
+        getattr(manager, method)(*given)
+    return manager
+
+
+def allocate(request: int, num_tokens: int) -> Step:
+    return "allocate", request, num_tokens
+
+
+def append(request: int) -> Step:
+    return "append", request
+
+
+def free(request: int) -> Step:
+    return "free", request
+
+
+def fork(parent: int, child: int) -> Step:
+    return "fork", parent, child
+
+
+def family(generator: torch.Generator, block_size: int, members: int, most: int) -> list[Step]:
+    """Requests of up to `most` tokens, where each may share a beginning with an earlier one."""
+    steps = [allocate(0, draw(generator, 1, most))]
+    lengths = [steps[0][2]]
+    for member in range(1, members):
+        parent = draw(generator, 0, member - 1)
+        if draw(generator, 0, 3):
+            more = draw(generator, 0, most - lengths[parent])
+            steps += [fork(parent, member), *[append(member)] * more]
+            lengths.append(lengths[parent] + more)
+        else:
+            lengths.append(draw(generator, 1, most))
+            steps.append(allocate(member, lengths[-1]))
+    return steps
+
+
+def allocate_cases(generator: torch.Generator) -> list[Case]:
+    def case(label: str, block_size: int, free: int, built: list[Step], *steps: Step) -> Case:
+        return manager_case(generator, label, block_size, free, built, *steps)
+
+    some = [allocate(10 + i, draw(generator, 1, 11)) for i in range(6)]
+    beside = [allocate(0, 7)]
+    return [
+        case("one token, blocks of four", 4, 3, [], allocate(0, 1)),
+        case("three tokens, blocks of four", 4, 3, [], allocate(0, 3)),
+        case("four tokens, blocks of four", 4, 3, [], allocate(0, 4)),
+        case("five tokens, blocks of four", 4, 3, [], allocate(0, 5)),
+        case("three tokens, blocks of one", 1, 5, [], allocate(0, 3)),
+        case("beside another request", 4, 3, beside, allocate(9, 6)),
+        case("exactly as many blocks as are free", 4, 3, beside, allocate(9, 12)),
+        case("one block too few, then fewer tokens", 4, 2, beside, allocate(9, 9), allocate(9, 8)),
+        case("more than the whole pool has room for", 4, 3, [], allocate(0, 40), allocate(0, 12)),
+        case("no block is free", 4, 0, beside, allocate(9, 1)),
+        case("six requests, until the pool is full", 3, 12, [], *some),
+    ]
+
+
+def append_cases(generator: torch.Generator) -> list[Case]:
+    def case(label: str, block_size: int, free: int, built: list[Step], *to: int) -> Case:
+        steps = [append(request) for request in to]
+        return manager_case(generator, label, block_size, free, built, *steps)
+
+    def alike(length: int, holders: int = 2) -> list[Step]:
+        return [allocate(0, length), *(fork(0, child) for child in range(1, holders))]
+
+    parted = [*alike(4), append(0), append(0), append(1), append(1)]
+    two = [allocate(0, 1), allocate(3, 2)]
+    many = family(generator, 3, members=5, most=8)
+    turns = [draw(generator, 0, 4) for _ in range(12)]
+    return [
+        case("the last block has room", 4, 1, [allocate(0, 2)], 0),
+        case("the token fills its block", 4, 2, [allocate(0, 3)], 0),
+        case("the last block is full", 4, 2, [allocate(0, 4)], 0),
+        case("blocks of one token", 1, 3, [allocate(0, 1)], 0, 0),
+        case("a whole block, token by token", 2, 4, two, 0, 0, 0, 0, 0),
+        case("a shared last block has room", 4, 2, alike(6), 1),
+        case("a shared last block is full", 4, 2, alike(4), 1),
+        case("a shared beginning, and a last block of its own", 4, 2, parted, 1),
+        case("after a fork both append", 4, 2, alike(6), 1, 0),
+        case("three who share append in turn", 3, 4, alike(7, holders=3), 2, 0, 1),
+        case("two who share a full block append twice", 2, 5, alike(2), 0, 1, 1, 0),
+        case("no block is free, and none is needed", 4, 0, [allocate(0, 3)], 0),
+        case("no block is free for one of two", 2, 0, [allocate(0, 2), allocate(1, 1)], 0, 1),
+        case("no block is free for a copy", 4, 0, alike(6), 1, 0),
+        case("one block is free for two who share", 4, 1, alike(5), 1, 0, 1),
+        case("five requests, until the pool is full", 3, 6, many, *turns),
+    ]
+
+
+def free_cases(generator: torch.Generator) -> list[Case]:
+    def case(label: str, block_size: int, free_blocks: int, built: list[Step], *gone: int) -> Case:
+        steps = [free(request) for request in gone]
+        return manager_case(generator, label, block_size, free_blocks, built, *steps)
+
+    two = [allocate(0, 9), allocate(1, 4)]
+    full = [allocate(7, 6), allocate(3, 1)]
+    both = [allocate(0, 6), fork(0, 1)]
+    three = [allocate(0, 7), fork(0, 1), fork(0, 2)]
+    ends = [allocate(0, 4), fork(0, 2), *[append(0)] * 4, fork(0, 1)]
+    ends += [append(0), append(1), append(2), append(2)]
+    ones = [allocate(5, 2), fork(5, 6), append(5), append(5), append(6)]
+    many = family(generator, 2, members=6, most=9)
+    order = torch.randperm(6, generator=generator).tolist()
+    return [
+        case("the only request, one block", 4, 1, [allocate(0, 3)], 0),
+        case("one of two requests, three blocks", 4, 1, two, 0),
+        case("three full blocks", 2, 0, full, 7),
+        case("one of two who share all blocks", 4, 2, both, 0),
+        case("both who share all blocks", 4, 2, both, 0, 1),
+        case("the child before its parent", 4, 0, both, 1, 0),
+        case("three who share all blocks, in turn", 4, 1, three, 1, 0, 2),
+        case("three who share only their beginnings", 4, 1, ends, 1, 0, 2),
+        case("blocks of one token", 1, 1, ones, 6, 5),
+        case("six requests in any order, until all is free", 2, 2, many, *order),
+    ]
+
+
+def fork_cases(generator: torch.Generator) -> list[Case]:
+    def case(label: str, block_size: int, free: int, built: list[Step], *steps: Step) -> Case:
+        return manager_case(generator, label, block_size, free, built, *steps)
+
+    two = [allocate(7, 6), allocate(2, 3)]
+    sharing = [allocate(0, 4), fork(0, 1), append(0), append(1), append(1)]
+    many = family(generator, 3, members=4, most=8)
+    forks = [fork(draw(generator, 0, child - 1), child) for child in range(4, 8)]
+    return [
+        case("one block with one token", 4, 1, [allocate(0, 1)], fork(0, 1)),
+        case("three blocks, the last one with room", 4, 4, [allocate(0, 10)], fork(0, 1)),
+        case("three full blocks", 2, 4, [allocate(0, 6)], fork(0, 1)),
+        case("no block is free", 4, 0, [allocate(0, 6)], fork(0, 1)),
+        case("one of two requests", 4, 2, two, fork(7, 9)),
+        case("two children of one request", 4, 3, [allocate(0, 6)], fork(0, 1), fork(0, 2)),
+        case("a child of a child", 4, 3, [allocate(0, 7)], fork(0, 1), fork(1, 2)),
+        case("a request that shares blocks already", 4, 3, sharing, fork(1, 2)),
+        case("blocks of one token", 1, 4, [allocate(3, 3)], fork(3, 4)),
+        case("several forks of several requests", 3, 3, many, *forks),
+    ]
+
+
+# ------------------------------------------------------------------------- slots, and the cache
+
+
+def slot_cases(generator: torch.Generator) -> list[Case]:
+    def case(label: str, block_size: int, tables: Any, positions: list[list[int]]) -> Case:
+        tensors = {"block_tables": torch.tensor(tables), "positions": torch.tensor(positions)}
+        return Case(label, {**tensors, "block_size": block_size})
+
+    blocks = torch.randperm(40, generator=generator)[:15].view(3, 5).tolist()
+    size = draw(generator, 5, 9)
+    starts = [draw(generator, 0, 5 * size - 7) for _ in range(3)]
+    anywhere = [list(range(start, start + 7)) for start in starts]
+    two = [blocks[0][:2], blocks[1][:2]]
+    return [
+        case("the first token of a text", 4, [[2]], [[0]]),
+        case("one token in the middle of the second block", 4, [[3, 1]], [[6]]),
+        case("two blocks of three tokens, whole", 3, [[4, 2]], [[0, 1, 2, 3, 4, 5]]),
+        case("blocks of one token", 1, [[5, 0, 3, 2]], [[0, 1, 2, 3]]),
+        case("around the end of a block", 4, [[6, 2, 9]], [[3, 4, 7, 8]]),
+        case("two rows in decode, of different lengths", 4, [[5, 1, 7], [2, 6, 0]], [[9], [2]]),
+        case("a table that was padded with 0", 4, [[3, 8], [5, 0]], [[4, 5, 6], [0, 1, 2]]),
+        case("two rows that share their first block", 2, [[4, 1], [4, 3]], [[0, 1, 2]] * 2),
+        case("positions in any order", 4, two, [[7, 0, 4], [3, 5, 1]]),
+        case("three rows that begin anywhere", size, blocks, anywhere),
+    ]
+
+
+def attend_cases(generator: torch.Generator) -> list[Case]:
+    def case(
+        label: str, block_size: int, num_blocks: int, *script: Step, n_layer: int = LAYERS.n_layer
+    ) -> Case:
+        """The script calls a manager's methods, and runs forwards: ("forward", requests, q_len)."""
+        config = GPTConfig(**asdict(LAYERS) | {"n_layer": n_layer})
+        manager = reference.BlockManager(num_blocks, block_size)
+        manager.free_blocks = deque(torch.randperm(num_blocks, generator=generator).tolist())
+        forwards: list[dict[str, Any]] = []
+        copies = []
+        for what, *given in script:
+            if what != "forward":
+                copies += [copy] if (copy := getattr(manager, what)(*given)) else []
+                continue
+            requests, q_len = given
+            rows = n_layer, len(requests), config.n_head, q_len, config.head_dim
+            new = {name: normal(generator, *rows) for name in ("queries", "keys", "values")}
+            tables = {request: list(manager.tables[request]) for request in requests}
+            lengths = {request: manager.lengths[request] for request in requests}
+            own = {"requests": requests, "tables": tables, "lengths": lengths, "copies": copies}
+            forwards.append({**own, **new})
+            copies = []
+        sizes = {"config": asdict(config), "num_blocks": num_blocks, "block_size": block_size}
+        # What stands in the pool: tokens that were stored earlier, and what nobody reads any more.
+        shape = 2, n_layer, num_blocks, block_size, config.n_head, config.head_dim
+        return Case(label, {**sizes, "pool": 2 * normal(generator, *shape), "forwards": forwards})
+
+    def forward(requests: list[int], q_len: int) -> Step:
+        return "forward", requests, q_len
+
+    some = [append(draw(generator, 0, 2)) for _ in range(5)]
+    three = [append(request) for request in (0, 1, 2)]
+    return [
+        case("one layer, one token", 1, 2, allocate(0, 1), forward([0], 1), n_layer=1),
+        case("a prompt of three tokens in one block", 4, 3, allocate(0, 3), forward([0], 3)),
+        case("a prompt of five tokens, blocks of two", 2, 6, allocate(0, 5), forward([0], 5)),
+        case("one new token behind four", 3, 4, allocate(0, 5), forward([0], 1)),
+        case("a chunk of three behind a prefix of four", 3, 5, allocate(0, 7), forward([0], 3)),
+        case("one new token behind forty, in a full pool", 4, 11, allocate(0, 41), forward([0], 1)),
+        case(
+            "a prompt, then decode over a block's end",
+            3,
+            5,
+            *[allocate(0, 5), forward([0], 5)],
+            *[append(0), forward([0], 1), append(0), forward([0], 1)],
+        ),
+        case(
+            "decode in two rows of different lengths, then in two others",
+            2,
+            12,
+            *[allocate(0, 6), allocate(1, 3), forward([1, 0], 1)],
+            *[allocate(2, 2), allocate(3, 6), forward([3, 2], 1)],
+        ),
+        case(
+            "one request out of three",
+            4,
+            8,
+            *[allocate(0, 6), allocate(1, 5), allocate(2, 4), forward([1], 5)],
+        ),
+        case(
+            "a fork whose two rows part in the middle of a block",
+            4,
+            6,
+            *[allocate(0, 6), forward([0], 6), fork(0, 1)],
+            *[append(0), append(1), forward([0, 1], 1)],
+            *[append(0), append(1), forward([1, 0], 1)],
+        ),
+        case(
+            "blocks of one token, three rows",
+            1,
+            16,
+            *[allocate(0, 3), allocate(1, 5), allocate(2, 2), forward([0, 1, 2], 2)],
+            *[*three, forward([2, 0, 1], 1)],
+        ),
+        case(
+            "three rows that share a beginning, in chunks",
+            3,
+            16,
+            *[allocate(0, 4), forward([0], 4), fork(0, 1), fork(0, 2)],
+            *[*some, *three, *three, forward([2, 0, 1], 2)],
+        ),
+    ]
+
+
+# ------------------------------------------------------------------------------------- make_room
+
+ASKED = "calls of `can_append`"
+
+
+class LentManager(reference.BlockManager):
+    """The reference's manager in a given state, lent to an attempt that needs one.
+
+    raises: the attempt's own OutOfBlocks, which it may want to catch.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, state: Mapping[str, Any]) -> None:
+        super().__init__(num_blocks, block_size)
+        self.tables = {request: list(table) for request, table in state["tables"].items()}
+        self.lengths, self.ref_counts = dict(state["lengths"]), list(state["ref_counts"])
+        self.free_blocks = deque(state["free_blocks"])
+        self.raises: Callable[..., BaseException] | None = None
+        self.asked, self.most = 0, math.inf
+
+    def take_block(self) -> int:
+        try:
+            return super().take_block()
+        except reference.OutOfBlocks as error:
+            raise (self.raises or reference.OutOfBlocks)(str(error)) from None
+
+    def can_append(self, request_id: int) -> bool:
+        self.asked += 1
+        if self.asked > self.most:
+            raise TooMuchWork(f"It was stopped after {self.most} {ASKED}. Does every loop end?")
+        return super().can_append(request_id)
+
+    def counts(self) -> dict[str, int]:
+        return {ASKED: self.asked}
+
+    def limit(self, counts: Mapping[str, int]) -> None:
+        self.most = counts[ASKED]
+
+    def untouched(self) -> bool:
+        return True
+
+
+def lend_manager(data: Mapping[str, Any]) -> dict[str, Any]:
+    manager = LentManager(data["num_blocks"], data["block_size"], data["state"])
+    return {**lend_model(CachedLMHead)(data), "manager": manager}
+
+
+def make_room_cases(generator: torch.Generator) -> list[Case]:
+    def case(
+        label: str,
+        block_size: int,
+        running: list[int],
+        free: int,
+        waiting: int = 0,
+        rounds: int = 1,
+        others: int = 0,
+    ) -> Case:
+        """running: how many tokens of each are stored, the oldest first. waiting: how many wait.
+
+        others: how many blocks somebody else holds. Requests are numbered as they come.
+        """
+        built = [allocate(number, length) for number, length in enumerate(running)]
+        built += [allocate(99, others * block_size)] if others else []
+        lengths = [length + 1 for length in running] + [3] * waiting
+        found = manager_case(generator, label, block_size, free, built).data
+        return Case(
+            label,
+            {
+                "prompts": [prompt_list(generator, length) for length in lengths],
+                "running": len(running),
+                "rounds": rounds,
+                **{name: found[name] for name in ("num_blocks", "block_size", "state")},
+            },
+        )
+
+    lengths = [draw(generator, 1, 9) for _ in range(4)]
+    return [
+        case("nobody runs", 2, [], 4, waiting=1),
+        case("one request, whose block has room", 4, [2], 1),
+        case("one request, whose block is full", 4, [4], 1),
+        case("three requests, enough blocks", 2, [2, 3, 4], 4),
+        case("no block is free, and none is needed", 4, [3, 2], 0),
+        case("no block is free, and the oldest needs one", 4, [4, 6, 3], 0),
+        case("no block is free, and the newest needs one", 4, [3, 2, 4], 0),
+        case("one block is free, and two need one", 2, [2, 4], 1),
+        case("somebody waits already", 4, [4, 2], 0, waiting=2),
+        case("two are preempted", 2, [2, 2, 1, 1], 0, waiting=1),
+        case("blocks of one token, so that all need one", 1, [3, 2, 1], 1),
+        case("the only one that runs finds no block", 4, [4], 0, waiting=1, others=1),
+        case("three steps, no block free at the first", 2, [3, 2, 3], 0, rounds=3),
+        case("four requests, six steps", 3, lengths, 2, waiting=1, rounds=6),
+    ]
+
+
+def of_the_manager(method: str, cases: Callable[[torch.Generator], list[Case]]) -> Exercise:
+    name = f"paged_attention.BlockManager.{method}"
+    return Exercise(name, drivers.by_hand, cases, as_built=drivers.as_built)
+
+
+EXERCISES = (
+    of_the_manager("allocate", allocate_cases),
+    of_the_manager("append", append_cases),
+    of_the_manager("free", free_cases),
+    of_the_manager("fork", fork_cases),
+    Exercise("paged_attention.slot_mapping", drivers.slot_mapping, slot_cases),
+    Exercise("paged_attention.PagedCache.attend", drivers.attend, attend_cases),
+    Exercise(
+        "paged_attention.PagedBatcher.make_room",
+        drivers.make_room,
+        make_room_cases,
+        services=lend_manager,
+    ),
+)

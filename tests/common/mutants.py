@@ -76,10 +76,10 @@ def changed(node: ast.AST, shown: ast.AST) -> Iterator[str]:
         for index, part in enumerate(list(value) if isinstance(value, list) else [value]):
             if not isinstance(part, ast.AST) or isinstance(part, ast.stmt):
                 continue
-            before = told(shown)
+            before = told(part if isinstance(part, SHOWN) else shown)
             for variant in variants(part):
                 put(node, name, index, variant)
-                yield f"{before} -> {told(shown)}"
+                yield f"{before} -> {told(variant if isinstance(part, SHOWN) else shown)}"
                 put(node, name, index, part)
             yield from changed(part, part if isinstance(part, SHOWN) else shown)
 

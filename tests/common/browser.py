@@ -18,7 +18,7 @@ from pathlib import Path
 
 from playwright.sync_api import Locator, Page, expect, sync_playwright
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT = 120_000  # milliseconds; a machine under load takes its time
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 LAUNCH = [
@@ -34,12 +34,6 @@ SETTINGS = {
     "@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
     "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},  # every cell in the page
 }
-MAKE_LAB = """
-import sys, workbook
-from pathlib import Path
-workbook.WORK = Path(sys.argv[1])
-sys.exit(workbook.lab(Path(sys.executable), sys.argv[2:]))
-"""
 
 
 def find_browser() -> str | None:
@@ -64,10 +58,11 @@ def serve(work: Path, home: Path) -> Iterator[str]:
     }
     address = f"http://127.0.0.1:{free_port()}"
     options = ["--no-browser", f"--port={address.rpartition(':')[2]}", "--ServerApp.port_retries=0"]
+    options += ["--IdentityProvider.token="]
     log = home / "server.log"
     with log.open("w") as output:
         server = subprocess.Popen(
-            [sys.executable, "-c", MAKE_LAB, str(work), *options, "--IdentityProvider.token="],
+            [sys.executable, "-m", "tests.common.start_lab", str(work), *options],
             cwd=ROOT,
             env={**os.environ, **{name: str(folder) for name, folder in folders.items()}},
             stdout=output,
