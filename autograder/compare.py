@@ -82,7 +82,7 @@ def same_value(got: Any, expected: Any, what: str) -> Difference | None:
 
 def same_plain(got: Any, expected: Any, what: str) -> Difference | None:
     """Same list, tuple or dict, whatever is in it; 3 and 3.0 are the same number."""
-    if not isinstance(got, type(expected)):
+    if type(got) is not type(expected):
         return same_kind(got, expected, what)
     if isinstance(expected, dict):
         if missing := [key for key in expected if key not in got]:

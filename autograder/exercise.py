@@ -7,7 +7,7 @@ misconception go through the same driver as the student's attempt: all are judge
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from types import ModuleType
 from typing import Any, Protocol
@@ -59,7 +59,7 @@ class Outcome:
     """
 
     seen: tuple[Seen, ...] = ()
-    counts: Mapping[str, Mapping[str, int]] | None = None
+    counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     error: BaseException | None = None
     changed: str | None = None
 
@@ -91,7 +91,7 @@ class Exercise:
     driver: Driver
     cases: Callable[[torch.Generator], list[Case]]
     compare: Callable[[Outcome, Outcome], Difference | None] = compare_seen
-    services: Callable[[Mapping[str, Any]], dict[str, Service]] = no_services
+    services: Callable[[Mapping[str, Any]], Mapping[str, Service]] = no_services
     as_built: Driver | None = None
 
     @property

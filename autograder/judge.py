@@ -133,8 +133,8 @@ def run(
     """
     data = copy.deepcopy(dict(case.data))
     services = exercise.services(data)
-    for name, service in services.items() if work else ():
-        service.limit({what: TIMES_THE_WORK * n + MORE_WORK for what, n in work[name].items()})
+    for name, counts in (work or {}).items():
+        services[name].limit({n: TIMES_THE_WORK * most + MORE_WORK for n, most in counts.items()})
     functions = lent(exercise)  # here: an error in a lab's module is none of the attempt's
     try:
         with torch_as_it_is(), lending(attempt, functions), deadline(over):
@@ -260,8 +260,11 @@ def told(error: BaseException) -> str:
 
 def what_to_run(exercise: Exercise, error: BaseException) -> str:
     """What helps where a name is missing that a given cell defines or imports; else nothing."""
-    missing = type(error) is NameError and error.name in vars(exercise.module)
-    return f". `{error.name}` comes from a cell above: run the cells above." if missing else ""
+    if not isinstance(error, NameError) or isinstance(error, UnboundLocalError):
+        return ""
+    if error.name not in vars(exercise.module):
+        return ""
+    return f". `{error.name}` comes from a cell above: run the cells above."
 
 
 def words_of(error: BaseException) -> str:
@@ -328,7 +331,9 @@ def coincide(exercise: Exercise, got: Outcome, theirs: Outcome) -> bool:
     and few the same words."""
     if got.error is None and theirs.error is None:
         return difference(exercise, got, theirs) is None
-    return bool(got.error and theirs.error) and told(got.error) == told(theirs.error)
+    if got.error is None or theirs.error is None:
+        return False
+    return told(got.error) == told(theirs.error)
 
 
 def changes_by_itself(

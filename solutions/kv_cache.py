@@ -235,7 +235,7 @@ class KVCache:
         return causal_mask(positions[:, start:], positions)
 
     def truncate(self, n: int) -> None:
-        """Keep the first `n` tokens. Nothing is copied: what lies beyond `length` is never read.
+        """Keep the first `n` tokens. Nothing is copied or erased: beyond `length` nothing is read.
 
         `n` goes from 0 to all of them. Raises ValueError, and changes nothing, for any other.
         """

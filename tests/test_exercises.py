@@ -6,22 +6,22 @@ solution and from every other.
 
 import subprocess
 import sys
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 
 from autograder import judge as judge_module
-from autograder.exercise import Exercise, Outcome
+from autograder.exercise import Exercise
 from autograder.judge import NOT_ATTEMPTED, PASSED, WRONG, coincide, judge, judge_with
 from autograder.reference import ROOT, lab_module
 from tests.common.attempts import with_method
 from tests.common.trials import (
     EXERCISES,
     LABS,
-    Trial,
     cases_of,
     cell,
     every_exercise,
@@ -72,6 +72,23 @@ def test_it_passes_beside_every_misconception_of_its_neighbours(exercise: Exerci
     assert tried
 
 
+@every_exercise
+def test_it_passes_with_something_that_cannot_be_copied(exercise: Exercise) -> None:
+    right, lock = exercise.reference, threading.Lock()
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with lock:
+            return right(*args, **kwargs)
+
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        right.__init__(self, *args, **kwargs)
+        self.lock = lock
+
+    is_class = isinstance(right, type)
+    attempt = type(right.__name__, (right,), {"__init__": made}) if is_class else called
+    assert not is_rejected(exercise, attempt)
+
+
 # ------------------------------------------------------------------------------------- its cases
 
 
@@ -96,6 +113,15 @@ def test_drivers_run_where_the_answers_are_not(lab: str) -> None:
 # --------------------------------------------------------------------------------- what is wrong
 
 
+Form = tuple[str, int]  # a misconception's name, and the number of its form
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not end is not waited for."""
+    monkeypatch.setattr(judge_module, "SECONDS", 2.0)
+
+
 @every_exercise
 def test_it_has_six_misconceptions_at_least_with_a_sentence_each(exercise: Exercise) -> None:
     known = exercise.misconceptions
@@ -103,57 +129,38 @@ def test_it_has_six_misconceptions_at_least_with_a_sentence_each(exercise: Exerc
     assert len({m.name for m in known}) == len({m.sentence for m in known}) == len(known)
 
 
+def forms(exercise: Exercise) -> Iterator[tuple[Form, Any]]:
+    """Every wrong solution of the catalogue, made afresh."""
+    for misconception in exercise.misconceptions:
+        for number, attempt in enumerate(misconception.attempts(), 1):
+            yield (misconception.name, number), attempt
+
+
 @every_exercise
-def test_a_misconception_is_told_from_the_right_one_and_from_every_other(
-    exercise: Exercise, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also: it is diagnosed as itself when it comes again, and changes no case."""
-    monkeypatch.setattr(judge_module, "SECONDS", 2.0)
+def test_every_misconception_is_rejected(exercise: Exercise, soon: None) -> None:
     for seed in (0, 1):
-        trial = trials(exercise, seed)[0]
-        before = [frozen(dict(case.data)) for case in trial.cases]
-        outcomes = outcomes_of_misconceptions(trial)
-        again = outcomes_of_misconceptions(trial) if seed == 0 else {}
-        assert [frozen(dict(case.data)) for case in trial.cases] == before
-
-        accepted = [key for key, outs in outcomes.items() if same(exercise, outs, trial.expected)]
-        assert accepted == [], f"{exercise.name} accepts them, seed {seed}"
-        alike = [
-            (one, other)
-            for one, mine in outcomes.items()
-            for other, theirs in outcomes.items()
-            if one[0] != other[0] and same(exercise, mine, theirs)
+        accepted = [
+            form for form, wrong in forms(exercise) if not is_rejected(exercise, wrong, seed)
         ]
-        assert alike == [], f"they do the same in {exercise.name}, seed {seed}"
-        strange = [key for key, outs in again.items() if not same(exercise, outs, outcomes[key])]
-        assert strange == [], f"they do something else each time in {exercise.name}"
-    if exercise.as_built:
-        passed = [
-            misconception.name
-            for misconception in exercise.misconceptions
-            for attempt in misconception.attempts()
-            if not is_rejected(exercise, attempt)
-        ]
-        assert passed == [], f"{exercise.name} accepts them as they are built"
+        assert accepted == [], f"seed {seed}"
 
 
-Form = tuple[str, int]  # a misconception's name, and the number of its form
-
-
-def outcomes_of_misconceptions(trial: Trial) -> dict[Form, list[Outcome]]:
-    return {
-        (misconception.name, number): trial.outcomes(attempt)
-        for misconception in trial.exercise.misconceptions
-        for number, attempt in enumerate(misconception.attempts(), 1)
+@every_exercise
+def test_every_misconception_is_diagnosed_as_itself(exercise: Exercise, soon: None) -> None:
+    """It coincides with itself when it is run again, and with no other; and changes no case."""
+    trial = trials(exercise)[0]
+    cases = [frozen(dict(case.data)) for case in trial.cases]
+    first, again = ({f: trial.outcomes(wrong) for f, wrong in forms(exercise)} for _ in range(2))
+    coinciding = {
+        (one, other)
+        for one, got in first.items()
+        for other, theirs in again.items()
+        if (one == other or one[0] != other[0])
+        and all(coincide(exercise, *both) for both in zip(got, theirs, strict=True))
     }
-
-
-def same(exercise: Exercise, got: list[Outcome], theirs: list[Outcome]) -> bool:
-    return all(coincide(exercise, *both) for both in zip(got, theirs, strict=True))
-
-
-async def coroutine() -> None:
-    """Nothing."""
+    assert coinciding - {(form, form) for form in first} == set(), "they do the same"
+    assert {(form, form) for form in first} - coinciding == set(), "they differ from run to run"
+    assert [frozen(dict(case.data)) for case in trial.cases] == cases
 
 
 class Unspeakable:
@@ -191,7 +198,7 @@ ODD: dict[str, Callable[[], Any]] = {
 
 
 @every_exercise
-def test_whatever_is_returned_is_judged_with_a_sentence(exercise: Exercise) -> None:
+def test_whatever_is_returned_is_judged_with_a_sentence(exercise: Exercise, soon: None) -> None:
     trial = trials(exercise)[0]
     for name, odd in ODD.items():
 

@@ -190,16 +190,10 @@ def model_without_a_default(self, inputs, position_ids, kv_cache):
 
 
 @attempt_at(RIGHT, LM_HEAD, ThreadedLMHead)
-def head_by_linear(self, inputs, position_ids, kv_cache=None):
-    hidden, kv_cache = self.transformer(inputs, position_ids, kv_cache=kv_cache)
-    return F.linear(hidden, self.transformer.wte.weight), kv_cache
-
-
-@attempt_at(RIGHT, LM_HEAD, ThreadedLMHead)
 def head_in_float32(self, inputs, position_ids, kv_cache=None):
-    found = self.transformer.forward(inputs, position_ids, kv_cache)
+    found = self.transformer(inputs, position_ids, kv_cache=kv_cache)
     weight = self.transformer.wte.weight.float()
-    return torch.einsum("bte,ve->btv", found[0].float(), weight), found[1]
+    return F.linear(found[0].float(), weight), found[1]
 
 
 # ----------------------------------------------------------------------------- generate_threaded

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from autograder.drivers.seen import Seen, kind_of, listed, two_things
+from autograder.drivers.seen import Seen, kind_of, two_things
 from gpt import GPTConfig
 
 Config = dict[str, Any]  # the fields of a GPTConfig
@@ -63,7 +63,7 @@ def generate_padded(
     attempt: Callable[..., Any], batches: list[dict[str, Any]], model: Any
 ) -> list[Seen]:
     """Serve the batches one after the other with one model."""
-    seen = []
+    seen: list[Seen] = []
     for number, batch in enumerate(batches, 1):
         where = f"of batch {number}" if len(batches) > 1 else ""
         outputs = attempt(model, **batch)
@@ -85,7 +85,7 @@ def form_of(output: Any) -> str:
 
 
 def copied(value: Any) -> Any:
-    return list(value) if isinstance(value, list) else value
+    return list(value) if isinstance(value, (list, tuple)) else value
 
 
 def utilisation(attempt: Callable[..., Any], trace: list[list[int | None]]) -> list[Seen]:
@@ -239,15 +239,15 @@ def admit(attempt: type, slots: int, steps: list[tuple[Any, ...]], model: Any) -
 
 def admission(batcher: Any, call: str) -> Iterator[Seen]:
     before = list(batcher.running)
-    returned = listed(batcher.admit())
+    returned = batcher.admit()
     after = list(batcher.running)
     both = list(zip(before, after, strict=False))
     filled = [slot for slot, (was, now) in enumerate(both) if was is None and now is not None]
     stayed = all(was is None or was is now for was, now in both)
-    if isinstance(returned, list):
+    if isinstance(returned, (list, tuple, set)):
         right = sorted(returned, key=str) == filled
         told = "is the list of slots that it gave away"
-        returned = told if right else f"is {returned}, and it gave away slots {filled}"
+        returned = told if right else f"is {list(returned)}, and it gave away slots {filled}"
     runs = [numbered(request) for request in after if request is not None]
     waits = [numbered(request) for request in batcher.waiting]
     yield Seen("The list of those who run", sorted(runs, key=str), f"after {call}")

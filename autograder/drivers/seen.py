@@ -46,7 +46,7 @@ def plain_data(value: Any) -> Any:
     if value is None or isinstance(value, (bool, str, float, Strange)):
         return value
     if isinstance(value, int):
-        return value if value.bit_length() < 4096 else Strange("a number of a thousand digits")
+        return value if value.bit_length() < 1024 else Strange("a number of over 300 digits")
     if isinstance(value, Tensor):
         return plain_tensor(value)
     if isinstance(value, (Number, np.bool_)) and hasattr(value, "item"):  # numpy's
@@ -109,7 +109,7 @@ def lending(attempt: Any, lent: Mapping[str, Any]) -> Iterator[None]:
     """
     members = vars(attempt).values() if isinstance(attempt, type) else [attempt]
     found = (getattr(unwrap(member), "__globals__", None) for member in members if callable(member))
-    notebook = next((names for names in found if names is not None), {})
+    notebook: dict[str, Any] = next((names for names in found if names is not None), {})
     own = {name: notebook[name] for name in lent if name in notebook}
     notebook.update({name: lent[name] for name in own})
     try:

@@ -1,4 +1,4 @@
-"""The exercises, one module a lab: cases, drivers, comparison. Their prose stands in the lessons."""
+"""The exercises, one module a lab: cases, drivers, comparison. Their prose is in the lessons."""
 
 from functools import cache
 from importlib import import_module

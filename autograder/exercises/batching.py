@@ -39,6 +39,7 @@ def pad_left_cases(generator: torch.Generator) -> list[Case]:
         case("one prompt of three tokens", [3]),
         case("two prompts of one length", [2, 2]),
         case("two prompts, the second one shorter", [3, 1]),
+        case("two others of the same lengths", [3, 1]),
         case("two prompts, the first one shorter", [2, 3], pad_id=7),
         case("four prompts of very different lengths", [2, 9, 1, 5], pad_id=1),
         Case(
@@ -132,7 +133,7 @@ def generate_cases(generator: torch.Generator) -> list[Case]:
         case(
             "three batches, one after the other",
             batch(prompts(4, 2), [2, 4]),
-            batch(prompts(2, 4), [4, 3]),
+            batch(prompts(4, 2), [2, 4]),
             batch(prompts(3, 3, 1), [4, 2, 3]),
         ),
     ]

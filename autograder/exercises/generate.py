@@ -59,8 +59,6 @@ def generate_cases(generator: torch.Generator) -> list[Case]:
 
 
 def compare_generate(got: Outcome, expected: Outcome) -> Difference | None:
-    assert got.counts is not None
-    assert expected.counts is not None
     ids = same_records(got.seen, expected.seen, same_ids)
     return first(ids, no_more_work(got.counts["model"], expected.counts["model"], FORWARDS))
 

@@ -20,6 +20,9 @@ SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
     ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.Add: ast.Sub, ast.Sub: ast.Add,
     ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.Div: ast.Mult, ast.Mod: ast.FloorDiv,
 }  # fmt: skip
+# Keywords that are left alone: every tensor is on the CPU here, and `strict` raises where lengths
+# differ that never do.
+NETS = "device", "strict"
 SHOWN = ast.Call, ast.Compare, ast.BoolOp, ast.BinOp, ast.Subscript
 
 
@@ -74,7 +77,7 @@ def changed(node: ast.AST, shown: ast.AST) -> Iterator[str]:
     """
     for name, value in ast.iter_fields(node):
         for index, part in enumerate(list(value) if isinstance(value, list) else [value]):
-            if not isinstance(part, ast.AST) or isinstance(part, ast.stmt):
+            if not isinstance(part, ast.AST) or isinstance(part, ast.stmt) or is_net(part):
                 continue
             before = told(part if isinstance(part, SHOWN) else shown)
             for variant in variants(part):
@@ -82,6 +85,10 @@ def changed(node: ast.AST, shown: ast.AST) -> Iterator[str]:
                 yield f"{before} -> {told(variant if isinstance(part, SHOWN) else shown)}"
                 put(node, name, index, part)
             yield from changed(part, part if isinstance(part, SHOWN) else shown)
+
+
+def is_net(node: ast.AST) -> bool:
+    return isinstance(node, ast.keyword) and node.arg in NETS
 
 
 def put(node: ast.AST, name: str, index: int, part: ast.AST) -> None:
@@ -105,8 +112,15 @@ def variants(node: ast.AST) -> Iterator[ast.AST]:
             yield from (ast.Constant(value + 1), ast.Constant(value - 1))
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             yield operand
+        case ast.Slice(lower, upper, step):
+            if lower:
+                yield ast.Slice(None, upper, step)
+            if upper:
+                yield ast.Slice(lower, None, step)
         case ast.Call(func, arguments, keywords):
-            for number in range(len(keywords)):
-                yield ast.Call(func, arguments, keywords[:number] + keywords[number + 1 :])
+            for keyword in keywords:
+                if not is_net(keyword):
+                    others = [other for other in keywords if other is not keyword]
+                    yield ast.Call(func, arguments, others)
         case _ if type(node) in SWAPPED:
             yield SWAPPED[type(node)]()

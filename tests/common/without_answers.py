@@ -24,11 +24,11 @@ notebook = runpy.run_path(str(SOLUTIONS / f"{lab}.py"))  # stands for a student'
 prepared = []
 for exercise in exercises:
     cases = cases_of(exercise)
-    expected = run_all(exercise, exercise.driver, exercise.reference, cases)
-    services = [exercise.services(case.data) for case in cases]
+    outcomes = run_all(exercise, exercise.driver, exercise.reference, cases)
+    lent_services = [exercise.services(case.data) for case in cases]
     answers = {f"solutions.{name}" for name in later}
     lendable = {n: f for n, f in lent(exercise).items() if f.__module__ not in answers}
-    prepared.append((exercise, lendable, list(zip(cases, expected, services, strict=True))))
+    prepared.append((exercise, lendable, list(zip(cases, outcomes, lent_services, strict=True))))
 
 open_doors = {"autograder", "autograder.drivers", "autograder.drivers.seen"}
 for name in later:
