@@ -309,7 +309,8 @@ PLAIN = [
     (np.bool_(True), True),
     (np.zeros(2), Strange("a ndarray")),
     (deque([1]), Strange("a deque")),
-    (10**5000, Strange("a number of a thousand digits")),
+    (10**300, 10**300),
+    (10**5000, Strange("a number of over 300 digits")),
     (torch.zeros(2, 3, device="meta"), Strange("a tensor of shape [2, 3] that holds no numbers")),
     (torch.eye(2).to_sparse(), Strange("a tensor of shape [2, 2] that holds no numbers")),
     (

@@ -252,7 +252,7 @@ def admission(batcher: Any, call: str) -> Iterator[Seen]:
     waits = [numbered(request) for request in batcher.waiting]
     yield Seen("The list of those who run", sorted(runs, key=str), f"after {call}")
     yield Seen("The list of those who wait", waits, f"after {call}")
-    yield Seen("Whoever ran", "stayed there" if stayed else "lost the slot", f"before {call}")
+    yield Seen("Whoever ran", "stayed in its slot" if stayed else "lost its slot", f"before {call}")
     yield Seen("The number of slots", len(after), f"after {call}")
     yield Seen("What `admit` returned", returned, f"from {call}")
     # As if `step` had prefilled the newcomers.
