@@ -86,8 +86,8 @@ def judge_with(
         if found is None:
             continue
         line = own_line(mine.error, attempt, exercise.path) if mine.error else None
-        if not diagnosed:
-            return Judgement(WRONG, found.sentence, case, found)
+        if not diagnosed or was_stopped(mine):
+            return Judgement(WRONG, found.sentence, case, found, line=line)
         known, sure = diagnose(exercise, driver, cases, got, expected)
         cause = known.sentence if known else None
         if not (known and sure) and changes_by_itself(exercise, driver, attempt, case, mine):
@@ -112,10 +112,19 @@ def run_all(
     without an end is waited for once.
     """
     over = time.monotonic() + SECONDS
-    return [
-        run(exercise, driver, attempt, case, over, expected[i].counts if expected else None)
-        for i, case in enumerate(cases)
-    ]
+    outcomes: list[Outcome] = []
+    for i, case in enumerate(cases):
+        if outcomes and was_stopped(outcomes[-1]):  # it would be stopped again, and again
+            outcomes.append(outcomes[-1])
+        else:
+            work = expected[i].counts if expected else None
+            outcomes.append(run(exercise, driver, attempt, case, over, work))
+    return outcomes
+
+
+def was_stopped(outcome: Outcome) -> bool:
+    """Whether an attempt did not come to its end."""
+    return isinstance(outcome.error, (TookTooLong, TooMuchWork))
 
 
 def run(
@@ -340,7 +349,5 @@ def changes_by_itself(
     exercise: Exercise, driver: Driver, attempt: Any, case: Case, got: Outcome
 ) -> bool:
     """Whether the attempt now does something else with the same case."""
-    if isinstance(got.error, (TookTooLong, TooMuchWork)):
-        return False
     again = run(exercise, driver, attempt, case, time.monotonic() + SECONDS)
     return not coincide(exercise, again, got)

@@ -23,7 +23,7 @@ EQUIVALENT = {
 
 @every_exercise
 def test_every_mutant_is_rejected(exercise: Exercise, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge, "SECONDS", 2.0)
+    monkeypatch.setattr(judge, "SECONDS", 5.0)
     made = {mutant.change: attempt_of(exercise, mutant) for mutant in mutants(exercise)}
     equivalent = EQUIVALENT.get(exercise.name, {})
     assert made

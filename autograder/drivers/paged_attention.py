@@ -54,8 +54,8 @@ def as_built(
 def with_free_blocks(manager: Any, blocks: list[int]) -> Any:
     if not isinstance(manager.free_blocks, deque):
         raise TypeError(
-            f"`free_blocks` of a new manager is {kind_of(manager.free_blocks)}; it must be a deque, "
-            "from which given code takes the next block with popleft()."
+            f"`free_blocks` of a new manager is {kind_of(manager.free_blocks)}; it must be a "
+            "deque, from which given code takes the next block with popleft()."
         )
     manager.free_blocks.clear()
     manager.free_blocks.extend(blocks)
