@@ -126,8 +126,8 @@ class PaddedCache(KVCache):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__(config, len(attention_mask), max_length, device, dtype)
-        behind_the_prompt = max_length - attention_mask.shape[1]
-        self.attention_mask = F.pad(attention_mask, (0, behind_the_prompt), value=True)
+        after_the_prompt = max_length - attention_mask.shape[1]
+        self.attention_mask = F.pad(attention_mask, (0, after_the_prompt), value=True)
 
     def mask(self, start: int, end: int) -> Bool[Tensor, "batch 1 q_len k_len"]:
         return padded_mask(self.attention_mask[:, :end], end - start)
@@ -310,7 +310,7 @@ class SlotCache:
         keys: Float[Tensor, "rows heads q_len head_dim"],
         values: Float[Tensor, "rows heads q_len head_dim"],
     ) -> Float[Tensor, "rows heads q_len head_dim"]:
-        """Store the new tokens of each row behind those that its slot holds; attend to all of them.
+        """Store the new tokens of each row after those that its slot holds; attend to all of them.
 
         Stores in place: `keys` and `values` of the cache stay the same memory. The lengths of the
         selected slots grow by q_len when the last layer has been served.

@@ -98,7 +98,7 @@ class BlockManager:
     def append(self, request_id: int) -> Copy | None:
         """Make room for one more token of a request.
 
-        It goes behind the last one. A full last block is followed by a new one. A last block that
+        It goes after the last one. A full last block is followed by a new one. A last block that
         others hold too must not be written: the request gets a block of its own in its place
         (copy-on-write), and (old block, new block) is returned, for the cache to copy. Raises
         OutOfBlocks, and changes nothing, where a block is needed and none is free.
@@ -409,7 +409,7 @@ class Family:
         self.members = children
 
     def append(self, tokens: Sequence[int]) -> Float[Tensor, "rows vocab"]:
-        """Give each row its next token; returns the logits behind it."""
+        """Give each row its next token; returns the logits that follow it."""
         for member in self.members:
             copy = self.manager.append(member)
             if copy is not None:

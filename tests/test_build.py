@@ -430,7 +430,7 @@ def test_a_wrong_lesson_is_refused_with_a_sentence(course, old, new, sentence):
         (
             "pop()\n        ### END SOLUTION\n",
             "pop()\n",
-            r"the solution in line 30 has no ### END",
+            r"the solution in line 28 has no ### END",
         ),
         ("### BEGIN SOLUTION\n        return", "return", r"line 29: there is no ### BEGIN"),
         ("LIMIT = 3", "### BEGIN SOLUTION\n### END SOLUTION", r"line 5: .* is in no function"),
