@@ -69,7 +69,7 @@ def pasted(case: Case) -> str:
     """The case in Python that can be pasted; what is large is fetched from where it is kept."""
     lines = []
     if any(size(value) > LARGE for value in case.data.values()):
-        lines.append("case = failing_case()")
+        lines += ["from autograder.check import failing_case", "", "case = failing_case()"]
     for key, value in case.data.items():
         lines.append(f"{key} = {python(value) if size(value) <= LARGE else f'case[{key!r}]'}")
     return "\n".join(lines)
