@@ -108,8 +108,18 @@ def browser_page(width: int = 1400, height: int = 1000, scale: float = 1) -> Ite
         )
         page = context.new_page()
         page.set_default_timeout(TIMEOUT)
+        page.add_locator_handler(page.locator(".jp-Dialog"), accept)
         yield page
         browser.close()
+
+
+def accept(dialog: Locator) -> None:
+    """Answer a dialog that stands in the way, as a person would.
+
+    On a busy machine JupyterLab asks to wait for a kernel that is not ready yet.
+    """
+    print(f"JupyterLab asks: {dialog.inner_text()}")
+    dialog.locator(".jp-Dialog-button").last.click()
 
 
 def open_notebook(page: Page, address: str, name: str) -> None:
