@@ -245,6 +245,8 @@ def kind(value: Any) -> str:
 def number_kind(tensor: Tensor) -> str:
     if tensor.dtype == torch.bool:
         return "True and False"
+    if tensor.dtype in (torch.int8, torch.int16, torch.uint8):  # which the model refuses
+        return f"integers of the type {tensor.dtype}"
     return "floats" if tensor.is_floating_point() else "integers"
 
 

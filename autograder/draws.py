@@ -18,7 +18,8 @@ from gpt import GPTConfig, GPTLMHead
 # which are taken for one another don't fit; and head_dim is not the square of the heads.
 LAYERS = GPTConfig(vocab_size=11, n_positions=16, n_embd=10, n_layer=3, n_head=2)
 # More tokens than small numbers that Python keeps only once, so that `is` is no `==`.
-LOOP = GPTConfig(vocab_size=300, n_positions=16, n_embd=30, n_layer=2, n_head=3)
+# Its own EOS comes often, and ends nothing unless it is asked for.
+LOOP = GPTConfig(300, n_positions=16, n_embd=30, n_layer=2, n_head=3, eos_token_id=29)
 
 
 @cache

@@ -43,7 +43,7 @@ class Judgement:
 
     Where it is wrong: case, the smallest one that fails; difference, the two values that differ;
     cause, the sentence of the misconception that led there; sure, whether it explains every case;
-    line, the learner's own line that an error came from.
+    line, the learner's own line that an error came from; stopped, whether it did not end.
     """
 
     status: str
@@ -53,13 +53,14 @@ class Judgement:
     cause: str | None = None
     sure: bool = True
     line: str | None = None
+    stopped: bool = False
 
 
 def judge(exercise: Exercise, attempt: Any, seed: int = 0) -> Judgement:
     """Judge an attempt on the cases that `seed` draws; tell the smallest that fails."""
     cases = drawn(exercise, seed)
     judgement = judge_with(exercise, exercise.driver, attempt, cases)
-    if judgement.status == WRONG and exercise.as_built is not None:
+    if judgement.status == WRONG and exercise.as_built is not None and not judgement.stopped:
         as_built = judge_with(exercise, exercise.as_built, attempt, cases, diagnosed=False)
         if as_built.status == PASSED:
             return as_built
@@ -86,8 +87,9 @@ def judge_with(
         if found is None:
             continue
         line = own_line(mine.error, attempt, exercise.path) if mine.error else None
-        if not diagnosed or was_stopped(mine):
-            return Judgement(WRONG, found.sentence, case, found, line=line)
+        if not diagnosed or any(map(was_stopped, got)):
+            stopped = any(map(was_stopped, got))
+            return Judgement(WRONG, found.sentence, case, found, line=line, stopped=stopped)
         known, sure = diagnose(exercise, driver, cases, got, expected)
         cause = known.sentence if known else None
         if not (known and sure) and changes_by_itself(exercise, driver, attempt, case, mine):

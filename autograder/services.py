@@ -62,6 +62,9 @@ class CountedModel:
     def eval(self) -> "CountedModel":
         return self
 
+    def to(self, *device: Any, **named: Any) -> "CountedModel":
+        return self
+
     def train(self, mode: bool = True) -> "CountedModel":
         return self
 

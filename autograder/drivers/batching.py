@@ -196,7 +196,7 @@ def attended(
         for layer, (queries, keys, values) in enumerate(zip(*projected, strict=True)):
             where = f"step {number} for slots {served}, layer {layer},"
             output = cache.attend(layer, queries, keys, values)
-            seen.append(Seen("The output", output, f"of {where}"))
+            seen.append(Seen("The output", snapshot(output), f"of {where}"))
             seen.append(Seen("`lengths`", snapshot(cache.lengths), f"after {where}"))
         seen += stored(cache, memory, f"after step {number} for slots {served}")
     return seen
@@ -238,9 +238,11 @@ def admit(attempt: type, slots: int, steps: list[tuple[Any, ...]], model: Any) -
 
 
 def admission(batcher: Any, call: str) -> Iterator[Seen]:
-    before = list(batcher.running)
+    before, rest = list(batcher.running), rest_of(batcher)
     returned = batcher.admit()
-    after = list(batcher.running)
+    after, same = list(batcher.running), rest_of(batcher) == rest
+    if not isinstance(returned, (list, tuple, set)):
+        yield Seen("What `admit` returned", returned, f"from {call}")
     both = list(zip(before, after, strict=False))
     filled = [slot for slot, (was, now) in enumerate(both) if was is None and now is not None]
     stayed = all(was is None or was is now for was, now in both)
@@ -255,9 +257,20 @@ def admission(batcher: Any, call: str) -> Iterator[Seen]:
     yield Seen("Whoever ran", "stayed in its slot" if stayed else "lost its slot", f"before {call}")
     yield Seen("The number of slots", len(after), f"after {call}")
     yield Seen("What `admit` returned", returned, f"from {call}")
+    told = "are as they were" if same else "have been changed"
+    yield Seen("The trace, the outputs, the cache's lengths and the texts", told, f"by {call}")
     # As if `step` had prefilled the newcomers.
     lengths = [len(getattr(request, "ids", ())) for request in after]
     batcher.kv_cache.lengths = torch.tensor(lengths)
+
+
+def rest_of(batcher: Any) -> list[Any]:
+    """What is none of `admit`'s affair."""
+    requests = sorted([*filter(None, batcher.running), *batcher.waiting], key=id)
+    texts = [(id(r), list(getattr(r, "ids", ())), getattr(r, "end", None)) for r in requests]
+    lengths = batcher.kv_cache.lengths.tolist()
+    computed = [getattr(request, "num_computed_tokens", 0) for request in requests]
+    return [list(batcher.trace), dict(batcher.outputs), lengths, texts, computed]
 
 
 def numbered(request: Any) -> Any:
@@ -309,6 +322,8 @@ def stepped(
         seen.append(Seen("What was added to the trace", added, f"in step {number}"))
         in_slots = [numbered(request) for request in batcher.running]
         seen.append(Seen("The list of those in the slots", in_slots, where))
+        waits = [numbered(request) for request in batcher.waiting]
+        seen.append(Seen("The list of those who wait", waits, where))
         outputs = {number: copied(output) for number, output in batcher.outputs.items()}
         seen.append(Seen("`outputs`", outputs, where))
     return [*seen, Seen("The whole trace", [copied(row) for row in batcher.trace], "at the end")]

@@ -6,6 +6,7 @@ Inside the layer that is judged stand simpler ones: an error in one layer costs 
 """
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -32,68 +33,83 @@ def causal_mask(
 
 
 def threaded_attention(
-    attempt: type[nn.Module], config: Config, idx: int, weights: Weights, prompts: list[Prompt]
+    attempt: type[nn.Module], config: Config, idx: int, weights: Weights, **prompts: Any
 ) -> list[Seen]:
-    return through_chunks(loaded(attempt(GPTConfig(**config), idx), weights), prompts)
+    return through_chunks(loaded(attempt(GPTConfig(**config), idx), weights), **prompts)
 
 
 def threaded_block(
-    attempt: type[nn.Module], config: Config, idx: int, weights: Weights, prompts: list[Prompt]
+    attempt: type[nn.Module], config: Config, idx: int, weights: Weights, **prompts: Any
 ) -> list[Seen]:
     block = attempt(GPTConfig(**config), idx)
     block.attn = StandIn(GPTConfig(**config), idx)
-    return through_chunks(loaded(block, weights), prompts)
+    return through_chunks(loaded(block, weights), **prompts)
 
 
 def threaded_model(
-    attempt: type[nn.Module], config: Config, weights: Weights, prompts: list[Prompt]
+    attempt: type[nn.Module], config: Config, weights: Weights, **prompts: Any
 ) -> list[Seen]:
     model = attempt(GPTConfig(**config))
     model.h = stand_ins(GPTConfig(**config))
-    return through_chunks(loaded(model, weights), prompts)
+    return through_chunks(loaded(model, weights), **prompts)
 
 
 def threaded_lm_head(
-    attempt: type[nn.Module], config: Config, weights: Weights, prompts: list[Prompt]
+    attempt: type[nn.Module], config: Config, weights: Weights, **prompts: Any
 ) -> list[Seen]:
     head = attempt(GPTConfig(**config))
     head.transformer = StandInModel(GPTConfig(**config))
-    return through_chunks(loaded(head, weights), prompts)
+    return through_chunks(loaded(head, weights), **prompts)
 
 
 def loaded(module: nn.Module, weights: Weights) -> nn.Module:
+    torch.set_default_dtype(torch.float64)  # for what an attempt makes without naming a dtype
     module.double().load_state_dict(weights)
     return module.eval()
 
 
 @torch.no_grad()
-def through_chunks(layer: nn.Module, prompts: list[Prompt]) -> list[Seen]:
-    """At the start of the first prompt the cache is None; at that of the others it is left out."""
+def through_chunks(layer: nn.Module, prompts: list[Prompt], in_turns: bool = False) -> list[Seen]:
+    """One prompt after the other, or a chunk of each in turns, as an engine may serve them.
+
+    At the start of the first prompt the cache is None; at that of the others it is left out.
+    """
     seen: list[Seen] = []
-    for number, prompt in enumerate(prompts, 1):
-        handed: list[Any] = [None] if number == 1 else []
-        before: list[Seen] = []
-        computed = 0
-        for given in prompt:
-            start, computed = computed, computed + next(iter(given.values())).shape[1]
-            where = f"{tokens(start, computed - 1)} of prompt {number}"
-            found = layer(*given.values(), *handed)
-            two = isinstance(found, (tuple, list)) and len(found) == 2
-            returned = "is two things, the output and the cache" if two else found
-            seen.append(Seen("What `forward` returned", returned, f"for {where}"))
-            if not two:
-                return seen
-            output, kv_cache = found
-            seen.append(Seen("The output", output, f"for {where}"))
-            if before:
-                same = unchanged(before, cache_seen(handed[0], before[0].where))
-                state = "stayed as it was" if same else "has changed"
-                seen.append(Seen("The cache handed in", state, f"with {where}"))
-            handed, before = [kv_cache], cache_seen(kv_cache, f"returned with {where}")
-            seen += before
-            if len(before) == 1:
-                return seen  # nothing that can be handed over with the next chunk
+    handed: list[list[Any]] = [[None], *([] for _ in prompts[1:])]
+    returned: list[tuple[Any, list[Seen]]] = []
+    computed = [0] * len(prompts)
+    inner = [module for module in layer.modules() if isinstance(module, StandIn)]
+    for number, given in order_of(prompts, in_turns):
+        start, end = computed[number], computed[number] + next(iter(given.values())).shape[1]
+        where, computed[number] = f"{tokens(start, end - 1)} of prompt {number + 1}", end
+        found = layer(*given.values(), *handed[number])
+        two = isinstance(found, (tuple, list)) and len(found) == 2
+        told = "is two things, the output and the cache" if two else found
+        seen.append(Seen("What `forward` returned", told, f"for {where}"))
+        if not two:
+            return seen
+        output, kv_cache = found
+        seen.append(Seen("The output", output, f"for {where}"))
+        calls = sum(module.calls for module in inner)
+        seen.append(Seen("The number of calls of the layers inside", calls, f"after {where}"))
+        same = all(unchanged(was, cache_seen(now, was[0].where)) for now, was in returned)
+        state = "stayed as they were" if same else "have changed"
+        seen.append(Seen("The caches returned before", state, f"with {where}"))
+        handed[number] = [kv_cache]
+        returned.append((kv_cache, cache_seen(kv_cache, f"returned with {where}")))
+        seen += returned[-1][1]
+        if len(returned[-1][1]) == 1:
+            return seen  # nothing that can be handed over with the next chunk
     return seen
+
+
+def order_of(prompts: list[Prompt], in_turns: bool) -> Iterator[tuple[int, dict[str, Tensor]]]:
+    """The chunks with their prompts' numbers."""
+    for turn in range(max(map(len, prompts))) if in_turns else ():
+        for number, prompt in enumerate(prompts):
+            yield from ((number, chunk) for chunk in prompt[turn : turn + 1])
+    for number, prompt in enumerate(prompts) if not in_turns else ():
+        yield from ((number, chunk) for chunk in prompt)
 
 
 def tokens(first: int, last: int) -> str:
@@ -136,13 +152,15 @@ class StandIn(nn.Module):
 
     def __init__(self, config: GPTConfig, idx: int) -> None:
         super().__init__()
-        self.idx, self.n_head = idx, config.n_head
+        self.idx, self.n_head, self.calls = idx, config.n_head, 0
+        self.attn = SimpleNamespace(idx=idx)  # as a block has it
 
     def forward(
         self,
         hidden: Float[Tensor, "batch q_len n_embd"],
         kv_cache: tuple[Tensor, Tensor] | None = None,
     ) -> Any:
+        self.calls += 1
         keys = hidden.unflatten(-1, (self.n_head, -1)).transpose(1, 2)
         values = torch.sin(keys + self.idx)
         if kv_cache is not None:
@@ -210,7 +228,7 @@ def by_hand(attempt: type, **case: Any) -> list[Seen]:
     def roll_back(cache: Any, n: int) -> None:
         cache.length = n
 
-    return through_steps(attempt, fill, roll_back, **case)
+    return through_steps(attempt, fill, roll_back, lambda cache, n: None, **case)
 
 
 def as_built(attempt: type, **case: Any) -> list[Seen]:
@@ -223,7 +241,10 @@ def as_built(attempt: type, **case: Any) -> list[Seen]:
     def roll_back(cache: Any, n: int) -> None:
         cache.truncate(n)
 
-    return through_steps(attempt, fill, roll_back, **case)
+    def refused_roll_back(cache: Any, n: int) -> object:
+        return tried(cache.truncate, n)
+
+    return through_steps(attempt, fill, roll_back, refused_roll_back, **case)
 
 
 @torch.no_grad()
@@ -231,17 +252,22 @@ def through_steps(
     attempt: type,
     fill: Callable[[Any, Tensor, Tensor], None],
     roll_back: Callable[[Any, int], None],
+    refused_roll_back: Callable[[Any, int], object],
     config: Config,
     batch: int,
     max_length: int,
     steps: list[tuple[Any, ...]],
 ) -> list[Seen]:
     """Steps that are judged: ("forward", queries, keys, values of all layers), ("truncate", n).
-    Steps on the way to them: ("fill", keys, values), ("roll back", n), ("reorder", rows)."""
+    Steps on the way to them: ("fill", keys, values), ("roll back", n), ("reorder", rows), and
+    ("refused roll back", n) to more than there are."""
+    torch.set_default_dtype(torch.float64)  # for what an attempt makes without naming a dtype
     cache = attempt(GPTConfig(**config), batch, max_length, dtype=torch.float64)
     seen: list[Seen] = []
     for number, (what, *given) in enumerate(steps, 1):
         match what:
+            case "refused roll back":
+                refused_roll_back(cache, *given)
             case "forward":
                 seen += forward(cache, number, *given)
             case "truncate":
@@ -262,11 +288,17 @@ def forward(
     keys: Float[Tensor, "layers batch heads q_len head_dim"],
     values: Float[Tensor, "layers batch heads q_len head_dim"],
 ) -> Iterator[Seen]:
-    memory = cache.keys, cache.values
+    memory, before = (cache.keys, cache.values), (cache.keys.clone(), cache.values.clone())
     for layer, given in enumerate(zip(queries, keys, values, strict=True)):
         output, how = tried(cache.attend, layer, *given)
         where = f"layer {layer} in step {number}"
         yield Seen("`attend`", how, f"of {where}")
+        if how != "went through":  # that ends a forward
+            both = zip(before, (cache.keys, cache.values), strict=True)
+            written = any(not torch.equal(was, now) for was, now in both)
+            state = "was written all the same" if written else "is as it was before"
+            yield Seen("The memory", state, f"after the refusal of {where}")
+            break
         yield Seen("The output", output, f"of {where}")
         yield Seen("`length`", cache.length, f"after {where}")
     yield Seen("The memory", place_of(memory, cache), f"after step {number}")

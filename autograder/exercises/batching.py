@@ -47,6 +47,7 @@ def pad_left_cases(generator: torch.Generator) -> list[Case]:
             {"prompts": [[5, 8, 5], [5], [8, 5]], "pad_id": 5},
         ),
         Case("prompts that hold token 0", {"prompts": [[0, 3, 0], [4, 0]]}),
+        Case("the same prompt twice", {"prompts": [[4, 7], [9], [4, 7]]}),
     ]
 
 
@@ -69,6 +70,7 @@ def position_cases(generator: torch.Generator) -> list[Case]:
         case("every row has pads", 2, 3, columns=5),
         case("four prompts of very different lengths", *some, columns=10),
         case("a long prompt beside a short one", 20, 3),
+        case("one prompt with pads before it", 2, columns=4),
     ]
 
 
@@ -87,6 +89,7 @@ def padded_mask_cases(generator: torch.Generator) -> list[Case]:
         case("a chunk of the last two columns", 5, 2, columns=5, q_len=2),
         case("a chunk of four columns, some of them pads", 6, 3, columns=6, q_len=4),
         case("every row has pads", 2, 3, columns=5, q_len=5),
+        case("one prompt with pads before it", 2, columns=4, q_len=4),
         case("three prompts of different lengths", *some, columns=9, q_len=9),
         case("decode behind a long prompt and a short one", 20, 3, columns=20, q_len=1),
     ]
@@ -108,6 +111,7 @@ def generate_cases(generator: torch.Generator) -> list[Case]:
     sooner = ends + new[:2]  # goes on as the same text
     zero, _ = prompt_where(generator, 3, lambda _, new: 0 in new[1:3] and new[0] != 0)
     no_zero, _ = prompt_where(generator, 2, lambda _, new: 0 not in new)
+    own, _ = prompt_where(generator, 3, lambda _, new: LOOP.eos_token_id in new[:4])
     inside = eos_inside(generator)
     last, _ = prompt_where(
         generator, 3, lambda ids, new: ids[-1] not in new[:2] and ids[-1] in new[2:5]
@@ -130,6 +134,9 @@ def generate_cases(generator: torch.Generator) -> list[Case]:
         case("one row fills the context, one goes on", batch(prompts(FULL - 2, 3), [5, 7])),
         case("one of the prompts fills the context", batch(prompts(FULL, 2), [3, 4])),
         case("the only prompt fills the context", batch(prompts(FULL), [3])),
+        case("token 0 comes, and no EOS is asked for", batch([zero, no_zero], [6, 5])),
+        case("the model's own EOS comes, and none is asked for", batch([own, no_zero], [6, 2])),
+        case("the same prompt twice", batch([ends, goes_on, ends], [2, 3, 5])),
         case(
             "three batches, one after the other",
             batch(prompts(4, 2), [2, 4]),
@@ -169,6 +176,7 @@ def utilisation_cases(generator: torch.Generator) -> list[Case]:
         case("one slot, idle for a step", [0], [None], [1]),
         case("static batching of two: the short one waits", [0, 1], [0, None], [0, None]),
         case("a step in which nobody is served", [None, 2, 3], [None, None, None]),
+        case("nobody is served at all", [None, None], [None, None]),
         case("four slots, five steps", *some),
     ]
 
@@ -198,6 +206,11 @@ def select_cases(generator: torch.Generator) -> list[Case]:
         case("the last place of a slot", ([3, 5], [0, 1], 1), max_length=6),
         case("a long text beside a short one", ([20, 3], [0, 1], 1), max_length=32),
         case("several forwards", (some, [3, 1], 2), (some, [0, 1, 2, 3], 1), (some, [2], 3)),
+        case(
+            "the same slots again and again, with other lengths",
+            *(([3, 5], [0, 1], 1), ([4, 6], [0, 1], 1), ([7, 6], [0, 1], 1), ([2, 6], [0, 1], 1)),
+        ),
+        case("a long slot, then a short one", ([8, 2], [0], 1), ([8, 2], [1], 1)),
     ]
 
 
@@ -228,6 +241,7 @@ def attend_cases(generator: torch.Generator) -> list[Case]:
         case("one layer, the second of two slots, a prompt of three tokens", 1, 2, ([1], 3)),
         case("two layers, a prompt, then one token at a time", 2, 1, ([0], 3), ([0], 1), ([0], 1)),
         case("one layer, a long prompt, then one token", 1, 1, ([0], 13), ([0], 1)),
+        case("a slot is filled to its last place", 2, 1, ([0], 15), ([0], 1)),
         case("two slots, prompts, then both", 2, 2, ([0], 2), ([1], 4), ([0, 1], 1)),
         case(
             "three slots, one of them idle",

@@ -31,6 +31,7 @@ def generate_cases(generator: torch.Generator) -> list[Case]:
     zero, _ = prompt_where(generator, 3, lambda _, new: 0 in new[1:4] and new[0] != 0)
     inside, _ = prompt_where(generator, 4, lambda ids, new: ids[1] not in new)
     last, _ = prompt_where(generator, 3, lambda ids, new: ids[-1] in new[2:5] and ids[-1] != new[0])
+    own, _ = prompt_where(generator, 3, lambda _, new: LOOP.eos_token_id in new[:4])
     ids = torch.tensor([varied])
     return [
         case("a one-token prompt, one new token", (prompt(1), 1)),
@@ -42,6 +43,7 @@ def generate_cases(generator: torch.Generator) -> list[Case]:
         case("the EOS token's id is 0", (torch.tensor([zero]), 6, 0)),
         case("the EOS token stands in the prompt", (torch.tensor([inside]), 4, inside[1])),
         case("the prompt ends with EOS", (torch.tensor([last]), 6, last[-1])),
+        case("the model's own EOS comes, and none is asked for", (torch.tensor([own]), 6)),
         case("a batch of two prompts", (prompt(3, batch=2), 4)),
         case("the prompt leaves room for two tokens in the context", (prompt(full - 2), 5)),
         case("the prompt fills the context", (prompt(full), 3)),
@@ -73,7 +75,7 @@ def metrics_cases(generator: torch.Generator) -> list[Case]:
         gaps[0] = 0.2 + 0.5 * torch.rand((), generator=generator)
         return Case(label, {"start": start, "token_times": (start + gaps.cumsum(0)).tolist()})
 
-    clock = 100 * torch.rand((), generator=generator).item()
+    clock = 1e6 * (1 + torch.rand((), generator=generator).item())  # seconds: up for weeks
     return [
         case("one token", 0.0, 1),
         case("two tokens, the request at time 0", 0.0, 2),

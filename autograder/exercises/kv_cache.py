@@ -44,6 +44,9 @@ def causal_mask_cases(generator: torch.Generator) -> list[Case]:
             [[0, 1, 2, 3, 4], [0, 0, 0, 1, 2], [2, 3, 4, 5, 6]],
         ),
         case("keys in any order", [[5, 2, 3]], [shuffled]),
+        case(
+            "as many keys as queries, in any order", [[5, 2, 3], [0, 0, 1]], [[2, 5, 3], [0, 0, 1]]
+        ),
         case("a chunk behind a long prefix", [[38, 39]], [list(range(40))]),
     ]
 
@@ -59,14 +62,14 @@ def hidden_cases(
     def cases(generator: torch.Generator) -> list[Case]:
         weights = weights_without(without, part, generator)
 
-        def case(label: str, *prompts: list[int], batch: int = 1) -> Case:
+        def case(label: str, *prompts: list[int], batch: int = 1, in_turns: bool = False) -> Case:
             # Small, so that no score is so high that a softmax over the others hides an error.
             chunks = [
                 [{"hidden": 0.5 * normal(generator, batch, n, LAYERS.n_embd)} for n in sizes]
                 for sizes in prompts
             ]
             data = {"config": asdict(LAYERS), "idx": 1, "weights": weights, "prompts": chunks}
-            return Case(label, data)
+            return Case(label, {**data, "in_turns": in_turns})
 
         some = [draw(generator, 1, 4) for _ in range(3)]
         return [
@@ -75,8 +78,10 @@ def hidden_cases(
             case("prefill: a prompt of four tokens", [4]),
             case("four tokens, then decode one at a time", [4, 1, 1, 1]),
             case("three tokens, then a chunk of three", [3, 3]),
+            case("three tokens, then a chunk of two", [3, 2]),
             case("a batch of three prompts: two tokens, a chunk of five, one", [2, 5, 1], batch=3),
             case("three prompts of one length, one after the other", [3, 1], [3, 1], [3, 1]),
+            case("two prompts of one length, in turns", [2, 1, 2], [2, 1, 2], in_turns=True),
             case("two long prompts in chunks", [*some, FULL - sum(some)], [12, 1, 3], batch=2),
         ]
 
@@ -96,9 +101,12 @@ def id_cases(part: str, without: str) -> Callable[[torch.Generator], list[Case]]
             both = ids.split(sizes, dim=1), positions.expand_as(ids).clone().split(sizes, dim=1)
             return [{"inputs": i, "position_ids": p} for i, p in zip(*both, strict=True)]
 
-        def case(label: str, *prompts: Any, n_layer: int = LAYERS.n_layer) -> Case:
+        def case(
+            label: str, *prompts: Any, n_layer: int = LAYERS.n_layer, in_turns: bool = False
+        ) -> Case:
             config = asdict(LAYERS) | {"n_layer": n_layer}
-            return Case(label, {"config": config, "weights": weights, "prompts": list(prompts)})
+            data = {"config": config, "weights": weights, "prompts": list(prompts)}
+            return Case(label, {**data, "in_turns": in_turns})
 
         return [
             case("one layer, a prompt of one token", prompt(1), n_layer=1),
@@ -114,6 +122,7 @@ def id_cases(part: str, without: str) -> Callable[[torch.Generator], list[Case]]
                 prompt(3, 1),
                 prompt(3, 1, offsets=(5,)),
             ),
+            case("two prompts in turns", prompt(2, 1, 2), prompt(2, 1, 2), in_turns=True),
         ]
 
     return cases
@@ -225,6 +234,10 @@ def attend_cases(generator: torch.Generator) -> list[Case]:
             "rolled back twice, and filled again with other tokens",
             *(*new(2, 3), back_to_2, *new(3), back_to_3, *new(2, 1)),
         ),
+        case(
+            "rolled back to two, after a refusal to keep nine of five",
+            *(*new(2, 3), ("refused roll back", 9), back_to_2, *new(1, 2)),
+        ),
         case("three rows, reordered between two forwards", *new(3), reorder, *new(2), batch=3),
         case("a long text in chunks", *new(*some, 16 - sum(some)), batch=3, max_length=16),
     ]
@@ -248,7 +261,7 @@ def truncate_cases(generator: torch.Generator) -> list[Case]:
         case("an empty cache, nothing to keep", keep(0)),
         case("four tokens of three", fill(3), keep(4)),
         case("more tokens than the memory has room for", fill(3), keep(9)),
-        case("fewer tokens than none", fill(3), keep(-1)),
+        case("fewer tokens than none", fill(3), keep(-1), keep(-3)),
         case("two tokens of five, then four of five", fill(5), keep(2), fill(3), keep(4)),
         case(
             "a full memory, emptied and filled again", fill(8), keep(0), fill(8), keep(1), fill(1)
