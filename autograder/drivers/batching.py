@@ -105,15 +105,24 @@ def select(attempt: type, **case: Any) -> list[Seen]:
 
 
 def select_as_built(attempt: type, **case: Any) -> list[Seen]:
-    def fill(cache: Any, lengths: Int[Tensor, " slots"]) -> None:
+    """As an engine would: where all slots have grown alike, by one forward for all of them."""
+
+    def forward(cache: Any, slots: list[int], q_len: int) -> None:
         layers, _, heads, _, head_dim = cache.keys.shape
+        new = torch.zeros(len(slots), heads, q_len, head_dim, dtype=cache.keys.dtype)
+        cache.select(slots, q_len)
+        for layer in range(layers):
+            cache.attend(layer, new, new, new)
+
+    def fill(cache: Any, lengths: Int[Tensor, " slots"]) -> None:
+        grown = set((lengths - cache.lengths).tolist())
+        if len(grown) == 1 and min(grown) > 0:
+            forward(cache, list(range(len(lengths))), *grown)
+            return
         for slot, length in enumerate(lengths.tolist()):
             cache.free(slot)
-            new = torch.zeros(1, heads, length, head_dim, dtype=cache.keys.dtype)
             if length:
-                cache.select([slot], length)
-            for layer in range(layers if length else 0):
-                cache.attend(layer, new, new, new)
+                forward(cache, [slot], length)
 
     return selected(attempt, fill, **case)
 
