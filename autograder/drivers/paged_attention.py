@@ -78,14 +78,14 @@ def done(manager: Any, method: str, *given: Any) -> str:
     try:
         returned = getattr(manager, method)(*given)
     except Exception as error:
-        if type(error).__name__ == "OutOfBlocks":
+        if "OutOfBlocks" in [kind.__name__ for kind in type(error).__mro__]:
             return "was refused with OutOfBlocks"
         if isinstance(error, ValueError):
             return f"was refused with a ValueError ({error})"
         raise
     if method != "append":
         return "went through"  # the others have nothing to return
-    return f"returned {shown(tuple(returned) if isinstance(returned, list) else returned)}"
+    return f"returned {shown(tuple(returned) if isinstance(returned, (list, tuple)) else returned)}"
 
 
 def books(manager: Any, where: str) -> Iterator[Seen]:
@@ -100,7 +100,9 @@ def books(manager: Any, where: str) -> Iterator[Seen]:
         same = [f", the same list as `tables[{other}]`" for other in earlier.get(id(table), [])]
         yield Seen(f"`tables[{request}]`", f"is {shown(table)}{''.join(same)}", where)
         earlier.setdefault(id(table), []).append(request)
-    for block in range(manager.num_blocks):
+    told = f"has {len(manager.ref_counts)} items for {manager.num_blocks} blocks"
+    yield Seen("`ref_counts`", told, where)
+    for block in range(min(manager.num_blocks, len(manager.ref_counts))):
         holders = [r for r, table in tables.items() for b in blocks_in(table) if b == block]
         count = shown(manager.ref_counts[block])
         state = f"is {whose(holders, free.count(block))}, with a ref count of {count}"
@@ -159,7 +161,10 @@ def attend(
     """Forwards: the tables and lengths that a manager would have, and the blocks to be copied
     before; the requests that are served; their queries, keys and values, one for every layer."""
     manager = SimpleNamespace(
-        num_blocks=num_blocks, block_size=block_size, require_known=lambda request_id: None
+        num_blocks=num_blocks,
+        block_size=block_size,
+        require_known=lambda request_id: None,
+        blocks_for=lambda num_tokens: -(-num_tokens // block_size),
     )
     cache = attempt(GPTConfig(**config), manager, dtype=torch.float64)
     cache.pool.copy_(pool)
@@ -175,11 +180,14 @@ def attend(
             where = f"layer {layer} of forward {number}"
             output = cache.attend(layer, queries, keys, values)
             same = cache.pool.data_ptr() == memory
+            books = manager.tables == forward["tables"] and manager.lengths == forward["lengths"]
+            state = "are as they were" if books else "have been changed"
             seen += [
                 Seen("The pool of keys", cache.pool[0].clone(), f"after {where}"),
                 Seen("The pool of values", cache.pool[1].clone(), f"after {where}"),
                 Seen("The output", output, f"of {where}"),
                 Seen("The pool", f"is {'the same' if same else 'new'} memory", f"after {where}"),
+                Seen("The manager's `tables` and `lengths`", state, f"after {where}"),
             ]
     return seen
 
@@ -225,11 +233,13 @@ def make_room(
             Seen("The manager", f"holds {requests(held)}", where),
             *(Seen(f"The manager's `lengths[{r}]`", f"is {held[r]}", where) for r in held),
             Seen("The number of free blocks", len(manager.free_blocks), where),
+            Seen("`max_running`", batcher.max_running, where),
         ]
         for request in served:
             whose_text, computed = f"of request {request.number}", request.num_computed_tokens
             seen.append(Seen(f"`ids` {whose_text}", list(request.ids), where))
             seen.append(Seen(f"`num_computed_tokens` {whose_text}", computed, where))
+            seen.append(Seen(f"`end` {whose_text}", request.end, where))
             if request in batcher.running:
                 request.ids.append(number)
                 request.num_computed_tokens += 1

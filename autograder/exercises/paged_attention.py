@@ -101,6 +101,8 @@ def allocate_cases(generator: torch.Generator) -> list[Case]:
         case("one block too few, then fewer tokens", 4, 2, beside, allocate(9, 9), allocate(9, 8)),
         case("more than the whole pool has room for", 4, 3, [], allocate(0, 40), allocate(0, 12)),
         case("no block is free", 4, 0, beside, allocate(9, 1)),
+        case("seventeen tokens, blocks of sixteen", 16, 3, [], allocate(0, 17)),
+        case("eight blocks for one request", 3, 9, [], allocate(0, 23)),
         case("six requests, until the pool is full", 3, 12, [], *some),
     ]
 
@@ -211,6 +213,8 @@ def slot_cases(generator: torch.Generator) -> list[Case]:
         case("two rows that share their first block", 2, [[4, 1], [4, 3]], [[0, 1, 2]] * 2),
         case("positions in any order", 4, two, [[7, 0, 4], [3, 5, 1]]),
         case("three rows that begin anywhere", size, blocks, anywhere),
+        case("block 0 at a table's end", 16, [[6001, 0], [0, 7000]], [[17, 3], [31, 0]]),
+        case("the ninth block of a text", 64, [list(range(9, 0, -1))], [[8 * 64 + 63, 5]]),
     ]
 
 
