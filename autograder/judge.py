@@ -87,8 +87,8 @@ def judge_with(
         if found is None:
             continue
         line = own_line(mine.error, attempt, exercise.path) if mine.error else None
-        if not diagnosed or any(map(was_stopped, got)):
-            stopped = any(map(was_stopped, got))
+        stopped = any(map(was_stopped, got))
+        if stopped or not diagnosed:
             return Judgement(WRONG, found.sentence, case, found, line=line, stopped=stopped)
         known, sure = diagnose(exercise, driver, cases, got, expected)
         cause = known.sentence if known else None
@@ -162,6 +162,7 @@ def run(
     )
 
 
+@cache
 def lent(exercise: Exercise) -> dict[str, Any]:
     """Right solutions of the functions that are exercises of this lab or an earlier one."""
     functions = {

@@ -1,6 +1,5 @@
 """What is installed is what is declared, and the project can stand on its own."""
 
-import ast
 import re
 import sys
 import tomllib
@@ -14,6 +13,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import workbook
+from tests.common.house import imports
 
 ROOT = Path(__file__).resolve().parent.parent
 NOT_OURS = {
@@ -79,18 +79,6 @@ def test_workbook_refuses_the_pythons_that_pip_would_refuse():
 
 
 # ------------------------------------------------------------------------------------------ imports
-
-
-def imports(path: Path) -> set[str]:
-    """The full names of the modules that a file imports, wherever in it."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path} imports relatively"
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
 
 
 OURS = {"autograder", "docs", "gpt", "models", "solutions", "tests", "timed_generate", "timing",

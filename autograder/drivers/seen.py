@@ -1,6 +1,6 @@
 """What a driver saw: records of plain data, so that they can be compared, shown and sent."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from inspect import unwrap
 from numbers import Number
@@ -75,11 +75,6 @@ def kind_of(value: Any) -> str:
     """What a value is, by its type: "a deque", "an object"."""
     name = type(value).__name__
     return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
-
-
-def listed(values: Any) -> Any:
-    """An iterable's items as a list; anything else as it is."""
-    return list(values) if isinstance(values, Iterable) and not isinstance(values, str) else values
 
 
 def two_things(found: Any, rule: str) -> tuple[Any, Any]:
