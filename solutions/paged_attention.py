@@ -10,7 +10,6 @@ PagedAttention", SOSP 2023.
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +23,6 @@ from solutions.batching import (
     ContinuousBatcher,
     Request,
     Selected,
-    require_request,
     require_requests,
     require_selected,
 )
@@ -367,24 +365,15 @@ def generate_paged(
     return [batcher.outputs[number] for number in numbers]
 
 
-# ------------------------------------------------------------- sharing: parallel samples and beams
-
-
-@dataclass(frozen=True)
-class Shared:
-    """Several continuations of one prompt.
-
-    outputs: prompt and new tokens of each. copies: blocks copied on write. peak_blocks: the most
-    blocks that were in use after a step.
-    """
-
-    outputs: list[list[int]]
-    copies: int
-    peak_blocks: int
+# ---------------------------------------------------------------------------------- sharing
 
 
 class Family:
-    """Continuations of one prompt that share the blocks of whatever they have in common."""
+    """Continuations of one prompt that share the blocks of whatever they have in common.
+
+    logits: [rows, vocab], those that follow each row's last token. copies: blocks copied on write.
+    peak_blocks: the most blocks that were in use.
+    """
 
     def __init__(
         self, model: CachedLMHead, prompt: Sequence[int], num_blocks: int, block_size: int
@@ -396,7 +385,7 @@ class Family:
         self.members = [0]  # request ids, in the order of the rows
         self.copies = self.peak_blocks = 0
         self.manager.allocate(0, len(prompt))
-        self.logits = self.forward([list(prompt)])
+        self.forward([list(prompt)])
 
     def become(self, parents: Sequence[int]) -> None:
         """Let row i continue what row `parents[i]` was: fork first, then forget the old ones."""
@@ -408,92 +397,36 @@ class Family:
             self.manager.free(member)
         self.members = children
 
-    def append(self, tokens: Sequence[int]) -> Float[Tensor, "rows vocab"]:
-        """Give each row its next token; returns the logits that follow it."""
+    def append(self, tokens: Sequence[int]) -> None:
+        """Give each row its next token. Raises OutOfBlocks where the pool is too small for all."""
         for member in self.members:
             copy = self.manager.append(member)
             if copy is not None:
                 self.kv_cache.copy_block(*copy)
                 self.copies += 1
-        return self.forward([[token] for token in tokens])
+        self.forward([[token] for token in tokens])
 
     @torch.no_grad()
-    def forward(self, new_ids: list[list[int]]) -> Float[Tensor, "rows vocab"]:
+    def forward(self, new_ids: list[list[int]]) -> None:
         self.peak_blocks = max(self.peak_blocks, self.manager.used_blocks)
         input_ids = torch.tensor(new_ids, device=self.kv_cache.pool.device)
         position_ids = self.kv_cache.select(self.members, input_ids.shape[1])
-        return self.model(input_ids, position_ids, self.kv_cache)[:, -1]
+        self.logits = self.model(input_ids, position_ids, self.kv_cache)[:, -1]
 
 
-def require_room(config: GPTConfig, prompt: Sequence[int], max_new_tokens: int, rows: int) -> None:
-    require_request(config, prompt, max_new_tokens)
-    if rows < 1:
-        raise ValueError(f"At least one continuation must be asked for, not {rows}.")
-    if len(prompt) + max_new_tokens > config.n_positions:
-        raise ValueError(
-            f"The prompt and {max_new_tokens} new tokens don't fit into the model's context of "
-            f"{config.n_positions}. Ask for fewer."
-        )
+def branches(
+    family: Family, prompt: Sequence[int], max_new_tokens: int, count: int
+) -> list[list[int]]:
+    """Continue a prompt once for each of the `count` likeliest next tokens, greedily from there.
 
-
-def parallel_samples(
-    model: CachedLMHead,
-    prompt: Sequence[int],
-    max_new_tokens: int,
-    samples: int,
-    num_blocks: int,
-    block_size: int,
-    seed: int = 0,
-) -> Shared:
-    """Sample several continuations of one prompt, whose keys and values are held only once.
-
-    Each sample draws with a generator of its own, so it is the same whoever else is in the batch.
-    Raises OutOfBlocks where the pool is too small for all of them.
+    Prompt and new tokens of each, the likeliest beginning first.
     """
-    require_room(model.config, prompt, max_new_tokens, samples)
-    family = Family(model, prompt, num_blocks, block_size)
-    generators = [torch.Generator().manual_seed(seed + row) for row in range(samples)]
-    outputs = [list(prompt) for _ in range(samples)]
-    logits = family.logits.expand(samples, -1)
-    family.become([0] * samples)
-    for step in range(max_new_tokens):
-        tokens = [
-            int(torch.multinomial(row.softmax(dim=-1).cpu(), 1, generator=generator))
-            for row, generator in zip(logits, generators, strict=True)
-        ]
-        for output, token in zip(outputs, tokens, strict=True):
-            output.append(token)
-        if step < max_new_tokens - 1:
-            logits = family.append(tokens)
-    return Shared(outputs, family.copies, family.peak_blocks)
-
-
-def beam_search(
-    model: CachedLMHead,
-    prompt: Sequence[int],
-    max_new_tokens: int,
-    beams: int,
-    num_blocks: int,
-    block_size: int,
-) -> Shared:
-    """The `beams` likeliest continuations that a beam search finds, the best one first.
-
-    In every step the best of all continuations by one token survive. A beam that has several among
-    them is forked; one that has none is forgotten, and its blocks return to the pool. Raises
-    OutOfBlocks where the pool is too small.
-    """
-    require_room(model.config, prompt, max_new_tokens, beams)
-    family = Family(model, prompt, num_blocks, block_size)
-    outputs = [list(prompt)]
-    scores = torch.zeros(1, dtype=family.logits.dtype, device=family.logits.device)
-    logits = family.logits
-    for step in range(max_new_tokens):
-        candidates = scores[:, None] + logits.log_softmax(dim=-1)
-        scores, best = candidates.flatten().topk(min(beams, candidates.numel()))
-        parents = (best // candidates.shape[1]).tolist()
-        tokens = (best % candidates.shape[1]).tolist()
-        outputs = [outputs[p] + [token] for p, token in zip(parents, tokens, strict=True)]
-        family.become(parents)
-        if step < max_new_tokens - 1:
-            logits = family.append(tokens)
-    return Shared(outputs, family.copies, family.peak_blocks)
+    tokens = family.logits[0].topk(count).indices.tolist()
+    texts = [[*prompt, token] for token in tokens]
+    family.become([0] * count)
+    for _ in range(max_new_tokens - 1):
+        family.append(tokens)
+        tokens = family.logits.argmax(dim=-1).tolist()
+        for text, token in zip(texts, tokens, strict=True):
+            text.append(token)
+    return texts

@@ -7,7 +7,7 @@ runs empty costs work, never tokens.
 import random
 from collections import Counter, deque
 from collections.abc import Iterator
-from itertools import count, product
+from itertools import count
 from typing import Any
 
 import pytest
@@ -467,7 +467,8 @@ def test_a_family_may_branch_in_any_way(
         tokens = data.draw(st.lists(ids, min_size=size, max_size=size))
         texts = [texts[p] + [token] for p, token in zip(parents, tokens, strict=True)]
         family.become(parents)
-        assert_same(family.append(tokens), naive_logits(config, seed, texts))
+        family.append(tokens)
+        assert_same(family.logits, naive_logits(config, seed, texts))
         assert_sound(family.manager)
         assert list(family.manager.tables) == family.members
 
@@ -548,17 +549,7 @@ def test_a_prompt_that_fills_the_context_needs_no_step() -> None:
     assert batcher.manager.used_blocks == 0
 
 
-# --------------------------------------------------------------------------------------- samples
-
-
-def naive_sample(
-    config: GPTConfig, seed: int, prompt: list[int], new: int, draws_with: int
-) -> list[int]:
-    ids, generator = list(prompt), torch.Generator().manual_seed(draws_with)
-    for _ in range(new):
-        probs = naive_logits(config, seed, [ids])[0].softmax(dim=-1)
-        ids.append(int(torch.multinomial(probs, 1, generator=generator)))
-    return ids
+# -------------------------------------------------------------------------------------- branches
 
 
 @st.composite
@@ -571,33 +562,18 @@ def continuations(draw: st.DrawFn) -> tuple[GPTConfig, int, list[int], int]:
     return config, seed, prompt, draw(st.integers(1, min(5, config.n_positions - length)))
 
 
-def assert_needs(peak_blocks: int, block_size: int, search: Any) -> None:
-    """A pool of `peak_blocks` is enough, and one of a block less is not."""
-    search(peak_blocks, block_size)
-    if peak_blocks > 1:
-        with pytest.raises(OutOfBlocks):
-            search(peak_blocks - 1, block_size)
-
-
-@given(continuations(), st.integers(1, 4), block_sizes, st.integers(0, 9))
-def test_a_sample_is_the_same_whoever_else_is_drawn(
-    case: Any, samples: int, block_size: int, first: int
-) -> None:
+@given(continuations(), st.integers(1, 4), block_sizes)
+def test_a_branch_goes_on_as_the_naive_loop_does(case: Any, count: int, block_size: int) -> None:
     config, seed, prompt, new = case
     model, before = model_of(CachedLMHead, config, seed), list(prompt)
 
-    def drawn(num_blocks: int, block_size: int) -> lab_4.Shared:
-        return lab_4.parallel_samples(
-            model, prompt, new, samples, num_blocks, block_size, seed=first
-        )
+    def branch(num_blocks: int) -> tuple[Family, list[list[int]]]:
+        family = Family(model, prompt, num_blocks, block_size)
+        return family, lab_4.branches(family, prompt, new, count)
 
-    shared = drawn(99, block_size)
-    expected = [naive_sample(config, seed, prompt, new, first + row) for row in range(samples)]
-    assert shared.outputs == expected
-    for row in range(samples):
-        alone = lab_4.parallel_samples(model, prompt, new, 1, 99, block_size, seed=first + row)
-        assert alone.outputs == [shared.outputs[row]]
-        assert alone.copies == 0
+    family, texts = branch(99)
+    firsts = naive_logits(config, seed, [prompt])[0].topk(count).indices.tolist()
+    assert texts == [naive(config, seed, [*prompt, first], new - 1) for first in firsts]
     assert prompt == before
 
     stored = blocks(len(prompt) + new - 1, block_size)  # by each; the last token never is
@@ -605,12 +581,15 @@ def test_a_sample_is_the_same_whoever_else_is_drawn(
         expected_peak, expected_copies = stored, 0
     else:
         full = len(prompt) // block_size
-        expected_peak = full + samples * (stored - full)
-        expected_copies = samples - 1 if len(prompt) % block_size else 0
-        if full and samples > 1:
-            assert shared.peak_blocks < samples * stored
-    assert (shared.peak_blocks, shared.copies) == (expected_peak, expected_copies)
-    assert_needs(shared.peak_blocks, block_size, drawn)
+        expected_peak = full + count * (stored - full)
+        expected_copies = count - 1 if len(prompt) % block_size else 0
+        if full and count > 1:
+            assert family.peak_blocks < count * stored
+    assert (family.peak_blocks, family.copies) == (expected_peak, expected_copies)
+    assert branch(family.peak_blocks)[1] == texts
+    if family.peak_blocks > 1:
+        with pytest.raises(OutOfBlocks):
+            branch(family.peak_blocks - 1)
 
 
 @pytest.mark.parametrize(
@@ -623,91 +602,12 @@ def test_a_sample_is_the_same_whoever_else_is_drawn(
         (3, 2, 2, 3),  # nothing is left to share
     ],
 )
-def test_three_samples_by_hand(length: int, new: int, copies: int, peak_blocks: int) -> None:
+def test_three_branches_by_hand(length: int, new: int, copies: int, peak_blocks: int) -> None:
     """In blocks of 4. The last token of each is never stored."""
     model, prompt = model_of(CachedLMHead, CONFIGS[0], 0), list(range(length))
-    shared = lab_4.parallel_samples(model, prompt, new, samples=3, num_blocks=9, block_size=4)
-    assert (shared.copies, shared.peak_blocks) == (copies, peak_blocks)
-
-
-# ----------------------------------------------------------------------------------------- beams
-
-
-def naive_beams(
-    config: GPTConfig, seed: int, prompt: list[int], new: int, beams: int
-) -> list[list[list[int]]]:
-    """The surviving texts after every step, best first, each step computed from the start."""
-    rows, scores, history = [prompt], [0.0], []
-    for _ in range(new):
-        log_probs = naive_logits(config, seed, rows).log_softmax(dim=-1).tolist()
-        candidates = [
-            (score + log_prob, [*row, token])
-            for row, score, scored in zip(rows, scores, log_probs, strict=True)
-            for token, log_prob in enumerate(scored)
-        ]
-        best = sorted(candidates, reverse=True)[:beams]
-        scores, rows = [score for score, _ in best], [row for _, row in best]
-        history.append(rows)
-    return history
-
-
-def blocks_shared(rows: list[list[int]], block_size: int) -> int:
-    """Blocks for texts that share all they have in common: one for each way in which one begins."""
-    ends = range(block_size, len(rows[0]) + block_size, block_size)
-    return len({tuple(row[:end]) for row in rows for end in ends})
-
-
-@given(continuations(), st.integers(1, 5), block_sizes)
-def test_beam_search_is_that_which_computes_everything_again(
-    case: Any, beams: int, block_size: int
-) -> None:
-    config, seed, prompt, new = case
-    model, before = model_of(CachedLMHead, config, seed), list(prompt)
-
-    def found(num_blocks: int, block_size: int) -> lab_4.Shared:
-        return lab_4.beam_search(model, prompt, new, beams, num_blocks, block_size)
-
-    shared, history = found(99, block_size), naive_beams(config, seed, prompt, new, beams)
-    assert shared.outputs == history[-1]
-    assert prompt == before
-
-    stored = history[:-1]  # nothing is computed behind the last tokens
-    peak_blocks = max(blocks_shared(rows, block_size) for rows in [[prompt], *stored])
-    parents = [len({tuple(row[:-1]) for row in rows}) for rows in stored]
-    copies = [
-        len(rows) - n
-        for rows, n in zip(stored, parents, strict=True)
-        if (len(rows[0]) - 1) % block_size
-    ]
-    assert (shared.peak_blocks, shared.copies) == (peak_blocks, sum(copies))
-    assert_needs(peak_blocks, block_size, found)
-
-
-@given(continuations(), block_sizes)
-def test_one_beam_is_greedy(case: Any, block_size: int) -> None:
-    config, seed, prompt, new = case
-    model = model_of(CachedLMHead, config, seed)
-    shared = lab_4.beam_search(model, prompt, new, 1, 20, block_size)
-    assert shared.outputs == [naive(config, seed, prompt, new)]
-    assert shared.copies == 0
-
-
-def test_enough_beams_find_every_text() -> None:
-    """With a vocabulary of 3 there are 27 texts of 3 new tokens: all of them, likeliest first."""
-    config = GPTConfig(vocab_size=3, n_positions=6, n_embd=16, n_layer=2, n_head=2)
-    prompt, every_text = [1, 2], list(product(range(3), repeat=3))
-
-    def log_prob(text: tuple[int, ...]) -> float:
-        ids = torch.tensor([[*prompt, *text]])
-        logits = model_of(GPTLMHead, config, 0)(ids, torch.arange(5)[None])
-        log_probs = logits[0, 1:-1].log_softmax(dim=-1)
-        return float(log_probs[range(3), list(text)].sum())
-
-    expected = [[*prompt, *text] for text in sorted(every_text, key=log_prob, reverse=True)]
-    model = model_of(CachedLMHead, config, 0)
-    for beams in (27, 50):
-        shared = lab_4.beam_search(model, prompt, 3, beams, num_blocks=20, block_size=2)
-        assert shared.outputs == expected
+    family = Family(model, prompt, num_blocks=9, block_size=4)
+    lab_4.branches(family, prompt, new, count=3)
+    assert (family.copies, family.peak_blocks) == (copies, peak_blocks)
 
 
 # --------------------------------------------------------------------- what is refused, and how
@@ -774,8 +674,7 @@ def test_a_pool_that_cannot_be_is_refused(num_blocks: int, block_size: int) -> N
         lambda: BlockManager(*pool),
         lambda: PagedBatcher(model, *pool, max_running=1),
         lambda: lab_4.generate_paged(model, [[1]], [3], *pool, max_running=1),
-        lambda: lab_4.parallel_samples(model, [1], 3, 2, *pool),
-        lambda: lab_4.beam_search(model, [1], 3, 2, *pool),
+        lambda: Family(model, [1], *pool),
     ):
         with pytest.raises(ValueError, match=sentence):
             make()
@@ -840,25 +739,6 @@ def test_a_pool_holds_all_but_the_last_token() -> None:
     assert batcher.outputs == {0: naive(CONFIGS[0], 0, [1, 2, 3], 6)}
 
 
-@pytest.mark.parametrize("search", [lab_4.parallel_samples, lab_4.beam_search])
-@pytest.mark.parametrize(
-    ("prompt", "new", "rows", "sentence"),
-    [
-        *[(prompt, new, 2, sentence) for prompt, new, sentence in BAD_REQUESTS],
-        ([1], 3, 0, "At least one continuation must be asked for, not 0"),
-        ([1] * 9, 4, 2, "4 new tokens don't fit into the model's context of 12"),
-    ],
-)
-def test_continuations_that_cannot_be_are_refused(
-    search: Any, prompt: list[int], new: int, rows: int, sentence: str
-) -> None:
-    model = model_of(CachedLMHead, CONFIGS[0], 0)
-    with shapes_of_forwards(model) as shapes, pytest.raises(ValueError, match=sentence):
-        search(model, prompt, new, rows, 9, 4)
-    assert shapes == []
-
-
-@pytest.mark.parametrize("search", [lab_4.parallel_samples, lab_4.beam_search])
-def test_a_prompt_longer_than_the_pool_is_refused(search: Any) -> None:
+def test_a_prompt_longer_than_the_pool_is_refused() -> None:
     with pytest.raises(OutOfBlocks, match="3 blocks are needed; 2 are free"):
-        search(model_of(CachedLMHead, CONFIGS[0], 0), [1] * 9, 2, 2, 2, 4)
+        Family(model_of(CachedLMHead, CONFIGS[0], 0), [1] * 9, num_blocks=2, block_size=4)

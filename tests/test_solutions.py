@@ -356,9 +356,8 @@ TAKEN_FOR_GIVEN = {
     "generate_continuous generate_padded generate_static pad_left padded_mask "
     "padded_position_ids require_request require_requests torch utilisation",
     "paged_attention": "BlockManager CachedLMHead Copy F Family Float GPTConfig Int OutOfBlocks "
-    "PagedBatcher PagedCache Request Sequence Shared Tensor beam_search causal_mask dataclass "
-    "deque generate_paged pad_sequence parallel_samples require_request require_requests "
-    "require_room slot_mapping torch",
+    "PagedBatcher PagedCache Request Sequence Tensor causal_mask deque generate_paged pad_sequence "
+    "require_requests slot_mapping torch",
 }
 
 

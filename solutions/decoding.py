@@ -1,0 +1,506 @@
+"""Lab 5: decoding strategies. How logits become a token, a text, and an end.
+
+A model gives a score to every token of its vocabulary and leaves the choice to us. The functions
+from logits to logits stand in the order in which they are applied; then a token is drawn, or
+several texts are followed at once; and a text ends where it should.
+
+Sources: Holtzman et al., "The curious case of neural text degeneration", ICLR 2020 (top-p); Fan et
+al., "Hierarchical neural story generation", ACL 2018 (top-k); Nguyen et al., "Turning up the heat:
+min-p sampling", ICLR 2025; Keskar et al., "CTRL", 2019, section 4.1 (repetition penalty).
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from gpt import GPTConfig
+from solutions.batching import require_request
+from solutions.kv_cache import CachedLMHead, KVCache
+
+NEVER = float("-inf")  # the logit of a token that can't be drawn: its probability is exp(-inf) = 0
+LOWEST_TEMPERATURE = 1e-5  # above 0; with less, logits would leave the range of float32
+
+# ------------------------------------------------------------------------------ what is refused
+
+
+def require_temperature(temperature: float) -> None:
+    if not (temperature == 0 or LOWEST_TEMPERATURE <= temperature < float("inf")):
+        raise ValueError(
+            f"A temperature is 0 (greedy) or a number from {LOWEST_TEMPERATURE} up, not "
+            f"{temperature}. Below that the likeliest token always wins: take 0."
+        )
+
+
+def require_top_k(k: int) -> None:
+    if k < 1:
+        raise ValueError(f"top-k keeps at least one token, not {k}. To keep all, leave it out.")
+
+
+def require_top_p(p: float) -> None:
+    if not 0 < p <= 1:
+        raise ValueError(
+            f"top-p is a probability above 0 and at most 1, not {p}. To keep all tokens, take 1."
+        )
+
+
+def require_min_p(min_p: float) -> None:
+    if not 0 <= min_p <= 1:
+        raise ValueError(f"min-p is a share from 0 to 1, not {min_p}. To keep all tokens, take 0.")
+
+
+def require_penalty(penalty: float) -> None:
+    if not 0 < penalty < float("inf"):
+        raise ValueError(
+            f"A repetition penalty is a number above 0, not {penalty}. 1 is none; above 1, "
+            "repetition becomes less likely."
+        )
+
+
+def require_logits(logits: Float[Tensor, "rows vocab"]) -> None:
+    largest = logits.amax(dim=-1)  # NaN where the row holds one
+    if not largest.isfinite().all():
+        row = int((~largest.isfinite()).nonzero()[0, 0])
+        raise ValueError(
+            f"Row {row} of the logits has {largest[row]} as its largest one, so it gives no "
+            "distribution. Was every token masked, or is the model's output broken?"
+        )
+
+
+def require_stops(stops: Sequence[str]) -> None:
+    if isinstance(stops, str) or "" in stops:
+        raise ValueError(f"Stop strings are a list of texts that aren't empty, not {stops!r}.")
+
+
+def end_of(config: GPTConfig, prompt: Sequence[int], max_new_tokens: int) -> int:
+    """How many tokens a text may become; the model's context is the limit."""
+    require_request(config, prompt, max_new_tokens)
+    return min(len(prompt) + max_new_tokens, config.n_positions)
+
+
+# --------------------------------------------------------------------------- logits to logits
+
+
+def apply_repetition_penalty(
+    logits: Float[Tensor, "rows vocab"], ids: Int[Tensor, "rows seq"], penalty: float
+) -> Float[Tensor, "rows vocab"]:
+    """Make the tokens that stand in a row's text so far, its prompt included, less likely.
+
+    A logit above 0 is divided by `penalty`, one below 0 multiplied, each token's once, however
+    often it occurs. `ids` is each row's text. Everything given is left as it was.
+    """
+    require_penalty(penalty)
+    ### BEGIN SOLUTION
+    seen = logits.gather(1, ids)  # [rows, seq]: the logit of each token of the text
+    penalized = torch.where(seen > 0, seen / penalty, seen * penalty)
+    return logits.scatter(1, ids, penalized)
+    ### END SOLUTION
+
+
+def apply_temperature(
+    logits: Float[Tensor, "rows vocab"], temperature: float
+) -> Float[Tensor, "rows vocab"]:
+    """Sharpen (below 1) or flatten (above 1) the distribution that the logits stand for.
+
+    Temperature 0 is greedy: the largest logit of each row stays, the first of them where several
+    are equal, and all others become -inf. `logits` is left as it was.
+    """
+    require_temperature(temperature)
+    ### BEGIN SOLUTION
+    if temperature == 0:
+        best = logits.argmax(dim=-1, keepdim=True)
+        return torch.full_like(logits, NEVER).scatter(1, best, logits.gather(1, best))
+    return logits / temperature
+    ### END SOLUTION
+
+
+def apply_top_k(logits: Float[Tensor, "rows vocab"], k: int) -> Float[Tensor, "rows vocab"]:
+    """Keep the k largest logits of each row; the others become -inf.
+
+    A `k` beyond the vocabulary is the vocabulary. `logits` is left as it was.
+    """
+    require_top_k(k)
+    ### BEGIN SOLUTION
+    largest = logits.topk(min(k, logits.shape[1])).values
+    return logits.masked_fill(logits < largest[:, -1:], NEVER)
+    ### END SOLUTION
+
+
+def apply_top_p(logits: Float[Tensor, "rows vocab"], p: float) -> Float[Tensor, "rows vocab"]:
+    """Keep the smallest set of a row's likeliest tokens whose probabilities reach `p` together.
+
+    The token that crosses p belongs to the set, so the likeliest one always stays. The logits of
+    all others become -inf. `logits` is left as it was.
+    """
+    require_top_p(p)
+    ### BEGIN SOLUTION
+    probs, order = logits.softmax(dim=-1).sort(dim=-1, descending=True)
+    before = probs.cumsum(dim=-1) - probs  # what the likelier tokens have together
+    dropped = torch.zeros_like(before, dtype=torch.bool).scatter(1, order, before >= p)
+    return logits.masked_fill(dropped, NEVER)
+    ### END SOLUTION
+
+
+def apply_min_p(logits: Float[Tensor, "rows vocab"], min_p: float) -> Float[Tensor, "rows vocab"]:
+    """Keep the tokens that are at least `min_p` times as likely as the row's likeliest.
+
+    The logits of the others become -inf. `logits` is left as it was.
+    """
+    require_min_p(min_p)
+    ### BEGIN SOLUTION
+    probs = logits.softmax(dim=-1)
+    likeliest = probs.max(dim=-1, keepdim=True).values
+    return logits.masked_fill(probs < min_p * likeliest, NEVER)
+    ### END SOLUTION
+
+
+# -------------------------------------------------------------------------- a token is drawn
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How a request chooses its tokens. The defaults draw from the model's own distribution.
+
+    temperature: 0 is greedy. top_k: how many tokens stay, None for all. top_p: the probability that
+    those who stay reach together. min_p: the least one, as a share of the likeliest's.
+    repetition_penalty: 1 is none. Raises ValueError for what makes no sense.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_temperature(self.temperature)
+        if self.top_k is not None:
+            require_top_k(self.top_k)
+        require_top_p(self.top_p)
+        require_min_p(self.min_p)
+        require_penalty(self.repetition_penalty)
+
+
+GREEDY = SamplingParams(temperature=0)
+
+
+def next_token_probs(
+    logits: Float[Tensor, "rows vocab"], ids: Int[Tensor, "rows seq"], params: SamplingParams
+) -> Float[Tensor, "rows vocab"]:
+    """The distribution that the next token of each row is drawn from.
+
+    Repetition penalty, temperature, top-k, top-p, min-p, then softmax, in this order. `ids` is each
+    row's text so far. Everything given is left as it was. Raises ValueError where a row of logits
+    holds NaN or infinity, or -inf alone.
+    """
+    require_logits(logits)
+    ### BEGIN SOLUTION
+    if params.repetition_penalty != 1:
+        logits = apply_repetition_penalty(logits, ids, params.repetition_penalty)
+    logits = apply_temperature(logits, params.temperature)
+    if params.top_k is not None:
+        logits = apply_top_k(logits, params.top_k)
+    if params.top_p < 1:
+        logits = apply_top_p(logits, params.top_p)
+    if params.min_p > 0:
+        logits = apply_min_p(logits, params.min_p)
+    return logits.softmax(dim=-1)
+    ### END SOLUTION
+
+
+def draw(
+    probs: Float[Tensor, "rows vocab"], uniforms: Float[Tensor, " rows"]
+) -> Int[Tensor, " rows"]:
+    """Draw a token for each row: the inverse of its cumulative distribution, at its uniform.
+
+    The tokens, in the order of their ids, share the line from 0 to 1 among them, each as long as
+    its probability; drawn is the one on whose piece the uniform lies. A piece holds its beginning
+    and not its end, so that a token of probability 0 is never drawn. Uniforms are at least 0 and
+    below 1. A row of `probs` may have any sum above 0: its tokens share the line in proportion.
+    """
+    ### BEGIN SOLUTION
+    ends = probs.cumsum(dim=-1)  # where each token's piece ends
+    total = ends[:, -1:]
+    passed = (ends <= uniforms[:, None] * total) & (ends < total)
+    return passed.sum(dim=-1)
+    ### END SOLUTION
+
+
+def sample(
+    logits: Float[Tensor, "rows vocab"],
+    ids: Int[Tensor, "rows seq"],
+    params: SamplingParams,
+    generators: Sequence[torch.Generator],
+) -> Int[Tensor, " rows"]:
+    """The next token of each row, drawn with one uniform from that row's own generator.
+
+    So what a request draws doesn't depend on who else is in the batch. `ids` is each row's text so
+    far.
+    """
+    ### BEGIN SOLUTION
+    probs = next_token_probs(logits, ids, params)
+    uniforms = torch.cat([torch.rand(1, generator=generator) for generator in generators])
+    return draw(probs, uniforms.to(probs.device))
+    ### END SOLUTION
+
+
+# --------------------------------------------------------------------- texts that begin alike
+
+
+class Rows(Protocol):
+    """The texts that go on from one prompt, each a row of a batch: one row at first, the prompt.
+
+    logits: [rows, vocab], those that follow each row's last token.
+    """
+
+    logits: Float[Tensor, "rows vocab"]
+
+    def become(self, parents: Sequence[int], /) -> None:
+        """Let row i continue what row `parents[i]` was; there may be more rows than before."""
+
+    def append(self, tokens: Sequence[int], /) -> None:
+        """Give each row its next token; then `logits` are those that follow it."""
+
+
+class CachedRows:
+    """Rows over lab 2's cache: whoever continues a row gets a copy of its keys and values."""
+
+    def __init__(self, model: CachedLMHead, prompt: Sequence[int], max_length: int) -> None:
+        weight = model.transformer.wte.weight
+        self.model = model
+        self.kv_cache = KVCache(model.config, 1, max_length, weight.device, weight.dtype)
+        self.forward([list(prompt)])
+
+    def become(self, parents: Sequence[int]) -> None:
+        self.kv_cache.reorder(torch.tensor(parents, device=self.kv_cache.keys.device))
+
+    def append(self, tokens: Sequence[int]) -> None:
+        self.forward([[token] for token in tokens])
+
+    @torch.no_grad()
+    def forward(self, new_ids: list[list[int]]) -> None:
+        inputs = torch.tensor(new_ids, device=self.kv_cache.keys.device)
+        start = self.kv_cache.length
+        position_ids = torch.arange(start, start + inputs.shape[1], device=inputs.device)
+        self.logits = self.model(inputs, position_ids.expand_as(inputs), self.kv_cache)[:, -1]
+
+
+def stream(
+    model: CachedLMHead,
+    prompt: Sequence[int],
+    max_new_tokens: int,
+    params: SamplingParams,
+    generator: torch.Generator,
+    eos_token_id: int | None = None,
+) -> Iterator[int]:
+    """Yield the new tokens of one request, each as soon as it is drawn; EOS is the last."""
+    end = end_of(model.config, prompt, max_new_tokens)
+    ids, rows = list(prompt), CachedRows(model, prompt, end)
+    while len(ids) < end:
+        text = torch.tensor([ids], device=rows.logits.device)
+        [token] = sample(rows.logits, text, params, [generator]).tolist()
+        ids.append(token)
+        yield token
+        if token == eos_token_id:
+            return
+        if len(ids) < end:  # nothing follows the last token
+            rows.append([token])
+
+
+def parallel_samples(
+    rows: Rows,
+    prompt: Sequence[int],
+    max_new_tokens: int,
+    params: SamplingParams,
+    generators: Sequence[torch.Generator],
+) -> list[list[int]]:
+    """Continue one prompt once for each generator; prompt and new tokens of each."""
+    rows.become([0] * len(generators))
+    texts = [list(prompt) for _ in generators]
+    for left in reversed(range(max_new_tokens)):
+        ids = torch.tensor(texts, device=rows.logits.device)
+        tokens = sample(rows.logits, ids, params, generators).tolist()
+        for text, token in zip(texts, tokens, strict=True):
+            text.append(token)
+        if left:  # nothing follows the last token
+            rows.append(tokens)
+    return texts
+
+
+# ------------------------------------------------------------------------------- beam search
+
+
+class Candidate(NamedTuple):
+    """A beam's continuation by one token. score: the log-probability of the text it makes."""
+
+    score: float
+    parent: int
+    token: int
+
+
+@dataclass(frozen=True)
+class Beam:
+    """A text, and the logarithm of the probability that the model gives to its new tokens."""
+
+    ids: list[int]
+    score: float
+
+
+def best_continuations(
+    scores: Float[Tensor, " beams"], logits: Float[Tensor, "beams vocab"], count: int
+) -> list[Candidate]:
+    """The `count` likeliest texts that are a beam and one token more, of all beams together.
+
+    scores: the log-probability of each beam so far. logits: what the model says of its next token.
+    The best one comes first; fewer than `count` where there are no more.
+    """
+    ### BEGIN SOLUTION
+    totals = scores[:, None] + logits.log_softmax(dim=-1)  # [beams, vocab]
+    best, places = totals.flatten().topk(min(count, totals.numel()))
+    vocab = logits.shape[1]
+    return [
+        Candidate(score, place // vocab, place % vocab)
+        for score, place in zip(best.tolist(), places.tolist(), strict=True)
+    ]
+    ### END SOLUTION
+
+
+class BeamSearch:
+    """Looks for the likeliest text by following the `width` likeliest beginnings at once.
+
+    beams: the texts that go on, the best first; row i of `rows` is beam i. finished: the best texts
+    that have ended, at most `width`, the best first. trace: the candidates of each step.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        prompt: Sequence[int],
+        max_new_tokens: int,
+        width: int,
+        length_penalty: float = 1.0,
+        eos_token_id: int | None = None,
+    ) -> None:
+        if width < 1 or max_new_tokens < 1:
+            raise ValueError(
+                "A search needs at least one beam and one new token; width is "
+                f"{width} and max_new_tokens {max_new_tokens}."
+            )
+        self.rows, self.width = rows, width
+        self.prompt_length, self.max_new_tokens = len(prompt), max_new_tokens
+        self.length_penalty, self.eos_token_id = length_penalty, eos_token_id
+        self.beams = [Beam(list(prompt), 0.0)]
+        self.finished: list[Beam] = []
+        self.trace: list[list[Candidate]] = []
+
+    def step(self) -> None:
+        """Continue all beams by one token: the best texts that have not ended go on.
+
+        Of the 2·width best candidates, those whose token is EOS go to `finish`, if they are among
+        the first `width`; the first `width` of the others are the new beams. Then, unless the
+        search is done, the rows follow: each becomes its beam's parent and gets its token.
+        """
+        candidates = self.candidates()
+        ### BEGIN SOLUTION
+        survivors = []
+        for rank, candidate in enumerate(candidates):
+            if candidate.token != self.eos_token_id:
+                survivors.append(candidate)
+            elif rank < self.width:
+                self.finish(self.extended(candidate))
+        survivors = survivors[: self.width]
+        self.beams = [self.extended(candidate) for candidate in survivors]
+        if not self.is_done():
+            self.rows.become([candidate.parent for candidate in survivors])
+            self.rows.append([candidate.token for candidate in survivors])
+        ### END SOLUTION
+
+    def candidates(self) -> list[Candidate]:
+        """The 2·width best of this step. At most `width` of them are EOS, one for each beam, so
+        that `width` others remain."""
+        logits = self.rows.logits
+        scores = torch.tensor([beam.score for beam in self.beams]).to(logits)
+        self.trace.append(best_continuations(scores, logits, 2 * self.width))
+        return self.trace[-1]
+
+    def extended(self, candidate: Candidate) -> Beam:
+        return Beam([*self.beams[candidate.parent].ids, candidate.token], candidate.score)
+
+    def finish(self, beam: Beam) -> None:
+        """Keep a text that has ended, if it is among the best `width` of those."""
+        ranked = sorted([*self.finished, beam], key=self.ranking, reverse=True)
+        self.finished = ranked[: self.width]
+
+    def ranking(self, beam: Beam) -> float:
+        """The score over the number of new tokens to the power `length_penalty`.
+
+        Every token makes a text less likely; without this the shortest would win.
+        """
+        return beam.score / (len(beam.ids) - self.prompt_length) ** self.length_penalty
+
+    def is_done(self) -> bool:
+        """Whether the texts are as long as they may be, or none can become as good as those that
+        have ended."""
+        new_tokens = len(self.beams[0].ids) - self.prompt_length
+        if new_tokens == self.max_new_tokens:
+            return True
+        if len(self.finished) < self.width:
+            return False
+        # A score only falls. So a beam ranks highest if its score stays as it is until the end.
+        longest = self.max_new_tokens if self.length_penalty > 0 else new_tokens
+        best_possible = self.beams[0].score / longest**self.length_penalty
+        return best_possible <= self.ranking(self.finished[-1])
+
+    def run(self) -> list[Beam]:
+        """Search to the end; the best `width` texts, the best one first."""
+        while not self.trace or not self.is_done():
+            self.step()
+        for beam in self.beams:
+            self.finish(beam)
+        return self.finished
+
+
+# ---------------------------------------------------------------------------- where a text ends
+
+
+def stop_at(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
+    """Pass a text on, piece by piece, up to the first of the stop strings, which is left out.
+
+    A stop string may begin in one piece and end in a later one, so what may be its beginning is
+    held back until that is decided; nothing else is, and nothing for longer. Once a stop string is
+    complete, no further piece is asked for. Where the pieces end without one, all of their text has
+    been passed on.
+    """
+    require_stops(stops)
+    ### BEGIN SOLUTION
+    held = ""
+    for piece in pieces:
+        held += piece
+        found = [held.index(stop) for stop in stops if stop in held]
+        if found:
+            yield held[: min(found)]
+            return
+        begun = [n for stop in stops for n in range(len(stop)) if held.endswith(stop[:n])]
+        safe = len(held) - max(begun, default=0)
+        yield held[:safe]
+        held = held[safe:]
+    yield held
+    ### END SOLUTION
+
+
+def decoded(tokens: Iterable[int], tokenizer: Any) -> Iterator[str]:
+    """The text of a stream of tokens, in pieces.
+
+    A token may end in the middle of a character of several bytes; then its text waits for the next.
+    """
+    ids: list[int] = []
+    shown = 0
+    for token in tokens:
+        ids.append(token)
+        text = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+        if not text.endswith("\N{REPLACEMENT CHARACTER}"):
+            yield text[shown:]
+            shown = len(text)
