@@ -5,10 +5,12 @@
     python timed_generate.py --workloads ragged --repeats 3 --plot times.png
     python timed_generate.py --mine          adds your own code from the labs
 
-Three workloads: `lengths` continues one prompt by each number of --tokens; `ragged` has many
-requests of unequal lengths; `equal` has many that begin and end together. Every technique must
-first give the reference's tokens; only then is it timed. The last line of the output is the whole
-result as JSON. A new technique is one entry in TECHNIQUES, in timing/techniques.py.
+Four workloads: `lengths` continues one prompt by each number of --tokens; `sampled` draws the
+continuations of some tales at a temperature; `ragged` has many requests of unequal lengths; `equal`
+has many that begin and end together. Every technique must first give the reference's tokens, or,
+where they are drawn, the same tokens with its caches as without; only then is it timed. The last
+line of the output is the whole result as JSON. A new technique is one entry in TECHNIQUES, in
+timing/techniques.py.
 """
 
 import argparse

@@ -322,7 +322,8 @@ def parallel_samples(
     texts = [list(prompt) for _ in generators]
     for left in reversed(range(max_new_tokens)):
         ids = torch.tensor(texts, device=rows.logits.device)
-        tokens = sample(rows.logits, ids, params, generators).tolist()
+        logits = rows.logits.expand(len(texts), -1)  # at first one row, the prompt's, for all
+        tokens = sample(logits, ids, params, generators).tolist()
         for text, token in zip(texts, tokens, strict=True):
             text.append(token)
         if left:  # nothing follows the last token
@@ -422,7 +423,7 @@ class BeamSearch:
         """The 2·width best of this step. At most `width` of them are EOS, one for each beam, so
         that `width` others remain."""
         logits = self.rows.logits
-        scores = torch.tensor([beam.score for beam in self.beams]).to(logits)
+        scores = logits.new_tensor([beam.score for beam in self.beams])
         self.trace.append(best_continuations(scores, logits, 2 * self.width))
         return self.trace[-1]
 
@@ -497,10 +498,12 @@ def decoded(tokens: Iterable[int], tokenizer: Any) -> Iterator[str]:
     A token may end in the middle of a character of several bytes; then its text waits for the next.
     """
     ids: list[int] = []
-    shown = 0
+    text, shown = "", 0
     for token in tokens:
         ids.append(token)
         text = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):
             yield text[shown:]
             shown = len(text)
+    if shown < len(text):  # the stream ended in the middle of a character
+        yield text[shown:]

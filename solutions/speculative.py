@@ -207,9 +207,9 @@ def first_layers(model: CachedLMHead, n_layer: int) -> CachedLMHead:
         )
     with torch.device("meta"):
         draft = CachedLMHead(replace(model.config, n_layer=n_layer))
-    own, shared = draft.transformer, model.transformer
-    own.wte, own.wpe, own.ln_f, own.h = shared.wte, shared.wpe, shared.ln_f, shared.h[:n_layer]
-    return draft.eval()
+    weights = model.state_dict()
+    draft.load_state_dict({name: weights[name] for name in draft.state_dict()}, assign=True)
+    return draft.eval().requires_grad_(False)
 
 
 # ------------------------------------------------------------------------------------ the loop

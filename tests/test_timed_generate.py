@@ -1,6 +1,7 @@
 """The timing table: what it counts, what it refuses, and that nothing wrong is ever timed."""
 
 import inspect
+import itertools
 import json
 import math
 import shutil
@@ -24,11 +25,13 @@ import timing.workloads
 from autograder.reference import fresh_copy
 from gpt import GPTConfig, read_config
 from solutions import batching as lab3
+from solutions import decoding as lab5
 from solutions import generate as lab1
 from solutions import kv_cache as lab2
 from solutions import paged_attention as lab4
+from solutions import speculative as lab6
 from timing import kv_bytes
-from timing.runs import Batches, BestBatches, Continuous, Run, times_of_growth
+from timing.runs import Batches, BestBatches, Continuous, Rounds, Run, times_of_growth
 from timing.techniques import TECHNIQUES
 from timing.verify import verify as verify_outputs
 from timing.workloads import EQUAL, KINDS, LENGTHS, RAGGED, Workload
@@ -36,6 +39,7 @@ from timing.workloads import EQUAL, KINDS, LENGTHS, RAGGED, Workload
 ROOT = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")
 CONTEXT = 64
+SPECULATIVE = "speculative", "ngram"
 ROW_KEYS = {
     "workload", "technique", "batch", "new_tokens", "tok_per_s", "ttft_s", "tpot_s",
     "tokens_computed", "kv_bytes", "kv_bytes_reserved", "used", "speedup", "mbu",
@@ -68,6 +72,7 @@ def quick(monkeypatch):
         monkeypatch.setattr(timing.workloads, f"RAGGED_{name}", value)
     for name, value in (("PROMPT", 6), ("NEW", 5)):
         monkeypatch.setattr(timing.workloads, f"EQUAL_{name}", value)
+    monkeypatch.setattr(timing.workloads, "SAMPLED_NEW", 9)
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
@@ -103,14 +108,17 @@ def prompt_tokens(result: dict) -> int:
 def test_default_techniques_are_timed_on_every_workload(table) -> None:
     _, result = table("--tokens", "8,4")
     found = [(row["new_tokens"], row["technique"]) for row in result["rows"]]
-    names = ["naive", "cached-concat", "cached", "hf-nocache", "hf"]
+    names = ["naive", "cached-concat", "cached", *SPECULATIVE, "hf-nocache", "hf"]
     assert found == [(n, name) for n in (4, 8) for name in names]
     for row in result["rows"]:
         assert set(row) >= ROW_KEYS
         assert row["batch"] == 1
         assert row["tok_per_s_min"] <= row["tok_per_s"] <= row["tok_per_s_max"]
-        assert 0 < row["ttft_s"] < row["total_s"]
-        assert row["mbu"] > 0
+        assert 0 < row["ttft_s"] <= row["total_s"]
+        if row["technique"] in SPECULATIVE:
+            assert row["mbu"] is None
+        else:
+            assert row["mbu"] > 0
 
 
 def test_tokens_computed_and_kv_bytes_are_exact(table, tiny) -> None:
@@ -121,6 +129,9 @@ def test_tokens_computed_and_kv_bytes_are_exact(table, tiny) -> None:
         if row["technique"] in ("naive", "hf-nocache"):
             assert row["tokens_computed"] == sum(range(prompt, prompt + n))
             assert row["kv_bytes"] == 0
+        elif row["technique"] in SPECULATIVE:  # rejected drafts are computed too
+            assert row["tokens_computed"] >= prompt + n - 1
+            assert row["kv_bytes"] >= (prompt + n - 1) * per_token
         else:
             assert row["tokens_computed"] == prompt + n - 1
             assert row["kv_bytes"] == (prompt + n - 1) * per_token
@@ -194,7 +205,7 @@ def test_as_a_command_it_shows_progress_and_warns_of_nothing(tiny) -> None:
     command += ["--workloads", "lengths"]  # the others are of full size here
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0
-    assert len(json.loads(done.stdout.splitlines()[-1])["rows"]) == 10
+    assert len(json.loads(done.stdout.splitlines()[-1])["rows"]) == 14
     assert "run/s" in done.stderr or "s/run" in done.stderr
     assert "warn" not in done.stderr.lower()
 
@@ -278,13 +289,15 @@ def test_every_workload_is_served_by_the_techniques_that_can(table) -> None:
     printed, result = table("--workloads", ",".join(KINDS), "--tokens", "3")
     found = [(row["workload"], row["technique"]) for row in result["rows"]]
     assert found == [
-        *(("3 new tokens", n) for n in ("naive", "cached-concat", "cached", "hf-nocache", "hf")),
+        *(("3 new tokens", n) for n in ("naive", "cached-concat", "cached")),
+        *(("3 new tokens", n) for n in (*SPECULATIVE, "hf-nocache", "hf")),
+        *(("sampled", name) for name in ("sampled", *SPECULATIVE)),
         *(("ragged", name) for name in ("cached", "static", "continuous", "paged", "hf")),
         *(("equal", name) for name in ("cached", "static", "hf")),
     ]
     for row in result["rows"]:
         assert set(row) >= ROW_KEYS
-        assert 0 < row["ttft_s"] < row["total_s"]
+        assert 0 < row["ttft_s"] <= row["total_s"]
     assert max(len(line) for line in printed.splitlines()[:-1]) <= 100
     assert "~" not in printed
 
@@ -435,6 +448,90 @@ def test_the_fastest_size_is_chosen_once_by_short_trials():
     assert [best.run(workload).batch for _ in range(2)] == [32, 32]
     assert slow.asked == [[2], [2, 3]]  # one request to warm up, and the trial
     assert fast.asked == [[2, 3], [8, 9], [8, 9]]
+
+
+# ------------------------------------------------------------------------------------ speculation
+
+
+@pytest.mark.parametrize("name", SPECULATIVE)
+@pytest.mark.parametrize("kind", [LENGTHS, "sampled"])
+def test_the_tokens_of_a_round_come_together_and_are_counted(tiny, name, kind) -> None:
+    [workload] = timing.workloads.new_workloads([kind], tiny, [20])
+    technique = TECHNIQUES[name][kind](tiny, CPU)
+    assert isinstance(technique, Rounds)
+    run = technique.run(workload)
+    assert [len(times) for times in run.token_times] == workload.new_tokens
+    rounds = [
+        technique.rounds_of(technique.models, workload, number)
+        for number in range(len(workload.prompts))
+    ]
+    for times, own in zip(run.token_times, rounds, strict=True):
+        together = [len(list(group)) for _, group in itertools.groupby(times)]
+        assert together == [len(round.new) for round in own]
+        assert times == sorted(times)
+    every = [round for own in rounds for round in own]
+    assert run.passes == len(every)
+    assert run.drafted == sum(len(round.drafts) for round in every) > 0
+    assert run.accepted == sum(round.accepted for round in every)
+    prompts, passes = sum(len(prompt) for prompt in workload.prompts), len(every)
+    # The first pass of a request computes its prompt, every other one the newest token.
+    assert run.tokens_computed == prompts + passes - len(rounds) + run.drafted
+
+
+def test_a_draft_that_is_the_model_is_always_accepted(table, tiny, tmp_path) -> None:
+    both = tmp_path / "twin", tmp_path / "twin-draft"
+    for folder in both:
+        shutil.copytree(tiny, folder)
+    args = "--tokens", "15", "--techniques", "speculative"
+    printed, result = table("--model", str(both[0]), *args)
+    assert "4 drafts of twin-draft, verified in one pass (lab 6)" in printed
+    assert "speculative, 15 new tokens: 100% of the drafts accepted, 5.00 tokens a pass" in printed
+    assert result["rows"][0]["acceptance"] == 1
+    assert result["rows"][0]["tokens_per_pass"] == 5
+
+
+def test_without_a_draft_the_first_layers_of_the_model_are_it(table) -> None:
+    printed, result = table("--tokens", "6", "--techniques", "cached,speculative")
+    assert "4 drafts of the model's first layers (1)" in printed
+    cached, speculative = result["rows"]
+    assert cached["acceptance"] is cached["tokens_per_pass"] is None
+    assert speculative["acceptance"] is not None
+
+
+def test_drawn_tokens_are_the_same_every_time_and_not_the_greedy_ones(tiny) -> None:
+    [workload] = timing.workloads.new_workloads(["sampled"], tiny, [])
+    technique = timing.techniques.prepare_sampled(tiny, CPU)
+    first, again = (technique.run(workload).outputs for _ in range(2))
+    assert first == again
+    assert technique.run(replace(workload, temperature=0)).outputs != first
+    assert len({tuple(ids[-9:]) for ids in first}) == len(first)
+
+
+def keeps_what_was_rejected(prepare: Callable) -> Callable:
+    """A speculative loop with a rejected draft in the place of the last token that it keeps."""
+
+    class Stale(lab2.KVCache):
+        def truncate(self, n: int) -> None:
+            for stored in (self.keys, self.values):
+                stored[:, :, :, n - 1] = stored[:, :, :, self.length - 1]
+            super().truncate(n)
+
+    def prepare_it(folder: Path, device: torch.device) -> Any:
+        lab = fresh_copy("speculative")
+        vars(lab)["KVCache"] = Stale
+        return prepare(folder, device, lab)
+
+    return prepare_it
+
+
+@pytest.mark.parametrize("name", SPECULATIVE)
+@pytest.mark.parametrize("kind", [LENGTHS, "sampled"])
+def test_a_stale_cache_is_never_timed(table, monkeypatch, capsys, name, kind) -> None:
+    prepare = keeps_what_was_rejected(TECHNIQUES[name][kind])
+    monkeypatch.setitem(TECHNIQUES, "stale", {kind: prepare})
+    with pytest.raises(SystemExit, match="Stopped: stale"):
+        table("--workloads", kind, "--tokens", "20", "--techniques", "stale")
+    assert "tok/s" not in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------------------------ repetition
@@ -685,6 +782,31 @@ def test_mine_is_the_cache_of_lab_2(table, kept) -> None:
     assert mine["kv_bytes"] == cached["kv_bytes"] > 0
 
 
+def test_mine_is_the_speculative_loop_of_lab_6(table, kept) -> None:
+    keep(kept, "kv_cache.KVCache.attend", lab2.KVCache)
+    keep(kept, "speculative.generate_speculative", lab6.generate_speculative)
+    printed, result = table("--tokens", "9", "--techniques", "speculative", "--mine")
+    assert "your speculative decoding (lab 6)" in printed
+    reference, mine = result["rows"]
+    for key in ("tokens_computed", "kv_bytes", "acceptance"):
+        assert mine[key] == reference[key]
+
+
+@pytest.mark.parametrize(
+    ("exercise", "thing", "about"),
+    [
+        ("decoding.draw", lab5.draw, "your sampling (lab 5)"),
+        ("speculative.verify", lab6.verify, "your speculative decoding (lab 6)"),
+        ("generate.generate", lab1.generate, "no sampler of yours has passed its check yet"),
+    ],
+)
+def test_mine_draws_with_the_newest_of_labs_5_and_6(table, kept, exercise, thing, about) -> None:
+    keep(kept, exercise, thing)
+    printed, result = table("--workloads", "sampled", "--techniques", "sampled", "--mine")
+    assert about in printed
+    assert [row["technique"] for row in result["rows"]] == ["sampled", "mine"]
+
+
 def learners(lab: str, *parts: str) -> dict[str, object]:
     """These functions and classes of a lab, as if a learner had written them."""
     source = Path(inspect.getfile(lab3)).with_name(f"{lab}.py").read_text()
@@ -734,7 +856,7 @@ def test_mine_is_the_newest_batching(table, monkeypatch, yours, about, like) -> 
     ("args", "sentence"),
     [
         (["--techniques", "naive,cashed"], "Did you mean 'cached'?"),
-        (["--techniques", "zzz"], "There are naive, cached-concat, cached, static, continuous, "),
+        (["--techniques", "zzz"], "There are naive, cached-concat, cached, sampled, speculative, "),
         (["--workloads", "raged"], "there is no workload 'raged'. Did you mean 'ragged'?"),
         (
             ["--workloads", "ragged,equal", "--techniques", "static,naive"],

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from solutions import generate as lab1
 from timing.runs import Prepared, Run
-from timing.verify import verify
+from timing.verify import verify, verify_replay
 from timing.workloads import Workload
 
 REPEATS = 3
@@ -62,6 +62,8 @@ def measure(
     with tqdm(total=len(verifying) + len(timing), unit="run", leave=False) as progress:
         for workload, name in verifying:
             progress.set_description(f"verify {name}, {workload.name}")
+            if workload.temperature:
+                verify_replay(name, workload, prepared[workload.kind, name])
             run = verified_run(workload, name)
             if name == workload.reference:
                 expected[workload.name] = run.outputs
@@ -90,7 +92,11 @@ def rotated(names: list[str], by: int) -> list[str]:
 
 
 def new_row(
-    workload: Workload, name: str, runs: list[Run], weight_bytes: int, environment: dict[str, Any]
+    workload: Workload,
+    name: str,
+    runs: list[Run],
+    weight_bytes: int | None,
+    environment: dict[str, Any],
 ) -> Row:
     """One line of the table: medians over the runs, in seconds and bytes."""
     first, tokens = runs[0], sum(workload.new_tokens)
@@ -114,10 +120,12 @@ def new_row(
         "kv_bytes": first.kv_bytes,
         "kv_bytes_reserved": first.kv_bytes_reserved,
         "used": first.used,
+        "acceptance": first.accepted / first.drafted if first.drafted else None,
+        "tokens_per_pass": tokens / first.passes if first.drafted else None,
         "speedup": None,
         "speedup_over": workload.reference,
         "mbu": mbu(workload, first, tpot, weight_bytes, environment),
-        "weights_fit_in_cache": cache is not None and weight_bytes <= cache,
+        "weights_fit_in_cache": bool(cache and weight_bytes) and weight_bytes <= cache,
     }
 
 
@@ -135,16 +143,17 @@ def mbu(
     workload: Workload,
     run: Run,
     tpot: float | None,
-    weight_bytes: int,
+    weight_bytes: int | None,
     environment: dict[str, Any],
 ) -> float | None:
     """Bytes that a decode step must read, over those that the memory could have given meanwhile.
 
-    None where requests are unequal: every step reads another amount, and prefills lie between.
+    None where requests are unequal: every step reads another amount, and prefills lie between; and
+    where several tokens come of one reading.
     """
     lengths = {len(prompt) for prompt in workload.prompts}
     limits = set(workload.new_tokens)
-    if tpot is None or len(lengths) > 1 or len(limits) > 1:
+    if weight_bytes is None or tpot is None or len(lengths) > 1 or len(limits) > 1:
         return None
     (prompt,), (n,) = lengths, limits
     # The decode steps attend to prompt + 1 up to prompt + n - 1 tokens, the number at the peak.

@@ -6,16 +6,22 @@ many tokens went through. Which requests got a token in it follows from the kind
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 import torch
-from torch import nn
+from jaxtyping import Float, Int
+from torch import Tensor, nn
 
 from solutions import batching as lab3
 from solutions import generate as lab1
+from solutions.decoding import SamplingParams
+from solutions.kv_cache import CachedLMHead, KVCache
+from solutions.speculative import Round
 from timing.kv_bytes import Bytes
 from timing.stopwatch import synchronize
 from timing.work import weight_bytes
@@ -32,7 +38,8 @@ class Run:
     new tokens was there, in seconds, on `start`'s clock. tokens_computed: how many tokens went
     through the model, pads and finished rows included. kv_bytes, kv_bytes_reserved: keys and values
     at the peak. batch: how many requests are served at a time. used: the share of slots, over all
-    steps, that served a request; None where a technique has no fixed slots.
+    steps, that served a request; None where a technique has no fixed slots. passes, drafted,
+    accepted: forwards of the model, drafts that they verified, and those of them that stayed.
     """
 
     outputs: list[Ids]
@@ -43,6 +50,9 @@ class Run:
     kv_bytes_reserved: int
     batch: int
     used: float | None
+    passes: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
     @property
     def seconds(self) -> float:
@@ -62,8 +72,8 @@ class Prepared(Protocol):
         """Its one line under the table."""
 
     @property
-    def weight_bytes(self) -> int:
-        """Bytes of weights that a decode step reads."""
+    def weight_bytes(self) -> int | None:
+        """Bytes of weights that are read for every token; None where tokens share a reading."""
 
     def run(self, workload: Workload) -> Run:
         """Do the workload once."""
@@ -193,6 +203,108 @@ class BestBatches:
             self.candidates[0].run(warm_up)
             self.best = min(self.candidates, key=lambda batches: batches.run(trial).seconds)
         return self.best.run(workload)
+
+
+# ------------------------------------------------------------- rounds, of one token or of several
+
+
+class Rounds:
+    """Requests one after the other, by a loop that gives one token or more a forward.
+
+    generate: called as generate(models, prompt, max_new_tokens, params, generator), returns what
+    each forward of the first of the models gave. The others are drafts: their keys and values are
+    held too, and what they compute costs time, but is not counted with the model's own tokens. Each
+    request has a generator of its own. one_token_each: whether a forward never gives more.
+    """
+
+    def __init__(
+        self,
+        about: str,
+        models: Sequence[Any],
+        generate: Callable[..., list[Round]],
+        kv_bytes: Callable[[Sequence[Any], Any], Bytes],
+        one_token_each: bool = False,
+    ) -> None:
+        self.about, self.models, self.generate = about, models, generate
+        self.kv_bytes, self.one_token_each = kv_bytes, one_token_each
+
+    @property
+    def weight_bytes(self) -> int | None:
+        return weight_bytes(self.models[0]) if self.one_token_each else None
+
+    def run(self, workload: Workload) -> Run:
+        outputs: list[Ids] = []
+        token_times: list[list[float]] = []
+        all_rounds: list[Round] = []
+        with ExitStack() as stack:
+            watch, *others = [
+                stack.enter_context(Watch(model, self.kv_bytes)) for model in self.models
+            ]
+            for number in range(len(workload.prompts)):
+                first = len(watch.ends)
+                rounds = self.rounds_of(self.models, workload, number)
+                ends = watch.ends[first:]
+                outputs.append(continued(workload.prompts[number], rounds))
+                token_times.append(
+                    [end for r, end in zip(rounds, ends, strict=True) for _ in r.new]
+                )
+                all_rounds += rounds
+        watch.held += sum(other.held for other in others)
+        watch.reserved += sum(other.reserved for other in others)
+        drafted = sum(len(round.drafts) for round in all_rounds)
+        accepted = sum(round.accepted for round in all_rounds)
+        run = watch.run(outputs, token_times, batch=1, used=None)
+        return replace(run, passes=len(all_rounds), drafted=drafted, accepted=accepted)
+
+    def rounds_of(self, models: Sequence[Any], workload: Workload, number: int) -> list[Round]:
+        params = SamplingParams(temperature=workload.temperature)
+        generator = torch.Generator().manual_seed(number)
+        request = workload.prompts[number], workload.new_tokens[number]
+        return self.generate(models, *request, params, generator)
+
+    def replayed(self, workload: Workload, number: int) -> tuple[Ids, Ids]:
+        """One request as this loop serves it, and as it does without its caches.
+
+        In float64, where no drawn number lies between the two roundings of a probability.
+        """
+        exact = [deepcopy(model).double() for model in self.models]
+        anew = [Uncached.over(model) for model in exact]
+        prompt = workload.prompts[number]
+        found, expected = (
+            continued(prompt, self.rounds_of(models, workload, number)) for models in (exact, anew)
+        )
+        return found, expected
+
+
+class Uncached(CachedLMHead):
+    """A model that computes every token anew in each forward, and believes no cache.
+
+    Of the cache that it is handed it takes the length alone: so many tokens have been seen.
+    """
+
+    @classmethod
+    def over(cls, model: CachedLMHead) -> Self:
+        uncached = cls(model.config)
+        uncached.transformer = model.transformer
+        return uncached
+
+    def forward(  # type: ignore[override]  # it is called as every CachedLMHead is
+        self,
+        inputs: Int[Tensor, "1 q_len"],
+        position_ids: Int[Tensor, "1 q_len"],
+        kv_cache: KVCache,
+    ) -> Float[Tensor, "1 q_len vocab"]:
+        seen = kv_cache.length
+        self.ids: Tensor = torch.cat([self.ids[:, :seen], inputs], dim=1) if seen else inputs
+        length = kv_cache.length = self.ids.shape[1]
+        positions = torch.arange(length, device=inputs.device).unsqueeze(0)
+        weight = self.transformer.wte.weight
+        empty = KVCache(self.config, 1, length, weight.device, weight.dtype)
+        return super().forward(self.ids, positions, empty)[:, seen:]
+
+
+def continued(prompt: Ids, rounds: Sequence[Round]) -> Ids:
+    return [*prompt, *(token for round in rounds for token in round.new)]
 
 
 # ------------------------------------------------------------------------- continuous batching

@@ -26,7 +26,7 @@ def show_environment(console: Console, found: dict[str, Any]) -> None:
         f"{f'{cache / 1e6:.1f} MB' if cache else 'unknown'}\n"
         f"{found['os']}, Python {found['python']}, torch {found['torch']}, transformers "
         f"{found['transformers']}\n"
-        f"Greedy; {repeats}; outputs verified first."
+        f"Greedy, but for `sampled`; {repeats}; outputs verified first."
     )
 
 
@@ -119,6 +119,12 @@ def show_tables(console: Console, plan: Plan, rows: list[Row], ties: Ties) -> No
         show_rows(console, one, ONE_REQUEST, ties)
     if many:
         show_rows(console, many, MANY_REQUESTS, ties)
+    for row in rows:
+        if row["acceptance"] is not None:
+            console.print(
+                f"{row['technique']}, {row['workload']}: {row['acceptance']:.0%} of the drafts "
+                f"accepted, {row['tokens_per_pass']:.2f} tokens a pass"
+            )
     for tie in ties.values():
         console.print(f"~ {tie}")
     if any(mbu_cell(row).endswith("*") for row in rows):
@@ -138,11 +144,11 @@ def show_words(console: Console, plan: Plan, prepared: dict[tuple[str, str], Pre
     console.print(
         "\nTTFT: time to the first token, from the start, when all requests are there. TPOT: time "
         "for each one after it. Both are medians over the requests. tok/s counts the tokens that "
-        "were asked for; computed, all that went through the model, pads and finished rows "
-        "included. KV: keys and values at the peak, held (by paged: in blocks handed out) / "
-        "reserved. Used: the share of slots, over all steps, that served a request. MBU: the share "
-        "of the measured memory bandwidth that reading weights and KV cache once a step takes up; "
-        "no single number where steps differ."
+        "were asked for; computed, all that went through the model, pads, finished rows and "
+        "rejected drafts included. KV: keys and values at the peak, held (by paged: in blocks "
+        "handed out) / reserved. Used: the share of slots, over all steps, that served a request. "
+        "MBU: the share of the measured memory bandwidth that reading weights and KV cache once a "
+        "step takes up; no single number where steps differ."
     )
 
 

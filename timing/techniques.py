@@ -14,17 +14,20 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from gpt import GPTLMHead
+from gpt import GPTLMHead, read_config
 from solutions import batching as lab3
+from solutions import decoding as lab5
 from solutions import generate as lab1
 from solutions import kv_cache as lab2
 from solutions import paged_attention as lab4
+from solutions import speculative as lab6
 from timing import kv_bytes
-from timing.runs import Batches, BestBatches, Continuous, Ids, Prepared
-from timing.workloads import EQUAL, EQUAL_REQUESTS, KINDS, LENGTHS, RAGGED, Workload
+from timing.runs import Batches, BestBatches, Continuous, Ids, Prepared, Rounds
+from timing.workloads import EQUAL, EQUAL_REQUESTS, LENGTHS, RAGGED, SAMPLED, Workload
 
 SLOTS = 16
 BLOCK_SIZE = 16
+DRAFTS = 4  # tokens that are drafted in a round
 HF_SIZES = 8, 16, 32, 64
 
 
@@ -105,6 +108,50 @@ def new_blocks(lab: ModuleType) -> Callable[[Any, Workload], lab4.PagedBatcher]:
     return new_engine
 
 
+# ----------------------------------------------------------------------------- labs 5 and 6
+
+
+def prepare_sampled(folder: Path, device: torch.device, lab: ModuleType = lab5) -> Rounds:
+    model = load(lab2.CachedLMHead, folder, device)
+    about = "tokens drawn one at a time, over the cached loop (lab 5)"
+
+    def generate(models: Sequence[Any], prompt: Ids, limit: int, *how: Any) -> list[lab6.Round]:
+        tokens = lab.stream(models[0], prompt, limit, *how)
+        return [lab6.Round([], 0, [token]) for token in tokens]
+
+    return Rounds(about, [model], generate, kv_bytes.of_object, one_token_each=True)
+
+
+def prepare_speculative(folder: Path, device: torch.device, lab: ModuleType = lab6) -> Rounds:
+    """With the draft that belongs to the model, else with the model's own first layers."""
+    model = load(lab2.CachedLMHead, folder, device)
+    beside = folder.with_name(f"{folder.name}-draft")
+    if beside.is_dir():
+        draft, name = load(lab2.CachedLMHead, beside, device), beside.name
+    else:
+        layers = max(1, read_config(folder).n_layer // 6)
+        draft, name = lab.first_layers(model, layers), f"the model's first layers ({layers})"
+
+    def generate(models: Sequence[Any], prompt: Ids, limit: int, *how: Any) -> list[lab6.Round]:
+        target, small = models
+        drafter = lab.ModelDrafter(small, len(prompt) + limit)
+        return lab.generate_speculative(target, drafter, prompt, limit, DRAFTS, *how).rounds
+
+    about = f"{DRAFTS} drafts of {name}, verified in one pass (lab 6)"
+    return Rounds(about, [model, draft], generate, kv_bytes.of_object)
+
+
+def prepare_ngram(folder: Path, device: torch.device, lab: ModuleType = lab6) -> Rounds:
+    model = load(lab2.CachedLMHead, folder, device)
+
+    def generate(models: Sequence[Any], prompt: Ids, limit: int, *how: Any) -> list[lab6.Round]:
+        drafter = lab.NgramDrafter(model.config.vocab_size, device=device)
+        return lab.generate_speculative(models[0], drafter, prompt, limit, DRAFTS, *how).rounds
+
+    about = f"{DRAFTS} drafts looked up in the text itself, verified in one pass (lab 6)"
+    return Rounds(about, [model], generate, kv_bytes.of_object)
+
+
 # ----------------------------------------------------------------------------- transformers
 
 
@@ -161,10 +208,26 @@ class Own:
     about: str
     lab: str
     parts: tuple[str, ...]
-    prepare: Callable[[Path, torch.device, ModuleType], Batches | Continuous]
+    prepare: Callable[[Path, torch.device, ModuleType], Batches | Continuous | Rounds]
 
 
+OWN_SPECULATIVE = Own(
+    "your speculative decoding (lab 6)",
+    "speculative",
+    ("generate_speculative", "verify", "ModelDrafter.propose"),
+    prepare_speculative,
+)
+OWN_SAMPLED = (
+    OWN_SPECULATIVE,
+    Own(
+        "your sampling (lab 5)",
+        "decoding",
+        ("sample", "next_token_probs", "draw"),
+        prepare_sampled,
+    ),
+)
 OWN = (  # the newest first
+    OWN_SPECULATIVE,
     Own("your KVCache (lab 2)", "kv_cache", ("KVCache.attend",), prepare_cached),
     Own(
         "your KV cache of tuples (lab 2)",
@@ -210,14 +273,23 @@ OWN_BATCHED = (
 def prepare_mine(folder: Path, device: torch.device) -> Prepared:
     """The newest loop for one prompt of which some part is the learner's own."""
     about = "the reference's cached loop: no loop of yours has passed its check yet"
-    return newest(OWN, folder, device) or replace(prepare_cached(folder, device), about=about)
+    return newest(OWN, folder, device) or renamed(prepare_cached(folder, device), about)
+
+
+def prepare_mine_sampled(folder: Path, device: torch.device) -> Prepared:
+    """The same with drawn tokens: the newest of labs 5 and 6."""
+    own = newest(OWN_SAMPLED, folder, device)
+    return own or renamed(
+        prepare_sampled(folder, device),
+        "the reference's sampling: no sampler of yours has passed its check yet",
+    )
 
 
 def prepare_mine_batched(folder: Path, device: torch.device) -> Prepared:
     """The same for many requests: the newest engine of labs 3 and 4."""
     about = "many requests: the reference's static batches, until batching of yours has passed"
     own = newest(OWN_BATCHED, folder, device)
-    return own or replace(prepare_static(folder, device), about=about)
+    return own or renamed(prepare_static(folder, device), about)
 
 
 def newest(techniques: Sequence[Own], folder: Path, device: torch.device) -> Prepared | None:
@@ -229,8 +301,15 @@ def newest(techniques: Sequence[Own], folder: Path, device: torch.device) -> Pre
         if own.lab not in labs:
             labs[own.lab] = mine(own.lab)
         if any(is_learners(labs[own.lab], part) for part in own.parts):
-            return replace(own.prepare(folder, device, labs[own.lab]), about=own.about)
+            return renamed(own.prepare(folder, device, labs[own.lab]), own.about)
     return None
+
+
+def renamed(technique: Batches | Continuous | Rounds, about: str) -> Prepared:
+    if isinstance(technique, Rounds):
+        technique.about = about
+        return technique
+    return replace(technique, about=about)
 
 
 def is_learners(lab: ModuleType, part: str) -> bool:
@@ -243,7 +322,10 @@ def is_learners(lab: ModuleType, part: str) -> bool:
 TECHNIQUES: dict[str, dict[str, Callable[[Path, torch.device], Prepared]]] = {
     "naive": {LENGTHS: prepare_naive},
     "cached-concat": {LENGTHS: prepare_cached_concat},
-    "cached": dict.fromkeys(KINDS, prepare_cached),
+    "cached": dict.fromkeys([LENGTHS, RAGGED, EQUAL], prepare_cached),
+    "sampled": {SAMPLED: prepare_sampled},
+    "speculative": dict.fromkeys([LENGTHS, SAMPLED], prepare_speculative),
+    "ngram": dict.fromkeys([LENGTHS, SAMPLED], prepare_ngram),
     "static": dict.fromkeys([RAGGED, EQUAL], prepare_static),
     "continuous": {RAGGED: prepare_continuous},
     "paged": {RAGGED: prepare_paged},
@@ -255,6 +337,7 @@ TECHNIQUES: dict[str, dict[str, Callable[[Path, torch.device], Prepared]]] = {
     },
     "mine": {
         LENGTHS: prepare_mine,
+        SAMPLED: prepare_mine_sampled,
         RAGGED: prepare_mine_batched,
         EQUAL: prepare_mine_batched,
     },

@@ -2,6 +2,8 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -10,6 +12,23 @@ from torch import Tensor, nn
 from timing.workloads import Workload
 
 HAIR = 1e-4  # two logits this close, relative to the largest one, are a tie in float32
+REPLAYED, REPLAYED_TOKENS = 2, 24  # drawn again without caches: requests, new tokens of each
+
+
+def verify_replay(name: str, workload: Workload, technique: Any) -> None:
+    """Whether a technique draws with its caches what it draws without them.
+
+    Two techniques draw different texts, each of the right distribution, so no tokens can be
+    compared between them. Raises SystemExit where the caches change the text.
+    """
+    short = replace(workload, new_tokens=[REPLAYED_TOKENS] * len(workload.prompts))
+    for number in range(REPLAYED):
+        found, expected = technique.replayed(short, number)
+        if found != expected:
+            sys.exit(
+                f"Stopped: {name} draws other tokens with its caches than without them, from the "
+                f"same random numbers, for request {number} of {workload.name}."
+            )
 
 
 def verify(
@@ -26,8 +45,9 @@ def verify(
     """
     ties = []
     for number, ids in enumerate(outputs):
+        require_length(name, workload, number, ids)
         wanted = None if expected is None else expected[number]
-        if ids != wanted:
+        if ids != wanted and not workload.temperature:
             tie = hold_against_naive(name, workload, number, ids, wanted, naive_model)
             ties += [tie] if tie else []
     if len(ties) > 1:
@@ -48,15 +68,7 @@ def hold_against_naive(
     After a first difference two texts part, so from there on it takes the naive model's word about
     the technique's own text: each token must be a best one, or a hair away from it.
     """
-    prompt, limit = workload.prompts[number], workload.new_tokens[number]
-    several = len(workload.prompts) > 1
-    place = f"request {number} of {workload.name}" if several else workload.name
-    length = len(prompt) + limit
-    if len(ids) != length:
-        sys.exit(
-            f"Stopped: {name} returned {len(ids)} tokens for {place} where the prompt and its new "
-            f"tokens are {length}."
-        )
+    prompt, place = workload.prompts[number], place_of(workload, number)
     logits = logits_after(naive_model, ids)[len(prompt) - 1 :]
     if wanted is None:
         wanted = prompt + logits.argmax(dim=-1).tolist()
@@ -76,6 +88,20 @@ def hold_against_naive(
         f"{name}, {place}: the first difference is at position {first}, where the two best "
         f"logits are {gaps[first - len(prompt)]:.1e} apart: a tie in float32."
     )
+
+
+def require_length(name: str, workload: Workload, number: int, ids: list[int]) -> None:
+    length = len(workload.prompts[number]) + workload.new_tokens[number]
+    if len(ids) != length:
+        sys.exit(
+            f"Stopped: {name} returned {len(ids)} tokens for {place_of(workload, number)} where "
+            f"the prompt and its new tokens are {length}."
+        )
+
+
+def place_of(workload: Workload, number: int) -> str:
+    several = len(workload.prompts) > 1
+    return f"request {number} of {workload.name}" if several else workload.name
 
 
 @torch.no_grad()

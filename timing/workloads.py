@@ -8,9 +8,21 @@ import torch
 
 from gpt import GPTConfig, load_tokenizer, read_config
 
-LENGTHS, RAGGED, EQUAL = KINDS = "lengths", "ragged", "equal"
+LENGTHS, SAMPLED, RAGGED, EQUAL = KINDS = "lengths", "sampled", "ragged", "equal"
 
 PROMPT = "Once upon a time there was a king who had three daughters, and the youngest"
+
+SAMPLED_NEW, SAMPLED_TEMPERATURE = 64, 0.8
+OPENINGS = (
+    PROMPT,
+    "The wolf ran through the forest, and when he came to the old woman's house,",
+    "There was once a poor woodcutter who lived with his wife at the edge of a great forest.",
+    "'Who are you?' said the giant. 'And what are you doing in my castle?'",
+    "The youngest brother took the golden ring, and put it on his finger,",
+    "In the middle of the night the princess heard a noise at the door,",
+    "The fairy touched him with her wand, and at once he was changed into",
+    "Far away by the sea there stood a castle, where nobody had lived for a hundred years.",
+)
 
 RAGGED_REQUESTS = 64
 RAGGED_PROMPT, RAGGED_NEW = (4, 64), (8, 128)  # tokens, from the fewest to the most
@@ -21,8 +33,8 @@ EQUAL_REQUESTS, EQUAL_PROMPT, EQUAL_NEW = 16, 32, 64
 class Workload:
     """Requests that are all there from the start: prompts, and how many new tokens each asks for.
 
-    kind: "lengths", "ragged" or "equal". about: its one line under the table. No EOS ends a request
-    early, so that all techniques do the same work.
+    kind: one of KINDS. about: its one line under the table. temperature: 0 is greedy. No EOS ends a
+    request early, so that all techniques do the same work.
     """
 
     kind: str
@@ -30,15 +42,16 @@ class Workload:
     about: str
     prompts: list[list[int]]
     new_tokens: list[int]
+    temperature: float = 0
 
     @property
     def reference(self) -> str:
-        """The technique whose tokens the others must give, and over which speed-ups are.
+        """The technique over which speed-ups are, and whose tokens all others must give if greedy.
 
         The naive loop takes minutes for many requests, so there it is lab 2's loop, one request at
         a time.
         """
-        return "naive" if self.kind == LENGTHS else "cached"
+        return {LENGTHS: "naive", SAMPLED: "sampled"}.get(self.kind, "cached")
 
     @property
     def longest(self) -> int:
@@ -53,6 +66,8 @@ def new_workloads(kinds: Sequence[str], folder: Path, lengths: Sequence[int]) ->
     workloads: list[Workload] = []
     if LENGTHS in kinds:
         workloads += one_prompt(folder, config, lengths)
+    if SAMPLED in kinds:
+        workloads.append(sampled(folder, config))
     if RAGGED in kinds:
         workloads.append(ragged(config))
     if EQUAL in kinds:
@@ -61,12 +76,7 @@ def new_workloads(kinds: Sequence[str], folder: Path, lengths: Sequence[int]) ->
 
 
 def one_prompt(folder: Path, config: GPTConfig, lengths: Sequence[int]) -> list[Workload]:
-    try:
-        prompt = load_tokenizer(folder)(PROMPT).input_ids
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"{folder} has no tokenizer: copy the model's tokenizer files there."
-        ) from error
+    [prompt] = encoded([PROMPT], folder)
     room = config.n_positions - len(prompt)
     if max(lengths) > room:
         raise ValueError(
@@ -75,6 +85,26 @@ def one_prompt(folder: Path, config: GPTConfig, lengths: Sequence[int]) -> list[
         )
     about = f"one request, a prompt of {len(prompt)} tokens"
     return [Workload(LENGTHS, f"{n} new tokens", about, [prompt], [n]) for n in lengths]
+
+
+def sampled(folder: Path, config: GPTConfig) -> Workload:
+    """The beginnings of some tales, each continued at a temperature, one after the other."""
+    about = (
+        f"{len(OPENINGS)} requests one at a time, beginnings of tales, {SAMPLED_NEW} new tokens at "
+        f"temperature {SAMPLED_TEMPERATURE}"
+    )
+    prompts, limits = encoded(OPENINGS, folder), [SAMPLED_NEW] * len(OPENINGS)
+    workload = Workload(SAMPLED, SAMPLED, about, prompts, limits, SAMPLED_TEMPERATURE)
+    return fitting(workload, config)
+
+
+def encoded(texts: Sequence[str], folder: Path) -> list[list[int]]:
+    try:
+        return load_tokenizer(folder)(list(texts)).input_ids
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{folder} has no tokenizer: copy the model's tokenizer files there."
+        ) from error
 
 
 def ragged(config: GPTConfig) -> Workload:
