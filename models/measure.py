@@ -3,8 +3,10 @@
     python models/measure.py books.txt
 
 `books.txt` is the text they were trained on. Measured on its last 3%, which no training has seen:
-the bits that each model needs for a byte of text; how many of the draft's tokens the target
-accepts; and what a forward of one or several new tokens costs on this machine.
+the bits that each model needs for a byte of text; what a forward of one or several new tokens costs
+on this machine; and speculative decoding with each draft against plain cached decode: tokens per
+second, the share of drafts that the target accepts, and the speed-up, predicted and measured. A
+greedy text must be that of plain decode.
 """
 
 import argparse
@@ -12,8 +14,11 @@ import math
 import os
 import platform
 import statistics
+import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,17 +27,38 @@ from jaxtyping import Int
 from torch import Tensor
 from tqdm import tqdm
 
-from gpt import GPTLMHead, load_tokenizer
+from gpt import GPTLMHead, load_tokenizer, shipped_models
 from models.train import split_text
-from solutions.kv_cache import CachedLMHead, KVCache
+from solutions.decoding import GREEDY, SamplingParams, stream
+from solutions.kv_cache import CachedLMHead, generate
+from solutions.speculative import (
+    Drafter,
+    ModelDrafter,
+    NgramDrafter,
+    Round,
+    Speculated,
+    expected_tokens,
+    first_layers,
+    generate_speculative,
+    new_cache,
+    new_logits,
+)
 from timing.machine import processor_name
+from timing.verify import HAIR
 
 STRIDE = 512  # tokens from one scored window to the next
-PROMPTS, PROMPT_LENGTH, NEW_TOKENS = 200, 32, 32
-DRAFTS = 4  # tokens that the draft proposes before the target verifies them
+PROMPT_LENGTH, NEW_TOKENS = 32, 64
+OWN_TEXT = 128  # tokens of its own, written greedily, after which the target goes in circles
+DRAFTS = 4  # tokens that are drafted before the target verifies them
+DRAFT_MODELS = "fable-draft", "fable-small"  # those that are shipped are measured
+FIRST_LAYERS = 2  # of the target, as a draft
+SAMPLED = SamplingParams(temperature=0.8)
 CACHED = 60  # tokens before those that are timed
-TIMED = {"target": (1, 4, 5, 8), "draft": (1,)}  # new tokens in one forward
+TARGET_SIZES, DRAFT_SIZES = [1, 4, 5, 8], [1]  # new tokens in one forward that is timed
 ROUNDS, FORWARDS = 40, 5  # each round times every shape, with so many forwards in a row
+
+Way = Callable[[list[int], SamplingParams, torch.Generator], Speculated]
+Times = dict[tuple[str, int], list[float]]  # milliseconds, by model and number of new tokens
 
 
 @torch.no_grad()
@@ -60,129 +86,192 @@ def window_ends(length: int, window: int, stride: int) -> list[int]:
     return [*range(min(window, length), length, stride), length]
 
 
+# ----------------------------------------------------------------------------- ways to go on
+
+
+def plain_decode(target: CachedLMHead) -> Way:
+    """A token for each pass, over lab 2's cache; where tokens are drawn, by lab 5's loop."""
+
+    def go_on(prompt: list[int], params: SamplingParams, generator: torch.Generator) -> Speculated:
+        if params == GREEDY:
+            ids = generate(target, torch.tensor([prompt]), NEW_TOKENS)[0].tolist()
+        else:
+            ids = [*prompt, *stream(target, prompt, NEW_TOKENS, params, generator)]
+        return Speculated(ids, [Round([], 0, [token]) for token in ids[len(prompt) :]])
+
+    return go_on
+
+
+def speculative(target: CachedLMHead, new_drafter: Callable[[], Drafter]) -> Way:
+    def go_on(prompt: list[int], params: SamplingParams, generator: torch.Generator) -> Speculated:
+        drafter = new_drafter()
+        return generate_speculative(target, drafter, prompt, NEW_TOKENS, DRAFTS, params, generator)
+
+    return go_on
+
+
+def ways_of(target: CachedLMHead, drafts: dict[str, CachedLMHead]) -> dict[str, Way]:
+    longest = PROMPT_LENGTH + OWN_TEXT + NEW_TOKENS
+    ways = {"plain": plain_decode(target)}
+    for name, draft in drafts.items():
+        ways[name] = speculative(target, partial(ModelDrafter, draft, longest))
+    ways["n-grams"] = speculative(target, partial(NgramDrafter, target.config.vocab_size))
+    return ways
+
+
 @dataclass
-class Speculation:
-    """Counts of what speculative decoding did."""
+class Tally:
+    """What one way made of all prompts. ties: greedy texts that parted from plain's in a tie."""
 
-    proposed: int = 0
-    accepted: int = 0
-    new_tokens: int = 0
-    target_calls: int = 0
+    seconds: float = 0.0
+    rounds: list[Round] = field(default_factory=list)
+    ties: int = 0
+
+    @property
+    def proposed(self) -> int:
+        return sum(len(done.drafts) for done in self.rounds)
+
+    @property
+    def accepted(self) -> int:
+        return sum(done.accepted for done in self.rounds)
+
+    @property
+    def tokens_per_call(self) -> float:
+        return sum(len(done.new) for done in self.rounds) / len(self.rounds)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return sum(len(done.new) for done in self.rounds) / self.seconds
+
+    @property
+    def acceptance(self) -> float:
+        """Of the drafts before which all were accepted: those after a rejection aren't judged."""
+        rejected = sum(done.accepted < len(done.drafts) for done in self.rounds)
+        return self.accepted / max(1, self.accepted + rejected)
+
+    def predicted_speed_up(self, draft_cost: float, verify_cost: float) -> float:
+        """Lab 6's `speed_up` at this acceptance, where a round without drafts is plain decode."""
+        drafting = sum(bool(done.drafts) for done in self.rounds) / len(self.rounds)
+        tokens = drafting * expected_tokens(self.acceptance, DRAFTS) + 1 - drafting
+        return tokens / (drafting * (DRAFTS * draft_cost + verify_cost) + 1 - drafting)
 
 
-@torch.no_grad()
-def speculate(
+def in_turns(
     target: CachedLMHead,
-    draft: CachedLMHead,
-    prompt: Int[Tensor, "1 seq"],
-    new_tokens: int,
-    drafts: int,
-    counts: Speculation,
-) -> Int[Tensor, "1 seq_and_new"]:
-    """Greedy speculative decoding (Leviathan et al., 2023), up to at least `new_tokens` tokens.
+    ways: dict[str, Way],
+    prompts: list[list[int]],
+    params: SamplingParams,
+    about: str,
+) -> dict[str, Tally]:
+    """Continue each prompt in every way, so that a slow moment of the machine meets them all.
 
-    The draft proposes; the target computes them all in one forward and keeps those that it would
-    have chosen itself, up to the first that differs, and then one token of its own. Every round
-    counts whole, also where the last goes beyond `new_tokens`.
+    The first prompt is continued once more beforehand, and that is thrown away.
     """
-    longest = prompt.shape[1] + new_tokens + drafts
-    target_cache, draft_cache = new_cache(target, longest), new_cache(draft, longest)
-    ids = prompt
-    while ids.shape[1] < prompt.shape[1] + new_tokens:
-        known = ids.shape[1]
-        proposed = ids
-        for _ in range(drafts):
-            next_id = next_logits(draft, proposed, draft_cache)[:, -1:].argmax(-1)
-            proposed = torch.cat([proposed, next_id], dim=1)
-        choices = next_logits(target, proposed, target_cache)[:, -drafts - 1 :].argmax(-1)
-        agree = choices[0, :-1] == proposed[0, known:]
-        accepted = int(agree.cumprod(0).sum())
-        ids = torch.cat([proposed[:, : known + accepted], choices[:, accepted, None]], dim=1)
-        for cache in (target_cache, draft_cache):
-            cache.truncate(min(cache.length, ids.shape[1] - 1))
-        counts.proposed += drafts
-        counts.accepted += accepted
-        counts.new_tokens += accepted + 1
-        counts.target_calls += 1
-    return ids
-
-
-def new_cache(model: CachedLMHead, max_length: int) -> KVCache:
-    weight = model.transformer.wte.weight
-    return KVCache(model.config, 1, max_length, weight.device, weight.dtype)
-
-
-def next_logits(model: CachedLMHead, ids: Int[Tensor, "1 seq"], cache: KVCache) -> Tensor:
-    """Logits of the tokens that the cache does not hold yet."""
-    new_ids = ids[:, cache.length :]
-    position_ids = torch.arange(cache.length, ids.shape[1]).expand_as(new_ids)
-    return model(new_ids, position_ids, cache)
-
-
-def acceptance(
-    target: CachedLMHead, draft: CachedLMHead, tokens: Int[Tensor, " text"]
-) -> Speculation:
-    """Speculate from prompts at even distances in the text."""
-    counts = Speculation()
-    starts = torch.linspace(0, len(tokens) - PROMPT_LENGTH, PROMPTS).long().tolist()
-    for start in tqdm(starts, "acceptance", leave=False):
-        prompt = tokens[start : start + PROMPT_LENGTH].unsqueeze(0)
-        speculate(target, draft, prompt, NEW_TOKENS, DRAFTS, counts)
-    return counts
+    tallies = {name: Tally() for name in ways}
+    for turn, prompt in enumerate(tqdm([prompts[0], *prompts], about, leave=False)):
+        texts = {}
+        for name, way in ways.items():
+            generator = torch.Generator().manual_seed(turn)
+            start = time.perf_counter()
+            made = way(prompt, params, generator)
+            seconds = time.perf_counter() - start
+            texts[name] = made.ids
+            if turn:
+                tallies[name].seconds += seconds
+                tallies[name].rounds += made.rounds
+        for name, ids in texts.items():
+            if params == GREEDY and ids != texts["plain"]:
+                require_tie(target, name, texts["plain"], ids)
+                tallies[name].ties += bool(turn)
+    return tallies
 
 
 @torch.no_grad()
-def forward_times(target: CachedLMHead, draft: CachedLMHead) -> dict[tuple[str, int], list[float]]:
-    """Milliseconds of forwards of T new tokens behind `CACHED` ones, by model and T.
+def require_tie(target: CachedLMHead, name: str, expected: list[int], ids: list[int]) -> None:
+    """Two greedy texts may part only where rounding decides: the best logits are a hair apart."""
+    place = next(n for n, (a, b) in enumerate(zip(ids, expected, strict=True)) if a != b)
+    logits = new_logits(target, ids[:place], new_cache(target, place))[-1]
+    gap = (logits.max() - logits[[ids[place], expected[place]]]).max() / logits.abs().max()
+    if gap > HAIR:
+        sys.exit(
+            f"Stopped: with {name} the greedy text is another from token {place} on, where the "
+            f"logits of the two are {gap:.1e} apart (a tie is {HAIR:.0e})."
+        )
+
+
+# ---------------------------------------------------------------------------- forwards
+
+
+@torch.no_grad()
+def forward_times(target: CachedLMHead, drafts: dict[str, CachedLMHead]) -> Times:
+    """Of forwards of T new tokens after `CACHED` others.
 
     Rounds take turns, so that a slow moment of the machine meets every shape. The first is thrown
     away.
     """
-    times: dict[tuple[str, int], list[float]] = {}
+    sizes_of = {"target": TARGET_SIZES, **dict.fromkeys(drafts, DRAFT_SIZES)}
+    times: Times = {}
     for turn in tqdm(range(ROUNDS + 1), "forward times", leave=False):
-        for name, model in (("target", target), ("draft", draft)):
-            cache = new_cache(model, CACHED + max(TIMED[name]))
-            next_logits(model, torch.ones(1, CACHED, dtype=torch.int64), cache)
-            for size in TIMED[name]:
-                ids = torch.ones(1, CACHED + size, dtype=torch.int64)
+        for name, model in {"target": target, **drafts}.items():
+            sizes = sizes_of[name]
+            kv_cache = new_cache(model, CACHED + max(sizes))
+            new_logits(model, [1] * CACHED, kv_cache)
+            for size in sizes:
                 for _ in range(FORWARDS):
                     start = time.perf_counter()
-                    next_logits(model, ids, cache)
+                    new_logits(model, [1] * (CACHED + size), kv_cache)
                     taken = time.perf_counter() - start
-                    cache.truncate(CACHED)
+                    kv_cache.truncate(CACHED)
                     if turn:
                         times.setdefault((name, size), []).append(1000 * taken)
     return times
 
 
-def report_losses(text: str, tokens: Tensor, target: str, draft: str) -> None:
+def costs_of(times: Times, name: str) -> tuple[float, float]:
+    """What a draft and a verification cost, in decode steps of the target."""
+    decode, verify = (statistics.median(times["target", size]) for size in (1, DRAFTS + 1))
+    draft = statistics.median(times.get((name, 1), [0]))  # n-grams cost no forward
+    return draft / decode, verify / decode
+
+
+# --------------------------------------------------------------------------------- reports
+
+
+def report_losses(text: str, tokens: Int[Tensor, " text"], names: list[str]) -> None:
     print(f"held-out text: {len(text.encode()):,} bytes, {len(tokens):,} tokens")
-    for name in (target, draft):
+    for name in names:
         model = GPTLMHead.from_pretrained(name)
         parameters = sum(weight.numel() for weight in model.parameters())
         bits = bits_per_byte(model, tokens, len(text.encode()))
         print(f"{name:24} {parameters / 1e6:6.2f} M parameters  {bits:.3f} bits per byte")
 
 
-def report_speculation(counts: Speculation) -> None:
-    share = counts.accepted / counts.proposed
-    per_call = counts.new_tokens / counts.target_calls
-    print(f"{PROMPTS} prompts of {PROMPT_LENGTH} tokens, {NEW_TOKENS} new tokens, greedy:")
-    print(f"  acceptance at {DRAFTS} drafts   {share:.1%} ({counts.accepted} of {counts.proposed})")
-    print(f"  tokens per target call  {per_call:.2f}")
-
-
-def report_times(times: dict[tuple[str, int], list[float]], per_call: float) -> None:
-    print(f"one forward of T new tokens, {CACHED} cached:  median ms (10th to 90th percentile)")
-    medians = {key: statistics.median(values) for key, values in times.items()}
+def report_times(times: Times) -> None:
+    print(f"\none forward of T new tokens, {CACHED} cached:  median ms (10th to 90th percentile)")
     for (name, size), values in times.items():
         tenths = statistics.quantiles(values, n=10)
-        median = medians[name, size]
-        print(f"  {name:7} T={size}  {median:7.2f}  ({tenths[0]:.2f} to {tenths[-1]:.2f})")
-    decode, verify = medians["target", 1], medians["target", DRAFTS + 1]
-    speed_up = per_call * decode / (verify + DRAFTS * medians["draft", 1])
-    print(f"  T={DRAFTS + 1} / T=1 of the target   {verify / decode:.2f}")
-    print(f"  speed-up these figures predict   {speed_up:.2f}")
+        median = statistics.median(values)
+        print(f"  {name:16} T={size}  {median:7.2f}  ({tenths[0]:.2f} to {tenths[-1]:.2f})")
+    print(f"  T={DRAFTS + 1} / T=1 of the target   {costs_of(times, 'target')[1]:.2f}")
+
+
+def report_speculation(about: str, tallies: dict[str, Tally], times: Times) -> None:
+    plain = tallies["plain"]
+    print(f"\n{about}, {NEW_TOKENS} new tokens, {DRAFTS} drafts a round:")
+    print("  draft            tokens/s  tokens a call  speed-up, predicted  accepted, of judged")
+    for name, tally in tallies.items():
+        shown = f"  {name:16} {tally.tokens_per_second:8.1f}"
+        if tally is not plain:
+            speed_up = tally.tokens_per_second / plain.tokens_per_second
+            predicted = tally.predicted_speed_up(*costs_of(times, name))
+            share = tally.accepted / max(1, tally.proposed)
+            shown += (
+                f"  {tally.tokens_per_call:13.2f}  {speed_up:8.2f}  {predicted:9.2f}"
+                f"  {share:8.1%}  {tally.acceptance:9.1%}"
+                f"  ({tally.accepted:,} of {tally.proposed:,})"
+            )
+        shown += f"  ties: {tally.ties}" if tally.ties else ""
+        print(shown)
 
 
 def environment() -> str:
@@ -193,25 +282,63 @@ def environment() -> str:
     )
 
 
+def prompts_of(tokens: Int[Tensor, " text"], count: int) -> list[list[int]]:
+    """At even distances in the text."""
+    if len(tokens) < PROMPT_LENGTH:
+        sys.exit(
+            f"The held-out text has {len(tokens)} tokens, and a prompt takes {PROMPT_LENGTH}. "
+            "Give a longer text."
+        )
+    starts = torch.linspace(0, len(tokens) - PROMPT_LENGTH, count).long().tolist()
+    return [tokens[start : start + PROMPT_LENGTH].tolist() for start in starts]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("text", type=Path, help="the text that the models were trained on")
     parser.add_argument("--target", default="fable", help="name or folder (default %(default)s)")
+    shipped = [name for name in DRAFT_MODELS if name in shipped_models()]
     parser.add_argument(
-        "--draft", default="fable-draft", help="name or folder (default %(default)s)"
+        "--drafts",
+        nargs="+",
+        default=shipped,
+        help=f"names or folders (default {' '.join(shipped)}); n-grams and the target's first "
+        "layers are measured beside them",
+    )
+    parser.add_argument(
+        "--prompts", type=int, default=200, help="how many to continue (default %(default)s)"
     )
     args = parser.parse_args()
+    if args.prompts < 1:
+        parser.error(f"--prompts is at least 1, not {args.prompts}")
     _, held_out = split_text(args.text)
     tokens = torch.tensor(load_tokenizer(args.target).encode(held_out, verbose=False))
-    target, draft = (CachedLMHead.from_pretrained(name) for name in (args.target, args.draft))
+    prompts = prompts_of(tokens, args.prompts)
+    target = CachedLMHead.from_pretrained(args.target)
+    drafts = {name: CachedLMHead.from_pretrained(name) for name in args.drafts}
 
-    report_losses(held_out, tokens, args.target, args.draft)
-    counts = acceptance(target, draft, tokens)
-    report_speculation(counts)
-    report_times(forward_times(target, draft), counts.new_tokens / counts.target_calls)
-    print(environment())
+    report_losses(held_out, tokens, [args.target, *args.drafts])
+    drafts[f"first {FIRST_LAYERS} layers"] = first_layers(target, FIRST_LAYERS)
+    times = forward_times(target, drafts)
+    report_times(times)
+
+    ways = ways_of(target, drafts)
+    about = f"{len(prompts)} held-out prompts of {PROMPT_LENGTH} tokens"
+    for how, params in (("greedy", GREEDY), (f"temperature {SAMPLED.temperature}", SAMPLED)):
+        tallies = in_turns(target, ways, prompts, params, how)
+        report_speculation(f"{about}, {how}", tallies, times)
+    longer = [
+        generate(target, torch.tensor([prompt]), OWN_TEXT)[0].tolist()
+        for prompt in tqdm(prompts, "its own text", leave=False)
+    ]
+    tallies = in_turns(target, ways, longer, GREEDY, "on its own text")
+    report_speculation(f"{about} and {OWN_TEXT} of the target's own, greedy", tallies, times)
+    print(
+        "\njudged: the drafts before which all were accepted. tie: a text that parted from plain's"
+    )
+    print(f"where the two best logits were a hair apart.\n{environment()}")
 
 
 if __name__ == "__main__":

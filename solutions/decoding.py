@@ -120,7 +120,8 @@ def apply_temperature(
 def apply_top_k(logits: Float[Tensor, "rows vocab"], k: int) -> Float[Tensor, "rows vocab"]:
     """Keep the k largest logits of each row; the others become -inf.
 
-    A `k` beyond the vocabulary is the vocabulary. `logits` is left as it was.
+    A `k` beyond the vocabulary is the vocabulary. Which of several equal logits stay, where not all
+    of them belong to the k, is left open. `logits` is left as it was.
     """
     require_top_k(k)
     ### BEGIN SOLUTION

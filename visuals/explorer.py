@@ -14,6 +14,15 @@ def slider(name: str, last: int, start: int = 0) -> widgets.IntSlider:
     )
 
 
+def fine_slider(
+    name: str, first: float, last: float, step: float, start: float
+) -> widgets.FloatSlider:
+    """Numbers from `first` to `last` in steps."""
+    return widgets.FloatSlider(
+        value=start, min=first, max=last, step=step, description=name, continuous_update=False
+    )
+
+
 def explore(
     draw: Callable[..., Picture],
     *sliders: widgets.Widget,

@@ -3,9 +3,7 @@
 from numbers import Real
 
 
-def reveal(
-    what: str, guess: object, measured: object, unit: str = "", exact: bool = False
-) -> None:
+def reveal(what: str, guess: object, measured: object, unit: str = "", exact: bool = False) -> None:
     """Print the measurement, the estimate, and how far apart they are.
 
     Both may be numbers or shapes. With no estimate (None) the measurement is shown all the same.

@@ -19,6 +19,12 @@ SKY = "#56B4E9"
 GREY = "#8A8F98"  # what stands in the background
 PALE = "#E8EAED"  # an empty cell
 INK = "#24292F"  # text
+MUTED = "#6B7078"  # text in the background
+
+# Fills that can be written on.
+PALE_BLUE = "#DCEEF9"
+PALE_ORANGE = "#FBE6B8"
+PALE_GREEN = "#C4E9DC"
 
 LOOK = {
     "figure.facecolor": "white",

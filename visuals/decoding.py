@@ -1,0 +1,416 @@
+"""Pictures for lab 5: distributions, sampling with sliders, repetition, the beam tree, sorting.
+
+Each reads what it is handed, and returns a figure, a widget or HTML. `words` is a function that
+gives the text of a token's id.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any, Protocol
+
+import ipywidgets as widgets
+import matplotlib.pyplot as plt
+from IPython.display import HTML
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import FancyBboxPatch, PathPatch, Rectangle
+from matplotlib.path import Path
+from torch import Tensor
+
+from visuals.explorer import explore, fine_slider
+from visuals.style import (
+    BLUE,
+    INK,
+    LOOK,
+    MUTED,
+    ORANGE,
+    PALE,
+    PALE_BLUE,
+    PALE_ORANGE,
+    Picture,
+    new_figure,
+    visible,
+)
+
+Words = Callable[[int], str]
+
+HATCH = "////"  # nothing is left here: legible without colour
+PAPER = f"background:white; color:{INK}; padding:0.5em 0.8em; line-height:1.6"
+PANELS = 3  # beside one another, at most
+
+
+def bare(axes: Axes) -> None:
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+
+
+# ----------------------------------------------------------------------------- distributions
+
+
+@plt.rc_context(LOOK)
+def distributions(words: Sequence[str], named: Mapping[str, Sequence[float] | Tensor]) -> Picture:
+    """Distributions over the same few words, a panel each; hatched where a word was dropped."""
+    columns = min(len(named), PANELS)
+    rows = -(-len(named) // columns)
+    height = 0.5 + 0.24 * len(words)
+    figure, all_axes = new_figure(height=0.1 + height * rows, columns=columns, rows=rows)
+    drawn = [[float(prob) for prob in probs] for probs in named.values()]
+    longest = max(map(max, drawn))
+    for axes in all_axes[len(named) :]:
+        axes.set_visible(False)
+    for place, (axes, name, probs) in enumerate(zip(all_axes, named, drawn, strict=False)):
+        draw_probs(axes, probs, 1.35 * longest)
+        is_first = place % columns == 0
+        axes.set_yticks(range(len(words)), [*words] if is_first else [""] * len(words))
+        axes.set_title(name, fontsize=10)
+    return figure
+
+
+def draw_probs(axes: Axes, probs: Sequence[float], right: float) -> None:
+    """A bar for each probability, with its number; a hatched row where it is 0."""
+    for row, prob in enumerate(probs):
+        if prob == 0:
+            draw_dropped(axes, row, right)
+    axes.barh(range(len(probs)), probs, color=BLUE, height=0.72)
+    for row, prob in enumerate(probs):
+        text = f"{prob:.3f}" if prob else "dropped"
+        write_beside(axes, prob, row, text, color=INK if prob else MUTED)
+    axes.set(xlim=(0, right), ylim=(len(probs) - 0.4, -0.6), xticks=[])
+    bare(axes)
+
+
+def draw_dropped(axes: Axes, row: int, right: float) -> None:
+    look: dict[str, Any] = {"facecolor": "white", "edgecolor": PALE, "hatch": HATCH, "lw": 0}
+    axes.add_patch(Rectangle((0, row - 0.36), right, 0.72, **look))
+
+
+def write_beside(axes: Axes, x: float, row: int, text: str, **look: Any) -> None:
+    axes.annotate(
+        text, (x, row), (3, 0), textcoords="offset points", va="center", fontsize=8, **look
+    )
+
+
+# ------------------------------------------------------------------------ sampling, with sliders
+
+SHOWN = 15  # the likeliest tokens
+ALL = "all"
+EDGES = (0.1, 0.2, 0.5)  # where the axis may end, so that small bars can be seen; otherwise at 1
+
+
+def explore_sampling(
+    probs_with: Callable[..., Float[Tensor, " vocab"]], words: Words
+) -> widgets.VBox:
+    """Sliders over what a token is drawn from: temperature, top-k, top-p and min-p.
+
+    probs_with: called with `temperature`, `top_k` (None for all), `top_p` and `min_p`.
+    """
+    before = probs_with(temperature=1.0, top_k=None, top_p=1.0, min_p=0.0)
+
+    def after(temperature: float, top_k: int | str, top_p: float, min_p: float) -> Tensor:
+        k = None if top_k == ALL else top_k
+        return probs_with(temperature=temperature, top_k=k, top_p=top_p, min_p=min_p)
+
+    return explore(
+        lambda *values: before_and_after(before, after(*values), words),
+        fine_slider("temperature", 0, 2, 0.1, start=1),
+        widgets.SelectionSlider(
+            options=[*range(1, 51), ALL], value=ALL, description="top-k", continuous_update=False
+        ),
+        fine_slider("top-p", 0.05, 1, 0.05, start=1),
+        fine_slider("min-p", 0, 0.5, 0.01, start=0),
+        words=lambda *values: who_stays(before, after(*values)),
+    )
+
+
+def who_stays(before: Float[Tensor, " vocab"], after: Float[Tensor, " vocab"]) -> str:
+    stay = after > 0
+    share = before[stay].sum().item()
+    return (
+        f"{int(stay.sum()):,} of {len(after):,} tokens can be drawn, "
+        f"with {share:.1%} of the model's own probability."
+    )
+
+
+@plt.rc_context(LOOK)
+def before_and_after(
+    before: Float[Tensor, " vocab"], after: Float[Tensor, " vocab"], words: Words
+) -> Picture:
+    """The model's likeliest tokens: outlined what it gives to each, filled what they have now."""
+    shown = before.topk(min(SHOWN, len(before)))
+    old, new = shown.values.tolist(), after[shown.indices].tolist()
+    rows = range(len(old))
+    edge = next((edge for edge in EDGES if max(old + new) <= edge), 1)
+    right = 1.25 * edge  # room for the numbers
+    figure, (axes,) = new_figure(height=0.7 + 0.22 * len(old))
+    for row in rows:
+        if new[row] == 0:
+            draw_dropped(axes, row, right)
+    axes.barh(rows, new, color=BLUE, height=0.72, label="drawn from")
+    axes.barh(rows, old, height=0.72, facecolor="none", edgecolor=INK, label="the model's own")
+    for row in rows:
+        text = f"{old[row]:.1%} → " + (f"{new[row]:.1%}" if new[row] else "dropped")
+        write_beside(axes, max(old[row], new[row]), row, text, color=INK if new[row] else MUTED)
+    axes.set_yticks(rows, [visible(words(token)) for token in shown.indices.tolist()])
+    axes.set(xlim=(0, right), ylim=(len(old) - 0.4, -0.6), xlabel="probability")
+    axes.set_xticks([0, edge / 2, edge], ["0", f"{edge / 2:.0%}", f"{edge:.0%}"])
+    axes.legend(loc="lower right", facecolor="white", framealpha=1, frameon=True, edgecolor="white")
+    bare(axes)
+    return figure
+
+
+# ------------------------------------------------------------------------------- whole texts
+
+REPEATED = f"background:{PALE_ORANGE}; border-bottom:2px solid {ORANGE}"
+
+
+def show_repetition(pieces: Sequence[str], size: int = 4) -> HTML:
+    """A text, token by token; marked is what belongs to `size` tokens that stood there before."""
+    marks = repeated(pieces, size)
+    text = "".join(
+        f'<span style="{REPEATED}">{escape(piece)}</span>' if is_repeated else escape(piece)
+        for piece, is_repeated in zip(pieces, marks, strict=True)
+    )
+    summary = (
+        f"{sum(marks)} of {len(marks)} tokens are marked: "
+        f"they belong to {size} in a row that stood there before."
+    )
+    return HTML(
+        f'<div style="{PAPER}"><div style="white-space:pre-wrap">{text}</div>'
+        f"<small>{summary}</small></div>"
+    )
+
+
+def repeated(pieces: Sequence[str], size: int) -> list[bool]:
+    """For each piece, whether it belongs to `size` in a row that began earlier in the text too."""
+    marks = [False] * len(pieces)
+    seen = set()
+    for start in range(len(pieces) - size + 1):
+        gram = tuple(pieces[start : start + size])
+        if gram in seen:
+            marks[start : start + size] = [True] * size
+        seen.add(gram)
+    return marks
+
+
+def side_by_side(texts: Mapping[str, str]) -> HTML:
+    """Texts in columns under their labels; in a narrow window they stand below one another."""
+    column = f"flex:1 1 13em; border-top:3px solid {BLUE}; padding-top:0.3em"
+    columns = "".join(
+        f'<div style="{column}"><b>{escape(name)}</b>'
+        f'<div style="white-space:pre-wrap; overflow-wrap:anywhere">{escape(text)}</div></div>'
+        for name, text in texts.items()
+    )
+    return HTML(f'<div style="{PAPER}; display:flex; flex-wrap:wrap; gap:1em">{columns}</div>')
+
+
+# ------------------------------------------------------------------------------ the beam tree
+
+MOST_STEPS = 12  # further down nobody looks
+LONGEST = 60  # letters of the prompt
+KEPT, ENDED, PRUNED = "goes on", "has ended", "pruned"
+
+
+class Candidate(Protocol):
+    """A beam's continuation by one token; `parent` counts the beams of the step before."""
+
+    @property
+    def score(self) -> float: ...
+    @property
+    def parent(self) -> int: ...
+    @property
+    def token(self) -> int: ...
+
+
+class Text(Protocol):
+    @property
+    def ids(self) -> list[int]: ...
+
+
+class Search(Protocol):
+    """The public attributes of a beam search."""
+
+    width: int
+    prompt_length: int
+    eos_token_id: int | None
+
+    @property
+    def beams(self) -> Sequence[Text]: ...
+    @property
+    def finished(self) -> Sequence[Text]: ...
+    @property
+    def trace(self) -> Sequence[Sequence[Candidate]]: ...
+
+
+@dataclass(frozen=True)
+class Node:
+    """A candidate in its row of the tree. parent: the place of its parent in the row above."""
+
+    candidate: Candidate
+    parent: int
+    fate: str
+    ids: list[int]  # the new tokens up to this one
+
+
+def fates(candidates: Sequence[Candidate], width: int, eos_token_id: int | None) -> list[str]:
+    """What became of each candidate, the best one first."""
+    found, going_on = [], 0
+    for rank, candidate in enumerate(candidates):
+        if candidate.token == eos_token_id:
+            found.append(ENDED if rank < width else PRUNED)
+        else:
+            found.append(KEPT if going_on < width else PRUNED)
+            going_on += 1
+    return found
+
+
+def tree_of(search: Search) -> list[list[Node]]:
+    """The candidates of each step, ordered by their parents, so that no two edges cross."""
+    rows: list[list[Node]] = []
+    beams: list[tuple[int, list[int]]] = [(0, [])]  # of the step before: place in its row, tokens
+    for candidates in search.trace:
+        row = []
+        for candidate, fate in zip(
+            candidates, fates(candidates, search.width, search.eos_token_id), strict=True
+        ):
+            place, ids = beams[candidate.parent]
+            row.append(Node(candidate, place, fate, [*ids, candidate.token]))
+        survivors = [node for node in row if node.fate == KEPT]
+        row.sort(key=lambda node: node.parent)  # stable: siblings stay in the order of their scores
+        beams = [(row.index(node), node.ids) for node in survivors]
+        rows.append(row)
+    return rows
+
+
+LETTER = {"normal": 0.66, "bold": 0.75}  # the width of a letter, in font sizes
+HALF = 0.22  # of the height of a node
+FAINT, DASHES = "#B9BEC5", (0, (3, 2))  # the way to what was pruned
+LOOKS = {  # of a node: its face, its edge, its text
+    KEPT: (PALE_BLUE, BLUE, INK),
+    ENDED: (INK, INK, "white"),
+    PRUNED: ("none", "none", MUTED),
+}
+
+
+@plt.rc_context(LOOK)
+def show_tree(search: Search, words: Words) -> Picture:
+    """The texts that a beam search followed, a row a step, and those that it gave up.
+
+    A box goes on, a dark one has ended, a word without a box was pruned; the best text so far, or
+    of all at the end, is bold. Under a word stands the log-probability of the text up to it.
+    """
+    rows = tree_of(search)
+    shown = rows[:MOST_STEPS]
+    columns = max(map(len, shown), default=1)
+    best = (list(search.finished) or list(search.beams))[0].ids
+    prompt, best = best[: search.prompt_length], best[search.prompt_length :]
+    figure, (axes,) = new_figure(height=0.9 + 0.7 * len(shown))
+    axes.set(xlim=(0, columns), ylim=(len(shown) + 0.45, -0.4))
+    axes.set_axis_off()
+
+    places = [(columns / 2, 0.0)]
+    draw_prompt(axes, places[0], "".join(map(words, prompt)))
+    for step, row in enumerate(shown, start=1):
+        parents = places
+        places = [((place + 0.5) * columns / len(row), float(step)) for place in range(len(row))]
+        for node, place in zip(row, places, strict=True):
+            is_best = node.ids == best[:step]
+            draw_edge(axes, parents[node.parent], place, node.fate, is_best)
+            is_end = node.candidate.token == search.eos_token_id
+            word = "END" if is_end else visible(words(node.candidate.token))
+            draw_node(axes, place, word, node, is_best, 6.2 * 72 / columns)
+    draw_legend(figure, {node.fate for row in shown for node in row})
+    if len(rows) > len(shown):
+        axes.set_title(f"the first {len(shown)} of {len(rows)} steps")
+    return figure
+
+
+def draw_prompt(axes: Axes, place: tuple[float, float], text: str) -> None:
+    """The end of the prompt, on one line."""
+    line = text.replace("\n", "↵")
+    shown = line if len(line) <= LONGEST else f"…{line[-LONGEST:]}"
+    axes.text(*place, shown, ha="center", va="center", fontsize=9.5, fontweight="bold")
+
+
+def draw_edge(
+    axes: Axes, parent: tuple[float, float], child: tuple[float, float], fate: str, is_best: bool
+) -> None:
+    (x, y), (child_x, child_y) = (parent[0], parent[1] + HALF), (child[0], child[1] - HALF)
+    middle = (y + child_y) / 2
+    curve = Path(
+        [(x, y), (x, middle), (child_x, middle), (child_x, child_y)],
+        [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4],
+    )
+    look: dict[str, Any] = {"edgecolor": BLUE, "lw": 1.2, "zorder": 1}
+    if fate == PRUNED:
+        look = {"edgecolor": FAINT, "lw": 0.8, "ls": DASHES, "zorder": 0}
+    if is_best:
+        look |= {"edgecolor": INK, "lw": 2.8, "zorder": 2}
+    axes.add_patch(PathPatch(curve, fill=False, **look))
+
+
+def draw_node(
+    axes: Axes,
+    place: tuple[float, float],
+    word: str,
+    node: Node,
+    is_best: bool,
+    widest: float,
+) -> None:
+    x, y = place
+    face, edge, ink = LOOKS[node.fate]
+    axes.add_patch(
+        FancyBboxPatch(
+            (x - 0.44, y - HALF),
+            0.88,
+            2 * HALF,
+            boxstyle="round,pad=0,rounding_size=0.08",
+            facecolor=face,
+            edgecolor=INK if is_best and node.fate == KEPT else edge,
+            lw=2 if is_best else 0.8,
+            zorder=3,
+        )
+    )
+    look: dict[str, Any] = {"ha": "center", "va": "center", "color": ink, "zorder": 4}
+    weight = "bold" if is_best else "normal"
+    size = min(9, 0.84 * widest / (LETTER[weight] * len(word)))
+    axes.text(x, y - 0.07, word, fontsize=size, fontweight=weight, **look)
+    axes.text(x, y + 0.12, f"{node.candidate.score:.2f}", fontsize=7, **look)
+
+
+def draw_legend(figure: Picture, shown: Collection[str]) -> None:
+    """What the nodes that are shown look like."""
+    handles: list[Any] = [
+        Rectangle((0, 0), 1, 1, facecolor=face, edgecolor=edge, label=fate)
+        for fate, (face, edge, _) in LOOKS.items()
+        if fate in shown and fate != PRUNED
+    ]
+    if PRUNED in shown:
+        handles.append(Line2D([], [], color=FAINT, ls=DASHES, lw=1, label=PRUNED))
+    handles.append(Line2D([], [], color=INK, lw=2.8, label="the best text"))
+    figure.legend(handles=handles, loc="outside upper left", ncols=4, fontsize=9)
+
+
+# ------------------------------------------------------------------------------ finding top k
+
+
+@plt.rc_context(LOOK)
+def sorting_costs(counts: Mapping[str, int], seconds: Mapping[str, float]) -> Picture:
+    """What finding the k largest costs in each way: comparisons counted, and time measured."""
+    figure, (left, right) = new_figure(height=0.7 + 0.3 * max(len(counts), len(seconds)), columns=2)
+    draw_costs(left, counts, "{:,.0f}", ORANGE)
+    draw_costs(right, {name: 1000 * time for name, time in seconds.items()}, "{:,.2f} ms", BLUE)
+    left.set_title("comparisons")
+    right.set_title("time")
+    return figure
+
+
+def draw_costs(axes: Axes, costs: Mapping[str, float], form: str, colour: str) -> None:
+    rows = range(len(costs))
+    bars = axes.barh(rows, list(costs.values()), color=colour, height=0.7)
+    axes.bar_label(bars, [form.format(cost) for cost in costs.values()], padding=3, fontsize=9)
+    axes.set_yticks(rows, list(costs))
+    axes.set(xlim=(0, 1.45 * max(costs.values())), xticks=[])
+    axes.invert_yaxis()
+    bare(axes)

@@ -1,0 +1,310 @@
+"""Pictures for lab 6: what became of the drafts, accept and residual, what verifying costs.
+
+Each reads what it is handed, and returns HTML, a figure or a widget.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from html import escape
+from itertools import cycle
+from typing import Protocol
+
+import ipywidgets as widgets
+import matplotlib.pyplot as plt
+from IPython.display import HTML
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from torch import Tensor
+
+from visuals.explorer import explore, fine_slider, slider
+from visuals.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    LOOK,
+    MUTED,
+    ORANGE,
+    PALE,
+    PALE_BLUE,
+    PALE_GREEN,
+    PALE_ORANGE,
+    PINK,
+    RED,
+    Picture,
+    new_figure,
+    visible,
+)
+
+Words = Callable[[int], str]
+
+# -------------------------------------------------------------------------------- the rounds
+
+ACCEPTED, CORRECTED, BONUS = "accepted", "corrected", "bonus"
+REJECTED, BEYOND, UNDRAFTED = "rejected", "after the end", "no draft"
+
+# Of a token: differing in more than colour.
+LOOKS = {
+    ACCEPTED: f"background:{PALE_BLUE}; border-bottom:2px solid {BLUE}",
+    REJECTED: f"color:{RED}; font-size:85%; text-decoration:line-through",
+    CORRECTED: f"background:{PALE_ORANGE}; border:2px solid {ORANGE}; font-weight:bold",
+    BONUS: f"background:{PALE_GREEN}; border-bottom:5px double {GREEN}; font-weight:bold",
+    UNDRAFTED: f"border-bottom:2px dotted {GREY}",
+    BEYOND: f"color:{MUTED}; font-size:85%; text-decoration:line-through dotted",
+}
+EXPLAINED = {
+    ACCEPTED: "a draft that the target accepted",
+    REJECTED: "a draft that it did not",
+    CORRECTED: "the target's own, in its place",
+    BONUS: "the target's own, after the last draft",
+    UNDRAFTED: "the target's own, where nothing was drafted",
+    BEYOND: "accepted, and left out because the text has ended",
+}
+PAPER = f"background:white; color:{INK}; padding:0.5em 0.8em; line-height:1.9"
+TOKEN = "border-radius:3px; padding:0 2px; margin-right:1px"
+MOST_ROWS = 20  # the other target calls are only counted
+
+
+class Round(Protocol):
+    """One pass of the target: what was drafted, how much accepted, what the text gained."""
+
+    @property
+    def drafts(self) -> Sequence[int]: ...
+    @property
+    def accepted(self) -> int: ...
+    @property
+    def new(self) -> Sequence[int]: ...
+
+
+def kinds(one: Round) -> Iterator[tuple[int, str]]:
+    """The tokens of a round as they are read, each with what became of it.
+
+    A round's text may have ended at an accepted EOS; then the target's own token is missing.
+    """
+    kept = min(one.accepted, len(one.new))
+    for token in one.new[:kept]:
+        yield token, ACCEPTED
+    for token in one.drafts[kept : one.accepted]:
+        yield token, BEYOND
+    for token in one.drafts[one.accepted :]:
+        yield token, REJECTED
+    for token in one.new[kept:]:
+        yield token, own_kind(one)
+
+
+def own_kind(one: Round) -> str:
+    """What the target's own token is."""
+    if not one.drafts:
+        return UNDRAFTED
+    return CORRECTED if one.accepted < len(one.drafts) else BONUS
+
+
+def show_rounds(prompt: str, rounds: Sequence[Round], words: Words) -> HTML:
+    """A speculated text, each token marked by where it comes from, and below it the target calls.
+
+    words: gives the text of a token's id.
+    """
+    marked = [list(kinds(one)) for one in rounds]
+    present = {kind for tokens in marked for _, kind in tokens}
+    text = "".join(token_html(words(token), kind) for tokens in marked for token, kind in tokens)
+    rows = [row_html(n, one, words) for n, one in enumerate(rounds[:MOST_ROWS], start=1)]
+    if len(rounds) > MOST_ROWS:
+        rows.append(f"<div>… and {len(rounds) - MOST_ROWS} more</div>")
+    return HTML(
+        f'<div style="{PAPER}">{legend([kind for kind in LOOKS if kind in present])}'
+        f'<div style="white-space:pre-wrap; max-width:60em">{escape(prompt)}{text}</div>'
+        f'<div style="margin-top:0.8em">{summary(rounds)}</div>{"".join(rows)}</div>'
+    )
+
+
+def token_html(text: str, kind: str) -> str:
+    """A token with its mark; the space before a word stays outside of it."""
+    word = text.lstrip(" ")
+    space = text[: len(text) - len(word)] if word else ""
+    breaks = "\n" * text.count("\n") if kind not in (REJECTED, BEYOND) else ""
+    shown = escape(word.replace("\n", "↵") or visible(text))
+    return f'{space}<span style="{TOKEN}; {LOOKS[kind]}" title="{kind}">{shown}</span>{breaks}'
+
+
+def legend(shown: Sequence[str]) -> str:
+    items = (
+        f'<span style="display:inline-block; margin-right:1.2em">{token_html(kind, kind)} '
+        f"<small>{EXPLAINED[kind]}</small></span>"
+        for kind in shown
+    )
+    return f'<div style="margin-bottom:0.5em">{"".join(items)}</div>'
+
+
+def summary(rounds: Sequence[Round]) -> str:
+    new, calls = sum(len(one.new) for one in rounds), len(rounds)
+    drafted, accepted = sum(len(one.drafts) for one in rounds), sum(one.accepted for one in rounds)
+    sentence = f"<b>{new} tokens from {calls} calls of the target</b>"
+    if calls:
+        sentence += f", {new / calls:.1f} a call"
+    if drafted:
+        sentence += f"; {accepted} of {drafted} drafts accepted, {accepted / drafted:.0%}"
+    return f"{sentence}. <small>Call by call, with what the text gained:</small>"
+
+
+def row_html(number: int, one: Round, words: Words) -> str:
+    """One target call: its number, how many tokens the text gained, and which."""
+    tokens = "".join(token_html(words(token), kind) for token, kind in kinds(one))
+    return (
+        f'<div style="display:flex; gap:0.8em; border-top:1px solid {PALE}">'
+        f'<span style="flex:none; width:1.6em; text-align:right; color:{MUTED}">{number}</span>'
+        f'<span style="flex:none; width:1.8em"><b>+{len(one.new)}</b></span>'
+        f'<span style="flex:1">{tokens}</span></div>'
+    )
+
+
+# ------------------------------------------------------------------------- accept and residual
+
+
+@plt.rc_context(LOOK)
+def show_acceptance(
+    words: Sequence[str],
+    target_probs: Sequence[float] | Tensor,
+    draft_probs: Sequence[float] | Tensor,
+) -> Picture:
+    """One place: how p, the target's, and q, the draft's, share each word's probability.
+
+    What both give is accepted; what q gives beyond p is rejected; what p gives beyond q is the
+    residual, from which the rejected part is drawn anew. Over all words the last two are equal.
+    """
+    pairs = [(float(p), float(q)) for p, q in zip(target_probs, draft_probs, strict=True)]
+    places = range(len(pairs))
+    both = [min(pair) for pair in pairs]
+    residual = [max(p - q, 0) for p, q in pairs]
+    rejected = [max(q - p, 0) for p, q in pairs]
+    figure, (axes,) = new_figure(height=3.4)
+    for shares, start, name, face, edge, hatch in (
+        (both, [0.0] * len(pairs), "accepted, min(p, q)", PALE_BLUE, BLUE, ""),
+        (rejected, both, "rejected, q − p", "white", RED, "xx"),
+        (residual, both, "residual, p − q", PALE_GREEN, GREEN, ".."),
+    ):
+        axes.bar(
+            places,
+            shares,
+            bottom=start,
+            width=0.7,
+            facecolor=face,
+            edgecolor=edge,
+            hatch=hatch,
+            label=f"{name}: {sum(shares):.2f} in all",
+        )
+    draw_levels(axes, [p for p, _ in pairs], "p, target", INK, "-")
+    draw_levels(axes, [q for _, q in pairs], "q, draft", ORANGE, ":")
+    axes.set_xticks(places, [visible(word) for word in words])
+    axes.set(ylabel="probability", ylim=(0, 1.1 * max(map(max, pairs))))
+    axes.tick_params(axis="x", length=0)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=2, fontsize=9)
+    return figure
+
+
+def draw_levels(axes: Axes, levels: Sequence[float], name: str, colour: str, dashes: str) -> None:
+    """A line across each bar, a little wider than it."""
+    lefts, rights = ([place + side for place in range(len(levels))] for side in (-0.43, 0.43))
+    axes.hlines(levels, lefts, rights, color=colour, linestyle=dashes, lw=2.5, label=name)
+
+
+MOST_DRAFTS = 12
+
+
+def explore_acceptance(expected_tokens: Callable[[float, int], float]) -> widgets.VBox:
+    """`tokens_a_round` with sliders for the acceptance rate and k, and what it means in words."""
+    return explore(
+        partial(tokens_a_round, expected_tokens),
+        fine_slider("acceptance", 0, 1, 0.05, start=0.55),
+        slider("k", MOST_DRAFTS, start=4),
+        words=partial(round_in_words, expected_tokens),
+    )
+
+
+@plt.rc_context(LOOK)
+def tokens_a_round(
+    expected_tokens: Callable[[float, int], float], acceptance: float, k: int
+) -> Picture:
+    """Expected tokens of one round against k, with the k + 1 that there are if all is accepted."""
+    drafts = range(MOST_DRAFTS + 1)
+    expected = [expected_tokens(acceptance, count) for count in drafts]
+    figure, (axes,) = new_figure(height=2.8)
+    axes.plot(drafts, [count + 1 for count in drafts], "--", color=GREY, label="all accepted")
+    axes.plot(
+        drafts, expected, "o-", color=BLUE, ms=4, label=f"each accepted with {acceptance:.2f}"
+    )
+    axes.plot(k, expected[k], "o", color=INK, markersize=11, fillstyle="none", mew=2)
+    axes.set(xlabel="k, drafts a round", ylim=(0, MOST_DRAFTS + 1.5), title="tokens a round")
+    axes.legend(loc="upper left")
+    axes.grid(axis="y")
+    return figure
+
+
+def round_in_words(
+    expected_tokens: Callable[[float, int], float], acceptance: float, k: int
+) -> str:
+    here = expected_tokens(acceptance, k)
+    one_more = expected_tokens(acceptance, k + 1) - here
+    return (
+        f"With {k} drafts, each accepted with probability {acceptance:.2f}, a round gives "
+        f"{here:.2f} tokens on average. One draft more would add {one_more:.2f}."
+    )
+
+
+# ------------------------------------------------------------------------------ does it pay?
+
+
+@plt.rc_context(LOOK)
+def verify_costs(seconds: Mapping[int, float]) -> Picture:
+    """The time of one forward over T tokens, in decode steps, beside that of T decode steps.
+
+    seconds: of a forward, by T; 1 is among them.
+    """
+    tokens = sorted(seconds)
+    costs = [seconds[count] / seconds[1] for count in tokens]
+    figure, (axes,) = new_figure(height=3.0)
+    axes.plot(tokens, tokens, "--", color=GREY, label="T separate decode steps")
+    axes.plot(tokens, costs, "o-", color=BLUE, label="one forward over T tokens")
+    for count, cost in zip(tokens[1:], costs[1:], strict=True):
+        axes.annotate(
+            f"{cost:.1f}", (count, cost), (0, -14), textcoords="offset points", ha="center", size=9
+        )
+    axes.set_xticks(tokens)
+    # T decode steps may leave the picture: what counts is how far below them the forward stays
+    axes.set(xlabel="T, tokens in the forward", ylim=(0, 1.8 * max(costs)))
+    axes.set_title("time, in decode steps of one token")
+    axes.legend(loc="lower right")
+    axes.grid(axis="y")
+    return figure
+
+
+CURVE_LOOKS = ((BLUE, "-", "o"), (ORANGE, "--", "s"), (GREEN, "-.", "^"), (PINK, ":", "D"))
+
+
+@plt.rc_context(LOOK)
+def speed_up_curves(
+    curves: Mapping[str, Sequence[float]],
+    measured: Mapping[str, Mapping[int, float]] | None = None,
+) -> Picture:
+    """Predicted speed-up against k, a line for each draft, and what was measured, as points.
+
+    curves: item k of each is the speed-up with k drafts. measured: by name and k.
+    """
+    figure, (axes,) = new_figure(height=3.4)
+    axes.axhline(1, color=INK, lw=1)
+    axes.text(1.01, 1, "no gain", transform=axes.get_yaxis_transform(), va="center", fontsize=9)
+    handles = []
+    for (name, gains), (colour, dashes, marker) in zip(
+        curves.items(), cycle(CURVE_LOOKS), strict=False
+    ):
+        axes.plot(range(len(gains)), gains, dashes, color=colour, lw=2)
+        points = (measured or {}).get(name, {})
+        axes.plot(list(points), list(points.values()), marker, color=colour, mec="white", ms=9)
+        shown = marker if points else ""
+        handles.append(Line2D([], [], color=colour, ls=dashes, lw=2, marker=shown, label=name))
+    axes.set_xticks(range(max(map(len, curves.values()))))
+    axes.set(xlabel="k, drafts a round", ylim=(0, None))
+    points_too = "; points: measured" if measured else ""
+    axes.set_title(f"times as fast as plain decode, predicted{points_too}")
+    axes.grid(axis="y")
+    figure.legend(handles=handles, loc="outside upper left", ncols=2, fontsize=9)
+    return figure
