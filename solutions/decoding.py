@@ -225,7 +225,7 @@ def draw(
     ### BEGIN SOLUTION
     ends = probs.cumsum(dim=-1)  # where each token's piece ends
     total = ends[:, -1:]
-    passed = (ends <= uniforms[:, None] * total) & (ends < total)
+    passed = ends <= uniforms[:, None] * total
     return passed.sum(dim=-1)
     ### END SOLUTION
 
@@ -469,11 +469,12 @@ class BeamSearch:
 
 
 def stop_at(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
-    """Pass a text on, piece by piece, up to the first of the stop strings, which is left out.
+    """Pass a text on, piece by piece, up to the first stop string, which is left out.
 
     A stop string may begin in one piece and end in a later one, so what may be its beginning is
     held back until that is decided; nothing else is, and nothing for longer. Once a stop string is
-    complete, no further piece is asked for. Where the pieces end without one, all of their text has
+    complete, no further piece is asked for; where a piece completes several, the one that begins
+    first counts. Where the pieces end without one, all of their text has
     been passed on.
     """
     require_stops(stops)

@@ -1,0 +1,348 @@
+"""Drivers of lab 5: logits to logits, a token, texts and their ends."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from autograder.drivers.seen import Seen, kind_of
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """Stands for the notebook's, whose fields and defaults it has."""
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+# ----------------------------------------------------------------------------- logits to logits
+
+Logits = Float[Tensor, "rows vocab"]
+
+
+def apply_temperature(
+    attempt: Callable[..., Any], logits: Logits, temperature: float
+) -> list[Seen]:
+    return [*kept(attempt(logits, temperature), logits)]
+
+
+def apply_top_k(attempt: Callable[..., Any], logits: Logits, k: int) -> list[Seen]:
+    return [*kept(attempt(logits, k), logits)]
+
+
+def apply_top_p(attempt: Callable[..., Any], logits: Logits, p: float) -> list[Seen]:
+    return [*kept(attempt(logits, p), logits)]
+
+
+def apply_min_p(attempt: Callable[..., Any], logits: Logits, min_p: float) -> list[Seen]:
+    return [*kept(attempt(logits, min_p), logits)]
+
+
+def kept(returned: Any, logits: Logits) -> Iterator[Seen]:
+    """Which tokens of each row stay, then the logits."""
+    yield Seen("What it returned", form_of(returned))
+    if form_of(returned) == form_of(logits):
+        for row, values in enumerate(returned):
+            stay = f"keeps {tokens_where(values != float('-inf'))}"
+            yield Seen(f"Row {row}", "has NaN in it" if values.isnan().any() else stay)
+        yield Seen("The tensor of logits", returned)
+
+
+def apply_repetition_penalty(
+    attempt: Callable[..., Any], logits: Logits, ids: Int[Tensor, "rows seq"], penalty: float
+) -> list[Seen]:
+    """Which tokens of each row get another logit, then the logits."""
+    before = logits.clone()
+    returned = attempt(logits, ids, penalty)
+    seen = [Seen("What it returned", form_of(returned))]
+    if form_of(returned) != form_of(before):
+        return seen
+    for row, (now, was) in enumerate(zip(returned, before, strict=True)):
+        other = tokens_where(~torch.isclose(now.to(was.dtype), was))
+        told = "has NaN in it" if now.isnan().any() else f"has another logit for {other}"
+        seen.append(Seen(f"Row {row}", told))
+    return [*seen, Seen("The tensor of logits", returned)]
+
+
+def next_token_probs(
+    attempt: Callable[..., Any],
+    logits: Logits,
+    ids: Int[Tensor, "rows seq"],
+    params: dict[str, Any],
+) -> list[Seen]:
+    """Which tokens of each row can be drawn, then the probabilities. `params` may lack what is
+    neutral."""
+    returned = attempt(logits, ids, SamplingParams(**params))
+    seen = [Seen("What it returned", form_of(returned))]
+    if form_of(returned) != form_of(logits):
+        return seen
+    for row, probs in enumerate(returned):
+        possible = f"can draw {tokens_where(probs != 0)}"
+        seen.append(Seen(f"Row {row}", "has NaN in it" if probs.isnan().any() else possible))
+    return [*seen, Seen("The tensor of probabilities", returned)]
+
+
+def form_of(value: Any) -> Any:
+    """What a tensor is, in words; anything else as it is."""
+    if not isinstance(value, Tensor):
+        return value
+    numbers = "floats" if value.is_floating_point() else f"the type {value.dtype}"
+    return f"is a tensor of {numbers}, of shape {list(value.shape)}"
+
+
+def tokens_where(chosen: Bool[Tensor, " vocab"]) -> str:
+    """The tokens that are chosen, in words; not all of them where they are many."""
+    tokens = chosen.nonzero().flatten().tolist()
+    if len(tokens) == len(chosen):
+        return "every token"
+    if len(tokens) > 8:
+        return f"{len(tokens)} tokens ({', '.join(map(str, tokens[:8]))}, ...)"
+    if not tokens:
+        return "no token"
+    *others, last = map(str, tokens)
+    return f"tokens {', '.join(others)} and {last}" if others else f"token {last}"
+
+
+# ----------------------------------------------------------------------------- a token is drawn
+
+
+def draw(
+    attempt: Callable[..., Any],
+    probs: Float[Tensor, "rows vocab"],
+    uniforms: Float[Tensor, " rows"],
+) -> list[Seen]:
+    return [Seen("The tensor of tokens", attempt(probs, uniforms))]
+
+
+def sample(
+    attempt: Callable[..., Any],
+    params: dict[str, Any],
+    seeds: list[int],
+    steps: list[dict[str, Any]],
+) -> list[Seen]:
+    """Steps: the requests that are served, their logits and texts. Each has a generator of its own.
+
+    Where the temperature is 0, nothing is left to chance: then what is drawn doesn't count.
+    """
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    drawn = SamplingParams(**params)
+    seen: list[Seen] = []
+    for number, step in enumerate(steps, 1):
+        where = f"in step {number}" if len(steps) > 1 else ""
+        states = [generator.get_state() for generator in generators]
+        own = [generators[request] for request in step["requests"]]
+        tokens = attempt(step["logits"], step["ids"], drawn, own)
+        for request, (state, generator) in enumerate(zip(states, generators, strict=True)):
+            if drawn.temperature > 0:
+                told = gave(state, generator)
+                seen.append(Seen(f"The generator of request {request}", told, where))
+        seen.append(Seen("The tensor of tokens", tokens, where))
+    return seen
+
+
+def gave(state: Tensor, generator: torch.Generator) -> str:
+    """How many uniforms a generator has given since it was in this state, in words."""
+    twin = torch.Generator()
+    twin.set_state(state)
+    for told in ("no uniform", "one uniform", "two uniforms", "three uniforms"):
+        if torch.equal(twin.get_state(), generator.get_state()):
+            return f"gave {told}"
+        torch.rand(1, generator=twin)
+    return "gave other numbers, or more than three"
+
+
+# ------------------------------------------------------------------------------- beam search
+
+
+def best_continuations(
+    attempt: Callable[..., Any],
+    scores: Float[Tensor, " beams"],
+    logits: Float[Tensor, "beams vocab"],
+    count: int,
+) -> list[Seen]:
+    found = attempt(scores, logits, count)
+    form = told_of(found)
+    seen = [Seen("What it returned", form)]
+    if isinstance(form, str) and form.startswith("is a list of"):
+        for rank, candidate in enumerate(found):
+            seen.append(Seen("The parent", candidate.parent, f"of candidate {rank}"))
+            seen.append(Seen("The token", candidate.token, f"of candidate {rank}"))
+            seen.append(Seen("The score", candidate.score, f"of candidate {rank}"))
+    return seen
+
+
+def told_of(found: Any) -> Any:
+    """Whether this is a list of Candidates, in words. What is no list at all stays what it is."""
+    if not isinstance(found, (list, tuple)):
+        return found
+    for candidate in found:
+        if not all(hasattr(candidate, name) for name in ("score", "parent", "token")):
+            return f"has {kind_of(candidate)} in it"
+        for name in ("parent", "token"):
+            if not isinstance(value := getattr(candidate, name), Integral):
+                return f"has a Candidate in it whose {name} is {kind_of(value)}"
+    return f"is a list of {counted(len(found), 'Candidate')}"
+
+
+class Texts:
+    """Stands for `rows`: its logits depend on every token and its place, so another text shows.
+
+    calls: what it was told in this step.
+    """
+
+    def __init__(
+        self,
+        prompt: list[int],
+        embedding: Float[Tensor, "places vocab size"],
+        head: Float[Tensor, "size vocab"],
+    ) -> None:
+        self.embedding, self.head = embedding, head
+        self.texts, self.calls = [list(prompt)], list[str]()
+        self.logits = self.computed()
+
+    def computed(self) -> Float[Tensor, "rows vocab"]:
+        places = list(range(len(self.texts[0])))
+        hidden = [self.embedding[places, text].sum(dim=0) for text in self.texts]
+        return torch.stack(hidden) @ self.head
+
+    def become(self, parents: Any) -> None:
+        parents = integers(parents, "`rows.become`")
+        if missing := [parent for parent in parents if not 0 <= parent < len(self.texts)]:
+            raise IndexError(
+                f"`rows.become` was handed parent {missing[0]}; counted from 0, there is "
+                f"{counted(len(self.texts), 'row')}."
+            )
+        self.calls.append(f"become({parents})")
+        self.texts = [list(self.texts[parent]) for parent in parents]
+
+    def append(self, tokens: Any) -> None:
+        tokens = integers(tokens, "`rows.append`")
+        if len(tokens) != len(self.texts):
+            raise ValueError(
+                f"`rows.append` was handed {counted(len(tokens), 'token')} for "
+                f"{counted(len(self.texts), 'row')}."
+            )
+        self.calls.append(f"append({tokens})")
+        self.texts = [[*text, token] for text, token in zip(self.texts, tokens, strict=True)]
+        if len(self.texts[0]) > len(self.embedding):
+            raise ValueError("`rows.append` was called more often than there are new tokens.")
+        self.logits = self.computed()
+
+
+def integers(values: Any, what: str) -> list[int]:
+    if not hasattr(values, "__len__"):
+        raise TypeError(f"{what} takes a list of numbers, not {kind_of(values)}.")
+    return [int(value) for value in values]
+
+
+def step(
+    attempt: type,
+    prompt: list[int],
+    embedding: Float[Tensor, "places vocab size"],
+    head: Float[Tensor, "size vocab"],
+    steps: int,
+    **options: Any,
+) -> list[Seen]:
+    """A search of so many steps, after the last of which it is done."""
+    rows = Texts(prompt, embedding, head)
+    search = attempt(rows, prompt, **options)
+    seen: list[Seen] = []
+    for number in range(1, steps + 1):
+        rows.calls.clear()
+        search.step()
+        where = f"after step {number}"
+        for name in ("beams", "finished"):
+            seen += held(getattr(search, name), name, where)
+        seen.append(Seen("The number of steps in `trace`", len(search.trace), where))
+        if number == steps:
+            told = ", then ".join(rows.calls) or "nothing"
+            seen.append(Seen("What `rows` was told", f"is {told}", f"in step {number}, the last,"))
+            break
+        appended = sum(call.startswith("append") for call in rows.calls)
+        seen.append(Seen("The number of calls of `rows.append`", appended, f"in step {number}"))
+        seen.append(Seen("The number of rows", len(rows.texts), where))
+        for row, text in enumerate(rows.texts):
+            seen.append(Seen(f"The text that row {row} holds", list(text), where))
+    return seen
+
+
+def held(beams: Any, name: str, where: str) -> Iterator[Seen]:
+    """The texts and scores of beams."""
+    if not isinstance(beams, (list, tuple)):
+        yield Seen(f"`{name}`", f"is {kind_of(beams)}", where)
+        return
+    odd = [beam for beam in beams if not (hasattr(beam, "ids") and hasattr(beam, "score"))]
+    told = f"has {kind_of(odd[0])} in it" if odd else f"is a list of {counted(len(beams), 'Beam')}"
+    yield Seen(f"`{name}`", told, where)
+    for rank, beam in enumerate(beams if not odd else []):
+        yield Seen(f"`{name}[{rank}].ids`", copied(beam.ids), where)
+        yield Seen(f"`{name}[{rank}].score`", beam.score, where)
+
+
+def counted(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def copied(value: Any) -> Any:
+    return list(value) if isinstance(value, (list, tuple)) else value
+
+
+# ------------------------------------------------------------------------- where a text ends
+
+MOST_PIECES = 1_000  # that are taken from an attempt which may have no end
+
+
+class Pieces:
+    """The pieces of a text as a model gives them: one at a time, and never again.
+
+    passed: the text that was passed on so far. before: what it was when each piece was asked for,
+    and when their end was.
+    """
+
+    def __init__(self, pieces: list[str]) -> None:
+        self.left, self.given = iter(pieces), 0
+        self.passed, self.before = "", list[str]()
+
+    def __iter__(self) -> "Pieces":
+        return self
+
+    def __next__(self) -> str:
+        if len(self.before) == self.given:  # what has come to its end may be asked again
+            self.before.append(self.passed)
+        piece = next(self.left)
+        self.given += 1
+        return piece
+
+
+def stop_at(attempt: Callable[..., Any], pieces: list[str], stops: list[str]) -> list[Seen]:
+    source = Pieces(pieces)
+    text = attempt(source, stops)
+    if not isinstance(text, Iterator):
+        return [Seen("What it returned", f"is {named(text)}")]
+    seen = [Seen("What it returned", "is an iterator, as `yield` makes one")]
+    for number, part in enumerate(text):
+        if not isinstance(part, str):
+            return [*seen, Seen("What it passes on", f"is {named(part)}")]
+        source.passed += part
+        if number == MOST_PIECES:
+            told = f"did not end after {MOST_PIECES:,} pieces"
+            return [*seen, Seen("What it passes on", told)]
+    seen.append(Seen("What it passes on", "is text, and has an end"))
+    seen.append(Seen("The text that it passed on", f"is {source.passed!r}", "in all"))
+    seen.append(Seen("The number of pieces that it asked for", source.given))
+    for number, passed in enumerate(source.before[1:], 1):
+        where = f"after piece {number}"
+        seen.append(Seen("The text that it had passed on", f"was {passed!r}", where))
+    return seen
+
+
+def named(value: Any) -> str:
+    return "None" if value is None else kind_of(value)

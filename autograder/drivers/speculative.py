@@ -1,0 +1,241 @@
+"""Drivers of lab 6: what is accepted, a draft model that runs ahead, n-grams, and the loop."""
+
+from collections.abc import Callable, Iterator
+from numbers import Integral
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from autograder.drivers.seen import Seen, kind_of, two_things
+from solutions.decoding import SamplingParams
+
+Probs = Float[Tensor, "rows vocab"]
+
+# ----------------------------------------------------------------------------------- verifying
+
+
+def verify_greedy(attempt: Callable[..., Any], choices: list[int], drafts: list[int]) -> list[Seen]:
+    return verified("verify_greedy", attempt(choices, drafts))
+
+
+def residual(
+    attempt: Callable[..., Any],
+    target_probs: Float[Tensor, " vocab"],
+    draft_probs: Float[Tensor, " vocab"],
+) -> list[Seen]:
+    return [Seen("The residual", attempt(target_probs, draft_probs))]
+
+
+def verify(
+    attempt: Callable[..., Any],
+    target_probs: Probs,
+    draft_probs: Probs,
+    drafts: list[int],
+    uniforms: Float[Tensor, " k+1"],
+) -> list[Seen]:
+    return verified("verify", attempt(target_probs, draft_probs, drafts, uniforms))
+
+
+def verified(name: str, found: Any) -> list[Seen]:
+    rule = f"{name} returns two things, the number of accepted drafts and the next token"
+    accepted, token = two_things(found, rule)
+    return [
+        Seen("The number of accepted drafts", accepted),
+        Seen("The next token", token),
+        Seen("What it returned", f"is {number_kind(accepted)} and {number_kind(token)}"),
+    ]
+
+
+def number_kind(value: Any) -> str:
+    """Numpy's integers are as good as Python's."""
+    is_int = isinstance(value, Integral) and not isinstance(value, bool)
+    return "an int" if is_int else kind_of(value)
+
+
+def list_kind(value: Any) -> str:
+    """Whether a value is a list of ints, in words."""
+    if not isinstance(value, list):
+        return f"is {kind_of(value)}"
+    odd = [kind for kind in map(number_kind, value) if kind != "an int"]
+    return f"is a list with {odd[0]} in it" if odd else "is a list of ints"
+
+
+# ------------------------------------------------------------------------------------ drafting
+
+
+def propose(
+    attempt: type,
+    prompt: list[int],
+    params: dict[str, Any],
+    seed: int,
+    rounds: list[tuple[int, int, int]],
+    model: Any,
+) -> list[Seen]:
+    """As the loop would call it. Rounds: how many drafts are asked for, how many of them are
+    accepted, and the token after those."""
+    drafter = attempt(model, model.config.n_positions)
+    generator = torch.Generator().manual_seed(seed)
+    sampling = SamplingParams(**params)
+    text, seen = list(prompt), []
+    for number, (k, accepted, token) in enumerate(rounds, 1):
+        where, handed, before = f"of round {number}", list(text), generator.get_state()
+        found = drafter.propose(handed, k, sampling, generator)
+        drafts, probs = two_things(found, "propose returns two things, drafts and probabilities")
+        same = "is as it was" if handed == text else "has been changed"
+        seen += [
+            Seen("The list of drafts", list_kind(drafts), where),
+            Seen("The drafts", copied(drafts), where),
+            Seen("The table of probabilities", probs, where),
+            Seen("`self.kv_cache.length`", drafter.kv_cache.length, f"after round {number}"),
+            Seen("`ids`", same, f"after round {number}"),
+        ]
+        if sampling.temperature > 0:
+            seen.append(Seen("The generator", numbers_given(before, generator), f"in {where[3:]}"))
+        if list_kind(drafts) != "is a list of ints":
+            break
+        text += [*drafts[:accepted], token]
+        drafter.truncate(len(text) - 1)
+    return seen
+
+
+def numbers_given(before: Tensor, generator: torch.Generator) -> str:
+    """How many numbers a generator has given since it was in the state `before`, in words."""
+    again = torch.Generator()
+    again.set_state(before)
+    for count in range(50):
+        if torch.equal(again.get_state(), generator.get_state()):
+            return f"gave {count} number{'s' * (count != 1)}"
+        torch.rand(1, generator=again)
+    return "gave other numbers than uniforms"
+
+
+def copied(value: Any) -> Any:
+    return list(value) if isinstance(value, list) else value
+
+
+def ngram_draft(attempt: Callable[..., Any], ids: list[int], k: int, **longest: int) -> list[Seen]:
+    """`longest` is handed on where the case has one."""
+    draft = attempt(ids, k, **longest)
+    return [Seen("The draft", copied(draft)), Seen("What it returned", list_kind(draft))]
+
+
+# ------------------------------------------------------------------------------------ the loop
+
+
+def generate_speculative(
+    attempt: Callable[..., Any],
+    prompt: list[int],
+    max_new_tokens: int,
+    k: int,
+    drafts: list[list[int]],
+    draft_probs: list[Probs] | None,
+    model: Any,
+    params: dict[str, Any] | None,
+    seed: int | None,
+    eos_token_id: int | None,
+) -> list[Seen]:
+    """With a drafter that is stood in for. What is None is left out of the call."""
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    sampling = None if params is None else SamplingParams(**params)
+    given = {"params": sampling, "generator": generator, "eos_token_id": eos_token_id}
+    given = {name: value for name, value in given.items() if value is not None}
+    drafter = Prescribed(model.config.vocab_size, drafts, draft_probs, given)
+    found = attempt(model, drafter, prompt, max_new_tokens, k, **given)
+    return [*speculated(found), *drafter.seen]
+
+
+class Prescribed:
+    """Stands for a drafter: in each round it proposes what is prescribed, or the first k of it.
+
+    held: the tokens that a draft model's cache would hold. A draft is asked for what comes behind
+    the text and the drafts before, so that it has never seen its own last one.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        drafts: list[list[int]],
+        draft_probs: list[Probs] | None,
+        given: dict[str, Any],
+    ) -> None:
+        self.vocab_size, self.given = vocab_size, given
+        self.drafts, self.draft_probs = drafts, draft_probs
+        self.held: list[int] = []
+        self.seen: list[Seen] = []
+        self.calls = 0
+
+    def propose(
+        self, ids: Any, k: int, params: Any, generator: torch.Generator
+    ) -> tuple[list[int], Probs]:
+        """A call that asks for no drafts may also be left out, so it is not recorded."""
+        text, call = [int(token) for token in ids], self.calls
+        drafts = self.drafts[call][: max(k, 0)] if call < len(self.drafts) else []
+        self.calls += 1
+        if k != 0:
+            self.record(text, k, params, generator)
+        if drafts:
+            self.held = text + drafts[:-1]
+        return list(drafts), self.probs_of(drafts, call)
+
+    def record(self, text: list[int], k: int, params: Any, generator: torch.Generator) -> None:
+        where = f"in call {self.calls} of `propose`"
+        handed = {"params": params, "generator": generator}
+        other = [f"`{n}`" for n, thing in handed.items() if thing is not self.given.get(n, thing)]
+        what = f"are {' and '.join(other)} of its own" if other else "are those of the request"
+        self.seen += [
+            Seen("`ids`", text, where),
+            Seen("`k`", k, where),
+            Seen("`params` and `generator`", what, where),
+            Seen("The text that the drafter has in its cache", list(self.held), where),
+        ]
+
+    def probs_of(self, drafts: list[int], call: int) -> Probs:
+        """Where none are prescribed, the drafts are certain."""
+        if self.draft_probs is None or not drafts:
+            certain = torch.tensor(drafts, dtype=torch.int64)
+            return F.one_hot(certain, self.vocab_size).double()
+        return self.draft_probs[call][: len(drafts)].clone()
+
+    def truncate(self, n: int) -> None:
+        if n < 0:
+            raise ValueError(f"The drafter cannot keep {n} tokens.")
+        self.held = self.held[:n]
+
+
+def speculated(found: Any) -> Iterator[Seen]:
+    """The text, and the rounds in which it came about."""
+    ids, rounds = getattr(found, "ids", None), getattr(found, "rounds", None)
+    if ids is None or rounds is None:
+        yield Seen("What it returned", found)
+        return
+    yield Seen("What it returned", "has `ids` and `rounds`")
+    yield Seen("`ids`", copied(ids), "of the result")
+    yield Seen("The result's `ids`", list_kind(ids))
+    if not isinstance(rounds, list):
+        yield Seen("The result's `rounds`", rounds)
+        return
+    for number, made in enumerate(rounds, 1):
+        parts = [getattr(made, name, None) for name in ("drafts", "accepted", "new")]
+        drafts, accepted, new = parts
+        if isinstance(new, list) and isinstance(accepted, int):
+            accepted = min(accepted, len(new))  # of those behind EOS, count them or not
+        yield Seen("`drafts`", copied(drafts), f"of round {number}")
+        yield Seen("`accepted`", accepted, f"of round {number}")
+        yield Seen("`new`", copied(new), f"of round {number}")
+    yield Seen("The number of rounds", len(rounds))
+
+
+# ---------------------------------------------------------------------------- when does it pay?
+
+
+def expected_tokens(attempt: Callable[..., Any], acceptance: float, k: int) -> list[Seen]:
+    return [Seen("The number of tokens", attempt(acceptance, k))]
+
+
+def speed_up(
+    attempt: Callable[..., Any], acceptance: float, k: int, draft_cost: float, verify_cost: float
+) -> list[Seen]:
+    return [Seen("The speed-up", attempt(acceptance, k, draft_cost, verify_cost))]

@@ -1,0 +1,533 @@
+"""The exercises of lab 6: what is accepted, drafts, the loop, and when it pays."""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, repeat
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from autograder.draws import (
+    LOOP,
+    compare_with_work,
+    draw,
+    lend_model,
+    normal,
+    prompt_list,
+    prompt_where,
+    small_model,
+)
+from autograder.drivers import speculative as drivers
+from autograder.exercise import Case, Exercise
+from gpt import GPTLMHead
+from solutions import speculative as reference
+from solutions.decoding import SamplingParams, next_token_probs
+from solutions.kv_cache import CachedLMHead
+
+FULL, VOCAB = LOOP.n_positions, LOOP.vocab_size
+MARGIN = 1e-3  # from a threshold, so that float32 falls on the same side
+
+Row = Float[Tensor, " vocab"]
+
+# ----------------------------------------------------------------------------------- verifying
+
+
+def verify_greedy_cases(generator: torch.Generator) -> list[Case]:
+    def case(label: str, k: int, wrong: Sequence[int] = ()) -> Case:
+        """A draft in a wrong place is one token on; elsewhere it is the target's choice."""
+        choices = (torch.randperm(VOCAB, generator=generator)[: k + 1]).tolist()
+        drafts = torch.tensor(choices[:k], dtype=torch.int64).tolist()  # equal, not the same
+        for place in wrong:
+            drafts[place] = (drafts[place] + 1) % VOCAB
+        return Case(label, {"choices": choices, "drafts": drafts})
+
+    some = draw(generator, 2, 5)
+    return [
+        case("no draft", 0),
+        case("one draft, and it is right", 1),
+        case("one draft, and it is wrong", 1, [0]),
+        case("four drafts, all of them right", 4),
+        case("four drafts, the first one wrong", 4, [0]),
+        case("four drafts, the third one wrong", 4, [2]),
+        case("four drafts, the last one wrong", 4, [3]),
+        case("four drafts, all of them wrong", 4, range(4)),
+        case("seven drafts, two of them wrong", 7, [some, 6]),
+        Case("wrong drafts, said elsewhere", {"choices": [5, 8, 2, 9], "drafts": [5, 2, 8]}),
+        Case("drafts that come one place early", {"choices": [3, 7, 4, 6], "drafts": [7, 4, 6]}),
+        Case("one token again and again", {"choices": [6, 6, 6, 6, 1], "drafts": [6, 6, 6, 6]}),
+        Case("token 0", {"choices": [0, 4, 0, 0], "drafts": [0, 4, 7]}),
+    ]
+
+
+def residual_cases(generator: torch.Generator) -> list[Case]:
+    def case(label: str, target: Any, draft: Any, dtype: torch.dtype = torch.float64) -> Case:
+        both = torch.as_tensor(target, dtype=dtype), torch.as_tensor(draft, dtype=dtype)
+        return Case(label, {"target_probs": both[0].clone(), "draft_probs": both[1].clone()})
+
+    p, q = (distribution(generator, VOCAB) for _ in range(2))
+    token = draw(generator, 0, VOCAB - 1)
+    few = p * (torch.rand(VOCAB, generator=generator) < 0.1)
+    some = q * (torch.rand(VOCAB, generator=generator) < 0.5)
+    return [
+        case("three tokens, the target gives more to two", [0.5, 0.3, 0.2], [0.25, 0.25, 0.5]),
+        case("three tokens, the target gives more to one", [0.5, 0.25, 0.25], [0.2, 0.4, 0.4]),
+        case("target and draft are equal", [0.5, 0.125, 0.375], [0.5, 0.125, 0.375]),
+        case("equal, with a token that none of them gives", [0.25, 0.0, 0.75], [0.25, 0.0, 0.75]),
+        case("the draft is certain", [0.5, 0.3, 0.1, 0.1], [0.0, 1.0, 0.0, 0.0]),
+        case("the target is certain", [0.0, 0.0, 1.0, 0.0], [0.4, 0.1, 0.2, 0.3]),
+        case("both are certain, of different tokens", [0.0, 0.0, 1.0], [0.0, 1.0, 0.0]),
+        case("both are certain, of the same token", [0.0, 0.0, 1.0], [0.0, 0.0, 1.0]),
+        case("300 tokens", p, q),
+        case("300 tokens, in float32", p, q, torch.float32),
+        case("300 tokens, and a certain draft", p, torch.eye(VOCAB)[token]),
+        case("300 tokens, a few of which the target gives", few / few.sum(), q),
+        case("300 tokens, half of which the draft gives", p, some / some.sum()),
+        case("300 tokens, target and draft are equal", q, q),
+    ]
+
+
+def distribution(generator: torch.Generator, vocab: int) -> Row:
+    return (1.5 * normal(generator, vocab)).softmax(dim=-1)
+
+
+def verify_cases(generator: torch.Generator) -> list[Case]:
+    def case(
+        label: str,
+        k: int,
+        accepted: int,
+        vocab: int = VOCAB,
+        dtype: torch.dtype = torch.float64,
+        target: Callable[[torch.Generator, int], Row] = distribution,
+        draft: Callable[[torch.Generator, int], Row] = distribution,
+    ) -> Case:
+        """Behind the first draft that is rejected all would be accepted."""
+        p = torch.stack([target(generator, vocab) for _ in range(k + 1)])
+        places = [drafted(generator, p[i], draft, i != accepted) for i in range(k)]
+        q = torch.stack([place[0] for place in places]) if k else p[:0]
+        uniforms = torch.tensor([place[2] for place in places] + [0.0])
+        uniforms[-1] = last_uniform(generator, p, q, uniforms, accepted)
+        probs = {"target_probs": p.to(dtype), "draft_probs": q.to(dtype)}
+        return Case(
+            label, {**probs, "drafts": [place[1] for place in places], "uniforms": uniforms}
+        )
+
+    def equal_case(label: str, k: int) -> Case:
+        p = torch.stack([distribution(generator, VOCAB) for _ in range(k + 1)])
+        drafts = torch.multinomial(p[:k], 1, generator=generator)[:, 0].tolist()
+        uniforms = torch.full((k + 1,), 0.99)
+        uniforms[-1] = last_uniform(generator, p, p[:k], uniforms, k)
+        given = {"target_probs": p, "draft_probs": p[:k].clone()}
+        return Case(label, {**given, "drafts": drafts, "uniforms": uniforms})
+
+    never = [[0.0, 0.25, 0.75], [0.5, 0.25, 0.25]]  # the target's, for a draft of token 0
+    float32 = torch.float32
+    return [
+        case("no draft, three tokens", 0, 0, vocab=3),
+        case("one draft is accepted, three tokens", 1, 1, vocab=3),
+        case("one draft is rejected, three tokens", 1, 0, vocab=3),
+        case("no draft", 0, 0),
+        case("one draft is accepted", 1, 1),
+        case("one draft is rejected", 1, 0),
+        case("all of four drafts are accepted", 4, 4),
+        case("all of four others are accepted", 4, 4),
+        case("the first of four drafts is rejected", 4, 0),
+        case("the second of four drafts is rejected", 4, 1),
+        case("the third of four drafts is rejected", 4, 2),
+        case("the last of four drafts is rejected", 4, 3),
+        case("float32, all are accepted", 3, 3, dtype=float32),
+        case("float32, the second is rejected", 3, 1, dtype=float32),
+        case("certain drafts, as of n-grams, all accepted", 3, 3, draft=certain),
+        case("certain drafts, as of n-grams, the second one rejected", 3, 1, draft=certain),
+        case("the target gives to few tokens, and rejects", 4, 2, target=few_tokens),
+        case("the draft gives to few tokens, and one is rejected", 4, 1, draft=few_tokens),
+        case("greedy: both are certain, all accepted", 4, 4, target=certain, draft=certain),
+        case("greedy: both are certain, one is rejected", 4, 2, target=certain, draft=certain),
+        equal_case("target and draft are equal", 4),
+        Case(
+            "a uniform of 0, for a draft that the target never says",
+            {
+                "target_probs": torch.tensor(never),
+                "draft_probs": torch.tensor([[0.5, 0.25, 0.25]]),
+                "drafts": [0],
+                "uniforms": torch.tensor([0.0, 0.5]),
+            },
+        ),
+    ]
+
+
+def certain(generator: torch.Generator, vocab: int) -> Row:
+    return torch.eye(vocab, dtype=torch.float64)[draw(generator, 0, vocab - 1)]
+
+
+def few_tokens(generator: torch.Generator, vocab: int) -> Row:
+    kept = torch.randperm(vocab, generator=generator)[:20]
+    row = torch.zeros(vocab, dtype=torch.float64)
+    return row.scatter(0, kept, distribution(generator, 20))
+
+
+def drafted(
+    generator: torch.Generator,
+    p: Row,
+    draft: Callable[[torch.Generator, int], Row],
+    is_accepted: bool,
+) -> tuple[Row, int, float]:
+    """What the draft says, its token, and a uniform by which the target accepts or rejects it.
+
+    Where it can be, an accepted one has p < u < p / q < 1: neither p nor q alone would tell.
+    """
+    for tries in range(5_000):
+        q = draft(generator, len(p))
+        token = int(torch.multinomial(q, 1, generator=generator))
+        likely = float(p[token])
+        ratio = min(likely / float(q[token]), 1.0)
+        if is_accepted:
+            low, high = likely if likely + 4 * MARGIN < ratio else 0.0, ratio
+        else:
+            low, high = ratio, 1.0
+        is_telling = 0.1 < ratio < 1 or tries > 50
+        if low + 3 * MARGIN < high and is_telling:
+            between = float(torch.rand((), generator=generator))
+            return q, token, low + MARGIN + between * (high - low - 2 * MARGIN)
+    raise RuntimeError("Such a draft never comes.")
+
+
+def last_uniform(
+    generator: torch.Generator, p: Tensor, q: Tensor, uniforms: Tensor, accepted: int
+) -> float:
+    """A uniform that draws another token from the right distribution than from its neighbours.
+
+    Where there is none, of a small vocabulary or a certain target, it is just off the thresholds.
+    """
+    k = len(q)
+    beyond = [reference.residual(p[i], q[i]) for i in range(k)]
+    others = [*beyond, *p, *q, *(reference.residual(q[i], p[i]) for i in range(k))]
+    right = beyond[accepted] if accepted < k else p[k]
+    others = [other for other in others if not torch.equal(other, right)]
+    tried = torch.rand(500, generator=generator)
+    drawn = tokens_at(right, tried)
+    again = tokens_at(right, uniforms[:k])
+    is_safe = (right.cumsum(0) - tried[:, None]).abs().amin(dim=-1) > MARGIN / 10
+    is_telling = is_safe & ~torch.isin(drawn, again)
+    for other in others:
+        is_telling &= drawn != tokens_at(other, tried)
+    return float(tried[is_telling if is_telling.any() else is_safe][0])
+
+
+def tokens_at(probs: Row, uniforms: Float[Tensor, " draws"]) -> Tensor:
+    return reference.draw(probs.expand(len(uniforms), -1), uniforms)
+
+
+# ------------------------------------------------------------------------------------ drafting
+
+
+def propose_cases(generator: torch.Generator) -> list[Case]:
+    def case(label: str, seq: int, *rounds: tuple[int, int], **params: Any) -> Case:
+        """A round: how many drafts are asked for, and how many of them are accepted."""
+        tokens = prompt_list(generator, len(rounds))
+        script = [(*sizes, token) for sizes, token in zip(rounds, tokens, strict=True)]
+        own = {"params": params, "seed": draw(generator, 0, 10**6), "rounds": script}
+        return Case(label, {"prompt": prompt_list(generator, seq), **own})
+
+    def repetitive(label: str, *rounds: tuple[int, int], **params: Any) -> Case:
+        """The draft's own tokens stand in the text, so that the penalty counts."""
+        script, said = case(label, 2, *rounds, **params), said_after(generator, 2)
+        return Case(label, {**script.data, "prompt": [*said, said[2], said[0]]})
+
+    some = [draw(generator, 0, 3) for _ in range(2)]
+    warm: dict[str, Any] = {"temperature": 0.8, "top_k": 20}
+    return [
+        case("one draft, greedy", 1, (1, 0), temperature=0),
+        case("three drafts, greedy", 3, (3, 0), temperature=0),
+        case("no draft", 3, (0, 0)),
+        case("one draft, drawn", 2, (1, 0), temperature=1.5),
+        case("four drafts, drawn", 2, (4, 0), temperature=1.5),
+        case("four drafts at temperature 0.8, of the 20 likeliest tokens", 3, (4, 0), **warm),
+        case("all drafts accepted", 2, (2, 2), (2, 0), temperature=0),
+        case("all drafts accepted, twice", 1, (3, 3), (2, 2), (3, 0), temperature=1.5),
+        case("the first draft rejected", 3, (3, 0), (3, 0), temperature=2.0),
+        case("the second of three rejected", 2, (3, 1), (3, 1), (2, 0), temperature=2.0),
+        case("the last of three rejected", 2, (3, 2), (3, 0), temperature=2.0),
+        case("no draft between two rounds", 2, (2, 2), (0, 0), (2, 0), temperature=1.5),
+        repetitive("a repetition penalty", (4, 2), (3, 0), temperature=2.0, repetition_penalty=2.0),
+        repetitive("a repetition penalty, greedy", (4, 0), temperature=0, repetition_penalty=3.0),
+        case("until the context is full", 1, (4, some[0]), (4, 4), (3, some[1]), (1, 0), top_p=0.9),
+    ]
+
+
+def said_after(generator: torch.Generator, seq: int) -> list[int]:
+    """A prompt, and what the small model says after it: tokens that it likes."""
+    prompt, new = prompt_where(generator, seq, lambda _, new: len({*new}) == len(new))
+    return prompt + new[:2]
+
+
+def ngram_cases(generator: torch.Generator) -> list[Case]:
+    def case(label: str, ids: list[int], k: int, **longest: int) -> Case:
+        return Case(label, {"ids": ids, "k": k, **longest})
+
+    some = torch.randint(290, 293, (30,), generator=generator).tolist()
+    large = torch.tensor([298, 297, 296, 299, 298, 297], dtype=torch.int64).tolist()
+    song = [1, 2, 3, 4, 5, 9, 2, 3, 4, 6, 9, 8, 2, 3]
+    return [
+        case("one token", [7], 3),
+        case("nothing repeats itself", [5, 3, 8, 1], 3),
+        case("the same token twice", [7, 7], 3),
+        case("the last token stood there before", [4, 6, 2, 9, 4], 2),
+        case("the last two tokens stood there before", [4, 6, 2, 9, 4, 6], 2),
+        case("the last three tokens stood there before", [4, 6, 2, 9, 8, 4, 6, 2], 1),
+        case("tokens above 256", large, 2),
+        case("fewer tokens follow than are wanted", [4, 6, 2, 4], 7),
+        case("one token again and again", [3, 3, 3, 3], 5),
+        case("two tokens in turn", [1, 2, 1, 2, 1], 4),
+        case("three tokens, and what follows two of them later", [1, 2, 3, 5, 2, 3, 6, 1, 2, 3], 2),
+        case("several places, of which the latest counts", [1, 5, 1, 6, 1, 8, 1], 2),
+        case("two tokens at several places", song, 2),
+        case("two tokens at several places, many drafts", song, 9),
+        case("one token is looked for", song, 3, longest=1),
+        case("five tokens are looked for", [*range(8), *range(5)], 2, longest=5),
+        case("five are looked for, four stood there", [9, *range(8), 7, *range(4)], 2, longest=5),
+        case("more tokens are looked for than there are", [8, 5, 8], 4, longest=20),
+        case("token 0", [0, 4, 0, 0, 5, 0, 4], 2),
+        case("no draft is wanted", [1, 2, 1], 0),
+        case("thirty tokens of three kinds", some, 4),
+        case("the same thirty, longer pieces", list(some), 6, longest=6),
+    ]
+
+
+# ------------------------------------------------------------------------------------ the loop
+
+
+def generate_cases(generator: torch.Generator) -> list[Case]:
+    def case(
+        label: str,
+        prompt: list[int] | int,
+        new: int,
+        k: int,
+        *plan: tuple[int, int],  # of a round: how many drafts there are, how many are accepted
+        eos: Callable[[list[reference.Round]], int | None] = lambda rounds: None,
+        is_certain: bool = False,
+        **params: Any,
+    ) -> Case:
+        """The drafts of a loop that goes as planned; if the plan is short, its last round again.
+
+        eos: picks the EOS token from the rounds of a text that goes on without one. Where they
+        have none that will do, LookupError, other drafts are made.
+        """
+        for _ in range(200):
+            ids = prompt_list(generator, prompt) if isinstance(prompt, int) else prompt
+            seed = draw(generator, 0, 10**6) if params else None
+            drafter = Planned(generator, plan, is_certain)
+            try:
+                rounds = rounds_of(drafter, ids, new, k, params or {"temperature": 0}, seed)
+                eos_token_id = eos(rounds)
+                break
+            except LookupError:
+                continue
+        else:
+            raise RuntimeError(f"No drafts will do for: {label}.")
+        return Case(
+            label,
+            {
+                "prompt": ids,
+                "max_new_tokens": new,
+                "k": k,
+                "drafts": drafter.drafts,
+                "draft_probs": None if is_certain else drafter.probs,
+                "params": params or None,
+                "seed": seed,
+                "eos_token_id": eos_token_id,
+            },
+        )
+
+    zero, _ = prompt_where(generator, 3, lambda _, new: 0 in new[1:4] and new[0] != 0)
+    own, _ = prompt_where(generator, 3, lambda _, new: LOOP.eos_token_id in new[:4])
+    inside = prompt_where(generator, 4, lambda ids, new: ids[1] not in [ids[-1], *new])[0]
+    said = said_after(generator, 2)
+    warm: dict[str, Any] = {"temperature": 1.5, "top_k": 30}
+    hot: dict[str, Any] = {"temperature": 2.5}
+    full, mixed = (9, 9), ((4, 4), (4, 1), (4, 0), (4, 3), (4, 4))
+    return [
+        case("one new token: there is no room for a draft", 1, 1, 3, full),
+        case("two new tokens, the draft is right", 2, 2, 1, full),
+        case("two new tokens, the draft is wrong", 2, 2, 1, (9, 0)),
+        case("three right drafts, and a bonus", 3, 4, 3, full),
+        case("two rounds of right drafts", 2, 6, 2, full),
+        case("wrong drafts only", 2, 4, 3, (9, 0)),
+        case("one of three drafts is right", 3, 6, 3, (9, 1)),
+        case("two of three drafts are right", 3, 7, 3, (9, 2)),
+        case("the drafts are certain, as of n-grams", 2, 9, 4, *mixed, is_certain=True),
+        case("no draft comes at all", 3, 3, 4, (0, 0)),
+        case("fewer drafts than asked for, then none", 2, 9, 4, (2, 2), (0, 0), (1, 0), (3, 3)),
+        case("more right drafts than there is room for", 2, 3, 8, full),
+        case("the last round has room for one draft", 2, 7, 4, full),
+        case("EOS is the first of the accepted drafts", 3, 9, 4, full, eos=eos_new(0, 0)),
+        case("EOS stands amid the accepted drafts", 2, 9, 4, full, eos=eos_new(0, 2, large=True)),
+        case("EOS is the last of the accepted drafts", 2, 9, 3, full, eos=eos_new(1, 2)),
+        case("EOS is the bonus", 2, 9, 3, full, eos=eos_new(0, 3)),
+        case("EOS is a correction", 2, 9, 4, (4, 1), eos=eos_new(1, 1)),
+        case("EOS is a draft that is rejected", 2, 9, 4, (4, 2), eos=eos_draft(0, 2)),
+        case("EOS is a draft behind the correction", 2, 9, 4, (4, 1), eos=eos_draft(0, 3)),
+        case("the EOS token's id is 0", zero, 9, 4, full, eos=lambda rounds: 0),
+        case("the EOS token stands in the prompt", inside, 5, 2, full, eos=lambda _: inside[1]),
+        case("the model's own EOS comes, and none is asked for", own, 6, 3, full),
+        case("the context is full before max_new_tokens", FULL - 6, 20, 4, (4, 4), (4, 2)),
+        case("one place is left in the context", FULL - 1, 5, 4, full),
+        case("the prompt fills the context", FULL, 3, 4, full),
+        case("drawn: a draft is accepted, then one rejected", 3, 6, 1, (1, 1), (1, 0), **hot),
+        case("drawn: all kinds of rounds", 2, 13, 4, *mixed, **warm),
+        case("drawn: certain drafts", 2, 9, 2, (2, 1), (1, 1), (2, 0), is_certain=True, **warm),
+        case("drawn: fewer drafts, then none", 2, 10, 3, (1, 1), (0, 0), (2, 1), (3, 2), **hot),
+        case("drawn: EOS amid the accepted drafts", 2, 10, 4, full, eos=eos_new(1, 1), **warm),
+        case("a repetition penalty", said, 9, 4, *mixed, temperature=0, repetition_penalty=3.0),
+        case("drawn, with a repetition penalty", said, 9, 4, *mixed, repetition_penalty=2.0, **hot),
+        case("a long text", 1, FULL - 1, 3, (3, 3), (3, 1), (3, 2), (3, 3), (3, 0)),
+    ]
+
+
+def eos_new(number: int, place: int, large: bool = False) -> Callable[[list[reference.Round]], int]:
+    """The token at a place of a round, if it comes nowhere before."""
+
+    def eos(rounds: list[reference.Round]) -> int:
+        token = rounds[number].new[place]
+        before = [*chain(*(made.new for made in rounds[:number])), *rounds[number].new[:place]]
+        if token in before or (large and token <= 256):
+            raise LookupError
+        return token
+
+    return eos
+
+
+def eos_draft(number: int, place: int) -> Callable[[list[reference.Round]], int]:
+    """The draft at a place of a round, if it comes nowhere in the text."""
+
+    def eos(rounds: list[reference.Round]) -> int:
+        token = rounds[number].drafts[place]
+        if token in chain(*(made.new for made in rounds)):
+            raise LookupError
+        return token
+
+    return eos
+
+
+class Planned:
+    """Drafts for a loop that goes as planned: by a look at what the target says, and at the
+    uniforms that the loop will draw."""
+
+    def __init__(
+        self, generator: torch.Generator, plan: Sequence[tuple[int, int]], is_certain: bool
+    ) -> None:
+        self.generator, self.is_certain = generator, is_certain
+        self.plan: Iterator[tuple[int, int]] = chain(plan, repeat(plan[-1]))
+        self.drafts: list[list[int]] = []
+        self.probs: list[Tensor] = []
+
+    def propose(
+        self, ids: Sequence[int], k: int, params: SamplingParams, generator: torch.Generator
+    ) -> tuple[list[int], Tensor]:
+        count, accepted = next(self.plan)
+        count = min(count, k)
+        uniforms = torch.rand(count + 1, generator=generator.clone_state()).tolist()
+        drafts: list[int] = []
+        rows = torch.empty(0, VOCAB, dtype=torch.float64)
+        for place in range(count):
+            p = said_next([*ids, *drafts], params)
+            row, token = self.draft(p, uniforms[place], place != accepted)
+            drafts.append(token)
+            rows = torch.cat([rows, row[None]])
+        self.drafts.append(drafts)
+        self.probs.append(rows)
+        return drafts, rows
+
+    def draft(self, p: Row, u: float, is_accepted: bool) -> tuple[Row, int]:
+        """What a draft says, and a token of it that is accepted at this uniform, or is not."""
+        for _ in range(20):
+            q = (p + 0.002) * normal(self.generator, VOCAB).mul(1.5).exp()
+            q = q / q.sum()
+            ratios = p if self.is_certain else p / q
+            will_do = ((u < ratios) == is_accepted) & ((u - ratios).abs() > MARGIN)
+            if will_do.any():
+                token = int(torch.multinomial(q * will_do, 1, generator=self.generator))
+                certain = torch.eye(VOCAB, dtype=torch.float64)[token]
+                return (certain if self.is_certain else q), token
+        raise LookupError(f"No draft has this fate at {u}.")
+
+    def truncate(self, n: int) -> None:
+        """It keeps nothing."""
+
+
+def said_next(ids: list[int], params: SamplingParams) -> Row:
+    text = torch.tensor([ids])
+    logits = small_model(GPTLMHead)(text, torch.arange(len(ids))[None])[:, -1]
+    return next_token_probs(logits, text, params)[0]
+
+
+def rounds_of(
+    drafter: Planned, prompt: list[int], new: int, k: int, params: dict[str, Any], seed: int | None
+) -> list[reference.Round]:
+    target, sampling = small_model(CachedLMHead), SamplingParams(**params)
+    generator = torch.Generator().manual_seed(seed or 0)
+    made = reference.generate_speculative(target, drafter, prompt, new, k, sampling, generator)
+    return made.rounds
+
+
+# ---------------------------------------------------------------------------- when does it pay?
+
+
+def expected_cases(generator: torch.Generator) -> list[Case]:
+    def case(label: str, acceptance: float, k: int) -> Case:
+        return Case(label, {"acceptance": acceptance, "k": k})
+
+    some = round(0.3 + 0.5 * float(torch.rand((), generator=generator)), 2)
+    return [
+        case("no draft", 0.5, 0),
+        case("one draft, half of them accepted", 0.5, 1),
+        case("two drafts, half of them accepted", 0.5, 2),
+        case("four drafts, four of five accepted", 0.8, 4),
+        case("all accepted", 1.0, 4),
+        case("none accepted", 0.0, 3),
+        case("seven drafts", some, 7),
+        case("many drafts", 0.9, 30),
+    ]
+
+
+def speed_up_cases(generator: torch.Generator) -> list[Case]:
+    def case(label: str, acceptance: float, k: int, draft_cost: float, verify_cost: float) -> Case:
+        costs = {"draft_cost": draft_cost, "verify_cost": verify_cost}
+        return Case(label, {"acceptance": acceptance, "k": k, **costs})
+
+    some = [round(float(u), 2) for u in torch.rand(3, generator=generator)]
+    return [
+        case("no draft", 0.5, 0, 0.25, 1.0),
+        case("one draft, half of them accepted", 0.5, 1, 0.25, 1.0),
+        case("two drafts, half of them accepted", 0.5, 2, 0.125, 1.25),
+        case("four drafts, four of five accepted", 0.8, 4, 0.1, 1.6),
+        case("a draft that costs nothing", 0.6, 3, 0.0, 1.5),
+        case("a draft as dear as the target", 0.9, 4, 1.0, 1.2),
+        case("all accepted", 1.0, 5, 0.05, 1.4),
+        case("none accepted", 0.0, 2, 0.2, 1.3),
+        case("any acceptance and costs", some[0], 6, 0.3 * some[1], 1 + some[2]),
+    ]
+
+
+EXERCISES = (
+    Exercise("speculative.verify_greedy", drivers.verify_greedy, verify_greedy_cases),
+    Exercise("speculative.residual", drivers.residual, residual_cases),
+    Exercise("speculative.verify", drivers.verify, verify_cases),
+    Exercise(
+        "speculative.ModelDrafter.propose",
+        drivers.propose,
+        propose_cases,
+        compare_with_work,
+        lend_model(CachedLMHead),
+    ),
+    Exercise("speculative.ngram_draft", drivers.ngram_draft, ngram_cases),
+    Exercise(
+        "speculative.generate_speculative",
+        drivers.generate_speculative,
+        generate_cases,
+        compare_with_work,
+        lend_model(CachedLMHead),
+    ),
+    Exercise("speculative.expected_tokens", drivers.expected_tokens, expected_cases),
+    Exercise("speculative.speed_up", drivers.speed_up, speed_up_cases),
+)
