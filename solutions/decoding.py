@@ -43,7 +43,7 @@ def require_top_k(k: int) -> None:
 def require_top_p(p: float) -> None:
     if not 0 < p <= 1:
         raise ValueError(
-            f"top-p is a probability above 0 and at most 1, not {p}. To keep all tokens, take 1."
+            f"top-p is a probability above 0 and at most 1, not {p}. To keep all, leave it out."
         )
 
 

@@ -112,7 +112,7 @@ def new_uniforms(
     count: int, generator: torch.Generator, device: torch.device
 ) -> Float[Tensor, " count"]:
     """Numbers from 0 up to 1, drawn where the generator is and moved to where the model is."""
-    return torch.rand(count, generator=generator).to(device)
+    return torch.rand(count, generator=generator, device=generator.device).to(device)
 
 
 class Drafter(Protocol):
@@ -257,6 +257,7 @@ def generate_speculative(
     generator = generator or torch.Generator()
     ids, end = list(prompt), end_of(target.config, prompt, max_new_tokens)
     kv_cache, rounds = new_cache(target, end), []
+    drafter.truncate(0)  # it may have served another text
     ### BEGIN SOLUTION
     has_ended = len(ids) == end
     while not has_ended:
@@ -310,12 +311,10 @@ def best_k(acceptance: float, draft_cost: float, verify_costs: Sequence[float]) 
 
     verify_costs: what a pass over 1, 2, 3, … tokens costs, so that item k is that for k drafts.
     """
-    ### BEGIN SOLUTION
     return max(
         range(len(verify_costs)),
         key=lambda k: speed_up(acceptance, k, draft_cost, verify_costs[k]),
     )
-    ### END SOLUTION
 
 
 # ------------------------------------------------------------------------------ what is refused

@@ -25,7 +25,7 @@ from transformers import (
 from gpt import GPTConfig, GPTLMHead, load_tokenizer, shipped_models
 from solutions.generate import generate
 
-SHIPPED = ["fable", "fable-draft"]
+SHIPPED = ["fable", "fable-draft", "fable-small"]
 SMALL = {"vocab_size": 61, "n_positions": 24, "n_embd": 12, "n_layer": 2, "n_head": 3}
 SHAPES = [
     SMALL,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, multiple, rule
 from torch import Tensor
 
-from gpt import GPTConfig, GPTLMHead
+from gpt import GPTConfig
 from solutions import paged_attention as lab_4
 from solutions.batching import generate_continuous
 from solutions.kv_cache import CachedLMHead, KVCache
@@ -30,9 +30,11 @@ from tests.common.engines import (
     assert_attends_only_to_what_was_selected,
     assert_same,
     configs,
+    continuations,
     every_step_serves_somebody,
     model_of,
     naive,
+    naive_logits,
     seeds,
     serve_over_time,
     shapes_of_forwards,
@@ -421,13 +423,6 @@ def test_a_paged_cache_attends_only_to_what_was_selected() -> None:
     assert_attends_only_to_what_was_selected(kv_cache, CONFIGS[1], [2, 0])
 
 
-def naive_logits(config: GPTConfig, seed: int, rows: list[list[int]]) -> Tensor:
-    """Logits behind texts of one length, each computed from its start."""
-    ids = torch.tensor(rows)
-    positions = torch.arange(ids.shape[1]).expand_as(ids)
-    return model_of(GPTLMHead, config, seed)(ids, positions)[:, -1]
-
-
 @pytest.mark.parametrize("length", [3, 4, 5])
 def test_forks_do_not_see_each_others_tokens(length: int) -> None:
     """Two continuations of one prompt, which ends before, at and behind the end of a block."""
@@ -550,16 +545,6 @@ def test_a_prompt_that_fills_the_context_needs_no_step() -> None:
 
 
 # -------------------------------------------------------------------------------------- branches
-
-
-@st.composite
-def continuations(draw: st.DrawFn) -> tuple[GPTConfig, int, list[int], int]:
-    """A config, the seed of its weights, a prompt, and a number of new tokens that fits."""
-    config, seed = draw(configs), draw(seeds)
-    length = draw(st.integers(1, config.n_positions - 1))
-    ids = st.integers(0, config.vocab_size - 1)
-    prompt = draw(st.lists(ids, min_size=length, max_size=length))
-    return config, seed, prompt, draw(st.integers(1, min(5, config.n_positions - length)))
 
 
 @given(continuations(), st.integers(1, 4), block_sizes)

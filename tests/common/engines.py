@@ -57,6 +57,23 @@ def naive(
     return lab_1.generate(model, torch.tensor([prompt]), limit, eos)[0].tolist()
 
 
+def naive_logits(config: GPTConfig, seed: int, rows: list[list[int]]) -> Tensor:
+    """Logits behind texts of one length, each computed from its start."""
+    ids = torch.tensor(rows)
+    positions = torch.arange(ids.shape[1]).expand_as(ids)
+    return model_of(GPTLMHead, config, seed)(ids, positions)[:, -1]
+
+
+@st.composite
+def continuations(draw: st.DrawFn) -> tuple[GPTConfig, int, list[int], int]:
+    """A config, the seed of its weights, a prompt, and a number of new tokens that fits."""
+    config, seed = draw(configs), draw(seeds)
+    length = draw(st.integers(1, config.n_positions - 1))
+    ids = st.integers(0, config.vocab_size - 1)
+    prompt = draw(st.lists(ids, min_size=length, max_size=length))
+    return config, seed, prompt, draw(st.integers(1, min(5, config.n_positions - length)))
+
+
 # ---------------------------------------------------------------------------- requests for batches
 
 
