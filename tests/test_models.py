@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,25 +12,28 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from gpt import GPTConfig, GPTLMHead, load_tokenizer, shipped_models
 from models import measure
 from models.train import END_OF_TEXT
+from solutions.decoding import GREEDY
 from solutions.generate import generate
 from solutions.kv_cache import CachedLMHead
+from solutions.speculative import Round, expected_tokens, speed_up
 
 MODELS = Path(__file__).resolve().parent.parent / "models"
-TARGET, DRAFT = "fable", "fable-draft"
-BOTH = pytest.mark.parametrize("name", [TARGET, DRAFT])
+TARGET, DRAFT, SMALL = "fable", "fable-draft", "fable-small"
+ALL = pytest.mark.parametrize("name", [TARGET, DRAFT, SMALL])
 WEB = "https://example.org/books?q=é, ½, 魔法, 🐺\t\r\n\n  end"
 PROSE = "'Who are you?' said the  wolf.\nThe fox didn't answer: it was already gone."
 
 
-def test_both_models_ship():
-    assert set(shipped_models()) == {TARGET, DRAFT}
+def test_the_models_ship():
+    assert set(shipped_models()) == {TARGET, DRAFT, SMALL}
 
 
-@BOTH
+@ALL
 def test_it_is_stored_in_16_bits_and_loads_in_32(name):
     stored = load_file(MODELS / name / "model.safetensors")
     assert {weight.dtype for weight in stored.values()} <= {torch.float16, torch.bfloat16}
@@ -40,7 +44,7 @@ def test_it_is_stored_in_16_bits_and_loads_in_32(name):
 
 
 def test_together_they_fit_in_the_repository():
-    folders = [MODELS / TARGET, MODELS / DRAFT]
+    folders = [MODELS / name for name in (TARGET, DRAFT, SMALL)]
     assert all(folder.is_dir() for folder in folders)
     files = [file for folder in folders for file in folder.rglob("*") if file.is_file()]
     assert sum(file.stat().st_size for file in files) <= 30_000_000
@@ -73,7 +77,7 @@ print(json.dumps({
 """
 
 
-@BOTH
+@ALL
 def test_plain_transformers_loads_it_offline_and_writes_the_same_text(name):
     prompt = "Once upon a time there was a king"
     shown = subprocess.run(
@@ -97,7 +101,7 @@ def test_plain_transformers_loads_it_offline_and_writes_the_same_text(name):
     assert theirs["eos"] == [tokenizer.eos_token_id] * 2
 
 
-@BOTH
+@ALL
 def test_its_tokenizer_is_lossless_and_fits_the_model(name):
     tokenizer, config = load_tokenizer(name), GPTLMHead.from_pretrained(name).config
     for text in (PROSE, WEB, "", " "):
@@ -110,13 +114,14 @@ def test_its_tokenizer_is_lossless_and_fits_the_model(name):
     assert len(tokenizer.encode(PROSE)) < len(PROSE) / 2
 
 
-def test_both_read_the_same_ids():
-    ours, theirs = load_tokenizer(TARGET), load_tokenizer(DRAFT)
+@pytest.mark.parametrize("name", [DRAFT, SMALL])
+def test_drafts_read_the_same_ids(name):
+    ours, theirs = load_tokenizer(TARGET), load_tokenizer(name)
     assert ours.get_vocab() == theirs.get_vocab()
     assert ours.encode(PROSE + WEB) == theirs.encode(PROSE + WEB)
 
 
-@BOTH
+@ALL
 def test_it_has_read_fairy_tales(name):
     """Far better than chance, which is 12 bits a token, on a sentence that is in no book."""
     model, tokenizer = GPTLMHead.from_pretrained(name), load_tokenizer(name)
@@ -126,7 +131,7 @@ def test_it_has_read_fairy_tales(name):
     assert F.cross_entropy(logits[0, :-1], ids[0, 1:]) / math.log(2) < 7
 
 
-@BOTH
+@ALL
 def test_its_card_gives_data_recipe_figures_and_licence(name):
     card = (MODELS / name / "README.md").read_text(encoding="utf-8")
     for said in ("license:", "Project Gutenberg", "models/train.py", "bits per byte", "MB", "seed"):
@@ -139,10 +144,10 @@ def test_its_card_gives_data_recipe_figures_and_licence(name):
 # ------------------------------------------------------------- models/measure.py, behind the cards
 
 
-def random_model(seed: int, n_layer: int = 2) -> CachedLMHead:
+def random_model(seed: int) -> CachedLMHead:
     """A small model with large weights, in float64: any two of them choose different tokens."""
     torch.manual_seed(seed)
-    config = GPTConfig(vocab_size=17, n_positions=48, n_embd=12, n_layer=n_layer, n_head=3)
+    config = GPTConfig(vocab_size=17, n_positions=48, n_embd=12, n_layer=2, n_head=3)
     model = CachedLMHead(config).double().eval().requires_grad_(False)
     for parameter in model.parameters():
         parameter.normal_(std=0.5)
@@ -155,22 +160,115 @@ def as_naive(model: CachedLMHead) -> GPTLMHead:
     return naive
 
 
-@pytest.mark.parametrize("drafts", [1, 2, 4])
-def test_speculation_writes_what_the_target_alone_writes(drafts):
-    target, draft = random_model(1), random_model(2, n_layer=1)
-    prompt = torch.tensor([[3, 1, 4, 1, 5]])
-    counts = measure.Speculation()
-    ids = measure.speculate(target, draft, prompt, 20, drafts, counts)
-    assert ids.equal(generate(as_naive(target), prompt, ids.shape[1] - 5))
-    assert ids.shape[1] - 5 == counts.new_tokens == counts.accepted + counts.target_calls >= 20
-    assert counts.proposed == drafts * counts.target_calls
-    assert counts.accepted < counts.proposed
+PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5]]
 
 
-def test_a_draft_that_is_the_target_is_always_accepted():
-    counts = measure.Speculation()
-    measure.speculate(random_model(1), random_model(1), torch.tensor([[7]]), 20, 4, counts)
-    assert (counts.proposed, counts.accepted, counts.target_calls) == (16, 16, 4)
+@pytest.fixture
+def few_tokens(monkeypatch):
+    monkeypatch.setattr(measure, "NEW_TOKENS", 12)
+    monkeypatch.setattr(measure, "OWN_TEXT", 10)
+
+
+@pytest.mark.usefixtures("few_tokens")
+@pytest.mark.parametrize("params", [GREEDY, measure.SAMPLED])
+def test_every_way_continues_every_prompt(params):
+    target = random_model(1)
+    drafts = {"other": random_model(2), "itself": target}
+    tallies = measure.in_turns(target, measure.ways_of(target, drafts), PROMPTS, params, "")
+    assert list(tallies) == ["plain", "other", "itself", "n-grams"]
+    for tally in tallies.values():
+        assert sum(len(done.new) for done in tally.rounds) == len(PROMPTS) * measure.NEW_TOKENS
+        assert tally.tokens_per_call == pytest.approx(1 + tally.accepted / len(tally.rounds))
+        assert tally.ties == 0
+        assert tally.seconds > 0
+    assert (tallies["plain"].proposed, tallies["plain"].tokens_per_call) == (0, 1)
+    assert tallies["itself"].accepted == tallies["itself"].proposed > 0
+    assert tallies["itself"].acceptance == 1
+    assert tallies["other"].acceptance < 1
+
+
+@pytest.mark.usefixtures("few_tokens")
+def test_greedy_plain_decode_is_that_of_lab_1():
+    target = random_model(1)
+    made = measure.plain_decode(target)(PROMPTS[0], GREEDY, torch.Generator())
+    expected = generate(as_naive(target), torch.tensor(PROMPTS[:1]), measure.NEW_TOKENS)
+    assert made.ids == expected[0].tolist()
+
+
+@pytest.mark.usefixtures("few_tokens")
+def test_another_greedy_text_stops_the_measurement():
+    target = random_model(1)
+    plain, other = (measure.plain_decode(random_model(seed)) for seed in (1, 2))
+    with pytest.raises(
+        SystemExit, match=r"with other the greedy text is another from token \d+ on"
+    ):
+        measure.in_turns(target, {"plain": plain, "other": other}, PROMPTS, GREEDY, "")
+
+
+def test_texts_may_part_where_two_logits_are_equal():
+    target, prompt, twin = random_model(1), PROMPTS[0], 16
+    expected = generate(as_naive(target), torch.tensor([prompt]), 1)[0].tolist()
+    assert twin not in expected
+    weight = target.transformer.wte.weight
+    weight[twin] = weight[expected[-1]]
+    measure.require_tie(target, "draft", expected, [*prompt, twin])
+    with pytest.raises(SystemExit, match="Stopped: with draft"):
+        measure.require_tie(target, "draft", expected, [*prompt, 15])
+
+
+def test_a_prediction_by_hand():
+    """Of the drafts of 4 rounds, 3 + 1 + 0 are accepted and 2 rejected; one round had none."""
+    k = measure.DRAFTS
+    accepted = [(k, k), (k, 1), (k, 0), (0, 0)]
+    rounds = [Round([7] * count, right, [7] * (right + 1)) for count, right in accepted]
+    tally = measure.Tally(seconds=2.0, rounds=rounds)
+    assert (tally.proposed, tally.accepted) == (3 * k, k + 1)
+    assert tally.acceptance == (k + 1) / (k + 3)
+    assert tally.tokens_per_call == (k + 5) / 4
+    assert tally.tokens_per_second == (k + 5) / 2
+    drafting = 0.75 * expected_tokens(tally.acceptance, k) + 0.25
+    assert tally.predicted_speed_up(0.1, 1.6) == pytest.approx(
+        drafting / (0.75 * (0.1 * k + 1.6) + 0.25)
+    )
+    tally.rounds.pop()
+    assert tally.predicted_speed_up(0.1, 1.6) == pytest.approx(
+        speed_up(tally.acceptance, k, 0.1, 1.6)
+    )
+
+
+def test_prompts_are_taken_from_the_whole_text():
+    tokens = torch.arange(100)
+    prompts = measure.prompts_of(tokens, 3)
+    assert [prompt[0] for prompt in prompts] == [0, 34, 68]
+    assert all(prompt == list(range(prompt[0], prompt[0] + 32)) for prompt in prompts)
+    with pytest.raises(SystemExit, match="has 31 tokens, and a prompt takes 32"):
+        measure.prompts_of(tokens[:31], 3)
+
+
+@pytest.mark.usefixtures("few_tokens")
+def test_it_measures_any_model_with_any_draft(tmp_path, monkeypatch, capsys):
+    """A model of random weights, with the tokenizer of ours, and itself as the draft."""
+    config = GPT2Config(vocab_size=4096, n_positions=256, n_embd=8, n_layer=3, n_head=2)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path / "small")
+    load_tokenizer(TARGET).save_pretrained(tmp_path / "small")
+    text = tmp_path / "text.txt"
+    text.write_text(f"{PROSE}\n" * 100, encoding="utf-8")
+    small = str(tmp_path / "small")
+    monkeypatch.setattr(measure, "ROUNDS", 1)
+    arguments = [str(text), "--target", small, "--drafts", small, "--prompts", "2"]
+    monkeypatch.setattr(sys, "argv", ["measure.py", *arguments])
+    measure.main()
+    shown = capsys.readouterr().out
+    for said in (
+        "bits per byte",
+        "T=5 / T=1",
+        "2 held-out prompts",
+        "temperature 0.8",
+        "own, greedy",
+    ):
+        assert said in shown
+    for draft in ("plain", "first 2 layers", "n-grams"):
+        assert len(re.findall(rf"^  {draft} +[\d.]+", shown, re.MULTILINE)) == 3
 
 
 @pytest.mark.parametrize("length", [2, 47, 48, 49, 64, 100, 112])
