@@ -250,8 +250,9 @@ def generate_speculative(
 
     In each round the drafter proposes k tokens, or as many as there is room for beside the target's
     own. One forward of the target, over what its cache lacks, gives the k + 1 distributions that
-    `verify` judges them by. The text gains what was accepted and the next token, up to EOS, which
-    is kept. Then both caches forget what isn't part of the text; the newest token is in neither.
+    `verify` judges them by, with one uniform from the generator for each draft that came and one
+    for the next token. The text gains what was accepted and the next token, up to EOS, which is
+    kept. Then both caches forget what isn't part of the text; the newest token is in neither.
     """
     require_draft(target, drafter, k)
     generator = generator or torch.Generator()

@@ -19,6 +19,14 @@ EQUIVALENT = {
             "computed along with the others doesn't count"
         ),
     },
+    "speculative.ngram_draft": {
+        "ids = list(ids) -> dropped": "here the text is handed over as a list",
+        "len(ids) - 1 -> len(ids) - 0": "a piece as long as the text has no earlier place",
+        "len(ids) - 1 -> len(ids) + 1": "neither has a longer one",
+        "range(min(longest, len(ids) - 1), 0, -1) -> range(min(longest, len(ids) - 1), -1, -1)": (
+            "the empty piece is compared with ids[-0:], the whole text, and is never equal"
+        ),
+    },
     "decoding.apply_top_p": {
         "before >= p -> before > p": "a sum that is exactly p is a matter of rounding",
         (

@@ -81,19 +81,19 @@ def propose(
     sampling = SamplingParams(**params)
     text, seen = list(prompt), []
     for number, (k, accepted, token) in enumerate(rounds, 1):
-        where, handed, before = f"of round {number}", list(text), generator.get_state()
+        this, handed, before = f"round {number}", list(text), generator.get_state()
         found = drafter.propose(handed, k, sampling, generator)
         drafts, probs = two_things(found, "propose returns two things, drafts and probabilities")
         same = "is as it was" if handed == text else "has been changed"
         seen += [
-            Seen("The list of drafts", list_kind(drafts), where),
-            Seen("The drafts", copied(drafts), where),
-            Seen("The table of probabilities", probs, where),
-            Seen("`self.kv_cache.length`", drafter.kv_cache.length, f"after round {number}"),
-            Seen("`ids`", same, f"after round {number}"),
+            Seen("The list of drafts", list_kind(drafts), f"of {this}"),
+            Seen("The drafts", copied(drafts), f"of {this}"),
+            Seen("The table of probabilities", probs, f"of {this}"),
+            Seen("`self.kv_cache.length`", drafter.kv_cache.length, f"after {this}"),
+            Seen("`ids`", same, f"after {this}"),
         ]
         if sampling.temperature > 0:
-            seen.append(Seen("The generator", numbers_given(before, generator), f"in {where[3:]}"))
+            seen.append(Seen("The generator", numbers_given(before, generator), f"in {this}"))
         if list_kind(drafts) != "is a list of ints":
             break
         text += [*drafts[:accepted], token]
@@ -150,8 +150,8 @@ def generate_speculative(
 class Prescribed:
     """Stands for a drafter: in each round it proposes what is prescribed, or the first k of it.
 
-    held: the tokens that a draft model's cache would hold. A draft is asked for what comes behind
-    the text and the drafts before, so that it has never seen its own last one.
+    held: the tokens that a draft model's cache would hold. Each draft follows from the
+    text and the drafts before it, so that the last one has not been seen.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ def speculated(found: Any) -> Iterator[Seen]:
         parts = [getattr(made, name, None) for name in ("drafts", "accepted", "new")]
         drafts, accepted, new = parts
         if isinstance(new, list) and isinstance(accepted, int):
-            accepted = min(accepted, len(new))  # of those behind EOS, count them or not
+            accepted = min(accepted, len(new))  # of those after EOS, count them or not
         yield Seen("`drafts`", copied(drafts), f"of round {number}")
         yield Seen("`accepted`", accepted, f"of round {number}")
         yield Seen("`new`", copied(new), f"of round {number}")
