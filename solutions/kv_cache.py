@@ -192,6 +192,7 @@ class KVCache:
         self.values = torch.zeros(shape, device=device, dtype=dtype)
         self.max_length = max_length
         self.length = 0
+        self.masked = 0, 0  # what the mask that is kept is for
 
     def attend(
         self,
@@ -228,11 +229,17 @@ class KVCache:
         ### END SOLUTION
 
     def mask(self, start: int, end: int) -> Bool[Tensor, "batch 1 q_len k_len"] | None:
-        """Which of the first `end` tokens those from `start` on may see; None where all see all."""
+        """Which of the first `end` tokens those from `start` on may see; None where all see all.
+
+        It is kept: the next layer of the same forward asks for the same one.
+        """
         if end - start == 1:
             return None  # the newest token sees every one
-        positions = torch.arange(end, device=self.keys.device).unsqueeze(0)
-        return causal_mask(positions[:, start:], positions)
+        if self.masked != (start, end):
+            positions = torch.arange(end, device=self.keys.device).unsqueeze(0)
+            self.kept_mask = causal_mask(positions[:, start:], positions)
+            self.masked = start, end
+        return self.kept_mask
 
     def truncate(self, n: int) -> None:
         """Keep the first `n` tokens. Nothing is copied or erased: beyond `length` nothing is read.
