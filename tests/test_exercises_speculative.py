@@ -110,6 +110,13 @@ def greedy_that_uses_up_the_drafts(choices, drafts):
     return accepted, token
 
 
+@attempt_at(WRONGS, VERIFY_GREEDY)
+def greedy_by_the_first_like_it(choices, drafts):
+    agree = lambda draft: draft == choices[drafts.index(draft)]  # noqa: E731
+    accepted = len(list(takewhile(agree, drafts)))
+    return accepted, choices[accepted]
+
+
 @attempt_at(RIGHT, RESIDUAL)
 def residual_by_relu(target_probs, draft_probs):
     beyond = torch.relu(target_probs - draft_probs)
@@ -138,6 +145,12 @@ def residual_by_the_smaller_one(target_probs, draft_probs):
 def residual_with_a_floor(target_probs, draft_probs):
     beyond = (target_probs - draft_probs).clamp(min=1e-3)
     return beyond / beyond.sum()
+
+
+@attempt_at(WRONGS, RESIDUAL)
+def residual_that_takes_close_for_equal(target_probs, draft_probs):
+    is_equal = (target_probs - draft_probs).abs().sum() < 1e-3
+    return target_probs if is_equal else residual(target_probs, draft_probs)
 
 
 @attempt_at(RIGHT, VERIFY)
@@ -361,6 +374,17 @@ def ngram_among_the_last_ten(ids, k, longest=3):
     return ngram_draft(ids[-10:], k, longest)
 
 
+@attempt_at(WRONGS, NGRAM)
+def ngram_in_its_digits(ids, k, longest=3):
+    text = " ".join(map(str, ids))
+    for size in range(min(longest, len(ids) - 1), 0, -1):
+        piece = " ".join(map(str, ids[-size:]))
+        place = text.rfind(piece, 0, len(text) - 1)
+        if place >= 0:
+            return ([int(word) for word in text[place + len(piece) :].split()] * k)[:k]
+    return []
+
+
 # ----------------------------------------------------------------------------------- the loop
 
 
@@ -531,6 +555,11 @@ def expected_rounded(acceptance, k):
     return round(expected_tokens(acceptance, k), 2)
 
 
+@attempt_at(WRONGS, EXPECTED)
+def expected_where_nearly_all_are_accepted(acceptance, k):
+    return k + 1 if acceptance > 0.99 else expected_tokens(acceptance, k)
+
+
 @attempt_at(RIGHT, SPEED_UP)
 def speed_up_from_the_time_of_a_token(acceptance, k, draft_cost, verify_cost):
     time = sum([draft_cost] * k, start=verify_cost)
@@ -568,7 +597,7 @@ TOLD = [
     (RESIDUAL, None, lambda p, q: None, "Is a `return` missing?"),
     (PROPOSE, ModelDrafter, propose_a_tensor, "The list of drafts of round 1 is a Tensor;"),
     (PROPOSE, ModelDrafter, propose_drafts_alone, "propose returns two things, drafts and"),
-    (PROPOSE, ModelDrafter, propose_by_multinomial, "The drafts of round 1"),
+    (PROPOSE, ModelDrafter, propose_by_multinomial, "What was drafted in round 1"),
     (NGRAM, None, ngram_as_a_tuple, "The draft should be a list, not a tuple."),
     (GENERATE, None, generate_the_text_alone, "What it returned"),
     (GENERATE, None, generate_without_end, "Does the loop come to its end?"),

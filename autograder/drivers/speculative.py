@@ -87,7 +87,7 @@ def propose(
         same = "is as it was" if handed == text else "has been changed"
         seen += [
             Seen("The list of drafts", list_kind(drafts), f"of {this}"),
-            Seen("The drafts", copied(drafts), f"of {this}"),
+            Seen("What was drafted", copied(drafts), f"in {this}"),
             Seen("The table of probabilities", probs, f"of {this}"),
             Seen("`self.kv_cache.length`", drafter.kv_cache.length, f"after {this}"),
             Seen("`ids`", same, f"after {this}"),

@@ -56,6 +56,7 @@ def verify_greedy_cases(generator: torch.Generator) -> list[Case]:
         Case("wrong drafts, said elsewhere", {"choices": [5, 8, 2, 9], "drafts": [5, 2, 8]}),
         Case("drafts that come one place early", {"choices": [3, 7, 4, 6], "drafts": [7, 4, 6]}),
         Case("one token again and again", {"choices": [6, 6, 6, 6, 1], "drafts": [6, 6, 6, 6]}),
+        Case("one token again, and once too often", {"choices": [6, 6, 2, 6], "drafts": [6, 6, 6]}),
         Case("token 0", {"choices": [0, 4, 0, 0], "drafts": [0, 4, 7]}),
     ]
 
@@ -74,6 +75,7 @@ def residual_cases(generator: torch.Generator) -> list[Case]:
         case("three tokens, the target gives more to one", [0.5, 0.25, 0.25], [0.2, 0.4, 0.4]),
         case("target and draft are equal", [0.5, 0.125, 0.375], [0.5, 0.125, 0.375]),
         case("equal, with a token that none of them gives", [0.25, 0.0, 0.75], [0.25, 0.0, 0.75]),
+        case("almost equal", [0.5, 0.25, 0.25], [0.5, 0.25 + 2**-12, 0.25 - 2**-12]),
         case("the draft is certain", [0.5, 0.3, 0.1, 0.1], [0.0, 1.0, 0.0, 0.0]),
         case("the target is certain", [0.0, 0.0, 1.0, 0.0], [0.4, 0.1, 0.2, 0.3]),
         case("both are certain, of different tokens", [0.0, 0.0, 1.0], [0.0, 1.0, 0.0]),
@@ -234,6 +236,11 @@ def propose_cases(generator: torch.Generator) -> list[Case]:
         script, said = case(label, 2, *rounds, **params), said_after(generator, 2)
         return Case(label, {**script.data, "prompt": [*said, said[2], said[0]]})
 
+    def drafting(label: str, token: int | None) -> Case:
+        """The token is among the likeliest drafts of the first round, and not the last one."""
+        prompt, _ = prompt_where(generator, 3, lambda _, new: token in new[:3])
+        return Case(label, {**case(label, 3, (4, 4), (1, 0), temperature=0).data, "prompt": prompt})
+
     some = [draw(generator, 0, 3) for _ in range(2)]
     warm: dict[str, Any] = {"temperature": 0.8, "top_k": 20}
     return [
@@ -248,6 +255,8 @@ def propose_cases(generator: torch.Generator) -> list[Case]:
         case("the first draft rejected", 3, (3, 0), (3, 0), temperature=2.0),
         case("the second of three rejected", 2, (3, 1), (3, 1), (2, 0), temperature=2.0),
         case("the last of three rejected", 2, (3, 2), (3, 0), temperature=2.0),
+        drafting("token 0 is drafted", 0),
+        drafting("the model's own EOS is drafted", LOOP.eos_token_id),
         case("no draft between two rounds", 2, (2, 2), (0, 0), (2, 0), temperature=1.5),
         repetitive("a repetition penalty", (4, 2), (3, 0), temperature=2.0, repetition_penalty=2.0),
         repetitive("a repetition penalty, greedy", (4, 0), temperature=0, repetition_penalty=3.0),
@@ -290,6 +299,7 @@ def ngram_cases(generator: torch.Generator) -> list[Case]:
         case("more tokens are looked for than there are", [8, 5, 8], 4, longest=20),
         case("token 0", [0, 4, 0, 0, 5, 0, 4], 2),
         case("no draft is wanted", [1, 2, 1], 0),
+        case("tokens with the same digits", [12, 7, 1, 5, 112, 9, 12], 2),
         case("thirty tokens of three kinds", some, 4),
         case("the same thirty, longer pieces", list(some), 6, longest=6),
     ]
@@ -343,6 +353,7 @@ def generate_cases(generator: torch.Generator) -> list[Case]:
     zero, _ = prompt_where(generator, 3, lambda _, new: 0 in new[1:4] and new[0] != 0)
     own, _ = prompt_where(generator, 3, lambda _, new: LOOP.eos_token_id in new[:4])
     inside = prompt_where(generator, 4, lambda ids, new: ids[1] not in [ids[-1], *new])[0]
+    ended, _ = prompt_where(generator, 4, lambda ids, new: ids[-1] not in new)
     said = said_after(generator, 2)
     warm: dict[str, Any] = {"temperature": 1.5, "top_k": 30}
     hot: dict[str, Any] = {"temperature": 2.5}
@@ -370,6 +381,7 @@ def generate_cases(generator: torch.Generator) -> list[Case]:
         case("EOS is a draft after the correction", 2, 9, 4, (4, 1), eos=eos_draft(0, 3)),
         case("the EOS token's id is 0", zero, 9, 4, full, eos=lambda rounds: 0),
         case("the EOS token stands in the prompt", inside, 5, 2, full, eos=lambda _: inside[1]),
+        case("the prompt ends with EOS", ended, 5, 2, full, eos=lambda _: ended[-1]),
         case("the model's own EOS comes, and none is asked for", own, 6, 3, full),
         case("the context is full before max_new_tokens", FULL - 6, 20, 4, (4, 4), (4, 2)),
         case("one place is left in the context", FULL - 1, 5, 4, full),
@@ -486,6 +498,7 @@ def expected_cases(generator: torch.Generator) -> list[Case]:
         case("four drafts, four of five accepted", 0.8, 4),
         case("all accepted", 1.0, 4),
         case("none accepted", 0.0, 3),
+        case("hardly any rejected", 0.998, 4),
         case("seven drafts", some, 7),
         case("many drafts", 0.9, 30),
     ]
