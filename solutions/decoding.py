@@ -134,7 +134,8 @@ def apply_top_p(logits: Float[Tensor, "rows vocab"], p: float) -> Float[Tensor, 
     """Keep the smallest set of a row's likeliest tokens whose probabilities reach `p` together.
 
     The token that crosses p belongs to the set, so the likeliest one always stays. The logits of
-    all others become -inf. `logits` is left as it was.
+    all others become -inf. Which of several equal logits stay, where not all of them are needed, is
+    left open. `logits` is left as it was.
     """
     require_top_p(p)
     ### BEGIN SOLUTION

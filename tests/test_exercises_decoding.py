@@ -233,6 +233,11 @@ def top_p_of_three_tokens_at_most(logits, p):
     return apply_top_k(apply_top_p(logits, p), 3)
 
 
+@attempt_at(WRONGS, TOP_P)
+def top_p_that_takes_0_99_for_1(logits, p):
+    return apply_top_p(logits, p) if p < 0.99 else logits
+
+
 @attempt_at(RIGHT, MIN_P)
 def min_p_on_logits(logits, min_p):
     """A share of the probability is a distance of logits."""
@@ -280,6 +285,11 @@ def min_p_in_numpy(logits, min_p):
 @attempt_at(WRONGS, MIN_P)
 def min_p_that_keeps_two(logits, min_p):
     return torch.maximum(apply_min_p(logits, min_p), apply_top_k(logits, 2))
+
+
+@attempt_at(WRONGS, MIN_P)
+def min_p_of_1_taken_for_greedy(logits, min_p):
+    return apply_temperature(logits, 0) if min_p == 1 else apply_min_p(logits, min_p)
 
 
 @attempt_at(RIGHT, PENALTY)
@@ -395,6 +405,24 @@ def probs_of_the_first_row_alone(logits, ids, params):
     return next_token_probs(logits[:1], ids[:1], params).expand_as(logits)
 
 
+@attempt_at(WRONGS, PROBS)
+def probs_of_50_tokens_at_most(logits, ids, params):
+    return next_token_probs(logits, ids, replace(params, top_k=params.top_k or 50))
+
+
+@attempt_at(WRONGS, PROBS)
+def probs_without_a_low_min_p(logits, ids, params):
+    min_p = params.min_p if params.min_p > 0.05 else 0.0
+    return next_token_probs(logits, ids, replace(params, min_p=min_p))
+
+
+@attempt_at(WRONGS, PROBS)
+def probs_without_a_high_top_p(logits, ids, params):
+    return next_token_probs(
+        logits, ids, replace(params, top_p=params.top_p if params.top_p < 0.95 else 1)
+    )
+
+
 # ------------------------------------------------------------------------------- a token is drawn
 
 
@@ -409,6 +437,7 @@ def draw_by_searchsorted(probs, uniforms):
 @attempt_at(RIGHT, DRAW)
 def draw_of_normalised_rows(probs, uniforms):
     ends = (probs / probs.sum(1, keepdim=True)).cumsum(1)
+    ends = ends / ends[:, -1:]  # rounded as they are, they might end below the uniform
     return (ends > uniforms[:, None]).int().argmax(1)
 
 
@@ -437,6 +466,12 @@ def draw_in_numpy(probs, uniforms):
     ends = np.cumsum(probs.double().numpy(), axis=1)
     passed = ends <= uniforms.double().numpy()[:, None] * ends[:, -1:]
     return torch.from_numpy(passed.sum(axis=1)).to(torch.int32)
+
+
+@attempt_at(WRONGS, DRAW)
+def draw_beyond_the_last_piece(probs, uniforms):
+    ends = probs.cumsum(1) / probs.sum(1, keepdim=True)
+    return (ends > uniforms[:, None]).int().argmax(1)
 
 
 @attempt_at(WRONGS, DRAW)
@@ -938,6 +973,10 @@ def test_more_than_one_mistake_has_a_message_of_its_own():
     assert judged(TOP_P, attempt).message.startswith("Row 0 keeps every token; expected: it keeps")
 
 
+def temperature_as_an_array(logits, temperature):
+    return apply_temperature(logits, temperature).numpy()
+
+
 @pytest.mark.parametrize(
     ("name", "attempt", "sentence"),
     [
@@ -947,6 +986,7 @@ def test_more_than_one_mistake_has_a_message_of_its_own():
         (MIN_P, lambda logits, min_p: logits[0], r"of shape \[6\]; expected: .* of shape \[1, 6\]"),
         (PENALTY, penalty_of_the_last_sixteen, "has another logit for"),
         (PENALTY, penalty_by_products_with_0, "Row 0 has NaN in it; expected: it has"),
+        (TEMPERATURE, temperature_as_an_array, "What it returned is a ndarray; expected: it is"),
         (PROBS, lambda logits, ids, params: logits / 0 * 0, "Row 0 has NaN in it; expected"),
     ],
 )

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from autograder.drivers.seen import Seen, kind_of
+from autograder.drivers.seen import Seen, kind_of, plain
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,9 @@ def next_token_probs(
 
 
 def form_of(value: Any) -> Any:
-    """What a tensor is, in words; anything else as it is."""
+    """What a tensor is, in words; anything else as plain data, which `==` compares."""
     if not isinstance(value, Tensor):
-        return value
+        return plain(value)
     numbers = "floats" if value.is_floating_point() else f"the type {value.dtype}"
     return f"is a tensor of {numbers}, of shape {list(value.shape)}"
 
@@ -139,12 +139,15 @@ def sample(
         where = f"in step {number}" if len(steps) > 1 else ""
         states = [generator.get_state() for generator in generators]
         own = [generators[request] for request in step["requests"]]
-        tokens = attempt(step["logits"], step["ids"], drawn, own)
+        lent = list(own)
+        tokens = attempt(step["logits"], step["ids"], drawn, lent)
         for request, (state, generator) in enumerate(zip(states, generators, strict=True)):
             if drawn.temperature > 0:
                 told = gave(state, generator)
                 seen.append(Seen(f"The generator of request {request}", told, where))
         seen.append(Seen("The tensor of tokens", tokens, where))
+        kept = "is as it was" if lent == own else "is no longer what it was before the call"
+        seen.append(Seen("The list of generators", kept, where))
     return seen
 
 
@@ -240,6 +243,9 @@ class Texts:
 def integers(values: Any, what: str) -> list[int]:
     if not hasattr(values, "__len__"):
         raise TypeError(f"{what} takes a list of numbers, not {kind_of(values)}.")
+    for value in values:
+        if not hasattr(value, "__int__"):
+            raise TypeError(f"{what} takes a list of numbers; this one has {kind_of(value)} in it.")
     return [int(value) for value in values]
 
 
@@ -262,6 +268,8 @@ def step(
         for name in ("beams", "finished"):
             seen += held(getattr(search, name), name, where)
         seen.append(Seen("The number of steps in `trace`", len(search.trace), where))
+        last = [candidate.token for step in search.trace[-1:] for candidate in step]
+        seen.append(Seen("The tokens of the candidates in `trace[-1]`", last, where))
         if number == steps:
             told = ", then ".join(rows.calls) or "nothing"
             seen.append(Seen("What `rows` was told", f"is {told}", f"in step {number}, the last,"))
@@ -292,7 +300,7 @@ def counted(number: int, thing: str) -> str:
 
 
 def copied(value: Any) -> Any:
-    return list(value) if isinstance(value, (list, tuple)) else value
+    return list(value) if isinstance(value, list) else value
 
 
 # ------------------------------------------------------------------------- where a text ends

@@ -131,6 +131,7 @@ def top_p_cases(generator: torch.Generator) -> list[Case]:
         return Case(label, {"logits": logits, "p": p})
 
     far = case("float64, p = 0.7", 0.7, 2, 3, 1)
+    high = case("p just below 1", 0.995, 5, 4, scale=3.0)
     return [
         Case("probabilities 0.05, 0.2, 0.02, 0.6, 0.03, 0.1; p = 0.85", by_hand("p", 0.85)),
         Case("probabilities 0.05, 0.2, 0.02, 0.6, 0.03, 0.1; p = 0.5", by_hand("p", 0.5)),
@@ -149,6 +150,7 @@ def top_p_cases(generator: torch.Generator) -> list[Case]:
         case("a vocabulary of 300 tokens, p = 0.9", 0.9, None, None, vocab=300),
         case("a vocabulary of 300 tokens, p = 0.2", 0.2, None, None, vocab=300, scale=1.0),
         Case(far.label, {**far.data, "logits": far.data["logits"].double()}),
+        high,
     ]
 
 
@@ -172,6 +174,7 @@ def min_p_cases(generator: torch.Generator) -> list[Case]:
         logits = torch.stack([row(count) for count in counts])
         return Case(label, {"logits": logits, "min_p": min_p})
 
+    tied = torch.tensor([[1.5, 3.0, -0.5, 3.0], [2.0, 2.0, 2.0, 0.5]])
     double = case("float64, min-p 0.2", 0.2, 2, 4, 3)
     return [
         Case("probabilities 0.05, 0.2, 0.02, 0.6, 0.03, 0.1; min-p 0.25", by_hand("min_p", 0.25)),
@@ -189,6 +192,7 @@ def min_p_cases(generator: torch.Generator) -> list[Case]:
         case("a vocabulary of 300 tokens, min-p 0.05", 0.05, None, None, vocab=300),
         case("a vocabulary of 300 tokens, min-p 0.3", 0.3, None, None, vocab=300, scale=0.5),
         Case(double.label, {**double.data, "logits": double.data["logits"].double()}),
+        Case("several likeliest tokens, min-p 1", {"logits": tied, "min_p": 1.0}),
     ]
 
 
@@ -245,6 +249,8 @@ LATE_TEMPERATURE = "penalty top-k top-p min-p temperature"
 LATE_TOP_K = "penalty temperature top-p top-k min-p"
 EARLY_MIN_P = "penalty temperature top-k min-p top-p"
 LATE_PENALTY = "temperature top-k top-p min-p penalty"
+NO_TOP_P = "penalty temperature top-k min-p"
+NO_MIN_P = "penalty temperature top-k top-p"
 
 
 def is_clear(logits: Logits, ids: Ids, params: reference.SamplingParams) -> bool:
@@ -311,8 +317,8 @@ def probs_cases(generator: torch.Generator) -> list[Case]:
         case("temperature, min-p", {"temperature": 0.6, "min_p": 0.2}, LATE_TEMPERATURE),
         case("temperature, top-k", {"temperature": 1.7, "top_k": 3}),
         case("top-k, top-p", {"top_k": 3, "top_p": 0.8}, LATE_TOP_K),
-        case("top-k, min-p", {"top_k": 4, "min_p": 0.15}),
-        case("top-p, min-p", {"top_p": 0.8, "min_p": 0.2}, EARLY_MIN_P, scale=1.0),
+        case("top-k, min-p", {"top_k": 4, "min_p": 0.15}, NO_MIN_P),
+        case("top-p, min-p", {"top_p": 0.8, "min_p": 0.2}, EARLY_MIN_P, NO_MIN_P, scale=1.0),
         case("penalty, top-k", {"repetition_penalty": 1.6, "top_k": 2}, LATE_PENALTY),
         case("penalty, top-p", {"repetition_penalty": 1.6, "top_p": 0.6}, LATE_PENALTY),
         case("penalty, min-p", {"repetition_penalty": 1.6, "min_p": 0.3}, LATE_PENALTY),
@@ -327,7 +333,10 @@ def probs_cases(generator: torch.Generator) -> list[Case]:
         case("everything, temperature 0", greedy, rows=3),
         case("everything, -inf among the logits", every, never=2),
         case("a vocabulary of 300 tokens", long, vocab=300, scale=1.0),
+        case("a vocabulary of 300 tokens, no top-k", {}, vocab=300, scale=1.0),
         case("everything, float64", every, double=True),
+        case("top-p 0.99", {"top_p": 0.99}, NO_TOP_P),
+        case("min-p 0.01", {"min_p": 0.01}, NO_MIN_P),
     ]
 
 
@@ -354,8 +363,26 @@ def draw_cases(generator: torch.Generator) -> list[Case]:
                 return Case(label, {"probs": probs.to(dtype), "uniforms": uniforms.to(dtype)})
         raise RuntimeError("No uniform lies clearly on a token's piece.")
 
+    def short() -> Case:
+        """Rows whose pieces, summed up one after the other, end below the sum of the row, so that
+        the uniform may lie beyond. Each row has zeros of its own at the end."""
+        rows: list[Tensor] = []
+        for _ in range(1000):
+            probs = normal(generator, 300).softmax(dim=-1)
+            probs[296 - len(rows) :] = 0
+            probs[295 - len(rows)] = 0.01
+            probs = probs.float()
+            if probs.cumsum(dim=-1)[-1] < probs.sum(dim=-1):
+                rows.append(probs)
+            if len(rows) == 3:
+                break
+        uniforms = torch.full((len(rows),), BELOW_1)
+        data = {"probs": torch.stack(rows), "uniforms": uniforms}
+        return Case("the largest uniform below 1, and sums that are rounded", data)
+
     eighths, zeros = [0.125, 0.5, 0.25, 0.125], [0.0, 0.0, 0.25, 0.0, 0.75, 0.0, 0.0]
     half, quarters = [0.125, 0.125], [0.25, 0.125, 0.125]
+    ends = [2**-20, 0.5, 0.5 - 2**-19, 2**-20]
     three = [[0.5, 0.25, 0.25], [0.25, 0.25, 0.5], [0.125, 0.875, 0.0]]
     return [
         case("in the middle of the second piece", ([0.25, 0.5, 0.25], 0.5)),
@@ -379,9 +406,11 @@ def draw_cases(generator: torch.Generator) -> list[Case]:
         case("boundaries in rows that sum to 2 and to a quarter", ([0.5, 1.5], 0.25), (half, 0.5)),
         case("rows with sums of their own", ([1.0, 0.5, 0.5], 0.375), (quarters, 0.875)),
         case("float64", (eighths, 0.375), ([0.0, 0.125, 0.0, 0.875], 0.125), dtype=torch.float64),
+        case("short pieces at both ends", (ends, 0.0), (ends, BELOW_1)),
         some("300 tokens", 4, 1.0),
         some("300 tokens, rows with a sum of 3", 4, 3.0),
         some("300 tokens in float64", 3, 1.0, torch.float64),
+        short(),
     ]
 
 
@@ -424,7 +453,9 @@ def sample_cases(generator: torch.Generator) -> list[Case]:
         case("two rows", [0, 1]),
         case("three rows with the same logits, three generators", [0, 1, 2], alike=True),
         case("two rows with the same logits and the same seed", [0, 1], alike=True, seeds=[7, 7]),
+        case("the same seed, but one has drawn before", [0], [0, 1], vocab=300, seeds=[7, 7]),
         case("greedy", [0, 1, 2], temperature=0),
+        case("greedy, repetition penalty 3", [0, 1, 2], temperature=0, repetition_penalty=3.0),
         case("top-k 2", [0, 1, 2], top_k=2),
         case("top-p 0.6", [0, 1, 2], top_p=0.6),
         case("min-p 0.4", [0, 1, 2], min_p=0.4),
@@ -446,9 +477,11 @@ def is_clear_sample(
     steps: list[dict[str, Any]], seeds: list[int], params: reference.SamplingParams
 ) -> bool:
     """Whether each uniform lies clearly on a token's piece, and the parameters make a difference:
-    without them another token would be drawn, at some place at least."""
+    without them another token would be drawn, at some place at least. So it is with a penalty for
+    row 0's text, for the newest token alone, or for none where the likeliest is taken."""
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-    different = params == reference.SamplingParams()
+    different = [params == reference.SamplingParams()]
+    different += 3 * [params.repetition_penalty == 1]
     for step in steps:
         logits, ids = step["logits"], step["ids"]
         uniforms = [torch.rand(1, generator=generators[request]) for request in step["requests"]]
@@ -456,9 +489,14 @@ def is_clear_sample(
         probs = reference.next_token_probs(logits, ids, params)
         if params.temperature > 0 and not is_clear_draw(probs.double(), uniform.double()):
             return False
-        plain = reference.draw(logits.softmax(dim=-1), uniform)
-        different = different or not torch.equal(plain, reference.draw(probs, uniform))
-    return different
+        drawn = reference.draw(probs, uniform)
+        texts = ids[:1].expand_as(ids), ids[:, -1:]
+        wrong = [reference.next_token_probs(logits, text, params) for text in texts]
+        others = [reference.draw(other, uniform) for other in (logits.softmax(dim=-1), *wrong)]
+        others.append(logits.argmax(dim=-1))
+        for number, other in enumerate(others):
+            different[number] |= not torch.equal(other, drawn)
+    return all(different)
 
 
 # ------------------------------------------------------------------------------- beam search
@@ -513,6 +551,8 @@ def continuation_cases(generator: torch.Generator) -> list[Case]:
         case("all that there are", 6, 2, 3),
         case("tokens that can't come", 4, 2, 6, never=2),
         case("float32", 6, 3, 7, dtype=torch.float32),
+        case("long texts, whose probabilities round to 0", 4, 2, scores=[-900.0, -900.5]),
+        case("logits so high that their exp is infinite", 4, 2, shift=100.0, dtype=torch.float32),
         case("a vocabulary of 300 tokens", 8, 4, 300),
     ]
 
