@@ -103,7 +103,10 @@ def prefixes(ids: Sequence[int], logits: Float[Tensor, "rows vocab"]) -> Int[Ten
 
     What isn't there yet is filled with the first token: the repetition penalty counts a token once.
     """
-    text = torch.tensor(ids, device=logits.device).repeat(len(logits), 1)
+    text = torch.tensor([ids], device=logits.device)
+    if len(logits) == 1:
+        return text  # each draft asks for this; four operations less, on what should be cheap
+    text = text.repeat(len(logits), 1)
     later = torch.ones_like(text, dtype=torch.bool).triu(len(ids) - len(logits) + 1)
     return text.masked_fill(later, ids[0])
 
