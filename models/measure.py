@@ -16,7 +16,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -57,7 +57,8 @@ CACHED = 60  # tokens before those that are timed
 TARGET_SIZES, DRAFT_SIZES = [1, 4, 5, 8], [1]  # new tokens in one forward that is timed
 ROUNDS, FORWARDS = 40, 5  # each round times every shape, with so many forwards in a row
 
-Way = Callable[[list[int], SamplingParams, torch.Generator], Speculated]
+# What came of a prompt, and the seconds that went into its drafts.
+Way = Callable[[list[int], SamplingParams, torch.Generator], tuple[Speculated, float]]
 Times = dict[tuple[str, int], list[float]]  # milliseconds, by model and number of new tokens
 
 
@@ -92,20 +93,41 @@ def window_ends(length: int, window: int, stride: int) -> list[int]:
 def plain_decode(target: CachedLMHead) -> Way:
     """A token for each pass, over lab 2's cache; where tokens are drawn, by lab 5's loop."""
 
-    def go_on(prompt: list[int], params: SamplingParams, generator: torch.Generator) -> Speculated:
+    def go_on(
+        prompt: list[int], params: SamplingParams, generator: torch.Generator
+    ) -> tuple[Speculated, float]:
         if params == GREEDY:
             ids = generate(target, torch.tensor([prompt]), NEW_TOKENS)[0].tolist()
         else:
             ids = [*prompt, *stream(target, prompt, NEW_TOKENS, params, generator)]
-        return Speculated(ids, [Round([], 0, [token]) for token in ids[len(prompt) :]])
+        return Speculated(ids, [Round([], 0, [token]) for token in ids[len(prompt) :]]), 0.0
 
     return go_on
 
 
+class Timed:
+    """A drafter, and the seconds that its drafts took."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter, self.seconds = drafter, 0.0
+        self.truncate = drafter.truncate
+
+    def propose(
+        self, ids: Sequence[int], k: int, params: SamplingParams, generator: torch.Generator
+    ) -> tuple[list[int], Tensor]:
+        start = time.perf_counter()
+        proposed = self.drafter.propose(ids, k, params, generator)
+        self.seconds += time.perf_counter() - start
+        return proposed
+
+
 def speculative(target: CachedLMHead, new_drafter: Callable[[], Drafter]) -> Way:
-    def go_on(prompt: list[int], params: SamplingParams, generator: torch.Generator) -> Speculated:
-        drafter = new_drafter()
-        return generate_speculative(target, drafter, prompt, NEW_TOKENS, DRAFTS, params, generator)
+    def go_on(
+        prompt: list[int], params: SamplingParams, generator: torch.Generator
+    ) -> tuple[Speculated, float]:
+        timed = Timed(new_drafter())
+        request = prompt, NEW_TOKENS, DRAFTS, params, generator
+        return generate_speculative(target, timed, *request), timed.seconds
 
     return go_on
 
@@ -121,9 +143,13 @@ def ways_of(target: CachedLMHead, drafts: dict[str, CachedLMHead]) -> dict[str, 
 
 @dataclass
 class Tally:
-    """What one way made of all prompts. ties: greedy texts that parted from plain's in a tie."""
+    """What one way made of all prompts. ties: greedy texts that parted from plain's in a tie.
+
+    seconds: all of its time. drafting: those that went into drafts.
+    """
 
     seconds: float = 0.0
+    drafting: float = 0.0
     rounds: list[Round] = field(default_factory=list)
     ties: int = 0
 
@@ -149,11 +175,24 @@ class Tally:
         rejected = sum(done.accepted < len(done.drafts) for done in self.rounds)
         return self.accepted / max(1, self.accepted + rejected)
 
-    def predicted_speed_up(self, draft_cost: float, verify_cost: float) -> float:
-        """Lab 6's `speed_up` at this acceptance, where a round without drafts is plain decode."""
-        drafting = sum(bool(done.drafts) for done in self.rounds) / len(self.rounds)
-        tokens = drafting * expected_tokens(self.acceptance, DRAFTS) + 1 - drafting
-        return tokens / (drafting * (DRAFTS * draft_cost + verify_cost) + 1 - drafting)
+    @property
+    def seconds_a_draft(self) -> float:
+        return self.drafting / max(1, self.proposed)
+
+    @property
+    def seconds_a_pass(self) -> float:
+        """All of a round but its drafts: the target's forward, and the judging."""
+        return (self.seconds - self.drafting) / len(self.rounds)
+
+    def predicted_speed_up(self, step: float) -> float:
+        """Lab 6's `speed_up` at this acceptance, where a decode step takes so many seconds.
+
+        A round without drafts gives one token.
+        """
+        with_drafts = sum(bool(done.drafts) for done in self.rounds) / len(self.rounds)
+        tokens = with_drafts * expected_tokens(self.acceptance, DRAFTS) + 1 - with_drafts
+        seconds = with_drafts * DRAFTS * self.seconds_a_draft + self.seconds_a_pass
+        return tokens * step / seconds
 
 
 def in_turns(
@@ -173,11 +212,12 @@ def in_turns(
         for name, way in ways.items():
             generator = torch.Generator().manual_seed(turn)
             start = time.perf_counter()
-            made = way(prompt, params, generator)
+            made, drafting = way(prompt, params, generator)
             seconds = time.perf_counter() - start
             texts[name] = made.ids
             if turn:
                 tallies[name].seconds += seconds
+                tallies[name].drafting += drafting
                 tallies[name].rounds += made.rounds
         for name, ids in texts.items():
             if params == GREEDY and ids != texts["plain"]:
@@ -227,13 +267,6 @@ def forward_times(target: CachedLMHead, drafts: dict[str, CachedLMHead]) -> Time
     return times
 
 
-def costs_of(times: Times, name: str) -> tuple[float, float]:
-    """What a draft and a verification cost, in decode steps of the target."""
-    decode, verify = (statistics.median(times["target", size]) for size in (1, DRAFTS + 1))
-    draft = statistics.median(times.get((name, 1), [0]))  # n-grams cost no forward
-    return draft / decode, verify / decode
-
-
 # --------------------------------------------------------------------------------- reports
 
 
@@ -252,23 +285,29 @@ def report_times(times: Times) -> None:
         tenths = statistics.quantiles(values, n=10)
         median = statistics.median(values)
         print(f"  {name:16} T={size}  {median:7.2f}  ({tenths[0]:.2f} to {tenths[-1]:.2f})")
-    print(f"  T={DRAFTS + 1} / T=1 of the target   {costs_of(times, 'target')[1]:.2f}")
+    decode, verify = (statistics.median(times["target", size]) for size in (1, DRAFTS + 1))
+    print(f"  T={DRAFTS + 1} / T=1 of the target   {verify / decode:.2f}")
 
 
-def report_speculation(about: str, tallies: dict[str, Tally], times: Times) -> None:
+def report_speculation(about: str, tallies: dict[str, Tally]) -> None:
     plain = tallies["plain"]
+    step = plain.seconds_a_pass
     print(f"\n{about}, {NEW_TOKENS} new tokens, {DRAFTS} drafts a round:")
-    print("  draft            tokens/s  tokens a call  speed-up, predicted  accepted, of judged")
+    print(
+        "  draft           tokens/s  a call  speed-up, predicted  accepted, of judged  "
+        "ms: a draft, a pass"
+    )
     for name, tally in tallies.items():
-        shown = f"  {name:16} {tally.tokens_per_second:8.1f}"
-        if tally is not plain:
+        shown = f"  {name:15} {tally.tokens_per_second:8.1f}"
+        if tally is plain:
+            shown += f"{1000 * step:65.2f}"
+        else:
             speed_up = tally.tokens_per_second / plain.tokens_per_second
-            predicted = tally.predicted_speed_up(*costs_of(times, name))
             share = tally.accepted / max(1, tally.proposed)
             shown += (
-                f"  {tally.tokens_per_call:13.2f}  {speed_up:8.2f}  {predicted:9.2f}"
-                f"  {share:8.1%}  {tally.acceptance:9.1%}"
-                f"  ({tally.accepted:,} of {tally.proposed:,})"
+                f"  {tally.tokens_per_call:6.2f}  {speed_up:8.2f}"
+                f"  {tally.predicted_speed_up(step):9.2f}  {share:8.1%}  {tally.acceptance:9.1%}"
+                f"  {1000 * tally.seconds_a_draft:11.2f}  {1000 * tally.seconds_a_pass:6.2f}"
             )
         shown += f"  ties: {tally.ties}" if tally.ties else ""
         print(shown)
@@ -328,17 +367,19 @@ def main() -> None:
     about = f"{len(prompts)} held-out prompts of {PROMPT_LENGTH} tokens"
     for how, params in (("greedy", GREEDY), (f"temperature {SAMPLED.temperature}", SAMPLED)):
         tallies = in_turns(target, ways, prompts, params, how)
-        report_speculation(f"{about}, {how}", tallies, times)
+        report_speculation(f"{about}, {how}", tallies)
     longer = [
         generate(target, torch.tensor([prompt]), OWN_TEXT)[0].tolist()
         for prompt in tqdm(prompts, "its own text", leave=False)
     ]
     tallies = in_turns(target, ways, longer, GREEDY, "on its own text")
-    report_speculation(f"{about} and {OWN_TEXT} of the target's own, greedy", tallies, times)
+    report_speculation(f"{about} and {OWN_TEXT} of the target's own, greedy", tallies)
     print(
-        "\njudged: the drafts before which all were accepted. tie: a text that parted from plain's"
+        "\na call: tokens for each forward of the target. judged: the drafts before which all were "
+        "accepted.\npredicted: from this share, and from the times at the end of the line, which "
+        "were taken in\nthe loop; a pass is all of a round but its drafts. tie: a text that parted "
+        f"from plain's where\nthe two best logits were a hair apart.\n{environment()}"
     )
-    print(f"where the two best logits were a hair apart.\n{environment()}")
 
 
 if __name__ == "__main__":

@@ -180,7 +180,8 @@ def test_every_way_continues_every_prompt(params):
         assert sum(len(done.new) for done in tally.rounds) == len(PROMPTS) * measure.NEW_TOKENS
         assert tally.tokens_per_call == pytest.approx(1 + tally.accepted / len(tally.rounds))
         assert tally.ties == 0
-        assert tally.seconds > 0
+        assert tally.seconds > tally.drafting >= 0
+        assert (tally.drafting > 0) == (tally is not tallies["plain"])
     assert (tallies["plain"].proposed, tallies["plain"].tokens_per_call) == (0, 1)
     assert tallies["itself"].accepted == tallies["itself"].proposed > 0
     assert tallies["itself"].acceptance == 1
@@ -190,7 +191,7 @@ def test_every_way_continues_every_prompt(params):
 @pytest.mark.usefixtures("few_tokens")
 def test_greedy_plain_decode_is_that_of_lab_1():
     target = random_model(1)
-    made = measure.plain_decode(target)(PROMPTS[0], GREEDY, torch.Generator())
+    made, _ = measure.plain_decode(target)(PROMPTS[0], GREEDY, torch.Generator())
     expected = generate(as_naive(target), torch.tensor(PROMPTS[:1]), measure.NEW_TOKENS)
     assert made.ids == expected[0].tolist()
 
@@ -221,18 +222,19 @@ def test_a_prediction_by_hand():
     k = measure.DRAFTS
     accepted = [(k, k), (k, 1), (k, 0), (0, 0)]
     rounds = [Round([7] * count, right, [7] * (right + 1)) for count, right in accepted]
-    tally = measure.Tally(seconds=2.0, rounds=rounds)
+    tally = measure.Tally(seconds=2.0, drafting=0.8, rounds=rounds)
     assert (tally.proposed, tally.accepted) == (3 * k, k + 1)
     assert tally.acceptance == (k + 1) / (k + 3)
     assert tally.tokens_per_call == (k + 5) / 4
     assert tally.tokens_per_second == (k + 5) / 2
-    drafting = 0.75 * expected_tokens(tally.acceptance, k) + 0.25
-    assert tally.predicted_speed_up(0.1, 1.6) == pytest.approx(
-        drafting / (0.75 * (0.1 * k + 1.6) + 0.25)
-    )
+    assert tally.seconds_a_draft == pytest.approx(0.8 / (3 * k))
+    assert tally.seconds_a_pass == pytest.approx(1.2 / 4)
+    tokens = 0.75 * expected_tokens(tally.acceptance, k) + 0.25
+    assert tally.predicted_speed_up(step=0.25) == pytest.approx(tokens * 0.25 / (0.8 / 4 + 0.3))
     tally.rounds.pop()
-    assert tally.predicted_speed_up(0.1, 1.6) == pytest.approx(
-        speed_up(tally.acceptance, k, 0.1, 1.6)
+    costs = tally.seconds_a_draft / 0.25, tally.seconds_a_pass / 0.25
+    assert tally.predicted_speed_up(step=0.25) == pytest.approx(
+        speed_up(tally.acceptance, k, *costs)
     )
 
 
