@@ -208,6 +208,7 @@ class BestBatches:
 # ------------------------------------------------------------- rounds, of one token or of several
 
 
+@dataclass(frozen=True)
 class Rounds:
     """Requests one after the other, by a loop that gives one token or more a forward.
 
@@ -217,16 +218,11 @@ class Rounds:
     request has a generator of its own. one_token_each: whether a forward never gives more.
     """
 
-    def __init__(
-        self,
-        about: str,
-        models: Sequence[Any],
-        generate: Callable[..., list[Round]],
-        kv_bytes: Callable[[Sequence[Any], Any], Bytes],
-        one_token_each: bool = False,
-    ) -> None:
-        self.about, self.models, self.generate = about, models, generate
-        self.kv_bytes, self.one_token_each = kv_bytes, one_token_each
+    about: str
+    models: Sequence[Any]
+    generate: Callable[..., list[Round]]
+    kv_bytes: Callable[[Sequence[Any], Any], Bytes]
+    one_token_each: bool = False
 
     @property
     def weight_bytes(self) -> int | None:

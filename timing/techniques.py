@@ -273,23 +273,21 @@ OWN_BATCHED = (
 def prepare_mine(folder: Path, device: torch.device) -> Prepared:
     """The newest loop for one prompt of which some part is the learner's own."""
     about = "the reference's cached loop: no loop of yours has passed its check yet"
-    return newest(OWN, folder, device) or renamed(prepare_cached(folder, device), about)
+    return newest(OWN, folder, device) or replace(prepare_cached(folder, device), about=about)
 
 
 def prepare_mine_sampled(folder: Path, device: torch.device) -> Prepared:
     """The same with drawn tokens: the newest of labs 5 and 6."""
     own = newest(OWN_SAMPLED, folder, device)
-    return own or renamed(
-        prepare_sampled(folder, device),
-        "the reference's sampling: no sampler of yours has passed its check yet",
-    )
+    about = "the reference's sampling: no sampler of yours has passed its check yet"
+    return own or replace(prepare_sampled(folder, device), about=about)
 
 
 def prepare_mine_batched(folder: Path, device: torch.device) -> Prepared:
     """The same for many requests: the newest engine of labs 3 and 4."""
     about = "many requests: the reference's static batches, until batching of yours has passed"
     own = newest(OWN_BATCHED, folder, device)
-    return own or renamed(prepare_static(folder, device), about)
+    return own or replace(prepare_static(folder, device), about=about)
 
 
 def newest(techniques: Sequence[Own], folder: Path, device: torch.device) -> Prepared | None:
@@ -301,15 +299,8 @@ def newest(techniques: Sequence[Own], folder: Path, device: torch.device) -> Pre
         if own.lab not in labs:
             labs[own.lab] = mine(own.lab)
         if any(is_learners(labs[own.lab], part) for part in own.parts):
-            return renamed(own.prepare(folder, device, labs[own.lab]), own.about)
+            return replace(own.prepare(folder, device, labs[own.lab]), about=own.about)
     return None
-
-
-def renamed(technique: Batches | Continuous | Rounds, about: str) -> Prepared:
-    if isinstance(technique, Rounds):
-        technique.about = about
-        return technique
-    return replace(technique, about=about)
 
 
 def is_learners(lab: ModuleType, part: str) -> bool:

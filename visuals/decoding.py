@@ -29,6 +29,7 @@ from visuals.style import (
     PALE,
     PALE_BLUE,
     PALE_ORANGE,
+    PAPER,
     Picture,
     new_figure,
     visible,
@@ -37,7 +38,7 @@ from visuals.style import (
 Words = Callable[[int], str]
 
 HATCH = "////"  # nothing is left here: legible without colour
-PAPER = f"background:white; color:{INK}; padding:0.5em 0.8em; line-height:1.6"
+SHEET = f"{PAPER}; line-height:1.6"
 PANELS = 3  # beside one another, at most
 
 
@@ -177,7 +178,7 @@ def show_repetition(pieces: Sequence[str], size: int = 4) -> HTML:
         f"they belong to {size} in a row that stood there before."
     )
     return HTML(
-        f'<div style="{PAPER}"><div style="white-space:pre-wrap">{text}</div>'
+        f'<div style="{SHEET}"><div style="white-space:pre-wrap">{text}</div>'
         f"<small>{summary}</small></div>"
     )
 
@@ -202,7 +203,7 @@ def side_by_side(texts: Mapping[str, str]) -> HTML:
         f'<div style="white-space:pre-wrap; overflow-wrap:anywhere">{escape(text)}</div></div>'
         for name, text in texts.items()
     )
-    return HTML(f'<div style="{PAPER}; display:flex; flex-wrap:wrap; gap:1em">{columns}</div>')
+    return HTML(f'<div style="{SHEET}; display:flex; flex-wrap:wrap; gap:1em">{columns}</div>')
 
 
 # ------------------------------------------------------------------------------ the beam tree

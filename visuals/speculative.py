@@ -29,6 +29,7 @@ from visuals.style import (
     PALE_BLUE,
     PALE_GREEN,
     PALE_ORANGE,
+    PAPER,
     PINK,
     RED,
     Picture,
@@ -60,7 +61,7 @@ EXPLAINED = {
     UNDRAFTED: "the target's own, where nothing was drafted",
     BEYOND: "accepted, and left out because the text has ended",
 }
-PAPER = f"background:white; color:{INK}; padding:0.5em 0.8em; line-height:1.9"
+SHEET = f"{PAPER}; line-height:1.9"
 TOKEN = "border-radius:3px; padding:0 2px; margin-right:1px"
 MOST_ROWS = 20  # the other target calls are only counted
 
@@ -111,7 +112,7 @@ def show_rounds(prompt: str, rounds: Sequence[Round], words: Words) -> HTML:
     if len(rounds) > MOST_ROWS:
         rows.append(f"<div>… and {len(rounds) - MOST_ROWS} more</div>")
     return HTML(
-        f'<div style="{PAPER}">{legend([kind for kind in LOOKS if kind in present])}'
+        f'<div style="{SHEET}">{legend([kind for kind in LOOKS if kind in present])}'
         f'<div style="white-space:pre-wrap; max-width:60em">{escape(prompt)}{text}</div>'
         f'<div style="margin-top:0.8em">{summary(rounds)}</div>{"".join(rows)}</div>'
     )

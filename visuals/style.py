@@ -20,6 +20,7 @@ GREY = "#8A8F98"  # what stands in the background
 PALE = "#E8EAED"  # an empty cell
 INK = "#24292F"  # text
 MUTED = "#6B7078"  # text in the background
+PAPER = f"background:white; color:{INK}; padding:0.5em 0.8em"  # under HTML, in dark themes too
 
 # Fills that can be written on.
 PALE_BLUE = "#DCEEF9"

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from autograder.drivers.seen import Seen, kind_of, plain
+from autograder.drivers.seen import Seen, copied, kind_of, plain, uniforms_given
 
 
 @dataclass(frozen=True)
@@ -153,13 +153,10 @@ def sample(
 
 def gave(state: Tensor, generator: torch.Generator) -> str:
     """How many uniforms a generator has given since it was in this state, in words."""
-    twin = torch.Generator()
-    twin.set_state(state)
-    for told in ("no uniform", "one uniform", "two uniforms", "three uniforms"):
-        if torch.equal(twin.get_state(), generator.get_state()):
-            return f"gave {told}"
-        torch.rand(1, generator=twin)
-    return "gave other numbers, or more than three"
+    count = uniforms_given(state, generator, most=3)
+    if count is None:
+        return "gave other numbers, or more than three"
+    return f"gave {('no uniform', 'one uniform', 'two uniforms', 'three uniforms')[count]}"
 
 
 # ------------------------------------------------------------------------------- beam search
@@ -297,10 +294,6 @@ def held(beams: Any, name: str, where: str) -> Iterator[Seen]:
 
 def counted(number: int, thing: str) -> str:
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
-
-
-def copied(value: Any) -> Any:
-    return list(value) if isinstance(value, list) else value
 
 
 # ------------------------------------------------------------------------- where a text ends

@@ -87,6 +87,25 @@ def two_things(found: Any, rule: str) -> tuple[Any, Any]:
     raise TypeError(f"{rule}; this is {what}.{missing}")
 
 
+def copied(value: Any) -> Any:
+    """A list as it is now, whatever the attempt may do with it later."""
+    return list(value) if isinstance(value, list) else value
+
+
+def uniforms_given(before: Tensor, generator: torch.Generator, most: int) -> int | None:
+    """How many uniforms a generator has given since it was in the state `before`.
+
+    None where these are more than `most`, or where it has given other numbers.
+    """
+    again = torch.Generator()
+    again.set_state(before)
+    for count in range(most + 1):
+        if torch.equal(again.get_state(), generator.get_state()):
+            return count
+        torch.rand(1, generator=again)
+    return None
+
+
 def tried(method: Callable[..., Any], *given: Any) -> tuple[Any, str]:
     """What a method returned, and whether it refused what it was given."""
     try:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from autograder.drivers.seen import Seen, kind_of, two_things
+from autograder.drivers.seen import Seen, copied, kind_of, two_things, uniforms_given
 from solutions.decoding import SamplingParams
 
 Probs = Float[Tensor, "rows vocab"]
@@ -103,17 +103,10 @@ def propose(
 
 def numbers_given(before: Tensor, generator: torch.Generator) -> str:
     """How many numbers a generator has given since it was in the state `before`, in words."""
-    again = torch.Generator()
-    again.set_state(before)
-    for count in range(50):
-        if torch.equal(again.get_state(), generator.get_state()):
-            return f"gave {count} number{'s' * (count != 1)}"
-        torch.rand(1, generator=again)
-    return "gave other numbers than uniforms"
-
-
-def copied(value: Any) -> Any:
-    return list(value) if isinstance(value, list) else value
+    count = uniforms_given(before, generator, most=49)
+    if count is None:
+        return "gave other numbers than uniforms"
+    return f"gave {count} number{'s' * (count != 1)}"
 
 
 def ngram_draft(attempt: Callable[..., Any], ids: list[int], k: int, **longest: int) -> list[Seen]:
