@@ -17,6 +17,7 @@ import torch
 from autograder.catalogue import Misconception, misconceptions
 from autograder.compare import Difference, same_seen
 from autograder.drivers.seen import Seen
+from autograder.failure import Failure
 from autograder.lesson import Card, card_of
 
 Driver = Callable[..., list[Seen]]
@@ -46,21 +47,17 @@ class Service(Protocol):
         """Whether what it showed of itself, weights for instance, is as it was."""
 
 
-class TooMuchWork(BaseException):
-    """Stops an attempt that does many times the work it should. `except Exception` lets it pass."""
-
-
 @dataclass(frozen=True)
 class Outcome:
     """What came of one attempt at one case.
 
-    seen: what the driver saw. counts: the work that each service counted. error: the exception that
-    stopped it. changed: the part of the case that is no longer what it was ("`prompts[0]`").
+    seen: what the driver saw. counts: the work that each service counted. failure: what stopped it.
+    changed: the part of the case that is no longer what it was ("`prompts[0]`").
     """
 
     seen: tuple[Seen, ...] = ()
     counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    error: BaseException | None = None
+    failure: Failure | None = None
     changed: str | None = None
 
 

@@ -4,12 +4,11 @@ import copy
 import ctypes
 import threading
 import time
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,9 +16,10 @@ from torch import Tensor
 from autograder.catalogue import Misconception
 from autograder.compare import Difference
 from autograder.drivers.seen import Seen, lending, plain
-from autograder.exercise import Case, Driver, Exercise, Outcome, TooMuchWork
+from autograder.exercise import Case, Driver, Exercise, Outcome
 from autograder.exercises import exercises
-from autograder.source import exercise_function, own_line, own_statements
+from autograder.failure import Failure, TookTooLong, failure_of, line_of
+from autograder.source import exercise_function, own_statements
 
 NOT_ATTEMPTED, WRONG, PASSED = "not attempted", "wrong", "passed"
 
@@ -43,7 +43,8 @@ class Judgement:
 
     Where it is wrong: case, the smallest one that fails; difference, the two values that differ;
     cause, the sentence of the misconception that led there; sure, whether it explains every case;
-    line, the learner's own line that an error came from; stopped, whether it did not end.
+    line, the learner's own line that an error came from; stopped, whether it did not end;
+    misconception, the name of the one whose sentence the cause is.
     """
 
     status: str
@@ -54,11 +55,58 @@ class Judgement:
     sure: bool = True
     line: str | None = None
     stopped: bool = False
+    misconception: str | None = None
 
 
-def judge(exercise: Exercise, attempt: Any, seed: int = 0) -> Judgement:
-    """Judge an attempt on the cases that `seed` draws; tell the smallest that fails."""
-    cases = drawn(exercise, seed)
+class Attempt(Protocol):
+    """An attempt at an exercise, wherever its code runs."""
+
+    def outcomes(
+        self, driver: Driver, cases: Sequence[Case], expected: Sequence[Outcome]
+    ) -> list[Outcome]:
+        """What comes of it, case by case; stopped where it does many times the work expected."""
+
+    def again(self, driver: Driver, case: Case) -> Outcome:
+        """What comes of it now, at a case that it has had before."""
+
+    def has_own_code(self) -> bool:
+        """Whether the learner has written anything where the TODO stood."""
+
+    def line(self, failure: Failure) -> str | None:
+        """The learner's own line that a failure came from."""
+
+
+@dataclass(frozen=True)
+class Here:
+    """An attempt in this process, as a notebook hands it to `check`."""
+
+    exercise: Exercise
+    code: Any
+
+    def outcomes(
+        self, driver: Driver, cases: Sequence[Case], expected: Sequence[Outcome]
+    ) -> list[Outcome]:
+        return run_all(self.exercise, driver, self.code, cases, expected)
+
+    def again(self, driver: Driver, case: Case) -> Outcome:
+        return run(self.exercise, driver, self.code, case, time.monotonic() + SECONDS)
+
+    def has_own_code(self) -> bool:
+        function = exercise_function(self.exercise.path, self.code)
+        lab, path = self.exercise.lab, self.exercise.path
+        return function is not None and bool(own_statements(lab, path, function))
+
+    def line(self, failure: Failure) -> str | None:
+        return line_of(failure, self.exercise.path, self.code)
+
+
+def judge(exercise: Exercise, code: Any, seed: int = 0) -> Judgement:
+    """Judge an attempt in this process on the cases that `seed` draws."""
+    return judged(exercise, Here(exercise, code), drawn(exercise, seed))
+
+
+def judged(exercise: Exercise, attempt: Attempt, cases: list[Case]) -> Judgement:
+    """Judge an attempt on some cases; tell the smallest that fails."""
     judgement = judge_with(exercise, exercise.driver, attempt, cases)
     if judgement.status == WRONG and exercise.as_built is not None and not judgement.stopped:
         as_built = judge_with(exercise, exercise.as_built, attempt, cases, diagnosed=False)
@@ -74,27 +122,27 @@ def drawn(exercise: Exercise, seed: int) -> list[Case]:
 
 
 def judge_with(
-    exercise: Exercise, driver: Driver, attempt: Any, cases: list[Case], diagnosed: bool = True
+    exercise: Exercise, driver: Driver, attempt: Attempt, cases: list[Case], diagnosed: bool = True
 ) -> Judgement:
     expected = run_all(exercise, driver, exercise.reference, cases)
-    if fault := next((outcome.error for outcome in expected if outcome.error), None):
-        raise RuntimeError(f"The reference of {exercise.name} does not run.") from fault
-    got = run_all(exercise, driver, attempt, cases, expected)
-    if (judgement := not_implemented(exercise, attempt, cases, got)) is not None:
+    if fault := next((outcome.failure for outcome in expected if outcome.failure), None):
+        raise RuntimeError(f"The reference of {exercise.name} does not run.") from fault.error
+    got = attempt.outcomes(driver, cases, expected)
+    if (judgement := not_implemented(attempt, cases, got)) is not None:
         return judgement
     for case, mine, theirs in zip(cases, got, expected, strict=True):
         found = difference(exercise, mine, theirs)
         if found is None:
             continue
-        line = own_line(mine.error, attempt, exercise.path) if mine.error else None
+        line = attempt.line(mine.failure) if mine.failure else None
         stopped = any(map(was_stopped, got))
         if stopped or not diagnosed:
             return Judgement(WRONG, found.sentence, case, found, line=line, stopped=stopped)
         known, sure = diagnose(exercise, driver, cases, got, expected)
-        cause = known.sentence if known else None
-        if not (known and sure) and changes_by_itself(exercise, driver, attempt, case, mine):
-            cause, sure = CHANGES_BY_ITSELF, True
-        return Judgement(WRONG, found.sentence, case, found, cause, sure, line)
+        if not (known and sure) and not coincide(exercise, attempt.again(driver, case), mine):
+            return Judgement(WRONG, found.sentence, case, found, CHANGES_BY_ITSELF, True, line)
+        cause, name = (known.sentence, known.name) if known else (None, None)
+        return Judgement(WRONG, found.sentence, case, found, cause, sure, line, misconception=name)
     return Judgement(PASSED, "Right on every case.")
 
 
@@ -126,7 +174,7 @@ def run_all(
 
 def was_stopped(outcome: Outcome) -> bool:
     """Whether an attempt did not come to its end."""
-    return isinstance(outcome.error, (TookTooLong, TooMuchWork))
+    return outcome.failure is not None and outcome.failure.stopped
 
 
 def run(
@@ -153,7 +201,7 @@ def run(
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        return Outcome(error=error, changed=None)
+        return Outcome(failure=failure_of(error, exercise.path, attempt, SECONDS))
     touched = [f"the weights of `{n}`" for n, s in services.items() if not s.untouched()]
     return Outcome(
         tuple(Seen(what, plain(value), where) for what, value, where in seen),
@@ -208,10 +256,6 @@ def torch_as_it_is() -> Iterator[None]:
         torch.set_grad_enabled(grad)
 
 
-class TookTooLong(BaseException):
-    """Stops an attempt that does not end."""
-
-
 @contextmanager
 def deadline(over: float) -> Iterator[None]:
     """Raise TookTooLong in the block when the clock has passed `over`, and until it gives up.
@@ -247,8 +291,8 @@ def deadline(over: float) -> Iterator[None]:
 
 def difference(exercise: Exercise, got: Outcome, expected: Outcome) -> Difference | None:
     """None where the two outcomes agree, else the first difference."""
-    if got.error is not None:
-        return Difference(told(got.error) + what_to_run(exercise, got.error))
+    if got.failure is not None:
+        return Difference(got.failure.told + what_to_run(exercise, got.failure))
     if (found := exercise.compare(got, expected)) is not None:
         return found
     if got.changed == expected.changed:
@@ -259,49 +303,22 @@ def difference(exercise: Exercise, got: Outcome, expected: Outcome) -> Differenc
     )
 
 
-def told(error: BaseException) -> str:
-    """An exception in words."""
-    if isinstance(error, TookTooLong):
-        return f"It was stopped after {SECONDS:.0f} seconds. Does every loop come to its end?"
-    if isinstance(error, TooMuchWork):
-        return str(error)
-    return f"It raised {type(error).__name__}" + (
-        f": {words}" if (words := words_of(error)) else "."
-    )
-
-
-def what_to_run(exercise: Exercise, error: BaseException) -> str:
+def what_to_run(exercise: Exercise, failure: Failure) -> str:
     """What helps where a name is missing that a given cell defines or imports; else nothing."""
-    if not isinstance(error, NameError) or isinstance(error, UnboundLocalError):
+    if failure.missing not in vars(exercise.module):
         return ""
-    if error.name not in vars(exercise.module):
-        return ""
-    return f". `{error.name}` comes from a cell above: run the cells above."
-
-
-def words_of(error: BaseException) -> str:
-    """What an exception says; even its `__str__` may be broken."""
-    try:
-        return str(error).strip()
-    except Exception:
-        return ""
+    return f". `{failure.missing}` comes from a cell above: run the cells above."
 
 
 def not_implemented(
-    exercise: Exercise, attempt: Any, cases: Sequence[Case], got: Sequence[Outcome]
+    attempt: Attempt, cases: Sequence[Case], got: Sequence[Outcome]
 ) -> Judgement | None:
     """The judgement where the exercise's own code raised NotImplementedError."""
-    function = exercise_function(exercise.path, attempt)
     for case, outcome in zip(cases, got, strict=True):
-        if not isinstance(outcome.error, NotImplementedError) or function is None:
+        if outcome.failure is None or not outcome.failure.unwritten:
             continue
-        last = list(traceback.walk_tb(outcome.error.__traceback__))[-1][0]
-        if last.f_code is not function.__code__:
-            continue  # torch's own, or that of another function, which the message names
-        own = own_statements(exercise.lab, exercise.path, function)
-        if own or any(o.error is None for o in got):
-            line = own_line(outcome.error, attempt, exercise.path)
-            return Judgement(WRONG, STILL_RAISES, case, line=line)
+        if attempt.has_own_code() or any(o.failure is None for o in got):
+            return Judgement(WRONG, STILL_RAISES, case, line=attempt.line(outcome.failure))
         return Judgement(NOT_ATTEMPTED, NOTHING_YET)
     return None
 
@@ -322,18 +339,22 @@ def diagnose(
     top: then one is likely that coincides on the smallest case that fails, and on most of the cases
     in which it goes wrong itself, two at least.
     """
-    pairs = list(zip(got, expected, strict=True))
-    smallest = next(i for i, pair in enumerate(pairs) if difference(exercise, *pair))
+    wrong = [difference(exercise, *both) for both in zip(got, expected, strict=True)]
+    smallest = next(i for i, found in enumerate(wrong) if found)
+    upto = smallest + 1
     likely, most = None, 1
     for misconception in exercise.misconceptions:
-        for wrong in misconception.attempts():
-            theirs = run_all(exercise, driver, wrong, cases, expected)
+        for code in misconception.attempts():
+            theirs = run_all(exercise, driver, code, cases[:upto], expected[:upto])
+            if not coincide(exercise, got[smallest], theirs[smallest]):
+                continue  # as most do, and the other cases need not run
+            theirs += run_all(exercise, driver, code, cases[upto:], expected[upto:])
             same = [coincide(exercise, g, t) for g, t in zip(got, theirs, strict=True)]
             if all(same):
                 return misconception, True
             fails = [difference(exercise, t, e) for t, e in zip(theirs, expected, strict=True)]
             explained = [s for s, failed in zip(same, fails, strict=True) if failed]
-            if same[smallest] and most < sum(explained) and len(explained) <= 2 * sum(explained):
+            if most < sum(explained) and len(explained) <= 2 * sum(explained):
                 likely, most = misconception, sum(explained)
     return likely, False
 
@@ -341,16 +362,8 @@ def diagnose(
 def coincide(exercise: Exercise, got: Outcome, theirs: Outcome) -> bool:
     """Whether two wrong outcomes are the same one. Two mistakes may raise the same type of error,
     and few the same words."""
-    if got.error is None and theirs.error is None:
+    if got.failure is None and theirs.failure is None:
         return difference(exercise, got, theirs) is None
-    if got.error is None or theirs.error is None:
+    if got.failure is None or theirs.failure is None:
         return False
-    return told(got.error) == told(theirs.error)
-
-
-def changes_by_itself(
-    exercise: Exercise, driver: Driver, attempt: Any, case: Case, got: Outcome
-) -> bool:
-    """Whether the attempt now does something else with the same case."""
-    again = run(exercise, driver, attempt, case, time.monotonic() + SECONDS)
-    return not coincide(exercise, again, got)
+    return got.failure.told == theirs.failure.told

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from autograder.exercise import TooMuchWork
+from autograder.failure import TooMuchWork
 from gpt import GPTConfig, GPTLMHead
 
 # By a part of the weight's name, times 1/sqrt(inputs); 1 for the others. With these, greedy output

@@ -16,7 +16,7 @@ import torch
 
 from autograder import judge as judge_module
 from autograder.exercise import Exercise
-from autograder.judge import NOT_ATTEMPTED, PASSED, WRONG, coincide, judge, judge_with
+from autograder.judge import NOT_ATTEMPTED, PASSED, WRONG, Here, coincide, judge, judge_with
 from autograder.reference import ROOT, lab_module
 from tests.common.attempts import with_method
 from tests.common.trials import (
@@ -207,6 +207,7 @@ def test_whatever_is_returned_is_judged_with_a_sentence(exercise: Exercise, soon
 
         if isinstance(exercise.reference, type):
             attempt = with_method(exercise.reference, exercise.name, attempt)
-        found = judge_with(exercise, exercise.driver, attempt, trial.cases, diagnosed=False)
+        here = Here(exercise, attempt)
+        found = judge_with(exercise, exercise.driver, here, trial.cases, diagnosed=False)
         assert found.status == WRONG, name
         assert len(found.message) > 10, name

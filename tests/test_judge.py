@@ -18,13 +18,13 @@ import torch
 from autograder import judge as judge_module
 from autograder.drivers.seen import Seen, Strange, lending, plain
 from autograder.exercises import exercises
+from autograder.failure import TookTooLong
 from autograder.judge import (
     CHANGES_BY_ITSELF,
     NOT_ATTEMPTED,
     PASSED,
     STILL_RAISES,
     WRONG,
-    TookTooLong,
     changed_part,
     deadline,
     judge,

@@ -11,7 +11,8 @@ import torch
 from autograder.draws import LAYERS, draw, lend_model, normal, prompt_list
 from autograder.drivers import paged_attention as drivers
 from autograder.drivers.paged_attention import Step
-from autograder.exercise import Case, Exercise, TooMuchWork
+from autograder.exercise import Case, Exercise
+from autograder.failure import TooMuchWork
 from gpt import GPTConfig
 from solutions import paged_attention as reference
 from solutions.kv_cache import CachedLMHead

@@ -1,0 +1,79 @@
+"""What grading one submission came to: plain data, so that it can be kept, sent and compared."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What one exercise earned, and why.
+
+    status: "passed", "wrong" or "not attempted". paragraphs: the likely cause where one is known,
+    then what was found. rows: labelled values, the smallest failing case among them.
+    misconception: the name of the one that explains every case. reread: where in the lesson to look
+    again. seconds: of processor time, all that the attempt took.
+    """
+
+    exercise: str
+    points: float
+    most: float
+    status: str
+    paragraphs: tuple[str, ...]
+    rows: tuple[tuple[str, str], ...] = ()
+    misconception: str | None = None
+    reread: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one submission of a lab earned.
+
+    submission: the SHA-256 of what was handed in. remarks: what concerns all of it, such as why it
+    could not be read. limits: those that held while its code ran, in words. sandboxed: whether it
+    ran in a sandbox. version: of the course. secret: the id of the secret that its cases came from.
+    """
+
+    student: str
+    lab: str
+    submission: str
+    marks: tuple[Mark, ...]
+    remarks: tuple[str, ...]
+    limits: tuple[str, ...]
+    sandboxed: bool
+    version: str
+    secret: str
+    seconds: float = 0.0
+
+    @property
+    def points(self) -> float:
+        return sum(mark.points for mark in self.marks)
+
+    @property
+    def most(self) -> float:
+        return sum(mark.most for mark in self.marks)
+
+    def mark(self, exercise: str) -> Mark:
+        return next(mark for mark in self.marks if mark.exercise == exercise)
+
+
+def to_json(result: Result) -> str:
+    return json.dumps(asdict(result), indent=1)
+
+
+def from_json(text: str) -> Result:
+    found: Mapping[str, Any] = json.loads(text)
+    marks = tuple(
+        Mark(
+            **{
+                **mark,
+                "paragraphs": tuple(mark["paragraphs"]),
+                "rows": tuple((label, value) for label, value in mark["rows"]),
+            }
+        )
+        for mark in found["marks"]
+    )
+    lists = {name: tuple(found[name]) for name in ("remarks", "limits")}
+    return Result(**{**found, **lists, "marks": marks})
