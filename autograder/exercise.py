@@ -35,7 +35,12 @@ class Case:
 
 
 class Service(Protocol):
-    """What the trusted side lends a driver for one case: a model whose work is counted, say."""
+    """What the trusted side lends a driver for one case: a model whose work is counted, say.
+
+    lends: the names that an attempt may read, set or call, "" for the thing itself.
+    """
+
+    lends: frozenset[str]
 
     def counts(self) -> dict[str, int]:
         """The work that it has done, by what was counted ("forward calls")."""

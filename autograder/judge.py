@@ -15,7 +15,7 @@ from torch import Tensor
 
 from autograder.catalogue import Misconception
 from autograder.compare import Difference
-from autograder.drivers.seen import Seen, lending, plain
+from autograder.drivers.seen import Seen, lending, plain, torch_as_it_is
 from autograder.exercise import Case, Driver, Exercise, Outcome
 from autograder.exercises import exercises
 from autograder.failure import Failure, TookTooLong, failure_of, line_of
@@ -192,8 +192,8 @@ def run(
     """
     data = copy.deepcopy(dict(case.data))
     services = exercise.services(data)
-    for name, counts in (work or {}).items():
-        services[name].limit({n: TIMES_THE_WORK * most + MORE_WORK for n, most in counts.items()})
+    for name, counts in limited(work or {}).items():
+        services[name].limit(counts)
     functions = lent(exercise)  # here: an error in a lab's module is none of the attempt's
     try:
         with torch_as_it_is(), lending(attempt, functions), deadline(over):
@@ -208,6 +208,14 @@ def run(
         {name: service.counts() for name, service in services.items()},
         changed=next(iter(touched), changed_part(data, dict(case.data))),
     )
+
+
+def limited(work: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
+    """At how much work of each service an attempt is stopped, where so much is expected."""
+    return {
+        service: {what: TIMES_THE_WORK * most + MORE_WORK for what, most in counts.items()}
+        for service, counts in work.items()
+    }
 
 
 @cache
@@ -236,24 +244,6 @@ def changed_part(now: Any, before: Any, path: str = "") -> str | None:
     if len(now) != len(before):
         return f"`{path}`"
     return next((found for p, n, b in parts if (found := changed_part(n, b, p))), None)
-
-
-@contextmanager
-def torch_as_it_is() -> Iterator[None]:
-    """Put back what an attempt may change for everybody: defaults, and the random state."""
-    dtype, device, state = (
-        torch.get_default_dtype(),
-        torch.get_default_device(),
-        torch.get_rng_state(),
-    )
-    grad = torch.is_grad_enabled()
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(dtype)
-        torch.set_default_device(None if device.type == "cpu" else device)
-        torch.set_rng_state(state)
-        torch.set_grad_enabled(grad)
 
 
 @contextmanager

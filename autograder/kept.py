@@ -16,7 +16,8 @@ from autograder.exercise import Exercise
 from autograder.exercises import exercises
 from autograder.judge import PASSED, judge
 from autograder.reference import ROOT, fresh_copy
-from autograder.source import definition, function_of, global_names, name_of
+from autograder.sandbox.notebook import global_names
+from autograder.source import definition, function_of, name_of
 
 NO_SOURCE = "# This exercise passed, but its source could not be found.\n"
 

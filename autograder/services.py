@@ -1,8 +1,6 @@
 """What the trusted side lends a driver: small models with random weights, whose work is counted."""
 
-import copy
-from collections.abc import Callable, Iterator, Mapping
-from types import SimpleNamespace
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,34 +8,29 @@ from jaxtyping import Int
 from torch import Tensor
 
 from autograder.failure import TooMuchWork
+from autograder.sandbox.shown import ShownModel
 from gpt import GPTConfig, GPTLMHead
 
 # By a part of the weight's name, times 1/sqrt(inputs); 1 for the others. With these, greedy output
 # varies, and every wrong position and every hidden prefix that we tried changed it.
 SCALES = {"wpe": 2.0, "c_attn": 3.0, "attn.c_proj": 8.0, "mlp.c_proj": 4.0}
 
+MOST_TOKENS = 1024  # of one forward; the cases have some hundred
+
 FORWARDS, TOKENS = "forward calls", "tokens computed"
 
 
-class CountedModel:
-    """A model as an exercise sees it: what a loop may ask of it, and a count of its work.
+class CountedModel(ShownModel):
+    """A model whose work is counted on this side, where an attempt can't change the counts."""
 
-    Called as the model is, model(inputs, position_ids), with a kv_cache behind them where the model
-    takes one. Its embeddings are copies. The counts stand on this side, where an attempt can't
-    change them.
-    """
-
-    training = False
+    lends = frozenset({""})  # that it can be called
 
     def __init__(self, model: Any) -> None:
-        self.config: GPTConfig = model.config
+        own = model.transformer
+        super().__init__(model.config, own.wte.weight, own.wpe.weight)
         self._model = model
         self._forwards = self._tokens = 0
         self._most: Mapping[str, int] = {}
-        own = model.transformer
-        self.transformer = SimpleNamespace(
-            wte=copy.deepcopy(own.wte), wpe=copy.deepcopy(own.wpe), h=range(len(own.h))
-        )
 
     def __call__(
         self,
@@ -46,8 +39,11 @@ class CountedModel:
         *kv_cache: Any,
         **named_kv_cache: Any,
     ) -> Any:
+        tokens = inputs.numel() if isinstance(inputs, Tensor) else 0
+        if tokens > MOST_TOKENS:
+            raise TooMuchWork(f"It was stopped at a forward over {tokens:,} tokens.")
         self._forwards += 1
-        self._tokens += inputs.numel() if isinstance(inputs, Tensor) else 0
+        self._tokens += tokens
         for what, most in self._most.items():
             if self.counts()[what] > most:
                 raise TooMuchWork(
@@ -57,21 +53,6 @@ class CountedModel:
         with torch.no_grad():
             return self._model(inputs, position_ids, *kv_cache, **named_kv_cache)
 
-    forward = __call__
-
-    def eval(self) -> "CountedModel":
-        return self
-
-    def to(self, *device: Any, **named: Any) -> "CountedModel":
-        return self
-
-    def train(self, mode: bool = True) -> "CountedModel":
-        return self
-
-    def parameters(self) -> Iterator[Tensor]:
-        yield from self.transformer.wte.parameters()
-        yield from self.transformer.wpe.parameters()
-
     def counts(self) -> dict[str, int]:
         return {FORWARDS: self._forwards, TOKENS: self._tokens}
 
@@ -80,10 +61,13 @@ class CountedModel:
 
     def untouched(self) -> bool:
         own = self._model.transformer
-        return all(
-            torch.equal(shown.weight, real.weight)
-            for shown, real in [(self.transformer.wte, own.wte), (self.transformer.wpe, own.wpe)]
-        )
+        pairs = zip(self.embeddings(), [own.wte.weight, own.wpe.weight], strict=True)
+        return all(torch.equal(shown, real) for shown, real in pairs)
+
+
+def public_names(thing: Any) -> frozenset[str]:
+    """The names of an object that whoever borrows it may use."""
+    return frozenset(name for name in dir(thing) if not name.startswith("_"))
 
 
 def random_weights(config: GPTConfig, seed: int) -> dict[str, Tensor]:

@@ -3,9 +3,7 @@
 import ast
 import inspect
 import linecache
-import symtable
 import traceback
-from collections.abc import Iterator
 from types import FunctionType
 from typing import Any
 
@@ -123,16 +121,3 @@ def function_node(function: FunctionType) -> ast.FunctionDef | None:
 
 def is_docstring(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-
-
-def global_names(source: str) -> list[str]:
-    """The global names that a piece of source refers to, sorted."""
-
-    def names(table: symtable.SymbolTable) -> Iterator[str]:
-        for symbol in table.get_symbols():
-            if symbol.is_referenced() and (symbol.is_global() or table.get_type() == "module"):
-                yield symbol.get_name()
-        for child in table.get_children():
-            yield from names(child)
-
-    return sorted(set(names(symtable.symtable(source, "kept", "exec"))))

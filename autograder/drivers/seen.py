@@ -130,3 +130,21 @@ def lending(attempt: Any, lent: Mapping[str, Any]) -> Iterator[None]:
         yield
     finally:
         notebook.update(own)
+
+
+@contextmanager
+def torch_as_it_is() -> Iterator[None]:
+    """Put back what an attempt may change for everybody: defaults, and the random state."""
+    dtype, device, state = (
+        torch.get_default_dtype(),
+        torch.get_default_device(),
+        torch.get_rng_state(),
+    )
+    grad = torch.is_grad_enabled()
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.set_default_device(None if device.type == "cpu" else device)
+        torch.set_rng_state(state)
+        torch.set_grad_enabled(grad)

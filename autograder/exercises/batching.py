@@ -21,6 +21,7 @@ from autograder.draws import (
 )
 from autograder.drivers import batching as drivers
 from autograder.exercise import Case, Exercise
+from autograder.services import public_names
 from gpt import GPTConfig
 from solutions import batching as reference
 from solutions.kv_cache import CachedLMHead
@@ -387,6 +388,8 @@ def step_cases(generator: torch.Generator) -> list[Case]:
 
 class LentCache(reference.SlotCache):
     """The reference's cache, lent to a batcher whose own may be wrong."""
+
+    lends = public_names(reference.SlotCache(LOOP, 1, 1))
 
     def counts(self) -> dict[str, int]:
         return {}

@@ -13,6 +13,7 @@ from autograder.drivers import paged_attention as drivers
 from autograder.drivers.paged_attention import Step
 from autograder.exercise import Case, Exercise
 from autograder.failure import TooMuchWork
+from autograder.services import public_names
 from gpt import GPTConfig
 from solutions import paged_attention as reference
 from solutions.kv_cache import CachedLMHead
@@ -314,13 +315,15 @@ class LentManager(reference.BlockManager):
     raises: the attempt's own OutOfBlocks, which it may want to catch.
     """
 
+    lends = public_names(reference.BlockManager(1, 1)) | {"raises"}
+
     def __init__(self, num_blocks: int, block_size: int, state: Mapping[str, Any]) -> None:
         super().__init__(num_blocks, block_size)
         self.tables = {request: list(table) for request, table in state["tables"].items()}
         self.lengths, self.ref_counts = dict(state["lengths"]), list(state["ref_counts"])
         self.free_blocks = deque(state["free_blocks"])
         self.raises: Callable[..., BaseException] | None = None
-        self.asked, self.most = 0, math.inf
+        self._asked, self._most = 0, math.inf
 
     def take_block(self) -> int:
         try:
@@ -329,16 +332,16 @@ class LentManager(reference.BlockManager):
             raise (self.raises or reference.OutOfBlocks)(str(error)) from None
 
     def can_append(self, request_id: int) -> bool:
-        self.asked += 1
-        if self.asked > self.most:
-            raise TooMuchWork(f"It was stopped after {self.most} {ASKED}. Does every loop end?")
+        self._asked += 1
+        if self._asked > self._most:
+            raise TooMuchWork(f"It was stopped after {self._most} {ASKED}. Does every loop end?")
         return super().can_append(request_id)
 
     def counts(self) -> dict[str, int]:
-        return {ASKED: self.asked}
+        return {ASKED: self._asked}
 
     def limit(self, counts: Mapping[str, int]) -> None:
-        self.most = counts[ASKED]
+        self._most = counts[ASKED]
 
     def untouched(self) -> bool:
         return True

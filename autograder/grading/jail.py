@@ -1,0 +1,398 @@
+"""The sandbox that a student's code runs in: bubblewrap, limits, and a filter of system calls.
+
+Inside there is no network, no file but the system's and the few that an attempt needs, and nobody
+else: namespaces of its own for users, processes, memory and network. Which walls hold differs by
+machine; `limits` says in words which do, and every report repeats it.
+"""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+from autograder.lesson import lessons
+from autograder.reference import ROOT, SOLUTIONS
+
+COURSE = Path("/course")  # in the sandbox
+NOBODY = 65534
+GIB = 1 << 30
+START = 120  # seconds, on a machine however busy
+ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "HOME": "/tmp",
+    "USER": "student",
+    "LANG": "C.UTF-8",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONHASHSEED": "0",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+WORKER = (sys.executable, "-P", "-m", "autograder.sandbox.worker")
+# What a student's code has no business with. Whatever else there is, the namespaces stand before.
+FORBIDDEN = (
+    *("ptrace", "process_vm_readv", "process_vm_writev", "kcmp", "pidfd_getfd"),
+    *("bpf", "perf_event_open", "userfaultfd", "io_uring_setup", "io_uring_enter"),
+    *("mount", "umount2", "pivot_root", "chroot", "unshare", "setns", "fsopen", "open_tree"),
+    *("keyctl", "add_key", "request_key", "open_by_handle_at", "name_to_handle_at"),
+    *("init_module", "finit_module", "delete_module", "kexec_load", "reboot", "swapon"),
+    *("personality", "acct", "quotactl", "syslog", "vhangup", "memfd_secret"),
+)
+
+
+class JailError(RuntimeError):
+    """Why a student's code can't be run here, and what to do."""
+
+
+@dataclass
+class Jail:
+    """How attempts are shut in.
+
+    seconds: of processor time for one exercise; budget: for a submission, after which every further
+    exercise has only a fifth of `seconds`. memory: bytes, for one process and, where a cgroup can
+    be made, for all together. processes: at most so many. sandboxed: False runs an attempt as an
+    ordinary process of yours, which can read and write whatever you can.
+    """
+
+    seconds: float = 10.0
+    budget: float = 40.0
+    memory: int = 3 * GIB
+    processes: int = 48
+    sandboxed: bool = True
+    stages: dict[str, Path] = field(default_factory=dict, repr=False)
+
+    def __enter__(self) -> Self:
+        """Raises JailError where no sandbox can be had."""
+        self.folder = Path(tempfile.mkdtemp(prefix="inference-grader-"))
+        self.folder.chmod(0o755)
+        try:
+            self.limits  # noqa: B018  (tries the walls out)
+        except BaseException:
+            shutil.rmtree(self.folder)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    # ------------------------------------------------------------------------------ what it offers
+
+    def start(self, lab: str) -> "Sandbox":
+        """A fresh sandbox with what an attempt at this lab may see."""
+        return Sandbox(self, lab)
+
+    @property
+    def resources(self) -> dict[str, int]:
+        """What one process may use at most, by the names of `resource`."""
+        found = {
+            "RLIMIT_FSIZE": 64 << 20,
+            "RLIMIT_NOFILE": 128,
+            "RLIMIT_CORE": 0,
+            "RLIMIT_CPU": int(3 * self.seconds) + 5,
+        }
+        if sys.platform == "linux":  # elsewhere it counts all the user's own, or isn't obeyed
+            found |= {"RLIMIT_AS": self.memory, "RLIMIT_NPROC": self.processes}
+        return found
+
+    @cached_property
+    def limits(self) -> tuple[str, ...]:
+        """The walls that hold on this machine, in words."""
+        fifth = "for a submission before these are cut to a fifth"
+        ordinary = (
+            f"{self.seconds:.0f} s of processor time for an exercise, {self.budget:.0f} s {fifth}",
+            f"{self.memory / GIB:.0f} GiB of memory for a process",
+        )
+        if not self.sandboxed:
+            return ("no sandbox: the code ran as an ordinary process of the grader's", *ordinary)
+        nobody = "as nobody" if self.as_whom == NOBODY else "without any rights of its user's"
+        together = f"{self.memory / GIB:.0f} GiB and {self.processes} processes for all together"
+        return (
+            f"bubblewrap: no network, no other files, namespaces of its own, {nobody}",
+            "a filter of system calls (seccomp)" if self.filter else "no filter of system calls",
+            *ordinary,
+            f"{together} (cgroup)" if cgroups() else "no cgroup: no limit for all together",
+        )
+
+    # ------------------------------------------------------------------------- what it is made of
+
+    def stage(self, lab: str) -> Path:
+        """A folder with the code that an attempt at this lab may see; no answer is in it."""
+        if lab not in self.stages:
+            self.stages[lab] = staged(lab, self.folder / lab)
+        return self.stages[lab]
+
+    @cached_property
+    def as_whom(self) -> int | None:
+        """The user to run bubblewrap as, where that is another one; tries it out."""
+        if shutil.which("bwrap") is None:
+            raise JailError(
+                "Grading needs bubblewrap, which shuts in what students wrote, and there is no "
+                "`bwrap` here. Install it (Debian and Ubuntu: apt install bubblewrap). Where you "
+                "trust every line of every submission: --unsandboxed."
+            )
+        first = next(iter(lessons()))
+        candidates = [NOBODY, None] if hasattr(os, "geteuid") and os.geteuid() == 0 else [None]
+        said = ""
+        for user in candidates:
+            self.__dict__["as_whom"] = user
+            try:
+                self.start(first).close()
+                return user
+            except JailError as error:
+                said = str(error)
+        del self.__dict__["as_whom"]
+        raise JailError(
+            f"bubblewrap is here and could not make a sandbox: {said} Are user namespaces switched "
+            "off? Where you trust every line of every submission: --unsandboxed."
+        )
+
+    @cached_property
+    def filter(self) -> bytes:
+        """The seccomp program; empty where there is no libseccomp."""
+        try:
+            import pyseccomp
+        except (ImportError, OSError, RuntimeError):
+            return b""
+        rules = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
+        for name in FORBIDDEN:
+            with suppress(OSError, ValueError, RuntimeError):  # not every kernel knows every call
+                rules.add_rule(pyseccomp.ERRNO(1), name)
+        new_user = pyseccomp.Arg(0, pyseccomp.MASKED_EQ, 0x10000000, 0x10000000)  # CLONE_NEWUSER
+        rules.add_rule(pyseccomp.ERRNO(1), "clone", new_user)
+        rules.add_rule(pyseccomp.ERRNO(38), "clone3")  # its flags can't be read; libc does without
+        not_local = pyseccomp.Arg(0, pyseccomp.NE, socket.AF_UNIX)
+        rules.add_rule(pyseccomp.ERRNO(1), "socket", not_local)
+        with tempfile.TemporaryFile() as file:
+            rules.export_bpf(file)
+            file.seek(0)
+            return file.read()
+
+
+def staged(lab: str, folder: Path) -> Path:
+    """Copy what an attempt at this lab may see: the drivers and the solutions of earlier labs."""
+    labs = list(lessons())
+    hidden = {f"{name}.py" for name in labs[labs.index(lab) :]}
+    own = ROOT / "autograder"
+    files = [ROOT / "gpt.py", own / "__init__.py"]
+    files += [path for path in SOLUTIONS.glob("*.py") if path.name not in hidden]
+    files += [own / "failure.py", own / "source.py", own / "reference.py"]
+    files += [*(own / "sandbox").glob("*.py")]
+    files += [own / "drivers" / name for name in ("__init__.py", "seen.py", f"{lab}.py")]
+    for path in files:
+        target = folder / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+        target.chmod(0o644)
+    (folder / "models").mkdir()
+    for path in [folder, *(p for p in folder.rglob("*") if p.is_dir())]:
+        path.chmod(0o755)
+    return folder
+
+
+def system_folders() -> Iterator[tuple[str, str, str]]:
+    """How bubblewrap shows the system and this Python, read-only."""
+    yield "--ro-bind", "/usr", "/usr"
+    for name in ("/bin", "/sbin", "/lib", "/lib32", "/lib64"):
+        path = Path(name)
+        if path.is_symlink():
+            yield "--symlink", os.readlink(path), name
+        elif path.is_dir():
+            yield "--ro-bind", name, name
+    yield "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"
+    prefixes = {Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)}
+    packages = {Path(p).resolve() for p in sys.path if p.endswith("-packages") and Path(p).is_dir()}
+    for prefix in sorted(prefixes | packages):
+        if prefix != Path("/usr") and not prefix.is_relative_to("/usr"):
+            yield "--ro-bind", str(prefix), str(prefix)
+
+
+class Sandbox:
+    """A running sandbox. It tries exercises one after the other, each in a process of its own."""
+
+    def __init__(self, jail: Jail, lab: str) -> None:
+        self.control, theirs = socket.socketpair()
+        self.control.settimeout(START)
+        self.scratch: Path | None = None
+        self.group: list[Path] = []
+        self.log = tempfile.TemporaryFile()  # noqa: SIM115  (what is said of a start that fails)
+        with theirs:
+            start = self.shut_in if jail.sandboxed else self.at_large
+            self.process = start(jail, lab, theirs.fileno())
+        self.root = psutil.Process(self.process.pid)
+        self.expect(b"ready")
+
+    def shut_in(self, jail: Jail, lab: str, control: int) -> subprocess.Popen:
+        release, block = os.pipe()
+        info, tell = os.pipe()
+        passed = [control, release, tell]
+        command = ["bwrap", "--unshare-all", "--unshare-user", "--disable-userns"]
+        command += ["--uid", str(NOBODY), "--gid", str(NOBODY), "--hostname", "sandbox"]
+        command += ["--die-with-parent", "--new-session", "--as-pid-1", "--cap-drop", "ALL"]
+        command += ["--clearenv"]
+        for name, value in {**ENVIRONMENT, "PYTHONPATH": str(COURSE)}.items():
+            command += ["--setenv", name, value]
+        for bind in system_folders():
+            command += bind
+        command += ["--ro-bind", str(jail.stage(lab)), str(COURSE)]
+        command += ["--ro-bind", str(ROOT / "models"), str(COURSE / "models")]
+        command += ["--proc", "/proc", "--dev", "/dev"]
+        for folder in ("/tmp", "/dev/shm"):
+            command += ["--size", str(256 << 20), "--tmpfs", folder]
+        command += ["--chdir", "/tmp", "--block-fd", str(release), "--info-fd", str(tell)]
+        if jail.filter:
+            rules = os.memfd_create("rules")
+            os.write(rules, jail.filter)
+            os.lseek(rules, 0, os.SEEK_SET)
+            passed.append(rules)
+            command += ["--seccomp", str(rules)]
+        command += ["--", *WORKER, str(control), "/tmp", lab]
+        user = jail.as_whom
+        process = subprocess.Popen(
+            command,
+            pass_fds=passed,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self.log,
+            cwd="/",
+            user=user,
+            group=user,
+            extra_groups=None if user is None else [],
+        )
+        for descriptor in passed[1:]:
+            os.close(descriptor)
+        with os.fdopen(info) as file:
+            said = file.read()
+        if said:
+            inside = json.loads(said)["child-pid"]
+            self.group = grouped(jail, [process.pid, inside])
+        with suppress(BrokenPipeError):
+            os.write(block, b"go")
+        os.close(block)
+        return process
+
+    def at_large(self, jail: Jail, lab: str, control: int) -> subprocess.Popen:
+        self.scratch = Path(tempfile.mkdtemp(prefix="inference-attempt-"))
+        return subprocess.Popen(
+            [*WORKER, str(control), str(self.scratch), lab],
+            pass_fds=[control],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self.log,
+            cwd=self.scratch,
+            env={**ENVIRONMENT, "PYTHONPATH": str(jail.stage(lab))},
+            start_new_session=True,
+        )
+
+    # --------------------------------------------------------------------------------- exercises
+
+    def begin(self) -> socket.socket:
+        """A wire to a fresh process for one exercise."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(self.control, [b"run"], [theirs.fileno()])
+        return ours
+
+    def end(self) -> float:
+        """Everything of that exercise is gone; the processor time that it took, in seconds."""
+        self.control.sendall(b"end")
+        try:
+            return float(json.loads(self.control.recv(1024))["seconds"])
+        except (OSError, ValueError, KeyError):
+            raise JailError("The sandbox is gone.") from None
+
+    def used(self) -> float:
+        """Processor seconds of all that has run in here."""
+        total = 0.0
+        with suppress(psutil.Error):
+            for process in [self.root, *self.root.children(recursive=True)]:
+                with suppress(psutil.Error):
+                    total += sum(process.cpu_times()[:4])
+        return total
+
+    def expect(self, message: bytes) -> None:
+        try:
+            found = self.control.recv(64)
+        except OSError:
+            found = b""
+        if found != message:
+            self.close()
+            self.log.seek(0)
+            said = self.log.read(4000).decode(errors="replace").strip().splitlines()
+            raise JailError(f"The process in the sandbox did not start: {' '.join(said[-1:])}")
+
+    def close(self) -> None:
+        """Whatever runs in here, and whatever it left behind, is gone."""
+        self.control.close()
+        with suppress(ProcessLookupError):
+            self.process.kill()  # with it the first process of the namespace, and so all of it
+        self.process.wait()
+        if self.scratch is not None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            shutil.rmtree(self.scratch, ignore_errors=True)
+        for folder in self.group:
+            removed(folder)
+
+
+# ---------------------------------------------------------------------------------------- cgroups
+
+
+def cgroups() -> list[tuple[Path, str]]:
+    """The folders in which a cgroup can be made, and the file that takes its limit."""
+    top = Path("/sys/fs/cgroup")
+    kinds = [("memory", "memory.limit_in_bytes"), ("pids", "pids.max")]
+    found = [(top / name, limit) for name, limit in kinds if os.access(top / name, os.W_OK)]
+    if found and all((folder / "cgroup.procs").exists() for folder, _ in found):
+        return found
+    enabled = top / "cgroup.subtree_control"  # of version 2
+    if enabled.exists() and os.access(top, os.W_OK):
+        controllers = enabled.read_text().split()
+        files = {"memory": "memory.max", "pids": "pids.max"}
+        return [(top, limit) for name, limit in files.items() if name in controllers]
+    return []
+
+
+def grouped(jail: Jail, processes: list[int]) -> list[Path]:
+    """Put processes into cgroups with limits for all of them together, where that can be done."""
+    made: list[Path] = []
+    for parent, limit in cgroups():
+        folder = parent / f"inference-grader-{processes[0]}"
+        most = jail.processes + 8 if limit.startswith("pids") else jail.memory
+        try:
+            folder.mkdir(exist_ok=True)
+            (folder / limit).write_text(str(most))
+            for process in processes:
+                (folder / "cgroup.procs").write_text(str(process))
+        except OSError:
+            continue
+        made.append(folder)
+    return list(dict.fromkeys(made))
+
+
+def removed(folder: Path) -> None:
+    """Take a cgroup away, whose last processes may need a moment to die."""
+    for _ in range(50):
+        try:
+            folder.rmdir()
+            return
+        except OSError:
+            time.sleep(0.02)

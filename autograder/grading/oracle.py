@@ -1,0 +1,335 @@
+"""Judging one submission: cases from the secret, the code in a sandbox, the comparison out here.
+
+The process that runs a student's code never judges, never holds a reference, a seed or a case
+before its turn, and never touches the gradebook. What comes back from it is data, and is compared
+with what the reference does.
+"""
+
+import itertools
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import torch
+
+from autograder.draws import is_lively, model_seed
+from autograder.drivers.seen import Seen
+from autograder.exercise import Case, Driver, Exercise, Outcome, Service
+from autograder.exercises import exercises
+from autograder.failure import Failure, TooMuchWork
+from autograder.grading.jail import Jail, JailError, Sandbox
+from autograder.grading.near import Lent, Near, Stopped, Watch
+from autograder.grading.rebuild import Rebuilt, rebuild
+from autograder.grading.release import heading_of, release_of
+from autograder.grading.results import Mark, Result
+from autograder.grading.secret import secret_id, seed_of
+from autograder.grading.submission import Submission
+from autograder.grading.version import course_version
+from autograder.judge import (
+    NOT_ATTEMPTED,
+    NOTHING_YET,
+    PASSED,
+    WRONG,
+    Judgement,
+    changed_part,
+    judged,
+    lent,
+    limited,
+)
+from autograder.lesson import lessons
+from autograder.sandbox.peer import Gone
+from autograder.sandbox.shown import ShownModel
+from autograder.sandbox.wire import WireError
+from autograder.verdict import rows
+
+TRIALS = 2  # draws of cases for each exercise; an attempt passes if it passes all
+
+
+def grade_one(submission: Submission, secret: bytes, jail: Jail) -> Result:
+    """What a submission earns. It depends on the submission, the secret and the course alone.
+
+    Never raises for what a student handed in; JailError where no sandbox can be had.
+    """
+    began = time.process_time()
+    lesson = lessons()[submission.lab]
+    rebuilt = rebuild(submission, release_of(submission.lab))
+    tried = Trying(submission, rebuilt, secret, jail)
+    with models_of(secret), tried:
+        marks = tuple(
+            tried.mark(exercise) for exercise in exercises().values() if exercise.lab == lesson.lab
+        )
+    return Result(
+        submission.student,
+        submission.lab,
+        submission.sha256,
+        marks,
+        rebuilt.remarks,
+        jail.limits,
+        jail.sandboxed,
+        course_version(),
+        secret_id(secret),
+        time.process_time() - began + sum(mark.seconds for mark in marks),
+    )
+
+
+@contextmanager
+def models_of(secret: bytes) -> Iterator[None]:
+    """In the block, small models have weights that come from the secret."""
+    before = model_seed.set(lively_seed(secret))
+    try:
+        yield
+    finally:
+        model_seed.reset(before)
+
+
+@cache
+def lively_seed(secret: bytes) -> int:
+    for number in itertools.count():
+        seed = seed_of(secret, "models", str(number))
+        before = model_seed.set(seed)
+        try:
+            if is_lively():
+                return seed
+        finally:
+            model_seed.reset(before)
+    raise AssertionError
+
+
+@dataclass
+class Trying:
+    """All exercises of one submission, in as few sandboxes as may be. spent: seconds so far."""
+
+    submission: Submission
+    rebuilt: Rebuilt
+    secret: bytes
+    jail: Jail
+    sandbox: Sandbox | None = None
+    spent: float = 0.0
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        if self.sandbox is not None:
+            self.sandbox.close()
+        self.sandbox = None
+
+    def enter(self) -> Sandbox:
+        if self.sandbox is None:
+            self.sandbox = self.jail.start(self.submission.lab)
+        return self.sandbox
+
+    def mark(self, exercise: Exercise) -> Mark:
+        """Judge one exercise on every draw, until one fails."""
+        judgement, seconds = Judgement(NOT_ATTEMPTED, NOTHING_YET), 0.0
+        if self.rebuilt.attempted(exercise.name):
+            for trial in range(TRIALS):
+                attempt = There(exercise, self)
+                judgement = self.judgement(exercise, attempt, trial)
+                seconds += attempt.seconds
+                if judgement.status != PASSED:
+                    break
+        most = float(exercise.card.points)
+        passed = judgement.status == PASSED
+        return Mark(
+            exercise.name,
+            most if passed else 0.0,
+            most,
+            judgement.status,
+            said(judgement),
+            () if passed else tuple(rows(judgement)),
+            judgement.misconception if judgement.sure else None,
+            "" if passed else heading_of(exercise.name),
+            seconds,
+        )
+
+    def judgement(self, exercise: Exercise, attempt: "There", trial: int) -> Judgement:
+        cases = self.cases(exercise, trial)
+        try:
+            return judged(exercise, attempt, cases)
+        except (JailError, KeyboardInterrupt):
+            raise
+        except Exception as error:  # of the comparison: what came back is like nothing known
+            told = f"What came of it could not be compared ({type(error).__name__}: {error})."
+            return Judgement(WRONG, told)
+
+    def cases(self, exercise: Exercise, trial: int) -> list[Case]:
+        """What this submission is tried on; nobody knows it before, and it is the same each time."""
+        who = self.submission.student, exercise.name, self.submission.sha256, str(trial)
+        for number in itertools.count():
+            seed = seed_of(self.secret, "cases", *who, str(number))
+            try:
+                return exercise.cases(torch.Generator().manual_seed(seed))
+            except RuntimeError:
+                if number == 8:
+                    raise
+        raise AssertionError
+
+
+def said(judgement: Judgement) -> tuple[str, ...]:
+    lead = "Likely cause" if judgement.sure else "Perhaps"
+    cause = [f"{lead}: {judgement.cause}"] if judgement.cause else []
+    return (*cause, judgement.message)
+
+
+# ------------------------------------------------------------------- an attempt in the sandbox
+
+
+@dataclass
+class There:
+    """An attempt in the sandbox. seconds: the processor time that it took."""
+
+    exercise: Exercise
+    trying: Trying
+    seconds: float = field(default=0.0, init=False)
+
+    def outcomes(
+        self, driver: Driver, cases: Sequence[Case], expected: Sequence[Outcome]
+    ) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        for outcome in self.run(driver, cases, expected):
+            outcomes.append(outcome)
+        stopped = outcomes[-1] if outcomes else Outcome(failure=Failure("It never began."))
+        return outcomes + [stopped] * (len(cases) - len(outcomes))
+
+    def again(self, driver: Driver, case: Case) -> Outcome:
+        return self.outcomes(driver, [case], [Outcome()])[0]
+
+    def has_own_code(self) -> bool:
+        return self.trying.rebuilt.attempted(self.exercise.name)
+
+    def line(self, failure: Failure) -> str | None:
+        return failure.line
+
+    def run(
+        self, driver: Driver, cases: Sequence[Case], expected: Sequence[Outcome]
+    ) -> Iterator[Outcome]:
+        """The outcomes, case by case, up to the one at which it is stopped."""
+        trying, jail = self.trying, self.trying.jail
+        seconds = jail.seconds if trying.spent < jail.budget else jail.seconds / 5
+        sandbox = trying.enter()
+        watch = Watch(sandbox, seconds)
+        with sandbox.begin() as connection:
+            near = Near(connection, watch, self.exercise.module)
+            try:
+                yield from self.tried(near, driver, cases, expected, seconds)
+            except (Stopped, TooMuchWork) as error:
+                yield Outcome(failure=Failure(str(error), stopped=True))
+            except Gone:
+                yield Outcome(failure=Failure(GONE, stopped=True))
+            except (WireError, RecursionError) as error:
+                yield Outcome(failure=Failure(f"Its process sent no answer: {error}", stopped=True))
+        try:
+            used = sandbox.end()
+        except JailError:
+            used = seconds
+            trying.leave()
+        self.seconds += used
+        trying.spent += max(used, watch.waited())
+
+    def tried(
+        self,
+        near: Near,
+        driver: Driver,
+        cases: Sequence[Case],
+        expected: Sequence[Outcome],
+        seconds: float,
+    ) -> Iterator[Outcome]:
+        exercise = self.exercise
+        near.send(
+            "order",
+            {
+                "lab": exercise.lab,
+                "path": exercise.path,
+                "attempt": exercise.attempt_name,
+                "is_class": isinstance(exercise.reference, type),
+                "driver": driver.__name__,
+                "cells": self.trying.rebuilt.cells_before(exercise.name),
+                "lent": {name: near.share(Lent(f)) for name, f in lent(exercise).items()},
+                "limits": self.trying.jail.resources,
+                "seconds": seconds,
+            },
+        )
+        kind, content = near.receive()
+        if kind == "failed":
+            yield Outcome(failure=failed(content))
+            return
+        for case, right in zip(cases, expected, strict=True):
+            outcome = outcome_of(near, exercise, case, right)
+            yield outcome
+            if outcome.failure is not None and outcome.failure.stopped:
+                return
+
+
+GONE = (
+    "Its process ended before it had answered: it left Python, crashed, or took more memory than "
+    "there is for it."
+)
+
+
+def outcome_of(near: Near, exercise: Exercise, case: Case, expected: Outcome) -> Outcome:
+    """What comes of one case over there. What is lent for it stays here."""
+    data = dict(case.data)
+    services = exercise.services(data)
+    for name, counts in limited(expected.counts).items():
+        services[name].limit(counts)
+    lending = {name: offered(near, service) for name, service in services.items()}
+    near.send("case", {"data": data, "services": lending})
+    kind, content = near.receive()
+    if kind == "failed":
+        return Outcome(failure=failed(content))
+    seen, after, shown = answered(kind, content)
+    counts = {name: service.counts() for name, service in services.items()}
+    touched = [n for n, s in services.items() if not same_embeddings(s, shown.get(n))]
+    changed = f"the weights of `{touched[0]}`" if touched else changed_part(after, data)
+    return Outcome(seen, counts, changed=changed)
+
+
+def offered(near: Near, service: Service) -> dict[str, Any]:
+    """How the other side comes to what is lent to it."""
+    shown = None
+    if isinstance(service, ShownModel):
+        shown = {"config": asdict(service.config), "embeddings": service.embeddings()}
+    return {"number": near.share(service), "model": shown}
+
+
+def answered(
+    kind: str, content: Any
+) -> tuple[tuple[Seen, ...], dict[str, Any], Mapping[str, Any]]:
+    """What a driver saw, the case's data after it, and the embeddings that it was shown."""
+    if kind != "done" or not isinstance(content, dict):
+        raise WireError(f"an answer is expected, not {kind!r}")
+    seen, after, shown = (content.get(name) for name in ("seen", "data", "shown"))
+    if not isinstance(seen, list) or not isinstance(shown, dict):
+        raise WireError("an answer tells what was seen")
+    records = []
+    for record in seen:
+        if not isinstance(record, list) or len(record) != 3:
+            raise WireError("what was seen is told in records of three")
+        what, value, where = record
+        records.append(Seen(str(what)[:300], value, str(where)[:300]))
+    return tuple(records), after, shown
+
+
+def same_embeddings(service: Service, shown: Any) -> bool:
+    """Whether what came back of a model's embeddings is what was shown of them."""
+    if not isinstance(service, ShownModel):
+        return True
+    return changed_part(shown, [e.detach() for e in service.embeddings()]) is None
+
+
+def failed(content: Any) -> Failure:
+    """A failure as it was told; whoever told it may have made it up, which earns nothing."""
+    if not isinstance(content, dict):
+        raise WireError("a failure is told in words")
+    words = {n: content.get(n) for n in ("told", "missing", "line")}
+    told = {n: word[:2000] if isinstance(word, str) else None for n, word in words.items()}
+    flags = {n: content.get(n) is True for n in ("stopped", "unwritten")}
+    return replace(Failure(told.pop("told") or "It failed."), **told, **flags)

@@ -1,0 +1,28 @@
+"""The released notebook of a lab, which every submission is held against."""
+
+from functools import cache
+
+import nbformat
+from nbformat import NotebookNode
+
+from autograder.lesson import lessons
+from autograder.reference import ROOT
+
+LABS = ROOT / "labs"
+
+
+@cache
+def release_of(lab: str) -> NotebookNode:
+    return nbformat.read(LABS / lessons()[lab].notebook, as_version=4)
+
+
+def heading_of(exercise: str) -> str:
+    """The section of the lesson in which an exercise stands: what to read again."""
+    heading = ""
+    for cell in release_of(exercise.split(".")[0]).cells:
+        if cell.cell_type == "markdown":
+            titles = [line for line in cell.source.splitlines() if line.startswith("## ")]
+            heading = titles[-1].removeprefix("## ") if titles else heading
+        if cell.id == f"check-{exercise.replace('.', '-')}":
+            return heading
+    raise ValueError(f"The released notebook has no check of {exercise}. Run: make labs")

@@ -1,0 +1,1 @@
+"""What runs beside a student's code, and the wire to it. Nothing in here knows an answer."""

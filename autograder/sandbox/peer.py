@@ -1,0 +1,252 @@
+"""Calling objects that live on the other side of a wire.
+
+Each side shares some of its objects by number. To the other they are `Far` ones: to read or call
+something of theirs sends a question, and while a side waits for its answer it answers those of the
+other. So a model over there may call a cache over here.
+"""
+
+import builtins
+import dataclasses
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from autograder.drivers.seen import kind_of, plain
+from autograder.sandbox.wire import LENGTHS, WireError, lengths, packed, unpacked
+
+NESTED = 16  # questions that wait for one another
+Message = tuple[str, Any]  # its kind, and what it says
+
+
+class Gone(ConnectionError):
+    """There is nobody at the other end any more."""
+
+
+class Remote(Exception):
+    """An error that was raised over there. number: of the exception, which they have kept."""
+
+    def __init__(self, number: int, said: str) -> None:
+        super().__init__(said)
+        self.number = number
+
+
+class Peer:
+    """One end of a wire. shared: own objects that the other side may ask, by number."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.shared: list[Any] = []
+        self.waiting = 0  # own questions without an answer
+
+    # ------------------------------------------------------------------------ what differs by side
+
+    def allows(self, thing: Any, verb: str, name: str) -> bool:
+        """Whether the other side may do this with an object of ours."""
+        return True
+
+    def made(self, name: str, fields: dict[str, Any]) -> Any:
+        """What stands here for a record of theirs."""
+        raise WireError(f"nothing is known of the class {name!r}")
+
+    def foreign(self, value: Any) -> dict[str, Any]:
+        """How an object that is no plain data is sent."""
+        return {"strange": kind_of(value)}
+
+    def tick(self) -> None:
+        """Called now and then while the other side says nothing."""
+
+    # ------------------------------------------------------------------------------------ messages
+
+    def send(self, kind: str, content: Any) -> None:
+        left = memoryview(packed([kind, content], self.away))
+        while left:
+            try:
+                left = left[self.connection.send(left) :]
+            except TimeoutError:
+                self.tick()
+            except OSError:
+                raise Gone from None
+
+    def receive(self) -> Message:
+        """The next message that is no question; questions are answered on the way."""
+        while True:
+            header, body = lengths(self.exactly(LENGTHS.size))
+            found = unpacked(self.exactly(header), self.exactly(body), self.home)
+            if not isinstance(found, list) or len(found) != 2 or not isinstance(found[0], str):
+                raise WireError("A message has a kind and a content.")
+            kind, content = found
+            if kind != "ask":
+                return kind, content
+            self.answer(content)
+
+    def exactly(self, size: int) -> bytes:
+        found = bytearray()
+        while len(found) < size:
+            try:
+                part = self.connection.recv(min(size - len(found), 1 << 20))
+            except TimeoutError:
+                self.tick()
+                continue
+            except OSError:
+                raise Gone from None
+            if not part:
+                raise Gone
+            found += part
+        return bytes(found)
+
+    # ----------------------------------------------------------------------------------- questions
+
+    def share(self, thing: Any) -> int:
+        """The number by which the other side may ask for an object from now on."""
+        for number, known in enumerate(self.shared):
+            if known is thing:
+                return number
+        self.shared.append(thing)
+        return len(self.shared) - 1
+
+    def ask(self, number: int, verb: str, name: str, *given: Any) -> Any:
+        """Do something with an object of theirs: "get", "set" or "call"; `name` may be ""."""
+        self.waiting += 1
+        try:
+            if self.waiting > NESTED:
+                raise RecursionError("Calls that wait for one another, too deep.")
+            self.send("ask", [number, verb, name, *given])
+            kind, content = self.receive()
+        finally:
+            self.waiting -= 1
+        if kind == "answer":
+            return content
+        if kind == "raised":
+            raise self.error(*content)
+        raise WireError(f"An answer is expected, not {kind!r}.")
+
+    def answer(self, question: Any) -> None:
+        """Do what is asked; an error goes back as the answer."""
+        try:
+            number, verb, name, *given = question
+            thing = self.shared[number]
+            allowed = isinstance(number, int) and number >= 0 and isinstance(name, str)
+        except (ValueError, TypeError, IndexError) as error:
+            raise WireError(f"This is no question: {error}") from None
+        if not allowed or not self.allows(thing, verb, name):
+            self.send("raised", ["AttributeError", [f"{name!r} can't be asked for."], None])
+            return
+        try:
+            found = self.done(thing, verb, name, given)
+        except (Gone, WireError):
+            raise
+        except Exception as error:
+            self.send("raised", self.told(error))
+            return
+        self.send(*found)
+
+    def done(self, thing: Any, verb: str, name: str, given: list[Any]) -> Message:
+        match verb:
+            case "call":
+                args, kwargs = given
+                return "answer", (getattr(thing, name) if name else thing)(*args, **kwargs)
+            case "set":
+                setattr(thing, name, *given)
+                return "answer", None
+            case "get":
+                value = getattr(thing, name)
+                return ("method", None) if callable(value) else ("answer", value)
+        raise WireError(f"Nothing is known of {verb!r}.")
+
+    def method_or_value(self, number: int, name: str) -> Any:
+        """An attribute of an object of theirs; a method can be called like one."""
+        self.send("ask", [number, "get", name])
+        kind, content = self.receive()
+        if kind == "method":
+            return lambda *args, **kwargs: self.ask(number, "call", name, list(args), kwargs)
+        if kind == "raised":
+            raise self.error(*content)
+        return content
+
+    # -------------------------------------------------------------------------------------- errors
+
+    def told(self, error: Exception) -> list[Any]:
+        """An error as it is sent: its class, what it was made with, and whose it is."""
+        if isinstance(error, Remote):
+            return ["Remote", [], error.number]
+        args = [arg if isinstance(arg, str) else str(plain(arg)) for arg in error.args]
+        return [type(error).__name__, args, None]
+
+    def error(self, name: str, args: list[Any], number: int | None) -> BaseException:
+        """An error that came as an answer: our own again, one of Python's, or a RuntimeError."""
+        if isinstance(number, int) and number in range(len(self.shared)):
+            own = self.shared[number]
+            return own if isinstance(own, BaseException) else WireError("That is no error.")
+        kind = getattr(builtins, str(name), None)
+        words = [str(arg) for arg in args][:4]
+        if isinstance(kind, type) and issubclass(kind, Exception) and not is_picky(kind):
+            return kind(*words)
+        return RuntimeError(f"{name}: {' '.join(words)}")
+
+    # -------------------------------------------------------------------- objects that are no data
+
+    def away(self, value: Any) -> dict[str, Any]:
+        if isinstance(value, Far):
+            return {"yours": value.far_number}
+        fields = fields_of(value)
+        if fields is not None:
+            return {"record": [type(value).__name__, fields]}
+        return self.foreign(value)
+
+    def home(self, kind: str, content: Any) -> Any:
+        match kind, content:
+            case "mine", int():
+                return Far(self, content)
+            case "yours", int() if 0 <= content < len(self.shared):
+                return self.shared[content]
+            case "record", [str() as name, dict() as fields]:
+                if all(isinstance(field, str) and field.isidentifier() for field in fields):
+                    return self.made(name, fields)
+        raise WireError(f"nothing is known of {kind!r}")
+
+
+def is_picky(kind: type[Exception]) -> bool:
+    """Whether an exception can't be made of words alone."""
+    return issubclass(kind, (UnicodeError, ExceptionGroup, SystemError))
+
+
+def fields_of(value: Any) -> dict[str, Any] | None:
+    """The fields of a dataclass or a named tuple; None for anything else."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return dict(zip(value._fields, value, strict=True))
+    return None
+
+
+class Far:
+    """An object of the other side.
+
+    What is set here and can't be sent, a class for instance, stays here.
+    """
+
+    def __init__(self, peer: Peer, number: int) -> None:
+        vars(self).update(far_peer=peer, far_number=number)
+
+    far_peer: Peer
+    far_number: int
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        found = self.far_peer.method_or_value(self.far_number, name)
+        if callable(found) and not isinstance(found, Far):
+            vars(self)[name] = found  # asked for once
+        return found
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if callable(value):
+            vars(self)[name] = value
+        else:
+            self.far_peer.ask(self.far_number, "set", name, value)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.far_peer.ask(self.far_number, "call", "", list(args), kwargs)
+
+
+Function = Callable[..., Any]

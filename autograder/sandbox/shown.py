@@ -1,0 +1,48 @@
+"""What a loop may ask of a model that is lent to it, besides calling it."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+from torch import Tensor, nn
+
+from gpt import GPTConfig
+
+
+class ShownModel:
+    """A model as an attempt sees it: its configuration and copies of its embeddings.
+
+    Called as the model is, model(inputs, position_ids), with a kv_cache behind them where the model
+    takes one.
+    """
+
+    training = False
+
+    def __init__(self, config: GPTConfig, wte: Tensor, wpe: Tensor) -> None:
+        self.config = config
+        embeddings = (nn.Embedding.from_pretrained(weight.clone()) for weight in (wte, wpe))
+        names = dict(zip(("wte", "wpe"), embeddings, strict=True))
+        self.transformer = SimpleNamespace(**names, h=range(config.n_layer))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self(*args, **kwargs)
+
+    def eval(self) -> "ShownModel":
+        return self
+
+    def to(self, *device: Any, **named: Any) -> "ShownModel":
+        return self
+
+    def train(self, mode: bool = True) -> "ShownModel":
+        return self
+
+    def parameters(self) -> Iterator[Tensor]:
+        yield from self.transformer.wte.parameters()
+        yield from self.transformer.wpe.parameters()
+
+    def embeddings(self) -> list[Tensor]:
+        """What it shows of its weights."""
+        return [self.transformer.wte.weight, self.transformer.wpe.weight]

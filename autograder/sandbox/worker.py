@@ -1,0 +1,273 @@
+"""The process in the sandbox: it imports what is slow to import, then forks a child an exercise.
+
+    python -m autograder.sandbox.worker CONTROL SCRATCH LAB
+
+CONTROL is the number of a Unix socket to the oracle, SCRATCH the only folder that can be written.
+For each exercise the oracle sends "run" with one end of a fresh socket; the child talks over that,
+and to nobody else. At the oracle's "end", or when the child has ended, everything that it left
+behind is killed, what it wrote is wiped, and the processor time goes back.
+
+This process never runs a student's code. As the first of its namespace it can't be killed from
+within; it can't be read or traced from there either. It knows no answer, no seed and no other
+student.
+"""
+
+import ctypes
+import json
+import os
+import resource
+import select
+import shutil
+import signal
+import socket
+import sys
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from autograder.drivers.seen import Seen, kind_of, lending, plain, torch_as_it_is
+from autograder.failure import Failure, TookTooLong, failure_of, line_of
+from autograder.sandbox import stand_ins
+from autograder.sandbox.notebook import NotDefined, run_for
+from autograder.sandbox.peer import Far, Gone, Peer, fields_of
+from autograder.sandbox.shown import ShownModel
+from autograder.sandbox.wire import WireError
+from gpt import GPTConfig
+
+PR_SET_DUMPABLE = 4
+
+
+def main(control: socket.socket, scratch: Path, lab: str) -> None:
+    prepare()
+    import_module(f"autograder.drivers.{lab}")
+    control.sendall(b"ready")
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, 3, 1)
+        if message != b"run" or len(descriptors) != 1:
+            return
+        pid = os.fork()
+        if pid == 0:
+            control.close()
+            child(socket.socket(fileno=descriptors[0]), scratch)
+        os.close(descriptors[0])
+        wait_for_end(control, pid)
+        control.sendall(json.dumps({"seconds": clean_up(pid, scratch)}).encode())
+
+
+def prepare() -> None:
+    torch.set_num_threads(1)
+    stand_ins.put_in_place()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def wait_for_end(control: socket.socket, pid: int) -> None:
+    """Until the oracle says "end". A child that ends by itself takes what it started along."""
+    if hasattr(os, "pidfd_open"):
+        ended = os.pidfd_open(pid)
+        found, _, _ = select.select([control.fileno(), ended], [], [])
+        os.close(ended)
+        if ended in found:
+            kill_all(pid)
+    control.recv(3)
+
+
+def kill_all(pid: int) -> None:
+    """The child, and whatever it left behind."""
+    is_first = os.getpid() == 1  # of the sandbox's own namespace: then all others are the child's
+    with suppress(ProcessLookupError, PermissionError):  # where nobody is left
+        os.kill(-1, signal.SIGKILL) if is_first else os.killpg(pid, signal.SIGKILL)
+
+
+def clean_up(pid: int, scratch: Path) -> float:
+    """Nothing of a child stays; the processor time that it and its own took, in seconds."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    kill_all(pid)
+    while True:
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            break
+        kill_all(pid)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    for folder in [scratch, *([Path("/dev/shm")] if os.getpid() == 1 else [])]:
+        for path in folder.iterdir() if folder.exists() else ():
+            wipe(path)
+    return sum(getattr(after, n) - getattr(before, n) for n in ("ru_utime", "ru_stime"))
+
+
+def wipe(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+# ---------------------------------------------------------------------------------- one exercise
+
+
+def child(connection: socket.socket, scratch: Path) -> NoReturn:
+    """Try an attempt on the cases that come, until nobody asks any more."""
+    try:
+        os.setsid()
+        os.chdir(scratch)
+        serve(Child(connection))
+    except BaseException:
+        pass  # the oracle sees that nobody is there any more
+    os._exit(0)
+
+
+class Child(Peer):
+    """The wire as the attempt's process has it. names: those of the notebook."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__(connection)
+        self.names: dict[str, Any] = {}
+
+    def made(self, name: str, fields: dict[str, Any]) -> Any:
+        """Of the notebook's own class where it has one."""
+        cls = self.names.get(name)
+        return cls(**fields) if isinstance(cls, type) else types.SimpleNamespace(**fields)
+
+    def foreign(self, value: Any) -> dict[str, Any]:
+        return {"mine": self.share(value)}
+
+    def error(self, name: str, args: list[Any], number: int | None) -> BaseException:
+        """Of the notebook's own class where it has one."""
+        cls = self.names.get(name)
+        if number is None and isinstance(cls, type) and issubclass(cls, Exception):
+            return cls(*args)
+        return super().error(name, args, number)
+
+    def told(self, error: Exception) -> list[Any]:
+        """With the number by which it comes back as itself."""
+        return [*super().told(error)[:2], self.share(error)]
+
+
+def serve(peer: Child) -> None:
+    kind, order = peer.receive()
+    limit(order["limits"])
+    try:
+        with processor_time(order["seconds"]):
+            attempt = loaded(peer, order)
+    except NotDefined as error:
+        peer.send("failed", fields_of(Failure(str(error))))
+        return
+    except TookTooLong as error:
+        peer.send(*failed(error, order, None))
+        return
+    driver = getattr(import_module(f"autograder.drivers.{order['lab']}"), order["driver"])
+    functions = {name: Far(peer, number) for name, number in order["lent"].items()}
+    peer.send("ready", None)
+    with processor_time(order["seconds"]):
+        while kind != "end":
+            kind, case = peer.receive()
+            if kind == "case":
+                answer(peer, *tried(peer, driver, attempt, case, functions, order))
+
+
+def answer(peer: Peer, kind: str, content: Any) -> None:
+    try:
+        peer.send(kind, content)
+    except WireError as error:
+        peer.send("failed", fields_of(Failure(f"What came of it can't be looked at. {error}")))
+
+
+def loaded(peer: Child, order: dict[str, Any]) -> Any:
+    """What the notebook defines under the exercise's name."""
+    notebook = types.ModuleType("__main__")
+    sys.modules["__main__"] = notebook
+    peer.names = vars(notebook)
+    run_for(order["attempt"], order["cells"], peer.names)
+    attempt = peer.names[order["attempt"]]
+    if isinstance(attempt, type) is not order["is_class"] or not callable(attempt):
+        kind = "a class" if order["is_class"] else "a function"
+        raise NotDefined(f"`{order['attempt']}` should be {kind}; it is {kind_of(attempt)}.")
+    return attempt
+
+
+def tried(
+    peer: Child,
+    driver: Callable[..., list[Seen]],
+    attempt: Any,
+    case: dict[str, Any],
+    functions: dict[str, Any],
+    order: dict[str, Any],
+) -> tuple[str, Any]:
+    """What came of one case, as a message."""
+    data = case["data"]
+    lent = {name: service(peer, **told) for name, told in case["services"].items()}
+    try:
+        with torch_as_it_is(), lending(attempt, functions):
+            seen = driver(attempt, **data, **lent)
+            records = [[what, plain(value), where] for what, value, where in seen]
+    except Gone:
+        raise
+    except BaseException as error:
+        return failed(error, order, attempt)
+    shown = {n: s.embeddings() for n, s in lent.items() if isinstance(s, ShownModel)}
+    return "done", {"seen": records, "data": plain(data), "shown": plain(shown)}
+
+
+def failed(error: BaseException, order: dict[str, Any], attempt: Any) -> tuple[str, Any]:
+    """What stopped an attempt, as a message."""
+    found = failure_of(error, order["path"], attempt, order["seconds"])
+    line = line_of(found, order["path"], attempt) if attempt is not None else None
+    return "failed", fields_of(replace(found, line=line, error=None))
+
+
+# ------------------------------------------------------------------------------ what is lent to it
+
+
+class FarModel(ShownModel):
+    """A model that computes on the other side, where its work is counted."""
+
+    def __init__(self, far: Far, config: dict[str, Any], embeddings: list[torch.Tensor]) -> None:
+        super().__init__(GPTConfig(**config), *embeddings)
+        self.far_model = far
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.far_model(*args, **kwargs)
+
+
+def service(peer: Peer, number: int, model: dict[str, Any] | None) -> Any:
+    far = Far(peer, number)
+    return far if model is None else FarModel(far, **model)
+
+
+# -------------------------------------------------------------------------------------- its limits
+
+
+def limit(limits: dict[str, int]) -> None:
+    """What one process may use at most, by the names of `resource`."""
+    for name, most in limits.items():
+        kind = getattr(resource, name)
+        _, hard = resource.getrlimit(kind)
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (most, most))
+
+
+@contextmanager
+def processor_time(seconds: float) -> Iterator[None]:
+    """Raise TookTooLong in the block when the processor has worked so long, and until it ends."""
+
+    def stop(*_: object) -> None:
+        raise TookTooLong
+
+    signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds, 0.5)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+if __name__ == "__main__":
+    main(socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2]), sys.argv[3])
