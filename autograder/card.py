@@ -18,14 +18,15 @@ MOST_CHARACTERS = 600  # of a folded text, in a terminal
 
 @dataclass(frozen=True, repr=False)
 class VerdictCard:
-    """A headline with its status, paragraphs (`code` between backticks), labelled values, and a
-    text that is folded away in a notebook."""
+    """A headline with its status, paragraphs (`code` between backticks), labelled values, a text
+    that is folded away in a notebook, and in a graded one the points ("2 of 2 points")."""
 
     name: str
     status: str
     paragraphs: Sequence[str]
     rows: Sequence[tuple[str, str]] = ()
     folded: str = ""
+    points: str = ""
 
     def __repr__(self) -> str:
         width = max((len(label) for label, _ in self.rows), default=0)
@@ -34,7 +35,8 @@ class VerdictCard:
         folded = [
             f"    {line}" for line in self.folded.splitlines() if len(self.folded) < MOST_CHARACTERS
         ]
-        return "\n".join([f"{self.name}: {self.status}", *paragraphs, *rows, *folded])
+        points = f", {self.points}" if self.points else ""
+        return "\n".join([f"{self.name}: {self.status}{points}", *paragraphs, *rows, *folded])
 
     def _repr_html_(self) -> str:
         colour = COLOURS[self.status]
@@ -52,7 +54,9 @@ class VerdictCard:
         return (
             f'<div style="border-left:4px solid {colour};padding:2px 12px;margin:4px 0">'
             f"<div><b>{html.escape(self.name)}</b>: "
-            f'<b style="color:{colour}">{self.status}</b></div>{paragraphs}'
+            f'<b style="color:{colour}">{self.status}</b>'
+            + (f", {html.escape(self.points)}" if self.points else "")
+            + f"</div>{paragraphs}"
             + (f'<table style="{TABLE}">{rows}</table>' if rows else "")
             + (folded if self.folded else "")
             + "</div>"

@@ -49,6 +49,7 @@ FORBIDDEN = (
     *("bpf", "perf_event_open", "userfaultfd", "io_uring_setup", "io_uring_enter"),
     *("mount", "umount2", "pivot_root", "chroot", "unshare", "setns", "fsopen", "open_tree"),
     *("keyctl", "add_key", "request_key", "open_by_handle_at", "name_to_handle_at"),
+    *("shmget", "shmat", "semget", "semop", "msgget", "msgsnd", "msgrcv", "mq_open"),
     *("init_module", "finit_module", "delete_module", "kexec_load", "reboot", "swapon"),
     *("personality", "acct", "quotactl", "syslog", "vhangup", "memfd_secret"),
 )
@@ -311,11 +312,13 @@ class Sandbox:
             socket.send_fds(self.control, [b"run"], [theirs.fileno()])
         return ours
 
-    def end(self) -> float:
-        """Everything of that exercise is gone; the processor time that it took, in seconds."""
-        self.control.sendall(b"end")
+    def end(self) -> tuple[float, bool]:
+        """Everything of that exercise is gone: the processor seconds that it took, and whether the
+        sandbox is as it was. Raises JailError where the sandbox is gone as well."""
         try:
-            return float(json.loads(self.control.recv(1024))["seconds"])
+            self.control.sendall(b"end")
+            told = json.loads(self.control.recv(1024))
+            return float(told["seconds"]), bool(told["clean"])
         except (OSError, ValueError, KeyError):
             raise JailError("The sandbox is gone.") from None
 

@@ -3,6 +3,7 @@
 import dataclasses
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -10,16 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autograder.drivers.seen import Strange
 from autograder.failure import TooMuchWork
 from autograder.grading.jail import Sandbox
-from autograder.sandbox.peer import Peer
+from autograder.sandbox.peer import Far, Message, Peer
+from autograder.sandbox.shown import ShownModel
 from autograder.sandbox.wire import WireError
 
 TICK = 0.25  # seconds between two looks at what a silent process does
-IDLE = 10.0  # seconds without any work, after which nothing is expected any more
+IDLE = 10.0  # seconds without work, after which nothing is expected any more
+WORK = 0.02  # seconds of processor time that count as work
 HURRY = 20  # times its processor time may pass on the clock: others want the processor too
 MOST_QUESTIONS = 20_000  # of one run
-MOST_NUMBERS, LARGEST = 1 << 15, 100_000  # handed over with a question
+LARGEST = 100_000  # of the whole numbers that are handed over with a question
+MOST_FOR_A_MODEL, MOST_FOR_OTHERS = 1 << 15, 1 << 13  # numbers in all
 
 
 class Stopped(Exception):
@@ -27,33 +32,35 @@ class Stopped(Exception):
 
 
 class Watch:
-    """Looks at what a sandbox does while nothing comes from it. `used` is its processor time."""
+    """Looks at what a sandbox does while something is awaited of it.
+
+    idle: seconds for which it has not worked. spent: those that it has cost so far.
+    """
 
     def __init__(self, sandbox: Sandbox, seconds: float) -> None:
         self.sandbox, self.seconds = sandbox, seconds
-        self.idle = min(IDLE, seconds)
         self.start = self.busy = sandbox.used()
-        self.began = self.since = time.monotonic()
+        self.began = self.looked = time.monotonic()
+        self.idle = 0.0
 
     def look(self) -> None:
         """Raise Stopped where there is nothing to wait for."""
-        now, used = time.monotonic(), self.sandbox.used()
+        now = time.monotonic()
+        if now - self.looked < TICK:
+            return
+        self.looked, used = now, self.sandbox.used()
         if used - self.start > 1.2 * self.seconds + 1 or now - self.began > HURRY * self.seconds:
             raise Stopped(
                 f"It was stopped after {self.seconds:.0f} seconds. Does every loop come to its end?"
             )
-        if used - self.busy > 0.02:
-            self.busy, self.since = used, now
-        elif now - self.since > self.idle:
+        # By looks and not by the clock: between two of them it may have waited for an answer.
+        self.idle = 0.0 if used - self.busy > WORK else self.idle + TICK
+        self.busy = max(self.busy, used) if self.idle == 0 else self.busy
+        if self.idle > min(IDLE, self.seconds):
             raise Stopped(
                 "It was stopped: it waited for something that doesn't come (a lock, an input, a "
                 "sleep without an end)."
             )
-
-
-    def waited(self) -> float:
-        """Seconds on the clock, of which nothing came for the last; 0 while it works."""
-        return time.monotonic() - self.since
 
 
 class Lent:
@@ -99,14 +106,14 @@ class Near(Peer):
                 f"It was stopped after {MOST_QUESTIONS:,} calls of what it was lent, many times "
                 "what is needed. Does every loop come to its end?"
             )
-        require_modest(question)
         super().answer(question)
 
-
-def require_modest(given: Any) -> None:
-    """Raise WireError for more, or larger numbers, than any case would hand over."""
-    if size_of(given) > MOST_NUMBERS:
-        raise WireError("What was handed over is far more than what the case has.")
+    def done(self, thing: Any, verb: str, name: str, given: list[Any]) -> Message:
+        """More numbers, or larger ones, than any case would hand over are refused."""
+        is_model = isinstance(thing, ShownModel)
+        if size_of(given) > (MOST_FOR_A_MODEL if is_model else MOST_FOR_OTHERS):
+            raise WireError("What was handed over is far more than what the case has.")
+        return super().done(thing, verb, name, given)
 
 
 def size_of(given: Any) -> float:
@@ -116,7 +123,7 @@ def size_of(given: Any) -> float:
         if whole and given.numel() and int(given.double().abs().max()) > LARGEST:
             return float("inf")
         return given.numel() + given.ndim
-    if isinstance(given, (list, tuple, set)):
+    if isinstance(given, (list, tuple, deque)):
         return 1 + sum(map(size_of, given))
     if isinstance(given, Mapping):
         return 1 + sum(map(size_of, given.values()))
@@ -124,4 +131,7 @@ def size_of(given: Any) -> float:
         return 1 + size_of(vars(given))
     if isinstance(given, str):
         return 1 + len(given) / 8
-    return float("inf") if isinstance(given, int) and abs(given) > LARGEST else 1
+    if isinstance(given, int):
+        return 1 if abs(given) <= LARGEST else float("inf")
+    known = given is None or isinstance(given, (float, Far, Strange)) or hasattr(given, "lends")
+    return 1 if known else float("inf")

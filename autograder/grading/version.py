@@ -5,8 +5,10 @@ from functools import cache
 
 from autograder.reference import ROOT
 
-PARTS = ("gpt.py", "solutions/*.py", "solutions/lessons/*.md", "labs/*/*.ipynb")
-PARTS += ("autograder/*.py", "autograder/*/*.py", "autograder/misconceptions/*.md")
+PARTS = (
+    *("gpt.py", "solutions/*.py", "solutions/lessons/*.md", "labs/*/*.ipynb"),
+    *("autograder/*.py", "autograder/*/*.py", "autograder/misconceptions/*.md"),
+)
 
 
 @cache

@@ -53,7 +53,7 @@ class Peer:
         return {"strange": kind_of(value)}
 
     def tick(self) -> None:
-        """Called now and then while the other side says nothing."""
+        """Called again and again while something is awaited of the other side."""
 
     # ------------------------------------------------------------------------------------ messages
 
@@ -84,14 +84,14 @@ class Peer:
         while len(found) < size:
             try:
                 part = self.connection.recv(min(size - len(found), 1 << 20))
+                if not part:
+                    raise Gone
+                found += part
             except TimeoutError:
-                self.tick()
-                continue
+                pass
             except OSError:
                 raise Gone from None
-            if not part:
-                raise Gone
-            found += part
+            self.tick()
         return bytes(found)
 
     # ----------------------------------------------------------------------------------- questions

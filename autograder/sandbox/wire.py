@@ -23,6 +23,7 @@ from autograder.drivers.seen import Strange
 LENGTHS = struct.Struct(">II")
 MOST_HEADER, MOST_BODY = 4 << 20, 64 << 20  # bytes
 DEEPEST = 24  # lists in lists
+MOST_KEYS = 4096  # of a dict, since keys can be made that take long to tell from one another
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -30,7 +31,7 @@ DTYPES = {
         *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
     )
 }
-SEQUENCES: dict[str, Callable[[list[Any]], Any]] = {"tuple": tuple, "deque": deque, "set": set}
+SEQUENCES: dict[str, Callable[[list[Any]], Any]] = {"tuple": tuple, "deque": deque}
 
 # What takes an object that is no plain data to a JSON object, and back.
 Away = Callable[[Any], dict[str, Any]]
@@ -106,7 +107,7 @@ def unpacked(header: bytes, body: bytes, home: Home | None = None) -> Any:
         found = json.loads(header)
         reader = Reader(body, home)
         value = reader.value(found, 0)
-    except (ValueError, TypeError, RecursionError, OverflowError) as error:
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
         raise WireError(f"This is no message: {error}") from None
     if reader.at != len(body):
         raise WireError("A message has more numbers than its header tells of.")
@@ -136,6 +137,8 @@ class Reader:
         if kind == "strange":
             return Strange(str(content))
         if kind == "dict":
+            if len(content) > MOST_KEYS:
+                raise WireError("a dict with too many keys")
             return {
                 self.value(key, depth + 1): self.value(item, depth + 1) for key, item in content
             }
@@ -150,6 +153,8 @@ class Reader:
             raise WireError("no tensor that can be sent")
         if not all(type(size) is int and 0 <= size <= MOST_BODY for size in shape):
             raise WireError("a shape of whole numbers is expected")
+        if math.prod(size for size in shape if size) > MOST_BODY:
+            raise WireError("a shape beyond all measure")
         numbers = math.prod(shape)
         size = numbers * DTYPES[dtype].itemsize
         if size > len(self.body) - self.at:

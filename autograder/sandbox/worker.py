@@ -13,6 +13,7 @@ student.
 """
 
 import ctypes
+import gc
 import json
 import os
 import resource
@@ -46,6 +47,8 @@ PR_SET_DUMPABLE = 4
 def main(control: socket.socket, scratch: Path, lab: str) -> None:
     prepare()
     import_module(f"autograder.drivers.{lab}")
+    gc.collect()
+    gc.freeze()  # children then share the memory of what is loaded, untouched
     control.sendall(b"ready")
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, 3, 1)
@@ -57,7 +60,7 @@ def main(control: socket.socket, scratch: Path, lab: str) -> None:
             child(socket.socket(fileno=descriptors[0]), scratch)
         os.close(descriptors[0])
         wait_for_end(control, pid)
-        control.sendall(json.dumps({"seconds": clean_up(pid, scratch)}).encode())
+        control.sendall(json.dumps(clean_up(pid, scratch)).encode())
 
 
 def prepare() -> None:
@@ -86,8 +89,9 @@ def kill_all(pid: int) -> None:
         os.kill(-1, signal.SIGKILL) if is_first else os.killpg(pid, signal.SIGKILL)
 
 
-def clean_up(pid: int, scratch: Path) -> float:
-    """Nothing of a child stays; the processor time that it and its own took, in seconds."""
+def clean_up(pid: int, scratch: Path) -> dict[str, Any]:
+    """Nothing of a child stays. What it was: seconds of processor time; clean, whether all that it
+    wrote could be wiped."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     kill_all(pid)
     while True:
@@ -97,17 +101,23 @@ def clean_up(pid: int, scratch: Path) -> float:
             break
         kill_all(pid)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    for folder in [scratch, *([Path("/dev/shm")] if os.getpid() == 1 else [])]:
-        for path in folder.iterdir() if folder.exists() else ():
-            wipe(path)
-    return sum(getattr(after, n) - getattr(before, n) for n in ("ru_utime", "ru_stime"))
+    seconds = sum(getattr(after, n) - getattr(before, n) for n in ("ru_utime", "ru_stime"))
+    folders = [scratch, *([Path("/dev/shm")] if os.getpid() == 1 else [])]
+    left = [folder for folder in folders if folder.exists() and not wiped(folder)]
+    return {"seconds": seconds, "clean": not left}
 
 
-def wipe(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+def wiped(folder: Path) -> bool:
+    """Empty a folder; whether that was possible: what is hidden in it may be very deep."""
+    try:
+        for path in folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+    except (OSError, RecursionError):
+        return False
+    return True
 
 
 # ---------------------------------------------------------------------------------- one exercise
@@ -118,10 +128,20 @@ def child(connection: socket.socket, scratch: Path) -> NoReturn:
     try:
         os.setsid()
         os.chdir(scratch)
+        keep_only(connection.fileno())
         serve(Child(connection))
     except BaseException:
         pass  # the oracle sees that nobody is there any more
     os._exit(0)
+
+
+def keep_only(descriptor: int) -> None:
+    """Close every file but this one; what is printed goes nowhere."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(nowhere, standard)
+    os.closerange(3, descriptor)
+    os.closerange(descriptor + 1, 1024)
 
 
 class Child(Peer):
@@ -154,6 +174,8 @@ class Child(Peer):
 def serve(peer: Child) -> None:
     kind, order = peer.receive()
     limit(order["limits"])
+    driver = getattr(import_module(f"autograder.drivers.{order['lab']}"), order["driver"])
+    hide_this()
     try:
         with processor_time(order["seconds"]):
             attempt = loaded(peer, order)
@@ -163,7 +185,6 @@ def serve(peer: Child) -> None:
     except TookTooLong as error:
         peer.send(*failed(error, order, None))
         return
-    driver = getattr(import_module(f"autograder.drivers.{order['lab']}"), order["driver"])
     functions = {name: Far(peer, number) for name, number in order["lent"].items()}
     peer.send("ready", None)
     with processor_time(order["seconds"]):
@@ -171,6 +192,12 @@ def serve(peer: Child) -> None:
             kind, case = peer.receive()
             if kind == "case":
                 answer(peer, *tried(peer, driver, attempt, case, functions, order))
+
+
+def hide_this() -> None:
+    """Whoever imports something of this from now on gets a fresh copy, and changes only that."""
+    for name in [name for name in sys.modules if f"{name}.".startswith("autograder.")]:
+        del sys.modules[name]
 
 
 def answer(peer: Peer, kind: str, content: Any) -> None:

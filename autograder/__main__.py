@@ -1,0 +1,88 @@
+"""Grading a class, from the command line.
+
+    python -m autograder grade LAB       grade all that lies in submitted/ for a lab
+    python -m autograder report LAB      what was hard, and which mistakes how many made
+    python -m autograder collect FILE    put a learning platform's download into submitted/
+    python -m autograder release LAB     a bundle of a lab for a class
+    python -m autograder demo            make a small class and grade it: the two-minute tour
+
+A lab is named kv_cache, 02_kv_cache or 2. autograder/README.md walks through all of it.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from autograder.grading import commands
+from autograder.grading.jail import JailError
+from autograder.grading.local import GraderDied
+from autograder.grading.secret import SecretError
+from autograder.lesson import Lesson, lessons
+
+
+def main(arguments: list[str] | None = None) -> int:
+    given = parser().parse_args(arguments)
+    try:
+        return given.command(given)
+    except (JailError, SecretError, GraderDied, commands.Refused) as refusal:
+        print(refusal, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nStopped. What was graded is kept: the same command goes on from there.")
+        return 130
+
+
+def parser() -> argparse.ArgumentParser:
+    whole = argparse.ArgumentParser(
+        prog="python -m autograder",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    each = whole.add_subparsers(required=True, metavar="COMMAND")
+
+    grade = each.add_parser("grade", help="grade what was handed in for a lab")
+    grade.set_defaults(command=commands.grade)
+    grade.add_argument("lab", type=lesson, metavar="LAB")
+    grade.add_argument("--student", help="only this one, and again if it was graded before")
+    where = grade.add_mutually_exclusive_group()
+    where.add_argument("--jobs", type=positive, default=1, help="processes here (default: 1)")
+    where.add_argument("--scheduler", metavar="ADDRESS", help="a Dask cluster: tcp://host:8786")
+    grade.add_argument(
+        "--unsandboxed",
+        action="store_true",
+        help="run the code as you, without any wall; every report says so",
+    )
+
+    report = each.add_parser("report", help="what was hard, which mistakes how many made")
+    report.set_defaults(command=commands.report)
+    report.add_argument("lab", type=lesson, metavar="LAB")
+
+    collect = each.add_parser("collect", help="put a platform's download into submitted/")
+    collect.set_defaults(command=commands.collect)
+    collect.add_argument("file", type=Path, metavar="FILE.zip")
+    collect.add_argument("--lab", type=lesson, help="where the files' names don't tell")
+
+    demo = each.add_parser("demo", help="make a small class and grade it")
+    demo.set_defaults(command=commands.demo)
+    demo.add_argument("--jobs", type=positive, default=2, help="processes (default: 2)")
+    return whole
+
+
+def lesson(name: str) -> Lesson:
+    """A lab by its name, its folder's name or its number."""
+    for found in lessons().values():
+        number = found.name.split("_")[0]
+        if name in (found.lab, found.name, number, number.lstrip("0")):
+            return found
+    known = ", ".join(found.name for found in lessons().values())
+    raise argparse.ArgumentTypeError(f"there is no lab {name!r}; the labs are {known}")
+
+
+def positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"a whole number from 1 on is needed, not {text!r}")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,53 @@
+"""How a student's text is shown on nbgrader's pages: in formgrader and in feedback.
+
+nbgrader lets Markdown carry HTML, and so scripts, which would run in the browser of whoever grades:
+with that person's rights, among them to change grades. Here HTML is shown, not obeyed. And a text
+that is made to take minutes to lay out is shown plainly.
+"""
+
+from html import escape
+from typing import Any
+
+from nbconvert.exporters.html import contextfilter
+from nbconvert.filters import Highlight2HTML
+from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
+
+MOST_PROSE = 10_000  # characters that are laid out, which takes a second at the worst
+MOST_CODE = 100_000  # ... coloured
+
+
+class Safe(IPythonRenderer):
+    """Markdown in which HTML is text, and links lead to the web alone."""
+
+    def block_mermaidjs(self, code: str) -> str:
+        return self.block_code(code)
+
+    def image(self, text: str, url: str, title: str | None = None) -> str:
+        """A picture; its description, where it was pasted in and then lost."""
+        name = url.removeprefix("attachment:")
+        if name != url and name not in self.attachments:
+            return f"[picture: {escape(text or name)}]"
+        return super().image(text, url, title)
+
+
+@contextfilter
+def prose(context: Any, source: str) -> str:
+    """In place of nbconvert's markdown2html."""
+    if len(source) > MOST_PROSE:
+        return plain(source)
+    pictures = context.get("cell", {}).get("attachments", {})
+    renderer = Safe(escape=True, allow_harmful_protocols=False, attachments=pictures)
+    return MarkdownWithMath(renderer=renderer).render(source)
+
+
+def code(source: str, metadata: Any = None) -> str:
+    """In place of nbconvert's highlight_code."""
+    return (
+        plain(source)
+        if len(source) > MOST_CODE
+        else Highlight2HTML(pygments_lexer="python")(source)
+    )
+
+
+def plain(source: str) -> str:
+    return f"<pre>{escape(source)}</pre>"

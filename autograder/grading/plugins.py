@@ -1,0 +1,146 @@
+"""What nbgrader's autograde does in this course, by configuration alone (nbgrader_config.py).
+
+Stock nbgrader reads a submission and runs it beside the gradebook. Here it does neither:
+
+1. The exporter hands it an empty notebook, and RebuildFromRelease puts the one in its place that
+   was rebuilt from the release and the student's own code.
+2. ApplyResults, in place of Execute, writes what grading came to into the check cells. Stock
+   nbgrader takes the scores from there, and keeps the gradebook, as it always does.
+"""
+
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+from nbconvert.exporters import NotebookExporter
+from nbformat import NotebookNode
+from nbformat.v4 import new_notebook, new_output
+from nbgrader.preprocessors import NbGraderPreprocessor
+from traitlets import Unicode
+from traitlets.utils.importstring import import_item
+
+from autograder.card import VerdictCard
+from autograder.grading import timestamp
+from autograder.grading.exchange import MOST_SECRET, SECRET
+from autograder.grading.foreign import HIDDEN
+from autograder.grading.rebuild import check_id, rebuild
+from autograder.grading.release import release_of
+from autograder.grading.results import Mark, Result
+from autograder.grading.submission import Submission, read_beside, read_submission
+from autograder.lesson import Lesson, lessons
+
+UNSANDBOXED = "Graded without a sandbox."
+
+
+class SubmittedExporter(NotebookExporter):
+    """Reads no file that a student wrote: where the notebook is rebuilt, it begins empty."""
+
+    def from_filename(
+        self, filename: str, resources: Any = None, **kw: Any
+    ) -> tuple[str, dict[str, Any]]:
+        if any(isinstance(step, RebuildFromRelease) for step in self._preprocessors):
+            return self.from_notebook_node(new_notebook(), resources, **kw)
+        return super().from_filename(filename, resources, **kw)
+
+
+class SubmissionStep(NbGraderPreprocessor):
+    """A step that needs to know what the student handed in."""
+
+    submitted = Unicode(help="The folder in which the course keeps what was handed in.").tag(
+        config=True
+    )
+
+    def lesson(self, resources: Any) -> Lesson:
+        """Raises ValueError for an assignment that is no lab of the course."""
+        name = resources["nbgrader"]["assignment"]
+        for lesson in lessons().values():
+            if lesson.name == name:
+                return lesson
+        known = ", ".join(lesson.name for lesson in lessons().values())
+        raise ValueError(f"There is no lab {name!r}. The labs are {known}.")
+
+    def submission(self, resources: Any) -> Submission:
+        student = resources["nbgrader"]["student"]
+        return read_submission(Path(self.submitted), student, self.lesson(resources))
+
+
+class RebuildFromRelease(SubmissionStep):
+    """Puts the rebuilt notebook in the place of the submitted one.
+
+    Nothing else of a student's folder comes with it but when it was handed in, for nbgrader to tell
+    a later one by, and the secret by which the exchange returns the feedback.
+    """
+
+    def preprocess(self, nb: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
+        submission = self.submission(resources)
+        resources["outputs"] = self.beside(resources)
+        return rebuild(submission, release_of(submission.lab)).notebook, resources
+
+    def beside(self, resources: Any) -> dict[str, bytes]:
+        """Files to be written beside the notebook, by name."""
+        where = Path(self.submitted), resources["nbgrader"]["student"], self.lesson(resources)
+        files = {}
+        if time := timestamp.handed_in_at(*where):
+            files[timestamp.NAME] = timestamp.written(time).encode()
+        if secret := read_beside(*where, SECRET, MOST_SECRET):
+            files[SECRET] = secret
+        return files
+
+
+class ApplyResults(SubmissionStep):
+    """Writes into each check cell what it earned and why; every other output goes."""
+
+    result_for = Unicode(
+        "autograder.grading.store.result_for",
+        help="The function that gives the Result of a Submission.",
+    ).tag(config=True)
+
+    def preprocess(self, nb: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
+        apply(import_item(self.result_for)(self.submission(resources)), nb)
+        return nb, resources
+
+
+def apply(result: Result, notebook: NotebookNode) -> None:
+    """Write a result into a notebook. Raises ValueError where it has no mark for a check."""
+    marks = {check_id(mark.exercise): mark for mark in result.marks}
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+            label = cell.metadata.get("nbgrader", {})
+            if label.get("grade"):
+                cell.outputs = outputs(mark_for(label, marks), result)
+
+
+def mark_for(label: NotebookNode, marks: dict[str, Mark]) -> Mark:
+    mark = marks.get(label["grade_id"])
+    if mark is None or mark.most != label["points"] or not 0 <= mark.points <= mark.most:
+        raise ValueError(
+            f"The kept result doesn't fit the check {label['grade_id']}. "
+            "Run `make labs`, and grade this lab again."
+        )
+    return mark
+
+
+def outputs(mark: Mark, result: Result) -> list[NotebookNode]:
+    """The card for the student, and the score as nbgrader reads it: the value of the cell."""
+    card = card_of(mark, result)
+    shown = {"text/html": card._repr_html_(), "text/plain": repr(card)}
+    score = {"text/plain": repr(float(mark.points))}
+    return [new_output("display_data", shown), new_output("execute_result", score)]
+
+
+def card_of(mark: Mark, result: Result) -> VerdictCard:
+    reread = [f"Read again: {mark.reread}"] if mark.reread else []
+    unsafe = [] if result.sandboxed else [UNSANDBOXED]
+    return VerdictCard(
+        mark.exercise,
+        mark.status,
+        [visible(text) for text in (*mark.paragraphs, *reread, *result.remarks, *unsafe)],
+        [(visible(label), visible(value)) for label, value in mark.rows],
+        points=f"{mark.points:g} of {mark.most:g} point{'s' if mark.most != 1 else ''}",
+    )
+
+
+def visible(text: str) -> str:
+    """Text without the characters that can't be seen, which could hide what it says."""
+    return "".join(c for c in text if c in "\n\t" or unicodedata.category(c) not in HIDDEN)

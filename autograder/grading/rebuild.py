@@ -1,0 +1,354 @@
+"""The notebook that is graded: the release's own cells, with what a student wrote in their place.
+
+A submitted notebook is never graded as it is. Its cells may be shuffled, doubled, deleted, split,
+joined or relabelled, by accident or by design, and what it says of points and checks counts for
+nothing. So each of the student's cells is given its place in the released notebook, where it can be
+told, by the first of these that it has:
+
+- the grade_id or the id of a released cell, unless it is a copy of another one, or defines what
+  belongs in another one;
+- the very text of a released cell;
+- a function or class that a solution cell defines, if none of those that are there by now does
+  (some web notebooks lose all labels).
+
+What has no place is kept as an extra cell, behind the cell that it followed. So is a changed copy
+of what is not the student's to write, and there the released cell stands first. Nothing that a
+student wrote is lost, but for what is beyond all measure.
+"""
+
+import copy
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell, new_markdown_cell
+
+from autograder.cells import DEFINED
+from autograder.grading.submission import Cell, Submission, Unreadable, read_cells
+from autograder.lesson import lessons
+
+MOST_CELLS = 2000
+MOST_TEXT = 10**6  # characters of all cells together
+MOST_PICTURES = 8 * 10**6  # characters that the pictures of a cell take
+SOLUTION, ANSWER, CHECK, GIVEN = "solution", "answer", "check", "given"  # kinds of cells
+BEFORE = -1  # the place of what stands before the first released cell
+
+
+@dataclass(frozen=True)
+class CodeCell:
+    """A code cell of the rebuilt notebook, and the sources that run in its place.
+
+    grade_id: "" if it has none. solution: whether its place is that of a solution. own: whether the
+    sources are the student's.
+    """
+
+    grade_id: str
+    sources: tuple[str, ...]
+    solution: bool
+    own: bool
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """notebook: what nbgrader grades. remarks: what was odd. code: its code cells, in order."""
+
+    notebook: NotebookNode
+    remarks: tuple[str, ...]
+    code: tuple[CodeCell, ...]
+
+    def cells_before(self, check: str) -> list[str]:
+        """The sources of all code that stands before the check of an exercise, in order."""
+        return [source for cell in self.before(check) for source in cell.sources]
+
+    def attempted(self, exercise: str) -> bool:
+        """Whether the student wrote something in its solution cell, or of it in another before."""
+        before = self.before(exercise)
+        solution = [cell for cell in before if cell.solution][-1]
+        name = re.compile(rf"\b{exercise.split('.')[1]}\b")
+        others = [cell for cell in before if cell.own and not cell.solution]
+        return solution.own or any(name.search(text) for cell in others for text in cell.sources)
+
+    def before(self, check: str) -> Sequence[CodeCell]:
+        """Raises ValueError where the notebook has no such check."""
+        return self.code[: [cell.grade_id for cell in self.code].index(check_id(check))]
+
+
+def check_id(exercise: str) -> str:
+    """The grade_id of the check cell of an exercise."""
+    return f"check-{exercise.replace('.', '-')}"
+
+
+def rebuild(submission: Submission, release: NotebookNode) -> Rebuilt:
+    """Put what a student wrote into the released notebook. Never raises for what it is."""
+    cells, remarks = student_cells(submission)
+    released = Released(release)
+    places = placed(cells, released)
+    set_scratch_aside(places, cells, released)
+    written = student_texts(cells, places, released)
+    extra = extra_cells(cells, places, released)
+    take_answers_beside(written, extra, released)
+    if cells or not remarks:
+        remarks += other_notebook(cells, places, released, submission.lab)
+    notebook, code = assembled(release, written, extra)
+    return Rebuilt(notebook, tuple(remarks), code)
+
+
+# --------------------------------------------------------------------------- what was handed in
+
+
+def student_cells(submission: Submission) -> tuple[list[Cell], list[str]]:
+    """The cells of a submission that hold something, and remarks on what was left out."""
+    if submission.content is None:
+        return [], [submission.problem or "Nothing was handed in."]
+    try:
+        cells = [cell for cell in read_cells(submission.content) if cell.source.strip()]
+    except Unreadable as error:
+        return [], [str(error)]
+    remarks = []
+    if len(cells) > MOST_CELLS:
+        remarks.append(
+            f"It has {len(cells):,} cells. Those after the first {MOST_CELLS:,} were left out."
+        )
+    kept, total = [], 0
+    for cell in cells[:MOST_CELLS]:
+        if total + len(cell.source) <= MOST_TEXT:
+            kept.append(cell)
+            total += len(cell.source)
+    if len(kept) < len(cells[:MOST_CELLS]):
+        remarks.append("Its cells hold more than 1 MB of text. What goes beyond that was left out.")
+    return kept, remarks
+
+
+def other_notebook(
+    cells: Sequence[Cell], places: Sequence[int | None], released: "Released", lab: str
+) -> list[str]:
+    """What to say to a student who handed in the notebook of another lab, or none of the course."""
+    kinds = {released.kinds[place] for place in places if place is not None}
+    if kinds & {SOLUTION, CHECK}:
+        return []
+    ids = [cell.grade_id.removeprefix("check-").split("-")[0] for cell in cells if cell.grade_id]
+    labs = [id for id in ids if id in lessons() and id != lab]
+    what = f"This is the notebook of lab {labs[0]}." if labs else "It has no exercise of this lab."
+    return [f"{what} Hand in {lab}.ipynb, with your solutions in it."]
+
+
+# ------------------------------------------------------------------------------- finding places
+
+
+class Released:
+    """The released cells, and how to find them. A place is an index among them."""
+
+    def __init__(self, release: NotebookNode) -> None:
+        labels = [cell.metadata.get("nbgrader", {}) for cell in release.cells]
+        self.kinds = [kind_of(cell) for cell in release.cells]
+        self.checks = checks_by_solution(self.kinds)
+        self.texts = [tidy(cell.source) for cell in release.cells]
+        self.by_id = {cell.id: place for place, cell in enumerate(release.cells)}
+        self.by_grade_id = {label["grade_id"]: place for place, label in enumerate(labels) if label}
+        self.by_text = defaultdict(list)
+        for place, text in enumerate(self.texts):
+            self.by_text[text].append(place)
+        self.by_name = {
+            name: place
+            for place, text in enumerate(self.texts)
+            if self.kinds[place] == SOLUTION
+            for name in DEFINED.findall(text)
+        }
+
+    def theirs(self, place: int | None) -> bool:
+        """Whether the text at a place is the student's to write."""
+        return place is not None and self.kinds[place] in (SOLUTION, ANSWER)
+
+    def defined_in(self, cell: Cell) -> set[int]:
+        """The solution cells some of whose functions and classes a cell of code defines."""
+        names = DEFINED.findall(cell.source) if cell.code else []
+        return {self.by_name[name] for name in names if name in self.by_name}
+
+    def is_unchanged(self, cell: Cell, place: int) -> bool:
+        return tidy(cell.source) == self.texts[place]
+
+    def place_of(self, cell: Cell) -> int | None:
+        """The place that a cell's labels tell, as far as they are to be believed, or its text."""
+        same = self.by_text.get(tidy(cell.source), [])
+        possible = same or self.defined_in(cell)
+        for place in (self.by_grade_id.get(cell.grade_id), self.by_id.get(cell.id)):
+            if place is not None and (place in possible or not possible):
+                return place
+        return same[0] if same else None
+
+
+def kind_of(cell: NotebookNode) -> str:
+    label = cell.metadata.get("nbgrader", {})
+    if label.get("solution"):
+        return SOLUTION if cell.cell_type == "code" else ANSWER
+    return CHECK if label.get("grade") else GIVEN
+
+
+def checks_by_solution(kinds: Sequence[str]) -> dict[int, list[int]]:
+    """The places of the checks that follow each solution, before the next one."""
+    checks: dict[int, list[int]] = {}
+    for place, kind in enumerate(kinds):
+        if kind == SOLUTION:
+            checks[place] = []
+        elif kind == CHECK:
+            checks[max(checks)].append(place)
+    return checks
+
+
+def tidy(source: str) -> str:
+    """A text without the white space at line ends, which editors add and take away."""
+    return "\n".join(line.rstrip() for line in source.split("\n")).strip("\n")
+
+
+def placed(cells: Sequence[Cell], released: Released) -> list[int | None]:
+    """The place of each of the student's cells in the released notebook; None for extra cells."""
+    places = [released.place_of(cell) for cell in cells]
+    defined = [released.defined_in(cell) for cell in cells]
+    claimed = {place for place, here in zip(places, defined, strict=True) if place in here}
+    return [
+        min(here - claimed, default=None) if place is None else place
+        for place, here in zip(places, defined, strict=True)
+    ]
+
+
+def set_scratch_aside(places: list[int | None], cells: Sequence[Cell], released: Released) -> None:
+    """Take away the place of a second copy of a solution behind the last of its checks.
+
+    The student tried something there, and didn't have it checked.
+    """
+    for solution, checks in released.checks.items():
+        copies = [
+            n
+            for n, place in enumerate(places)
+            if place == solution and not released.is_unchanged(cells[n], solution)
+        ]
+        last_check = max((n for n, place in enumerate(places) if place in checks), default=-1)
+        if copies and copies[0] < last_check:
+            for n in copies:
+                if n > last_check:
+                    places[n] = None
+
+
+# -------------------------------------------------------------------------- what goes into them
+
+
+def student_texts(
+    cells: Sequence[Cell], places: Sequence[int | None], released: Released
+) -> dict[int, list[Cell]]:
+    """What the student wrote, by the place of the solution or answer, where it was changed.
+
+    A solution that no cell claims is taken from wherever it is defined: two cells may have become
+    one, and the released one must not come back behind it and undefine what it defines.
+    """
+    written = defaultdict(list)
+    for cell, place in zip(cells, places, strict=True):
+        if place is not None and released.theirs(place):
+            written[place].append(cell)
+    for place, kind in enumerate(released.kinds):
+        if kind == SOLUTION and place not in written:
+            written[place] = [cell for cell in cells if place in released.defined_in(cell)]
+    changed = {
+        place: last_of_each([cell for cell in pieces if not released.is_unchanged(cell, place)])
+        for place, pieces in written.items()
+    }
+    return {place: pieces for place, pieces in changed.items() if pieces}
+
+
+def last_of_each(pieces: Sequence[Cell]) -> list[Cell]:
+    """Without copies: of cells with the same text, the last one, which has the last word."""
+    last = {tidy(piece.source): i for i, piece in enumerate(pieces)}
+    return [pieces[i] for i in sorted(last.values())]
+
+
+def extra_cells(
+    cells: Sequence[Cell], places: Sequence[int | None], released: Released
+) -> dict[int, list[Cell]]:
+    """The student's own cells, by the place behind which they stand."""
+    extra = defaultdict(list)
+    behind = BEFORE
+    for cell, place in zip(cells, places, strict=True):
+        behind = behind if place is None else place
+        if place is None or not (released.theirs(place) or released.is_unchanged(cell, place)):
+            extra[behind].append(cell)
+    return extra
+
+
+def take_answers_beside(
+    written: dict[int, list[Cell]], extra: dict[int, list[Cell]], released: Released
+) -> None:
+    """Where an answer was left as it was, prose beside it is the answer: somebody must read it."""
+    for place, kind in enumerate(released.kinds):
+        if kind == ANSWER and place not in written:
+            around = [*extra.get(place - 1, []), *extra.get(place, [])]
+            if notes := [cell for cell in around if not cell.code]:
+                written[place] = notes
+                for near in (place - 1, place):
+                    extra[near] = [cell for cell in extra.get(near, []) if cell.code]
+
+
+# ----------------------------------------------------------------------------- the notebook
+
+
+def assembled(
+    release: NotebookNode,
+    written: Mapping[int, Sequence[Cell]],
+    extra: Mapping[int, Sequence[Cell]],
+) -> tuple[NotebookNode, tuple[CodeCell, ...]]:
+    """The notebook, and what runs in place of each of its code cells."""
+    notebook = copy.deepcopy(release)
+    cells: list[NotebookNode] = []
+    code: list[CodeCell] = []
+    for place in range(BEFORE, len(release.cells)):
+        if place != BEFORE:
+            cell = notebook.cells[place]
+            pieces = written.get(place, [])
+            fill(cell, pieces)
+            cells.append(cell)
+            if cell.cell_type == "code":
+                label = cell.metadata.get("nbgrader", {})
+                sources = tuple(piece.source for piece in pieces) or (cell.source,)
+                code.append(
+                    CodeCell(
+                        label.get("grade_id", ""),
+                        sources,
+                        label.get("solution", False),
+                        bool(pieces),
+                    )
+                )
+        for own in extra.get(place, []):
+            cells.append(extra_cell(own, f"extra-{len(cells)}"))
+            if own.code:
+                code.append(CodeCell("", (own.source,), solution=False, own=True))
+    notebook.cells = cells
+    return notebook, tuple(code)
+
+
+def fill(cell: NotebookNode, pieces: Sequence[Cell]) -> None:
+    """Put what the student wrote into a released cell; nothing leaves it as it was released."""
+    if pieces:
+        cell.source = "\n\n".join(piece.source for piece in pieces)
+    if cell.cell_type == "code":
+        cell.outputs, cell.execution_count = [], None
+    else:
+        hang(cell, pieces)
+
+
+def extra_cell(own: Cell, id: str) -> NotebookNode:
+    if own.code:
+        return new_code_cell(own.source, id=id)
+    cell = new_markdown_cell(own.source, id=id)
+    hang(cell, [own])
+    return cell
+
+
+def hang(cell: NotebookNode, pieces: Sequence[Cell]) -> None:
+    """Give a cell of prose the pictures that were pasted into it."""
+    pictures, total = {}, 0
+    for name, kinds in [item for piece in pieces for item in piece.pictures.items()]:
+        total += sum(map(len, kinds.values()))
+        if total <= MOST_PICTURES:
+            pictures[name] = kinds
+    if pictures:
+        cell.attachments = pictures
