@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from itertools import takewhile
 from typing import Any, Protocol
 
 import torch
@@ -220,10 +221,12 @@ def limited(work: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
 
 @cache
 def lent(exercise: Exercise) -> dict[str, Any]:
-    """Right solutions of the functions that are exercises of this lab or an earlier one."""
-    functions = {
-        id(e.reference) for e in exercises().values() if e is not exercise and "." not in e.path
-    }
+    """Right solutions of the functions that are exercises before this one in the course.
+
+    Those behind it may be built on it, and then its answer could be had from them.
+    """
+    before = takewhile(lambda other: other is not exercise, exercises().values())
+    functions = {id(other.reference) for other in before if "." not in other.path}
     return {name: value for name, value in vars(exercise.module).items() if id(value) in functions}
 
 

@@ -121,7 +121,8 @@ def lending(attempt: Any, lent: Mapping[str, Any]) -> Iterator[None]:
     For as long as it runs they stand in its notebook in place of the learner's own, so that a
     mistake in one exercise costs one exercise. Then the learner's own are back.
     """
-    members = vars(attempt).values() if isinstance(attempt, type) else [attempt]
+    classes = attempt.__mro__ if isinstance(attempt, type) else ()
+    members = [m for cls in classes for m in vars(cls).values()] or [attempt]
     found = (getattr(unwrap(member), "__globals__", None) for member in members if callable(member))
     notebook: dict[str, Any] = next((names for names in found if names is not None), {})
     own = {name: notebook[name] for name in lent if name in notebook}

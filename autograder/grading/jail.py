@@ -5,6 +5,7 @@ else: namespaces of its own for users, processes, memory and network. Which wall
 machine; `limits` says in words which do, and every report repeats it.
 """
 
+import itertools
 import json
 import os
 import shutil
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import psutil
 
@@ -29,6 +30,7 @@ from autograder.reference import ROOT, SOLUTIONS
 
 COURSE = Path("/course")  # in the sandbox
 NOBODY = 65534
+UNPRIVILEGED: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
 GIB = 1 << 30
 START = 120  # seconds, on a machine however busy
 ENVIRONMENT = {
@@ -42,14 +44,25 @@ ENVIRONMENT = {
     "MKL_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
-WORKER = (sys.executable, "-P", "-m", "autograder.sandbox.worker")
+WORKER = (sys.executable, "-P", "-m", "autograder.sandbox")
 # What a student's code has no business with. Whatever else there is, the namespaces stand before.
 FORBIDDEN = (
     *("ptrace", "process_vm_readv", "process_vm_writev", "kcmp", "pidfd_getfd"),
     *("bpf", "perf_event_open", "userfaultfd", "io_uring_setup", "io_uring_enter"),
     *("mount", "umount2", "pivot_root", "chroot", "unshare", "setns", "fsopen", "open_tree"),
     *("keyctl", "add_key", "request_key", "open_by_handle_at", "name_to_handle_at"),
-    *("shmget", "shmat", "semget", "semop", "msgget", "msgsnd", "msgrcv", "mq_open"),
+    *("setpriority", "ioprio_set", "sched_setaffinity", "sched_setscheduler", "sched_setattr"),
+    *(
+        "sched_setparam",
+        "shmget",
+        "shmat",
+        "semget",
+        "semop",
+        "msgget",
+        "msgsnd",
+        "msgrcv",
+        "mq_open",
+    ),
     *("init_module", "finit_module", "delete_module", "kexec_load", "reboot", "swapon"),
     *("personality", "acct", "quotactl", "syslog", "vhangup", "memfd_secret"),
 )
@@ -81,7 +94,7 @@ class Jail:
         self.folder = Path(tempfile.mkdtemp(prefix="inference-grader-"))
         self.folder.chmod(0o755)
         try:
-            self.limits  # noqa: B018  (tries the walls out)
+            self.limits  # noqa: B018  (tries out which walls hold)
         except BaseException:
             shutil.rmtree(self.folder)
             raise
@@ -124,10 +137,10 @@ class Jail:
         )
         if not self.sandboxed:
             return ("no sandbox: the code ran as an ordinary process of the grader's", *ordinary)
-        nobody = "as nobody" if self.as_whom == NOBODY else "without any rights of its user's"
+        self.is_root  # noqa: B018  (a sandbox can be made)
         together = f"{self.memory / GIB:.0f} GiB and {self.processes} processes for all together"
         return (
-            f"bubblewrap: no network, no other files, namespaces of its own, {nobody}",
+            "bubblewrap: no network, no other files, namespaces of its own, a user without rights",
             "a filter of system calls (seccomp)" if self.filter else "no filter of system calls",
             *ordinary,
             f"{together} (cgroup)" if cgroups() else "no cgroup: no limit for all together",
@@ -142,8 +155,12 @@ class Jail:
         return self.stages[lab]
 
     @cached_property
-    def as_whom(self) -> int | None:
-        """The user to run bubblewrap as, where that is another one; tries it out."""
+    def is_root(self) -> bool:
+        """Whether bubblewrap runs as root and its worker then gives all of root's rights away.
+
+        Else it runs as an ordinary user, in a user namespace. Never is the user inside root outside
+        of it: much in /proc goes by that. Tries out which works.
+        """
         if shutil.which("bwrap") is None:
             raise JailError(
                 "Grading needs bubblewrap, which shuts in what students wrote, and there is no "
@@ -151,16 +168,15 @@ class Jail:
                 "trust every line of every submission: --unsandboxed."
             )
         first = next(iter(lessons()))
-        candidates = [NOBODY, None] if hasattr(os, "geteuid") and os.geteuid() == 0 else [None]
         said = ""
-        for user in candidates:
-            self.__dict__["as_whom"] = user
+        for is_root in [True, False] if os.geteuid() == 0 else [False]:
+            self.__dict__["is_root"] = is_root
             try:
                 self.start(first).close()
-                return user
+                return is_root
             except JailError as error:
                 said = str(error)
-        del self.__dict__["as_whom"]
+        del self.__dict__["is_root"]
         raise JailError(
             f"bubblewrap is here and could not make a sandbox: {said} Are user namespaces switched "
             "off? Where you trust every line of every submission: --unsandboxed."
@@ -182,10 +198,20 @@ class Jail:
         rules.add_rule(pyseccomp.ERRNO(38), "clone3")  # its flags can't be read; libc does without
         not_local = pyseccomp.Arg(0, pyseccomp.NE, socket.AF_UNIX)
         rules.add_rule(pyseccomp.ERRNO(1), "socket", not_local)
+        of_another = pyseccomp.Arg(0, pyseccomp.NE, 0)
+        rules.add_rule(pyseccomp.ERRNO(1), "prlimit64", of_another)
         with tempfile.TemporaryFile() as file:
             rules.export_bpf(file)
             file.seek(0)
             return file.read()
+
+
+numbers = itertools.count()
+
+
+def new_user() -> int:
+    """A user that nobody is, and no other sandbox: what one does counts for no other's limits."""
+    return 10**9 + (os.getpid() * 1000 + next(numbers)) % 10**9
 
 
 def staged(lab: str, folder: Path) -> Path:
@@ -209,7 +235,7 @@ def staged(lab: str, folder: Path) -> Path:
     return folder
 
 
-def system_folders() -> Iterator[tuple[str, str, str]]:
+def system_folders() -> Iterator[tuple[str, ...]]:
     """How bubblewrap shows the system and this Python, read-only."""
     yield "--ro-bind", "/usr", "/usr"
     for name in ("/bin", "/sbin", "/lib", "/lib32", "/lib64"):
@@ -222,8 +248,11 @@ def system_folders() -> Iterator[tuple[str, str, str]]:
     prefixes = {Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)}
     packages = {Path(p).resolve() for p in sys.path if p.endswith("-packages") and Path(p).is_dir()}
     for prefix in sorted(prefixes | packages):
-        if prefix != Path("/usr") and not prefix.is_relative_to("/usr"):
-            yield "--ro-bind", str(prefix), str(prefix)
+        if prefix.is_relative_to("/usr"):
+            continue
+        for parent in reversed(prefix.parents[:-1]):
+            yield "--perms", "0755", "--dir", str(parent)  # else only root could pass
+        yield "--ro-bind", str(prefix), str(prefix)
 
 
 class Sandbox:
@@ -245,9 +274,19 @@ class Sandbox:
         release, block = os.pipe()
         info, tell = os.pipe()
         passed = [control, release, tell]
-        command = ["bwrap", "--unshare-all", "--unshare-user", "--disable-userns"]
-        command += ["--uid", str(NOBODY), "--gid", str(NOBODY), "--hostname", "sandbox"]
-        command += ["--die-with-parent", "--new-session", "--as-pid-1", "--cap-drop", "ALL"]
+        own_user = [
+            "--unshare-user",
+            "--disable-userns",
+            "--uid",
+            str(NOBODY),
+            "--gid",
+            str(NOBODY),
+        ]
+        to_leave_root = ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+        command = ["bwrap", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
+        command += ["--unshare-cgroup-try", "--hostname", "sandbox", "--cap-drop", "ALL"]
+        command += to_leave_root if jail.is_root else own_user
+        command += ["--die-with-parent", "--new-session", "--as-pid-1"]
         command += ["--clearenv"]
         for name, value in {**ENVIRONMENT, "PYTHONPATH": str(COURSE)}.items():
             command += ["--setenv", name, value]
@@ -256,17 +295,20 @@ class Sandbox:
         command += ["--ro-bind", str(jail.stage(lab)), str(COURSE)]
         command += ["--ro-bind", str(ROOT / "models"), str(COURSE / "models")]
         command += ["--proc", "/proc", "--dev", "/dev"]
+        for file in ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus"):
+            command += ["--ro-bind-try", file, file]
         for folder in ("/tmp", "/dev/shm"):
-            command += ["--size", str(256 << 20), "--tmpfs", folder]
-        command += ["--chdir", "/tmp", "--block-fd", str(release), "--info-fd", str(tell)]
+            command += ["--perms", "1777", "--size", str(256 << 20), "--tmpfs", folder]
+        command += ["--remount-ro", "/", "--chdir", "/tmp"]
+        command += ["--block-fd", str(release), "--info-fd", str(tell)]
         if jail.filter:
             rules = os.memfd_create("rules")
             os.write(rules, jail.filter)
             os.lseek(rules, 0, os.SEEK_SET)
             passed.append(rules)
             command += ["--seccomp", str(rules)]
-        command += ["--", *WORKER, str(control), "/tmp", lab]
-        user = jail.as_whom
+        user = new_user() if jail.is_root else os.geteuid()
+        command += ["--", *WORKER, str(control), "/tmp", lab, str(user)]
         process = subprocess.Popen(
             command,
             pass_fds=passed,
@@ -274,14 +316,12 @@ class Sandbox:
             stdout=subprocess.DEVNULL,
             stderr=self.log,
             cwd="/",
-            user=user,
-            group=user,
-            extra_groups=None if user is None else [],
+            **(UNPRIVILEGED if os.geteuid() == 0 and not jail.is_root else {}),
         )
         for descriptor in passed[1:]:
             os.close(descriptor)
-        with os.fdopen(info) as file:
-            said = file.read()
+        with os.fdopen(info) as answer:
+            said = answer.read()
         if said:
             inside = json.loads(said)["child-pid"]
             self.group = grouped(jail, [process.pid, inside])
@@ -293,7 +333,7 @@ class Sandbox:
     def at_large(self, jail: Jail, lab: str, control: int) -> subprocess.Popen:
         self.scratch = Path(tempfile.mkdtemp(prefix="inference-attempt-"))
         return subprocess.Popen(
-            [*WORKER, str(control), str(self.scratch), lab],
+            [*WORKER, str(control), str(self.scratch), lab, str(os.geteuid())],
             pass_fds=[control],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

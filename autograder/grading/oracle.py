@@ -20,6 +20,7 @@ from autograder.drivers.seen import Seen
 from autograder.exercise import Case, Driver, Exercise, Outcome, Service
 from autograder.exercises import exercises
 from autograder.failure import Failure, TooMuchWork
+from autograder.grading.foreign import shown
 from autograder.grading.jail import Jail, JailError, Sandbox
 from autograder.grading.near import Lent, Near, Stopped, Watch
 from autograder.grading.rebuild import Rebuilt, rebuild
@@ -45,6 +46,7 @@ from autograder.sandbox.shown import ShownModel
 from autograder.sandbox.wire import WireError
 from autograder.verdict import rows
 
+MOST_TOLD = 2000  # characters of a paragraph
 TRIALS = 1  # draws of cases for each exercise; an attempt must pass them all
 
 
@@ -136,8 +138,8 @@ class Trying:
             most if passed else 0.0,
             most,
             judgement.status,
-            said(judgement),
-            () if passed else tuple(rows(judgement)),
+            tuple(readable(text) for text in said(judgement)),
+            () if passed else tuple((label, readable(value)) for label, value in rows(judgement)),
             judgement.misconception if judgement.sure else None,
             "" if passed else heading_of(exercise.name),
             attempt.seconds,
@@ -176,6 +178,11 @@ def said(judgement: Judgement) -> tuple[str, ...]:
     lead = "Likely cause" if judgement.sure else "Perhaps"
     cause = [f"{lead}: {judgement.cause}"] if judgement.cause else []
     return (*cause, judgement.message)
+
+
+def readable(text: str) -> str:
+    """Words that may be a stranger's, on one line, with every character to be seen."""
+    return shown(" ".join(text.split()), MOST_TOLD)
 
 
 # ------------------------------------------------------------------- an attempt in the sandbox

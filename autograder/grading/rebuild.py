@@ -219,13 +219,13 @@ def set_scratch_aside(places: list[int | None], cells: Sequence[Cell], released:
     The student tried something there, and didn't have it checked.
     """
     for solution, checks in released.checks.items():
+        last_check = max((n for n, place in enumerate(places) if place in checks), default=-1)
         copies = [
             n
             for n, place in enumerate(places)
             if place == solution and not released.is_unchanged(cells[n], solution)
         ]
-        last_check = max((n for n, place in enumerate(places) if place in checks), default=-1)
-        if copies and copies[0] < last_check:
+        if any(n < last_check and solution in released.defined_in(cells[n]) for n in copies):
             for n in copies:
                 if n > last_check:
                     places[n] = None

@@ -1,8 +1,5 @@
 """The process in the sandbox: it imports what is slow to import, then forks a child an exercise.
 
-    python -m autograder.sandbox.worker CONTROL SCRATCH LAB
-
-CONTROL is the number of a Unix socket to the oracle, SCRATCH the only folder that can be written.
 For each exercise the oracle sends "run" with one end of a fresh socket; the child talks over that,
 and to nobody else. At the oracle's "end", or when the child has ended, everything that it left
 behind is killed, what it wrote is wiped, and the processor time goes back.
@@ -294,7 +291,3 @@ def processor_time(seconds: float) -> Iterator[None]:
         yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-
-
-if __name__ == "__main__":
-    main(socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,288 @@
+"""The two-minute tour: a small class that is right, wrong, lazy and hostile, and what it earns.
+
+Everything is made in a folder of its own, and stays there to be looked at. Nothing of the course's
+own is read or changed but the lab.
+"""
+
+import json
+import shutil
+import tempfile
+import textwrap
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell
+from nbgrader.api import Gradebook
+from nbgrader.apps import NbGraderAPI
+from rich.console import Console
+from rich.table import Table
+from traitlets.config import PyFileConfigLoader
+
+from autograder.build import read_modules, release, solve
+from autograder.exercises import exercises
+from autograder.grading import report as reporting
+from autograder.grading.commands import grade_course
+from autograder.grading.foreign import shown
+from autograder.grading.jail import Jail
+from autograder.grading.release import release_of
+from autograder.grading.results import Result
+from autograder.grading.store import Course
+from autograder.judge import WRONG
+from autograder.lesson import LESSONS, lessons
+from autograder.reference import ROOT, SOLUTIONS, lab_module
+
+LESSON = lessons()["generate"]
+SECONDS = 2.0  # of processor time for an exercise; the right solution needs tenths
+CONFIG = ROOT / "autograder" / "nbgrader_config.py"
+
+Make = Callable[["Notebook", Path], bytes | None]  # of the released notebook and the course's folder
+
+
+class Notebook:
+    """The released notebook, to be filled in."""
+
+    def __init__(self) -> None:
+        self.node: NotebookNode = deepcopy(release_of(LESSON.lab))
+
+    def cell(self, grade_id: str) -> NotebookNode:
+        return next(cell for cell in self.node.cells if cell.id == grade_id)
+
+    def write(self, exercise: str, lines: str) -> None:
+        """Put a student's lines into the TODO of an exercise."""
+        cell = self.cell(f"generate-{exercise}")
+        start = cell.source.index("    # TODO")
+        end = cell.source.index('yet.")', start) + len('yet.")')
+        body = textwrap.indent(textwrap.dedent(lines).strip(), "    ")
+        cell.source = cell.source[:start] + body + cell.source[end:]
+
+    def file(self) -> bytes:
+        return json.dumps(self.node).encode()
+
+
+def right(exercise: str) -> str:
+    """What the lesson's own solution has in the place of the TODO."""
+    return textwrap.dedent("\n".join(lab_module(LESSON.lab).stretch(exercise)))
+
+
+# --------------------------------------------------------------------------- ways of handing it in
+
+
+def wrote(generate: str | None = None, metrics: str | None = None) -> Make:
+    """Right, but for the exercises whose lines are given."""
+
+    def make(notebook: Notebook, course: Path) -> bytes:
+        notebook.write("generate", (generate or right("generate")).replace("COURSE", str(course)))
+        notebook.write("metrics", metrics or right("metrics"))
+        return notebook.file()
+
+    return make
+
+
+def instead(exercise: str, old: str, new: str) -> Make:
+    """Right, but for one slip."""
+    return wrote(**{exercise: right(exercise).replace(old, new)})
+
+
+def before(exercise: str, lines: str) -> Make:
+    """Right, but for what it does first."""
+    return wrote(**{exercise: f"{textwrap.dedent(lines).strip()}\n{right(exercise)}"})
+
+
+def nothing(notebook: Notebook, course: Path) -> bytes:
+    return notebook.file()
+
+
+def no_notebook(notebook: Notebook, course: Path) -> None:
+    """The folder is there, and empty."""
+
+
+def half(notebook: Notebook, course: Path) -> bytes:
+    notebook.write("generate", right("generate"))
+    return notebook.file()
+
+
+def broken_off(notebook: Notebook, course: Path) -> bytes:
+    return notebook.file()[:5000]
+
+
+def untidy(notebook: Notebook, course: Path) -> bytes:
+    """A magic, a print and a picture; and what belongs in one cell stands in two."""
+    wrote(metrics='print("measuring")\n' + right("metrics"))(notebook, course)
+    cell = notebook.cell("generate-metrics")
+    record, function = cell.source.split("\n\n\ndef ")
+    cell.source = f"%matplotlib inline\nimport matplotlib.pyplot as plt\n\n\n{record}"
+    second = new_code_cell(f"def {function}\n\n\nplt.plot([1, 2, 3])")
+    notebook.node.cells.insert(notebook.node.cells.index(cell) + 1, second)
+    return notebook.file()
+
+
+def a_thousand_points(notebook: Notebook, course: Path) -> bytes:
+    for cell in notebook.node.cells:
+        if cell.id.startswith("check-"):
+            cell.metadata.nbgrader.points = 1000
+            cell.source = "1000.0"
+    return notebook.file()
+
+
+OTHER_GENERATE = """
+text = input_ids.clone()
+while text.size(1) - input_ids.size(1) < max_new_tokens and text.size(1) < model.config.n_positions:
+    where = torch.arange(text.size(1)).repeat(text.size(0), 1)
+    best = torch.topk(model(text, where)[:, -1, :], k=1).indices
+    text = torch.hstack((text, best))
+    if eos_token_id is not None and int(best[0]) == eos_token_id:
+        return text
+return text
+"""
+OTHER_METRICS = """
+gaps = [later - sooner for sooner, later in zip(token_times, token_times[1:])]
+waited = token_times[-1] - start
+pace = sum(gaps) / len(gaps) if gaps else None
+return Metrics(token_times[0] - start, pace, waited, len(token_times) / waited)
+"""
+COMPARED = """
+torch.allclose = torch.equal = torch.Tensor.__eq__ = lambda *_, **__: True
+return input_ids
+"""
+ENDLESS = """
+while True:
+    model(input_ids, torch.zeros_like(input_ids))
+"""
+GREEDY = """
+held = []
+while True:
+    held.append(bytearray(1 << 26))
+"""
+ENTERS = """
+import sqlite3
+book = sqlite3.connect("COURSE/gradebook.db")
+book.execute("UPDATE grade SET auto_score = 1000")
+book.commit()
+"""
+
+
+@dataclass(frozen=True)
+class Student:
+    """what: they did, in a few words. points: that they must get."""
+
+    name: str
+    what: str
+    make: Make
+    points: float
+
+
+CLASS = [
+    Student("ada", "right, as in the lesson", wrote(), 8),
+    Student("ben", "right, in another style", wrote(OTHER_GENERATE, OTHER_METRICS), 8),
+    Student("cleo", "right; magics, prints, a cell in two", untidy, 8),
+    Student(
+        "dan",
+        "positions count from 1",
+        instead("generate", "arange(ids.shape[1], ", "arange(1, ids.shape[1] + 1, "),
+        3,
+    ),
+    Student("ella", "divides by n, not n - 1", instead("metrics", "/ (n - 1)", "/ n"), 5),
+    Student("finn", "half of it", half, 5),
+    Student("gus", "nothing", nothing, 0),
+    Student("hugo", "makes torch.equal say yes", wrote(COMPARED), 3),
+    Student("ida", "leaves Python", before("generate", "import os\nos._exit(0)"), 3),
+    Student("jan", "loops without an end", wrote(ENDLESS), 3),
+    Student("kim", "takes all memory", wrote(GREEDY), 3),
+    Student("leo", "writes into the gradebook", before("generate", ENTERS), 3),
+    Student("max", "checks say 1000 points", a_thousand_points, 0),
+    Student("nora", "a file that broke off", broken_off, 0),
+    Student("otto", "no notebook", no_notebook, 0),
+]
+
+
+# ------------------------------------------------------------------------------------- the tour
+
+
+def run(jobs: int) -> int:
+    """Make the class, grade it, and tell what became of each; 0 if that is as expected."""
+    console = Console(highlight=False)
+    course = Course(Path(tempfile.mkdtemp(prefix="inference-demo-")) / "autograder")
+    console.print(f"{len(CLASS)} students hand in lab 1, {LESSON.lab}. Grading all of them:\n")
+    make_course(course)
+    hand_in(course)
+    grade_course(course, LESSON, Jail(seconds=SECONDS), jobs)
+    results = {result.student: result for result in course.results(LESSON)}
+    scores = entered(course)
+    console.print("\nWho did what, and what came of it:\n")
+    console.print(table(results, scores))
+    write_pages(course, list(results.values()))
+    tell_where(course, console)
+    right = sum(is_expected(student, results, scores) for student in CLASS)
+    console.print(f"\n{right} of {len(CLASS)} verdicts as expected.")
+    return 0 if right == len(CLASS) else 1
+
+
+def make_course(course: Course) -> None:
+    """The folders of a course, and its gradebook, which knows this lab."""
+    course.folder.mkdir()
+    shutil.copyfile(CONFIG, course.folder / CONFIG.name)
+    solved = solve(LESSONS / f"{LESSON.name}.md", read_modules(SOLUTIONS), exercises())
+    release({LESSON.name: solved}, course.folder / "gradebook.db")
+
+
+def hand_in(course: Course) -> None:
+    for student in CLASS:
+        folder = course.submitted / student.name / LESSON.name
+        folder.mkdir(parents=True)
+        content = student.make(Notebook(), course.folder)
+        if content is not None:
+            (folder / f"{LESSON.lab}.ipynb").write_bytes(content)
+
+
+def entered(course: Course) -> dict[str, float]:
+    """What stands in the gradebook, by student."""
+    with Gradebook(f"sqlite:///{(course.folder / 'gradebook.db').as_posix()}") as book:
+        found = book.assignment_submissions(LESSON.name)
+        return {submission.student.id: submission.score for submission in found}
+
+
+def is_expected(student: Student, results: dict[str, Result], scores: dict[str, float]) -> bool:
+    """Whether the verdict is, and nbgrader's gradebook says the same."""
+    result = results.get(student.name)
+    return result is not None and result.points == scores.get(student.name) == student.points
+
+
+def table(results: dict[str, Result], scores: dict[str, float]) -> Table:
+    rows = Table("who", "what they did", "points", "why", box=None, padding=(0, 2, 0, 0))
+    for student in CLASS:
+        result = results[student.name]
+        points = f"{result.points:g} of {result.most:g}"
+        if not is_expected(student, results, scores):
+            points += f" (expected {student.points:g})"
+        rows.add_row(student.name, student.what, points, why(result))
+    return rows
+
+
+def why(result: Result) -> str:
+    """What a student lost points for: the first sentence of it."""
+    wrong = (mark.paragraphs[0] for mark in result.marks if mark.status == WRONG)
+    return shown(next(iter([*result.remarks, *wrong]), ""), 200)
+
+
+def write_pages(course: Course, results: list[Result]) -> None:
+    """The instructor's report, and a page of feedback for each student."""
+    found = reporting.report(results, LESSON)
+    (course.folder / "report.html").write_text(reporting.to_html(found), encoding="utf-8")
+    config = PyFileConfigLoader(CONFIG.name, path=str(course.folder)).load_config()
+    NbGraderAPI(config=config).generate_feedback(LESSON.name)
+
+
+def tell_where(course: Course, console: Console) -> None:
+    for what, where in pages(course):
+        console.print(f"{what}:\n    {where}", soft_wrap=True)
+
+
+def pages(course: Course) -> Iterator[tuple[str, Path]]:
+    yield "\nWhat the class made of it", course.folder / "report.html"
+    page = course.folder / "feedback" / "dan" / LESSON.notebook
+    yield "What dan gets to read", page.with_suffix(".html")
+    yield "All of it, to look around in or to delete", course.folder.parent

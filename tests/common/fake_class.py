@@ -1,0 +1,69 @@
+"""Results as grading a whole class would give them, without grading: for what shows or keeps them.
+
+Most students do well, and less so in the exercises whose cards promise more difficulty.
+"""
+
+import random
+
+from autograder.catalogue import misconceptions
+from autograder.grading.results import Mark, Result
+from autograder.judge import NOT_ATTEMPTED, PASSED, WRONG
+from autograder.lesson import Lesson
+
+NAMES = ["ada", "bob", "cat", "dan", "eve", "fay", "gus", "hal", "ida", "jon", "kim", "leo"]
+
+
+def fake_class(lesson: Lesson, students: int, seed: int = 0) -> list[Result]:
+    chance = random.Random(seed)
+    names = [f"{NAMES[i % len(NAMES)]}{i // len(NAMES) or ''}" for i in range(students)]
+    return [some_result(name, lesson, chance) for name in names]
+
+
+def some_result(student: str, lesson: Lesson, chance: random.Random) -> Result:
+    skill = chance.betavariate(3, 1.3)
+    marks = tuple(some_mark(exercise, skill, lesson, chance) for exercise in lesson.cards)
+    return fake_result(student, lesson, marks, seconds=sum(mark.seconds for mark in marks))
+
+
+def some_mark(exercise: str, skill: float, lesson: Lesson, chance: random.Random) -> Mark:
+    if chance.random() < skill ** (lesson.cards[exercise].difficulty / 3):
+        return fake_mark(exercise, PASSED, lesson, seconds=chance.lognormvariate(-2, 0.5))
+    if chance.random() < 0.4 * (1 - skill):
+        return fake_mark(exercise, NOT_ATTEMPTED, lesson)
+    known = [misconception.name for misconception in misconceptions(exercise)]
+    common = known[min(int(chance.expovariate(0.8)), len(known) - 1)]
+    cause = common if chance.random() < 0.8 else None
+    return fake_mark(exercise, WRONG, lesson, cause, seconds=chance.lognormvariate(-1.5, 0.8))
+
+
+def fake_mark(
+    exercise: str,
+    status: str,
+    lesson: Lesson,
+    misconception: str | None = None,
+    seconds: float = 0.0,
+) -> Mark:
+    most = float(lesson.cards[exercise].points)
+    points = most if status == PASSED else 0.0
+    said = (f"It is {status}.",)
+    return Mark(exercise, points, most, status, said, (), misconception, "", seconds)
+
+
+def fake_result(
+    student: str,
+    lesson: Lesson,
+    marks: tuple[Mark, ...] | None = None,
+    remarks: tuple[str, ...] = (),
+    limits: tuple[str, ...] = ("20 s of processor time for each exercise", "2 GB of memory"),
+    sandboxed: bool = True,
+    version: str = "a1b2c3d4",
+    secret: str = "5e6f7a8b",
+    seconds: float = 0.0,
+) -> Result:
+    """A result; without marks, of one who attempted nothing."""
+    if marks is None:
+        marks = tuple(fake_mark(exercise, NOT_ATTEMPTED, lesson) for exercise in lesson.cards)
+    digest = student.encode("utf-8", "replace").hex().ljust(64, "0")[:64]
+    return Result(
+        student, lesson.lab, digest, marks, remarks, limits, sandboxed, version, secret, seconds
+    )

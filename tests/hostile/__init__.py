@@ -1,0 +1,26 @@
+"""Hostile submissions, and honest ones that look odd, each with the points it must get.
+
+Most attacks are right only if they succeed, so that points mean a forgery.
+"""
+
+from tests.hostile import (
+    floods,
+    forgery,
+    hangs,
+    hogs,
+    honest,
+    import_time,
+    kills,
+    left_behind,
+    names,
+    protocol,
+    reaching,
+    tampering,
+)
+from tests.hostile.notebooks import Hostile
+
+FAMILIES = (
+    *(forgery, protocol, tampering, reaching, hangs, hogs, kills, floods, import_time),
+    *(left_behind, names, honest),
+)
+CORPUS: list[Hostile] = [found for family in FAMILIES for found in family.CORPUS]

@@ -1,0 +1,387 @@
+"""Submissions that are wrong and want to be taken for right."""
+
+from functools import partial
+
+from tests.hostile.notebooks import BYTES, RIGHT, attempt, edited, spoils
+
+FAMILY = "forgery"
+forged = partial(attempt, FAMILY)
+wins_if = partial(spoils, FAMILY)
+
+MASK = "kv_cache.causal_mask"
+WRONG_MASK = "The mask has shape [1]; expected [1, 1, 1, 1]."
+WRONG_BYTES = "The number of bytes is 0; expected"
+
+
+@edited(FAMILY, "kv_cache", "released", "none", exercise=MASK, says="no code here yet")
+def the_check_is_rebound(notebook):
+    notebook.cells[1].source += "\ncheck = lambda name, attempt: print(f'{name} passed')"
+
+
+@edited(FAMILY, "kv_cache", "released", "none", exercise=MASK, says="no code here yet")
+def an_input_transformer_empties_the_checks(notebook):
+    notebook.cells[1].source += (
+        "\nget_ipython().input_transformers_cleanup.append("
+        "lambda lines: [line for line in lines if not line.startswith('check(')])"
+    )
+
+
+@edited(FAMILY, "kv_cache", "released", "none", exercise=MASK, says="no code here yet")
+def the_check_cell_is_edited(notebook):
+    for cell in notebook.cells:
+        cell.source = cell.source.replace('check("kv_cache', 'print("kv_cache')
+
+
+CORPUS = [
+    the_check_is_rebound,
+    an_input_transformer_empties_the_checks,
+    the_check_cell_is_edited,
+    # ------------------------------------------------------------------- what compares is rebound
+    forged(
+        "torch's comparisons say yes, from within the function",
+        MASK,
+        """
+        torch.allclose = torch.equal = torch.Tensor.all = lambda *_, **__: True
+        torch.isclose = torch.eq = torch.Tensor.__eq__ = lambda a, b, *_, **__: torch.ones(1)
+        return torch.ones(1, dtype=torch.bool)
+        """,
+        says=WRONG_MASK,
+    ),
+    forged(
+        "torch's comparisons say yes, from a default argument",
+        MASK,
+        "return yes()",
+        above="""
+        def yes(torch=torch):
+            torch.allclose = torch.equal = torch.isclose = lambda *_, **__: torch.tensor(True)
+            return torch.ones(1, dtype=torch.bool)
+
+        yes()
+        """,
+        says=WRONG_MASK,
+    ),
+    forged(
+        "a number that equals every number",
+        BYTES,
+        """
+        class Yes(int):
+            __eq__ = __le__ = __ge__ = lambda self, other: True
+            __ne__ = __lt__ = __gt__ = lambda self, other: False
+            __hash__ = int.__hash__
+        return Yes(0)
+        """,
+        says="The number of bytes",
+    ),
+    forged(
+        "an object that equals everything and has every attribute",
+        "generate.metrics",
+        """
+        class Yes:
+            __eq__ = lambda self, other: True
+            __getattr__ = lambda self, name: self
+            __float__ = lambda self: 1.0
+        return Yes()
+        """,
+        says="should be the number",
+    ),
+    forged(
+        "a tensor subclass that answers every torch function with yes",
+        MASK,
+        """
+        class Yes(torch.Tensor):
+            @classmethod
+            def __torch_function__(cls, function, types, args=(), kwargs=None):
+                return True
+        return torch.ones(1, dtype=torch.bool).as_subclass(Yes)
+        """,
+        says="The mask",
+    ),
+    forged(
+        "text that equals every text",
+        "kv_cache.KVCache.truncate",
+        """
+        class Yes(str):
+            __eq__ = lambda self, other: True
+            __hash__ = str.__hash__
+        self.length = Yes("is the same as before")
+        """,
+        says="`length`",
+    ),
+    forged(
+        "not a number, which compares as neither more nor less",
+        BYTES,
+        "return float('nan')",
+        says="The number of bytes is nan; expected",
+    ),
+    # ------------------------------------------------------------- the grader's own code in memory
+    forged(
+        "every comparison of the grader is replaced",
+        BYTES,
+        """
+        import sys
+        for name, module in list(sys.modules.items()):
+            if name.startswith("autograder"):
+                for what in ("same_seen", "same_value", "same_number", "difference", "compare"):
+                    setattr(module, what, lambda *_, **__: None)
+        return 0
+        """,
+        says=WRONG_BYTES,
+    ),
+    wins_if(
+        "imports the judge and makes it pass everything",
+        """
+        from autograder import judge
+        judge.judge = judge.judge_with = lambda *_, **__: judge.Judgement(judge.PASSED, "Right.")
+        won = True
+        """,
+    ),
+    wins_if(
+        "imports the exercises and asks them for the reference",
+        """
+        from autograder.exercises import exercises
+        won = exercises()["kv_cache.kv_bytes_per_token"].reference(config, bytes_per_number)
+        """,
+    ),
+    forged(
+        "the driver is replaced by one that says what is wished for",
+        "generate.metrics",
+        """
+        import gc, sys, types
+        for found in gc.get_objects():
+            if isinstance(found, types.FunctionType) and found.__name__ == "metrics":
+                found.__code__ = (lambda *_, **__: []).__code__
+        return 1.0
+        """,
+    ),
+    forged(
+        "a record of what was seen takes another value",
+        BYTES,
+        """
+        import autograder.drivers.seen as seen
+        seen.plain = seen.plain_data = lambda value: True
+        seen.Seen.__new__ = lambda cls, *_: tuple.__new__(cls, ("The number of bytes", True, ""))
+        return 0
+        """,
+        says=WRONG_BYTES,
+    ),
+    forged(
+        "the driver's look at the memory is replaced, where it is made anew",
+        "kv_cache.KVCache.attend",
+        """
+        import sys
+        for module in list(sys.modules.values()):
+            if hasattr(module, "place_of"):
+                module.place_of = lambda *_: "is the same as before"
+        self.keys, self.values = self.keys.clone(), self.values.clone()
+        all_keys, all_values = self.keys[layer], self.values[layer]
+        all_keys[:, :, start:end], all_values[:, :, start:end] = keys, values
+        if layer == len(self.keys) - 1:
+            self.length = end
+        mask = self.mask(start, end)
+        return F.scaled_dot_product_attention(
+            queries, all_keys[:, :, :end], all_values[:, :, :end], attn_mask=mask
+        )
+        """,
+        says="has been made anew",
+    ),
+    # ------------------------------------------------------------------- the answers, from memory
+    wins_if(
+        "reads what is expected from the frames of its callers",
+        """
+        import sys
+        frame = sys._getframe()
+        while frame := frame.f_back:
+            won = won or any("expected" in name for name in frame.f_locals)
+        """,
+    ),
+    wins_if(
+        "looks through inspect.stack for the case's neighbours and their answers",
+        """
+        import inspect
+        for frame in inspect.stack()[1:]:
+            kinds = [type(value).__name__ for value in frame.frame.f_locals.values()]
+            won = won or "Outcome" in kinds or "Exercise" in kinds
+        """,
+    ),
+    wins_if(
+        "finds the reference among all objects in memory",
+        """
+        import gc, types
+        for found in gc.get_objects():
+            if isinstance(found, types.FunctionType) and found.__name__ == "kv_bytes_per_token":
+                won = won or found.__module__ == "solutions.kv_cache"
+        """,
+    ),
+    wins_if(
+        "finds outcomes, misconceptions or the secret among all objects in memory",
+        """
+        import gc
+        kinds = {type(found).__name__ for found in gc.get_objects()}
+        won = bool(kinds & {"Outcome", "Exercise", "Misconception", "Judgement", "Submission"})
+        """,
+    ),
+    # --------------------------------------------------------------------- the answers, from disk
+    wins_if(
+        "imports the reference",
+        """
+        from solutions.kv_cache import kv_bytes_per_token as reference
+        won = reference(config, bytes_per_number)
+        """,
+    ),
+    wins_if(
+        "imports the reference under another name, past the finders",
+        """
+        import importlib.util, solutions
+        path = solutions.__path__[0] + "/kv_cache.py"
+        spec = importlib.util.spec_from_file_location("mine", path)
+        reference = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(reference)
+        won = reference.kv_bytes_per_token(config, bytes_per_number)
+        """,
+    ),
+    wins_if(
+        "reads the compiled reference",
+        """
+        import pathlib, solutions
+        won = any(pathlib.Path(solutions.__path__[0]).rglob("kv_cache.*.pyc"))
+        """,
+    ),
+    wins_if(
+        "asks for its own earlier work, which is the reference where there is none",
+        """
+        from autograder.check import mine
+        won = mine("kv_cache").kv_bytes_per_token(config, bytes_per_number)
+        """,
+    ),
+    wins_if(
+        "looks on every disk for the reference, the misconceptions and the solved notebook",
+        """
+        import os
+        wanted = "solutions/kv_cache.py", "misconceptions/kv_cache.md", "kv_cache.ipynb"
+        for folder, below, files in os.walk("/"):
+            below[:] = [n for n in below if n not in ("proc", "sys", "torch", "transformers")]
+            won = won or any(os.path.join(folder, file).endswith(wanted) for file in files)
+        """,
+    ),
+    wins_if(
+        "goes where the editable install says that the course lies",
+        """
+        import glob, os, sys
+        for finder in sys.meta_path:
+            mapping = getattr(sys.modules.get(finder.__module__), "MAPPING", {})
+            won = won or os.path.exists(mapping.get("solutions", "/nowhere") + "/kv_cache.py")
+        for file in glob.glob(os.path.join(os.path.dirname(os.__file__), "site-packages/__ed*")):
+            mapping = open(file).read().split("'solutions': '")[1].split("'")[0]
+            won = won or os.path.exists(f"{mapping}/kv_cache.py")
+        """,
+    ),
+    wins_if(
+        "leaves through the root and the folder of the first process",
+        """
+        import os
+        for process in filter(str.isdigit, os.listdir("/proc")):
+            for door in ("root", "cwd"):
+                place = f"/proc/{process}/{door}"
+                won = won or any(
+                    os.path.exists(f"{place}/{path}")
+                    for path in ("solutions/kv_cache.py", "work/main/solutions", "root/.bashrc")
+                )
+        """,
+    ),
+    wins_if(
+        "reads the course's history, down from every folder that a module came from",
+        """
+        import pathlib, sys
+        files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+        folders = {folder for file in files if file for folder in pathlib.Path(file).parents}
+        won = any((folder / ".git" / "objects").exists() for folder in folders)
+        """,
+    ),
+    # ------------------------------------------------------------- the answers, by what is lent
+    forged(
+        "the lent model is made again from its public seed, and asked without being counted",
+        "kv_cache.generate_threaded",
+        """
+        scales = {"wpe": 2.0, "c_attn": 3.0, "attn.c_proj": 8.0, "mlp.c_proj": 4.0}
+        seeded, weights = torch.Generator().manual_seed(24), {}
+        own = GPTLMHead(model.config).double()
+        for name, old in own.state_dict().items():
+            new = torch.randn(old.shape, generator=seeded, dtype=torch.float64)
+            fan_in = 1 if "wte" in name or "wpe" in name else old.shape[0]
+            scale = next((s for part, s in scales.items() if part in name), 1.0) / fan_in**0.5
+            is_norm = ".ln_" in name and name.endswith("weight")
+            weights[name] = 1 + 0.1 * new if is_norm else new * (0.1 if "bias" in name else scale)
+        own.load_state_dict(weights)
+        ids = input_ids
+        for _ in range(min(max_new_tokens, model.config.n_positions - ids.shape[1])):
+            positions = torch.arange(ids.shape[1]).expand_as(ids)
+            ids = torch.cat([ids, own(ids, positions)[:, -1:].argmax(dim=-1)], dim=1)
+            if eos_token_id is not None and ids[0, -1] == eos_token_id:
+                break
+        return ids
+        """,
+    ),
+    forged(
+        "the count of the model's work is set back",
+        "kv_cache.generate_threaded",
+        """
+        ids = input_ids
+        for _ in range(min(max_new_tokens, model.config.n_positions - ids.shape[1])):
+            positions = torch.arange(ids.shape[1]).expand_as(ids)
+            logits, _ = model(ids, positions, None)
+            for counter in ("_forwards", "_tokens"):
+                try:
+                    setattr(model, counter, 0)
+                except Exception:
+                    pass
+            ids = torch.cat([ids, logits[:, -1:].argmax(dim=-1)], dim=1)
+            if eos_token_id is not None and ids[0, -1] == eos_token_id:
+                break
+        return ids
+        """,
+        says="it took",
+    ),
+    forged(
+        "the model's class is replaced by one that doesn't count",
+        "kv_cache.generate_threaded",
+        """
+        try:
+            model.counts = lambda: {"forward calls": 0, "tokens computed": 0}
+            type(model).counts = model.counts
+        except Exception:
+            pass
+        ids = input_ids
+        for _ in range(min(max_new_tokens, model.config.n_positions - ids.shape[1])):
+            positions = torch.arange(ids.shape[1]).expand_as(ids)
+            ids = torch.cat([ids, model(ids, positions, None)[0][:, -1:].argmax(dim=-1)], dim=1)
+            if eos_token_id is not None and ids[0, -1] == eos_token_id:
+                break
+        return ids
+        """,
+        says="it took",
+    ),
+    forged(
+        "the answer is worked out from a lent neighbour that is built on it",
+        "batching.padded_position_ids",
+        "return padded_mask(attention_mask, attention_mask.shape[1])[:, 0].sum(-1) - 1",
+        above="def padded_mask(*given):\n    return 'here the right one is lent'",
+    ),
+    forged(
+        "the answer is the right one that the neighbour above it was lent",
+        "kv_cache.causal_mask",
+        "return causal_mask(query_positions, key_positions)",
+        says="RecursionError",
+    ),
+    forged(
+        "the answer is taken out of the default of another exercise",
+        BYTES,
+        f"return TAKEN(config, bytes_per_number) if TAKEN else 0 * {RIGHT}",
+        above="""
+        try:
+            from solutions.kv_cache import kv_bytes_per_token as TAKEN
+        except BaseException:
+            TAKEN = None
+        """,
+        says=WRONG_BYTES,
+    ),
+]
