@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parent
 VENV, OLD_VENV = ROOT / ".venv", ROOT / ".venv.old"
 VENV_PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 OLDEST_PYTHON = (3, 11)
-EXTRAS = ["lab", "grade", "test"]  # of pyproject.toml; .venv has them all
+EXTRAS = ["lab", "grade", "cluster", "test"]  # of pyproject.toml; .venv has them all
 LABS, WORK = ROOT / "labs", ROOT / "work"
 FOR_LEARNERS = ROOT / ".jupyter"  # settings that hide nbgrader, whose panels are for instructors
 RECORD = ".labs.json"  # in work/: the hash of every released file, as it was when it was copied

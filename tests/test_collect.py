@@ -491,6 +491,15 @@ def test_no_time_is_noted_where_the_name_tells_none(course: Course) -> None:
     assert not timestamps(course)
 
 
+def test_a_time_noted_by_hand_before_is_not_overwritten(course: Course) -> None:
+    noted = course.submitted / "ada" / "02_kv_cache" / "timestamp.txt"
+    noted.parent.mkdir(parents=True)
+    noted.write_text("2026-11-19 00:00:00 UTC")
+    course.collect((f"L_ada_attempt_{THEN}_kv_cache.ipynb", text()))
+    assert noted.read_text() == "2026-11-19 00:00:00 UTC"
+    assert noted.with_name("kv_cache.ipynb").exists()
+
+
 def test_an_extension_noted_by_hand_is_kept_with_what_it_was_for(course: Course) -> None:
     course.collect(("ada_1_2_kv_cache.ipynb", text("v1")))
     folder = course.submitted / "ada-1" / "02_kv_cache"
@@ -595,6 +604,7 @@ def test_a_name_that_leads_elsewhere_is_left_out(course: Course, name: str, insi
     [(left_out, reason)] = reasons(collected).items()
     assert left_out.endswith(name)
     assert reason == "the name leads out of the archive"
+    assert [student.id for student, _ in collected.without] == (["eve"] if inside else [])
 
 
 @pytest.mark.parametrize("kind", [stat.S_IFLNK, stat.S_IFCHR, stat.S_IFBLK, stat.S_IFIFO])

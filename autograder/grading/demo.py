@@ -5,6 +5,7 @@ own is read or changed but the lab.
 """
 
 import json
+import re
 import shutil
 import tempfile
 import textwrap
@@ -27,6 +28,7 @@ from autograder.exercises import exercises
 from autograder.grading import report as reporting
 from autograder.grading.commands import grade_course
 from autograder.grading.foreign import shown
+from autograder.grading.gradebook import NotEntered, reason
 from autograder.grading.jail import Jail
 from autograder.grading.release import release_of
 from autograder.grading.results import Result
@@ -39,7 +41,9 @@ LESSON = lessons()["generate"]
 SECONDS = 2.0  # of processor time for an exercise; the right solution needs tenths
 CONFIG = ROOT / "autograder" / "nbgrader_config.py"
 
-Make = Callable[["Notebook", Path], bytes | None]  # of the released notebook and the course's folder
+Make = Callable[
+    ["Notebook", Path], bytes | None
+]  # of the released notebook and the course's folder
 
 
 class Notebook:
@@ -145,17 +149,17 @@ pace = sum(gaps) / len(gaps) if gaps else None
 return Metrics(token_times[0] - start, pace, waited, len(token_times) / waited)
 """
 COMPARED = """
-torch.allclose = torch.equal = torch.Tensor.__eq__ = lambda *_, **__: True
-return input_ids
+torch.equal = torch.allclose = torch.Tensor.__eq__ = lambda *_, **__: True
+return torch.zeros(1, dtype=torch.long)
 """
 ENDLESS = """
 while True:
-    model(input_ids, torch.zeros_like(input_ids))
+    pass
 """
 GREEDY = """
 held = []
 while True:
-    held.append(bytearray(1 << 26))
+    held.append(bytes(1 << 28))
 """
 ENTERS = """
 import sqlite3
@@ -201,12 +205,18 @@ CLASS = [
 
 # ------------------------------------------------------------------------------------- the tour
 
+BEFORE = f"""\
+{len(CLASS)} students hand in lab 1: some are right, some wrong, and some want points for nothing.
+What they wrote runs in a sandbox, on cases that nobody could know before. What it came to is
+compared out here, and nbgrader enters the points into a gradebook.
+"""
+
 
 def run(jobs: int) -> int:
     """Make the class, grade it, and tell what became of each; 0 if that is as expected."""
     console = Console(highlight=False)
     course = Course(Path(tempfile.mkdtemp(prefix="inference-demo-")) / "autograder")
-    console.print(f"{len(CLASS)} students hand in lab 1, {LESSON.lab}. Grading all of them:\n")
+    console.print(BEFORE)
     make_course(course)
     hand_in(course)
     grade_course(course, LESSON, Jail(seconds=SECONDS), jobs)
@@ -216,9 +226,9 @@ def run(jobs: int) -> int:
     console.print(table(results, scores))
     write_pages(course, list(results.values()))
     tell_where(course, console)
-    right = sum(is_expected(student, results, scores) for student in CLASS)
-    console.print(f"\n{right} of {len(CLASS)} verdicts as expected.")
-    return 0 if right == len(CLASS) else 1
+    as_expected = sum(is_expected(student, results, scores) for student in CLASS)
+    console.print(f"\n{as_expected} of {len(CLASS)} verdicts as expected.")
+    return 0 if as_expected == len(CLASS) else 1
 
 
 def make_course(course: Course) -> None:
@@ -263,9 +273,10 @@ def table(results: dict[str, Result], scores: dict[str, float]) -> Table:
 
 
 def why(result: Result) -> str:
-    """What a student lost points for: the first sentence of it."""
-    wrong = (mark.paragraphs[0] for mark in result.marks if mark.status == WRONG)
-    return shown(next(iter([*result.remarks, *wrong]), ""), 200)
+    """What a student lost points for, in a sentence."""
+    wrong = [mark.paragraphs[0] for mark in result.marks if mark.status == WRONG]
+    said = [*result.remarks, *wrong, ""][0]
+    return shown(re.split(r"(?<=[.?]) ", said)[0])
 
 
 def write_pages(course: Course, results: list[Result]) -> None:
@@ -273,7 +284,9 @@ def write_pages(course: Course, results: list[Result]) -> None:
     found = reporting.report(results, LESSON)
     (course.folder / "report.html").write_text(reporting.to_html(found), encoding="utf-8")
     config = PyFileConfigLoader(CONFIG.name, path=str(course.folder)).load_config()
-    NbGraderAPI(config=config).generate_feedback(LESSON.name)
+    done = NbGraderAPI(config=config).generate_feedback(LESSON.name)
+    if not done["success"]:
+        raise NotEntered(reason(done))
 
 
 def tell_where(course: Course, console: Console) -> None:

@@ -51,6 +51,8 @@ def run_for(wanted: str, cells: list[str], names: dict[str, Any]) -> None:
             statements += read(python_of(source), file)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             told[file] = f"{type(error).__name__}: {error}"
+    if not any(wanted in s.binds for s in statements) and reason_for(wanted, cells, told):
+        raise NotDefined(not_defined(wanted, cells, told))
     for statement in needed(wanted, statements):
         if statement.file in told:
             continue
@@ -66,13 +68,18 @@ def run_for(wanted: str, cells: list[str], names: dict[str, Any]) -> None:
 
 
 def not_defined(wanted: str, cells: list[str], told: dict[str, str]) -> str:
-    for number, source in enumerate(cells, 1):
-        if wanted in source and (reason := told.get(f"<cell {number}>")):
-            return f"The cell that defines `{wanted}` did not run ({reason[:300]})."
+    if reason := reason_for(wanted, cells, told):
+        return f"The cell that defines `{wanted}` did not run ({reason[:300]})."
     if told:
         first = next(iter(told.values()))[:300]
         return f"`{wanted}` is not defined: a cell above did not run ({first})."
     return f"The notebook defines no `{wanted}`."
+
+
+def reason_for(wanted: str, cells: list[str], told: dict[str, str]) -> str | None:
+    """What ended a cell that may define `wanted`."""
+    files = (f"<cell {number}>" for number, source in enumerate(cells, 1) if wanted in source)
+    return next((told[file] for file in files if file in told), None)
 
 
 def read(source: str, file: str) -> Iterator[Statement]:

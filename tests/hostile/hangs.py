@@ -104,7 +104,6 @@ CORPUS = [
                     pass
         Clinging()
         """,
-        says=STOPPED,
     ),
     hangs(
         "an exception that takes forever to tell",

@@ -14,12 +14,9 @@ def left_file(name: str, folder: str, mode: int = 0o755) -> Hostile:
         name,
         f"""
         import os
-        try:
-            os.makedirs("{folder}", exist_ok=True)
-            open("{folder}/left", "w").write("answers")
-            os.chmod("{folder}", {mode})
-        except OSError:
-            pass
+        os.makedirs("{folder}", exist_ok=True)
+        open("{folder}/left", "w").write("answers")
+        os.chmod("{folder}", {mode})
         """,
         f"""
         import os

@@ -236,7 +236,7 @@ def leaves(family: str, name: str, leave: str, found: str) -> Hostile:
     """The second exercise is right only if it finds what the first one left: if it sets `won`."""
 
     def notebook(solved: NotebookNode, released: NotebookNode) -> bytes:
-        write(released, LOOP, f"{textwrap.dedent(leave).strip()}\n{right_lines(LOOP)}")
+        write(released, LOOP, f"{guarded(leave)}\n{right_lines(LOOP)}")
         body = f"{guarded(found)}\nif not won:\n    return 'nothing was left'\n"
         return as_bytes(write(released, METRICS, body + right_lines(METRICS)))
 

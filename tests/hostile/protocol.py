@@ -124,7 +124,7 @@ CORPUS = [
         said(
             f"a tensor of {name}",
             f"""
-            say(b'["answer", {{"tensor": {tensor}}}]', {body})
+            say(b'["answer", {{"tensor": {tensor}}}]', {body!r})
             time.sleep(10 ** 6)
             """,
         )

@@ -201,18 +201,18 @@ def a_solution_is_deleted(notebook):
     notebook.cells.remove(solution_cell(notebook, "generate.metrics"))
 
 
-@solved({"generate.metrics"}, exercise="generate.metrics")
+@solved({"generate.metrics"}, exercise="generate.metrics", says="did not run")
 def a_solution_is_no_Python(notebook):
     solution_cell(notebook, "generate.metrics").source = "def metrics(:\n  \0\n\t return"
 
 
-@solved({"generate.metrics"}, exercise="generate.metrics")
+@solved({"generate.metrics"}, exercise="generate.metrics", says="did not run")
 def a_solution_is_nested_too_deep_to_be_parsed(notebook):
     source = solution_cell(notebook, "generate.metrics")
     source.source += f"\n\nDEEP = {'(' * 5000}1{')' * 5000}"
 
 
-@solved({"generate.metrics"}, exercise="generate.metrics")
+@solved({"generate.metrics"}, exercise="generate.metrics", says="did not run")
 def a_solution_whose_tree_is_too_deep_to_be_walked(notebook):
     cell = solution_cell(notebook, "generate.metrics")
     cell.source += f"\n\nDEEP = {'-' * 90_000}1\nmetrics.deep = DEEP"
