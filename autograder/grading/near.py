@@ -108,6 +108,13 @@ class Near(Peer):
             )
         super().answer(question)
 
+    def ask(self, number: int, verb: str, name: str, *given: Any) -> Any:
+        """What comes back is measured as well: it is computed with out here."""
+        found = super().ask(number, verb, name, *given)
+        if size_of(found) > MOST_FOR_A_MODEL:
+            raise WireError("What came back is far more than what the case has.")
+        return found
+
     def done(self, thing: Any, verb: str, name: str, given: list[Any]) -> Message:
         """More numbers, or larger ones, than any case would hand over are refused."""
         is_model = isinstance(thing, ShownModel)

@@ -41,6 +41,8 @@ from autograder.judge import (
     limited,
 )
 from autograder.lesson import lessons
+from autograder.reference import lab_module
+from autograder.sandbox.notebook import global_names
 from autograder.sandbox.peer import Gone
 from autograder.sandbox.shown import ShownModel
 from autograder.sandbox.wire import WireError
@@ -260,7 +262,7 @@ class There:
                 "is_class": isinstance(exercise.reference, type),
                 "driver": driver.__name__,
                 "cells": self.trying.rebuilt.cells_before(exercise.name),
-                "lent": {name: near.share(Lent(f)) for name, f in lent(exercise).items()},
+                "lent": {name: near.share(Lent(f)) for name, f in needed(exercise).items()},
                 "limits": self.trying.jail.resources,
                 "seconds": seconds,
             },
@@ -274,6 +276,20 @@ class There:
             yield outcome
             if outcome.failure is not None and outcome.failure.stopped:
                 return
+
+
+@cache
+def needed(exercise: Exercise) -> dict[str, Any]:
+    """What is lent to an attempt: right solutions that the reference uses too, and no others.
+
+    They run out here, on whatever a stranger hands them.
+    """
+    module, found, left = lab_module(exercise.lab), set[str](), {exercise.attempt_name}
+    while left:
+        found |= left
+        used = (global_names(module.text(module.objects[n])) for n in left if n in module.objects)
+        left = {name for names in used for name in names} - found
+    return {name: function for name, function in lent(exercise).items() if name in found}
 
 
 GONE = (
