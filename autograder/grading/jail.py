@@ -377,14 +377,15 @@ class Sandbox:
         except OSError:
             found = b""
         if found != message:
-            self.close()
             self.log.seek(0)
             said = self.log.read(4000).decode(errors="replace").strip().splitlines()
+            self.close()
             raise JailError(f"The process in the sandbox did not start: {' '.join(said[-1:])}")
 
     def close(self) -> None:
         """Whatever runs in here, and whatever it left behind, is gone."""
         self.control.close()
+        self.log.close()
         with suppress(ProcessLookupError):
             self.process.kill()  # with it the first process of the namespace, and so all of it
         self.process.wait()

@@ -25,7 +25,7 @@ CORPUS = [
         above="import os\n\n\n@os._exit\ndef leave():\n    return 0",
     ),
     *(
-        kills(f"sends {signal} to {whom}", body=f"import os\nos.kill({pid}, {number})\nreturn 1")
+        kills(f"kills {whom}", body=f"import os\nos.kill({pid}, 9)\nreturn 1")
         for whom, pid in [
             ("the first process", "1"),
             ("everybody", "-1"),
@@ -33,7 +33,10 @@ CORPUS = [
             ("its parent", "os.getppid()"),
             ("itself", "os.getpid()"),
         ]
-        for signal, number in [("SIGKILL", 9), ("SIGTERM", 15)]
+    ),
+    kills(
+        "asks everybody to end",
+        body="import os, signal\nfor _ in range(99):\n    os.killpg(0, signal.SIGTERM)",
     ),
     *(
         kills(f"raises {error}", body=f"raise {error}('on purpose')", says=error)

@@ -4,11 +4,23 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.hostile.notebooks import ALL, NONE, Expected, Hostile, as_bytes, ordinary_file
+from nbformat import NotebookNode
+
+from tests.hostile.notebooks import (
+    LOOP,
+    METRICS,
+    NONE,
+    Expected,
+    Hostile,
+    as_bytes,
+    ordinary_file,
+    right_lines,
+    write,
+)
 
 FAMILY = "names"
 FILE = "generate.ipynb"
-SECRET = "root:x:0:0"
+FOUND = frozenset({LOOP})  # the notebook was read: what is written in it earns its points
 
 
 def placed(
@@ -18,8 +30,11 @@ def placed(
     says: str = "",
     student: str = "mallory",
 ) -> Hostile:
-    """A right notebook, wherever `files` puts it."""
-    content = lambda solved, released: as_bytes(solved)  # noqa: E731
+    """One right exercise, wherever `files` puts the notebook."""
+
+    def content(solved: NotebookNode, released: NotebookNode) -> bytes:
+        return as_bytes(write(released, METRICS, right_lines(METRICS)))
+
     return Hostile(name, FAMILY, "generate", content, expected, says, files=files, student=student)
 
 
@@ -94,43 +109,45 @@ def a_file_in_place_of_the_folder(folder: Path, content: bytes) -> None:
 
 
 CORPUS = [
-    placed("the notebook is a link to the system's passwords", linked("/etc/passwd")),
-    placed("the notebook is a link to the grader's memory", linked("/proc/self/mem")),
-    placed("the notebook is a link to endless zeros", linked("/dev/zero")),
-    placed("the notebook is a link to itself", linked(FILE)),
-    placed("the notebook is a link to nothing", linked("/nowhere/at/all")),
-    placed("the notebook is a link to a friend's", linked_to_a_friend),
-    placed("the folder is a link to a friend's", linked_folder),
-    placed("the student is a link to a friend", linked_student),
-    placed("the notebook is a friend's, by a hard link", hard_linked, ALL),
-    placed("the notebook is a pipe that nobody writes to", a_pipe),
-    placed("the notebook is a folder", a_folder),
-    placed("a file stands in the place of the folder", a_file_in_place_of_the_folder),
-    placed("the notebook is a terabyte of nothing", sparse),
-    placed("the folder is empty", empty),
-    placed("only a notebook of another name", named("my work.ipynb"), ALL),
-    placed("only a notebook in a folder below", named(f"work/{FILE}")),
-    placed("the notebook and copies of it", named(FILE, "generate-Copy1.ipynb", "x.ipynb"), ALL),
-    placed("code beside the notebook", named(FILE, "torch.py", "gpt.py", "conftest.py"), ALL),
-    placed("a configuration of nbgrader's beside it", named(FILE, "nbgrader_config.py"), ALL),
+    placed(
+        "the notebook is a link to the system's passwords", linked("/etc/passwd"), says="is a link"
+    ),
+    placed(
+        "the notebook is a link to the grader's memory", linked("/proc/self/mem"), says="is a link"
+    ),
+    placed("the notebook is a link to endless zeros", linked("/dev/zero"), says="is a link"),
+    placed("the notebook is a link to itself", linked(FILE), says="is a link"),
+    placed("the notebook is a link to nothing", linked("/nowhere/at/all"), says="is a link"),
+    placed("the notebook is a link to a friend's", linked_to_a_friend, says="is a link"),
+    placed("the folder is a link to a friend's", linked_folder, says="is a link or a file"),
+    placed("the student is a link to a friend", linked_student, says="is a link or a file"),
+    placed("the notebook is a friend's, by a hard link", hard_linked, FOUND),
+    placed("the notebook is a pipe that nobody writes to", a_pipe, says="is not an ordinary file"),
+    placed("the notebook is a folder", a_folder, says="is not an ordinary file"),
+    placed(
+        "a file stands in the place of the folder",
+        a_file_in_place_of_the_folder,
+        says="is a link or a file",
+    ),
+    placed("the notebook is a terabyte of nothing", sparse, says="is larger than"),
+    placed("the folder is empty", empty, says="There is no notebook"),
+    placed("only a notebook of another name", named("my work.ipynb"), FOUND),
+    placed("only a notebook in a folder below", named(f"work/{FILE}"), says="There is no notebook"),
+    placed("the notebook and copies of it", named(FILE, "generate-Copy1.ipynb", "x.ipynb"), FOUND),
+    placed("code beside the notebook", named(FILE, "torch.py", "gpt.py", "conftest.py"), FOUND),
+    placed("a configuration of nbgrader's beside it", named(FILE, "nbgrader_config.py"), FOUND),
     *(
-        placed(f"a student called {name!r}", ordinary_file, ALL, student=name)
+        placed(f"a student called {name!r}", ordinary_file, FOUND, student=name)
         for name in [
             "ada lovelace",
             "Łukasz Żółć 李",
             "*",
-            "[a-z]",
             "-rf",
-            "--student",
             "a\nb",
             "a'b\"c",
             "$(id)",
             "{student_id}",
-            "..hidden",
-            "a%2F..%2Fb",
             "<b>ada",
-            "=1+1",
-            "con",
             "x" * 255,
         ]
     ),
