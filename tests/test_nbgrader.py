@@ -1,11 +1,13 @@
-"""The course in nbgrader itself: three submissions of lab 1, from release to feedback."""
+"""The course in nbgrader itself: three submissions of lab 1, from release to feedback.
+
+What the grading of their code comes to is made up (tests/common/fake_results.py).
+"""
 
 import csv
-import os
+import json
 import shutil
 import socket
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -13,65 +15,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from nbgrader.api import Gradebook
 
 from autograder.build import build
 from autograder.exercises import exercises
 from autograder.reference import AuthorError
+from tests.common.course import Course, text_of
 
 ROOT = Path(__file__).resolve().parent.parent
-LAB, NOTEBOOK = "01_generate", "generate.ipynb"
+LAB = "01_generate"
 STUDENTS = ("correct", "untouched", "wrong")
 BY_CHECKS = {name: e.card.points for name, e in exercises().items() if e.lab == "generate"}
 TOKEN = "formgrader"
 BY_HAND = {"last_row": 2, "two_complaints": 2}
 
 pytestmark = pytest.mark.slow
-
-
-class Course:
-    """The course in a temporary folder, as it is after `make labs`, and nbgrader started in it."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.folder = root / "autograder"
-        self.folder.mkdir()
-        shutil.copy(ROOT / "autograder" / "nbgrader_config.py", self.folder)
-        build(ROOT / "solutions" / "lessons", root, exercises())
-        self.solved = self.folder / "source" / LAB / NOTEBOOK
-        self.lab = root / "labs" / LAB / NOTEBOOK
-        self.kept = root / "mine"
-
-    def start(self, *command: str, **options) -> subprocess.Popen:
-        """A Jupyter command, with nothing of the environment on PATH: it need not be activated."""
-        return subprocess.Popen(
-            [sys.executable, "-m", *command],
-            cwd=self.folder,
-            env={
-                **os.environ,
-                "PYTHONPATH": str(ROOT),
-                "PATH": os.defpath,
-                "MINE_FOLDER": str(self.kept),
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            **options,
-        )
-
-    def nbgrader(self, *command: str) -> str:
-        process = self.start("nbgrader", *command)
-        said, _ = process.communicate(timeout=600)
-        assert process.returncode == 0, said
-        return said
-
-    def submit(self, student: str, notebook: str) -> None:
-        folder = self.folder / "submitted" / student / LAB
-        folder.mkdir(parents=True)
-        (folder / NOTEBOOK).write_text(notebook, encoding="utf-8")
-
-    def gradebook(self) -> Gradebook:
-        return Gradebook(f"sqlite:///{self.folder / 'gradebook.db'}")
 
 
 @pytest.fixture(scope="module")
@@ -82,12 +39,12 @@ def released(tmp_path_factory) -> Course:
 @pytest.fixture(scope="module")
 def graded(released) -> Course:
     """Three submissions, graded, with feedback and an export."""
-    solved = released.solved.read_text(encoding="utf-8")
-    right, wrong = "(last - first) / (n - 1) if n > 1", "(last - start) / n if n > 1"
+    solved = released.solved(LAB).read_text(encoding="utf-8")
+    right, wrong = "(last - first) / (n - 1) if n > 1", "(last - start) / n  # wrong"
     assert right in solved
-    released.submit("correct", solved)
-    released.submit("wrong", solved.replace(right, wrong))
-    released.submit("untouched", released.lab.read_text(encoding="utf-8"))
+    released.submit("correct", LAB, solved)
+    released.submit("wrong", LAB, solved.replace(right, wrong))
+    released.submit("untouched", LAB, released.released(LAB).read_text(encoding="utf-8"))
     released.nbgrader("autograde", LAB)
     released.nbgrader("generate_feedback", LAB)
     released.nbgrader("export", "--to", "grades.csv")
@@ -95,9 +52,9 @@ def graded(released) -> Course:
 
 
 def test_nbgrader_releases_the_very_lab_that_the_build_wrote(released):
-    built = released.lab.read_bytes()
+    built = released.released(LAB).read_bytes()
     released.nbgrader("generate_assignment", LAB, "--force")
-    assert released.lab.read_bytes() == built
+    assert released.released(LAB).read_bytes() == built
 
 
 def test_each_submission_has_the_score_it_earned(graded):
@@ -134,23 +91,22 @@ def test_the_export_has_a_row_for_each_student(graded):
     assert {float(row["max_score"]) for row in rows.values()} == {points + sum(BY_HAND.values())}
 
 
-def test_feedback_says_what_was_wrong(graded):
-    pages = {
-        student: (graded.folder / "feedback" / student / LAB / "generate.html").read_text("utf-8")
+def test_feedback_says_what_each_check_came_to(graded):
+    said = {
+        student: text_of(
+            (graded.folder / "feedback" / student / LAB / "generate.html").read_text("utf-8")
+        )
         for student in STUDENTS
     }
-    for student, verdict in {"wrong": "wrong", "untouched": "not attempted"}.items():
-        assert f"generate.metrics is {verdict}" in pages[student]
-    assert "generate.metrics is" not in pages["correct"]
+    assert "generate.metrics : wrong , 0 of 3 points" in said["wrong"]
+    assert "generate.metrics : not attempted , 0 of 3 points" in said["untouched"]
+    assert "generate.metrics : passed , 3 of 3 points" in said["correct"]
 
 
-def test_grading_keeps_no_submission_as_the_learners_own_code(graded):
-    assert not graded.kept.exists()
-
-
-def test_validate_tells_a_student_what_a_grade_would_say(released):
-    assert "Success" in released.nbgrader("validate", str(released.solved))
-    said = released.nbgrader("validate", str(released.lab))
+def test_validate_runs_a_students_own_checks(released):
+    """Before handing in, on the student's own machine, nothing is made up."""
+    assert "Success" in released.nbgrader("validate", str(released.solved(LAB)))
+    said = released.nbgrader("validate", str(released.released(LAB)))
     failed = len(BY_CHECKS) + len(BY_HAND)
     assert f"VALIDATION FAILED ON {failed} CELL(S)" in said
     for name in BY_CHECKS:
@@ -163,10 +119,10 @@ def test_the_build_does_not_change_graded_cells_under_submissions(graded, tmp_pa
     shutil.copy(ROOT / "gpt.py", tmp_path)
     with (lessons / f"{LAB}.md").open("a") as lesson:
         lesson.write('\n<!-- #region answer="one_more" points=1 -->\nYes.\n<!-- #endregion -->\n')
-    before = graded.lab.read_bytes()
+    before = graded.released(LAB).read_bytes()
     with pytest.raises(AuthorError, match=r"gradebook\.db holds submissions for 01_generate"):
         build(lessons, graded.root, exercises())
-    assert graded.lab.read_bytes() == before
+    assert graded.released(LAB).read_bytes() == before
 
 
 @pytest.fixture(scope="module")
@@ -187,8 +143,9 @@ def formgrader(graded) -> Iterator[str]:
         server.communicate(timeout=60)
 
 
-def get(url: str) -> str:
-    request = urllib.request.Request(url, headers={"Authorization": f"token {TOKEN}"})
+def get(url: str, method: str = "GET") -> str:
+    token = {"Authorization": f"token {TOKEN}"}
+    request = urllib.request.Request(url, headers=token, method=method)
     with urllib.request.urlopen(request, timeout=60) as answer:
         return answer.read().decode()
 
@@ -212,4 +169,15 @@ def test_the_formgrader_shows_the_course(formgrader, graded):
     with graded.gradebook() as gradebook:
         id = gradebook.find_submission_notebook("generate", LAB, "wrong").id
     page = get(f"{formgrader}/formgrader/submissions/{id}/")
-    assert "generate.metrics is wrong" in page
+    assert "generate.metrics : wrong , 0 of 3 points" in text_of(page)
+
+
+def test_the_formgraders_own_button_grades(formgrader, graded):
+    solved = graded.solved(LAB).read_text(encoding="utf-8")
+    graded.submit("late_comer", LAB, solved)
+    button = f"{formgrader}/formgrader/api/submission/{LAB}/late_comer/autograde"
+    assert json.loads(get(button, method="POST"))["success"]
+    assert graded.scores("late_comer", LAB) == {
+        **{f"check-{name.replace('.', '-')}": points for name, points in BY_CHECKS.items()},
+        **dict.fromkeys(BY_HAND),
+    }

@@ -2,8 +2,11 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
+from functools import cache
 from html import unescape
 from pathlib import Path
 
@@ -18,18 +21,25 @@ from autograder.reference import ROOT
 FAKE = "tests.common.fake_results.result_for"
 
 
+@cache
+def built() -> tempfile.TemporaryDirectory:
+    """What `make labs` makes, made once; it goes when the tests end."""
+    folder = tempfile.TemporaryDirectory()
+    build(ROOT / "solutions" / "lessons", Path(folder.name), exercises())
+    return folder
+
+
 class Course:
     """What grading comes to is made up by tests/common/fake_results.py: no code is run."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.folder = root / "autograder"
-        self.folder.mkdir()
+        shutil.copytree(built().name, root, dirs_exist_ok=True)
         config = (ROOT / "autograder" / "nbgrader_config.py").read_text(encoding="utf-8")
         (self.folder / "nbgrader_config.py").write_text(
             f'{config}\nc.ApplyResults.result_for = "{FAKE}"\n', encoding="utf-8"
         )
-        build(ROOT / "solutions" / "lessons", root, exercises())
 
     def solved(self, name: str) -> Path:
         return self.folder / "source" / name / f"{name.split('_', 1)[1]}.ipynb"
