@@ -15,7 +15,7 @@ from pathlib import Path
 
 from autograder.grading import commands
 from autograder.grading.jail import JailError
-from autograder.grading.local import GraderDied
+from autograder.grading.refused import Refused
 from autograder.grading.secret import SecretError
 from autograder.lesson import Lesson, lessons
 
@@ -24,7 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser().parse_args(arguments)
     try:
         return given.command(given)
-    except (JailError, SecretError, GraderDied, commands.Refused) as refusal:
+    except (JailError, SecretError, Refused) as refusal:
         print(refusal, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -61,6 +61,13 @@ def parser() -> argparse.ArgumentParser:
     collect.set_defaults(command=commands.collect)
     collect.add_argument("file", type=Path, metavar="FILE.zip")
     collect.add_argument("--lab", type=lesson, help="where the files' names don't tell")
+
+    release = each.add_parser("release", help="make a bundle of a lab for a class")
+    release.set_defaults(command=commands.release)
+    release.add_argument("lab", type=lesson, metavar="LAB")
+    release.add_argument(
+        "--out", type=Path, metavar="FILE.zip", help="its file (default: here, 02_kv_cache.zip)"
+    )
 
     demo = each.add_parser("demo", help="make a small class and grade it")
     demo.set_defaults(command=commands.demo)

@@ -15,8 +15,10 @@ from autograder.drivers.seen import kind_of
 from autograder.exercise import Case, Exercise
 from autograder.exercises import exercises
 from autograder.judge import PASSED, WRONG, judge
-from autograder.kept import keep, mine, note_red
+from autograder.kept import graded, is_kept, is_red, keep, mine, note_red
 from autograder.progress import status
+from autograder.sandbox.notebook import global_names
+from autograder.source import definition
 from autograder.verdict import verdict_card
 
 __all__ = ["CheckFailed", "Result", "check", "failing_case", "hint", "mine", "status"]
@@ -72,7 +74,8 @@ def check(name: str, attempt: Any) -> Result:
     card = verdict_card(exercise, judgement)
     if judgement.status != PASSED:
         remember(judgement.case)
-        fail(exercise, card)
+        unsure = neighbours(exercise, attempt) if judgement.status == WRONG else []
+        fail(exercise, replace(card, paragraphs=[*unsure, *card.paragraphs]))
     show(replace(card, paragraphs=[*card.paragraphs, *not_kept(exercise, attempt)]))
     return Result(PASSED, judgement.message, exercise.card.points)
 
@@ -108,6 +111,19 @@ def not_defined(exercise: Exercise, stopped: str) -> str:
         f"The last cell that defines `{exercise.attempt_name}` did not run ({stopped}). "
         "Mend it and run it again: until then the name means what it meant before."
     )
+
+
+def neighbours(exercise: Exercise, attempt: Any) -> list[str]:
+    """What else may be wrong in a bundle, where right solutions of other exercises aren't lent."""
+    if exercise.record is None or graded():
+        return []
+    used = global_names(definition(attempt) or "")
+    own = [e for e in exercises().values() if e.record and e is not exercise and e.path in used]
+    first = [f"`{e.name}`" for e in own if not is_kept(e) or is_red(e)]
+    if not first:
+        return []
+    told = "It uses other exercises of yours that have not passed yet"
+    return [f"{told}: {', '.join(first)}. Begin there."]
 
 
 def not_kept(exercise: Exercise, attempt: Any) -> list[str]:

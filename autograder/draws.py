@@ -1,7 +1,7 @@
 """What the cases of every lab are drawn from: random numbers, small models, configurations."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from functools import cache
 from itertools import islice
@@ -11,9 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from autograder.compare import Difference, first, no_more_work, same_seen
-from autograder.exercise import Outcome, Service
-from autograder.services import FORWARDS, TOKENS, CountedModel, random_model, random_weights
+from autograder.services import random_model, random_weights
 from gpt import GPTConfig, GPTLMHead
 
 # Heads, head_dim and layers differ from each other and from most batches, so that two dimensions
@@ -68,19 +66,6 @@ def is_lively() -> bool:
     """Whether the small model's texts vary: with some seeds a position alone decides."""
     texts = texts_of(small_model(GPTLMHead))
     return all(len({new[step] for new in texts}) >= 40 for step in range(6))
-
-
-def lend_model(
-    cls: Callable[[GPTConfig], Any],
-) -> Callable[[Mapping[str, Any]], dict[str, Service]]:
-    """The services of an exercise that takes a model."""
-    return lambda data: {"model": CountedModel(small_model(cls))}
-
-
-def compare_with_work(got: Outcome, expected: Outcome) -> Difference | None:
-    """What was seen, and no more work than the reference did."""
-    work = got.counts["model"], expected.counts["model"]
-    return first(same_seen(got.seen, expected.seen), no_more_work(*work, FORWARDS, TOKENS))
 
 
 def draw(generator: torch.Generator, low: int, high: int) -> int:

@@ -6,7 +6,7 @@ reference, the comparison and the misconceptions stay on this side. The referenc
 misconception go through the same driver as the student's attempt: all are judged by what they do.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from types import ModuleType
@@ -19,6 +19,7 @@ from autograder.compare import Difference, same_seen
 from autograder.drivers.seen import Seen
 from autograder.failure import Failure
 from autograder.lesson import Card, card_of
+from autograder.reference import module_name
 
 Driver = Callable[..., list[Seen]]
 
@@ -66,12 +67,26 @@ class Outcome:
     changed: str | None = None
 
 
+Services = Callable[[Mapping[str, Any]], Mapping[str, Service]]
+
+
 def no_services(data: Mapping[str, Any]) -> dict[str, Service]:
     return {}
 
 
 def compare_seen(got: Outcome, expected: Outcome) -> Difference | None:
     return same_seen(got.seen, expected.seen)
+
+
+@dataclass(frozen=True)
+class Record:
+    """What came of the reference and of each form of each misconception, case by case.
+
+    It stands for them in a bundle, which has neither. right: by the name of the driver.
+    """
+
+    right: Mapping[str, Sequence[Outcome]]
+    wrong: Sequence[tuple[Misconception, Sequence[Outcome]]]
 
 
 @dataclass(frozen=True)
@@ -87,14 +102,18 @@ class Exercise:
     as_built: the driver again, for an attempt that keeps books of its own beside those that are
         asked for: it reaches every state by the attempt's own methods, where the first driver sets
         it by hand. An attempt that passes with one of them is right.
+    in_bundle: what is lent in a bundle, where `services` lends what the lab's own reference makes.
+    record: in a bundle, what came of the reference and of the misconceptions.
     """
 
     name: str
     driver: Driver
     cases: Callable[[torch.Generator], list[Case]]
     compare: Callable[[Outcome, Outcome], Difference | None] = compare_seen
-    services: Callable[[Mapping[str, Any]], Mapping[str, Service]] = no_services
+    services: Services = no_services
     as_built: Driver | None = None
+    in_bundle: Services | None = None
+    record: Record | None = field(default=None, compare=False)
 
     @property
     def lab(self) -> str:
@@ -112,11 +131,11 @@ class Exercise:
 
     @property
     def module(self) -> ModuleType:
-        return import_module(f"solutions.{self.lab}")
+        return import_module(module_name(self.lab))
 
     @property
     def reference(self) -> Any:
-        """The right function, or the class that holds the right method."""
+        """The right function, or the class with the right method; in a bundle, its skeleton."""
         return getattr(self.module, self.attempt_name)
 
     @property

@@ -4,7 +4,7 @@ import copy
 import ctypes
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -125,11 +125,11 @@ def drawn(exercise: Exercise, seed: int) -> list[Case]:
 def judge_with(
     exercise: Exercise, driver: Driver, attempt: Attempt, cases: list[Case], diagnosed: bool = True
 ) -> Judgement:
-    expected = run_all(exercise, driver, exercise.reference, cases)
+    expected = right_outcomes(exercise, driver, cases)
     if fault := next((outcome.failure for outcome in expected if outcome.failure), None):
         raise RuntimeError(f"The reference of {exercise.name} does not run.") from fault.error
     got = attempt.outcomes(driver, cases, expected)
-    if (judgement := not_implemented(attempt, cases, got)) is not None:
+    if (judgement := not_implemented(exercise, attempt, cases, got)) is not None:
         return judgement
     for case, mine, theirs in zip(cases, got, expected, strict=True):
         found = difference(exercise, mine, theirs)
@@ -145,6 +145,13 @@ def judge_with(
         cause, name = (known.sentence, known.name) if known else (None, None)
         return Judgement(WRONG, found.sentence, case, found, cause, sure, line, misconception=name)
     return Judgement(PASSED, "Right on every case.")
+
+
+def right_outcomes(exercise: Exercise, driver: Driver, cases: Sequence[Case]) -> list[Outcome]:
+    """What the reference does; what it did, where it isn't here."""
+    if exercise.record is not None:
+        return list(exercise.record.right[driver.__name__])
+    return run_all(exercise, driver, exercise.reference, cases)
 
 
 # ---------------------------------------------------------------------------------- running
@@ -223,10 +230,12 @@ def limited(work: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
 def lent(exercise: Exercise) -> dict[str, Any]:
     """Right solutions of the functions that are exercises before this one in the course.
 
-    Those behind it may be built on it, and then its answer could be had from them.
+    Those behind it may be built on it, and then its answer could be had from them. Where the
+    reference of this lab isn't here, the learner's own stay in their place.
     """
     before = takewhile(lambda other: other is not exercise, exercises().values())
-    functions = {id(other.reference) for other in before if "." not in other.path}
+    right = [other for other in before if other.record is None and "." not in other.path]
+    functions = {id(other.reference) for other in right}
     return {name: value for name, value in vars(exercise.module).items() if id(value) in functions}
 
 
@@ -304,16 +313,23 @@ def what_to_run(exercise: Exercise, failure: Failure) -> str:
 
 
 def not_implemented(
-    attempt: Attempt, cases: Sequence[Case], got: Sequence[Outcome]
+    exercise: Exercise, attempt: Attempt, cases: Sequence[Case], got: Sequence[Outcome]
 ) -> Judgement | None:
     """The judgement where the exercise's own code raised NotImplementedError."""
     for case, outcome in zip(cases, got, strict=True):
-        if outcome.failure is None or not outcome.failure.unwritten:
+        if outcome.failure is None or not is_unwritten(exercise, attempt, outcome.failure):
             continue
         if attempt.has_own_code() or any(o.failure is None for o in got):
             return Judgement(WRONG, STILL_RAISES, case, line=attempt.line(outcome.failure))
         return Judgement(NOT_ATTEMPTED, NOTHING_YET)
     return None
+
+
+def is_unwritten(exercise: Exercise, attempt: Attempt, failure: Failure) -> bool:
+    """Whether it stopped at its own TODO, or in a bundle at one before it, which isn't lent."""
+    if failure.unwritten or exercise.record is None:
+        return failure.unwritten
+    return isinstance(failure.error, NotImplementedError) and not attempt.has_own_code()
 
 
 # ---------------------------------------------------------------------------------- diagnosing
@@ -336,20 +352,34 @@ def diagnose(
     smallest = next(i for i, found in enumerate(wrong) if found)
     upto = smallest + 1
     likely, most = None, 1
+    for misconception, outcomes in wrong_outcomes(exercise, driver, cases, expected):
+        theirs = outcomes(slice(upto))
+        if not coincide(exercise, got[smallest], theirs[smallest]):
+            continue  # as most do, and the other cases need not run
+        theirs += outcomes(slice(upto, None))
+        same = [coincide(exercise, g, t) for g, t in zip(got, theirs, strict=True)]
+        if all(same):
+            return misconception, True
+        fails = [difference(exercise, t, e) for t, e in zip(theirs, expected, strict=True)]
+        explained = [s for s, failed in zip(same, fails, strict=True) if failed]
+        if most < sum(explained) and len(explained) <= 2 * sum(explained):
+            likely, most = misconception, sum(explained)
+    return likely, False
+
+
+def wrong_outcomes(
+    exercise: Exercise, driver: Driver, cases: Sequence[Case], expected: Sequence[Outcome]
+) -> Iterator[tuple[Misconception, Callable[[slice], list[Outcome]]]]:
+    """The misconceptions, form by form, with what each does on a part of the cases, or did."""
+    for misconception, outcomes in exercise.record.wrong if exercise.record else ():
+        yield misconception, list(outcomes).__getitem__
     for misconception in exercise.misconceptions:
         for code in misconception.attempts():
-            theirs = run_all(exercise, driver, code, cases[:upto], expected[:upto])
-            if not coincide(exercise, got[smallest], theirs[smallest]):
-                continue  # as most do, and the other cases need not run
-            theirs += run_all(exercise, driver, code, cases[upto:], expected[upto:])
-            same = [coincide(exercise, g, t) for g, t in zip(got, theirs, strict=True)]
-            if all(same):
-                return misconception, True
-            fails = [difference(exercise, t, e) for t, e in zip(theirs, expected, strict=True)]
-            explained = [s for s, failed in zip(same, fails, strict=True) if failed]
-            if most < sum(explained) and len(explained) <= 2 * sum(explained):
-                likely, most = misconception, sum(explained)
-    return likely, False
+
+            def outcomes_of(part: slice, code: Any = code) -> list[Outcome]:
+                return run_all(exercise, driver, code, cases[part], expected[part])
+
+            yield misconception, outcomes_of
 
 
 def coincide(exercise: Exercise, got: Outcome, theirs: Outcome) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 from autograder.exercise import Exercise
 from autograder.exercises import exercises
 from autograder.judge import PASSED, judge
-from autograder.reference import ROOT, fresh_copy
+from autograder.reference import ROOT, fresh_copy, has_reference
 from autograder.sandbox.notebook import global_names
 from autograder.source import definition, function_of, name_of
 
@@ -120,7 +120,8 @@ def mine(lab: str) -> ModuleType:
     """A lab's module made of the learner's own passed code, and the reference where there is none.
 
     Prints which is which. Kept code is checked again before it is handed out, so code that lacks
-    something here, or was overtaken by a later version of the lab, does no harm.
+    something here, or was overtaken by a later version of the lab, does no harm. In a bundle, what
+    isn't kept of its own lab is still to be written.
     """
     objects: dict[str, list[Exercise]] = {}
     for exercise in exercises().values():
@@ -143,9 +144,10 @@ def mine(lab: str) -> ModuleType:
             yours.append(name)
         else:
             reference.append(f"{name} (what is kept in {newest_first[0]} does not pass here)")
+    others = "from the reference" if has_reference(lab) else "open"
     print(
         f'mine("{lab}"): yours: {", ".join(yours) or "nothing yet"}; '
-        f"from the reference: {', '.join(reference) or 'nothing'}."
+        f"{others}: {', '.join(reference) or 'nothing'}."
     )
     return module
 

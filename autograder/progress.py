@@ -10,6 +10,7 @@ from autograder.exercises import exercises
 from autograder.judge import NOT_ATTEMPTED, PASSED, WRONG
 from autograder.kept import is_kept, is_red, kept_file
 from autograder.lesson import FILE, Lesson, lessons
+from autograder.reference import has_reference
 
 RED = "red again"
 SHOWN = {PASSED: COLOURS[PASSED], "open": COLOURS[NOT_ATTEMPTED], RED: COLOURS[WRONG]}
@@ -107,8 +108,12 @@ def elsewhere(lesson: Lesson) -> list[str]:
         for other in others
     ]
     later = [other for other in others if other.name > lesson.name]
-    following = f" The next lab is {later[0].notebook}." if later else " This is the last lab."
-    return [f"The other labs: {', '.join(done)}.{following}"]
+    found = [f"The other labs: {', '.join(done)}."] if done else []
+    if later:
+        found.append(f"The next lab is {later[0].notebook}.")
+    elif has_reference(lesson.lab):  # a bundle knows of no later one
+        found.append("This is the last lab.")
+    return [" ".join(found)] if found else []
 
 
 def this_lab() -> Lesson:

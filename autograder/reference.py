@@ -12,6 +12,7 @@ from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[1]
 SOLUTIONS = ROOT / "solutions"
+RECORDS = ROOT / "autograder" / "records"  # of a bundle
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 
 Definition = ast.FunctionDef | ast.ClassDef
@@ -77,8 +78,22 @@ def read_module(path: Path) -> Module:
 
 @cache
 def lab_module(lab: str) -> Module:
-    """The text of a lab's module in `solutions`."""
-    return read_module(SOLUTIONS / f"{lab}.py")
+    """The text of a lab's module."""
+    return read_module(module_file(lab))
+
+
+def has_reference(lab: str) -> bool:
+    """Whether the reference of a lab is here; a bundle has only those of earlier labs."""
+    return (SOLUTIONS / f"{lab}.py").exists()
+
+
+def module_file(lab: str) -> Path:
+    """Where a lab's module stands; where its reference is not, what a learner gets of it."""
+    return (SOLUTIONS if has_reference(lab) else RECORDS) / f"{lab}.py"
+
+
+def module_name(lab: str) -> str:
+    return f"solutions.{lab}" if has_reference(lab) else f"autograder.records.{lab}"
 
 
 def executed(source: str, names: Mapping[str, object], path: Path | str) -> dict[str, object]:
@@ -89,8 +104,8 @@ def executed(source: str, names: Mapping[str, object], path: Path | str) -> dict
 
 
 def fresh_copy(lab: str) -> ModuleType:
-    """A fresh copy of a lab's reference, whose names can be replaced; the original stays."""
-    path = SOLUTIONS / f"{lab}.py"
+    """A fresh copy of a lab's module, whose names can be replaced; the original stays."""
+    path = module_file(lab)
     module = ModuleType(f"mine.{lab}")
     module.__file__ = str(path)
     exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), vars(module))

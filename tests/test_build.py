@@ -17,6 +17,7 @@ from autograder.build import build, read_modules, stretches
 from autograder.exercise import Exercise
 from autograder.exercises import exercises
 from autograder.reference import AuthorError
+from tests.common.telling import bare_lines, telling_lines
 
 ROOT = Path(__file__).resolve().parent.parent
 LESSONS = ROOT / "solutions" / "lessons"
@@ -88,27 +89,13 @@ def test_every_solution_has_an_exercise_and_every_exercise_a_check_cell(rebuilt)
     assert sorted(checked) == sorted(stretches(read_modules(LESSONS.parent))) == sorted(exercises())
 
 
-def telling_lines(name: str) -> list[str]:
-    """Lines of a lab's solutions that give something away: not in gpt.py or an earlier lab."""
-    modules = read_modules(LESSONS.parent)
-    earlier = [modules[module].path for module in ("gpt", *(n[3:] for n in NAMES if n < name))]
-    known = {line.strip() for path in earlier for line in path.read_text().splitlines()}
-    lines = [
-        line.split("  # ")[0].strip()
-        for solution in modules[name[3:]].stretches
-        for line in modules[name[3:]].stretch(solution)
-    ]
-    return [line for line in lines if len(line) >= 12 and line not in known and line[0] != "#"]
-
-
 def code_lines(path: Path) -> set[str]:
-    lines = (line for cell in read(path).cells for line in cell.source.splitlines())
-    return {line.split("  # ")[0].strip() for line in lines}
+    return {line for cell in read(path).cells for line in bare_lines(cell.source)}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_line_of_a_solution_stands_in_the_lab(name, rebuilt):
-    lines = telling_lines(name)
+    lines = telling_lines(name[3:])
     assert len(lines) >= 5
     assert code_lines(source_path(name, rebuilt)).issuperset(lines)
     assert code_lines(lab_path(name)).isdisjoint(lines)

@@ -284,6 +284,22 @@ def test_a_released_copy_beside_the_solution_is_no_part_of_it():
     assert rebuilt(cells).cells_before(MASK)[-1] == cells[n]["source"]
 
 
+def test_a_copy_of_a_solution_is_there_once():
+    cells = solved(LAB)
+    n = index(cells, "kv_cache-causal_mask")
+    cells.insert(n + 1, {**cells[n], "id": "copy"})
+    assert rebuilt(cells).cells_before(MASK)[-2:] != [cells[n]["source"]] * 2
+
+
+def test_scratch_in_a_cell_of_ones_own_is_no_solution():
+    cells = released(LAB)
+    own = code("def causal_mask(): scratch")
+    cells.insert(index(cells, check_id(MASK)) + 1, own)
+    found = rebuilt(cells)
+    assert not found.attempted(MASK)
+    assert after(found, check_id(MASK)).source == own["source"]
+
+
 # ------------------------------------------------------------------------- answers in prose
 
 
@@ -342,7 +358,8 @@ def test_what_could_not_be_read_is_told():
 
 def test_a_notebook_without_anything_of_the_lab_is_told():
     expected = "It has no exercise of this lab. Hand in kv_cache.ipynb, with your solutions in it."
-    for cells in ([], [code("1 + 1"), prose("Hello")]):
+    gone = code("1", metadata={"nbgrader": {"grade_id": "kv_cache-of_an_older_version"}})
+    for cells in ([], [code("1 + 1"), prose("Hello")], [gone]):
         assert remarks_of(notebook(cells).encode()) == expected
 
 
@@ -488,6 +505,22 @@ def test_solutions_labelled_as_checks_are_solutions():
     n = index(cells, "kv_cache-causal_mask")
     cells[n]["id"], cells[n]["metadata"] = cells[n + 1]["id"], cells[n + 1]["metadata"]
     assert "# end kv_cache-causal_mask" in rebuilt(cells).cells_before(MASK)[-1]
+
+
+def test_a_given_cell_labelled_as_a_solution_is_no_part_of_it():
+    cells = solved(LAB)
+    n = index(cells, "kv_cache-causal_mask")
+    cells[1] = {**cells[1], "id": "copy", "metadata": cells[n]["metadata"]}
+    assert at(rebuilt(cells), "kv_cache-causal_mask").source == cells[n]["source"]
+
+
+def test_another_cell_labelled_as_a_solution_does_not_displace_it():
+    cells = solved(LAB)
+    n = index(cells, "kv_cache-causal_mask")
+    solution = cells.pop(n)
+    cells.insert(n, {**solution, "id": "copy", "source": "own = 1"})
+    cells.insert(n + 2, solution)
+    assert rebuilt(cells).cells_before(MASK)[-2:] == ["own = 1", solution["source"]]
 
 
 def test_helpers_know_the_cells_of_a_lab():

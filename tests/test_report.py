@@ -172,6 +172,15 @@ def test_the_page_tells_what_was_counted() -> None:
     assert f"the {prose} points for answers in prose are given by hand" in page
 
 
+def test_the_page_names_the_exercises_that_were_harder_than_promised() -> None:
+    number = list(LESSON.cards).index(METRICS) + 1
+    assert f"Harder than their cards promise: {number}. {LESSON.cards[METRICS].title}." in text_of(
+        to_html(report(CLASS, LESSON))
+    )
+    as_promised = [graded(f"p{i}", PASSED) for i in range(5)]
+    assert "No exercise was found harder" in text_of(to_html(report(as_promised, LESSON)))
+
+
 def test_the_page_fetches_nothing_and_runs_nothing() -> None:
     source = to_html(report(CLASS, LESSON))
     names = {name for tag, names in Page(source).tags for name in (tag, *names)}

@@ -162,12 +162,11 @@ class StandIn(nn.Module):
     ) -> Any:
         self.calls += 1
         keys = hidden.unflatten(-1, (self.n_head, -1)).transpose(1, 2)
-        values = torch.sin(keys + self.idx)
+        pair = keys, torch.sin(keys + self.idx)
         if kv_cache is not None:
-            keys = torch.cat([kv_cache[0], keys], dim=2)
-            values = torch.cat([kv_cache[1], values], dim=2)
-        total = values.cumsum(dim=2)[:, :, -hidden.shape[1] :]
-        return total.transpose(1, 2).flatten(2), (keys, values)
+            pair = torch.cat([kv_cache[0], pair[0]], 2), torch.cat([kv_cache[1], pair[1]], 2)
+        total = pair[1].cumsum(dim=2)[:, :, -hidden.shape[1] :]
+        return total.transpose(1, 2).flatten(2), pair
 
 
 def stand_ins(config: GPTConfig) -> nn.ModuleList:

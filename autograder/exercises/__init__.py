@@ -1,14 +1,24 @@
-"""The exercises, one module a lab: cases, drivers, comparison. Their prose is in the lessons."""
+"""The exercises, one module a lab: cases, drivers, comparison. Their prose is in the lessons.
+
+A bundle has no such module for its own lab, but a record; see recorded.py.
+"""
 
 from functools import cache
 from importlib import import_module
 
 from autograder.exercise import Exercise
 from autograder.lesson import lessons
+from autograder.recorded import recorded_exercises
+from autograder.reference import has_reference
 
 
 @cache
 def exercises() -> dict[str, Exercise]:
     """Every exercise by its name, in the order of the course: that of the lessons."""
-    modules = [import_module(f"{__name__}.{lab}") for lab in lessons()]
-    return {exercise.name: exercise for module in modules for exercise in module.EXERCISES}
+    return {exercise.name: exercise for lab in lessons() for exercise in of_lab(lab)}
+
+
+def of_lab(lab: str) -> tuple[Exercise, ...]:
+    if has_reference(lab):
+        return import_module(f"{__name__}.{lab}").EXERCISES
+    return recorded_exercises(lab)

@@ -8,19 +8,13 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from autograder.draws import (
-    LAYERS,
-    LOOP,
-    compare_with_work,
-    draw,
-    lend_model,
-    normal,
-    prompt_list,
-    prompt_where,
-    small_model,
-)
+from autograder.comparisons import compare_with_work
+from autograder.draws import LAYERS, LOOP, draw, normal, prompt_list, prompt_where, small_model
 from autograder.drivers import batching as drivers
-from autograder.exercise import Case, Exercise
+from autograder.exercise import Case, Exercise, Service
+from autograder.lending.cached import lend_cached_model
+from autograder.lending.caches import lend_model_and_caches
+from autograder.lending.lent import Lent
 from autograder.services import public_names
 from gpt import GPTConfig
 from solutions import batching as reference
@@ -386,24 +380,15 @@ def step_cases(generator: torch.Generator) -> list[Case]:
     ]
 
 
-class LentCache(reference.SlotCache):
+class LentCache(Lent, reference.SlotCache):
     """The reference's cache, lent to a batcher whose own may be wrong."""
 
     lends = public_names(reference.SlotCache(LOOP, 1, 1))
 
-    def counts(self) -> dict[str, int]:
-        return {}
 
-    def limit(self, counts: Mapping[str, int]) -> None:
-        """The model's work is limited."""
-
-    def untouched(self) -> bool:
-        return True
-
-
-def lend_model_and_cache(data: Mapping[str, Any]) -> dict[str, Any]:
+def lend_model_and_cache(data: Mapping[str, Any]) -> dict[str, Service]:
     kv_cache = LentCache(LOOP, data["slots"], data["max_length"], dtype=torch.float64)
-    return {**lend_model(CachedLMHead)(data), "kv_cache": kv_cache}
+    return {**lend_cached_model(data), "kv_cache": kv_cache}
 
 
 EXERCISES = (
@@ -415,7 +400,7 @@ EXERCISES = (
         drivers.generate_padded,
         generate_cases,
         compare_with_work,
-        lend_model(CachedLMHead),
+        lend_cached_model,
     ),
     Exercise("batching.utilisation", drivers.utilisation, utilisation_cases),
     Exercise(
@@ -429,7 +414,7 @@ EXERCISES = (
         drivers.admit,
         admit_cases,
         compare_with_work,
-        lend_model(CachedLMHead),
+        lend_cached_model,
     ),
     Exercise(
         "batching.ContinuousBatcher.step",
@@ -438,5 +423,6 @@ EXERCISES = (
         compare_with_work,
         lend_model_and_cache,
         as_built=drivers.step_as_built,
+        in_bundle=lend_model_and_caches,
     ),
 )

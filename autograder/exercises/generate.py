@@ -4,12 +4,11 @@ from typing import Any
 
 import torch
 
-from autograder.compare import Difference, first, no_more_work, same_ids, same_records
-from autograder.draws import LOOP, lend_model, prompt_ids, prompt_where
+from autograder.comparisons import compare_ids
+from autograder.draws import LOOP, prompt_ids, prompt_where
 from autograder.drivers import generate as drivers
-from autograder.exercise import Case, Exercise, Outcome
-from autograder.services import FORWARDS
-from gpt import GPTLMHead
+from autograder.exercise import Case, Exercise
+from autograder.lending.naive import lend_naive_model
 
 # ------------------------------------------------------------------------------------- generate
 
@@ -60,11 +59,6 @@ def generate_cases(generator: torch.Generator) -> list[Case]:
     ]
 
 
-def compare_generate(got: Outcome, expected: Outcome) -> Difference | None:
-    ids = same_records(got.seen, expected.seen, same_ids)
-    return first(ids, no_more_work(got.counts["model"], expected.counts["model"], FORWARDS))
-
-
 # -------------------------------------------------------------------------------------- metrics
 
 
@@ -86,12 +80,6 @@ def metrics_cases(generator: torch.Generator) -> list[Case]:
 
 
 EXERCISES = (
-    Exercise(
-        "generate.generate",
-        drivers.generate,
-        generate_cases,
-        compare_generate,
-        lend_model(GPTLMHead),
-    ),
+    Exercise("generate.generate", drivers.generate, generate_cases, compare_ids, lend_naive_model),
     Exercise("generate.metrics", drivers.metrics, metrics_cases),
 )

@@ -1,6 +1,6 @@
 """The exercises of lab 2: the threaded cache, layer by layer, then the cache as an object."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autograder.compare import Difference, no_more_work, same_ids, same_records
-from autograder.draws import LAYERS, LOOP, draw, lend_model, normal, prompt_ids, weights_of
+from autograder.comparisons import compare_ids_from_a_cache
+from autograder.draws import LAYERS, LOOP, draw, normal, prompt_ids, weights_of
 from autograder.drivers import kv_cache as drivers
-from autograder.exercise import Case, Exercise, Outcome
+from autograder.exercise import Case, Exercise, Service
 from autograder.exercises.generate import generate_cases
-from autograder.services import FORWARDS, TOKENS
+from autograder.lending.naive import lend_model
+from autograder.lending.recomputing import lend_recomputing_model
 from gpt import GPTConfig
 from solutions.kv_cache import ThreadedLMHead
 
@@ -136,12 +137,6 @@ def weights_without(
 
 # ----------------------------------------------------------------------------- generate_threaded
 
-ENOUGH = {
-    FORWARDS: "The prefill gives the first new token, every decode step one more; nothing follows "
-    "the last token, so it needs no forward.",
-    TOKENS: "With the cache, every token goes through the model once.",
-}
-
 
 def generate_threaded_cases(generator: torch.Generator) -> list[Case]:
     """Lab 1's, and texts so long that a cache which forgets the oldest tokens shows."""
@@ -150,14 +145,8 @@ def generate_threaded_cases(generator: torch.Generator) -> list[Case]:
     return [*generate_cases(generator), long]
 
 
-def compare_generate(got: Outcome, expected: Outcome) -> Difference | None:
-    if (ids := same_records(got.seen, expected.seen, same_ids)) is not None:
-        return ids
-    for what, reason in ENOUGH.items():
-        more = no_more_work(got.counts["model"], expected.counts["model"], what)
-        if more is not None:
-            return Difference(f"{more.sentence} {reason}")
-    return None
+def lend_threaded_model(data: Mapping[str, Any]) -> dict[str, Service]:
+    return lend_model(ThreadedLMHead)
 
 
 # ---------------------------------------------------------------------------- kv_bytes_per_token
@@ -301,8 +290,9 @@ EXERCISES = (
         "kv_cache.generate_threaded",
         drivers.generate_threaded,
         generate_threaded_cases,
-        compare_generate,
-        lend_model(ThreadedLMHead),
+        compare_ids_from_a_cache,
+        lend_threaded_model,
+        in_bundle=lend_recomputing_model,
     ),
     Exercise("kv_cache.kv_bytes_per_token", drivers.kv_bytes_per_token, kv_bytes_cases),
     Exercise("kv_cache.KVCache.attend", drivers.by_hand, attend_cases, as_built=drivers.as_built),

@@ -1,6 +1,5 @@
 """The exercises of lab 4: the block manager, slots, the paged cache, and preemption."""
 
-import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -8,15 +7,16 @@ from typing import Any
 
 import torch
 
-from autograder.draws import LAYERS, draw, lend_model, normal, prompt_list
+from autograder.draws import LAYERS, draw, normal, prompt_list
 from autograder.drivers import paged_attention as drivers
 from autograder.drivers.paged_attention import Step
-from autograder.exercise import Case, Exercise
-from autograder.failure import TooMuchWork
+from autograder.exercise import Case, Exercise, Service
+from autograder.lending.cached import lend_cached_model
+from autograder.lending.ledger import lend_model_and_ledger
+from autograder.lending.lent import LentManager
 from autograder.services import public_names
 from gpt import GPTConfig
 from solutions import paged_attention as reference
-from solutions.kv_cache import CachedLMHead
 
 # ------------------------------------------------------------------------------ the block manager
 
@@ -306,14 +306,9 @@ def attend_cases(generator: torch.Generator) -> list[Case]:
 
 # ------------------------------------------------------------------------------------- make_room
 
-ASKED = "calls of `can_append`"
 
-
-class LentManager(reference.BlockManager):
-    """The reference's manager in a given state, lent to an attempt that needs one.
-
-    raises: the attempt's own OutOfBlocks, which it may want to catch.
-    """
+class ReferenceManager(LentManager, reference.BlockManager):
+    """The reference's manager in a given state, lent to an attempt that needs one."""
 
     lends = public_names(reference.BlockManager(1, 1)) | {"raises"}
 
@@ -322,8 +317,6 @@ class LentManager(reference.BlockManager):
         self.tables = {request: list(table) for request, table in state["tables"].items()}
         self.lengths, self.ref_counts = dict(state["lengths"]), list(state["ref_counts"])
         self.free_blocks = deque(state["free_blocks"])
-        self.raises: Callable[..., BaseException] | None = None
-        self._asked, self._most = 0, math.inf
 
     def take_block(self) -> int:
         try:
@@ -332,24 +325,13 @@ class LentManager(reference.BlockManager):
             raise (self.raises or reference.OutOfBlocks)(str(error)) from None
 
     def can_append(self, request_id: int) -> bool:
-        self._asked += 1
-        if self._asked > self._most:
-            raise TooMuchWork(f"It was stopped after {self._most} {ASKED}. Does every loop end?")
+        self.note_question()
         return super().can_append(request_id)
 
-    def counts(self) -> dict[str, int]:
-        return {ASKED: self._asked}
 
-    def limit(self, counts: Mapping[str, int]) -> None:
-        self._most = counts[ASKED]
-
-    def untouched(self) -> bool:
-        return True
-
-
-def lend_manager(data: Mapping[str, Any]) -> dict[str, Any]:
-    manager = LentManager(data["num_blocks"], data["block_size"], data["state"])
-    return {**lend_model(CachedLMHead)(data), "manager": manager}
+def lend_model_and_manager(data: Mapping[str, Any]) -> dict[str, Service]:
+    manager = ReferenceManager(data["num_blocks"], data["block_size"], data["state"])
+    return {**lend_cached_model(data), "manager": manager}
 
 
 def make_room_cases(generator: torch.Generator) -> list[Case]:
@@ -415,6 +397,7 @@ EXERCISES = (
         "paged_attention.PagedBatcher.make_room",
         drivers.make_room,
         make_room_cases,
-        services=lend_manager,
+        services=lend_model_and_manager,
+        in_bundle=lend_model_and_ledger,
     ),
 )

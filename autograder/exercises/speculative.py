@@ -1,6 +1,7 @@
 """The exercises of lab 6: what is accepted, drafts, the loop, and when it pays."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain, repeat
 from typing import Any
 
@@ -8,11 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from autograder.comparisons import compare_with_work
 from autograder.draws import (
     LOOP,
-    compare_with_work,
     draw,
-    lend_model,
     normal,
     prompt_list,
     prompt_where,
@@ -20,6 +20,7 @@ from autograder.draws import (
 )
 from autograder.drivers import speculative as drivers
 from autograder.exercise import Case, Exercise
+from autograder.lending.cached import lend_cached_model
 from gpt import GPTLMHead
 from solutions import speculative as reference
 from solutions.decoding import SamplingParams, next_token_probs
@@ -311,27 +312,31 @@ def ngram_cases(generator: torch.Generator) -> list[Case]:
 def generate_cases(generator: torch.Generator) -> list[Case]:
     def case(
         label: str,
-        prompt: list[int] | int,
+        prompt: list[int] | int | Callable[[], list[int]],
         new: int,
         k: int,
         *plan: tuple[int, int],  # of a round: how many drafts there are, how many are accepted
         eos: Callable[[list[reference.Round]], int | None] = lambda rounds: None,
+        where: Callable[[list[int], list[reference.Round]], bool] = lambda ids, rounds: True,
         is_certain: bool = False,
         **params: Any,
     ) -> Case:
         """The drafts of a loop that goes as planned; if the plan is short, its last round again.
 
         eos: picks the EOS token from the rounds of a text that goes on without one. Where they
-        have none that will do, LookupError, other drafts are made.
+        have none that will do, LookupError, other drafts are made; so too where `where`, of the
+        prompt and the rounds, is not so.
         """
         for _ in range(200):
             ids = prompt_list(generator, prompt) if isinstance(prompt, int) else prompt
+            ids = ids() if callable(ids) else ids
             seed = draw(generator, 0, 10**6) if params else None
             drafter = Planned(generator, plan, is_certain)
             try:
                 rounds = rounds_of(drafter, ids, new, k, params or {"temperature": 0}, seed)
                 eos_token_id = eos(rounds)
-                break
+                if where(ids, rounds):
+                    break
             except LookupError:
                 continue
         else:
@@ -354,7 +359,12 @@ def generate_cases(generator: torch.Generator) -> list[Case]:
     own, _ = prompt_where(generator, 3, lambda _, new: LOOP.eos_token_id in new[:4])
     inside = prompt_where(generator, 4, lambda ids, new: ids[1] not in [ids[-1], *new])[0]
     ended, _ = prompt_where(generator, 4, lambda ids, new: ids[-1] not in new)
-    said = said_after(generator, 2)
+    said = partial(said_after, generator, 2)
+    penalty: dict[str, Any] = {"temperature": 0, "repetition_penalty": 3.0}
+
+    def drafts_count(prompt: list[int], rounds: list[reference.Round]) -> bool:
+        return drafts_change_a_round(prompt, rounds, SamplingParams(**penalty))
+
     warm: dict[str, Any] = {"temperature": 1.5, "top_k": 30}
     hot: dict[str, Any] = {"temperature": 2.5}
     full, mixed = (9, 9), ((4, 4), (4, 1), (4, 0), (4, 3), (4, 4))
@@ -391,7 +401,7 @@ def generate_cases(generator: torch.Generator) -> list[Case]:
         case("drawn: certain drafts", 2, 9, 2, (2, 1), (1, 1), (2, 0), is_certain=True, **warm),
         case("drawn: fewer drafts, then none", 2, 10, 3, (1, 1), (0, 0), (2, 1), (3, 2), **hot),
         case("drawn: EOS amid the accepted drafts", 2, 10, 4, full, eos=eos_new(1, 1), **warm),
-        case("a repetition penalty", said, 9, 4, *mixed, temperature=0, repetition_penalty=3.0),
+        case("a repetition penalty", said, 9, 4, *mixed, where=drafts_count, **penalty),
         case("drawn, with a repetition penalty", said, 9, 4, *mixed, repetition_penalty=2.0, **hot),
         case("a long text", 1, FULL - 1, 3, (3, 3), (3, 1), (3, 2), (3, 3), (3, 0)),
     ]
@@ -420,6 +430,19 @@ def eos_draft(number: int, place: int) -> Callable[[list[reference.Round]], int]
         return token
 
     return eos
+
+
+def drafts_change_a_round(
+    prompt: list[int], rounds: list[reference.Round], params: SamplingParams
+) -> bool:
+    """Whether a greedy text would be another if a round's own drafts were not penalised in it."""
+    ids = list(prompt)
+    for made in rounds:
+        for place in range(1, len(made.new)):
+            if int(said_next(ids + made.new[:place], params, ids).argmax()) != made.new[place]:
+                return True
+        ids = ids + made.new
+    return False
 
 
 class Planned:
@@ -468,10 +491,10 @@ class Planned:
         """It keeps nothing."""
 
 
-def said_next(ids: list[int], params: SamplingParams) -> Row:
-    text = torch.tensor([ids])
-    logits = small_model(GPTLMHead)(text, torch.arange(len(ids))[None])[:, -1]
-    return next_token_probs(logits, text, params)[0]
+def said_next(ids: list[int], params: SamplingParams, said: list[int] | None = None) -> Row:
+    """What the target says after a text; `said` is what a penalty knows of it, all unless told."""
+    logits = small_model(GPTLMHead)(torch.tensor([ids]), torch.arange(len(ids))[None])[:, -1]
+    return next_token_probs(logits, torch.tensor([said or ids]), params)[0]
 
 
 def rounds_of(
@@ -532,7 +555,7 @@ EXERCISES = (
         drivers.propose,
         propose_cases,
         compare_with_work,
-        lend_model(CachedLMHead),
+        lend_cached_model,
     ),
     Exercise("speculative.ngram_draft", drivers.ngram_draft, ngram_cases),
     Exercise(
@@ -540,7 +563,7 @@ EXERCISES = (
         drivers.generate_speculative,
         generate_cases,
         compare_with_work,
-        lend_model(CachedLMHead),
+        lend_cached_model,
     ),
     Exercise("speculative.expected_tokens", drivers.expected_tokens, expected_cases),
     Exercise("speculative.speed_up", drivers.speed_up, speed_up_cases),

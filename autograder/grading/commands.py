@@ -2,24 +2,23 @@
 
 import argparse
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from autograder.grading import bundle as bundling
 from autograder.grading import collect as collecting
 from autograder.grading import report as reporting
 from autograder.grading.foreign import shown
-from autograder.grading.gradebook import NotEntered, gradebook
+from autograder.grading.gradebook import NotEntered, entered, gradebook
 from autograder.grading.jail import Jail
 from autograder.grading.local import graded_here
-from autograder.grading.results import Result
+from autograder.grading.refused import Refused
+from autograder.grading.results import NotGraded, Result
 from autograder.grading.store import COURSE, Course
 from autograder.grading.submission import Submission
 from autograder.lesson import Lesson
-
-
-class Refused(Exception):
-    """Why a command does nothing, and what to do."""
 
 
 def grade(given: argparse.Namespace) -> int:
@@ -49,21 +48,31 @@ def grade_course(
         raise Refused(f"Nobody has handed in {lesson.name}: {course.submitted} has nothing of it.")
     console = Console()
     results: dict[str, Result] = {}
+    not_graded: dict[str, str] = {}
     not_entered: dict[str, str] = {}
+    known = entered(course, lesson)
     with bar(console) as progress, gradebook(course, lesson) as enter:
         task = progress.add_task(lesson.name, total=len(submissions))
         for submission, result in graded(course, submissions, jail, jobs, scheduler, student):
-            results[submission.student] = result
-            try:
-                if not course.is_entered(submission):
-                    enter(submission.student)
-            except NotEntered as error:
-                not_entered[submission.student] = str(error)
+            if isinstance(result, NotGraded):
+                not_graded[submission.student] = result.why
+            else:
+                results[submission.student] = result
+                try:
+                    if submission.student not in known or not course.is_given(submission):
+                        enter(submission.student)
+                except NotEntered as error:
+                    not_entered[submission.student] = str(error)
             progress.advance(task)
     for name, why in not_entered.items():
         console.print(f"nbgrader did not take {shown(name)}: {why}", markup=False)
-    sum_up(console, list(results.values()))
-    return 1 if not_entered else 0
+    if results:
+        sum_up(console, list(results.values()))
+    for name, why in not_graded.items():
+        console.print(f"{shown(name)} is not graded. {why}", markup=False)
+    if not_graded:
+        console.print("The same command tries again what is not graded, and nothing else.")
+    return 1 if not_entered or not_graded else 0
 
 
 def graded(
@@ -73,7 +82,7 @@ def graded(
     jobs: int,
     scheduler: str | None,
     again: str | None,
-) -> Iterator[tuple[Submission, Result]]:
+) -> Iterator[tuple[Submission, Result | NotGraded]]:
     """Every submission with its result: those that are kept first, then those that must be graded.
 
     A result from outside a sandbox is not kept for long: with one, it is graded anew.
@@ -90,12 +99,25 @@ def graded(
     if scheduler is None:
         found = graded_here(open_ones, course.secret, jail, jobs)
     else:
-        from autograder.grading.cluster import graded_there
-
         found = graded_there(open_ones, course.secret, jail, scheduler)
     for submission, result in found:
-        course.keep(submission, result)
+        if isinstance(result, Result):
+            course.keep(submission, result)
         yield submission, result
+
+
+def graded_there(
+    submissions: Iterable[Submission], secret: bytes, jail: Jail, scheduler: str
+) -> Iterator[tuple[Submission, Result | NotGraded]]:
+    """The same on a cluster, which needs packages that nothing else does."""
+    try:
+        from autograder.grading import cluster
+    except ModuleNotFoundError as error:
+        raise Refused(
+            f"Grading on a cluster needs {error.name}, which is not installed. Install it in the "
+            'repository\'s root: pip install -e ".[grade,cluster]" -c constraints.txt'
+        ) from None
+    return cluster.graded_there(submissions, secret, jail, scheduler)
 
 
 def bar(console: Console) -> Progress:
@@ -117,7 +139,7 @@ def sum_up(console: Console, results: list[Result]) -> None:
     for result in results:
         for remark in result.remarks:
             console.print(f"{shown(result.student)}: {remark}", markup=False)
-    for limit in results[0].limits:
+    for limit in dict.fromkeys(limit for result in results for limit in result.limits):
         console.print(f"- {limit}", markup=False)
 
 
@@ -143,6 +165,14 @@ def collect(given: argparse.Namespace) -> int:
     except collecting.NotCollected as error:
         raise Refused(str(error)) from None
     print(found)
+    return 0
+
+
+def release(given: argparse.Namespace) -> int:
+    """Write the bundle of a lab, and tell where it is."""
+    path = given.out or Path(f"{given.lab.name}.zip")
+    size = bundling.release(given.lab, path)
+    print(f"{path}, {size / 1e6:.1f} MB")
     return 0
 
 

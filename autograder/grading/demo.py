@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
@@ -41,9 +40,8 @@ LESSON = lessons()["generate"]
 SECONDS = 2.0  # of processor time for an exercise; the right solution needs tenths
 CONFIG = ROOT / "autograder" / "nbgrader_config.py"
 
-Make = Callable[
-    ["Notebook", Path], bytes | None
-]  # of the released notebook and the course's folder
+# What is handed in, from the released notebook and the course's folder.
+Make = Callable[["Notebook", Path], bytes | None]
 
 
 class Notebook:
@@ -221,7 +219,7 @@ def run(jobs: int) -> int:
     hand_in(course)
     grade_course(course, LESSON, Jail(seconds=SECONDS), jobs)
     results = {result.student: result for result in course.results(LESSON)}
-    scores = entered(course)
+    scores = scores_of(course)
     console.print("\nWho did what, and what came of it:\n")
     console.print(table(results, scores))
     write_pages(course, list(results.values()))
@@ -236,7 +234,7 @@ def make_course(course: Course) -> None:
     course.folder.mkdir()
     shutil.copyfile(CONFIG, course.folder / CONFIG.name)
     solved = solve(LESSONS / f"{LESSON.name}.md", read_modules(SOLUTIONS), exercises())
-    release({LESSON.name: solved}, course.folder / "gradebook.db")
+    release({LESSON.name: solved}, course.gradebook)
 
 
 def hand_in(course: Course) -> None:
@@ -248,9 +246,9 @@ def hand_in(course: Course) -> None:
             (folder / f"{LESSON.lab}.ipynb").write_bytes(content)
 
 
-def entered(course: Course) -> dict[str, float]:
+def scores_of(course: Course) -> dict[str, float]:
     """What stands in the gradebook, by student."""
-    with Gradebook(f"sqlite:///{(course.folder / 'gradebook.db').as_posix()}") as book:
+    with Gradebook(f"sqlite:///{course.gradebook}") as book:
         found = book.assignment_submissions(LESSON.name)
         return {submission.student.id: submission.score for submission in found}
 
@@ -264,11 +262,11 @@ def is_expected(student: Student, results: dict[str, Result], scores: dict[str, 
 def table(results: dict[str, Result], scores: dict[str, float]) -> Table:
     rows = Table("who", "what they did", "points", "why", box=None, padding=(0, 2, 0, 0))
     for student in CLASS:
-        result = results[student.name]
-        points = f"{result.points:g} of {result.most:g}"
+        result = results.get(student.name)
+        points = f"{result.points:g} of {result.most:g}" if result else "none"
         if not is_expected(student, results, scores):
             points += f" (expected {student.points:g})"
-        rows.add_row(student.name, student.what, points, why(result))
+        rows.add_row(student.name, student.what, points, why(result) if result else "")
     return rows
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import nbformat
 from nbformat.v4 import new_notebook
+from nbgrader.api import Gradebook, MissingEntry
 from nbgrader.apps import NbGraderAPI
 from traitlets.config import Config, PyFileConfigLoader
 
@@ -37,6 +38,7 @@ def gradebook(course: Course, lesson: Lesson) -> Iterator[Any]:
         api.coursedir.log.setLevel(logging.ERROR)
 
         def enter(student: str) -> None:
+            """Raises NotEntered."""
             own = staged / student / lesson.name
             own.mkdir(parents=True)
             nbformat.write(new_notebook(), own / f"{lesson.lab}.ipynb")
@@ -51,6 +53,19 @@ def gradebook(course: Course, lesson: Lesson) -> Iterator[Any]:
                 raise NotEntered(reason(answer))
 
         yield enter
+
+
+def entered(course: Course, lesson: Lesson) -> set[str]:
+    """The students of whom nbgrader's gradebook has this lab, graded."""
+    if not course.gradebook.exists():
+        return set()
+    with Gradebook(f"sqlite:///{course.gradebook}") as known:
+        try:
+            return {
+                submission.student.id for submission in known.assignment_submissions(lesson.name)
+            }
+        except MissingEntry:
+            return set()
 
 
 def course_config(course: Course, staged: Path) -> Config:

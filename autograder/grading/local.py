@@ -1,22 +1,26 @@
 """Grading in several processes of this machine. One that dies costs nothing but its own time."""
 
-import atexit
 import multiprocessing
 import signal
+import traceback
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Self
 
-from autograder.grading.jail import Jail
+import torch
+
+from autograder.grading.jail import Jail, JailError
 from autograder.grading.oracle import grade_one
-from autograder.grading.results import Result
+from autograder.grading.results import NotGraded, Result
 from autograder.grading.submission import Submission
 
 TRIES = 2  # for a submission whose grader dies under it
-
-
-class GraderDied(RuntimeError):
-    """A grader's process has ended at one submission again and again."""
+FAREWELL = 10  # seconds that a grader has to put its things away
+DIED = NotGraded(
+    f"The process that graded it has ended {TRIES} times. Is there enough memory? Try fewer --jobs."
+)
 
 
 class Grader:
@@ -30,79 +34,81 @@ class Grader:
         theirs.close()
 
     def begin(self, submission: Submission) -> Self:
-        self.connection.send(submission)
+        with suppress(OSError):  # it has died, as `result` will find
+            self.connection.send(submission)
         return self
 
-    def result(self) -> Result | None:
-        """None where the process has died."""
+    def result(self) -> Result | NotGraded | None:
+        """None where the process has died. Raises JailError; after both, it is closed."""
         try:
             found = self.connection.recv()
         except (EOFError, OSError):
-            return None
-        if isinstance(found, BaseException):
+            found = None
+        if found is None or isinstance(found, JailError):
+            self.close()
+        if isinstance(found, JailError):
             raise found
         return found
 
     def close(self) -> None:
         self.connection.close()
+        self.process.terminate()
+        self.process.join(FAREWELL)
         self.process.kill()
         self.process.join()
 
 
 def serve(connection: Connection, secret: bytes, settings: Jail) -> None:
     """Ctrl-C is for whoever started this; it then ends with it."""
-    import torch
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     torch.set_num_threads(1)
-    jail = settings.__enter__()
-    atexit.register(settings.__exit__, None, None, None)
-    while True:
+    with suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
         try:
-            submission = connection.recv()
-        except EOFError:
-            return
-        try:
-            connection.send(grade_one(submission, secret, jail))
-        except Exception as error:
+            with settings as jail:
+                while True:
+                    connection.send(graded_or_not(connection.recv(), secret, jail))
+        except JailError as error:
             connection.send(error)
+
+
+def graded_or_not(submission: Submission, secret: bytes, jail: Jail) -> Result | NotGraded:
+    """The result, in a jail that has been entered; where grading fails, why: the others go on."""
+    try:
+        return grade_one(submission, secret, jail)
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(last.filename).name}, line {last.lineno}"
+        return NotGraded(f"Grading it failed: {type(error).__name__} in {where}: {error}")
 
 
 def graded_here(
     submissions: Iterable[Submission], secret: bytes, settings: Jail, jobs: int
-) -> Iterator[tuple[Submission, Result]]:
-    """Submissions with their results, as they come. Raises JailError, GraderDied."""
+) -> Iterator[tuple[Submission, Result | NotGraded]]:
+    """Submissions with their results, as they come. Raises JailError."""
     left = iter(submissions)
     graders: dict[Connection, tuple[Grader, Submission, int]] = {}
 
-    def begin(submission: Submission | None, tried: int = 0) -> None:
+    def begin(submission: Submission | None, grader: Grader | None, tried: int = 1) -> None:
         if submission is not None:
-            grader = Grader(secret, settings).begin(submission)
-            graders[grader.connection] = grader, submission, tried + 1
+            grader = (grader or Grader(secret, settings)).begin(submission)
+            graders[grader.connection] = grader, submission, tried
+        elif grader is not None:
+            grader.close()
 
     try:
         for _ in range(jobs):
-            begin(next(left, None))
+            begin(next(left, None), None)
         while graders:
             for ready in wait(list(graders)):
                 assert isinstance(ready, Connection)
                 grader, submission, tried = graders.pop(ready)
                 result = grader.result()
-                if result is None:
-                    grader.close()
-                    if tried == TRIES:
-                        raise GraderDied(
-                            f"The process that grades {submission.student} has ended {TRIES} times "
-                            "while it did. Is there enough memory? Try fewer --jobs."
-                        )
-                    begin(submission, tried)
+                if result is None and tried < TRIES:
+                    begin(submission, None, tried + 1)
                     continue
-                following = next(left, None)
-                if following is None:
-                    grader.close()
-                else:
-                    graders[ready] = grader.begin(following), following, 1
-                yield submission, result
+                begin(next(left, None), grader if result else None)
+                yield submission, result or DIED
     finally:
         for grader, _, _ in graders.values():
             grader.close()

@@ -21,7 +21,7 @@ from autograder.sandbox.wire import WireError
 TICK = 0.25  # seconds between two looks at what a silent process does
 IDLE = 10.0  # seconds without work, after which nothing is expected any more
 WORK = 0.02  # seconds of processor time that count as work
-HURRY = 20  # times its processor time may pass on the clock: others want the processor too
+HURRY = 6  # times its processor time may pass on the clock: others want the processor too
 MOST_QUESTIONS = 20_000  # of one run
 LARGEST = 100_000  # of the whole numbers that are handed over with a question
 MOST_FOR_A_MODEL, MOST_FOR_OTHERS = 1 << 15, 1 << 13  # numbers in all
@@ -34,14 +34,14 @@ class Stopped(Exception):
 class Watch:
     """Looks at what a sandbox does while something is awaited of it.
 
-    idle: seconds for which it has not worked. spent: those that it has cost so far.
+    idle: seconds for which it has not worked. waited: those for which it has been waited for.
     """
 
     def __init__(self, sandbox: Sandbox, seconds: float) -> None:
         self.sandbox, self.seconds = sandbox, seconds
         self.start = self.busy = sandbox.used()
         self.began = self.looked = time.monotonic()
-        self.idle = 0.0
+        self.idle = self.waited = 0.0
 
     def look(self) -> None:
         """Raise Stopped where there is nothing to wait for."""
@@ -49,6 +49,7 @@ class Watch:
         if now - self.looked < TICK:
             return
         self.looked, used = now, self.sandbox.used()
+        self.waited += TICK
         if used - self.start > 1.2 * self.seconds + 1 or now - self.began > HURRY * self.seconds:
             raise Stopped(
                 f"It was stopped after {self.seconds:.0f} seconds. Does every loop come to its end?"

@@ -242,7 +242,7 @@ class There:
         if not clean:
             trying.leave()
         self.seconds += used
-        trying.spent += used + watch.idle
+        trying.spent += max(used, watch.waited / 4)  # others may want the processor too
 
     def tried(
         self,

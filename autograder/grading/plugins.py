@@ -92,11 +92,12 @@ class ApplyResults(SubmissionStep):
 
     result_for = Unicode(
         "autograder.grading.store.result_for",
-        help="The function that gives the Result of a Submission.",
+        help="The function that gives the Result of a Submission in the course in a folder.",
     ).tag(config=True)
 
     def preprocess(self, nb: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
-        apply(import_item(self.result_for)(self.submission(resources)), nb)
+        course = Path(self.submitted).parent
+        apply(import_item(self.result_for)(self.submission(resources), course), nb)
         return nb, resources
 
 

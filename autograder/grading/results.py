@@ -59,6 +59,13 @@ class Result:
         return next(mark for mark in self.marks if mark.exercise == exercise)
 
 
+@dataclass(frozen=True)
+class NotGraded:
+    """Stands in a result's place where there is none. why: in words, to whoever grades."""
+
+    why: str
+
+
 def to_json(result: Result) -> str:
     return json.dumps(asdict(result), indent=1)
 

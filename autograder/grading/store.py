@@ -58,13 +58,14 @@ class Course:
         part.write_text(to_json(result), encoding="utf-8")
         part.replace(path)
 
-    def is_entered(self, submission: Submission) -> bool:
-        """Whether the kept result is in nbgrader's gradebook."""
-        lesson = lessons()[submission.lab]
-        entered = self.folder / "autograded" / submission.student / lesson.notebook
-        if not entered.exists() or not (self.folder / "gradebook.db").exists():
-            return False
-        return entered.stat().st_mtime > self.file(submission).stat().st_mtime
+    @property
+    def gradebook(self) -> Path:
+        return self.folder / "gradebook.db"
+
+    def is_given(self, submission: Submission) -> bool:
+        """Whether nbgrader's copy of a submission was written after its kept result."""
+        given = self.folder / "autograded" / submission.student / lessons()[submission.lab].notebook
+        return given.exists() and given.stat().st_mtime > self.file(submission).stat().st_mtime
 
     def results(self, lesson: Lesson) -> list[Result]:
         """Those of what lies in submitted/ now."""
@@ -75,11 +76,13 @@ class Course:
 COURSE = Course(ROOT / "autograder")
 
 
-def result_for(submission: Submission) -> Result:
-    """The kept result of a submission; where there is none, it is graded now."""
-    kept = COURSE.kept(submission)
+def result_for(submission: Submission, folder: Path) -> Result:
+    """The kept result of a submission to the course in a folder; it is graded where there is none.
+    """
+    course = Course(folder)
+    kept = course.kept(submission)
     if kept is None:
         with Jail() as jail:
-            kept = grade_one(submission, COURSE.secret, jail)
-        COURSE.keep(submission, kept)
+            kept = grade_one(submission, course.secret, jail)
+        course.keep(submission, kept)
     return kept

@@ -21,9 +21,10 @@ from torch import Tensor
 from autograder.drivers.seen import Strange
 
 LENGTHS = struct.Struct(">II")
-MOST_HEADER, MOST_BODY = 4 << 20, 64 << 20  # bytes
+MOST_HEADER, MOST_BODY = 2 << 20, 64 << 20  # bytes
 DEEPEST = 24  # lists in lists
-MOST_KEYS = 4096  # of a dict, since keys can be made that take long to tell from one another
+MOST_ITEMS = 200_000  # of a message, in all its lists, and tensors among them
+MOST_KEYS = 4096  # of a message, since keys can be made that take long to tell from one another
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -54,13 +55,15 @@ def packed(value: Any, away: Away | None = None) -> bytes:
             raise WireError(f"Lists within lists, over {DEEPEST} deep, can't be sent.")
         if value is None or isinstance(value, (bool, str)):
             return value
+        if isinstance(value, np.generic):
+            value = value.item()
+        if isinstance(value, int) and value.bit_length() > 1024:
+            raise WireError("A number of over 300 digits can't be sent.")
         if isinstance(value, (int, float)):
             return int(value) if isinstance(value, int) else float(value)
-        if isinstance(value, np.generic):
-            return as_json(value.item(), depth)
         if isinstance(value, Tensor):
             dtype = str(value.dtype).removeprefix("torch.")
-            if dtype not in DTYPES or value.layout != torch.strided:
+            if dtype not in DTYPES or value.layout != torch.strided or value.is_meta:
                 raise WireError(f"A tensor of {value.dtype}, {value.layout}, can't be sent.")
             body.append(raw(value))
             return {"tensor": [dtype, list(value.shape)]}
@@ -119,10 +122,12 @@ class Reader:
 
     def __init__(self, body: bytes, home: Home | None) -> None:
         self.body, self.home, self.at = body, home, 0
+        self.items = self.keys = 0
 
     def value(self, found: Any, depth: int) -> Any:
-        if depth > DEEPEST:
-            raise WireError("lists within lists, too deep")
+        self.items += 1
+        if depth > DEEPEST or self.items > MOST_ITEMS:
+            raise WireError("lists within lists, too deep or too many")
         if isinstance(found, list):
             return [self.value(item, depth + 1) for item in found]
         if not isinstance(found, dict):
@@ -137,8 +142,9 @@ class Reader:
         if kind == "strange":
             return Strange(str(content))
         if kind == "dict":
-            if len(content) > MOST_KEYS:
-                raise WireError("a dict with too many keys")
+            self.keys += len(content)
+            if self.keys > MOST_KEYS:
+                raise WireError("too many keys")
             return {
                 self.value(key, depth + 1): self.value(item, depth + 1) for key, item in content
             }

@@ -1,0 +1,201 @@
+"""A lab for a class: a zip with the notebook and what it needs, and no answer to it.
+
+In it are the solutions of earlier labs, never its own or those of later ones; nothing of the
+grading; of the lessons the cards, hints and points alone. What a check would ask of the reference
+and the misconceptions is recorded (autograder/recorded.py). The same course gives the same bytes.
+"""
+
+import ast
+import io
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from autograder.exercise import Exercise, Record
+from autograder.exercises import exercises
+from autograder.grading.refused import Refused
+from autograder.grading.release import LABS, release_of
+from autograder.judge import drawn, run_all
+from autograder.lesson import LESSONS, REGION, Lesson, lessons
+from autograder.recorded import frame
+from autograder.reference import RECORDS, ROOT, lab_module
+from autograder.sandbox.notebook import python_of
+
+FOLDER = "inference-labs"  # in the zip; later labs are unpacked over it
+AS_THEY_ARE = (
+    *("LICENSE", "gpt.py", "workbook.py", "pyproject.toml", "constraints.txt", "environment.yml"),
+    *(".jupyter/labconfig/page_config.json", "models/README.md"),
+    *("models/*/*.json", "models/*/*.md", "models/*/*.safetensors"),
+)
+PROGRAMS = "import workbook, autograder.check"
+MAKEFILE = """\
+# Opens the lab in JupyterLab, and sets up all it needs first. Without make, run the same:
+# `python3 workbook.py lab`.
+
+PYTHON ?= python3
+JUPYTER_ARGS ?=
+
+.PHONY: lab
+lab:
+\t@$(PYTHON) workbook.py lab $(JUPYTER_ARGS)
+"""
+SEED = 0  # of the cases that `check` tries
+LONG_AGO = (1980, 1, 1, 0, 0, 0)
+
+
+def release(lesson: Lesson, path: Path) -> int:
+    """Write the bundle of a lab to `path`; return its size in bytes.
+
+    Raises Refused where the lab is not built, or where something is at `path`.
+    """
+    if path.exists():
+        raise Refused(f"{path} is there already. Move it away, or name another file with --out.")
+    if not (LABS / lesson.notebook).exists():
+        raise Refused(f"{LABS / lesson.notebook} is missing. Build it first: make labs")
+    content = zipped(files_of(lesson))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return len(content)
+
+
+def zipped(files: dict[str, bytes]) -> bytes:
+    """The files in a zip that depends on nothing else: not on the day, nor on who makes it."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        for name, data in sorted(files.items()):
+            entry = zipfile.ZipInfo(f"{FOLDER}/{name}", LONG_AGO)
+            entry.create_system, entry.external_attr = 3, 0o644 << 16
+            archive.writestr(entry, data, zipfile.ZIP_DEFLATED, 9)
+    return content.getvalue()
+
+
+def files_of(lesson: Lesson) -> dict[str, bytes]:
+    """All files of a bundle, by name."""
+    lab, known = lesson.lab, list(lessons())
+    upto = known[: known.index(lab) + 1]
+    own = [in_bundle(exercise) for exercise in exercises().values() if exercise.lab == lab]
+    skeleton = skeleton_of(lab)
+    copied = [path for pattern in AS_THEY_ARE for path in ROOT.glob(pattern)]
+    copied += [LABS / lesson.notebook, *modules(lab, own, skeleton)]
+    copied += [ROOT / f"autograder/misconceptions/{earlier}.md" for earlier in upto[:-1]]
+    records = RECORDS.relative_to(ROOT).as_posix()
+    return {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in copied} | {
+        "README.md": readme(lesson).encode(),
+        "Makefile": MAKEFILE.encode(),
+        **{f"solutions/lessons/{lessons()[name].name}.md": cards(name).encode() for name in upto},
+        f"{records}/__init__.py": b'"""What stands for the reference of this lab."""\n',
+        f"{records}/{lab}.py": skeleton.encode(),
+        f"{records}/{lab}.frames": b"".join(map(recorded, own)),
+    }
+
+
+def readme(lesson: Lesson) -> str:
+    return (
+        (Path(__file__).parent / "for_students.md")
+        .read_text(encoding="utf-8")
+        .replace("{number}", lesson.name.split("_")[0].lstrip("0"))
+        .replace("{lab}", lesson.lab)
+        .replace("{notebook}", lesson.notebook)
+        .replace("{example}", next(iter(lesson.cards)))
+    )
+
+
+# ------------------------------------------------------------------------------ what is recorded
+
+
+def in_bundle(exercise: Exercise) -> Exercise:
+    """An exercise that asks nothing of the reference but what is recorded."""
+    return replace(exercise, services=exercise.in_bundle or exercise.services)
+
+
+def recorded(exercise: Exercise) -> bytes:
+    cases = drawn(exercise, SEED)
+    drivers = [exercise.driver, *([exercise.as_built] if exercise.as_built else [])]
+    right = {
+        driver.__name__: run_all(exercise, driver, exercise.reference, cases) for driver in drivers
+    }
+    expected = right[exercise.driver.__name__]
+    wrong = [
+        (misconception, run_all(exercise, exercise.driver, code, cases, expected))
+        for misconception in exercise.misconceptions
+        for code in misconception.attempts()
+    ]
+    return frame(exercise, cases, Record(right, wrong))
+
+
+# -------------------------------------------------------------------------------- what is left out
+
+
+def skeleton_of(lab: str) -> str:
+    """A lab's module as a learner gets it."""
+    module = lab_module(lab)
+    lines = list(module.lines)
+    for stretch in sorted(module.stretches.values(), key=lambda s: s.start, reverse=True):
+        first = next(line for line in module.lines[stretch.start : stretch.stop] if line.strip())
+        margin = first[: -len(first.lstrip())]
+        lines[stretch.start : stretch.stop] = [
+            f'{margin}raise NotImplementedError("This TODO is not written yet.")'
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def cards(lab: str) -> str:
+    """What a lesson says of its exercises and questions, without its text and model answers."""
+    text = (LESSONS / f"{lessons()[lab].name}.md").read_text(encoding="utf-8")
+    regions = [
+        f"<!-- #region {head} -->\n{body if head.startswith('exercise=') else ''}\n"
+        "<!-- #endregion -->\n"
+        for head, body in REGION.findall(text)
+        if head.startswith(("exercise=", "answer="))
+    ]
+    return "\n".join(["Cards and hints. The lesson itself is the notebook in labs/.\n", *regions])
+
+
+# ---------------------------------------------------------------------------- the modules it needs
+
+
+def modules(lab: str, own: Iterable[Exercise], skeleton: str) -> set[Path]:
+    """The files of the course that the notebook, the checks and the programs import."""
+    known = list(lessons())
+    earlier, later = known[: known.index(lab)], known[known.index(lab) + 1 :]
+    withheld = {ROOT / f"{folder}/{lab}.py" for folder in ("solutions", "autograder/exercises")}
+    for other in later:
+        withheld |= {ROOT / f"{f}/{other}.py" for f in ("solutions", "visuals")}
+        withheld |= {ROOT / f"autograder/{f}/{other}.py" for f in ("exercises", "drivers")}
+    looked_up = [
+        *(f"import solutions.{name}, autograder.exercises.{name}" for name in earlier),
+        *(f"import {function.__module__}" for exercise in own for function in functions(exercise)),
+    ]
+    code = [cell.source for cell in release_of(lab).cells if cell.cell_type == "code"]
+    left = [PROGRAMS, skeleton, *looked_up, *map(python_of, code)]
+    found: set[Path] = set()
+    while left:
+        files = {file for name in imported(left.pop()) for file in files_named(name)}
+        new = files - found - withheld
+        found |= new
+        left += [file.read_text(encoding="utf-8") for file in new]
+    return found
+
+
+def functions(exercise: Exercise) -> list[Callable[..., Any]]:
+    """What a record names."""
+    return [exercise.driver, exercise.compare, exercise.services]
+
+
+def imported(source: str) -> Iterator[str]:
+    """The full names of all that a module imports, wherever in it."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def files_named(name: str) -> Iterator[Path]:
+    """The course's files that an import of this name runs: packages first."""
+    place = ROOT
+    for part in name.split("."):
+        place /= part
+        yield from (p for p in (place / "__init__.py", place.with_suffix(".py")) if p.exists())

@@ -1,0 +1,164 @@
+"""Grading on many machines: the workers of a Dask cluster grade, one submission at a time each.
+
+The secret travels to them, and Dask obeys whoever reaches it: docs/cluster.md says how to keep a
+cluster to yourself, and how to start one.
+"""
+
+import atexit
+import hashlib
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+
+import dask
+import torch
+from distributed import CancelledError, Client, Future, KilledWorker, as_completed, get_worker
+
+from autograder.grading.jail import Jail, JailError
+from autograder.grading.local import graded_or_not
+from autograder.grading.refused import Refused
+from autograder.grading.results import NotGraded, Result
+from autograder.grading.secret import secret_id
+from autograder.grading.submission import MOST_BYTES, Submission
+from autograder.grading.version import course_version
+
+PATIENCE = 60  # seconds for the first worker to come
+DIED = NotGraded(
+    "Every worker that graded it has died. Have the workers enough memory? Their logs may tell."
+)
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a worker is to do. Dask writes what it is handed into its logs: this shows nothing."""
+
+    submission: Submission = field(repr=False)
+    secret: bytes = field(repr=False)
+    settings: Jail = field(repr=False)
+    version: str
+
+    @property
+    def key(self) -> str:
+        """By which the scheduler knows it: made of all that the result depends on."""
+        what = self.submission.student, self.submission.lab, self.submission.sha256
+        how = self.version, secret_id(self.secret), self.settings
+        digest = hashlib.sha256(repr((what, how)).encode("utf-8", "surrogatepass")).hexdigest()
+        return f"grade-{digest[:32]}"
+
+
+# ---------------------------------------------------------------------------- where it is asked for
+
+
+def graded_there(
+    submissions: Iterable[Submission], secret: bytes, settings: Jail, address: str
+) -> Iterator[tuple[Submission, Result | NotGraded]]:
+    """Submissions with their results, as they come. Raises Refused.
+
+    The workers may come and go meanwhile. While there is none, it waits for one.
+    """
+    with cluster(address) as client:
+
+        def ask(submission: Submission, when: str) -> Future:
+            order = Order(submission, secret, settings, course_version())
+            return client.submit(done, order, key=f"{order.key}-{when}")
+
+        suspected = []
+        for submission, found in side_by_side(client, submissions, ask):
+            if found is None:
+                suspected.append(submission)
+            else:
+                yield submission, found
+        # What waited behind a submission that killed its worker is suspected with it. Alone, it is
+        # graded; only the killer kills again.
+        for submission in suspected:
+            yield submission, answer(ask(submission, "alone")) or DIED
+
+
+def side_by_side(
+    client: Client, submissions: Iterable[Submission], ask: Callable[[Submission, str], Future]
+) -> Iterator[tuple[Submission, Result | NotGraded | None]]:
+    """Submissions with the answers, as they come: as many at once as there are workers."""
+    left = iter(submissions)
+    coming = as_completed(loop=client.loop)
+    asked: dict[Future, Submission] = {}
+
+    def ask_more() -> None:
+        free = max(1, len(client.nthreads())) - len(asked)
+        for submission in islice(left, max(0, free)):
+            future = ask(submission, "first")
+            asked[future] = submission
+            coming.add(future)
+
+    ask_more()
+    for future in coming:
+        submission, found = asked.pop(future), answer(future)
+        ask_more()
+        yield submission, found
+
+
+@contextmanager
+def cluster(address: str) -> Iterator[Client]:
+    """A connection with a cluster that has a worker; at its end, what is open is cancelled."""
+    large = {"distributed.admin.large-graph-warning-threshold": 2 * MOST_BYTES}
+    with dask.config.set(large):  # or it would warn of a large notebook
+        try:
+            client = Client(address, set_as_default=False)
+        except (OSError, ValueError, TypeError) as error:  # the last where TLS isn't set up
+            raise Refused(f"There is no Dask scheduler at {address}: {error}") from None
+        with client:
+            try:
+                client.wait_for_workers(1, timeout=PATIENCE)
+            except TimeoutError:
+                raise Refused(
+                    f"The scheduler at {address} has no worker. Start some, as docs/cluster.md "
+                    "tells, and give the same command again."
+                ) from None
+            try:
+                yield client
+            except (CancelledError, OSError):
+                raise Refused(
+                    f"The scheduler at {address} is gone. What was graded is kept: start one, and "
+                    "the same command goes on from there."
+                ) from None
+
+
+def answer(future: Future) -> Result | NotGraded | None:
+    """None where one worker after the other has died with it."""
+    try:
+        return future.result()
+    except KilledWorker:
+        return None
+
+
+# -------------------------------------------------------------------------------- on each worker
+
+
+JAILS: dict[str, Jail] = {}  # that this process has entered, by their settings
+ONE_AT_A_TIME = threading.Lock()  # judging lends functions to modules, which are the process's
+
+
+def done(order: Order) -> Result | NotGraded:
+    """Carry out an order. Raises Refused where this worker can't."""
+    if order.version != course_version():
+        raise Refused(
+            f"The worker {get_worker().address} has another version of the course "
+            f"({course_version()}) than this machine ({order.version}). Bring both to the same "
+            "state, and start the worker anew."
+        )
+    with ONE_AT_A_TIME:
+        torch.set_num_threads(1)
+        return graded_or_not(order.submission, order.secret, entered(order.settings))
+
+
+def entered(settings: Jail) -> Jail:
+    """The jail of this process, which leaves it when it ends."""
+    name = repr(settings)
+    if name not in JAILS:
+        try:
+            JAILS[name] = settings.__enter__()
+        except JailError as error:
+            raise Refused(f"The worker {get_worker().address} can't grade. {error}") from None
+        atexit.register(settings.__exit__, None, None, None)
+    return JAILS[name]

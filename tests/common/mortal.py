@@ -1,0 +1,43 @@
+"""Processes that die while they grade certain students, as if somebody had killed them.
+
+It is for processes that are started for it: `dask worker --preload tests.common.mortal`, or `serve`
+in the place of `local.serve`. DEATHS, in their environment, is a folder that counts.
+"""
+
+import os
+import signal
+from pathlib import Path
+
+from autograder.grading import local
+from autograder.grading.oracle import grade_one
+
+DIES_ONCE, DIES_ALWAYS, FAILS = "cyd", "mallory", "fay"
+
+
+def deaths(folder: Path) -> list[str]:
+    """The students who were graded when a process died, each as often as it happened."""
+    return sorted(path.name.split(".")[0] for path in folder.iterdir())
+
+
+def mortal_grade_one(submission, secret, jail):
+    folder = Path(os.environ["DEATHS"])
+    result = grade_one(submission, secret, jail)
+    died = deaths(folder).count(submission.student)
+    if submission.student == DIES_ALWAYS or (submission.student == DIES_ONCE and not died):
+        (folder / f"{submission.student}.{died}").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if submission.student == FAILS:
+        raise LookupError("a mistake of the grader's own")
+    return result
+
+
+def serve(*arguments):
+    local.grade_one = mortal_grade_one
+    local_serve(*arguments)
+
+
+local_serve = local.serve
+
+
+def dask_setup(worker):
+    local.grade_one = mortal_grade_one

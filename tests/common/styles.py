@@ -1,0 +1,47 @@
+"""Right solutions in another style than that of `solutions`: tests/styles/ has a file a lab.
+
+Such a file is written like a module of `solutions`: what a student writes stands between BEGIN and
+END SOLUTION, in a function or method of the same name. All else in it are helpers. It is never
+imported: what the notebook defines is there by its name.
+"""
+
+from functools import cache
+from typing import Any
+
+from nbformat import NotebookNode
+
+from autograder.lesson import lessons
+from autograder.reference import ROOT, Module, lab_module, read_module
+from tests.common.trials import cell
+from tests.hostile.notebooks import insert, released, write
+
+
+@cache
+def style(lab: str) -> Module:
+    return read_module(ROOT / "tests" / "styles" / f"{lab}.py")
+
+
+def helpers(lab: str) -> str:
+    """What a student would have in a cell above the first TODO."""
+    module = style(lab)
+    spans = [module.objects[path.split(".")[0]] for path in module.stretches]
+    lines = enumerate(module.lines)
+    return "\n".join(line for i, line in lines if not any(i in span for span in spans))
+
+
+def in_another_style(lab: str) -> NotebookNode:
+    """The released notebook with another style's lines in every TODO."""
+    notebook, exercises = released(lab), list(lessons()[lab].cards)
+    for exercise in exercises:
+        path = exercise.split(".", 1)[1]
+        write(notebook, exercise, "\n".join(style(lab).stretch(path)))
+    return insert(notebook, exercises[0], helpers(lab))
+
+
+def names_in_another_style(lab: str) -> dict[str, Any]:
+    """What such a notebook defines, run in this process."""
+    module, own = lab_module(lab), style(lab)
+    lines = list(module.lines)
+    for path, span in sorted(module.stretches.items(), key=lambda item: -item[1].start):
+        lines[span.start : span.stop] = own.stretch(path)
+    return cell("\n".join([*lines, helpers(lab)]))

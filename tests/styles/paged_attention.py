@@ -1,0 +1,107 @@
+"""Lab 4 in another style: cases by match, tables built at once, slots and attention by einsum."""
+
+from collections import deque
+from typing import NamedTuple
+
+
+class Place(NamedTuple):
+    """Where the next token of a request would go."""
+
+    is_new: bool  # in a block that it hasn't got yet
+    is_shared: bool  # in one that others hold too
+
+
+def place_of_next(manager, request_id):
+    table, length = manager.tables[request_id], manager.lengths[request_id]
+    return Place(length == len(table) * manager.block_size, manager.ref_counts[table[-1]] != 1)
+
+
+def counted(manager, blocks, by):
+    """The blocks that nobody holds any more, once each of these counts so many more."""
+    for block in blocks:
+        manager.ref_counts[block] += by
+    return [block for block in blocks if manager.ref_counts[block] == 0]
+
+
+class BlockManager:
+    def allocate(self, request_id, num_tokens):
+        ### BEGIN SOLUTION
+        needed, rest = divmod(num_tokens, self.block_size)
+        needed += rest > 0
+        if not needed <= len(self.free_blocks):
+            raise OutOfBlocks(f"{needed} are too many")
+        blocks = [self.free_blocks.popleft() for _ in range(needed)]
+        counted(self, blocks, +1)
+        self.tables.update({request_id: blocks})
+        self.lengths.update({request_id: num_tokens})
+        ### END SOLUTION
+
+    def append(self, request_id):
+        table, length = self.tables[request_id], self.lengths[request_id]
+        ### BEGIN SOLUTION
+        last, moved = len(table) - 1, None
+        match place_of_next(self, request_id):
+            case Place(is_new=True):
+                table += [self.take_block()]
+            case Place(is_shared=True):
+                moved = (table[last], self.take_block())
+                counted(self, moved[:1], -1)
+                table[last:] = moved[1:]
+        self.lengths[request_id] = length + 1
+        return moved
+        ### END SOLUTION
+
+    def free(self, request_id):
+        ### BEGIN SOLUTION
+        blocks = self.tables[request_id]
+        del self.tables[request_id], self.lengths[request_id]
+        self.free_blocks.extend(counted(self, blocks, -1))
+        ### END SOLUTION
+
+    def fork(self, parent_id, child_id):
+        ### BEGIN SOLUTION
+        for book, copied in ((self.tables, list), (self.lengths, int)):
+            book[child_id] = copied(book[parent_id])
+        counted(self, self.tables[child_id], +1)
+        ### END SOLUTION
+
+
+def slot_mapping(block_tables, positions, block_size):
+    ### BEGIN SOLUTION
+    numbers = torch.arange(block_tables.size(1))
+    entry, place = positions.div(block_size, rounding_mode="floor"), positions.remainder(block_size)
+    is_entry = (entry.unsqueeze(-1) == numbers).to(block_tables.dtype)
+    return torch.einsum("bse,be->bs", is_entry, block_tables).mul(block_size).add(place)
+    ### END SOLUTION
+
+
+class PagedCache:
+    def attend(self, layer, queries, keys, values):
+        all_keys, all_values = self.pool[:, layer].flatten(1, 2)  # [slots, heads, head_dim] each
+        ### BEGIN SOLUTION
+        for memory, new in zip((all_keys, all_values), (keys, values), strict=True):
+            for row, slots in enumerate(self.new_slots):
+                memory.index_copy_(0, slots, new[row].permute(1, 0, 2))
+        found_keys, found_values = (m[self.all_slots] for m in (all_keys, all_values))
+        scores = torch.einsum("rhqd,rkhd->rhqk", queries, found_keys) / queries.size(-1) ** 0.5
+        unseen = torch.zeros(()).log().to(scores)
+        weights = torch.where(self.mask, scores, unseen).softmax(dim=3)
+        return torch.einsum("rhqk,rkhd->rhqd", weights, found_values)
+        ### END SOLUTION
+
+
+class PagedBatcher:
+    def make_room(self):
+        ### BEGIN SOLUTION
+        due = deque(self.running)
+        while due:
+            request = due.popleft()
+            if self.manager.can_append(request.number):
+                self.manager.append(request.number)
+                continue
+            newest = self.running[-1]
+            self.preempt(newest)
+            if newest is not request:
+                due.remove(newest)
+                due.appendleft(request)
+        ### END SOLUTION

@@ -1,0 +1,313 @@
+"""The oracle, the whole way through the sandbox: what is right earns all, what is wrong loses."""
+
+import ast
+import gc
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from itertools import cycle, islice
+from typing import Any
+
+import psutil
+import pytest
+from nbformat import NotebookNode
+
+from autograder import judge as judge_module
+from autograder.catalogue import Misconception
+from autograder.exercise import Case, Exercise
+from autograder.grading.jail import Jail, JailError
+from autograder.grading.oracle import Trying, grade_one, models_of
+from autograder.grading.rebuild import rebuild
+from autograder.grading.release import release_of
+from autograder.grading.results import Result
+from autograder.grading.submission import Submission
+from autograder.judge import NOT_ATTEMPTED, PASSED, WRONG, judge, run_all
+from autograder.reference import definitions, first_line
+from tests.common.jailed import jailed
+from tests.common.styles import in_another_style, names_in_another_style
+from tests.common.trials import EXERCISES, LABS, Trial, every_exercise, frozen
+from tests.hostile.notebooks import (
+    append,
+    as_bytes,
+    insert,
+    prepend,
+    released,
+    rewrite,
+    solution_cell,
+    solved,
+)
+
+SECRETS = [bytes([number]) * 32 for number in range(20)]
+FEW = SECRETS[:3]  # where it isn't a soak test
+SOON = 3.0  # seconds of processor time, after which what has no end is stopped
+MASK, BYTES = "kv_cache.causal_mask", "kv_cache.kv_bytes_per_token"
+LOOP, METRICS = "generate.generate", "generate.metrics"
+
+every_lab = pytest.mark.parametrize("lab", LABS)
+
+
+@pytest.fixture(scope="module")
+def jail() -> Iterator[Jail]:
+    with jailed(seconds=SOON) as jail:
+        yield jail
+
+
+def handed_in(notebook: NotebookNode, lab: str, student: str = "ada") -> Submission:
+    return Submission(student, lab, as_bytes(notebook))
+
+
+def grade(
+    notebook: NotebookNode, lab: str, jail: Jail, secret: bytes = SECRETS[0], student: str = "ada"
+) -> Result:
+    return grade_one(handed_in(notebook, lab, student), secret, jail)
+
+
+def lost(result: Result) -> dict[str, tuple[str, ...]]:
+    """What is said of each exercise that has not earned all its points."""
+    return {mark.exercise: mark.paragraphs for mark in result.marks if mark.points != mark.most}
+
+
+def exercises_of(lab: str) -> list[Exercise]:
+    return [exercise for exercise in EXERCISES if exercise.lab == lab]
+
+
+# ------------------------------------------------------------------------------- what is right
+
+
+def require_all_points(notebook: NotebookNode, lab: str, jail: Jail, secret: bytes) -> None:
+    result = grade(notebook, lab, jail, secret)
+    assert lost(result) == {}
+    assert [mark.exercise for mark in result.marks] == [e.name for e in exercises_of(lab)]
+    assert result.points == sum(e.card.points for e in exercises_of(lab))
+    assert (result.sandboxed, result.remarks) == (True, ())
+
+
+@pytest.mark.slow
+@every_lab
+def test_the_reference_earns_all_points(lab: str, jail: Jail) -> None:
+    for secret in FEW:
+        require_all_points(solved(lab), lab, jail, secret)
+
+
+@every_lab
+def test_another_style_earns_all_points(lab: str, jail: Jail) -> None:
+    require_all_points(in_another_style(lab), lab, jail, SECRETS[0])
+
+
+@every_exercise
+def test_another_style_is_right_in_this_process_too(exercise: Exercise) -> None:
+    attempt = names_in_another_style(exercise.lab)[exercise.attempt_name]
+    assert {judge(exercise, attempt, seed).status for seed in range(3)} == {PASSED}
+
+
+@every_lab
+def test_the_released_notebook_earns_nothing_and_is_not_attempted(lab: str, jail: Jail) -> None:
+    result = grade(released(lab), lab, jail)
+    assert result.points == 0
+    assert {mark.status for mark in result.marks} == {NOT_ATTEMPTED}
+
+
+# ------------------------------------------------------------------------------- what is wrong
+
+
+def put_wrong(notebook: NotebookNode, misconception: Misconception) -> None:
+    """Write a misconception in the place of a right function or method."""
+    cell, path = solution_cell(notebook, misconception.exercise), misconception.path
+    wrong = function_in(misconception.sources()[0], path)
+    cell.source = cell.source.replace(function_in(cell.source, path), wrong)
+
+
+def function_in(source: str, path: str) -> str:
+    """The lines of a function or method, without the markers of a solution."""
+    node = dict(definitions(ast.parse(source)))[path]
+    lines = source.splitlines()[first_line(node) - 1 : node.end_lineno]
+    return "\n".join(line for line in lines if not line.strip().startswith("###"))
+
+
+def partly_wrong(lab: str, half: int, number: int = 0) -> NotebookNode:
+    """The solved notebook with a misconception, the first one if not told, of every second
+    exercise."""
+    notebook = solved(lab)
+    for wrong in wrongs_of(lab, half, number).values():
+        put_wrong(notebook, wrong)
+    return notebook
+
+
+def wrongs_of(lab: str, half: int, number: int) -> dict[str, Misconception]:
+    """By exercise; those that have fewer begin again."""
+    return {
+        exercise.name: exercise.misconceptions[number % len(exercise.misconceptions)]
+        for exercise in exercises_of(lab)[half::2]
+    }
+
+
+def require_told(result: Result, known: dict[str, Misconception]) -> None:
+    """Each of these costs its exercise, no other loses anything, and the cause is named."""
+    told = {name: paragraphs[0] for name, paragraphs in lost(result).items()}
+    assert told == {name: f"Likely cause: {wrong.sentence}" for name, wrong in known.items()}
+    for name, wrong in known.items():
+        mark = result.mark(name)
+        assert (mark.points, mark.status, mark.misconception) == (0, WRONG, wrong.name)
+
+
+@pytest.fixture(scope="module")
+def half_wrong(jail: Jail) -> Callable[[str, int], Result]:
+    """Grades a notebook that is partly wrong once, whichever test asks first."""
+    return cache(lambda lab, half: grade(partly_wrong(lab, half), lab, jail))
+
+
+@every_lab
+@pytest.mark.parametrize("half", [0, 1])
+def test_a_misconception_costs_its_exercise_alone_and_is_told(
+    lab: str, half: int, half_wrong: Callable[[str, int], Result]
+) -> None:
+    require_told(half_wrong(lab, half), wrongs_of(lab, half, 0))
+
+
+@pytest.mark.slow
+@every_exercise
+def test_no_misconception_passes_under_any_secret(
+    exercise: Exercise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judge_module, "SECONDS", SOON)
+    wrongs = [
+        (misconception.name, attempt)
+        for misconception in exercise.misconceptions
+        for attempt in misconception.attempts()
+    ]
+    for secret in FEW:
+        with models_of(secret):
+            trials = trials_under(secret, exercise)
+            passed = [n for n, wrong in wrongs if not all(t.rejects(wrong) for t in trials)]
+        assert passed == []
+
+
+def trials_under(secret: bytes, exercise: Exercise) -> list[Trial]:
+    """One for each way in which the exercise may be driven."""
+    cases = drawn(exercise, secret)
+    drivers = [exercise.driver, *([exercise.as_built] if exercise.as_built else [])]
+    return [
+        Trial(exercise, driver, cases, run_all(exercise, driver, exercise.reference, cases))
+        for driver in drivers
+    ]
+
+
+# ------------------------------------------------------------------------------- its cases
+
+
+def drawn(
+    exercise: Exercise,
+    secret: bytes = SECRETS[0],
+    student: str = "ada",
+    content: bytes = b"her notebook",
+) -> list[Case]:
+    """What a submission is tried on."""
+    submission = Submission(student, exercise.lab, content)
+    rebuilt = rebuild(submission, release_of(exercise.lab))
+    with models_of(secret):
+        return Trying(submission, rebuilt, secret, Jail()).cases(exercise)
+
+
+@every_exercise
+def test_a_submission_is_tried_on_cases_of_its_own(exercise: Exercise) -> None:
+    def values(**of: Any) -> list[object]:
+        return [(case.label, frozen(dict(case.data))) for case in drawn(exercise, **of)]
+
+    own = values()
+    assert own == values()
+    # Three of each, since where little is drawn two may be alike.
+    assert any(values(secret=secret) != own for secret in SECRETS[1:4])
+    assert any(values(student=name) != own for name in ("bob", "cat", "dan"))
+    assert any(values(content=content) != own for content in (b"his", b"another", b"a third"))
+
+
+@every_lab
+def test_the_same_submission_comes_to_the_same_result(
+    lab: str, jail: Jail, half_wrong: Callable[[str, int], Result]
+) -> None:
+    again = grade(partly_wrong(lab, 0), lab, jail)
+    assert without_seconds(again) == without_seconds(half_wrong(lab, 0))
+
+
+def without_seconds(result: Result) -> Result:
+    marks = tuple(replace(mark, seconds=0.0) for mark in result.marks)
+    return replace(result, marks=marks, seconds=0.0)
+
+
+# ------------------------------------------------------------------------- a student's statements
+
+
+def test_a_statement_costs_what_needs_it(jail: Jail) -> None:
+    notebook = solved("kv_cache")
+    prepend(notebook, MASK, "raise SystemExit('nobody needs me')")
+    append(notebook, MASK, "causal_mask = lambda *positions: None")
+    insert(notebook, BYTES, "kinds = 2 / 0")
+    rewrite(notebook, BYTES, "return kinds * config.n_layer * config.n_embd * bytes_per_number")
+    told = lost(grade(notebook, "kv_cache", jail))
+    assert {*told} == {MASK, BYTES}
+    assert "kinds" in told[BYTES][0]
+
+
+# ------------------------------------------------------------------------------- without a sandbox
+
+
+def test_without_bubblewrap_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(JailError, match=r"apt install bubblewrap\).*--unsandboxed"):
+        Jail().__enter__()
+
+
+def test_unsandboxed_it_grades_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with Jail(sandboxed=False) as jail:
+        result = grade(solved("generate"), "generate", jail)
+    assert lost(result) == {}
+    assert not result.sandboxed
+    assert result.limits[0].startswith("no sandbox")
+
+
+# ------------------------------------------------------------------------------- for a whole class
+
+
+@pytest.mark.soak
+@every_lab
+def test_every_right_solution_earns_all_points_under_twenty_secrets(lab: str, jail: Jail) -> None:
+    for secret in SECRETS:
+        require_all_points(solved(lab), lab, jail, secret)
+    for secret in FEW:
+        require_all_points(in_another_style(lab), lab, jail, secret)
+
+
+@pytest.mark.soak
+@every_lab
+def test_every_misconception_is_told_after_the_whole_way(lab: str, jail: Jail) -> None:
+    most = max(len(exercise.misconceptions) for exercise in exercises_of(lab))
+    for number in range(1, most):
+        for half in (0, 1):
+            result = grade(partly_wrong(lab, half, number), lab, jail)
+            require_told(result, wrongs_of(lab, half, number))
+
+
+MEGABYTE = 1 << 20
+
+
+@pytest.mark.soak
+def test_the_grader_does_not_grow_with_the_class(jail: Jail) -> None:
+    memory = []
+    for number, notebook in enumerate(islice(cycle(lab_1_in_all_states()), 500)):
+        grade(notebook, "generate", jail, student=f"student{number}")
+        gc.collect()
+        memory.append(psutil.Process().memory_info().rss)
+    assert memory[-1] - memory[49] <= 20 * MEGABYTE
+
+
+@cache
+def lab_1_in_all_states() -> list[NotebookNode]:
+    notebooks = [solved("generate"), released("generate"), in_another_style("generate")]
+    for exercise in exercises_of("generate"):
+        for misconception in exercise.misconceptions:
+            notebook = solved("generate")
+            put_wrong(notebook, misconception)
+            notebooks.append(notebook)
+    return notebooks
