@@ -11,7 +11,6 @@ import sys
 import warnings
 import zipfile
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from autograder.build import read_modules, solve
 from autograder.exercise import Exercise
 from autograder.exercises import exercises
 from autograder.grading import bundle
-from autograder.grading.bundle import FOLDER, files_of, release, zipped
+from autograder.grading.bundle import FOLDER, files_of, in_bundle, release, zipped
 from autograder.grading.refused import Refused
 from autograder.judge import judge
 from autograder.lesson import LESSONS, lessons
@@ -111,9 +110,10 @@ def test_what_is_recorded_quotes_no_line_of_a_solution(lab: str, tmp_path: Path)
     path.write_bytes(contents(lab)[f"autograder/records/{lab}.frames"])
     found = list(frames(path))
     assert [record["name"] for record in found] == [e.name for e in EXERCISES if e.lab == lab]
+    telling = telling_lines(lab)
     for record in found:
-        record["wrong"] = []
-        assert [line for line in telling_lines(lab) if line in repr(record)] == []
+        text = repr({**record, "wrong": []})
+        assert [line for line in telling if line in text] == []
 
 
 @every_lab
@@ -187,8 +187,8 @@ def environment(folder: Path, scratch: Path) -> dict[str, str]:
 def learned(lab: str, folder: Path, scratch: Path, **wishes: Any) -> dict[str, Any]:
     """What a learner is told, in the folder in which the notebook lies."""
     solved = "\n".join(lab_module(lab).lines)
-    nothing = {"alone": {}, "wrong": []}
-    orders = {"lab": lab, "blank": skeleton(lab), "solved": solved, **nothing, **wishes}
+    orders = {"lab": lab, "blank": skeleton(lab), "solved": solved, "alone": {}, "wrong": []}
+    orders |= wishes
     (scratch / "wishes.json").write_text(json.dumps(orders))
     where = folder / "work" / lessons()[lab].name
     where.mkdir(parents=True)
@@ -289,7 +289,7 @@ def test_what_is_stood_in_for_sees_what_the_reference_sees(
     exercise: Exercise, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("autograder.judge.SECONDS", 5.0)
-    standing_in = replace(exercise, services=exercise.in_bundle)
+    standing_in = in_bundle(exercise)
     assert judge(standing_in, exercise.reference).status == "passed"
     tried = 0
     for mutant in mutants(exercise):

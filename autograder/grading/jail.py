@@ -133,7 +133,9 @@ class Jail:
         fifth = "for a submission before these are cut to a fifth"
         ordinary = (
             f"{self.seconds:.0f} s of processor time for an exercise, {self.budget:.0f} s {fifth}",
-            f"{self.memory / GIB:.0f} GiB of memory for a process",
+            f"{self.memory / GIB:.0f} GiB of memory for a process"
+            if "RLIMIT_AS" in self.resources
+            else "no limit for the memory of a process",
         )
         if not self.sandboxed:
             return ("no sandbox: the code ran as an ordinary process of the grader's", *ordinary)
@@ -143,7 +145,7 @@ class Jail:
             "bubblewrap: no network, no other files, namespaces of its own, a user without rights",
             "a filter of system calls (seccomp)" if self.filter else "no filter of system calls",
             *ordinary,
-            f"{together} (cgroup)" if cgroups() else "no cgroup: no limit for all together",
+            f"{together} (cgroup)" if self.has_group else "no cgroup: no limit for all together",
         )
 
     # ------------------------------------------------------------------------- what it is made of
@@ -172,7 +174,9 @@ class Jail:
         for is_root in [True, False] if os.geteuid() == 0 else [False]:
             self.__dict__["is_root"] = is_root
             try:
-                self.start(first).close()
+                sandbox = self.start(first)
+                self.has_group = bool(sandbox.group)
+                sandbox.close()
                 return is_root
             except JailError as error:
                 said = str(error)

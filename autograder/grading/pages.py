@@ -7,6 +7,7 @@ that is made to take minutes to lay out is shown plainly.
 
 from html import escape
 from typing import Any
+from urllib.parse import quote
 
 from nbconvert.exporters.html import contextfilter
 from nbconvert.filters import Highlight2HTML
@@ -26,7 +27,7 @@ class Safe(IPythonRenderer):
         """A picture; its description, where it was pasted in and then lost."""
         name = url.removeprefix("attachment:")
         if name != url and name not in self.attachments:
-            return f"[picture: {escape(text or name)}]"
+            return f"[picture: {text or escape(name)}]"
         return super().image(text, url, title)
 
 
@@ -35,7 +36,8 @@ def prose(context: Any, source: str) -> str:
     """In place of nbconvert's markdown2html."""
     if len(source) > MOST_PROSE:
         return plain(source)
-    pictures = context.get("cell", {}).get("attachments", {})
+    pasted = context.get("cell", {}).get("attachments", {})
+    pictures = {quote(name): kinds for name, kinds in pasted.items()}  # as links name them
     renderer = Safe(escape=True, allow_harmful_protocols=False, attachments=pictures)
     return MarkdownWithMath(renderer=renderer).render(source)
 

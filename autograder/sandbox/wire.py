@@ -53,10 +53,10 @@ def packed(value: Any, away: Away | None = None) -> bytes:
     def as_json(value: Any, depth: int) -> Any:
         if depth > DEEPEST:
             raise WireError(f"Lists within lists, over {DEEPEST} deep, can't be sent.")
-        if value is None or isinstance(value, (bool, str)):
-            return value
         if isinstance(value, np.generic):
             value = value.item()
+        if value is None or isinstance(value, (bool, str)):
+            return value
         if isinstance(value, int) and value.bit_length() > 1024:
             raise WireError("A number of over 300 digits can't be sent.")
         if isinstance(value, (int, float)):

@@ -273,6 +273,8 @@ def limit(limits: dict[str, int]) -> None:
     """What one process may use at most, by the names of `resource`."""
     for name, most in limits.items():
         kind = getattr(resource, name)
+        if name == "RLIMIT_AS":  # beside what PyTorch itself has mapped: with CUDA, much more
+            most += int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         _, hard = resource.getrlimit(kind)
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(kind, (most, most))
