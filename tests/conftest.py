@@ -5,9 +5,19 @@ import os
 # The tests run side by side, one process a core; threads inside each would only get in the way.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import pytest
 from hypothesis import settings  # after the above, which torch reads when it is imported
 
 # No deadline: a slow machine is no failure. The same cases every time; `make soak` draws others.
 settings.register_profile("default", deadline=None, derandomize=True)
 settings.register_profile("soak", deadline=None, max_examples=3000)
 settings.load_profile("default")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what only `make soak` asks for, unless it is asked for by name: -m soak."""
+    if config.getoption("--hypothesis-profile") == "soak" or "soak" in config.getoption("-m"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("soak")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]

@@ -51,6 +51,7 @@ CLASS = [
     Submission(mortal.FAILS, "generate", RIGHT),
     Submission("gus\udcff", "generate", RIGHT),  # a file's name need not be text
 ]
+OTHER_VERSION = r"worker tcp://127\.0\.0\.1:\d+ has another version"
 POINTS = {"ada": FULL, "bob": 0, mortal.DIES_ONCE: FULL, "dan": 0, "gus\udcff": FULL}
 
 
@@ -79,7 +80,7 @@ def dask_command(command, log, *arguments, **environment):
     with log.open("ab") as file:
         return subprocess.Popen(
             [sys.executable, "-m", f"distributed.cli.dask_{command}", "--no-dashboard", *arguments],
-            cwd=ROOT,
+            cwd=log.parent,
             env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -237,14 +238,35 @@ def test_nothing_stays_with_the_scheduler(address):
             time.sleep(0.05)
 
 
-def test_a_worker_of_another_version_is_named_and_the_secret_is_not(address, folder, monkeypatch):
+def test_a_worker_of_another_version_is_named(address, monkeypatch):
     monkeypatch.setattr(cluster, "course_version", lambda: "another one")
-    with pytest.raises(Refused, match=r"worker tcp://127\.0\.0\.1:\d+ has another version"):
+    with pytest.raises(Refused, match=OTHER_VERSION):
+        list(cluster.graded_there(CLASS, SECRET, Jail(), address))
+
+
+def test_one_that_comes_later_is_named_too_and_the_secret_is_in_no_log(
+    address, folder, monkeypatch
+):
+    monkeypatch.setattr(cluster, "course_version", lambda: "another one")
+    monkeypatch.setattr(cluster, "require_the_course", lambda client: None)
+    with pytest.raises(Refused, match=OTHER_VERSION):
         list(cluster.graded_there(CLASS, SECRET, Jail(), address))
     log = (folder / "workers.log").read_text()
     assert "Compute Failed" in log
     assert repr(SECRET)[2:20] not in log
     assert "nbformat" not in log
+
+
+def test_a_worker_without_the_course_is_named(tmp_path):
+    """Dask has such a worker leave without a word as soon as it is asked for anything of ours."""
+    package = tmp_path / "autograder" / "__init__.py"
+    package.parent.mkdir()
+    package.write_text("raise ImportError('no course')")
+    with a_scheduler(tmp_path) as address:
+        log = tmp_path / "worker.log"
+        worker = dask_command("worker", log, address, PYTHONPATH=str(tmp_path))
+        with stopped_after(worker), pytest.raises(Refused, match=r"worker .* can't load the"):
+            list(cluster.graded_there(CLASS, SECRET, Jail(), address))
 
 
 def test_a_scheduler_without_workers_is_refused(tmp_path, monkeypatch):

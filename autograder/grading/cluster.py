@@ -115,6 +115,7 @@ def cluster(address: str) -> Iterator[Client]:
                     f"The scheduler at {address} has no worker. Start some, as docs/cluster.md "
                     "tells, and give the same command again."
                 ) from None
+            require_the_course(client)
             try:
                 yield client
             except (CancelledError, OSError):
@@ -122,6 +123,36 @@ def cluster(address: str) -> Iterator[Client]:
                     f"The scheduler at {address} is gone. What was graded is kept: start one, and "
                     "the same command goes on from there."
                 ) from None
+
+
+def require_the_course(client: Client) -> None:
+    """Raise Refused where a worker or the scheduler lacks this version of the course."""
+
+    def version() -> str:  # sent as it stands here, because over there this module may be missing
+        from autograder.grading.version import course_version
+
+        return course_version()
+
+    found = {f"worker {name}": v for name, v in client.run(version, on_error="return").items()}
+    try:
+        found["scheduler"] = client.run_on_scheduler(version)
+    except ImportError as error:
+        found["scheduler"] = error
+    for who, theirs in found.items():
+        if isinstance(theirs, ImportError):
+            raise Refused(
+                f"The {who} can't load the course ({theirs}). Start it in the course's "
+                "environment, as docs/cluster.md tells."
+            )
+        if isinstance(theirs, str) and theirs != course_version():
+            raise Refused(other_version(who, theirs, course_version()))
+
+
+def other_version(who: str, theirs: str, ours: str) -> str:
+    return (
+        f"The {who} has another version of the course ({theirs}) than this machine ({ours}). Bring "
+        "both to the same state, and start it anew."
+    )
 
 
 def answer(future: Future) -> Result | NotGraded | None:
@@ -141,12 +172,9 @@ ONE_AT_A_TIME = threading.Lock()  # judging lends functions to modules, which ar
 
 def done(order: Order) -> Result | NotGraded:
     """Carry out an order. Raises Refused where this worker can't."""
-    if order.version != course_version():
-        raise Refused(
-            f"The worker {get_worker().address} has another version of the course "
-            f"({course_version()}) than this machine ({order.version}). Bring both to the same "
-            "state, and start the worker anew."
-        )
+    if order.version != course_version():  # it has come since the others were asked
+        who = f"worker {get_worker().address}"
+        raise Refused(other_version(who, course_version(), order.version))
     with ONE_AT_A_TIME:
         torch.set_num_threads(1)
         return graded_or_not(order.submission, order.secret, entered(order.settings))
@@ -158,7 +186,7 @@ def entered(settings: Jail) -> Jail:
     if name not in JAILS:
         try:
             JAILS[name] = settings.__enter__()
-        except JailError as error:
+        except (JailError, OSError) as error:
             raise Refused(f"The worker {get_worker().address} can't grade. {error}") from None
         atexit.register(settings.__exit__, None, None, None)
     return JAILS[name]
