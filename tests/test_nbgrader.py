@@ -20,6 +20,7 @@ from autograder.build import build
 from autograder.exercises import exercises
 from autograder.reference import AuthorError
 from tests.common.course import Course, text_of
+from tests.common.handed_in import label, notebook, solved
 
 ROOT = Path(__file__).resolve().parent.parent
 LAB = "01_generate"
@@ -39,11 +40,11 @@ def released(tmp_path_factory) -> Course:
 @pytest.fixture(scope="module")
 def graded(released) -> Course:
     """Three submissions, graded, with feedback and an export."""
-    solved = released.solved(LAB).read_text(encoding="utf-8")
+    content = released.solved(LAB).read_text(encoding="utf-8")
     right, wrong = "(last - first) / (n - 1) if n > 1", "(last - start) / n  # wrong"
-    assert right in solved
-    released.submit("correct", LAB, solved)
-    released.submit("wrong", LAB, solved.replace(right, wrong))
+    assert right in content
+    released.submit("correct", LAB, content)
+    released.submit("wrong", LAB, content.replace(right, wrong))
     released.submit("untouched", LAB, released.released(LAB).read_text(encoding="utf-8"))
     released.nbgrader("autograde", LAB)
     released.nbgrader("generate_feedback", LAB)
@@ -173,11 +174,24 @@ def test_the_formgrader_shows_the_course(formgrader, graded):
 
 
 def test_the_formgraders_own_button_grades(formgrader, graded):
-    solved = graded.solved(LAB).read_text(encoding="utf-8")
-    graded.submit("late_comer", LAB, solved)
+    graded.submit("late_comer", LAB, notebook(solved("generate")))
     button = f"{formgrader}/formgrader/api/submission/{LAB}/late_comer/autograde"
     assert json.loads(get(button, method="POST"))["success"]
     assert graded.scores("late_comer", LAB) == {
         **{f"check-{name.replace('.', '-')}": points for name, points in BY_CHECKS.items()},
         **dict.fromkeys(BY_HAND),
     }
+
+
+def test_the_formgrader_shows_html_in_prose_and_does_not_obey_it(formgrader, graded):
+    """Whoever grades has it in a browser that may change grades."""
+    cells = solved("generate")
+    answer = next(cell for cell in cells if label(cell).get("grade_id") == "last_row")
+    answer["source"] = "<script>attack()</script>"
+    graded.submit("attacker", LAB, notebook(cells))
+    graded.autograde("attacker", LAB)
+    with graded.gradebook() as gradebook:
+        id = gradebook.find_submission_notebook("generate", LAB, "attacker").id
+    page = get(f"{formgrader}/formgrader/submissions/{id}/")
+    assert "&lt;script&gt;attack()" in page
+    assert "<script>attack()" not in page

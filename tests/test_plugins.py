@@ -4,6 +4,7 @@ import copy
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -317,7 +318,7 @@ def test_a_students_prose_is_no_page_of_its_own(course, student):
 
 def result(mark: Mark, **fields: Any) -> Result:
     whole = {"limits": (), "remarks": (), "sandboxed": True, "version": "1", "secret": "1"}
-    return Result("ada", LAB, "0" * 64, (mark,), **{**whole, **fields})
+    return Result("ada", LAB, "0" * 64, **{"marks": (mark,), **whole, **fields})
 
 
 def test_a_card_holds_what_a_student_needs_and_nothing_that_hides():
@@ -336,16 +337,23 @@ def test_one_point_is_no_points():
     assert card_of(mark, result(mark)).points == "0.5 of 1 point"
 
 
+FIRST, SECOND = (Mark(f"generate.{name}", 3, 3, "passed", ()) for name in ("generate", "metrics"))
+FIRST = replace(FIRST, points=5, most=5)
+
+
 @pytest.mark.parametrize(
-    "mark",
+    "marks",
     [
-        Mark("generate.generate", 6, 5, "passed", ()),
-        Mark("generate.generate", -1, 5, "passed", ()),
-        Mark("generate.generate", float("nan"), 5, "passed", ()),
-        Mark("generate.generate", 3, 3, "passed", ()),
-        Mark("generate.metrics", 3, 3, "passed", ()),
+        [replace(FIRST, points=6), SECOND],
+        [replace(FIRST, points=-1), SECOND],
+        [replace(FIRST, points=float("nan")), SECOND],
+        [replace(FIRST, points=3, most=3), SECOND],
+        [FIRST],
+        [FIRST, replace(SECOND, exercise="generate.else")],
     ],
 )
-def test_a_mark_that_nbgrader_would_misread_is_refused(mark):
+def test_a_mark_that_nbgrader_would_misread_is_refused(marks):
+    notebook = copy.deepcopy(release_of(LAB))
+    apply(result(FIRST, marks=(FIRST, SECOND)), notebook)
     with pytest.raises(ValueError, match="Run `make labs`, and grade this lab again"):
-        apply(result(mark), copy.deepcopy(release_of(LAB)))
+        apply(result(FIRST, marks=tuple(marks)), notebook)

@@ -88,7 +88,7 @@ class RebuildFromRelease(SubmissionStep):
 
 
 class ApplyResults(SubmissionStep):
-    """Writes into each check cell what it earned and why; every other output goes."""
+    """Writes into each check cell what it earned and why. No cell has any other output."""
 
     result_for = Unicode(
         "autograder.grading.store.result_for",
@@ -105,11 +105,9 @@ def apply(result: Result, notebook: NotebookNode) -> None:
     """Write a result into a notebook. Raises ValueError where it has no mark for a check."""
     marks = {check_id(mark.exercise): mark for mark in result.marks}
     for cell in notebook.cells:
-        if cell.cell_type == "code":
-            cell.outputs, cell.execution_count = [], None
-            label = cell.metadata.get("nbgrader", {})
-            if label.get("grade"):
-                cell.outputs = outputs(mark_for(label, marks), result)
+        label = cell.metadata.get("nbgrader", {})
+        if cell.cell_type == "code" and label.get("grade"):
+            cell.outputs = outputs(mark_for(label, marks), result)
 
 
 def mark_for(label: NotebookNode, marks: dict[str, Mark]) -> Mark:
