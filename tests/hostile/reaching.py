@@ -59,7 +59,7 @@ CORPUS = [
                 words += open(file, errors="replace").read()
             except OSError:
                 pass
-        kept = glob.glob("/root/.[bcs]*") + glob.glob("/home/*/.*") + glob.glob("/*/*secret*")
+        kept = glob.glob("/*/.[bcs]*") + glob.glob("/home/*/.*") + glob.glob("/*/*secret*")
         won = "secret" in words.lower() or bool(kept)
         """,
     ),
@@ -70,7 +70,7 @@ CORPUS = [
         folder = os.path.dirname(sys.prefix)
         won = any(
             os.path.exists(os.path.join(place, "autograder", name))
-            for place in (folder, os.getcwd(), "/course", "/work/main")
+            for place in (folder, os.getcwd(), "/course")
             for name in ("submitted", "autograded", "feedback", "source")
         )
         """,
