@@ -204,6 +204,7 @@ def learned(lab: str, folder: Path, scratch: Path, **wishes: Any) -> dict[str, A
     assert ran.returncode == 0, ran.stderr
     told = json.loads(ran.stdout)
     elsewhere = {Path(file) for file in told["files"]} - {Path("None")}
+    elsewhere -= {file for file in elsewhere if file.is_relative_to(sys.prefix)}
     assert [file for file in elsewhere if file.is_relative_to(ROOT)] == [LEARNER]
     return told
 

@@ -112,6 +112,7 @@ def in_bundle(exercise: Exercise) -> Exercise:
 
 def recorded(exercise: Exercise) -> bytes:
     cases = drawn(exercise, SEED)
+    exercise = replace(exercise, record=Record({}, ()))  # so that it runs as it will there
     drivers = [exercise.driver, *([exercise.as_built] if exercise.as_built else [])]
     right = {
         driver.__name__: run_all(exercise, driver, exercise.reference, cases) for driver in drivers

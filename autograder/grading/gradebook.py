@@ -46,9 +46,13 @@ def gradebook(course: Course, lesson: Lesson) -> Iterator[Any]:
             if time is not None:
                 (own / timestamp.NAME).write_text(timestamp.written(time))
             said = io.StringIO()
-            with contextlib.redirect_stderr(said):
-                answer = api.autograde(lesson.name, student, force=True, create=True)
-            shutil.rmtree(staged / student)
+            try:
+                with contextlib.redirect_stderr(said):
+                    answer = api.autograde(lesson.name, student, force=True, create=True)
+            except Exception as error:  # a folder's name that nbgrader can't take, for instance
+                raise NotEntered(f"{error}. Is it the folder's name? Rename it.") from None
+            finally:
+                shutil.rmtree(staged / student, ignore_errors=True)
             if not answer["success"]:
                 raise NotEntered(reason(answer))
 
