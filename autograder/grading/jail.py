@@ -28,14 +28,13 @@ import psutil
 from autograder.lesson import lessons
 from autograder.reference import ROOT, SOLUTIONS
 
-COURSE = Path("/course")  # in the sandbox
+COURSE, SCRATCH = Path("/course"), Path("/scratch")  # in the sandbox
 NOBODY = 65534
 UNPRIVILEGED: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
 GIB = 1 << 30
 START = 120  # seconds, on a machine however busy
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
-    "HOME": "/tmp",
     "USER": "student",
     "LANG": "C.UTF-8",
     "PYTHONDONTWRITEBYTECODE": "1",
@@ -239,6 +238,10 @@ def staged(lab: str, folder: Path) -> Path:
     return folder
 
 
+def environment(course: Path, scratch: Path) -> dict[str, str]:
+    return {**ENVIRONMENT, "PYTHONPATH": str(course), "HOME": str(scratch), "TMPDIR": str(scratch)}
+
+
 def system_folders() -> Iterator[tuple[str, ...]]:
     """How bubblewrap shows the system and this Python, read-only."""
     yield "--ro-bind", "/usr", "/usr"
@@ -251,6 +254,8 @@ def system_folders() -> Iterator[tuple[str, ...]]:
     yield "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"
     prefixes = {Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)}
     packages = {Path(p).resolve() for p in sys.path if p.endswith("-packages") and Path(p).is_dir()}
+    if not any(prefix.is_relative_to("/tmp") for prefix in prefixes | packages):
+        yield "--symlink", str(SCRATCH), "/tmp"
     for prefix in sorted(prefixes | packages):
         if prefix.is_relative_to("/usr"):
             continue
@@ -292,7 +297,7 @@ class Sandbox:
         command += to_leave_root if jail.is_root else own_user
         command += ["--die-with-parent", "--new-session", "--as-pid-1"]
         command += ["--clearenv"]
-        for name, value in {**ENVIRONMENT, "PYTHONPATH": str(COURSE)}.items():
+        for name, value in environment(COURSE, SCRATCH).items():
             command += ["--setenv", name, value]
         for bind in system_folders():
             command += bind
@@ -301,9 +306,9 @@ class Sandbox:
         command += ["--proc", "/proc", "--dev", "/dev"]
         for file in ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus"):
             command += ["--ro-bind-try", file, file]
-        for folder in ("/tmp", "/dev/shm"):
+        for folder in (str(SCRATCH), "/dev/shm"):
             command += ["--perms", "1777", "--size", str(256 << 20), "--tmpfs", folder]
-        command += ["--remount-ro", "/", "--chdir", "/tmp"]
+        command += ["--remount-ro", "/", "--chdir", str(SCRATCH)]
         command += ["--block-fd", str(release), "--info-fd", str(tell)]
         if jail.filter:
             rules = os.memfd_create("rules")
@@ -312,7 +317,7 @@ class Sandbox:
             passed.append(rules)
             command += ["--seccomp", str(rules)]
         user = new_user() if jail.is_root else os.geteuid()
-        command += ["--", *WORKER, str(control), "/tmp", lab, str(user)]
+        command += ["--", *WORKER, str(control), str(SCRATCH), lab, str(user)]
         process = subprocess.Popen(
             command,
             pass_fds=passed,
@@ -343,7 +348,7 @@ class Sandbox:
             stdout=subprocess.DEVNULL,
             stderr=self.log,
             cwd=self.scratch,
-            env={**ENVIRONMENT, "PYTHONPATH": str(jail.stage(lab))},
+            env=environment(jail.stage(lab), self.scratch),
             start_new_session=True,
         )
 

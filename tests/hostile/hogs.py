@@ -38,7 +38,7 @@ CORPUS = [
                     file.write(bytes(1 << 26))
             """,
         )
-        for folder in ("/tmp", "/dev/shm")
+        for folder in ("/scratch", "/dev/shm")
     ),
     hogs(
         "files in memory that no limit of a process counts",
@@ -93,7 +93,7 @@ CORPUS = [
         "a hundred thousand folders, one in the other",
         body="""
         import os
-        os.chdir("/tmp")
+        os.chdir("/scratch")
         for _ in range(5000):
             os.mkdir("d")
             os.chdir("d")
