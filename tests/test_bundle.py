@@ -146,7 +146,9 @@ def model_answers(lesson: str) -> Iterator[str]:
 
 
 @pytest.mark.slow
-@every_lab
+@pytest.mark.parametrize(
+    "lab", [LABS[0], *(pytest.param(lab, marks=pytest.mark.soak) for lab in LABS[1:])]
+)
 def test_another_process_makes_the_same_bytes(lab: str, tmp_path: Path) -> None:
     path = tmp_path / "new" / "lab.zip"
     command = [sys.executable, "-m", "autograder", "release", lab, "--out", str(path)]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from itertools import cycle, islice
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -255,6 +256,12 @@ def test_a_statement_costs_what_needs_it(jail: Jail) -> None:
 def test_without_bubblewrap_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(JailError, match=r"apt install bubblewrap\).*--unsandboxed"):
+        Jail().__enter__()
+
+
+def test_a_course_that_the_sandbox_would_show_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autograder.grading.jail.ROOT", Path("/usr/src/course"))
+    with pytest.raises(JailError, match=r"The course lies in /usr/src/course.*Move the course"):
         Jail().__enter__()
 
 

@@ -138,6 +138,7 @@ class Jail:
         )
         if not self.sandboxed:
             return ("no sandbox: the code ran as an ordinary process of the grader's", *ordinary)
+        require_course_apart()
         self.is_root  # noqa: B018  (a sandbox can be made)
         together = f"{self.memory / GIB:.0f} GiB and {self.processes} processes for all together"
         return (
@@ -242,6 +243,23 @@ def environment(course: Path, scratch: Path) -> dict[str, str]:
     return {**ENVIRONMENT, "PYTHONPATH": str(course), "HOME": str(scratch), "TMPDIR": str(scratch)}
 
 
+def python_folders() -> list[Path]:
+    prefixes = {Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)}
+    packages = {Path(p).resolve() for p in sys.path if p.endswith("-packages") and Path(p).is_dir()}
+    return sorted(prefixes | packages)
+
+
+def require_course_apart() -> None:
+    """Raise JailError where the answers lie in a folder that the sandbox shows."""
+    for folder in (Path("/usr"), *python_folders()):
+        if ROOT.is_relative_to(folder):
+            raise JailError(
+                f"The course lies in {ROOT}, and a student's code can read all of {folder}, with "
+                "Python in it: the answers too. Move the course to a folder of its own, and grade "
+                "from there."
+            )
+
+
 def system_folders() -> Iterator[tuple[str, ...]]:
     """How bubblewrap shows the system and this Python, read-only."""
     yield "--ro-bind", "/usr", "/usr"
@@ -252,11 +270,10 @@ def system_folders() -> Iterator[tuple[str, ...]]:
         elif path.is_dir():
             yield "--ro-bind", name, name
     yield "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"
-    prefixes = {Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)}
-    packages = {Path(p).resolve() for p in sys.path if p.endswith("-packages") and Path(p).is_dir()}
-    if not any(prefix.is_relative_to("/tmp") for prefix in prefixes | packages):
+    prefixes = python_folders()
+    if not any(prefix.is_relative_to("/tmp") for prefix in prefixes):
         yield "--symlink", str(SCRATCH), "/tmp"
-    for prefix in sorted(prefixes | packages):
+    for prefix in prefixes:
         if prefix.is_relative_to("/usr"):
             continue
         for parent in reversed(prefix.parents[:-1]):

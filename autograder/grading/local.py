@@ -2,6 +2,7 @@
 
 import multiprocessing
 import signal
+import tempfile
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -26,10 +27,11 @@ DIED = NotGraded(
 class Grader:
     """A process that grades one submission after the other."""
 
-    def __init__(self, secret: bytes, settings: Jail) -> None:
+    def __init__(self, secret: bytes, settings: Jail, folder: str) -> None:
         context = multiprocessing.get_context("spawn")  # nothing of this process goes along
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=serve, args=(theirs, secret, settings), daemon=True)
+        arguments = theirs, secret, settings, folder
+        self.process = context.Process(target=serve, args=arguments, daemon=True)
         self.process.start()
         theirs.close()
 
@@ -58,8 +60,12 @@ class Grader:
         self.process.join()
 
 
-def serve(connection: Connection, secret: bytes, settings: Jail) -> None:
-    """Ctrl-C is for whoever started this; it then ends with it."""
+def serve(connection: Connection, secret: bytes, settings: Jail, folder: str) -> None:
+    """Ctrl-C is for whoever started this; it then ends with it.
+
+    folder: for all temporary files, so that none is left of a grader that was killed.
+    """
+    tempfile.tempdir = folder
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     torch.set_num_threads(1)
@@ -91,24 +97,26 @@ def graded_here(
 
     def begin(submission: Submission | None, grader: Grader | None, tried: int = 1) -> None:
         if submission is not None:
-            grader = (grader or Grader(secret, settings)).begin(submission)
+            grader = (grader or Grader(secret, settings, folder)).begin(submission)
             graders[grader.connection] = grader, submission, tried
         elif grader is not None:
             grader.close()
 
-    try:
-        for _ in range(jobs):
-            begin(next(left, None), None)
-        while graders:
-            for ready in wait(list(graders)):
-                assert isinstance(ready, Connection)
-                grader, submission, tried = graders.pop(ready)
-                result = grader.result()
-                if result is None and tried < TRIES:
-                    begin(submission, None, tried + 1)
-                    continue
-                begin(next(left, None), grader if result else None)
-                yield submission, result or DIED
-    finally:
-        for grader, _, _ in graders.values():
-            grader.close()
+    with tempfile.TemporaryDirectory(prefix="inference-grader-") as folder:
+        Path(folder).chmod(0o755)  # what runs in a sandbox is another user
+        try:
+            for _ in range(jobs):
+                begin(next(left, None), None)
+            while graders:
+                for ready in wait(list(graders)):
+                    assert isinstance(ready, Connection)
+                    grader, submission, tried = graders.pop(ready)
+                    result = grader.result()
+                    if result is None and tried < TRIES:
+                        begin(submission, None, tried + 1)
+                        continue
+                    begin(next(left, None), grader if result else None)
+                    yield submission, result or DIED
+        finally:
+            for grader, _, _ in graders.values():
+                grader.close()

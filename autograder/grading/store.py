@@ -77,8 +77,7 @@ COURSE = Course(ROOT / "autograder")
 
 
 def result_for(submission: Submission, folder: Path) -> Result:
-    """The kept result of a submission to the course in a folder; it is graded where there is none.
-    """
+    """The kept result of a submission to a course; where there is none, it is graded."""
     course = Course(folder)
     kept = course.kept(submission)
     if kept is None:

@@ -259,7 +259,7 @@ CORPUS = [
         import os
         wanted = "solutions/kv_cache.py", "misconceptions/kv_cache.md", "kv_cache.ipynb"
         for folder, below, files in os.walk("/"):
-            below[:] = [n for n in below if n not in ("proc", "sys", "torch", "transformers")]
+            below[:] = [name for name in below if name not in ("proc", "sys", "usr", "lib")]
             won = won or any(os.path.join(folder, file).endswith(wanted) for file in files)
         """,
     ),
@@ -284,7 +284,7 @@ CORPUS = [
                 place = f"/proc/{process}/{door}"
                 won = won or any(
                     os.path.exists(f"{place}/{path}")
-                    for path in ("solutions/kv_cache.py", "work/main/solutions", "root/.bashrc")
+                    for path in ("solutions/kv_cache.py", "root/.bashrc")
                 )
         """,
     ),
