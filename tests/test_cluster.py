@@ -312,6 +312,7 @@ def test_who_is_not_graded_is_told_at_the_end(graded, tmp_path, monkeypatch, cap
         return replace(fake_result(submission.student, LESSON), submission=submission.sha256)
 
     monkeypatch.setattr(commands, "graded_here", graded_here)
+    monkeypatch.setattr(commands, "entered", lambda *_: set())
     monkeypatch.setattr(commands, "gradebook", lambda *_: nullcontext(entered.append))
     assert commands.grade_course(course, LESSON, Jail()) == 1
     assert "mallory is not graded. It went wrong." in capsys.readouterr().out

@@ -17,7 +17,7 @@ from nbformat import NotebookNode
 from autograder import judge as judge_module
 from autograder.catalogue import Misconception
 from autograder.exercise import Case, Exercise
-from autograder.grading.jail import Jail, JailError
+from autograder.grading.jail import Jail, JailError, Sandbox
 from autograder.grading.oracle import Trying, grade_one, models_of
 from autograder.grading.rebuild import rebuild
 from autograder.grading.release import release_of
@@ -248,6 +248,45 @@ def test_a_statement_costs_what_needs_it(jail: Jail) -> None:
     told = lost(grade(notebook, "kv_cache", jail))
     assert {*told} == {MASK, BYTES}
     assert "kinds" in told[BYTES][0]
+
+
+# -------------------------------------------------------------------------- one sandbox for several
+
+
+def test_a_clean_sandbox_serves_the_next_submission(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = count_starts(monkeypatch)
+    with Jail() as jail:
+        before = len(started)
+        for student in ("ada", "bob"):
+            assert lost(grade(solved("generate"), "generate", jail, student=student)) == {}
+        assert len(started) == before + 1
+    assert all(not sandbox.runs() for sandbox in started)
+
+
+def test_one_that_ended_or_was_left_unclean_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = count_starts(monkeypatch)
+    with Jail() as jail:
+        before = len(started)
+        assert lost(grade(solved("generate"), "generate", jail)) == {}
+        started[-1].process.kill()
+        started[-1].process.wait()
+        assert lost(grade(solved("generate"), "generate", jail)) == {}
+        monkeypatch.setattr(Sandbox, "end", lambda sandbox: (0.0, False))
+        assert lost(grade(solved("generate"), "generate", jail)) == {}
+        exercises = len(exercises_of("generate"))
+        assert len(started) == before + 1 + exercises  # the first of these was there already
+
+
+def count_starts(monkeypatch: pytest.MonkeyPatch) -> list[Sandbox]:
+    started = []
+    start = Jail.start
+
+    def counted(jail: Jail, lab: str) -> Sandbox:
+        started.append(start(jail, lab))
+        return started[-1]
+
+    monkeypatch.setattr(Jail, "start", counted)
+    return started
 
 
 # ------------------------------------------------------------------------------- without a sandbox

@@ -13,8 +13,11 @@ import nbformat
 import pytest
 from nbformat.v4 import new_notebook
 
+from autograder.grading import store
+from autograder.grading.gradebook import entered
 from autograder.grading.plugins import apply, card_of
 from autograder.grading.rebuild import check_id
+from autograder.grading.refused import Refused
 from autograder.grading.release import release_of
 from autograder.grading.results import Mark, Result
 from autograder.grading.submission import Submission
@@ -357,3 +360,9 @@ def test_a_mark_that_nbgrader_would_misread_is_refused(marks):
     apply(result(FIRST, marks=(FIRST, SECOND)), notebook)
     with pytest.raises(ValueError, match="Run `make labs`, and grade this lab again"):
         apply(result(FIRST, marks=tuple(marks)), notebook)
+
+
+def test_a_gradebook_that_doesn_t_know_the_lab_is_refused(tmp_path: Path) -> None:
+    course = store.Course(tmp_path)
+    with pytest.raises(Refused, match=r"doesn't know 01_generate\. Enter the labs: make labs"):
+        entered(course, lessons()["generate"])

@@ -16,6 +16,7 @@ from nbgrader.apps import NbGraderAPI
 from traitlets.config import Config, PyFileConfigLoader
 
 from autograder.grading import timestamp
+from autograder.grading.refused import Refused
 from autograder.grading.store import Course
 from autograder.lesson import Lesson
 
@@ -60,16 +61,18 @@ def gradebook(course: Course, lesson: Lesson) -> Iterator[Any]:
 
 
 def entered(course: Course, lesson: Lesson) -> set[str]:
-    """The students of whom nbgrader's gradebook has this lab, graded."""
-    if not course.gradebook.exists():
-        return set()
-    with Gradebook(f"sqlite:///{course.gradebook}") as known:
-        try:
-            return {
-                submission.student.id for submission in known.assignment_submissions(lesson.name)
-            }
-        except MissingEntry:
-            return set()
+    """The students of whom nbgrader's gradebook has this lab, graded.
+
+    Raises Refused where it has not even the lab.
+    """
+    if course.gradebook.exists():
+        with Gradebook(f"sqlite:///{course.gradebook}") as known, contextlib.suppress(MissingEntry):
+            submissions = known.assignment_submissions(lesson.name)
+            return {submission.student.id for submission in submissions}
+    raise Refused(
+        f"nbgrader's gradebook, {course.gradebook}, doesn't know {lesson.name}. Enter the labs: "
+        "make labs"
+    )
 
 
 def course_config(course: Course, staged: Path) -> Config:

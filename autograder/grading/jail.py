@@ -87,6 +87,7 @@ class Jail:
     processes: int = 48
     sandboxed: bool = True
     stages: dict[str, Path] = field(default_factory=dict, repr=False)
+    idle: dict[str, "Sandbox"] = field(default_factory=dict, repr=False)
 
     def __enter__(self) -> Self:
         """Raises JailError where no sandbox can be had."""
@@ -105,6 +106,9 @@ class Jail:
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
+        for sandbox in self.idle.values():
+            sandbox.close()
+        self.idle.clear()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     # ------------------------------------------------------------------------------ what it offers
@@ -112,6 +116,18 @@ class Jail:
     def start(self, lab: str) -> "Sandbox":
         """A fresh sandbox with what an attempt at this lab may see."""
         return Sandbox(self, lab)
+
+    def take(self, lab: str) -> "Sandbox":
+        """A sandbox for attempts at this lab: the one that was given back, else a fresh one."""
+        sandbox = self.idle.pop(lab, None)
+        return sandbox if sandbox is not None and sandbox.runs() else self.start(lab)
+
+    def give_back(self, lab: str, sandbox: "Sandbox") -> None:
+        """Let the next submission have it: starting one takes most of the time that grading does.
+
+        Nothing of an attempt is left in it. What never was clean again must be closed instead.
+        """
+        self.idle[lab] = sandbox
 
     @property
     def resources(self) -> dict[str, int]:
@@ -387,6 +403,9 @@ class Sandbox:
             return float(told["seconds"]), bool(told["clean"])
         except (OSError, ValueError, KeyError):
             raise JailError("The sandbox is gone.") from None
+
+    def runs(self) -> bool:
+        return self.process.poll() is None
 
     def used(self) -> float:
         """Processor seconds of all that has run in here."""

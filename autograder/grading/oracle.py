@@ -120,8 +120,11 @@ class Trying:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, *error: object) -> None:
-        self.leave()
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is not None:
+            self.leave()
+        elif self.sandbox is not None:
+            self.jail.give_back(self.submission.lab, self.sandbox)
 
     def leave(self) -> None:
         if self.sandbox is not None:
@@ -129,10 +132,10 @@ class Trying:
         self.sandbox = None
 
     def enter(self) -> Sandbox:
-        if self.sandbox is not None and self.sandbox.process.poll() is not None:
+        if self.sandbox is not None and not self.sandbox.runs():
             self.leave()
         if self.sandbox is None:
-            self.sandbox = self.jail.start(self.submission.lab)
+            self.sandbox = self.jail.take(self.submission.lab)
         return self.sandbox
 
     def mark(self, exercise: Exercise) -> Mark:
