@@ -1,0 +1,222 @@
+"""The engine: requests in, tokens streamed out.
+
+All labs before in one loop: continuous batching over paged blocks under a token budget, preemption,
+sampling parameters and a generator for each request, stop conditions, abort, speculation. A step is
+schedule, run, postprocess.
+"""
+
+import collections.abc
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gpt import GPTConfig
+from solutions.batching import require_request
+from solutions.decoding import GREEDY, SamplingParams, next_token_probs
+from solutions.kv_cache import CachedLMHead
+from solutions.paged_attention import BlockManager, PagedCache
+from solutions.runner import Chunk, PackedCache, Runner
+from solutions.scheduler import EngineHooks, Scheduler
+from solutions.sequence import Sequence, StopCondition
+from solutions.speculative import Drafter, new_uniforms, prefixes, verify, verify_greedy
+
+STEPS = 100_000  # that the trace remembers
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the engine takes from the labs before; each can be your own."""
+
+    block_manager: type[BlockManager] = BlockManager
+    paged_cache: type[PagedCache] = PagedCache
+    next_token_probs: Callable[..., Float[Tensor, "rows vocab"]] = next_token_probs
+    verify: Callable[..., tuple[int, int]] = verify
+    verify_greedy: Callable[..., tuple[int, int]] = verify_greedy
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a step gave to a request: new tokens, and why it ended, if it did.
+
+    finish_reason: "stop" (EOS or its stop condition), "length" or "abort"; None while it goes on.
+    """
+
+    request: int
+    new_ids: list[int]
+    finish_reason: str | None
+
+
+class Engine:
+    """Serves requests, step by step.
+
+    `submit` and `abort` may be called at any time and from any thread: the next step begins with
+    what they ask for. Every step ends with handing its outputs to `on_output`. trace: for each
+    step, (request, tokens computed, whether a token was sampled) of all whom it served.
+    """
+
+    def __init__(
+        self,
+        config: GPTConfig,
+        scheduler: Scheduler,
+        runner: Runner,
+        on_output: Callable[[Output], None],
+        new_drafter: Callable[[], Drafter] | None = None,
+        k: int = 0,
+        parts: Parts = Parts(),
+    ) -> None:
+        if scheduler.token_budget <= k:
+            raise ValueError(
+                f"A token and its {k} drafts are verified in one step: the token budget must be "
+                f"{k + 1} or more, not {scheduler.token_budget}."
+            )
+        self.config, self.scheduler, self.runner, self.parts = config, scheduler, runner, parts
+        self.on_output, self.new_drafter, self.k = on_output, new_drafter, k
+        self.numbers = count()
+        self.arrivals: deque[Sequence] = deque()
+        self.aborts: deque[int] = deque()
+        self.sequences: dict[int, Sequence] = {}  # whoever waits or runs
+        self.outputs: deque[Output] = deque()
+        self.trace: deque[list[tuple[int, int, bool]]] = deque(maxlen=STEPS)
+
+    def submit(
+        self,
+        prompt: collections.abc.Sequence[int],
+        max_new_tokens: int,
+        params: SamplingParams = GREEDY,
+        seed: int = 0,
+        eos_token_id: int | None = None,
+        stop: StopCondition | None = None,
+    ) -> int:
+        """Let a request come with the next step; return its number. They count from 0.
+
+        Raises ValueError for one that can't be served. The prompt is left as it was.
+        """
+        require_request(self.config, prompt, max_new_tokens)
+        end = min(len(prompt) + max_new_tokens, self.config.n_positions)
+        self.scheduler.require_room(end)
+        sequence = Sequence(
+            next(self.numbers),
+            list(prompt),
+            end,
+            eos_token_id,
+            params=params,
+            generator=torch.Generator().manual_seed(seed),
+            stop=stop,
+            drafter=self.new_drafter() if self.new_drafter else None,
+        )
+        self.arrivals.append(sequence)
+        return sequence.number
+
+    def abort(self, request: int) -> None:
+        """End a request with the next step. Of one that has ended already, nothing comes."""
+        self.aborts.append(request)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.arrivals or self.aborts or self.sequences)
+
+    def run(self) -> None:
+        """Step until nobody waits and nobody runs."""
+        while self.has_work:
+            self.step()
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """One iteration: schedule, run, postprocess.
+
+        The runner computes a chunk for every request in the plan. By so many tokens each of them
+        has then come further, and the manager is told, by `publish`. Whoever has caught up gains
+        the tokens that `choose` takes from its logits. At last the trace gets a list of (request,
+        tokens, whether it has caught up), in the order of the plan.
+        """
+        self.take_in()
+        ### BEGIN SOLUTION
+        plan = self.scheduler.schedule()
+        logits = self.runner.forward([self.chunk(request, plan[request]) for request in plan])
+        served = []
+        for request, tokens in plan.items():
+            sequence = self.sequences[request]
+            sequence.num_computed_tokens += tokens
+            self.scheduler.manager.publish(request, sequence.ids, sequence.num_computed_tokens)
+            served.append((request, tokens, sequence.has_caught_up))
+            if sequence.has_caught_up:
+                self.gain(sequence, self.choose(sequence, logits[request]))
+        self.trace.append(served)
+        ### END SOLUTION
+        while self.outputs:
+            self.on_output(self.outputs.popleft())
+
+    # --------------------------------------------------------------------------- parts of a step
+
+    def take_in(self) -> None:
+        """What was submitted and what was aborted since the step before."""
+        while self.arrivals:
+            sequence = self.arrivals.popleft()
+            self.sequences[sequence.number] = sequence
+            self.scheduler.waiting.append(sequence)
+            if len(sequence.ids) == sequence.end:  # the prompt fills the context
+                self.finish(sequence, "length")
+        while self.aborts:
+            aborted = self.sequences.get(self.aborts.popleft())
+            if aborted is not None:
+                self.finish(aborted, "abort")
+
+    def chunk(self, request: int, tokens: int) -> Chunk:
+        """The next tokens of a request. Wanted is what follows its last one, and each draft."""
+        sequence = self.sequences[request]
+        start = sequence.num_computed_tokens
+        wanted = max(0, start + tokens - len(sequence.ids) + 1)
+        return Chunk(request, sequence.text[start : start + tokens], start, wanted)
+
+    def choose(self, sequence: Sequence, logits: Float[Tensor, "wanted vocab"]) -> list[int]:
+        """The drafts that are accepted, and the token after those."""
+        drafts, params, parts = sequence.drafts, sequence.params, self.parts
+        if params == GREEDY:
+            accepted, token = parts.verify_greedy(logits.argmax(dim=-1).tolist(), drafts)
+        else:
+            probs = parts.next_token_probs(logits, prefixes(sequence.text, logits), params)
+            uniforms = new_uniforms(len(logits), sequence.generator, logits.device)
+            accepted, token = parts.verify(probs, sequence.draft_probs, drafts, uniforms)
+        return [*drafts[:accepted], token]
+
+    def gain(self, sequence: Sequence, tokens: list[int]) -> None:
+        """Give a request its new tokens. It ends with them, or drafts what may follow."""
+        new_ids = sequence.extend(tokens)
+        if sequence.finish_reason is not None:
+            self.finish(sequence, sequence.finish_reason, new_ids)
+        else:
+            self.outputs.append(Output(sequence.number, new_ids, None))
+            sequence.draft(self.k)
+
+    def finish(
+        self, sequence: Sequence, reason: str, new_ids: collections.abc.Sequence[int] = ()
+    ) -> None:
+        self.scheduler.retire(sequence)
+        del self.sequences[sequence.number]
+        self.outputs.append(Output(sequence.number, list(new_ids), reason))
+
+
+def new_engine(
+    model: CachedLMHead,
+    num_blocks: int,
+    block_size: int,
+    token_budget: int,
+    max_running: int,
+    on_output: Callable[[Output], None],
+    new_drafter: Callable[[], Drafter] | None = None,
+    k: int = 0,
+    parts: Parts = Parts(),
+) -> Engine:
+    """An engine for this model, of these parts. k: drafts in a round."""
+    weight = model.transformer.wte.weight
+    own_manager = type("EngineManager", (EngineHooks, parts.block_manager), {})
+    manager = own_manager(num_blocks, block_size)
+    cache = parts.paged_cache(model.config, manager, weight.device, weight.dtype)
+    runner = Runner(model.transformer, weight.T, PackedCache(cache))
+    scheduler = Scheduler(manager, token_budget, max_running)
+    return Engine(model.config, scheduler, runner, on_output, new_drafter, k, parts)
