@@ -137,14 +137,17 @@ def judge_with(
         if found is None:
             continue
         line = attempt.line(mine.failure) if mine.failure else None
-        stopped = any(map(was_stopped, got))
-        if stopped or not diagnosed:
+        ended = len(list(takewhile(lambda outcome: not was_stopped(outcome), got)))
+        stopped = ended < len(got)
+        if was_stopped(mine) or not diagnosed:
             return Judgement(WRONG, found.sentence, case, found, line=line, stopped=stopped)
-        known, sure = diagnose(exercise, driver, cases, got, expected)
+        known, sure = diagnose(exercise, driver, cases[:ended], got[:ended], expected[:ended])
         if not (known and sure) and not coincide(exercise, attempt.again(driver, case), mine):
             return Judgement(WRONG, found.sentence, case, found, CHANGES_BY_ITSELF, True, line)
         cause, name = (known.sentence, known.name) if known else (None, None)
-        return Judgement(WRONG, found.sentence, case, found, cause, sure, line, misconception=name)
+        return Judgement(
+            WRONG, found.sentence, case, found, cause, sure, line, stopped, misconception=name
+        )
     return Judgement(PASSED, "Right on every case.")
 
 

@@ -84,6 +84,7 @@ class Near(Peer):
         connection.settimeout(TICK)
         self.watch, self.module = watch, module
         self.questions = 0
+        self.numbers: dict[BaseException, int | None] = {}  # of errors that came from over there
 
     def tick(self) -> None:
         self.watch.look()
@@ -115,6 +116,15 @@ class Near(Peer):
         if size_of(found) > MOST_FOR_A_MODEL:
             raise WireError("What came back is far more than what the case has.")
         return found
+
+    def error(self, name: str, args: list[Any], number: int | None) -> BaseException:
+        """With the number by which it goes back as itself."""
+        found = super().error(name, args, number)
+        self.numbers[found] = number
+        return found
+
+    def told(self, error: Exception) -> list[Any]:
+        return [*super().told(error)[:2], self.numbers.get(error)]
 
     def done(self, thing: Any, verb: str, name: str, given: list[Any]) -> Message:
         """More numbers, or larger ones, than any case would hand over are refused."""

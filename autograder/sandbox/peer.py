@@ -22,14 +22,6 @@ class Gone(ConnectionError):
     """There is nobody at the other end any more."""
 
 
-class Remote(Exception):
-    """An error that was raised over there. number: of the exception, which they have kept."""
-
-    def __init__(self, number: int, said: str) -> None:
-        super().__init__(said)
-        self.number = number
-
-
 class Peer:
     """One end of a wire. shared: own objects that the other side may ask, by number."""
 
@@ -166,17 +158,12 @@ class Peer:
     # -------------------------------------------------------------------------------------- errors
 
     def told(self, error: Exception) -> list[Any]:
-        """An error as it is sent: its class, what it was made with, and whose it is."""
-        if isinstance(error, Remote):
-            return ["Remote", [], error.number]
+        """An error as it is sent: its class, what it was made with, and its number over there."""
         args = [arg if isinstance(arg, str) else str(plain(arg)) for arg in error.args]
         return [type(error).__name__, args, None]
 
     def error(self, name: str, args: list[Any], number: int | None) -> BaseException:
-        """An error that came as an answer: our own again, one of Python's, or a RuntimeError."""
-        if isinstance(number, int) and number in range(len(self.shared)):
-            own = self.shared[number]
-            return own if isinstance(own, BaseException) else WireError("That is no error.")
+        """An error that came as an answer: one of Python's, or a RuntimeError."""
         kind = getattr(builtins, str(name), None)
         words = [str(arg) for arg in args][:4]
         if isinstance(kind, type) and issubclass(kind, Exception) and not is_picky(kind):

@@ -157,9 +157,11 @@ class Child(Peer):
         return {"mine": self.share(value)}
 
     def error(self, name: str, args: list[Any], number: int | None) -> BaseException:
-        """Of the notebook's own class where it has one."""
+        """One of its own that comes back, or of the notebook's own class where it has one."""
+        if number is not None:
+            return self.shared[number]
         cls = self.names.get(name)
-        if number is None and isinstance(cls, type) and issubclass(cls, Exception):
+        if isinstance(cls, type) and issubclass(cls, Exception):
             return cls(*args)
         return super().error(name, args, number)
 
