@@ -125,14 +125,15 @@ class Engine:
         while self.has_work:
             self.step()
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def step(self) -> None:
         """One iteration: schedule, run, postprocess.
 
-        The runner computes a chunk for every request in the plan. By so many tokens each of them
-        has then come further, and the manager is told, by `publish`. Whoever has caught up gains
-        the tokens that `choose` takes from its logits. At last the trace gets a list of (request,
-        tokens, whether it has caught up), in the order of the plan.
+        The runner computes a chunk for every request in the plan, all in one forward. By so many
+        tokens each of them has then come further, and `publish` tells the manager: of its `ids`,
+        and how many are computed. Whoever has caught up gains the tokens that `choose` takes from
+        its logits. At last the trace gets one list of (request, tokens, whether it has caught up),
+        in the order of the plan, and an empty one where nobody was served.
         """
         self.take_in()
         ### BEGIN SOLUTION

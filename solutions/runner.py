@@ -8,13 +8,13 @@ together.
 
 import collections.abc
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -40,15 +40,16 @@ class Chunk:
 class Rectangle:
     """Requests with equally many new tokens, as lab 4 serves them together.
 
-    tokens: theirs, in the packed row. new_slots and all_slots: where in the pool the new tokens go,
-    and where all of a row's tokens lie.
+    tokens: theirs, in the packed row. new_slots, all_slots: where in the pool the new tokens go,
+    and where all tokens of each row lie; a slice where that is one stretch of one row. mask: None
+    where all are seen.
     """
 
     tokens: slice
     positions: Int[Tensor, "rows q_len"]
     new_slots: Int[Tensor, "rows q_len"]
-    all_slots: Int[Tensor, "rows k_len"]
-    mask: Bool[Tensor, "rows 1 q_len k_len"]
+    all_slots: Any  # Int[Tensor, "rows k_len"] or slice
+    mask: Any  # Tensor [rows, 1, q_len, k_len] or None
 
 
 class PackedCache:
@@ -106,10 +107,10 @@ class PackedCache:
 
 
 class FastCache(PackedCache):
-    """The same result, with fewer operations and copies: what the engine uses for the reference.
+    """The same result from fewer operations and copies, for lab 4's own cache.
 
-    All new tokens are stored at once. A request alone, whose blocks lie one behind the other, is
-    read where it is; others are gathered, keys and values together.
+    All new tokens are stored at once. A request alone whose blocks follow one another is read where
+    it lies; others are gathered, keys and values together.
     """
 
     def __init__(self, cache: PagedCache) -> None:
@@ -119,18 +120,31 @@ class FastCache(PackedCache):
     def select(self, batch: collections.abc.Sequence[Chunk]) -> Int[Tensor, " total"]:
         positions = super().select(batch)
         self.new_slots = torch.cat([part.new_slots.flatten() for part in self.rectangles])
-        self.reads = [self.read(part) for part in self.rectangles]
         return positions
 
-    def read(self, part: Rectangle) -> tuple[slice | Int[Tensor, " slots"], Tensor | None]:
-        """Which slots a rectangle reads, and its mask as numbers to add; None where all see all."""
-        slots, mask = part.all_slots.flatten(), None
-        if not part.mask.all():
-            zeros = torch.zeros(part.mask.shape, dtype=self.cache.pool.dtype, device=slots.device)
-            mask = zeros.masked_fill(~part.mask, -torch.inf)
-        if len(part.positions) == 1 and bool((slots.diff() == 1).all()):
-            return slice(int(slots[0]), int(slots[-1]) + 1), mask
-        return slots, mask
+    def rectangle(self, chunks: list[Chunk], first: int) -> Rectangle:
+        table = self.manager.tables[chunks[0].request]
+        if len(chunks) == 1 and table == list(range(table[0], table[0] + len(table))):
+            return self.in_place(chunks[0], table[0] * self.manager.block_size, first)
+        part = super().rectangle(chunks, first)
+        return replace(part, mask=self.to_add(part.mask))
+
+    def in_place(self, chunk: Chunk, offset: int, first: int) -> Rectangle:
+        """For a request whose tokens lie in the pool from `offset` on."""
+        size, end = len(chunk.ids), chunk.start + len(chunk.ids)
+        positions = torch.arange(chunk.start, end, device=self.cache.pool.device)[None]
+        mask = None  # the newest token sees every one
+        if size > 1:
+            mask = self.to_add(
+                causal_mask(positions, torch.arange(end, device=positions.device)[None])
+            )
+        tokens, all_slots = slice(first, first + size), slice(offset, offset + end)
+        return Rectangle(tokens, positions, positions + offset, all_slots, mask)
+
+    def to_add(self, mask: Tensor) -> Float[Tensor, "rows 1 q_len k_len"]:
+        """A mask as what is added to the scores, which else every layer would make of it."""
+        added = torch.zeros(mask.shape, dtype=self.cache.pool.dtype, device=mask.device)
+        return added.masked_fill(~mask, -torch.inf)
 
     def attend(
         self,
@@ -139,17 +153,29 @@ class FastCache(PackedCache):
         keys: Float[Tensor, "1 heads total head_dim"],
         values: Float[Tensor, "1 heads total head_dim"],
     ) -> Float[Tensor, "1 heads total head_dim"]:
-        pool, attended = self.layers[layer], []
-        pool[0].index_copy_(0, self.new_slots, keys[0].transpose(0, 1))
-        pool[1].index_copy_(0, self.new_slots, values[0].transpose(0, 1))
-        for part, (slots, mask) in zip(self.rectangles, self.reads, strict=True):
-            shape = part.positions.shape
-            read = pool[:, slots] if isinstance(slots, slice) else pool.index_select(1, slots)
-            all_keys, all_values = read.unflatten(1, part.all_slots.shape).transpose(2, 3)
-            new = queries[0, :, part.tokens].unflatten(1, shape).transpose(0, 1)
-            rows = F.scaled_dot_product_attention(new, all_keys, all_values, attn_mask=mask)
+        all_keys, all_values = self.layers[layer].unbind()  # [slots, heads, head_dim] each
+        all_keys.index_copy_(0, self.new_slots, keys[0].transpose(0, 1))
+        all_values.index_copy_(0, self.new_slots, values[0].transpose(0, 1))
+        if len(self.rectangles) == 1 and len(self.rectangles[0].positions) == 1:
+            return self.attend_rows(layer, queries, self.rectangles[0])
+        attended = []
+        for part in self.rectangles:
+            rows = queries[0, :, part.tokens].unflatten(1, part.positions.shape).transpose(0, 1)
+            rows = self.attend_rows(layer, rows, part)
             attended.append(rows.transpose(0, 1).flatten(1, 2))
-        return (attended[0] if len(attended) == 1 else torch.cat(attended, dim=1))[None]
+        return torch.cat(attended, dim=1)[None]
+
+    def attend_rows(
+        self, layer: int, queries: Float[Tensor, "rows heads q_len head_dim"], part: Rectangle
+    ) -> Float[Tensor, "rows heads q_len head_dim"]:
+        pool, slots = self.layers[layer], part.all_slots
+        if isinstance(slots, slice):
+            read = pool[:, None, slots]
+        else:
+            read = pool.index_select(1, slots.flatten()).unflatten(1, slots.shape)
+        # [2, rows, k_len, heads, head_dim], with the heads brought before the tokens
+        all_keys, all_values = read.transpose(2, 3).unbind()
+        return F.scaled_dot_product_attention(queries, all_keys, all_values, attn_mask=part.mask)
 
 
 class FusedTransformer:
@@ -186,7 +212,8 @@ class FusedTransformer:
         hidden = wte[inputs[0]] + wpe[position_ids[0]]
         for layer, (ln_1, c_attn, attn_proj, ln_2, c_fc, mlp_proj) in enumerate(self.layers):
             projected = with_bias(self.norm(hidden, *ln_1), *c_attn)
-            attended = kv_cache.attend(layer, *projected.view(heads).permute(2, 0, 3, 1, 4))
+            queries, keys, values = projected.view(heads).permute(2, 0, 3, 1, 4).unbind()
+            attended = kv_cache.attend(layer, queries, keys, values)
             hidden = added(hidden, attended[0].transpose(0, 1).flatten(1), *attn_proj)
             widened = F.gelu(with_bias(self.norm(hidden, *ln_2), *c_fc), approximate="tanh")
             hidden = added(hidden, widened, *mlp_proj)
@@ -230,7 +257,7 @@ class Runner:
     ) -> None:
         self.transformer, self.head, self.kv_cache = transformer, head, kv_cache
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def forward(
         self, batch: collections.abc.Sequence[Chunk]
     ) -> dict[int, Float[Tensor, "wanted vocab"]]:
