@@ -4,6 +4,8 @@
     python timed_generate.py --workloads lengths --techniques naive,cached --tokens 64,256,512
     python timed_generate.py --workloads ragged --repeats 3 --plot times.png
     python timed_generate.py --mine          adds your own code from the labs
+    python timed_generate.py --peers         adds the engines that people use, where installed
+    python timed_generate.py --race          naive, transformers and yours side by side
 
 Four workloads: `lengths` continues one prompt by each number of --tokens; `sampled` draws the
 continuations of some tales at a temperature; `ragged` has many requests of unequal lengths; `equal`
@@ -20,25 +22,38 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 import torch
 import transformers
 from rich.console import Console
+from tqdm import tqdm
 
-from gpt import GPTLMHead, find_checkpoint
+from gpt import GPTLMHead, find_checkpoint, load_tokenizer
 from timing.machine import last_level_cache, memory_bandwidth, processor_name
-from timing.measure import REPEATS, Plan, add_speedups, growth, measure, new_row
+from timing.measure import REPEATS, Key, Plan, add_speedups, growth, measure, new_row
+from timing.peers.catalogue import missing
+from timing.peers.row import SIZES, Prepare, peer_techniques
+from timing.peers.worker import Workers
 from timing.plot import plot
+from timing.race import race
 from timing.runs import Prepared
-from timing.table import show_environment, show_growth, show_tables, show_words
+from timing.table import (
+    show_environment,
+    show_growth,
+    show_missing,
+    show_tables,
+    show_words,
+)
 from timing.techniques import TECHNIQUES, load
+from timing.verify import verify
 from timing.work import weight_bytes
 from timing.workloads import KINDS, LENGTHS, Workload, new_workloads
 
 DEFAULT = [name for name in TECHNIQUES if name != "mine"]
+RACERS = "naive", "hf", "mine"
 SHORT_ONLY = {"hf-nocache": 64}  # new tokens; beyond, it runs where asked for by name: it is slow
 
 
@@ -131,6 +146,8 @@ def new_parser() -> Parser:
         help=f"of {','.join(TECHNIQUES)} (all but mine; hf-nocache up to 64 new tokens)",
     )
     add("--mine", action="store_true", help="add your own code, as the labs' checks kept it")
+    add("--peers", action="store_true", help=f"add other engines, on {','.join(SIZES)}")
+    add("--race", action="store_true", help="show naive, hf and mine side by side, and no table")
     add("--device", type=usable_device, default=torch.device("cpu"), help="cpu, cuda, mps (cpu)")
     add("--threads", type=thread_count, help="processor threads (torch's own choice)")
     add(
@@ -146,13 +163,18 @@ def new_parser() -> Parser:
 # ------------------------------------------------------------------------------------- what to do
 
 
-def new_plan(folder: Path, args: argparse.Namespace) -> Plan:
+Techniques = Mapping[str, Mapping[str, Prepare]]  # by name, for each kind of workload
+
+
+def new_plan(folder: Path, args: argparse.Namespace, peers: Techniques) -> Plan:
     """Which techniques run on which workload: each on those that it serves."""
     names = list(args.techniques or DEFAULT)
     if args.mine and "mine" not in names:
         names.append("mine")
+    names += peers
+    techniques = {**TECHNIQUES, **peers}
     kinds = args.workloads or KINDS
-    serving = {kind: [name for name in names if kind in TECHNIQUES[name]] for kind in kinds}
+    serving = {kind: [name for name in names if kind in techniques[name]] for kind in kinds}
     require_served(args, names, serving)
     plan = []
     for workload in new_workloads([k for k in kinds if serving[k]], folder, args.tokens):
@@ -173,6 +195,11 @@ def require_served(
                 f"{name} serves the workloads {','.join(TECHNIQUES[name])}, not "
                 f"{','.join(serving)}. Choose with --workloads."
             )
+    if args.peers and not SIZES.keys() & serving.keys():
+        raise ValueError(
+            f"--peers adds to the workloads {','.join(SIZES)}, not to {','.join(serving)}. Choose "
+            "with --workloads."
+        )
     for kind in args.workloads or []:
         if not serving[kind]:
             able = [name for name in TECHNIQUES if kind in TECHNIQUES[name]]
@@ -186,14 +213,26 @@ def is_quick(name: str, workload: Workload) -> bool:
     return name not in SHORT_ONLY or max(workload.new_tokens) <= SHORT_ONLY[name]
 
 
-def prepare(folder: Path, device: torch.device, plan: Plan) -> dict[tuple[str, str], Prepared]:
+def prepare(
+    folder: Path, device: torch.device, plan: Plan, techniques: Techniques
+) -> dict[tuple[str, str], Prepared]:
     """What will run, by kind of workload and name; the references come along."""
     needed = {(w.kind, name): None for w, names in plan for name in [w.reference, *names]}
     made = {
         (name, make): make(folder, device)
-        for name, make in dict.fromkeys((name, TECHNIQUES[name][kind]) for kind, name in needed)
+        for name, make in dict.fromkeys((name, techniques[name][kind]) for kind, name in needed)
     }
-    return {(kind, name): made[name, TECHNIQUES[name][kind]] for kind, name in needed}
+    return {(kind, name): made[name, techniques[name][kind]] for kind, name in needed}
+
+
+def not_timed(absent: Mapping[str, str], left_out: Mapping[Key, str]) -> dict[str, str]:
+    """Which engines of others are not on the table, or not on all of it, and why."""
+    reasons = dict(absent)
+    for name, reason in dict.fromkeys((name, reason) for (_, name), reason in left_out.items()):
+        places = [w for (w, other), told in left_out.items() if (other, told) == (name, reason)]
+        sentence = f"{', '.join(places)}: {reason}"
+        reasons[name] = f"{reasons[name]} {sentence}" if name in reasons else sentence
+    return reasons
 
 
 def environment(
@@ -224,19 +263,53 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if args.threads:
         torch.set_num_threads(args.threads)
+    if args.race:
+        run_race(parser, args)
+        return
+    with Workers() as workers:
+        time_all(parser, args, workers)
+
+
+def new_console() -> Console:
+    width = None if sys.stdout.isatty() else 100
+    return Console(width=width, highlight=False, markup=False, emoji=False)
+
+
+def run_race(parser: Parser, args: argparse.Namespace) -> None:
+    """Each runs alone, verified and warmed up like a row of the table; then they are shown."""
     try:
         folder = find_checkpoint(args.model)
-        plan = new_plan(folder, args)
+        tokenizer = load_tokenizer(args.model)
+        [workload] = new_workloads([LENGTHS], folder, [max(args.tokens)])
+        techniques = {name: TECHNIQUES[name][LENGTHS](folder, args.device) for name in RACERS}
+    except ValueError as error:
+        parser.error(str(error))
+    naive_model = load(GPTLMHead, folder, args.device)
+    expected = techniques[RACERS[0]].run(workload).outputs
+    runs = {}
+    for name in tqdm(RACERS, leave=False):
+        techniques[name].run(workload)
+        runs[name] = techniques[name].run(workload)
+        verify(name, workload, runs[name].outputs, expected, naive_model)
+    race(new_console(), runs, tokenizer, tokenizer.decode(workload.prompts[0]))
+
+
+def time_all(parser: Parser, args: argparse.Namespace, workers: Workers) -> None:
+    absent = dict(missing(args.device.type)) if args.peers else {}
+    peers = peer_techniques(workers, absent) if args.peers else {}
+    try:
+        folder = find_checkpoint(args.model)
+        plan = new_plan(folder, args, peers)
         naive_model = load(GPTLMHead, folder, args.device)
-        prepared = prepare(folder, args.device, plan)
+        prepared = prepare(folder, args.device, plan, {**TECHNIQUES, **peers})
     except ValueError as error:
         parser.error(str(error))
 
-    width = None if sys.stdout.isatty() else 100
-    console = Console(width=width, highlight=False, markup=False, emoji=False)
+    console = new_console()
     found = environment(args, plan, weight_bytes(naive_model))
     show_environment(console, found)
-    results, ties = measure(plan, prepared, naive_model, args.repeats)
+    results, told = measure(plan, prepared, naive_model, args.repeats)
+    plan = [(w, [name for name in names if (w.name, name) in results]) for w, names in plan]
     rows = [
         new_row(
             workload,
@@ -252,13 +325,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     one_prompt = {workload.name for workload, _ in plan if workload.kind == LENGTHS}
     powers = growth([row for row in rows if row["workload"] in one_prompt])
 
-    show_tables(console, plan, rows, ties)
+    show_tables(console, plan, rows, told)
     show_words(console, plan, prepared)
+    left_out = not_timed(absent, told.left_out)
+    show_missing(console, left_out)
     if powers:
         show_growth(console, powers, args.tokens)
     if args.plot:
         plot(args.plot, plan, rows, results)
-    line = json.dumps({"rows": rows, "environment": found, "growth": powers})
+    done = {"rows": rows, "environment": found, "growth": powers, "not_timed": left_out}
+    line = json.dumps(done)
     if args.json:
         args.json.write_text(line + "\n")
     print(line)

@@ -1,7 +1,7 @@
 """Sets up the workbook and runs it: what `make` calls, and what works without make.
 
     python3 workbook.py lab      open the workbook in JupyterLab
-    python3 workbook.py timed    time every technique on one table
+    python3 workbook.py timed    time every technique on one table; with --peers, other engines too
     python3 workbook.py labs     build labs/ from solutions/
     python3 workbook.py test     lint, types and tests
     python3 workbook.py soak     the tests, on many more random cases
@@ -10,8 +10,9 @@ What follows the command goes on to JupyterLab, to timed_generate.py or to pytes
 
 The environment is made in .venv, from pyproject.toml and constraints.txt, and made anew when one of
 them changes. Where the Python that runs this has the workbook installed (a conda environment), that
-Python is used instead; where it lacks packages, the command says how to install them. Only the
-standard library is needed: this runs before anything is installed.
+Python is used instead; where it lacks packages, the command says how to install them. The engines
+of --peers are installed into .venv when they are first asked for. Only the standard library is
+needed: this runs before anything is installed.
 """
 
 from __future__ import annotations  # so that an old Python gets as far as the sentence about it
@@ -28,12 +29,13 @@ import subprocess
 import sys
 import venv
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent
 VENV, OLD_VENV = ROOT / ".venv", ROOT / ".venv.old"
 VENV_PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 OLDEST_PYTHON = (3, 11)
-EXTRAS = ["lab", "grade", "cluster", "test"]  # of pyproject.toml; .venv has them all
+EXTRAS = ["lab", "grade", "cluster", "test"]  # of pyproject.toml; .venv has them all, not `peers`
 LABS, WORK = ROOT / "labs", ROOT / "work"
 FOR_LEARNERS = ROOT / ".jupyter"  # settings that hide nbgrader, whose panels are for instructors
 RECORD = ".labs.json"  # in work/: the hash of every released file, as it was when it was copied
@@ -96,19 +98,27 @@ def installed_here() -> bool:
 
 
 def require_packages(extras: list[str]) -> None:
-    import tomllib  # an old Python, which has none, doesn't get here
-
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = read_project()
     wanted = [*project["dependencies"]]
     for extra in extras:
         wanted += project["optional-dependencies"][extra]
-    names = [re.split("[^A-Za-z0-9_.-]", requirement)[0] for requirement in wanted]
+    names = [package_name(requirement) for requirement in wanted]
     if missing := [name for name in names if not is_installed(name)]:
         raise Refused(
             f"{sys.executable} has the workbook, but lacks {', '.join(missing)}. Install all that "
             f"the workbook needs, in the folder {ROOT}:\n"
             f'    {sys.executable} -m pip install -e ".[{",".join(EXTRAS)}]" -c constraints.txt'
         )
+
+
+def read_project() -> dict[str, Any]:
+    import tomllib  # an old Python, which has none, doesn't get here
+
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def package_name(requirement: str) -> str:
+    return re.split("[^A-Za-z0-9_.-]", requirement)[0]
 
 
 def is_installed(package: str) -> bool:
@@ -152,21 +162,42 @@ def fingerprint() -> str:
 
 
 def install() -> None:
-    # Debian and Ubuntu ship Python without ensurepip; there, pip installs from outside.
-    has_ensurepip = importlib.util.find_spec("ensurepip") is not None
-    pip = [str(VENV_PYTHON), "-m", "pip"]
-    if not has_ensurepip:
-        pip = [sys.executable, "-m", "pip", "--python", str(VENV_PYTHON)]
-    packages = ["--editable", f".[{','.join(EXTRAS)}]", "--constraint", "constraints.txt"]
     try:
-        venv.create(VENV, with_pip=has_ensurepip)
-        subprocess.run([*pip, "install", *packages], cwd=ROOT, check=True)
+        venv.create(VENV, with_pip=has_ensurepip())
+        pip_install("--editable", f".[{','.join(EXTRAS)}]")
     except (subprocess.CalledProcessError, OSError) as error:
         raise Refused(
             f"\nSet-up failed ({error}); what pip says about it stands above. Nothing half-made was"
             " left behind. When the cause is gone, run the same command again."
         ) from error
     silence_news()
+
+
+def has_ensurepip() -> bool:
+    return importlib.util.find_spec("ensurepip") is not None
+
+
+def pip_install(*arguments: str) -> None:
+    """Into .venv, in the versions of constraints.txt. Raises where pip cannot."""
+    pip = [str(VENV_PYTHON), "-m", "pip"]
+    if not has_ensurepip():  # as Debian and Ubuntu ship Python: there, pip installs from outside
+        pip = [sys.executable, "-m", "pip", "--python", str(VENV_PYTHON)]
+    command = [*pip, "install", *arguments, "--constraint", "constraints.txt"]
+    subprocess.run(command, cwd=ROOT, check=True)
+
+
+def install_peers() -> None:
+    """The engines to time beside ours, each by itself; without one of them the others go on."""
+    look = "import importlib.metadata, sys; importlib.metadata.distribution(sys.argv[1])"
+    for requirement in read_project()["optional-dependencies"]["peers"]:
+        name = package_name(requirement)
+        if not subprocess.run([VENV_PYTHON, "-c", look, name], capture_output=True).returncode:
+            continue
+        print(f"Installing {name}. It may be compiled here, which takes minutes.", flush=True)
+        try:
+            pip_install("--quiet", requirement)
+        except (subprocess.CalledProcessError, OSError) as error:
+            print(f"{name} could not be installed ({error}); what pip says about it stands above.")
 
 
 def silence_news() -> None:
@@ -244,6 +275,8 @@ def lab(python: Path, arguments: list[str]) -> int:
 
 
 def timed(python: Path, arguments: list[str]) -> int:
+    if python == VENV_PYTHON and "--peers" in arguments:
+        install_peers()
     return run(python, "timed_generate.py", *arguments)
 
 

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
+from operator import index
 
 import torch
 from jaxtyping import Float
@@ -25,7 +26,7 @@ from solutions.scheduler import EngineHooks, Scheduler
 from solutions.sequence import Sequence, StopCondition
 from solutions.speculative import Drafter, new_uniforms, prefixes, verify, verify_greedy
 
-STEPS = 100_000  # that the trace remembers
+STEPS = 10_000  # that the trace remembers
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,8 @@ class Engine:
         k: int = 0,
         parts: Parts = Parts(),
     ) -> None:
+        if k < 0 or (k > 0) != (new_drafter is not None):
+            raise ValueError(f"To draft takes both a drafter and k of 1 or more; k is {k}.")
         if scheduler.token_budget <= k:
             raise ValueError(
                 f"A token and its {k} drafts are verified in one step: the token budget must be "
@@ -77,8 +80,7 @@ class Engine:
         self.config, self.scheduler, self.runner, self.parts = config, scheduler, runner, parts
         self.on_output, self.new_drafter, self.k = on_output, new_drafter, k
         self.numbers = count()
-        self.arrivals: deque[Sequence] = deque()
-        self.aborts: deque[int] = deque()
+        self.inbox: deque[Sequence | int] = deque()  # who has come, and whom to abort
         self.sequences: dict[int, Sequence] = {}  # whoever waits or runs
         self.outputs: deque[Output] = deque()
         self.trace: deque[list[tuple[int, int, bool]]] = deque(maxlen=STEPS)
@@ -101,24 +103,24 @@ class Engine:
         self.scheduler.require_room(end)
         sequence = Sequence(
             next(self.numbers),
-            list(prompt),
+            list(map(index, prompt)),  # whole numbers, of whatever kind
             end,
             eos_token_id,
             params=params,
             generator=torch.Generator().manual_seed(seed),
             stop=stop,
-            drafter=self.new_drafter() if self.new_drafter else None,
+            new_drafter=self.new_drafter,
         )
-        self.arrivals.append(sequence)
+        self.inbox.append(sequence)
         return sequence.number
 
     def abort(self, request: int) -> None:
         """End a request with the next step. Of one that has ended already, nothing comes."""
-        self.aborts.append(request)
+        self.inbox.append(request)
 
     @property
     def has_work(self) -> bool:
-        return bool(self.arrivals or self.aborts or self.sequences)
+        return bool(self.inbox or self.sequences or self.outputs)
 
     def run(self) -> None:
         """Step until nobody waits and nobody runs."""
@@ -155,24 +157,23 @@ class Engine:
     # --------------------------------------------------------------------------- parts of a step
 
     def take_in(self) -> None:
-        """What was submitted and what was aborted since the step before."""
-        while self.arrivals:
-            sequence = self.arrivals.popleft()
-            self.sequences[sequence.number] = sequence
-            self.scheduler.waiting.append(sequence)
-            if len(sequence.ids) == sequence.end:  # the prompt fills the context
-                self.finish(sequence, "length")
-        while self.aborts:
-            aborted = self.sequences.get(self.aborts.popleft())
-            if aborted is not None:
-                self.finish(aborted, "abort")
+        """What was submitted and what was aborted since the step before, in its order."""
+        for _ in range(len(self.inbox)):
+            came = self.inbox.popleft()
+            if isinstance(came, Sequence):
+                self.sequences[came.number] = came
+                self.scheduler.waiting.append(came)
+                if len(came.ids) == came.end:  # the prompt fills the context
+                    self.finish(came, "length")
+            elif came in self.sequences:
+                self.finish(self.sequences[came], "abort")
 
     def chunk(self, request: int, tokens: int) -> Chunk:
         """The next tokens of a request. Wanted is what follows its last one, and each draft."""
-        sequence = self.sequences[request]
-        start = sequence.num_computed_tokens
-        wanted = max(0, start + tokens - len(sequence.ids) + 1)
-        return Chunk(request, sequence.text[start : start + tokens], start, wanted)
+        whose = self.sequences[request]
+        start = whose.num_computed_tokens
+        wanted = max(0, start + tokens - len(whose.ids) + 1)
+        return Chunk(request, whose.text[start : start + tokens], start, wanted)
 
     def choose(self, sequence: Sequence, logits: Float[Tensor, "wanted vocab"]) -> list[int]:
         """The drafts that are accepted, and the token after those."""
@@ -182,7 +183,8 @@ class Engine:
         else:
             probs = parts.next_token_probs(logits, prefixes(sequence.text, logits), params)
             uniforms = new_uniforms(len(logits), sequence.generator, logits.device)
-            accepted, token = parts.verify(probs, sequence.draft_probs, drafts, uniforms)
+            draft_probs = probs[:0] if sequence.draft_probs is None else sequence.draft_probs
+            accepted, token = parts.verify(probs, draft_probs, drafts, uniforms)
         return [*drafts[:accepted], token]
 
     def gain(self, sequence: Sequence, tokens: list[int]) -> None:

@@ -21,6 +21,8 @@ from torch.nn.utils.rnn import pad_sequence
 from solutions.kv_cache import CachedLMHead, causal_mask
 from solutions.paged_attention import PagedCache, slot_mapping
 
+STRETCH = 64  # tokens; texts that differ by more are not padded to one length
+
 
 @dataclass(frozen=True)
 class Chunk:
@@ -35,10 +37,15 @@ class Chunk:
     start: int
     wanted: int
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """By which chunks are served together: as many new tokens, and about as long a text."""
+        return len(self.ids), (self.start + len(self.ids)) // STRETCH
+
 
 @dataclass(frozen=True)
 class Rectangle:
-    """Requests with equally many new tokens, as lab 4 serves them together.
+    """Requests that are served together, as lab 4 does: with equally many new tokens.
 
     tokens: theirs, in the packed row. new_slots, all_slots: where in the pool the new tokens go,
     and where all tokens of each row lie; a slice where that is one stretch of one row. mask: None
@@ -60,12 +67,12 @@ class PackedCache:
         self.rectangles: list[Rectangle] = []
 
     def select(self, batch: collections.abc.Sequence[Chunk]) -> Int[Tensor, " total"]:
-        """Let the next forward have these chunks, which are sorted by their numbers of new tokens.
+        """Let the next forward have these chunks, which are sorted by their shapes.
 
         Returns the new tokens' positions, as position ids for the model.
         """
         self.rectangles, start = [], 0
-        for _, group in groupby(batch, key=lambda chunk: len(chunk.ids)):
+        for _, group in groupby(batch, key=lambda chunk: chunk.shape):
             self.rectangles.append(self.rectangle(list(group), start))
             start = self.rectangles[-1].tokens.stop
         return torch.cat([part.positions.flatten() for part in self.rectangles])
@@ -264,7 +271,7 @@ class Runner:
         """The logits that are wanted of each request, by its number."""
         if not batch:
             return {}
-        batch = sorted(batch, key=lambda chunk: len(chunk.ids))
+        batch = sorted(batch, key=lambda chunk: chunk.shape)
         position_ids = self.kv_cache.select(batch)
         input_ids = torch.tensor([token for chunk in batch for token in chunk.ids])
         rows = input_ids.to(self.head.device)[None], position_ids[None]

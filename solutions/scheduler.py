@@ -12,7 +12,7 @@ Sarathi-Serve", OSDI 2024 (chunks under a token budget).
 import collections.abc
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 from solutions.paged_attention import BlockManager, Copy, OutOfBlocks
 from solutions.sequence import Sequence
@@ -34,6 +34,10 @@ class FreeBlocks(OrderedDict[int, None]):
 
     def extend(self, blocks: collections.abc.Iterable[int]) -> None:
         self.update(dict.fromkeys(blocks))
+
+    def __iadd__(self, blocks: collections.abc.Iterable[int]) -> Self:
+        self.extend(blocks)
+        return self
 
     def remove(self, block: int) -> None:
         del self[block]
@@ -60,6 +64,7 @@ class EngineHooks:
 
         Raises OutOfBlocks, and changes nothing, where the pool has too few.
         """
+        self.require_free(self.blocks_for(len(token_ids)))
         self.allocate(request, len(token_ids))
         return 0  # nobody shares anything yet
 
@@ -68,11 +73,14 @@ class EngineHooks:
 
         Raises OutOfBlocks, and changes nothing, where the pool has too few.
         """
-        missing = self.blocks_for(num_tokens) - len(self.tables[request])
-        if missing > len(self.free_blocks):
-            raise OutOfBlocks(f"{missing} blocks are needed; {len(self.free_blocks)} are free.")
+        self.require_free(self.blocks_for(num_tokens) - len(self.tables[request]))
         for _ in range(num_tokens - self.lengths[request]):
             self.append(request)
+
+    def require_free(self, needed: int) -> None:
+        """Asked here, because a manager of another lab raises an OutOfBlocks of its own."""
+        if needed > len(self.free_blocks):
+            raise OutOfBlocks(f"{needed} blocks are needed; {len(self.free_blocks)} are free.")
 
     def publish(
         self, request: int, token_ids: collections.abc.Sequence[int], computed: int
@@ -114,10 +122,10 @@ class Scheduler:
     def schedule(self) -> Plan:
         """How many tokens of which request the next forward computes.
 
-        All of them together are at most `token_budget`. First come those who run, in their order:
-        each gets its `next_count` under what the budget has left, if `make_room` finds blocks for
-        it. Then those who wait, as long as `admit` lets one in; none in a step that has preempted
-        somebody. A request that gets no tokens is not in the plan.
+        All of them together are at most `token_budget`, and each gets its `next_count` under what
+        is left of it. First come those who run, in their order, if `make_room` finds blocks for
+        them. Then those who wait, as long as something is left and `admit` lets one in; nobody in a
+        step that has preempted somebody. A request that gets no tokens is not in the plan.
         """
         ### BEGIN SOLUTION
         plan: Plan = {}

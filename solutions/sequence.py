@@ -6,6 +6,7 @@ lets some sequences catch up; whoever has caught up gains a token.
 """
 
 import collections.abc
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,7 @@ from solutions.batching import Request
 from solutions.decoding import GREEDY, SamplingParams, require_stops
 from solutions.speculative import Drafter
 
-StopCondition = collections.abc.Callable[[list[int]], bool]  # is asked with the new tokens so far
+StopCondition = Callable[[list[int]], bool]  # is asked with the new tokens so far
 
 
 @dataclass(eq=False)
@@ -31,13 +32,14 @@ class Sequence(Request):
     params: SamplingParams = GREEDY
     generator: torch.Generator = field(default_factory=torch.Generator)
     stop: StopCondition | None = None
-    drafter: Drafter | None = None
+    new_drafter: Callable[[], Drafter] | None = None
     drafts: list[int] = field(default_factory=list)
     draft_probs: Float[Tensor, "drafts vocab"] | None = None
     finish_reason: str | None = None
 
     def __post_init__(self) -> None:
         self.prompt_length = len(self.ids)
+        self.drafter: Drafter | None = None
 
     @property
     def text(self) -> list[int]:
@@ -79,8 +81,10 @@ class Sequence(Request):
             self.has_ended, self.finish_reason = True, "stop"
 
     def draft(self, k: int) -> None:
-        """Let its drafter, if it has one, guess up to k tokens that may follow."""
-        if self.drafter is not None:
+        """Let a drafter of its own, if it may have one, guess up to k tokens that may follow."""
+        if self.new_drafter is not None:
+            if self.drafter is None:  # not before: it may hold a cache, and many may wait
+                self.drafter = self.new_drafter()
             room = self.end - len(self.ids) - 1  # the last token is the target's own
             self.drafter.truncate(len(self.ids) - 1)
             self.drafts, self.draft_probs = self.drafter.propose(
@@ -97,7 +101,7 @@ def stop_at_text(tokenizer: Any, stops: collections.abc.Sequence[str]) -> StopCo
     longest = max(len(stop.encode()) for stop in stops)  # a token is a byte or more
 
     def has_stop(new_ids: list[int]) -> bool:
-        ending = tokenizer.decode(new_ids[-longest:])
+        ending = tokenizer.decode(new_ids[-longest:], clean_up_tokenization_spaces=False)
         return any(stop in ending for stop in stops)
 
     return has_stop

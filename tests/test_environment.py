@@ -44,6 +44,9 @@ def named(requirements: list[str]) -> dict[str, Requirement]:
     return {canonicalize_name(requirement.name): requirement for requirement in parsed}
 
 
+PEERS = "peers"  # the extra that no set-up installs: `timed --peers` does, each by itself
+# What may be missing: the engines' own modules, and vLLM, which brings a torch of its own.
+PEER_MODULES = {"ctranslate2", "gguf", "llama_cpp", "vllm"}
 DIRECT = named([*BASE, *(text for extra in EXTRAS.values() for text in extra)])
 
 
@@ -59,6 +62,11 @@ def test_every_direct_dependency_is_pinned_within_its_range(name):
     assert pins()[name] in DIRECT[name].specifier
 
 
+def test_the_peers_need_no_other_torch():
+    """Pip would replace the pinned one: the engines that need one of their own are not listed."""
+    assert {"torch", "vllm"}.isdisjoint(named(EXTRAS[PEERS]))
+
+
 def test_pins_name_no_local_builds():
     assert all(version.local is None for version in pins().values())
 
@@ -69,9 +77,10 @@ def test_conda_users_get_the_same_environment():
     oldest = PROJECT["requires-python"].removeprefix(">=")
     assert python == f"python={oldest}"
     assert pip == "pip"
-    extras = ",".join(EXTRAS)
-    assert installed == {"pip": [f"--editable .[{extras}]", "--constraint constraints.txt"]}
-    assert list(EXTRAS) == workbook.EXTRAS
+    extras = [extra for extra in EXTRAS if extra != PEERS]
+    wanted = f"--editable .[{','.join(extras)}]"
+    assert installed == {"pip": [wanted, "--constraint constraints.txt"]}
+    assert extras == workbook.EXTRAS
 
 
 def test_workbook_refuses_the_pythons_that_pip_would_refuse():
@@ -108,10 +117,22 @@ def test_every_package_that_is_imported_is_declared():
         (path.relative_to(ROOT).as_posix(), top)
         for path in our_files(".py")
         for top in {name.split(".")[0] for name in imports(path)}
-        if top not in sys.stdlib_module_names | OURS
+        if top not in sys.stdlib_module_names | OURS | PEER_MODULES
         and not {canonicalize_name(name) for name in providers.get(top, [])} & set(DIRECT)
     }
     assert undeclared == set()
+
+
+def test_only_the_process_of_an_engine_needs_it():
+    importing = {
+        path.relative_to(ROOT).as_posix()
+        for path in our_files(".py")
+        if {name.split(".")[0] for name in imports(path)} & PEER_MODULES
+    }
+    engines = {path.name for path in (ROOT / "timing" / "peers").glob("*.py")}
+    engines -= {"__init__.py", "__main__.py", "catalogue.py", "engine.py", "row.py", "worker.py"}
+    assert importing - {"tests/test_peers.py"} <= {f"timing/peers/{name}" for name in engines}
+    assert importing
 
 
 @pytest.mark.parametrize("place", sorted(MAY_IMPORT))

@@ -307,6 +307,47 @@ def test_a_set_up_without_network_says_what_failed_and_leaves_nothing(tmp_path):
     assert tree(tmp_path) == before
 
 
+@pytest.fixture
+def pip(monkeypatch):
+    """What pip was asked for, by a .venv that has gguf, where ctranslate2 cannot be installed."""
+    asked = []
+
+    def run(command, **_):
+        if "install" not in command:  # it is asked whether it has a package
+            return subprocess.CompletedProcess(command, 0 if command[-1] == "gguf" else 1)
+        asked.append(command[command.index("install") + 1 :])
+        if any(argument.startswith("ctranslate2") for argument in command):
+            raise subprocess.CalledProcessError(1, command)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(workbook, "installed_here", lambda: False)
+    monkeypatch.setattr(workbook, "VENV_PYTHON", Path("ours"))
+    monkeypatch.setattr(workbook, "set_up", lambda: None)
+    monkeypatch.setattr(workbook, "run", lambda *_: 0)
+    return asked
+
+
+def test_each_peer_is_installed_by_itself_and_none_stops_the_others(pip, capsys):
+    assert workbook.main(["timed", "--peers"]) == 0
+    told = capsys.readouterr().out
+    assert [[package.split(">")[0] for package in packages[1:2]] for packages in pip] == [
+        ["ctranslate2"],
+        ["llama-cpp-python"],
+    ]
+    assert all(packages[-2:] == ["--constraint", "constraints.txt"] for packages in pip)
+    assert "ctranslate2 could not be installed" in told
+    assert "llama-cpp-python could not" not in told
+    assert "gguf" not in told
+
+
+def test_peers_are_installed_only_when_asked_for_and_only_into_our_environment(pip, monkeypatch):
+    workbook.main(["timed", "--mine"])
+    monkeypatch.setattr(workbook, "installed_here", lambda: True)
+    workbook.main(["timed", "--peers"])
+    assert pip == []
+
+
 def test_an_old_python_is_refused_with_what_to_do():
     workbook.require_python((3, 11))
     with pytest.raises(workbook.Refused, match=r"needs Python 3\.11 .* is 3\.9\..*PYTHON="):

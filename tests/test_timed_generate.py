@@ -222,7 +222,7 @@ def timed_run(token_times: list[list[float]], kv_bytes: int = 0) -> Run:
     return Run([], 10.0, token_times, 0, kv_bytes, kv_bytes, batch=2, used=None)
 
 
-MACHINE = {"last_level_cache_bytes": None, "memory_bandwidth_bytes_per_s": 1000}
+MACHINE = {"last_level_cache_bytes": None, "memory_bandwidth_bytes_per_s": 1000, "threads": 1}
 
 
 def test_a_row_holds_the_medians_and_the_bandwidth_share() -> None:
@@ -427,6 +427,7 @@ def test_a_request_that_is_preempted_keeps_the_times_of_its_tokens(tiny) -> None
     assert engines[0].preemptions > 0
     assert [len(times) for times in run.token_times] == [6, 6]
     assert run.kv_bytes == run.kv_bytes_reserved  # the pool ran empty
+    assert run.tokens_computed is not None
     assert run.tokens_computed > 2 * (4 + 6 - 1)
 
 

@@ -3,23 +3,37 @@
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 from tqdm import tqdm
 
 from solutions import generate as lab1
+from timing.peers.row import PeerRow
+from timing.peers.worker import PeerFailed
 from timing.runs import Prepared, Run
-from timing.verify import verify, verify_replay
+from timing.verify import difference, verify, verify_replay
 from timing.workloads import Workload
 
 REPEATS = 3
 ENOUGH_SECONDS = 2.0
 
 Plan = list[tuple[Workload, list[str]]]  # which techniques are timed on which workload
-Results = dict[tuple[str, str], list[Run]]  # by workload and technique, one run for each repeat
-Ties = dict[tuple[str, str], str]
+Key = tuple[str, str]  # workload and technique
+Results = dict[Key, list[Run]]  # one run for each repeat
 Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Told:
+    """Sentences about rows. ties: what float32 could not decide. differing: how far the tokens of
+    rounded weights are the reference's. left_out: why an engine of others has no row.
+    """
+
+    ties: dict[Key, str] = field(default_factory=dict)
+    differing: dict[Key, str] = field(default_factory=dict)
+    left_out: dict[Key, str] = field(default_factory=dict)
 
 
 def measure(
@@ -27,8 +41,8 @@ def measure(
     prepared: dict[tuple[str, str], Prepared],
     naive_model: nn.Module,
     repeats: int | None = None,
-) -> tuple[Results, Ties]:
-    """Verify every technique, then time it; return the timed runs and the ties.
+) -> tuple[Results, Told]:
+    """Verify every technique, then time it; return the timed runs and what is to be told of them.
 
     `prepared` is by kind of workload and name. The verified runs are the warm-up. Then the
     techniques take turns, and each repeat starts with another one, so that a slow minute of the
@@ -36,6 +50,8 @@ def measure(
 
     Without `repeats`, a row is timed up to REPEATS times, until it has been for ENOUGH_SECONDS. A
     reference has nothing to wait for: a first run of its own that was long enough counts.
+
+    An engine of others that fails, or gives other tokens, loses its row; one of ours stops it all.
     """
     verifying = [
         (workload, name)
@@ -50,13 +66,29 @@ def measure(
     ]
     expected: dict[str, list[list[int]]] = {}  # what each workload's reference returned
     results: Results = {}
-    ties: Ties = {}
+    told = Told()
 
-    def verified_run(workload: Workload, name: str) -> Run:
-        run = prepared[workload.kind, name].run(workload)
-        tie = verify(name, workload, run.outputs, expected.get(workload.name), naive_model)
-        if tie:
-            ties[workload.name, name] = tie
+    def verified_run(workload: Workload, name: str) -> Run | None:
+        """None for an engine of others that has no row."""
+        key, technique = (workload.name, name), prepared[workload.kind, name]
+        if not isinstance(technique, PeerRow):
+            return verified(workload, name, technique.run(workload))
+        if key in told.left_out:
+            return None
+        try:
+            return verified(workload, name, technique.run(workload))
+        except (PeerFailed, SystemExit) as failure:
+            told.left_out[key] = str(failure).removeprefix("Stopped: ")
+            for sentences in (results, told.ties, told.differing):
+                sentences.pop(key, None)
+            return None
+
+    def verified(workload: Workload, name: str, run: Run) -> Run:
+        key, wanted = (workload.name, name), expected.get(workload.name)
+        if wanted is not None and not run.exact:
+            told.differing[key] = difference(name, workload, run.outputs, wanted)
+        elif tie := verify(name, workload, run.outputs, wanted, naive_model):
+            told.ties[key] = tie
         return run
 
     with tqdm(total=len(verifying) + len(timing), unit="run", leave=False) as progress:
@@ -65,18 +97,20 @@ def measure(
             if workload.temperature:
                 verify_replay(name, workload, prepared[workload.kind, name])
             run = verified_run(workload, name)
-            if name == workload.reference:
+            if run is not None and name == workload.reference:
                 expected[workload.name] = run.outputs
                 if repeats is None and is_enough([run]):
                     results[workload.name, name] = [run]
             progress.update()
         for workload, name in timing:
             progress.set_description(f"time {name}, {workload.name}")
-            timed = results.setdefault((workload.name, name), [])
+            timed = results.get((workload.name, name), [])
             if repeats is not None or not is_enough(timed):
-                timed.append(verified_run(workload, name))
+                run = verified_run(workload, name)
+                if run is not None:
+                    results[workload.name, name] = [*timed, run]
             progress.update()
-    return results, ties
+    return results, told
 
 
 def is_enough(runs: Sequence[Run]) -> bool:
@@ -107,6 +141,7 @@ def new_row(
         "workload": workload.name,
         "technique": name,
         "batch": first.batch,
+        "threads": first.threads or environment["threads"],
         "requests": len(workload.prompts),
         "new_tokens": tokens,
         "repeats": len(runs),
@@ -114,12 +149,16 @@ def new_row(
         "tok_per_s_min": min(rates),
         "tok_per_s_max": max(rates),
         "ttft_s": median_over(runs, lambda metrics: metrics.ttft),
+        "ttft_p95_s": median_over(runs, lambda metrics: metrics.ttft, p95),
         "tpot_s": tpot,
+        "tpot_p95_s": median_over(runs, lambda metrics: metrics.tpot, p95),
         "total_s": statistics.median(run.seconds for run in runs),
         "tokens_computed": first.tokens_computed,
         "kv_bytes": first.kv_bytes,
         "kv_bytes_reserved": first.kv_bytes_reserved,
         "used": first.used,
+        "preemptions": first.preemptions,
+        "pool_used": first.pool_used,
         "acceptance": first.accepted / first.drafted if first.drafted else None,
         "tokens_per_pass": tokens / first.passes if first.drafted else None,
         "speedup": None,
@@ -129,14 +168,23 @@ def new_row(
     }
 
 
-def median_over(runs: list[Run], pick: Callable[[lab1.Metrics], float | None]) -> float | None:
-    """The median over the requests of a run, and of these over the runs."""
-    medians = []
+def p95(values: list[float]) -> float:
+    """The least of the values that 95% of them don't pass."""
+    return sorted(values)[math.ceil(0.95 * len(values)) - 1]
+
+
+def median_over(
+    runs: list[Run],
+    pick: Callable[[lab1.Metrics], float | None],
+    over_requests: Callable[[list[float]], float] = statistics.median,
+) -> float | None:
+    """The median, or what else is asked for, over a run's requests; of these, over the runs."""
+    found = []
     for run in runs:
         picked = [pick(metrics) for metrics in run.metrics]
-        found = [seconds for seconds in picked if seconds is not None]
-        medians += [statistics.median(found)] if found else []
-    return statistics.median(medians) if medians else None
+        known = [seconds for seconds in picked if seconds is not None]
+        found += [over_requests(known)] if known else []
+    return statistics.median(found) if found else None
 
 
 def mbu(
@@ -153,7 +201,9 @@ def mbu(
     """
     lengths = {len(prompt) for prompt in workload.prompts}
     limits = set(workload.new_tokens)
-    if weight_bytes is None or tpot is None or len(lengths) > 1 or len(limits) > 1:
+    if weight_bytes is None or run.kv_bytes is None or tpot is None:
+        return None
+    if len(lengths) > 1 or len(limits) > 1:
         return None
     (prompt,), (n,) = lengths, limits
     # The decode steps attend to prompt + 1 up to prompt + n - 1 tokens, the number at the peak.
@@ -172,21 +222,23 @@ def add_speedups(rows: list[Row]) -> None:
 # ---------------------------------------------------------------------------------------- growth
 
 
-def growth(rows: list[Row]) -> dict[str, dict[str, float]]:
+def growth(rows: list[Row]) -> dict[str, dict[str, float | None]]:
     """The powers with which a technique's cost grows with the new tokens: 1 linear, 2 quadratic.
 
     Each is the slope of the least-squares line through the logarithms; `total_time_last_two` is the
     one between the two longest workloads alone. Empty where there is only one length, and without
     a technique that was not timed on all of them.
     """
-    powers = {}
+    powers: dict[str, dict[str, float | None]] = {}
     lengths = {row["new_tokens"] for row in rows}
     for name, own in by_technique(rows).items():
         if len(own) == len(lengths) > 1:
             powers[name] = {
                 "total_time": power(own, "total_s"),
                 "total_time_last_two": power(own[-2:], "total_s"),
-                "tokens_computed": power(own, "tokens_computed"),
+                "tokens_computed": (
+                    None if own[0]["tokens_computed"] is None else power(own, "tokens_computed")
+                ),
             }
     return powers
 

@@ -39,20 +39,28 @@ class Run:
     through the model, pads and finished rows included. kv_bytes, kv_bytes_reserved: keys and values
     at the peak. batch: how many requests are served at a time. used: the share of slots, over all
     steps, that served a request; None where a technique has no fixed slots. passes, drafted,
-    accepted: forwards of the model, drafts that they verified, and those of them that stayed.
+    accepted: forwards of the model, drafts that they verified, and those of them that stayed. What
+    cannot be seen from outside, in another process, is None. threads: of that process. exact:
+    whether the weights are the model's own, so that the tokens must be the reference's.
+    preemptions, pool_used: of an engine, the second one the share of its blocks that were held, on
+    average over its steps.
     """
 
     outputs: list[Ids]
     start: float
     token_times: list[list[float]]
-    tokens_computed: int
-    kv_bytes: int
-    kv_bytes_reserved: int
+    tokens_computed: int | None
+    kv_bytes: int | None
+    kv_bytes_reserved: int | None
     batch: int
     used: float | None
     passes: int = 0
     drafted: int = 0
     accepted: int = 0
+    threads: int | None = None
+    exact: bool = True
+    preemptions: int | None = None
+    pool_used: float | None = None
 
     @property
     def seconds(self) -> float:

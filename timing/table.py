@@ -1,13 +1,13 @@
 """What timed_generate.py prints: the machine, the tables, and what their words mean."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from timing.measure import ENOUGH_SECONDS, REPEATS, Plan, Row, Ties
+from timing.measure import ENOUGH_SECONDS, REPEATS, Plan, Row, Told
 from timing.runs import Prepared
 from timing.workloads import LENGTHS
 
@@ -47,11 +47,17 @@ def spread(row: Row) -> str:
     return both.replace(",", "")  # the widest column of a table that is to fit 100
 
 
+def computed(row: Row) -> str:
+    return "-" if row["tokens_computed"] is None else f"{row['tokens_computed']:,}"
+
+
 def megabytes(row: Row) -> str:
-    return number(row["kv_bytes"] / 1e6, 2)
+    return "-" if row["kv_bytes"] is None else number(row["kv_bytes"] / 1e6, 2)
 
 
 def held_and_reserved(row: Row) -> str:
+    if row["kv_bytes"] is None:
+        return "-"
     return f"{number(row['kv_bytes'] / 1e6)}/{number(row['kv_bytes_reserved'] / 1e6)}"
 
 
@@ -74,7 +80,7 @@ ONE_REQUEST: dict[str, Column] = {
     "min-max": spread,
     "TTFT ms": lambda row: milliseconds(row["ttft_s"]),
     "TPOT ms": lambda row: milliseconds(row["tpot_s"], 2),
-    "computed": lambda row: f"{row['tokens_computed']:,}",
+    "computed": computed,
     "KV MB": megabytes,
     "speed-up": lambda row: f"{row['speedup']:.1f}x" if row["speedup"] else "-",
     "MBU": mbu_cell,
@@ -98,7 +104,7 @@ def new_table(first: str, headers: Sequence[str]) -> Table:
     return table
 
 
-def show_rows(console: Console, rows: list[Row], columns: dict[str, Column], ties: Ties) -> None:
+def show_rows(console: Console, rows: list[Row], columns: dict[str, Column], told: Told) -> None:
     table = new_table("", list(columns))
     workload = None
     for row in rows:
@@ -106,33 +112,52 @@ def show_rows(console: Console, rows: list[Row], columns: dict[str, Column], tie
             workload = row["workload"]
             table.add_section()
             table.add_row(workload, style="bold")
-        mark = " ~" if (workload, row["technique"]) in ties else ""
+        key = workload, row["technique"]
+        mark = " ~" if key in told.ties else " #" if key in told.differing else ""
         table.add_row(row["technique"] + mark, *(cell(row) for cell in columns.values()))
     console.print(table)
 
 
-def show_tables(console: Console, plan: Plan, rows: list[Row], ties: Ties) -> None:
+def show_tables(console: Console, plan: Plan, rows: list[Row], told: Told) -> None:
     """One table for the lengths, one for many requests, each where there are such rows."""
     alone = {workload.name for workload, _ in plan if workload.kind == LENGTHS}
     one = [row for row in rows if row["workload"] in alone]
     many = [row for row in rows if row["workload"] not in alone]
     if one:
-        show_rows(console, one, ONE_REQUEST, ties)
+        show_rows(console, one, ONE_REQUEST, told)
     if many:
-        show_rows(console, many, MANY_REQUESTS, ties)
+        show_rows(console, many, MANY_REQUESTS, told)
     for row in rows:
         if row["acceptance"] is not None:
             console.print(
                 f"{row['technique']}, {row['workload']}: {row['acceptance']:.0%} of the drafts "
                 f"accepted, {row['tokens_per_pass']:.2f} tokens a pass"
             )
-    for tie in ties.values():
+        if row["preemptions"] is not None and row["requests"] > 1:
+            console.print(served(row))
+    for tie in told.ties.values():
         console.print(f"~ {tie}")
+    for differing in told.differing.values():
+        console.print(f"# {differing}")
+    if any(row["tokens_computed"] is None for row in rows):
+        console.print("-: what an engine of others computes and holds isn't seen from outside.")
     if any(mbu_cell(row).endswith("*") for row in rows):
         console.print(
             "* The weights fit in the processor's cache, so memory need not be read at every step: "
             "MBU says little here and may pass 100%."
         )
+
+
+def served(row: Row) -> str:
+    """What an engine did, beyond the medians of the table."""
+    ttft, tpot = (
+        f"{milliseconds(row[f'{name}_s'])} / {milliseconds(row[f'{name}_p95_s'])} ms"
+        for name in ("ttft", "tpot")
+    )
+    return (
+        f"{row['technique']}, {row['workload']}: p50 / p95 of TTFT {ttft}, of TPOT {tpot}; "
+        f"{row['preemptions']} preemptions; {row['pool_used']:.0%} of the pool held on average"
+    )
 
 
 def show_words(console: Console, plan: Plan, prepared: dict[tuple[str, str], Prepared]) -> None:
@@ -153,14 +178,24 @@ def show_words(console: Console, plan: Plan, prepared: dict[tuple[str, str], Pre
     )
 
 
-def show_growth(console: Console, powers: dict[str, dict[str, float]], lengths: list[int]) -> None:
+def show_missing(console: Console, missing: Mapping[str, str]) -> None:
+    """Which engines of others are not on the table, each with its reason."""
+    if missing:
+        console.print("\nNot on the table:")
+    for name, reason in missing.items():
+        console.print(f"{name:<15}{reason}", soft_wrap=True)  # a command in it can be copied
+
+
+def show_growth(
+    console: Console, powers: dict[str, dict[str, float | None]], lengths: list[int]
+) -> None:
     *_, last_but_one, last = lengths
     table = new_table(
         "cost grows with new tokens to the power",
         [f"time, {lengths[0]} to {last}", f"time, {last_but_one} to {last}", "computed"],
     )
     for name, found in powers.items():
-        table.add_row(name, *(f"{value:.2f}" for value in found.values()))
+        table.add_row(name, *(number(value, 2) for value in found.values()))
     console.print(table)
     console.print(
         "1 is linear, 2 quadratic, fitted to the rows above. The prompt and the fixed cost of a "

@@ -17,17 +17,21 @@ from torch import Tensor, nn
 from gpt import GPTLMHead, read_config
 from solutions import batching as lab3
 from solutions import decoding as lab5
+from solutions import engine as lab7
 from solutions import generate as lab1
 from solutions import kv_cache as lab2
 from solutions import paged_attention as lab4
 from solutions import speculative as lab6
 from timing import kv_bytes
 from timing.runs import Batches, BestBatches, Continuous, Ids, Prepared, Rounds
+from timing.served import Served
 from timing.workloads import EQUAL, EQUAL_REQUESTS, LENGTHS, RAGGED, SAMPLED, Workload
 
 SLOTS = 16
 BLOCK_SIZE = 16
 DRAFTS = 4  # tokens that are drafted in a round
+REFERENCE = lab7.Parts()
+ENGINE_SIZE, TOKEN_BUDGET = 64, 256  # requests at a time, and tokens in a step, at most
 HF_SIZES = 8, 16, 32, 64
 
 
@@ -152,6 +156,51 @@ def prepare_ngram(folder: Path, device: torch.device, lab: ModuleType = lab6) ->
     return Rounds(about, [model], generate, kv_bytes.of_object)
 
 
+# ----------------------------------------------------------------------------- lab 7
+
+
+def prepare_engine(
+    folder: Path, device: torch.device, lab: ModuleType = lab7, parts: lab7.Parts = REFERENCE
+) -> Served:
+    """A pool with the memory that the slots of `continuous` reserve; for one request, all it needs.
+
+    There the engine serves as many requests at a time as the pool holds.
+    """
+    model = load(lab2.CachedLMHead, folder, device)
+
+    def new_engine(model: Any, workload: Workload, on_output: Callable) -> lab7.Engine:
+        slots = min(SLOTS, len(workload.prompts))
+        num_blocks = -(-slots * workload.longest // BLOCK_SIZE)
+        limits = TOKEN_BUDGET, ENGINE_SIZE
+        return lab.new_engine(model, num_blocks, BLOCK_SIZE, *limits, on_output, parts=parts)
+
+    about = (
+        f"the engine: up to {ENGINE_SIZE} at a time in blocks of {BLOCK_SIZE}, {TOKEN_BUDGET} "
+        "tokens a step (lab 7)"
+    )
+    return Served(about, model, new_engine, ENGINE_SIZE)
+
+
+def prepare_own_engine(folder: Path, device: torch.device, lab: ModuleType) -> Served:
+    """With the learner's parts of labs 4 to 6, which `mine` tells."""
+    return prepare_engine(folder, device, lab, own_parts())
+
+
+def own_parts() -> lab7.Parts:
+    from autograder.check import mine  # only --mine needs the autograder
+
+    paged, decoding, speculative = map(mine, ("paged_attention", "decoding", "speculative"))
+    # Lab 4's cache as it stands in the reference is read by the engine's own, faster attention.
+    is_own = is_learners(paged, "PagedCache.attend")
+    return lab7.Parts(
+        paged.BlockManager,
+        paged.PagedCache if is_own else lab4.PagedCache,
+        decoding.next_token_probs,
+        speculative.verify,
+        speculative.verify_greedy,
+    )
+
+
 # ----------------------------------------------------------------------------- transformers
 
 
@@ -208,9 +257,15 @@ class Own:
     about: str
     lab: str
     parts: tuple[str, ...]
-    prepare: Callable[[Path, torch.device, ModuleType], Batches | Continuous | Rounds]
+    prepare: Callable[[Path, torch.device, ModuleType], Batches | Continuous | Rounds | Served]
 
 
+OWN_ENGINE = Own(
+    "your engine (lab 7)",
+    "engine",
+    ("Scheduler.schedule", "Engine.step"),
+    prepare_own_engine,
+)
 OWN_SPECULATIVE = Own(
     "your speculative decoding (lab 6)",
     "speculative",
@@ -227,6 +282,7 @@ OWN_SAMPLED = (
     ),
 )
 OWN = (  # the newest first
+    OWN_ENGINE,
     OWN_SPECULATIVE,
     Own("your KVCache (lab 2)", "kv_cache", ("KVCache.attend",), prepare_cached),
     Own(
@@ -244,6 +300,7 @@ OWN = (  # the newest first
     Own("your generate (lab 1)", "generate", ("generate",), prepare_naive),
 )
 OWN_BATCHED = (
+    replace(OWN_ENGINE, about="many requests: your engine (lab 7)"),
     Own(
         "many requests: your paged attention (lab 4)",
         "paged_attention",
@@ -284,7 +341,7 @@ def prepare_mine_sampled(folder: Path, device: torch.device) -> Prepared:
 
 
 def prepare_mine_batched(folder: Path, device: torch.device) -> Prepared:
-    """The same for many requests: the newest engine of labs 3 and 4."""
+    """The same for many requests: the newest of labs 3, 4 and 7."""
     about = "many requests: the reference's static batches, until batching of yours has passed"
     own = newest(OWN_BATCHED, folder, device)
     return own or replace(prepare_static(folder, device), about=about)
@@ -306,7 +363,8 @@ def newest(techniques: Sequence[Own], folder: Path, device: torch.device) -> Pre
 def is_learners(lab: ModuleType, part: str) -> bool:
     """Whether a function of a lab's module, given by its path, is not the reference's."""
     function = inspect.unwrap(attrgetter(part)(lab))
-    return function.__code__.co_filename != lab.__file__
+    assert lab.__file__ is not None
+    return Path(function.__code__.co_filename).parent != Path(lab.__file__).parent
 
 
 # A technique is one entry: for each kind of workload that it serves, what prepares it.
@@ -320,6 +378,7 @@ TECHNIQUES: dict[str, dict[str, Callable[[Path, torch.device], Prepared]]] = {
     "static": dict.fromkeys([RAGGED, EQUAL], prepare_static),
     "continuous": {RAGGED: prepare_continuous},
     "paged": {RAGGED: prepare_paged},
+    "engine": dict.fromkeys([LENGTHS, RAGGED, EQUAL], prepare_engine),
     "hf-nocache": {LENGTHS: prepare_hf_nocache},
     "hf": {
         LENGTHS: prepare_hf,

@@ -55,6 +55,29 @@ def verify(
     return ties[0] if ties else None
 
 
+def difference(
+    name: str, workload: Workload, outputs: Sequence[list[int]], expected: Sequence[list[int]]
+) -> str:
+    """How far outputs of rounded weights are the reference's, in a sentence.
+
+    Raises SystemExit where one has not its prompt and as many new tokens as were asked for.
+    """
+    before = 0  # new tokens that come before their text's first difference
+    for number, (ids, wanted) in enumerate(zip(outputs, expected, strict=True)):
+        require_length(name, workload, number, ids)
+        prompt = workload.prompts[number]
+        if ids[: len(prompt)] != prompt:
+            sys.exit(f"Stopped: {name} changes the prompt of {place_of(workload, number)}.")
+        differs = [i for i, (a, b) in enumerate(zip(ids, wanted, strict=True)) if a != b]
+        before += (differs[0] if differs else len(ids)) - len(prompt)
+    same = sum(ids == wanted for ids, wanted in zip(outputs, expected, strict=True))
+    share = before / sum(workload.new_tokens)
+    return (
+        f"{name}, {workload.name}: its weights are rounded. {same} of {len(outputs)} texts are the "
+        f"reference's; {share:.0%} of the new tokens come before a first difference."
+    )
+
+
 def hold_against_naive(
     name: str,
     workload: Workload,

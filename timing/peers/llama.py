@@ -1,0 +1,117 @@
+"""llama.cpp: parallel sequences in one context, served as its own server serves its slots."""
+
+import ctypes
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import llama_cpp
+import numpy as np
+
+from timing.peers.engine import Given, Ids, Served
+
+
+class LlamaCpp:
+    """Requests join and leave between any two decodes; whoever joins brings its whole prompt.
+
+    The binding's own class knows one sequence, so this calls llama.cpp's functions. Keys and values
+    are float32 where the weights are, so that tokens can be held against ours; else they are
+    float16, as llama.cpp has it.
+    """
+
+    def __init__(self, given: Given) -> None:
+        path = given.scratch / f"{given.precision}.gguf"
+        if not path.exists():
+            convert(given.folder, path, given.precision)
+        self.threads, self.exact = given.threads, given.precision == "float32"
+        llama_cpp.llama_backend_init()
+        params = llama_cpp.llama_model_default_params()
+        # Its AMX kernels crash on more than one row: github.com/ggml-org/llama.cpp/issues/20824
+        params.use_extra_bufts = b"AMX_INT8 = 1" not in llama_cpp.llama_print_system_info()
+        self.model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
+        if not self.model:
+            raise RuntimeError("llama.cpp could not load the model.")
+        vocabulary = llama_cpp.llama_model_get_vocab(self.model)
+        self.vocab_size = llama_cpp.llama_vocab_n_tokens(vocabulary)
+
+    def serve(self, prompts: Sequence[Ids], new_tokens: Sequence[int], size: int) -> Served:
+        size = min(size, len(prompts))
+        both = zip(prompts, new_tokens, strict=True)
+        longest = max(len(prompt) + limit for prompt, limit in both)
+        most = size * max(len(prompt) for prompt in prompts)  # tokens: every sequence a newcomer
+        outputs: list[Ids] = [[] for _ in prompts]
+        token_times: list[list[float]] = [[] for _ in prompts]
+        waiting, running = deque(range(len(prompts))), dict[int, int]()  # sequence to request
+        with self.memory(size, longest, most) as (context, batch):
+            start = perf_counter()
+            while waiting or running:
+                batch.n_tokens = 0
+                rows = {}  # of each sequence: where its last token stands in the batch
+                for sequence in range(size):
+                    if sequence in running:
+                        number = running[sequence]
+                        position = len(prompts[number]) + len(outputs[number]) - 1
+                        rows[sequence] = add(batch, sequence, outputs[number][-1:], position)
+                    elif waiting:
+                        number = running[sequence] = waiting.popleft()
+                        rows[sequence] = add(batch, sequence, prompts[number], 0)
+                if llama_cpp.llama_decode(context, batch):
+                    raise RuntimeError("llama.cpp could not decode a batch.")
+                for sequence, row in rows.items():
+                    number = running[sequence]
+                    outputs[number].append(self.best_token(context, row))
+                    token_times[number].append(perf_counter())
+                    if len(outputs[number]) == new_tokens[number]:
+                        del running[sequence]
+                        cached = llama_cpp.llama_get_memory(context)
+                        llama_cpp.llama_memory_seq_rm(cached, sequence, -1, -1)
+        return Served(start, outputs, token_times)
+
+    @contextmanager
+    def memory(self, size: int, longest: int, most: int) -> Iterator[tuple[Any, Any]]:
+        """A context of `size` sequences, `longest` tokens each, and a batch of `most` tokens."""
+        params = llama_cpp.llama_context_default_params()
+        params.n_seq_max = size
+        params.n_ctx = size * -(-longest // 256) * 256  # llama.cpp rounds a sequence's share down
+        params.n_batch = most
+        params.n_threads = params.n_threads_batch = self.threads
+        if self.exact:
+            params.type_k = params.type_v = llama_cpp.GGML_TYPE_F32
+        context = llama_cpp.llama_init_from_model(self.model, params)
+        if not context:
+            raise RuntimeError("llama.cpp could not make a context.")
+        batch = llama_cpp.llama_batch_init(most, 0, 1)
+        try:
+            yield context, batch
+        finally:
+            llama_cpp.llama_batch_free(batch)
+            llama_cpp.llama_free(context)
+
+    def best_token(self, context: Any, row: int) -> int:
+        logits = llama_cpp.llama_get_logits_ith(context, row)
+        address = ctypes.addressof(logits.contents)
+        return int(np.argmax((ctypes.c_float * self.vocab_size).from_address(address)))
+
+
+def add(batch: Any, sequence: int, tokens: Ids, position: int) -> int:
+    """Put a sequence's next tokens into the batch; logits are asked for behind the last one."""
+    for offset, token in enumerate(tokens):
+        row = batch.n_tokens
+        batch.token[row], batch.pos[row] = token, position + offset
+        batch.n_seq_id[row], batch.seq_id[row][0] = 1, sequence
+        batch.logits[row] = offset == len(tokens) - 1
+        batch.n_tokens += 1
+    return batch.n_tokens - 1
+
+
+def convert(folder: Path, path: Path, precision: str) -> None:
+    """In a process that ends, because reading the weights needs torch."""
+    partial = path.with_suffix(".partial")
+    arguments = [str(folder), str(partial), precision]
+    subprocess.run([sys.executable, "-m", "timing.peers.gguf_file", *arguments], check=True)
+    partial.rename(path)

@@ -1,0 +1,109 @@
+"""An engine of other people as a row of the table."""
+
+import os
+from collections.abc import Callable, Container
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from gpt import read_config
+from timing.peers.catalogue import FLOAT32, PEERS
+from timing.peers.worker import PeerFailed, Workers
+from timing.runs import Prepared, Run
+from timing.workloads import EQUAL, LENGTHS, RAGGED, Workload
+
+MOST_THREADS = 2
+SIZES = {LENGTHS: (1,), RAGGED: (8, 16, 32, 64), EQUAL: (8, 16)}  # requests at a time
+TRIALS = 2  # of each number of threads and of requests; the better one counts
+TRIAL_TOKENS = 64  # new ones, of one prompt; of many, each asks for a quarter
+
+
+@dataclass(frozen=True)
+class Choice:
+    threads: int
+    size: int
+
+
+class PeerRow:
+    """One engine, at the threads and the requests at a time that were fastest in a short trial."""
+
+    weight_bytes = None  # what it reads for a token isn't seen from outside
+
+    def __init__(
+        self, name: str, kind: str, workers: Workers, folder: Path, device: torch.device
+    ) -> None:
+        self.name, self.peer, self.folder, self.workers = name, PEERS[name], folder, workers
+        threads = range(1, min(MOST_THREADS, os.cpu_count() or 1) + 1)
+        self.choices = [Choice(t, size) for t in threads for size in SIZES[kind]]
+        self.best: Choice | None = None
+        self.failure: PeerFailed | None = None
+
+    @property
+    def about(self) -> str:
+        if self.best is None:
+            return self.peer.about
+        tried = best_of(self.best.threads, [choice.threads for choice in self.choices])
+        about = f"{self.peer.about}, threads: {tried}"
+        sizes = [choice.size for choice in self.choices]
+        return about if max(sizes) == 1 else f"{about}, at a time: {best_of(self.best.size, sizes)}"
+
+    def run(self, workload: Workload) -> Run:
+        """Do the workload once, after a trial the first time. Raises PeerFailed."""
+        if self.failure:
+            raise self.failure
+        self.best = self.best or self.tried(workload)
+        return self.served(workload, self.best)
+
+    def tried(self, workload: Workload) -> Choice:
+        """The fastest choice; a number of threads that fails is passed over, unless all do."""
+        trial = self.trial(workload)
+        seconds: dict[Choice, float] = {}
+        failed: dict[int, PeerFailed] = {}  # by threads
+        for choice in self.choices:
+            if choice.threads in failed:
+                continue
+            try:
+                runs = [self.served(trial, choice) for _ in range(TRIALS)]
+                seconds[choice] = min(run.seconds for run in runs)
+            except PeerFailed as failure:
+                failed[choice.threads] = failure
+        working = [choice for choice in seconds if choice.threads not in failed]
+        if not working:
+            self.failure = next(iter(failed.values()))
+            raise self.failure
+        return min(working, key=lambda choice: seconds[choice])
+
+    def trial(self, workload: Workload) -> Workload:
+        limits = [-(-n // 4) for n in workload.new_tokens]
+        if workload.kind == LENGTHS:
+            room = read_config(self.folder).n_positions - len(workload.prompts[0])
+            limits = [min(TRIAL_TOKENS, room)]
+        return replace(workload, new_tokens=limits)
+
+    def served(self, workload: Workload, choice: Choice) -> Run:
+        worker = self.workers.get(self.name, self.folder, choice.threads)
+        new, token_times = worker.serve(workload.prompts, workload.new_tokens, choice.size)
+        outputs = [[*p, *ids] for p, ids in zip(workload.prompts, new, strict=True)]
+        return Run(
+            outputs, 0.0, token_times, None, None, None, choice.size, used=None,
+            threads=choice.threads, exact=self.peer.precision == FLOAT32,
+        )  # fmt: skip
+
+
+def best_of(best: int, tried: list[int]) -> str:
+    every = sorted(set(tried))
+    return str(best) if len(every) == 1 else f"{best} (best of {', '.join(map(str, every))})"
+
+
+Prepare = Callable[[Path, torch.device], Prepared]
+
+
+def peer_techniques(workers: Workers, absent: Container[str]) -> dict[str, dict[str, Prepare]]:
+    """The engines that can be had here, as TECHNIQUES lists those of the course."""
+    return {
+        name: {kind: partial(PeerRow, name, kind, workers) for kind in SIZES}
+        for name in PEERS
+        if name not in absent
+    }
