@@ -27,7 +27,7 @@ from autograder import catalogue
 from autograder.exercise import Exercise
 from autograder.exercises import exercises
 from autograder.lesson import CARD, FILE, QUESTION, Card, read_card, require_attributes
-from autograder.reference import BEGIN, ROOT, AuthorError, Module, read_module
+from autograder.reference import BEGIN, FILES, ROOT, AuthorError, Module, read_module
 
 METADATA = {"code": {"from", "tags"}, "markdown": {*CARD, *QUESTION, "tags"}}
 KERNEL = {
@@ -67,8 +67,9 @@ def build(lessons: Path, course: Path, registry: Mapping[str, Exercise]) -> list
 
 def read_modules(folder: Path) -> dict[str, Module]:
     """The modules that lessons quote from: those of the course, and gpt.py."""
+    parts = {name for lab, names in FILES.items() for name in names if name != lab}
     paths = [folder.parent / "gpt.py", *sorted(folder.glob("*.py"))]
-    return {path.stem: read_module(path) for path in paths if path.stem != "__init__"}
+    return {p.stem: read_module(p) for p in paths if p.stem not in {"__init__", *parts}}
 
 
 def stretches(modules: Mapping[str, Module]) -> dict[str, list[str]]:

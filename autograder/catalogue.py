@@ -24,11 +24,10 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from autograder.reference import AuthorError, Module, executed, lab_module
+from autograder.reference import AuthorError, Module, executed, lab_module, module_of
 
 CATALOGUES = Path(__file__).parent / "misconceptions"
 
@@ -64,7 +63,7 @@ class Misconception:
 
     def attempts(self) -> Iterator[Any]:
         """For each form the wrong function, or the class that holds it, made afresh."""
-        names = vars(import_module(f"solutions.{self.lab}"))
+        names = vars(module_of(self.lab))
         for source in self.sources():
             yield executed(source, names, f"<{self.name}>")[self.path.split(".")[0]]
 

@@ -8,7 +8,6 @@ misconception go through the same driver as the student's attempt: all are judge
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -19,7 +18,7 @@ from autograder.compare import Difference, same_seen
 from autograder.drivers.seen import Seen
 from autograder.failure import Failure
 from autograder.lesson import Card, card_of
-from autograder.reference import module_name
+from autograder.reference import module_of
 
 Driver = Callable[..., list[Seen]]
 
@@ -131,7 +130,7 @@ class Exercise:
 
     @property
     def module(self) -> ModuleType:
-        return import_module(module_name(self.lab))
+        return module_of(self.lab)
 
     @property
     def reference(self) -> Any:

@@ -7,6 +7,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -14,6 +15,11 @@ ROOT = Path(__file__).resolve().parents[1]
 SOLUTIONS = ROOT / "solutions"
 RECORDS = ROOT / "autograder" / "records"  # of a bundle
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
+
+# Where a lab's module is several files of `solutions`, those, in the order in which they are read,
+# the lab's own last; and what is given with it in further ones, which no earlier lab needs.
+FILES = {"engine": ("scheduler", "engine")}
+GIVEN = {"engine": ("sequence", "runner")}
 
 Definition = ast.FunctionDef | ast.ClassDef
 
@@ -60,9 +66,12 @@ class Module:
 
 
 def read_module(path: Path) -> Module:
-    text = path.read_text(encoding="utf-8")
-    tree = ast.parse(text)
-    module = Module(path, text.splitlines())
+    """The module that a file holds, or that it ends, where it is joined with others beside it."""
+    files = joined(path)
+    for file in files[:-1]:
+        read_module(file)  # what is wrong in it is told by its own lines
+    module = Module(path, [line for file in files for line in own_lines(file, files)])
+    tree = ast.parse("\n".join(module.lines))
     for node in tree.body:
         for name in defined_names(node):
             module.objects[name] = span(node, module.lines)
@@ -74,6 +83,28 @@ def read_module(path: Path) -> Module:
             raise AuthorError(f"{path.name}: {inside} holds two solutions. Make them one stretch.")
         module.stretches[inside] = stretch
     return module
+
+
+def parts_of(lab: str) -> tuple[str, ...]:
+    """The names of the files in `solutions` that make up a lab's module."""
+    return FILES.get(lab, (lab,))
+
+
+def joined(path: Path) -> list[Path]:
+    """The files that are read as one module, of which `path` is the last."""
+    files = [path.with_name(f"{name}.py") for name in parts_of(path.stem)]
+    return [file for file in files if file == path or file.exists()]
+
+
+def own_lines(file: Path, files: list[Path]) -> list[str]:
+    """The lines of a file; blank where it imports from others that it is joined with."""
+    text = file.read_text(encoding="utf-8")
+    lines, others = text.splitlines(), {f"solutions.{other.stem}" for other in files}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.ImportFrom) and node.module in others:
+            for number in range(node.lineno - 1, node.end_lineno or node.lineno):
+                lines[number] = ""
+    return lines
 
 
 @cache
@@ -92,8 +123,18 @@ def module_file(lab: str) -> Path:
     return (SOLUTIONS if has_reference(lab) else RECORDS) / f"{lab}.py"
 
 
-def module_name(lab: str) -> str:
-    return f"solutions.{lab}" if has_reference(lab) else f"autograder.records.{lab}"
+@cache
+def module_of(lab: str) -> ModuleType:
+    """A lab's module, imported; where it is several files, one with the names of all."""
+    if not has_reference(lab):
+        return import_module(f"autograder.records.{lab}")
+    files = [import_module(f"solutions.{name}") for name in parts_of(lab)]
+    if len(files) == 1:
+        return files[0]
+    module = ModuleType(f"solutions.{lab}")
+    for file in files:
+        vars(module).update(vars(file))
+    return module
 
 
 def executed(source: str, names: Mapping[str, object], path: Path | str) -> dict[str, object]:
@@ -108,7 +149,9 @@ def fresh_copy(lab: str) -> ModuleType:
     path = module_file(lab)
     module = ModuleType(f"mine.{lab}")
     module.__file__ = str(path)
-    exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), vars(module))
+    files = joined(path)
+    for file in files:
+        exec(compile("\n".join(own_lines(file, files)), str(file), "exec"), vars(module))
     return module
 
 

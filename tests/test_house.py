@@ -2,13 +2,14 @@
 
 import re
 import shutil
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
 from autograder.exercises import exercises
 from autograder.lesson import LESSONS, lessons
-from autograder.reference import ROOT
+from autograder.reference import GIVEN, ROOT, parts_of
 from tests.common.house import (
     imports,
     lacking,
@@ -123,11 +124,15 @@ def ours(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("lab", LABS)
 def test_a_lab_needs_earlier_solutions_only(lab: str) -> None:
-    earlier = [f"solutions.{other}" for other in LABS[: LABS.index(lab)]]
-    files = {
-        f"solutions/{lab}.py": earlier,
-        f"autograder/drivers/{lab}.py": [*earlier, "autograder.drivers.seen"],
+    given, own = GIVEN.get(lab, ()), parts_of(lab)
+    before = [(*GIVEN.get(other, ()), *parts_of(other)) for other in LABS[: LABS.index(lab)]]
+    earlier = [f"solutions.{name}" for name in (*chain(*before), *given)]
+    files = {f"solutions/{name}.py": earlier for name in given}
+    files |= {
+        f"solutions/{name}.py": [*earlier, *(f"solutions.{other}" for other in own[:number])]
+        for number, name in enumerate(own)
     }
+    files |= {f"autograder/drivers/{lab}.py": [*earlier, "autograder.drivers.seen"]}
     for file, allowed in files.items():
         doors = tuple(f"{name}." for name in allowed)
         assert {name for name in ours(ROOT / file) if not f"{name}.".startswith(doors)} == set()

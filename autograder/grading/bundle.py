@@ -20,7 +20,7 @@ from autograder.grading.release import LABS, release_of
 from autograder.judge import drawn, run_all
 from autograder.lesson import LESSONS, REGION, Lesson, lessons
 from autograder.recorded import frame
-from autograder.reference import RECORDS, ROOT, lab_module
+from autograder.reference import RECORDS, ROOT, lab_module, parts_of
 from autograder.sandbox.notebook import python_of
 
 FOLDER = "inference-labs"  # in the zip; later labs are unpacked over it
@@ -161,10 +161,11 @@ def modules(lab: str, own: Iterable[Exercise], skeleton: str) -> set[Path]:
     """The files of the course that the notebook, the checks and the programs import."""
     known = list(lessons())
     earlier, later = known[: known.index(lab)], known[known.index(lab) + 1 :]
-    withheld = {ROOT / f"{folder}/{lab}.py" for folder in ("solutions", "autograder/exercises")}
+    withheld = {ROOT / f"autograder/exercises/{lab}.py"}
+    withheld |= {ROOT / f"solutions/{n}.py" for other in (lab, *later) for n in parts_of(other)}
     for other in later:
-        withheld |= {ROOT / f"{f}/{other}.py" for f in ("solutions", "visuals")}
-        withheld |= {ROOT / f"autograder/{f}/{other}.py" for f in ("exercises", "drivers")}
+        withheld |= {ROOT / f"{f}/{other}.py" for f in ("visuals", "autograder/exercises")}
+        withheld.add(ROOT / f"autograder/drivers/{other}.py")
     looked_up = [
         *(f"import solutions.{name}, autograder.exercises.{name}" for name in earlier),
         *(f"import {function.__module__}" for exercise in own for function in functions(exercise)),

@@ -26,7 +26,7 @@ from typing import Any, Self
 import psutil
 
 from autograder.lesson import lessons
-from autograder.reference import ROOT, SOLUTIONS
+from autograder.reference import GIVEN, ROOT, SOLUTIONS, parts_of
 
 COURSE, SCRATCH = Path("/course"), Path("/scratch")  # in the sandbox
 NOBODY = 65534
@@ -237,7 +237,9 @@ def new_user() -> int:
 def staged(lab: str, folder: Path) -> Path:
     """Copy what an attempt at this lab may see: the drivers and the solutions of earlier labs."""
     labs = list(lessons())
-    hidden = {f"{name}.py" for name in labs[labs.index(lab) :]}
+    from_here = labs[labs.index(lab) :]
+    answers = {f"{name}.py" for other in from_here for name in parts_of(other)}
+    hidden = answers | {f"{name}.py" for other in from_here[1:] for name in GIVEN.get(other, ())}
     own = ROOT / "autograder"
     files = [ROOT / "gpt.py", own / "__init__.py"]
     files += [path for path in SOLUTIONS.glob("*.py") if path.name not in hidden]

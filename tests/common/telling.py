@@ -7,8 +7,8 @@ from autograder.lesson import LESSONS, lessons
 def telling_lines(lab: str) -> list[str]:
     """Lines of a lab's solutions that give something away: not in gpt.py or an earlier lab."""
     modules, labs = read_modules(LESSONS.parent), list(lessons())
-    earlier = [modules[name].path for name in ("gpt", *labs[: labs.index(lab)])]
-    known = {line for path in earlier for line in bare_lines(path.read_text(encoding="utf-8"))}
+    earlier = [modules[name].lines for name in ("gpt", *labs[: labs.index(lab)])]
+    known = {line for lines in earlier for line in bare_lines("\n".join(lines))}
     lines = [
         line
         for solution in modules[lab].stretches

@@ -6,20 +6,19 @@ What the trusted side knows is prepared first; then the doors are closed. Prints
 """
 
 import importlib
-import runpy
 import sys
 
 import solutions
 from autograder.drivers.seen import Seen
 from autograder.exercise import Outcome
 from autograder.judge import lent, run_all
-from autograder.reference import SOLUTIONS
+from autograder.reference import fresh_copy, parts_of
 from tests.common.trials import EXERCISES, LABS, cases_of
 
 lab = sys.argv[1]
-later = LABS[LABS.index(lab) :]
+later = [file for name in LABS[LABS.index(lab) :] for file in parts_of(name)]
 exercises = [exercise for exercise in EXERCISES if exercise.lab == lab]
-notebook = runpy.run_path(str(SOLUTIONS / f"{lab}.py"))  # stands for a student's
+notebook = vars(fresh_copy(lab))  # stands for a student's
 
 prepared = []
 for exercise in exercises:

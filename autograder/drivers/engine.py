@@ -1,0 +1,370 @@
+"""Drivers of lab 7: a queue that is played without a model, and an engine's step by step."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Sequence as Several
+from functools import partial
+from inspect import unwrap
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from autograder.drivers.seen import Seen, Strange, kind_of, plain
+from gpt import GPTConfig
+from solutions.decoding import GREEDY, SamplingParams
+from solutions.paged_attention import BlockManager, OutOfBlocks
+from solutions.sequence import Sequence
+
+Plan = dict[int, int]
+MOST_SHOWN = 2000  # characters
+
+
+def numbered(requests: Any) -> Any:
+    """The numbers of requests, in a list or a deque as they are."""
+    if not isinstance(requests, (list, deque)):
+        return requests
+    return [r.number if isinstance(r, Sequence) else kind_of(r) for r in requests]
+
+
+def by_number(sequences: list[Sequence], where: str) -> Iterator[Seen]:
+    """What there is to know of each request."""
+    for name in ("num_computed_tokens", "ids", "drafts"):
+        values = {sequence.number: getattr(sequence, name) for sequence in sequences}
+        yield Seen(f"`{name}`, by request,", shown(values), where)
+
+
+def shown(value: Any) -> Any:
+    """A value as it ends a sentence; a dict by its keys, in whatever order it was made."""
+    value = plain(value)
+    if value is None or isinstance(value, Strange):
+        return value
+    if isinstance(value, dict):
+        value = dict(sorted(value.items(), key=lambda item: (str(type(item[0])), item[0])))
+    return f"is {str(value)[:MOST_SHOWN]}"
+
+
+# --------------------------------------------------------------------------------- the scheduler
+
+
+class Pool(BlockManager):
+    """Lab 4's manager, for an engine. raises: the OutOfBlocks that the attempt's code catches."""
+
+    def __init__(self, num_blocks: int, block_size: int, raises: type[Exception]) -> None:
+        super().__init__(num_blocks, block_size)
+        self.raises = raises
+
+    def admit(self, request: int, token_ids: Several[int]) -> int:
+        self.require_free(self.blocks_for(len(token_ids)))
+        self.allocate(request, len(token_ids))
+        return 0
+
+    def grow(self, request: int, num_tokens: int) -> None:
+        self.require_free(self.blocks_for(num_tokens) - len(self.tables[request]))
+        for _ in range(num_tokens - self.lengths[request]):
+            self.append(request)
+
+    def require_free(self, blocks: int) -> None:
+        if blocks > len(self.free_blocks):
+            raise self.raises(f"{blocks} blocks are needed; {len(self.free_blocks)} are free.")
+
+
+def schedule(
+    attempt: Any,
+    requests: list[dict[str, Any]],
+    steps: int,
+    num_blocks: int,
+    block_size: int,
+    token_budget: int,
+    max_running: int,
+) -> list[Seen]:
+    """Several steps, without a model: after each the requests are where an engine would have them.
+
+    A request has ids, an `end`, and the number of the step with which it `comes`. One that runs
+    from the start has so many of its tokens `computed`, and `drafts`. Whenever it has caught up it
+    gains one of the numbers in `gains`, in turn, and gets up to `k` new drafts.
+    """
+    names = getattr(unwrap(attempt.make_room), "__globals__", {})
+    manager = Pool(num_blocks, block_size, names.get("OutOfBlocks", OutOfBlocks))
+    scheduler = attempt(manager, token_budget, max_running)
+    sequences = [
+        Sequence(number, list(request["ids"]), request["end"])
+        for number, request in enumerate(requests)
+    ]
+    for sequence, request in zip(sequences, requests, strict=True):
+        if request["computed"] is not None:
+            run_from_the_start(scheduler, sequence, request)
+    turns = [0] * len(requests)
+    seen: list[Seen] = []
+    for step in range(1, steps + 1):
+        coming = [s for s, request in zip(sequences, requests, strict=True) if due(request, step)]
+        scheduler.waiting.extend(coming)
+        plan = scheduler.schedule()
+        seen += scheduled(scheduler, plan, sequences, f"of step {step}", f"after step {step}")
+        if not is_plan(plan, len(requests)):
+            break
+        for number, count in plan.items():
+            catch_up(scheduler, sequences[number], count, requests[number], turns)
+    return seen
+
+
+def due(request: dict[str, Any], step: int) -> bool:
+    return request["computed"] is None and request["comes"] == step
+
+
+def run_from_the_start(scheduler: Any, sequence: Sequence, request: dict[str, Any]) -> None:
+    """In decode the newest token has no place yet; a prompt has been given all of its blocks."""
+    decodes = request["computed"] == len(sequence.ids) - 1
+    scheduler.manager.admit(sequence.number, sequence.ids[: -1 if decodes else None])
+    scheduler.running.append(sequence)
+    sequence.num_computed_tokens = request["computed"]
+    sequence.drafts = list(request["drafts"])
+
+
+def is_plan(plan: Any, requests: int) -> bool:
+    """Whether a plan can be followed, right or wrong."""
+    return isinstance(plan, Mapping) and all(
+        isinstance(part, int) and not isinstance(part, bool) and 0 <= part < most
+        for pair in plan.items()
+        for part, most in zip(pair, (requests, 10_000), strict=True)
+    )
+
+
+def scheduled(
+    scheduler: Any, plan: Any, sequences: list[Sequence], of: str, after: str
+) -> Iterator[Seen]:
+    yield Seen("The plan", shown(plan), of)
+    yield Seen("`running`, by number,", shown(numbered(scheduler.running)), after)
+    yield Seen("`waiting`, by number,", shown(numbered(scheduler.waiting)), after)
+    yield Seen("`preemptions`", scheduler.preemptions, after)
+    blocks = {request: len(table) for request, table in scheduler.manager.tables.items()}
+    yield Seen("The number of blocks, by request,", shown(blocks), after)
+    yield from by_number(sequences, after)
+    limits = [scheduler.token_budget, scheduler.max_running]
+    yield Seen("`token_budget` and `max_running`", shown(limits), after)
+
+
+def catch_up(
+    scheduler: Any, sequence: Sequence, count: int, request: dict[str, Any], turns: list[int]
+) -> None:
+    """What the other parts of a step do to a request that is in the plan."""
+    sequence.num_computed_tokens += count
+    if not sequence.has_caught_up or sequence.has_ended:
+        return
+    gains = request["gains"]
+    gain = min(gains[turns[sequence.number] % len(gains)], len(sequence.drafts) + 1)
+    turns[sequence.number] += 1
+    sequence.extend([100 + len(sequence.ids) + new for new in range(gain)])
+    if sequence.has_ended:
+        if sequence in scheduler.running or sequence in scheduler.waiting:
+            scheduler.retire(sequence)
+    else:
+        room = sequence.end - len(sequence.ids) - 1
+        sequence.drafts = [200 + draft for draft in range(min(request["k"], room))]
+
+
+# ------------------------------------------------------------------------------------ the engine
+
+PRIME = 101
+
+
+def logits_after(text: list[int], salt: int) -> Float[Tensor, " vocab"]:
+    """Which token is the likeliest depends on all of the text, and on where each token stands."""
+    mixed = salt
+    for token in text:
+        mixed = (1103 * mixed + token + 1) % 1_000_003
+    return ((1 + mixed % (PRIME - 1)) * torch.arange(1, PRIME) % PRIME).double() / 10
+
+
+class TextRunner:
+    """Stands for a runner: for keys and values it keeps the tokens that it has been handed.
+
+    batches: for each forward of a step the chunks, by request.
+    """
+
+    def __init__(self, salt: int) -> None:
+        self.salt = salt
+        self.texts: dict[int, list[int]] = {}
+        self.batches: list[dict[int, dict[str, Any]]] = []
+
+    def forward(self, batch: Iterable[Any]) -> dict[int, Float[Tensor, "wanted vocab"]]:
+        chunks = sorted(batch, key=lambda chunk: len(chunk.ids))
+        if chunks:
+            self.batches.append({chunk.request: parts_of(chunk) for chunk in chunks})
+        return {chunk.request: self.logits(chunk) for chunk in chunks}
+
+    def logits(self, chunk: Any) -> Float[Tensor, "wanted vocab"]:
+        before = [*self.texts.get(chunk.request, []), *[0] * chunk.start][: chunk.start]
+        text = self.texts[chunk.request] = before + list(chunk.ids)
+        ends = range(len(text) - chunk.wanted + 1, len(text) + 1)
+        rows = [logits_after(text[:end], self.salt) for end in ends]
+        return torch.stack(rows) if rows else torch.empty(0, PRIME - 1, dtype=torch.float64)
+
+
+def parts_of(chunk: Any) -> dict[str, Any]:
+    return {"ids": list(chunk.ids), "start": chunk.start, "wanted": chunk.wanted}
+
+
+class Prescribed:
+    """Stands for a drafter: it knows by heart what it will guess for each place of a text.
+
+    guesses: those of each request, behind its prompt.
+    """
+
+    def __init__(self, requests: list[dict[str, Any]]) -> None:
+        self.guesses = [(request["prompt"], request["guesses"]) for request in requests]
+
+    def propose(
+        self, ids: Several[int], k: int, params: Any, generator: torch.Generator
+    ) -> tuple[list[int], Float[Tensor, "drafts vocab"]]:
+        text = list(ids)
+        own = (guesses for prompt, guesses in self.guesses if text[: len(prompt)] == prompt)
+        drafts: list[int] = next(own, [])[len(text) :][: max(k, 0)]
+        certain = torch.tensor(drafts, dtype=torch.int64)
+        return drafts, F.one_hot(certain, PRIME - 1).double()
+
+    def truncate(self, n: int) -> None:
+        """It holds no tokens."""
+
+
+class Queue(deque[Sequence]):
+    """Those who wait. came: all who have ever joined it at its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.came: list[Sequence] = []
+
+    def append(self, sequence: Sequence) -> None:
+        self.came.append(sequence)
+        super().append(sequence)
+
+
+class Planned:
+    """Stands for a scheduler: does what a right one did, step by step.
+
+    turns: whom it preempted, whom it admitted, and the plan. calls: of `schedule`.
+    """
+
+    def __init__(self, turns: list[dict[str, Any]], token_budget: int, runner: TextRunner) -> None:
+        self.turns, self.token_budget, self.waiting = turns, token_budget, Queue()
+        self.running: list[Sequence] = []
+        self.manager = Told(runner, self.running)
+        self.preemptions = self.calls = 0
+
+    def require_room(self, end: int) -> None:
+        """There is room for everybody."""
+
+    def schedule(self) -> Plan:
+        turn = self.turns[self.calls] if self.calls < len(self.turns) else None
+        self.calls += 1
+        if turn is None:
+            return {}
+        for sequence in self.those(self.running, turn["preempted"]):
+            self.running.remove(sequence)
+            sequence.num_computed_tokens = 0
+            self.waiting.appendleft(sequence)
+            self.preemptions += 1
+        for sequence in self.those(self.waiting, turn["admitted"]):
+            self.waiting.remove(sequence)
+            self.running.append(sequence)
+        numbers = numbered(self.running)
+        return {number: count for number, count in turn["plan"].items() if number in numbers}
+
+    def those(self, where: Iterable[Sequence], numbers: list[int]) -> list[Sequence]:
+        """The requests with these numbers, in their order; an attempt may have lost some."""
+        found = {sequence.number: sequence for sequence in where}
+        return [found[number] for number in numbers if number in found]
+
+    def retire(self, sequence: Sequence) -> None:
+        (self.running if sequence in self.running else self.waiting).remove(sequence)
+
+
+class Told:
+    """Stands for a block manager: takes down what it is told with `publish`."""
+
+    def __init__(self, runner: TextRunner, running: list[Sequence]) -> None:
+        self.runner, self.running = runner, running
+        self.told: dict[int, list[Any]] = {}
+
+    def publish(self, request: int, token_ids: Several[int], computed: int) -> None:
+        """Tokens beyond those that are computed say nothing."""
+        tokens = list(token_ids)[:computed]
+        known = [s.text[: len(tokens)] for s in self.running if s.number == request]
+        told = f"{len(tokens)} {'of its' if tokens in known else 'other'} tokens"
+        when = "after the forward" if self.runner.batches else "before the forward"
+        when = when if known else "when it runs no more"
+        self.told.setdefault(request, []).append(f"{told} {when}")
+
+
+def step(
+    attempt: type,
+    config: dict[str, Any],
+    requests: list[dict[str, Any]],
+    k: int,
+    turns: list[dict[str, Any]],
+    token_budget: int,
+    salt: int,
+) -> list[Seen]:
+    """With a scheduler whose turns are prescribed and a runner without a model.
+
+    A request has a `prompt`, `max_new_tokens`, `params` or None, a `seed`, an `eos_token_id` or
+    None, `guesses` for the places of its text, and the steps with which it `comes` and with which
+    it is `aborted`, or None.
+    """
+    runner, outputs = TextRunner(salt), list[Any]()
+    scheduler = Planned(turns, token_budget, runner)
+    new_drafter = partial(Prescribed, requests) if k else None
+    engine = attempt(GPTConfig(**config), scheduler, runner, outputs.append, new_drafter, k)
+    seen: list[Seen] = []
+    for number in range(1, len(turns) + 1):
+        arrive(engine, requests, number)
+        rows = len(engine.trace)
+        engine.step()
+        seen += stepped(engine, outputs, rows, f"in step {number}", f"after step {number}")
+        outputs.clear()
+        runner.batches, scheduler.manager.told = [], {}
+    return [
+        *seen,
+        Seen("The number of calls of `schedule`", scheduler.calls, "in all"),
+        Seen("`sequences`, by number,", shown(sorted(engine.sequences)), "at the end"),
+        *by_number(scheduler.waiting.came, "at the end"),
+    ]
+
+
+def arrive(engine: Any, requests: list[dict[str, Any]], step: int) -> None:
+    """Submit who comes with a step, abort whom it aborts. They are numbered as they come."""
+    for request in requests:
+        if request["comes"] == step:
+            given = request["params"]
+            params = GREEDY if given is None else SamplingParams(**given)
+            rest = params, request["seed"], request["eos_token_id"]
+            engine.submit(request["prompt"], request["max_new_tokens"], *rest)
+    for number, request in enumerate(requests):
+        if request["aborted"] == step:
+            engine.abort(number)
+
+
+def stepped(engine: Any, outputs: list[Any], rows: int, where: str, after: str) -> Iterator[Seen]:
+    """What happened in a step; the trace had so many rows before."""
+    batches = engine.runner.batches
+    asked = {request: chunk for batch in batches for request, chunk in batch.items()}
+    yield Seen("The number of forwards", len(batches), where)
+    yield Seen("What the runner is asked for, by request,", shown(asked), where)
+    by_request: dict[int, list[Any]] = {}
+    for output in outputs:
+        by_request.setdefault(output.request, []).append([output.new_ids, output.finish_reason])
+    yield Seen("What goes out, by request,", shown(by_request), where)
+    published = engine.scheduler.manager.told
+    yield Seen("What `publish` is told, by request,", shown(published), where)
+    added = [plain_row(row) for row in list(engine.trace)[rows:]]
+    yield Seen("What is added to the trace", shown(added), where)
+    both = [numbered(engine.scheduler.running), numbered(engine.scheduler.waiting)]
+    yield Seen("[`running`, `waiting`], by number,", shown(both), after)
+
+
+def plain_row(row: Any) -> Any:
+    """Lists are as good as tuples."""
+    several = isinstance(row, (list, tuple))
+    return [list(part) if isinstance(part, tuple) else part for part in row] if several else row

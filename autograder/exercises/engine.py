@@ -1,0 +1,332 @@
+"""The exercises of lab 7: the policy of the engine, and its step."""
+
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import torch
+
+from autograder.draws import draw
+from autograder.drivers import engine as drivers
+from autograder.drivers.engine import PRIME, Prescribed, TextRunner, logits_after
+from autograder.exercise import Case, Exercise
+from gpt import GPTConfig
+from solutions import engine as reference
+from solutions.scheduler import EngineManager, Plan, Scheduler
+
+Request = dict[str, Any]
+
+# --------------------------------------------------------------------------------- the scheduler
+
+
+def schedule_cases(generator: torch.Generator) -> list[Case]:
+    def case(
+        label: str,
+        budget: int,
+        *requests: Request,
+        steps: int = 1,
+        blocks: int = 40,
+        block_size: int = 4,
+        max_running: int = 8,
+    ) -> Case:
+        limits = {"token_budget": budget, "max_running": max_running}
+        pool = {"num_blocks": blocks, "block_size": block_size}
+        return Case(label, {"requests": list(requests), "steps": steps, **pool, **limits})
+
+    def request(length: int, new: int = 4, **about: Any) -> Request:
+        """One that waits, with so many tokens, if nothing else is said `about` it."""
+        ids = torch.randint(100, (length,), generator=generator).tolist()
+        waits = {"comes": 1, "computed": None, "drafts": [], "gains": [1], "k": 0}
+        return {"ids": ids, "end": length + new, **waits, **about}
+
+    def started(length: int, computed: int, new: int = 4, **about: Any) -> Request:
+        """One that runs, and whose prompt has been computed in part."""
+        return request(length, new, computed=computed, **about)
+
+    def decoding(length: int, new: int = 4, drafts: int = 0, **about: Any) -> Request:
+        """One that runs, and of which all but the newest token and the drafts is computed."""
+        guessed = torch.randint(100, (drafts,), generator=generator).tolist()
+        return started(length, length - 1, new, drafts=guessed, **about)
+
+    some = [
+        request(
+            draw(generator, 1, 9),
+            draw(generator, 1, 6),
+            comes=draw(generator, 1, 5),
+            k=draw(generator, 0, 2),
+            gains=[draw(generator, 1, 3) for _ in range(3)],
+        )
+        for _ in range(6)
+    ]
+    shape = {"blocks": 9, "block_size": 2, "max_running": 4}
+    return [
+        case("nobody waits and nobody runs", 8),
+        case("one prompt waits", 8, request(3)),
+        case("one request decodes", 8, decoding(5)),
+        case("the rest of a prompt", 8, started(7, 4)),
+        case("a prompt longer than the budget", 4, request(7), steps=3),
+        case("a prompt of two whole chunks", 4, request(8), steps=3),
+        case("two prompts wait, and the budget is enough for both", 8, request(3), request(4)),
+        case("two prompts wait, and share the budget", 8, request(6), request(5), steps=3),
+        case("a prompt as long as the budget, and one behind it", 4, request(4), request(3)),
+        case("two decode, and a prompt waits", 8, decoding(5), decoding(3), request(4), steps=2),
+        case("those who run use up the budget", 2, decoding(5), decoding(3), request(4), steps=2),
+        case("more who run than the budget has tokens", 2, *[decoding(n) for n in (5, 3, 4)]),
+        case("a budget of one token", 1, request(2, 2), request(3, 2), steps=8),
+        case("a started prompt before one that decodes", 4, started(9, 2), decoding(5), steps=3),
+        case("one decodes before a started prompt", 4, decoding(5), started(9, 2), steps=3),
+        case(
+            "as many run as may",
+            16,
+            *[request(3, 1), request(2, 2), request(4, 1), request(2, 3)],
+            steps=4,
+            max_running=2,
+        ),
+        case("drafts for which there is just room", 3, decoding(5, drafts=2)),
+        case(
+            "drafts that don't fit into what is left",
+            5,
+            *[decoding(6, drafts=2), decoding(5, drafts=2), decoding(4), request(3)],
+            steps=2,
+        ),
+        case("drafts behind a prompt", 6, request(4, 9, k=2, gains=[1, 3]), steps=4),
+        case(
+            "a request that was preempted with its drafts",
+            5,
+            *[decoding(5, 9, k=1), decoding(7, 7, drafts=2, k=2)],
+            steps=6,
+            blocks=11,
+            block_size=1,
+        ),
+        case("no place in any block of the pool", 8, request(9), blocks=2),
+        case(
+            "a prompt too long for the free blocks, a short one behind it",
+            16,
+            *[decoding(8), request(9), request(2)],
+            blocks=4,
+        ),
+        case("no block is free, and none is needed", 8, decoding(4), decoding(7), blocks=3),
+        case("the oldest finds no block", 8, decoding(5), decoding(5), blocks=2, steps=2),
+        case("the newest finds no block", 8, decoding(4), decoding(5), blocks=2, steps=2),
+        case("the only one finds no block for its drafts", 8, decoding(4, drafts=2), blocks=1),
+        case(
+            "two are preempted for one",
+            8,
+            *[decoding(5, drafts=3), decoding(2), decoding(3)],
+            blocks=5,
+            block_size=2,
+            steps=2,
+        ),
+        case(
+            "a preempted one, with others that wait",
+            8,
+            *[decoding(5), decoding(7, 9), request(2), request(3, comes=2)],
+            blocks=4,
+            steps=5,
+        ),
+        case(
+            "a preempted one for which there would be room at once",
+            8,
+            *[decoding(3), decoding(3, drafts=3), request(1)],
+            blocks=9,
+            block_size=1,
+            steps=3,
+            max_running=2,
+        ),
+        case(
+            "recompute in chunks",
+            4,
+            *[decoding(9, 6), decoding(8, 6), decoding(6, 6)],
+            blocks=6,
+            steps=9,
+        ),
+        case(
+            "blocks of one token",
+            8,
+            *[request(n, 3) for n in (4, 3, 2)],
+            blocks=11,
+            block_size=1,
+            steps=9,
+        ),
+        case("six requests, a small pool, drafts", 7, *some, **shape, steps=14),
+    ]
+
+
+# ------------------------------------------------------------------------------------ the engine
+
+CONFIG = GPTConfig(vocab_size=PRIME - 1, n_positions=24)
+
+
+class Watched(Scheduler):
+    """The reference's scheduler, with what it did in every step."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.turns: list[dict[str, Any]] = []
+
+    def schedule(self) -> Plan:
+        before = [sequence.number for sequence in self.running]
+        plan = super().schedule()
+        after = [sequence.number for sequence in self.running]
+        preempted = [number for number in reversed(before) if number not in after]
+        admitted = [number for number in after if number not in before]
+        self.turns.append({"preempted": preempted, "admitted": admitted, "plan": dict(plan)})
+        return plan
+
+
+def turns_of(requests: list[Request], k: int, salt: int, budget: int, **pool: int) -> list[Any]:
+    """What a right scheduler does for these requests, until nobody is left."""
+    manager = EngineManager(pool["blocks"], pool["block_size"])
+    scheduler = Watched(manager, budget, pool["max_running"])
+    new_drafter = partial(Prescribed, requests) if k else None
+    runner: Any = TextRunner(salt)
+    engine = reference.Engine(CONFIG, scheduler, runner, lambda _: None, new_drafter, k)
+    last = max((r["aborted"] or r["comes"] for r in requests), default=1)
+    while len(scheduler.turns) < last or engine.has_work:
+        drivers.arrive(engine, requests, len(scheduler.turns) + 1)
+        engine.step()
+    return scheduler.turns
+
+
+def text_of(prompt: list[int], new: int, salt: int) -> list[int]:
+    """The greedy text."""
+    text = list(prompt)
+    for _ in range(new):
+        text.append(int(logits_after(text, salt).argmax()))
+    return text
+
+
+def step_cases(generator: torch.Generator) -> list[Case]:
+    salt = draw(generator, 1, 10**4)
+
+    def case(
+        label: str,
+        budget: int,
+        *requests: Request,
+        k: int = 0,
+        blocks: int = 40,
+        block_size: int = 4,
+        max_running: int = 8,
+    ) -> Case:
+        pool = {"blocks": blocks, "block_size": block_size, "max_running": max_running}
+        turns = turns_of(list(requests), k, salt, budget, **pool)
+        own = {"config": asdict(CONFIG), "requests": list(requests), "k": k, "turns": turns}
+        return Case(label, {**own, "token_budget": budget, "salt": salt})
+
+    def request(length: int, new: int, wrong: tuple[int, ...] = (), **about: Any) -> Request:
+        """wrong: which of the new tokens its drafter doesn't guess."""
+        while True:
+            prompt = torch.randint(PRIME - 1, (length,), generator=generator).tolist()
+            text = text_of(prompt, new, salt)
+            if len({*text[length:]}) == new:
+                break
+        for place in wrong:
+            text[length + place] = (text[length + place] + 1) % (PRIME - 1)
+        usual = {"params": None, "seed": 0, "eos_token_id": None, "comes": 1, "aborted": None}
+        return {"prompt": prompt, "max_new_tokens": new, "guesses": text, **usual, **about}
+
+    def ending(length: int, new: int, at: int, **about: Any) -> Request:
+        """One whose new token number `at`, counted from 0, is EOS."""
+        made = request(length, new, **about)
+        return {**made, "eos_token_id": made["guesses"][length + at]}
+
+    def sampled(length: int, new: int, **params: float) -> Request:
+        seed = draw(generator, 0, 10**4)
+        return request(length, new, params={"temperature": 1.0, **params}, seed=seed)
+
+    full = CONFIG.n_positions
+    small = {"blocks": 6, "block_size": 2}
+    return [
+        case("nobody is there", 8, request(2, 1, comes=2)),
+        case("one new token", 8, request(3, 1)),
+        case("three new tokens", 8, request(3, 3)),
+        case("a prompt in two chunks", 4, request(6, 3)),
+        case("a prompt of two whole chunks", 3, request(6, 2)),
+        case("two requests of one length", 8, request(3, 2), request(3, 3)),
+        case("a long prompt before a short one", 16, request(7, 3), request(2, 3)),
+        case(
+            "a prompt beside requests in decode",
+            16,
+            request(2, 6),
+            request(3, 4),
+            request(9, 3, comes=3),
+        ),
+        case("a budget of one token", 1, request(2, 2), request(2, 2)),
+        case("three prompts under a small budget", 5, request(6, 2), request(4, 3), request(3, 2)),
+        case("EOS ends one of two", 8, ending(3, 5, at=1), request(2, 4)),
+        case("the first new token is EOS", 8, ending(3, 5, at=0), request(2, 3)),
+        case("drafts, all of them right", 8, request(3, 6), k=2),
+        case("drafts, some of them wrong", 8, request(3, 8, wrong=(1, 4)), k=3),
+        case("drafts, all of them wrong", 8, request(2, 4, wrong=(0, 1, 2, 3)), k=2),
+        case(
+            "drafts for two, a prompt beside them",
+            16,
+            request(3, 7, wrong=(3,)),
+            request(2, 8, wrong=(2, 3)),
+            request(5, 3, comes=3),
+            k=2,
+        ),
+        case("EOS among the drafts", 8, ending(3, 7, at=2), request(2, 5, wrong=(1,)), k=3),
+        case(
+            "drafts and a budget too small for all",
+            4,
+            request(3, 6),
+            request(2, 6, wrong=(2,)),
+            k=2,
+        ),
+        case("one is preempted", 8, request(3, 6), request(4, 6), **small),
+        case("recompute in chunks", 3, request(4, 7), request(3, 6), request(2, 3), **small),
+        case(
+            "preempted with its drafts", 6, request(4, 7), request(4, 7, wrong=(3,)), k=2, **small
+        ),
+        case("blocks of one token", 5, request(3, 4), request(2, 5), blocks=9, block_size=1),
+        case("one is aborted while it runs", 8, request(3, 5, aborted=3), request(2, 5)),
+        case(
+            "one is aborted while it waits",
+            8,
+            request(3, 4),
+            request(2, 4, aborted=2),
+            max_running=1,
+        ),
+        case(
+            "one is aborted in the middle of its prompt",
+            4,
+            request(10, 3, aborted=2),
+            request(2, 3),
+        ),
+        case("all who are there are aborted", 8, request(3, 5, aborted=2), request(2, 3, comes=4)),
+        case("a prompt fills the context", 32, request(full, 0, max_new_tokens=3), request(2, 2)),
+        case(
+            "a text reaches the end of the context",
+            32,
+            request(full - 2, 2, max_new_tokens=9),
+            request(3, 4),
+        ),
+        case("tokens are drawn", 8, sampled(3, 5), sampled(2, 4, temperature=0.6)),
+        case(
+            "one is drawn, one is greedy, with drafts",
+            8,
+            sampled(3, 8, top_k=3),
+            request(2, 6),
+            k=2,
+        ),
+        case(
+            "five requests, a small pool, drafts",
+            7,
+            request(draw(generator, 2, 6), 6, wrong=(2, 3)),
+            sampled(draw(generator, 1, 5), 5, top_p=0.7),
+            ending(draw(generator, 1, 5), 6, at=3),
+            request(draw(generator, 2, 7), 3, comes=3),
+            request(draw(generator, 1, 5), 5, comes=4, aborted=8),
+            k=2,
+            blocks=10,
+            block_size=2,
+            max_running=3,
+        ),
+    ]
+
+
+EXERCISES = (
+    Exercise("engine.Scheduler.schedule", drivers.schedule, schedule_cases),
+    Exercise("engine.Engine.step", drivers.step, step_cases),
+)

@@ -1,0 +1,383 @@
+"""An engine whose every step is looked at, and requests that come and go while it steps."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from hypothesis import strategies as st
+from hypothesis import target
+
+from gpt import GPTConfig
+from solutions.decoding import GREEDY, SamplingParams
+from solutions.engine import Engine, Output, Parts, new_engine
+from solutions.kv_cache import CachedLMHead
+from solutions.paged_attention import PagedCache
+from solutions.speculative import Drafter, ModelDrafter, NgramDrafter
+from tests.common.engines import configs, model_of, naive, seeds
+
+# ------------------------------------------------------------------------------------- drafters
+
+
+class Contrary:
+    """Drafts what the target would not say: each of its drafts is certain, and wrong."""
+
+    def __init__(self, target: Any) -> None:
+        self.own = ModelDrafter(target, target.config.n_positions)
+        self.vocab_size = target.config.vocab_size
+
+    def propose(self, ids: Any, k: int, _: Any, generator: torch.Generator) -> Any:
+        drafts, _ = self.own.propose(ids, k, GREEDY, generator)
+        wrong = torch.tensor([(token + 1) % self.vocab_size for token in drafts], dtype=torch.int64)
+        return wrong.tolist(), F.one_hot(wrong, self.vocab_size).double()
+
+    def truncate(self, n: int) -> None:
+        self.own.truncate(n)
+
+
+def a_perfect_draft(config: GPTConfig, seed: int) -> Drafter:
+    return ModelDrafter(model_of(CachedLMHead, config, seed), config.n_positions)
+
+
+def another_model(config: GPTConfig, seed: int) -> Drafter:
+    return ModelDrafter(model_of(CachedLMHead, config, seed + 1), config.n_positions)
+
+
+def a_useless_draft(config: GPTConfig, seed: int) -> Drafter:
+    return Contrary(model_of(CachedLMHead, config, seed))
+
+
+def the_text_itself(config: GPTConfig, seed: int) -> Drafter:
+    return NgramDrafter(config.vocab_size)
+
+
+Kind = Callable[[GPTConfig, int], Drafter]
+KINDS: list[Kind] = [a_perfect_draft, another_model, a_useless_draft, the_text_itself]
+
+
+def drafters(kind: Kind | None, config: GPTConfig, seed: int) -> Callable[[], Drafter] | None:
+    return kind and (lambda: kind(config, seed))
+
+
+# -------------------------------------------------------------------------- what every step keeps
+
+
+def assert_books_are_kept(engine: Engine) -> None:
+    """Every block is free or held, once; those who run have the blocks they need and no more."""
+    scheduler, manager = engine.scheduler, engine.scheduler.manager
+    held = Counter(block for table in manager.tables.values() for block in table)
+    numbers = range(manager.num_blocks)
+    assert sorted([*held.elements(), *manager.free_blocks]) == list(numbers)
+    assert manager.ref_counts == [held[block] for block in numbers]  # type: ignore[attr-defined]
+
+    running = [sequence.number for sequence in scheduler.running]
+    waiting = [sequence.number for sequence in scheduler.waiting]
+    assert manager.tables.keys() == manager.lengths.keys() == set(running)
+    for sequence in scheduler.running:
+        length = manager.lengths[sequence.number]
+        assert sequence.num_computed_tokens <= length < sequence.end  # the last is never stored
+        assert len(manager.tables[sequence.number]) == manager.blocks_for(length)
+    assert all(sequence.num_computed_tokens == 0 for sequence in scheduler.waiting)
+
+    assert len(running) <= scheduler.max_running
+    assert sorted(running + waiting) == sorted(engine.sequences)  # in one of them, and once
+    assert not any(sequence.has_ended for sequence in engine.sequences.values())
+
+
+@dataclass
+class Story:
+    """What the outside knows of a request. cached: how many of its tokens the cache must hold."""
+
+    ids: list[int]
+    cached: int = 0
+    computed: int = 0  # in all, also in vain
+    admitted: int = 0
+    preempted: int = 0
+    reasons: list[str] = field(default_factory=list)
+
+
+class WatchedEngine:
+    """An engine beside what must be true of it; `step` looks at whatever a step did.
+
+    Requests must come in the order of their numbers. outputs: all that left the engine, in order.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        num_blocks: int,
+        block_size: int,
+        token_budget: int,
+        max_running: int = 4,
+        new_drafter: Callable[[], Drafter] | None = None,
+        k: int = 0,
+        **parts: Any,
+    ) -> None:
+        self.engine = new_engine(
+            model,
+            num_blocks,
+            block_size,
+            token_budget,
+            max_running,
+            self.receive,
+            new_drafter,
+            k,
+            **parts,
+        )
+        self.stories: dict[int, Story] = {}
+        self.outputs: list[Output] = []
+        self.batches: list[Any] = []
+        self.published: list[int] = []
+        scheduler: Any = self.engine.scheduler
+        manager, runner = scheduler.manager, cast(Any, self.engine.runner)
+        self.schedule, scheduler.schedule = scheduler.schedule, self.watched_schedule
+        self.preempt, scheduler.preempt = scheduler.preempt, self.watched_preempt
+        self.forward, runner.forward = runner.forward, self.watched_forward
+        self.admit, manager.admit = manager.admit, self.watched_admit
+        self.publish, manager.publish = manager.publish, self.watched_publish
+
+    def submit(self, prompt: list[int], *given: Any, **named: Any) -> int:
+        before = list(prompt)
+        number = self.engine.submit(prompt, *given, **named)
+        assert number == len(self.stories)
+        assert prompt == before
+        self.stories[number] = Story(before)
+        return number
+
+    def receive(self, output: Output) -> None:
+        assert len(self.engine.trace) == self.steps + 1  # the step is over when anything leaves
+        assert_books_are_kept(self.engine)
+        story = self.stories[output.request]
+        assert not story.reasons  # nothing follows an end
+        assert output.new_ids or output.finish_reason in ("abort", "length")
+        story.ids += output.new_ids
+        story.cached = len(story.ids) - 1  # the newest is not computed; what was rejected is gone
+        if output.finish_reason is not None:
+            story.reasons.append(output.finish_reason)
+        self.outputs.append(output)
+
+    def watched_admit(self, request: int, token_ids: Any) -> int:
+        story, sequence = self.stories[request], self.engine.sequences[request]
+        assert list(token_ids) == story.ids + sequence.drafts
+        cached = self.admit(request, token_ids)
+        assert cached == 0
+        story.admitted += 1
+        return cached
+
+    def watched_publish(self, request: int, token_ids: Any, computed: int) -> None:
+        """After the forward, before the request gains a token."""
+        story = self.stories[request]
+        assert list(token_ids[: len(story.ids)]) == story.ids
+        assert min(computed, len(story.ids)) == min(story.cached, len(story.ids))
+        assert computed <= story.cached  # drafts or not
+        self.published.append(request)
+        self.publish(request, token_ids, computed)
+
+    def watched_preempt(self, sequence: Any) -> None:
+        scheduler, manager = self.engine.scheduler, self.engine.scheduler.manager
+        assert sequence is scheduler.running[-1]
+        missing = [
+            manager.blocks_for(len(s.ids + s.drafts)) - len(manager.tables[s.number])
+            for s in scheduler.running
+        ]
+        assert max(missing) > len(manager.free_blocks)  # somebody can't get what it needs
+        story = self.stories[sequence.number]
+        story.cached, story.preempted = 0, story.preempted + 1
+        self.preempt(sequence)
+
+    def watched_schedule(self) -> dict[int, int]:
+        self.steps, scheduler = len(self.engine.trace), self.engine.scheduler
+        before, preemptions = [s.number for s in scheduler.running], scheduler.preemptions
+        self.plan = plan = self.schedule()
+        running, waiting = [s.number for s in scheduler.running], scheduler.waiting
+        left = scheduler.token_budget - sum(plan.values())
+        assert left >= 0
+        assert plan or not self.engine.sequences  # so that `run` comes to an end
+        assert all(tokens > 0 for tokens in plan.values())
+        assert list(plan) == [number for number in running if number in plan]
+        assert running + [s.number for s in waiting] == sorted(self.engine.sequences)  # FCFS
+        if scheduler.preemptions > preemptions:
+            assert running == before[: len(running)]
+            assert running
+        else:
+            assert running[: len(before)] == before
+            if left and waiting and len(running) < scheduler.max_running:
+                needed = scheduler.manager.blocks_for(len(waiting[0].ids + waiting[0].drafts))
+                assert needed > len(scheduler.manager.free_blocks)
+        for sequence in scheduler.running:
+            computed = self.stories[sequence.number].cached + plan.get(sequence.number, 0)
+            missing = len(sequence.ids) + len(sequence.drafts) - computed
+            are_drafts_late = computed == len(sequence.ids) - 1 and left < missing
+            assert missing == 0 or left == 0 or are_drafts_late
+        return plan
+
+    def watched_forward(self, batch: Any) -> Any:
+        self.batches.append(batch)
+        assert {chunk.request: len(chunk.ids) for chunk in batch} == self.plan
+        self.sampled = set()
+        for chunk in batch:
+            story, sequence = self.stories[chunk.request], self.engine.sequences[chunk.request]
+            end = story.cached + len(chunk.ids)
+            assert sequence.ids == story.ids
+            assert chunk.start == story.cached
+            assert chunk.ids == (story.ids + sequence.drafts)[chunk.start : end]
+            assert end < len(story.ids) or end == len(story.ids) + len(sequence.drafts)
+            assert chunk.wanted == max(0, end - len(story.ids) + 1)
+            self.sampled |= {chunk.request} if chunk.wanted else set()
+        logits = self.forward(batch)
+        for chunk in batch:
+            self.stories[chunk.request].cached += len(chunk.ids)
+            self.stories[chunk.request].computed += len(chunk.ids)
+        return logits
+
+    def step(self) -> None:
+        steps, before, forwards = len(self.engine.trace), len(self.outputs), len(self.batches)
+        self.published.clear()
+        drafts = {n: len(sequence.drafts) for n, sequence in self.engine.sequences.items()}
+        self.engine.step()
+        assert len(self.engine.trace) == steps + 1
+        assert len(self.batches) <= forwards + 1
+        trace, new = self.engine.trace[-1], self.outputs[before:]
+        assert trace == [(n, tokens, n in self.sampled) for n, tokens in self.plan.items()]
+        assert self.published == list(self.plan)
+        gained = [output for output in new if output.new_ids]
+        assert [output.request for output in gained] == [n for n, _, sampled in trace if sampled]
+        assert all(len(o.new_ids) <= drafts.get(o.request, 0) + 1 for o in gained)
+        assert_books_are_kept(self.engine)
+        for number, sequence in self.engine.sequences.items():
+            story = self.stories[number]
+            assert sequence.ids == story.ids
+            assert sequence.num_computed_tokens == story.cached
+            room = max(0, sequence.end - len(story.ids) - 1)  # beside the target's own
+            assert len(sequence.drafts) <= min(self.engine.k, room)
+
+    def run(self) -> None:
+        while self.engine.has_work:
+            self.step()
+        self.assert_is_empty()
+
+    def assert_is_empty(self) -> None:
+        engine, scheduler = self.engine, self.engine.scheduler
+        left = engine.sequences, engine.outputs, scheduler.waiting, scheduler.running
+        assert not any(left)
+        assert not engine.has_work
+        assert sorted(scheduler.manager.free_blocks) == list(range(scheduler.manager.num_blocks))
+        assert all(len(story.reasons) == 1 for story in self.stories.values())
+        assert scheduler.preemptions == sum(story.preempted for story in self.stories.values())
+        for story in self.stories.values():
+            assert story.admitted - story.preempted in (0, 1)  # 0: aborted while it waited
+            assert bool(story.admitted) == bool(story.computed)
+
+
+# ---------------------------------------------------------------------- requests that come and go
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A request; before which step it comes, and before which it is aborted, if at all."""
+
+    prompt: list[int]
+    limit: int
+    eos: int | None
+    comes: int
+    leaves: int | None
+
+
+class OwnCache(PagedCache):
+    """One that isn't lab 4's own: the engine computes with its `attend`."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """An engine's model, its room, its drafter, and what it has to serve."""
+
+    config: GPTConfig
+    seed: int
+    visits: list[Visit]
+    room: dict[str, int]
+    kind: Kind | None
+    k: int
+    parts: Parts
+
+    @property
+    def model(self) -> Any:
+        return model_of(CachedLMHead, self.config, self.seed)
+
+    def engine(self) -> WatchedEngine:
+        drafter = drafters(self.kind, self.config, self.seed)
+        return WatchedEngine(
+            self.model, **self.room, new_drafter=drafter, k=self.k, parts=self.parts
+        )
+
+    def naive(self, visit: Visit) -> list[int]:
+        return naive(self.config, self.seed, visit.prompt, visit.limit, visit.eos)
+
+    def end(self, visit: Visit) -> int:
+        return min(len(visit.prompt) + visit.limit, self.config.n_positions)
+
+
+@st.composite
+def loads(draw: st.DrawFn, kinds: Any = None) -> Load:
+    """Up to 6 requests, and an engine that has just enough room for the longest, or more.
+
+    Most come at once and grow, so that the pool is often too small for those who run.
+    """
+    config, seed = draw(configs), draw(seeds)
+    ids, full = st.integers(0, config.vocab_size - 1), config.n_positions
+    visits, step = [], 0
+    for _ in range(draw(st.sampled_from([5, 6, 4, 2, 1]))):
+        length = draw(st.sampled_from([3, 4, 2, 5, 1, 3, 4, 8, full - 1, full]))
+        prompt = draw(st.lists(ids, min_size=length, max_size=length))
+        limit = draw(st.sampled_from([8, 7, 6, full, 4, 2, 1]))
+        step += draw(st.sampled_from([0, 0, 0, 0, 1, 3]))
+        stay = draw(st.sampled_from([None] * 8 + [0, 1, 2, 4, 8, 12]))
+        leaves = None if stay is None else step + stay
+        ends = draw(st.sampled_from([None, None, *naive(config, seed, prompt, limit)[length:]]))
+        visits.append(Visit(prompt, limit, ends, step, leaves))
+    kind = draw(st.sampled_from([None, *KINDS]) if kinds is None else kinds)
+    k = draw(st.integers(1, 5)) if kind else 0
+    block_size = draw(st.sampled_from([1, 1, 2, 3, 4, 5, 17]))
+    longest = max(min(len(v.prompt) + v.limit, config.n_positions) for v in visits) - 1
+    room = {
+        "num_blocks": max(1, -(-longest // block_size))
+        + draw(st.sampled_from([0, 0, 0, 0, 1, 3, 9])),
+        "block_size": block_size,
+        "token_budget": k + draw(st.sampled_from([24, 16, 9, 5, 3, 2, 1])),
+        "max_running": draw(st.sampled_from([6, 6, 3, 2, 1])),
+    }
+    parts = Parts(paged_cache=draw(st.sampled_from([PagedCache, OwnCache])))
+    return Load(config, seed, visits, room, kind, k, parts)
+
+
+def serve(load: Load, params: SamplingParams = GREEDY) -> WatchedEngine:
+    """Serve a load to its end; request i has seed i. Who is aborted is so twice, and again later.
+
+    Whether the engine's answer to an abort is right is seen here; the texts are left to the caller.
+    """
+    watched = load.engine()
+    engine, step = watched.engine, 0
+    last = max(max(visit.comes, visit.leaves or 0) for visit in load.visits)
+    while step <= last or engine.has_work:
+        for number, visit in enumerate(load.visits):
+            if visit.comes == step:
+                watched.submit(visit.prompt, visit.limit, params, number, visit.eos)
+        leaving = [number for number, visit in enumerate(load.visits) if visit.leaves == step]
+        lengths = {number: len(watched.stories[number].ids) for number in leaving}
+        ended = {number for number in leaving if watched.stories[number].reasons}
+        for number in [*leaving, *leaving, -1, 10**6]:
+            engine.abort(number)
+        watched.step()
+        for number in leaving:
+            visit, story = load.visits[number], watched.stories[number]
+            if len(visit.prompt) == load.config.n_positions:
+                assert story.reasons == ["length"]
+            elif number not in ended:
+                assert story.reasons == ["abort"]
+                assert len(story.ids) == lengths[number]
+        step += 1
+    watched.assert_is_empty()
+    target(float(engine.scheduler.preemptions))  # hypothesis looks for loads with more of them
+    return watched

@@ -1,0 +1,374 @@
+"""Pictures for lab 7: the plan step by step, pool and queue over time, texts as they stream out.
+
+A trace is what an engine leaves behind: for every step, (request, tokens computed, whether a token
+was sampled) of all whom it served. A snapshot after each step says who waits and who has blocks.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import pairwise
+from typing import Any, Protocol
+
+import ipywidgets as widgets
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch, Rectangle
+
+from visuals.explorer import explore
+from visuals.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    LOOK,
+    MUTED,
+    ORANGE,
+    PALE,
+    PALE_BLUE,
+    PALE_GREEN,
+    PALE_ORANGE,
+    PAPER,
+    PINK,
+    RED,
+    Picture,
+    new_figure,
+    visible,
+)
+
+PALE_PINK = "#F1D9E5"
+
+Step = Sequence[tuple[int, int, bool]]
+Trace = Sequence[Step]
+
+
+STRIPES = (PALE_BLUE, PALE_ORANGE, PALE_GREEN, PALE_PINK)
+
+
+def stripe_of(request: int) -> str:
+    """A request's colour, beside those of its neighbours."""
+    return STRIPES[request % len(STRIPES)]
+
+
+class Request(Protocol):
+    number: int
+
+
+class Manager(Protocol):
+    tables: dict[int, list[int]]
+
+
+class Scheduler(Protocol):
+    """The public attributes of a scheduler."""
+
+    @property
+    def waiting(self) -> Sequence[Request]: ...
+    @property
+    def running(self) -> Sequence[Request]: ...
+    @property
+    def manager(self) -> Manager: ...
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A scheduler between two steps. waiting: who waits. held: for each who runs, its blocks."""
+
+    waiting: tuple[int, ...]
+    held: Mapping[int, int]
+
+
+def snapshot(scheduler: Scheduler) -> Snapshot:
+    """The scheduler as it is now."""
+    tables = scheduler.manager.tables
+    return Snapshot(
+        tuple(request.number for request in scheduler.waiting),
+        {request.number: len(tables[request.number]) for request in scheduler.running},
+    )
+
+
+# --------------------------------------------------------------------------- what a cell shows
+
+PREFILL, DECODE, VERIFY, RECOMPUTE = "prefill", "decode", "verification", "recompute"
+NOTHING, PREEMPTED, WAITS = "no tokens", "preempted", "waits"
+
+# Face, edge and hatching: legible without colour.
+CELLS = {
+    PREFILL: (PALE_ORANGE, ORANGE, "////"),
+    DECODE: (PALE_BLUE, BLUE, ""),
+    VERIFY: (PALE_GREEN, GREEN, "...."),
+    RECOMPUTE: (PALE_PINK, PINK, "\\\\\\\\"),
+    NOTHING: ("white", GREY, ""),
+    PREEMPTED: ("white", RED, ""),
+    WAITS: (PALE, PALE, ""),
+}
+MARKS = {NOTHING: "–", PREEMPTED: "×", WAITS: "·"}
+
+
+def kinds(trace: Trace, snapshots: Sequence[Snapshot]) -> Iterator[tuple[int, int, str]]:
+    """What each request did in each step: (step, request, kind); nothing once it has ended.
+
+    Prefill goes up to a request's first token, recompute from a preemption up to the next one.
+    """
+    begun: set[int] = set()  # those who have had a token
+    again: set[int] = set()  # those whose keys and values were lost
+    for step, (served, after) in enumerate(zip(trace, snapshots, strict=True)):
+        computed = {request for request, _, _ in served}
+        for request, tokens, sampled in served:
+            if request in again:
+                yield step, request, RECOMPUTE
+            elif request not in begun:
+                yield step, request, PREFILL
+            else:
+                yield step, request, VERIFY if tokens > 1 else DECODE
+            if sampled:
+                begun.add(request)
+                again.discard(request)
+        if step:
+            again |= set(snapshots[step - 1].held) & set(after.waiting)
+        for request in after.waiting:
+            yield step, request, PREEMPTED if request in again else WAITS
+        for request in set(after.held) - computed:
+            yield step, request, NOTHING
+
+
+# ---------------------------------------------------------------------------------- the timeline
+
+
+CELLS_WIDE = 5.2 * 72  # points for all columns together
+SMALLEST = 4  # points; what would be smaller isn't written
+
+
+@plt.rc_context(LOOK)
+def timeline(trace: Trace, snapshots: Sequence[Snapshot], columns: int | None = None) -> Picture:
+    """Rows are requests, columns are steps; a cell holds the number of tokens computed.
+
+    Bold where a token was sampled; a dark edge where a request has ended. Below, the tokens of a
+    step. snapshots: one after each step. columns: how many steps there is room for.
+    """
+    cells = list(kinds(trace, snapshots))
+    rows = {request: row for row, request in enumerate(sorted({cell[1] for cell in cells}))}
+    columns = columns or len(trace)
+    served = {(step, one[0]): one for step, line in enumerate(trace) for one in line}
+    figure, (axes,) = new_figure(height=1.35 + 0.25 * len(rows))
+    for step, request, kind in cells:
+        draw_cell(axes, step, rows[request], kind, columns)
+        _, tokens, sampled = served.get((step, request), (request, 0, False))
+        text = MARKS.get(kind, str(tokens))
+        look: dict[str, Any] = {"fontweight": "bold"} if sampled else {}
+        if CELLS[kind][2]:  # hatched: the number needs a ground
+            look["bbox"] = {"facecolor": CELLS[kind][0], "edgecolor": "none", "pad": 0.4}
+        ink = RED if kind == PREEMPTED else INK
+        write(axes, step, rows[request], text, columns, color=ink, **look)
+    for request, row in rows.items():
+        last = max(step for step, other, _ in cells if other == request)
+        if request not in snapshots[last].held and request not in snapshots[last].waiting:
+            axes.vlines(last + 1, row + 0.06, row + 0.94, color=INK, lw=2)
+    for step, line in enumerate(trace):
+        total = sum(tokens for _, tokens, _ in line)
+        write(axes, step, len(rows), str(total), columns, color=MUTED)
+    names = [*(f"request {request}" for request in rows), "tokens"]
+    axes.set_yticks([row + 0.5 for row in range(len(names))], names)
+    every = next(n for n in (1, 5, 10, 50, 100, 1000) if columns / n <= 12 or n == 1000)
+    ticks = range(1, columns + 1) if every == 1 else [1, *range(every, columns + 1, every)]
+    axes.set_xticks([tick - 0.5 for tick in ticks], [str(tick) for tick in ticks])
+    axes.set(xlim=(0, columns + 0.1), ylim=(len(names), 0), xlabel="step")
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    present = {kind for _, _, kind in cells}
+    handles = [legend_of(kind) for kind in CELLS if kind in present]
+    figure.legend(handles=handles, loc="outside upper left", ncols=5, fontsize=9, columnspacing=1.2)
+    return figure
+
+
+def draw_cell(axes: Axes, step: int, row: int, kind: str, columns: int) -> None:
+    face, edge, hatch = CELLS[kind]
+    dense = hatch if columns <= 30 else hatch[:3]
+    corner = step + 0.04, row + 0.08
+    axes.add_patch(Rectangle(corner, 0.92, 0.84, fc=face, ec=edge, hatch=dense, lw=0.6))
+
+
+def write(axes: Axes, step: int, row: int, text: str, columns: int, **look: Any) -> None:
+    """A text in its cell, as large as fits; nothing where that would be too small."""
+    size = min(8, CELLS_WIDE / columns / (0.62 * len(text) + 0.35))
+    if size >= SMALLEST:
+        look |= {"ha": "center", "va": "center_baseline", "fontsize": size}
+        axes.text(step + 0.5, row + 0.5, text, **look)
+
+
+def legend_of(kind: str) -> Patch:
+    face, edge, hatch = CELLS[kind]
+    label = f"{kind}  {MARKS[kind]}" if kind in MARKS else kind
+    return Patch(facecolor=face, edgecolor=edge, hatch=hatch, label=label)
+
+
+class Run(Protocol):
+    """What was recorded of an engine at work."""
+
+    @property
+    def trace(self) -> Trace: ...
+    @property
+    def snapshots(self) -> Sequence[Snapshot]: ...
+
+
+def explore_runs(name: str, runs: Mapping[int, Run], words: Mapping[int, str]) -> widgets.VBox:
+    """`timeline` with a slider over recorded runs, and a sentence on each.
+
+    name: what differs between them. All share one axis of steps.
+    """
+    columns = max(len(run.trace) for run in runs.values())
+    chosen = widgets.SelectionSlider(
+        options=list(runs),
+        value=next(iter(runs)),
+        description=name,
+        continuous_update=False,
+        style={"description_width": "initial"},
+    )
+
+    def draw(key: int) -> Picture:
+        return timeline(runs[key].trace, runs[key].snapshots, columns)
+
+    return explore(draw, chosen, words=lambda key: words[key])
+
+
+# -------------------------------------------------------------------------------- pool and queue
+
+
+@plt.rc_context(LOOK)
+def pool_and_queue(snapshots: Sequence[Snapshot], num_blocks: int) -> Picture:
+    """After each step: how many blocks are held, a stripe for each request; who waits, who runs."""
+    steps = range(1, len(snapshots) + 1)
+    figure, (pool, queue) = new_figure(height=4.2, rows=2)
+    requests = sorted({request for moment in snapshots for request in moment.held})
+    bottoms = [0] * len(snapshots)
+    for request in requests:
+        heights = [moment.held.get(request, 0) for moment in snapshots]
+        pool.bar(steps, heights, 1, bottoms, facecolor=stripe_of(request), edgecolor=GREY, lw=0.4)
+        bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
+    pool.axhline(num_blocks, color=INK, lw=1)
+    lost = preemptions(snapshots)
+    pool.plot(lost, [num_blocks] * len(lost), "x", color=RED, ms=8, mew=2)
+    pool.set(ylim=(0, 1.12 * num_blocks))
+    share = sum(bottoms) / len(snapshots) / num_blocks
+    crosses = "; × preempted" if lost else ""
+    pool.set_title(f"blocks held, of {num_blocks}: {share:.0%} on average{crosses}")
+    running = [len(moment.held) for moment in snapshots]
+    waiting = [len(moment.waiting) for moment in snapshots]
+    queue.step(steps, running, where="mid", color=BLUE, label="running")
+    queue.step(steps, waiting, where="mid", color=ORANGE, ls="--", label="waiting")
+    queue.set(xlabel="step", ylim=(0, 1.1 * max([*running, *waiting, 1])))
+    queue.set_title("requests")
+    queue.legend(loc="upper right")
+    for axes in (pool, queue):
+        axes.set_xlim(0.5, len(snapshots) + 0.5)
+        axes.grid(axis="y")
+    return figure
+
+
+def preemptions(snapshots: Sequence[Snapshot]) -> list[int]:
+    """The steps, from 1, in which somebody who ran was sent back to wait, once for each."""
+    return [
+        step
+        for step, (before, after) in enumerate(pairwise(snapshots), start=2)
+        for _ in set(before.held) & set(after.waiting)
+    ]
+
+
+# ------------------------------------------------------------------------------------ latencies
+
+
+@plt.rc_context(LOOK)
+def show_latencies(ttft: Sequence[float], tpot: Sequence[float | None]) -> Picture:
+    """TTFT and TPOT of each request, with the median and the 95th percentile.
+
+    In seconds, by the request's number; TPOT is None where there was one token only.
+    """
+    figure, both = new_figure(height=1.3 + 0.2 * len(ttft), columns=2)
+    for axes, name, seconds, colour in (
+        (both[0], "TTFT", ttft, BLUE),
+        (both[1], "TPOT", tpot, ORANGE),
+    ):
+        known = {row: 1000 * s for row, s in enumerate(seconds) if s is not None}
+        axes.barh(list(known), list(known.values()), height=0.7, color=colour)
+        if known:
+            p50, p95 = np.percentile(list(known.values()), [50, 95])
+            axes.axvline(p50, color=INK, ls="--", lw=1.2)
+            axes.axvline(p95, color=INK, ls=":", lw=1.8)
+            axes.set_title(f"{name}: p50 {p50:,.0f} (dashed), p95 {p95:,.0f} ms", fontsize=9.5)
+        axes.set(ylim=(len(ttft) - 0.4, -0.6), xlabel="ms")
+        axes.tick_params(axis="y", length=0)
+        axes.grid(axis="x")
+    both[0].set_yticks(range(len(ttft)), [f"request {row}" for row in range(len(ttft))])
+    both[1].set_yticks([])
+    return figure
+
+
+# ---------------------------------------------------------------------------------- the streams
+
+
+class Output(Protocol):
+    """What a step gave to a request."""
+
+    @property
+    def request(self) -> int: ...
+    @property
+    def new_ids(self) -> Sequence[int]: ...
+    @property
+    def finish_reason(self) -> str | None: ...
+
+
+LATEST = 24  # pieces shown in the order in which they came
+LONGEST = 60  # letters of a prompt
+
+
+class Streams:
+    """Texts that grow on the page: hand `receive` to an engine, and show `widget`."""
+
+    def __init__(
+        self, prompts: Sequence[str], words: Callable[[list[int]], str], pause: float = 0
+    ) -> None:
+        """words: gives the text of some ids. pause: seconds to wait after each output."""
+        self.prompts, self.words, self.pause = prompts, words, pause
+        self.new_ids: list[list[int]] = [[] for _ in prompts]
+        self.reasons: dict[int, str] = {}
+        self.latest: list[tuple[int, str]] = []
+        self.widget = widgets.HTML()
+        self.draw()
+
+    def receive(self, output: Output) -> None:
+        """Take what has come for a request, and show it."""
+        self.new_ids[output.request] += output.new_ids
+        if output.new_ids:
+            piece = self.words(list(output.new_ids))
+            self.latest = [*self.latest, (output.request, piece)][-LATEST:]
+        if output.finish_reason is not None:
+            self.reasons[output.request] = output.finish_reason
+        self.draw()
+        time.sleep(self.pause)
+
+    def draw(self) -> None:
+        rows = "".join(map(self.row, range(len(self.prompts))))
+        pieces = "".join(
+            f'<span style="background:{stripe_of(request)}; padding:0 3px; '
+            f'margin-right:2px; display:inline-block"><small>{request}</small>'
+            f"{escape(visible(piece))}</span>"
+            for request, piece in self.latest
+        )
+        self.widget.value = (
+            f'<div style="{PAPER}; line-height:1.5">{rows}'
+            f'<div style="margin-top:0.6em"><b>The last to come, in their order</b><br>{pieces}'
+            "</div></div>"
+        )
+
+    def row(self, request: int) -> str:
+        """A request: its number, the end of its prompt in grey, its text, how it ended."""
+        reason, prompt = self.reasons.get(request), self.prompts[request]
+        prompt = prompt if len(prompt) <= LONGEST else f"… {prompt[-LONGEST:]}"
+        end = f' <b style="color:{BLUE}">■ {escape(reason)}</b>' if reason else ""
+        return (
+            f'<div style="display:flex; gap:0.6em; border-top:1px solid {PALE}">'
+            f'<b style="flex:none; width:1.6em; text-align:right">{request}</b>'
+            f'<span style="flex:1"><span style="color:{MUTED}">{escape(prompt)}'
+            f"</span>{escape(self.words(self.new_ids[request]))}{end}</span></div>"
+        )
