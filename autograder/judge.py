@@ -376,7 +376,7 @@ def wrong_outcomes(
 ) -> Iterator[tuple[Misconception, Callable[[slice], list[Outcome]]]]:
     """The misconceptions, form by form, with what each does on a part of the cases, or did."""
     for misconception, outcomes in exercise.record.wrong if exercise.record else ():
-        yield misconception, list(outcomes).__getitem__
+        yield misconception, list(outcomes)[: len(cases)].__getitem__
     for misconception in exercise.misconceptions:
         for code in misconception.attempts():
 

@@ -188,8 +188,8 @@ class FastCache(PackedCache):
 class FusedTransformer:
     """The model's hidden states from fewer operations, on its own weights.
 
-    The bias comes with the product, and so does what is added to the hidden state. There are no
-    modules to call and no ids to look at: the engine has done that when a request came.
+    What is added to a product is added in place. There are no modules to call, and no ids to look
+    at: the engine has done that when a request came.
     """
 
     def __init__(self, model: CachedLMHead) -> None:
@@ -241,7 +241,7 @@ def with_bias(
     weight: Float[Tensor, "n_in n_out"],
     bias: Float[Tensor, " n_out"],
 ) -> Float[Tensor, "total n_out"]:
-    return torch.addmm(bias, hidden, weight)
+    return (hidden @ weight).add_(bias)
 
 
 def added(
@@ -250,7 +250,7 @@ def added(
     weight: Float[Tensor, "n_in n_out"],
     bias: Float[Tensor, " n_out"],
 ) -> Float[Tensor, "total n_out"]:
-    return torch.addmm(hidden, more, weight).add_(bias)
+    return (more @ weight).add_(bias).add_(hidden)
 
 
 class Runner:

@@ -31,8 +31,9 @@ from solutions import kv_cache as lab2
 from solutions import paged_attention as lab4
 from solutions import speculative as lab6
 from timing import kv_bytes
+from timing.race import Lane
 from timing.runs import Batches, BestBatches, Continuous, Rounds, Run, times_of_growth
-from timing.techniques import TECHNIQUES
+from timing.techniques import BLOCK_SIZE, TECHNIQUES
 from timing.verify import verify as verify_outputs
 from timing.workloads import EQUAL, KINDS, LENGTHS, RAGGED, Workload
 
@@ -108,7 +109,7 @@ def prompt_tokens(result: dict) -> int:
 def test_default_techniques_are_timed_on_every_workload(table) -> None:
     _, result = table("--tokens", "8,4")
     found = [(row["new_tokens"], row["technique"]) for row in result["rows"]]
-    names = ["naive", "cached-concat", "cached", *SPECULATIVE, "hf-nocache", "hf"]
+    names = ["naive", "cached-concat", "cached", *SPECULATIVE, "engine", "hf-nocache", "hf"]
     assert found == [(n, name) for n in (4, 8) for name in names]
     for row in result["rows"]:
         assert set(row) >= ROW_KEYS
@@ -132,6 +133,10 @@ def test_tokens_computed_and_kv_bytes_are_exact(table, tiny) -> None:
         elif row["technique"] in SPECULATIVE:  # rejected drafts are computed too
             assert row["tokens_computed"] >= prompt + n - 1
             assert row["kv_bytes"] >= (prompt + n - 1) * per_token
+        elif row["technique"] == "engine":  # whole blocks
+            blocks = -(-(prompt + n - 1) // BLOCK_SIZE)
+            assert row["tokens_computed"] == prompt + n - 1
+            assert row["kv_bytes"] == blocks * BLOCK_SIZE * per_token
         else:
             assert row["tokens_computed"] == prompt + n - 1
             assert row["kv_bytes"] == (prompt + n - 1) * per_token
@@ -205,7 +210,7 @@ def test_as_a_command_it_shows_progress_and_warns_of_nothing(tiny) -> None:
     command += ["--workloads", "lengths"]  # the others are of full size here
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0
-    assert len(json.loads(done.stdout.splitlines()[-1])["rows"]) == 14
+    assert len(json.loads(done.stdout.splitlines()[-1])["rows"]) == 16
     assert "run/s" in done.stderr or "s/run" in done.stderr
     assert "warn" not in done.stderr.lower()
 
@@ -290,10 +295,10 @@ def test_every_workload_is_served_by_the_techniques_that_can(table) -> None:
     found = [(row["workload"], row["technique"]) for row in result["rows"]]
     assert found == [
         *(("3 new tokens", n) for n in ("naive", "cached-concat", "cached")),
-        *(("3 new tokens", n) for n in (*SPECULATIVE, "hf-nocache", "hf")),
+        *(("3 new tokens", n) for n in (*SPECULATIVE, "engine", "hf-nocache", "hf")),
         *(("sampled", name) for name in ("sampled", *SPECULATIVE)),
-        *(("ragged", name) for name in ("cached", "static", "continuous", "paged", "hf")),
-        *(("equal", name) for name in ("cached", "static", "hf")),
+        *(("ragged", name) for name in ("cached", "static", "continuous", "paged", "engine", "hf")),
+        *(("equal", name) for name in ("cached", "static", "engine", "hf")),
     ]
     for row in result["rows"]:
         assert set(row) >= ROW_KEYS
@@ -363,7 +368,9 @@ def test_used_is_the_utilisation_of_the_loops_of_lab_3(table, tiny) -> None:
 def test_equal_requests_waste_nothing_in_static_batches(table) -> None:
     _, result = table("--workloads", "equal")
     assert {row["tokens_computed"] for row in result["rows"]} == {16 * (6 + 5 - 1)}
-    assert {row["used"] for row in result["rows"]} == {1.0}
+    used = {row["technique"]: row["used"] for row in result["rows"]}
+    assert used.pop("engine") is None  # it has no slots
+    assert set(used.values()) == {1.0}
     assert all(row["mbu"] > 0 for row in result["rows"])
 
 
@@ -865,7 +872,7 @@ def test_mine_is_the_newest_batching(table, monkeypatch, yours, about, like) -> 
         ),
         (
             ["--workloads", "equal,ragged", "--techniques", "paged"],
-            "The workload equal is served by cached,static,hf,mine, not by paged",
+            "The workload equal is served by cached,static,engine,hf,mine, not by paged",
         ),
         (["--tokens", "16,x"], "'x' is not a whole number"),
         (["--tokens", ""], "'' is not a whole number"),
@@ -933,3 +940,37 @@ def test_on_a_gpu_the_counts_are_the_same(table) -> None:
     for one, other in zip(here["rows"], there["rows"], strict=True):
         assert one["tokens_computed"] == other["tokens_computed"]
         assert one["kv_bytes"] == other["kv_bytes"]
+
+
+# ------------------------------------------------------------------------------------- the engine
+
+
+def test_the_engine_tells_what_only_it_has(table) -> None:
+    printed, result = table("--workloads", "ragged", "--techniques", "engine")
+    [row] = result["rows"]
+    assert (row["preemptions"], row["batch"]) == (0, len(ragged_prompts(result)))
+    assert 0 < row["pool_used"] <= 1
+    assert row["ttft_s"] <= row["ttft_p95_s"] <= row["total_s"]
+    assert row["tpot_s"] <= row["tpot_p95_s"]
+    assert "engine, ragged: p50 / p95 of TTFT" in printed
+
+
+def ragged_prompts(result: dict) -> range:
+    return range(result["rows"][0]["requests"])
+
+
+def test_a_race_shows_three_texts_that_are_the_same(tiny, capsys) -> None:
+    timed_generate.main(["--model", str(tiny), "--race", "--tokens", "2,6"])
+    shown = capsys.readouterr().out
+    for name in ("naive", "hf", "mine"):
+        assert f" {name}: " in shown
+    assert shown.count("tok/s") == 3
+
+
+def test_a_lane_has_reached_what_had_come_by_then() -> None:
+    run = Run([[7, 8, 9]], 10.0, [[10.5, 12.0]], 3, 0, 0, 1, None)
+    lane = Lane.of("naive", run)
+    assert lane.tokens == [8, 9]
+    assert [lane.reached(moment) for moment in (0.0, 0.5, 1.9, 2.0)] == [0, 1, 1, 2]
+    assert lane.title(1.0) == "naive: 1 of 2 tokens"
+    assert lane.title(2.0) == "naive: 2.00 s, 1 tok/s"

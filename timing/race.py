@@ -41,7 +41,7 @@ class Lane:
     def title(self, moment: float) -> str:
         count = self.reached(moment)
         if count < len(self.tokens):
-            return f"{self.name}: {count} tokens"
+            return f"{self.name}: {count} of {len(self.tokens)} tokens"
         return f"{self.name}: {self.times[-1]:.2f} s, {count / self.times[-1]:.0f} tok/s"
 
 

@@ -1,7 +1,7 @@
 """Doing a workload once with the engine, which tells by itself when each token came."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from solutions.engine import Engine, Output
+from solutions.runner import Chunk
 from timing.runs import Run
 from timing.stopwatch import synchronize
 from timing.work import weight_bytes
@@ -44,18 +45,22 @@ class Served:
         engine = self.new_engine(self.model, workload, note)
         for prompt, limit in zip(workload.prompts, workload.new_tokens, strict=True):
             engine.submit(prompt, limit)
-        manager, free = engine.scheduler.manager, []
-        while engine.has_work:
-            engine.step()
-            free.append(len(manager.free_blocks))
-        shares = [1 - blocks / manager.num_blocks for blocks in free]
+        manager, forward = engine.scheduler.manager, engine.runner.forward
+        shares: list[float] = []  # of the pool, held during each forward
+
+        def watched(batch: Sequence[Chunk]) -> Any:
+            shares.append(1 - len(manager.free_blocks) / manager.num_blocks)
+            return forward(batch)
+
+        engine.runner.forward = watched  # type: ignore[method-assign]
+        engine.run()
         reserved = engine.runner.kv_cache.cache.pool.nbytes
         return Run(
             outputs,
             start,
             token_times,
             sum(tokens for step in engine.trace for _, tokens, _ in step),
-            int(max(shares) * reserved),
+            round(max(shares) * reserved),
             reserved,
             min(self.size, len(outputs)),
             used=None,

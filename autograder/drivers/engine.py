@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Several
-from functools import partial
 from inspect import unwrap
 from typing import Any
 
@@ -230,13 +229,15 @@ class Prescribed:
 
 
 class Queue(deque[Sequence]):
-    """Those who wait. came: all who have ever joined it at its end."""
+    """Those who wait. came: all who have ever joined it at its end; they have the drafter then."""
 
-    def __init__(self) -> None:
+    def __init__(self, drafter: Prescribed | None) -> None:
         super().__init__()
+        self.drafter = drafter
         self.came: list[Sequence] = []
 
     def append(self, sequence: Sequence) -> None:
+        sequence.drafter = self.drafter
         self.came.append(sequence)
         super().append(sequence)
 
@@ -247,8 +248,14 @@ class Planned:
     turns: whom it preempted, whom it admitted, and the plan. calls: of `schedule`.
     """
 
-    def __init__(self, turns: list[dict[str, Any]], token_budget: int, runner: TextRunner) -> None:
-        self.turns, self.token_budget, self.waiting = turns, token_budget, Queue()
+    def __init__(
+        self,
+        turns: list[dict[str, Any]],
+        token_budget: int,
+        runner: TextRunner,
+        drafter: Prescribed | None,
+    ) -> None:
+        self.turns, self.token_budget, self.waiting = turns, token_budget, Queue(drafter)
         self.running: list[Sequence] = []
         self.manager = Told(runner, self.running)
         self.preemptions = self.calls = 0
@@ -314,8 +321,9 @@ def step(
     it is `aborted`, or None.
     """
     runner, outputs = TextRunner(salt), list[Any]()
-    scheduler = Planned(turns, token_budget, runner)
-    new_drafter = partial(Prescribed, requests) if k else None
+    drafter = Prescribed(requests) if k else None
+    scheduler = Planned(turns, token_budget, runner, drafter)
+    new_drafter = None if drafter is None else lambda: drafter
     engine = attempt(GPTConfig(**config), scheduler, runner, outputs.append, new_drafter, k)
     seen: list[Seen] = []
     for number in range(1, len(turns) + 1):

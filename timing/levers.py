@@ -1,0 +1,101 @@
+"""What each lever wins that makes the engine's step shorter: a table, for docs/speed.md.
+
+    python -m timing.levers [--threads 1]
+
+The engine decodes greedily, once one request and once sixteen, with one lever more in each row.
+The rows take turns, and give the same tokens; each figure is the median time of a step.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+
+from gpt import load_tokenizer
+from solutions.engine import Engine, Output
+from solutions.kv_cache import CachedLMHead
+from solutions.paged_attention import PagedCache
+from solutions.runner import FastCache, FusedTransformer, PackedCache, Runner
+from solutions.scheduler import EngineManager, Scheduler
+from timing.workloads import PROMPT
+
+STEPS, ROUNDS = 96, 3
+REQUESTS = 1, 16
+BLOCK_SIZE = 16
+
+NewRunner = Callable[[CachedLMHead, PagedCache], Runner]
+
+
+def head(model: CachedLMHead) -> torch.Tensor:
+    return model.transformer.wte.weight.T
+
+
+LEVERS: dict[str, NewRunner] = {
+    "lab 2's modules over lab 4's cache": lambda model, cache: Runner(
+        model.transformer, head(model), PackedCache(cache)
+    ),
+    "+ keys and values read where they lie": lambda model, cache: Runner(
+        model.transformer, head(model), FastCache(cache)
+    ),
+    "+ weights without modules": lambda model, cache: Runner(
+        FusedTransformer(model), head(model), FastCache(cache)
+    ),
+    "+ lm_head as [n_embd, vocab]": lambda model, cache: Runner(
+        FusedTransformer(model), head(model).contiguous(), FastCache(cache)
+    ),
+}
+
+
+def steps(
+    model: CachedLMHead, prompt: list[int], requests: int, new_runner: NewRunner
+) -> tuple[list[float], list[Output]]:
+    """Seconds of each step in which all requests decode, and what came out."""
+    length = len(prompt) + STEPS
+    blocks = requests * -(-length // BLOCK_SIZE)
+    manager = EngineManager(blocks, BLOCK_SIZE)
+    weight = model.transformer.wte.weight
+    cache = PagedCache(model.config, manager, weight.device, weight.dtype)
+    outputs: list[Output] = []
+    scheduler = Scheduler(manager, token_budget=blocks * BLOCK_SIZE, max_running=requests)
+    engine = Engine(model.config, scheduler, new_runner(model, cache), outputs.append)
+    for _ in range(requests):
+        engine.submit(prompt, STEPS)
+    engine.step()  # the prompts
+    seconds = []
+    while engine.has_work:
+        start = time.perf_counter()
+        engine.step()
+        seconds.append(time.perf_counter() - start)
+    return seconds, outputs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="timing.levers", description=__doc__)
+    parser.add_argument("--threads", type=int)
+    given = parser.parse_args()
+    if given.threads:
+        torch.set_num_threads(given.threads)
+    model = CachedLMHead.from_pretrained("fable")
+    prompt = load_tokenizer("fable")(PROMPT).input_ids
+    taken: dict[tuple[str, int], list[float]] = {}
+    for _ in range(1 + ROUNDS):  # the first one warms up
+        for requests in REQUESTS:
+            first = None
+            for name, new_runner in LEVERS.items():
+                seconds, outputs = steps(model, prompt, requests, new_runner)
+                first = first or outputs
+                if outputs != first:
+                    raise SystemExit(f"{name} gives other tokens.")
+                taken.setdefault((name, requests), []).append(median(seconds))
+    print(f"fable, {torch.get_num_threads()} threads, ms a step\n")
+    print("| |" + "|".join(f" {n} decoding " for n in REQUESTS) + "|")
+    print("|---|" + "---:|" * len(REQUESTS))
+    for name in LEVERS:
+        cells = [f" {1e3 * median(taken[name, n][1:]):.2f} " for n in REQUESTS]
+        print(f"| {name} |" + "|".join(cells) + "|")
+
+
+if __name__ == "__main__":
+    main()
