@@ -177,10 +177,7 @@ class FastCache(PackedCache):
         self, layer: int, queries: Float[Tensor, "rows heads q_len head_dim"], part: Rectangle
     ) -> Float[Tensor, "rows heads q_len head_dim"]:
         pool, slots = self.layers[layer], part.all_slots
-        if isinstance(slots, slice):
-            read = pool[:, None, slots]
-        else:
-            read = pool.index_select(1, slots.flatten()).unflatten(1, slots.shape)
+        read = pool[:, None, slots] if isinstance(slots, slice) else pool[:, slots]
         # [2, rows, k_len, heads, head_dim], with the heads brought before the tokens
         all_keys, all_values = read.transpose(2, 3).unbind()
         return F.scaled_dot_product_attention(queries, all_keys, all_values, attn_mask=part.mask)
