@@ -7,7 +7,6 @@ held against the naive loop, too.
 import io
 import json
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,7 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
 
 import timed_generate
 import timing.machine
@@ -25,6 +23,7 @@ import timing.peers.worker
 import timing.workloads
 from gpt import GPTLMHead, load_tokenizer, read_config
 from solutions import generate as lab1
+from tests.common.checkpoints import write_tiny
 from timing.peers.__main__ import answer
 from timing.peers.catalogue import PEERS, Peer, missing
 from timing.peers.engine import Served
@@ -45,17 +44,9 @@ def continued(model: GPTLMHead, prompt: list[int], limit: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory) -> Path:
-    """A small random GPT-2 with large weights, which writes its EOS in the middle of a text."""
+    """A small random GPT-2 which writes its EOS in the middle of a text."""
     folder = tmp_path_factory.mktemp("tiny")
-    for file in (ROOT / "models" / "fable").glob("tokenizer*"):
-        shutil.copy(file, folder)
-    torch.manual_seed(0)
-    config = GPT2Config(
-        vocab_size=4096, n_positions=CONTEXT, n_embd=64, n_layer=2, n_head=2,
-        initializer_range=0.5, bos_token_id=EOS, eos_token_id=EOS,
-    )  # fmt: skip
-    model = GPT2LMHeadModel(config)
-    model.save_pretrained(folder)
+    model = write_tiny(folder, n_positions=CONTEXT, n_embd=64)
     written = continued(GPTLMHead.from_pretrained(folder), [5, 6, 7], 3)
     weights = model.transformer.wte.weight.data
     weights[EOS] = 1.5 * weights[written[2]]  # it takes that token's place

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2LMHeadModel
 
 import timed_generate
 import timing.machine
@@ -30,6 +30,7 @@ from solutions import generate as lab1
 from solutions import kv_cache as lab2
 from solutions import paged_attention as lab4
 from solutions import speculative as lab6
+from tests.common.checkpoints import write_tiny
 from timing import kv_bytes
 from timing.race import Lane
 from timing.runs import Batches, BestBatches, Continuous, Rounds, Run, times_of_growth
@@ -49,16 +50,8 @@ ROW_KEYS = {
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory) -> Path:
-    """A small random GPT-2 with large weights, so that no two best logits are close."""
     folder = tmp_path_factory.mktemp("tiny")
-    for file in (ROOT / "models" / "fable").glob("tokenizer*"):
-        shutil.copy(file, folder)
-    torch.manual_seed(0)
-    config = GPT2Config(
-        vocab_size=4096, n_positions=CONTEXT, n_embd=32, n_layer=2, n_head=2,
-        initializer_range=0.5, bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
-    GPT2LMHeadModel(config).save_pretrained(folder)
+    write_tiny(folder, n_positions=CONTEXT, n_embd=32)
     return folder
 
 

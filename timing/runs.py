@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 import torch
@@ -119,12 +118,7 @@ class Watch:
         self.start = time.perf_counter()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for hook in self.hooks:
             hook.remove()
 

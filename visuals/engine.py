@@ -30,6 +30,7 @@ from visuals.style import (
     PALE_BLUE,
     PALE_GREEN,
     PALE_ORANGE,
+    PALE_PINK,
     PAPER,
     PINK,
     RED,
@@ -37,8 +38,6 @@ from visuals.style import (
     new_figure,
     visible,
 )
-
-PALE_PINK = "#F1D9E5"
 
 Step = Sequence[tuple[int, int, bool]]
 Trace = Sequence[Step]
@@ -126,7 +125,7 @@ def kinds(trace: Trace, snapshots: Sequence[Snapshot]) -> Iterator[tuple[int, in
                 begun.add(request)
                 again.discard(request)
         if step:
-            again |= set(snapshots[step - 1].held) & set(after.waiting)
+            again |= preempted(snapshots[step - 1], after)
         for request in after.waiting:
             yield step, request, PREEMPTED if request in again else WAITS
         for request in set(after.held) - computed:
@@ -271,8 +270,12 @@ def preemptions(snapshots: Sequence[Snapshot]) -> list[int]:
     return [
         step
         for step, (before, after) in enumerate(pairwise(snapshots), start=2)
-        for _ in set(before.held) & set(after.waiting)
+        for _ in preempted(before, after)
     ]
+
+
+def preempted(before: Snapshot, after: Snapshot) -> set[int]:
+    return set(before.held) & set(after.waiting)
 
 
 # ------------------------------------------------------------------------------------ latencies

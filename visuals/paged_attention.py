@@ -21,6 +21,7 @@ from visuals.style import (
     LOOK,
     ORANGE,
     PALE,
+    PALE_PINK,
     PINK,
     RED,
     SKY,
@@ -200,7 +201,7 @@ REQUEST_LOOKS = (
     ("#C9E4F6", BLUE, "-"),
     ("#FBE6B8", "#B57B00", "--"),
     ("#C4E9DC", GREEN, ":"),
-    ("#F1D9E5", PINK, "-."),
+    (PALE_PINK, PINK, "-."),
 )
 GAP = 0.3  # between two requests, in widths of a block
 LETTER = 0.64  # the width of a letter, in font sizes

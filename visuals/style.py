@@ -26,6 +26,7 @@ PAPER = f"background:white; color:{INK}; padding:0.5em 0.8em"  # under HTML, in 
 PALE_BLUE = "#DCEEF9"
 PALE_ORANGE = "#FBE6B8"
 PALE_GREEN = "#C4E9DC"
+PALE_PINK = "#F1D9E5"
 
 LOOK = {
     "figure.facecolor": "white",

@@ -13,6 +13,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
+from timing.peers.catalogue import FLOAT32
 from timing.peers.engine import Given, Ids, Served
 
 
@@ -28,7 +29,7 @@ class LlamaCpp:
         path = given.scratch / f"{given.precision}.gguf"
         if not path.exists():
             convert(given.folder, path, given.precision)
-        self.threads, self.exact = given.threads, given.precision == "float32"
+        self.threads, self.exact = given.threads, given.precision == FLOAT32
         llama_cpp.llama_backend_init()
         params = llama_cpp.llama_model_default_params()
         # Its AMX kernels crash on more than one row: github.com/ggml-org/llama.cpp/issues/20824

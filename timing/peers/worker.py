@@ -9,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event, Timer
-from types import TracebackType
 from typing import Any, Self
 
 from timing.peers.engine import Ids
@@ -101,12 +100,7 @@ class Workers:
         self.unloadable: dict[tuple[str, Path, int], PeerFailed] = {}
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for worker in self.running.values():
             worker.close()
         self.scratch.cleanup()

@@ -1,0 +1,26 @@
+"""Checkpoints that tests write."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+SHIPPED = Path(__file__).resolve().parents[2] / "models" / "fable"
+
+
+def write_tiny(folder: Path, **config: Any) -> GPT2LMHeadModel:
+    """A small random GPT-2 with the shipped tokenizer, returned as transformers has it.
+
+    Its weights are large, so that no two best logits are close. Token 0 is its EOS.
+    """
+    for file in SHIPPED.glob("tokenizer*"):
+        shutil.copy(file, folder)
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 4096, "n_layer": 2, "n_head": 2, **config}
+    model = GPT2LMHeadModel(
+        GPT2Config(initializer_range=0.5, bos_token_id=0, eos_token_id=0, **sizes)
+    )
+    model.save_pretrained(folder)
+    return model
