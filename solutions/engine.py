@@ -7,7 +7,8 @@ schedule, run, postprocess.
 
 import collections.abc
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from operator import index
@@ -19,10 +20,11 @@ from torch import Tensor
 from gpt import GPTConfig
 from solutions.batching import require_request
 from solutions.decoding import GREEDY, SamplingParams, next_token_probs
+from solutions.hooks import EngineHooks
 from solutions.kv_cache import CachedLMHead
 from solutions.paged_attention import BlockManager, PagedCache
-from solutions.runner import Chunk, FastCache, FusedTransformer, PackedCache, Runner
-from solutions.scheduler import EngineHooks, Scheduler
+from solutions.runner import Chunk, FastCache, FusedTransformer, Linear, PackedCache, Runner
+from solutions.scheduler import Scheduler
 from solutions.sequence import Sequence, StopCondition
 from solutions.speculative import Drafter, new_uniforms, prefixes, verify, verify_greedy
 
@@ -44,7 +46,8 @@ class Parts:
 class Output:
     """What a step gave to a request: new tokens, and why it ended, if it did.
 
-    finish_reason: "stop" (EOS or its stop condition), "length" or "abort"; None while it goes on.
+    finish_reason: "stop" (EOS or its stop condition), "length", "abort" or "error"; None while it
+    goes on.
     """
 
     request: int
@@ -178,23 +181,34 @@ class Engine:
     def choose(self, sequence: Sequence, logits: Float[Tensor, "wanted vocab"]) -> list[int]:
         """The drafts that are accepted, and the token after those."""
         drafts, params, parts = sequence.drafts, sequence.params, self.parts
-        if params == GREEDY:
-            accepted, token = parts.verify_greedy(logits.argmax(dim=-1).tolist(), drafts)
-        else:
-            probs = parts.next_token_probs(logits, prefixes(sequence.text, logits), params)
-            uniforms = new_uniforms(len(logits), sequence.generator, logits.device)
-            draft_probs = probs[:0] if sequence.draft_probs is None else sequence.draft_probs
-            accepted, token = parts.verify(probs, draft_probs, drafts, uniforms)
+        with self.ending_at_errors(sequence):
+            if params == GREEDY:
+                accepted, token = parts.verify_greedy(logits.argmax(dim=-1).tolist(), drafts)
+            else:
+                probs = parts.next_token_probs(logits, prefixes(sequence.text, logits), params)
+                uniforms = new_uniforms(len(logits), sequence.generator, logits.device)
+                draft_probs = probs[:0] if sequence.draft_probs is None else sequence.draft_probs
+                accepted, token = parts.verify(probs, draft_probs, drafts, uniforms)
         return [*drafts[:accepted], token]
 
     def gain(self, sequence: Sequence, tokens: list[int]) -> None:
         """Give a request its new tokens. It ends with them, or drafts what may follow."""
-        new_ids = sequence.extend(tokens)
-        if sequence.finish_reason is not None:
-            self.finish(sequence, sequence.finish_reason, new_ids)
-        else:
-            self.outputs.append(Output(sequence.number, new_ids, None))
-            sequence.draft(self.k)
+        with self.ending_at_errors(sequence):
+            new_ids = sequence.extend(tokens)
+            if sequence.finish_reason is not None:
+                self.finish(sequence, sequence.finish_reason, new_ids)
+            else:
+                self.outputs.append(Output(sequence.number, new_ids, None))
+                sequence.draft(self.k)
+
+    @contextmanager
+    def ending_at_errors(self, sequence: Sequence) -> Iterator[None]:
+        """What a request's own parts raise ends it alone; the others go on with the next step."""
+        try:
+            yield
+        except Exception:
+            self.finish(sequence, "error")
+            raise
 
     def finish(
         self, sequence: Sequence, reason: str, new_ids: collections.abc.Sequence[int] = ()
@@ -224,9 +238,8 @@ def new_engine(
     manager = manager_class(num_blocks, block_size)
     cache = parts.paged_cache(model.config, manager, weight.device, weight.dtype)
     if parts.paged_cache is PagedCache:
-        head = weight.T.contiguous()  # in the layout that decode likes
-        runner = Runner(FusedTransformer(model), head, FastCache(cache))
+        runner = Runner(FusedTransformer(model), Linear(weight), FastCache(cache))
     else:
-        runner = Runner(model.transformer, weight.T, PackedCache(cache))
+        runner = Runner(model.transformer, Linear(weight), PackedCache(cache))
     scheduler = Scheduler(manager, token_budget, max_running)
     return Engine(model.config, scheduler, runner, on_output, new_drafter, k, parts)

@@ -1,4 +1,4 @@
-"""The engine, part three: one packed forward for whatever was scheduled.
+"""The engine, part four: one packed forward for whatever was scheduled.
 
 No rectangle any more: the new tokens of all requests lie behind one another in one row, [1, total],
 with their positions beside them, so that every weight is read once for all of them. Only attention,
@@ -8,8 +8,9 @@ together.
 
 import collections.abc
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from itertools import accumulate, groupby
+from dataclasses import dataclass
+from itertools import groupby
+from math import gcd
 from typing import Any
 
 import torch
@@ -23,6 +24,9 @@ from solutions.paged_attention import PagedCache, slot_mapping
 
 # Texts that differ by more tokens are not padded to one length. Fewer groups win over less padding.
 STRETCH = 256
+
+HAS_ONEDNN = torch.backends.mkldnn.is_available()
+PARTS = 4  # of a weight that is read for one token
 
 
 @dataclass(frozen=True)
@@ -79,130 +83,127 @@ class PackedCache:
         return torch.cat([part.positions.flatten() for part in self.rectangles])
 
     def rectangle(self, chunks: list[Chunk], first: int) -> Rectangle:
-        device, block_size = self.cache.pool.device, self.manager.block_size
+        device, size = self.cache.pool.device, len(chunks[0].ids)
         starts = torch.tensor([[chunk.start] for chunk in chunks], device=device)
-        new = starts + torch.arange(len(chunks[0].ids), device=device)
-        every = torch.arange(int(new.max()) + 1, device=device).expand(len(chunks), -1)
+        new = starts + torch.arange(size, device=device)
+        longest = max(chunk.start for chunk in chunks) + size
+        every = torch.arange(longest, device=device).expand(len(chunks), -1)
+        tokens = slice(first, first + new.numel())
+        new_slots, all_slots = self.slots(chunks, new, every)
+        return Rectangle(tokens, new, new_slots, all_slots, self.mask(new, every))
+
+    def slots(self, chunks: list[Chunk], new: Tensor, every: Tensor) -> tuple[Any, ...]:
+        """Where the new tokens of each row lie, and where every one; by their positions."""
         tables = [torch.tensor(self.manager.tables[chunk.request]) for chunk in chunks]
-        block_tables = pad_sequence(tables, batch_first=True).to(device)
-        return Rectangle(
-            slice(first, first + new.numel()),
-            new,
-            slot_mapping(block_tables, new, block_size),
-            slot_mapping(block_tables, every, block_size),
-            causal_mask(new, every),
-        )
+        block_tables = pad_sequence(tables, batch_first=True).to(new.device)
+        return tuple(slot_mapping(block_tables, p, self.manager.block_size) for p in (new, every))
+
+    def mask(self, new: Tensor, every: Tensor) -> Tensor | None:
+        return causal_mask(new, every)
 
     def attend(
-        self,
-        layer: int,
-        queries: Float[Tensor, "1 heads total head_dim"],
-        keys: Float[Tensor, "1 heads total head_dim"],
-        values: Float[Tensor, "1 heads total head_dim"],
+        self, layer: int, *packed: Float[Tensor, "1 heads total head_dim"]
     ) -> Float[Tensor, "1 heads total head_dim"]:
-        cache, attended = self.cache, []
+        """Store keys and values, and attend; `packed` are queries, keys and values."""
+        if len(self.rectangles) == len(self.rectangles[0].positions) == 1:
+            return self.attend_rows(layer, self.rectangles[0], *packed)  # it is one already
+        attended = []
         for part in self.rectangles:
+            # [1, heads, rows * q_len, head_dim] to [rows, heads, q_len, head_dim], and back
             shape = part.positions.shape
-            cache.selected = *shape, layer
-            cache.new_slots, cache.all_slots, cache.mask = part.new_slots, part.all_slots, part.mask
-            # from [1, heads, rows * q_len, head_dim] to [rows, heads, q_len, head_dim], and back
-            rows = [
-                packed[0, :, part.tokens].unflatten(1, shape).transpose(0, 1)
-                for packed in (queries, keys, values)
-            ]
-            attended.append(cache.attend(layer, *rows).transpose(0, 1).flatten(1, 2))
+            rows = (p[0, :, part.tokens].unflatten(1, shape).transpose(0, 1) for p in packed)
+            attended.append(self.attend_rows(layer, part, *rows).transpose(0, 1).flatten(1, 2))
         return torch.cat(attended, dim=1)[None]
+
+    def attend_rows(
+        self, layer: int, part: Rectangle, *rows: Float[Tensor, "rows heads q_len head_dim"]
+    ) -> Float[Tensor, "rows heads q_len head_dim"]:
+        cache = self.cache
+        cache.selected = *part.positions.shape, layer
+        cache.new_slots, cache.all_slots, cache.mask = part.new_slots, part.all_slots, part.mask
+        return cache.attend(layer, *rows)
 
 
 class FastCache(PackedCache):
     """The same result from fewer operations and copies, for lab 4's own cache.
 
-    All new tokens are stored at once. A request alone whose blocks follow one another is read where
-    it lies; others are gathered, keys and values together.
+    A request alone whose blocks follow one another is read where it lies; others are gathered, keys
+    and values together.
     """
 
     def __init__(self, cache: PagedCache) -> None:
         super().__init__(cache)
-        self.layers = [pool.flatten(1, 2) for pool in cache.pool.unbind(1)]  # no copies
+        # for each layer [2, slots, heads, head_dim], keys first, in the pool's own memory
+        self.layers = [pool.flatten(1, 2) for pool in cache.pool.unbind(1)]
 
-    def select(self, batch: collections.abc.Sequence[Chunk]) -> Int[Tensor, " total"]:
-        positions = super().select(batch)
-        self.new_slots = torch.cat([part.new_slots.flatten() for part in self.rectangles])
-        return positions
-
-    def rectangle(self, chunks: list[Chunk], first: int) -> Rectangle:
+    def slots(self, chunks: list[Chunk], new: Tensor, every: Tensor) -> tuple[Any, ...]:
         table = self.manager.tables[chunks[0].request]
         if len(chunks) == 1 and table == list(range(table[0], table[0] + len(table))):
-            return self.in_place(chunks[0], table[0] * self.manager.block_size, first)
-        part = super().rectangle(chunks, first)
-        return replace(part, mask=self.to_add(part.mask))
+            offset = table[0] * self.manager.block_size
+            return new + offset, slice(offset, offset + every.numel())
+        return super().slots(chunks, new, every)
 
-    def in_place(self, chunk: Chunk, offset: int, first: int) -> Rectangle:
-        """For a request whose tokens lie in the pool from `offset` on."""
-        size, end = len(chunk.ids), chunk.start + len(chunk.ids)
-        positions = torch.arange(chunk.start, end, device=self.cache.pool.device)[None]
-        mask = None  # the newest token sees every one
-        if size > 1:
-            mask = self.to_add(
-                causal_mask(positions, torch.arange(end, device=positions.device)[None])
-            )
-        tokens, all_slots = slice(first, first + size), slice(offset, offset + end)
-        return Rectangle(tokens, positions, positions + offset, all_slots, mask)
-
-    def to_add(self, mask: Tensor) -> Float[Tensor, "rows 1 q_len k_len"]:
-        """A mask as what is added to the scores, which else every layer would make of it."""
-        added = torch.zeros(mask.shape, dtype=self.cache.pool.dtype, device=mask.device)
-        return added.masked_fill(~mask, -torch.inf)
-
-    def attend(
-        self,
-        layer: int,
-        queries: Float[Tensor, "1 heads total head_dim"],
-        keys: Float[Tensor, "1 heads total head_dim"],
-        values: Float[Tensor, "1 heads total head_dim"],
-    ) -> Float[Tensor, "1 heads total head_dim"]:
-        all_keys, all_values = self.layers[layer].unbind()  # [slots, heads, head_dim] each
-        all_keys.index_copy_(0, self.new_slots, keys[0].transpose(0, 1))
-        all_values.index_copy_(0, self.new_slots, values[0].transpose(0, 1))
-        if len(self.rectangles) == 1 and len(self.rectangles[0].positions) == 1:
-            return self.attend_rows(layer, queries, self.rectangles[0])
-        attended = []
-        for part in self.rectangles:
-            rows = queries[0, :, part.tokens].unflatten(1, part.positions.shape).transpose(0, 1)
-            rows = self.attend_rows(layer, rows, part)
-            attended.append(rows.transpose(0, 1).flatten(1, 2))
-        return torch.cat(attended, dim=1)[None]
+    def mask(self, new: Tensor, every: Tensor) -> Tensor | None:
+        """None where every token is seen."""
+        seen = causal_mask(new, every)
+        return None if seen.all() else seen
 
     def attend_rows(
-        self, layer: int, queries: Float[Tensor, "rows heads q_len head_dim"], part: Rectangle
+        self, layer: int, part: Rectangle, *rows: Float[Tensor, "rows heads q_len head_dim"]
     ) -> Float[Tensor, "rows heads q_len head_dim"]:
-        pool, slots = self.layers[layer], part.all_slots
+        pool, slots, new_slots = self.layers[layer], part.all_slots, part.new_slots.flatten()
+        for kept, new in zip(pool.unbind(), rows[1:], strict=True):  # keys, then values
+            kept.index_copy_(0, new_slots, new.transpose(1, 2).flatten(0, 1))
         read = pool[:, None, slots] if isinstance(slots, slice) else pool[:, slots]
         # [2, rows, k_len, heads, head_dim], with the heads brought before the tokens
         all_keys, all_values = read.transpose(2, 3).unbind()
-        return F.scaled_dot_product_attention(queries, all_keys, all_values, attn_mask=part.mask)
+        return F.scaled_dot_product_attention(rows[0], all_keys, all_values, attn_mask=part.mask)
+
+
+class Linear:
+    """F.linear on a processor, by whichever of PyTorch's libraries reads the weights sooner.
+
+    F.linear itself asks MKL, which for one token reads them with one thread, and which for several
+    serves Intel's processors best. The batched product of MKL takes all threads, so one token is
+    multiplied by parts of the weight; several are multiplied by oneDNN.
+    """
+
+    def __init__(
+        self, weight: Float[Tensor, "n_out n_in"], bias: Float[Tensor, " n_out"] | None = None
+    ) -> None:
+        is_float32_here = weight.device.type == "cpu" and weight.dtype == torch.float32
+        self.is_usual = not (HAS_ONEDNN and is_float32_here)
+        self.weight, self.bias = weight if self.is_usual else weight.contiguous(), bias
+        self.parts = self.weight.unflatten(0, (gcd(PARTS, len(weight)), -1))
+
+    def __call__(self, hidden: Float[Tensor, "total n_in"]) -> Float[Tensor, "total n_out"]:
+        if self.is_usual:
+            return F.linear(hidden, self.weight, self.bias)
+        if len(hidden) == 1 and len(self.parts) > 1:
+            product = self.parts.bmm(hidden.T.expand(len(self.parts), -1, -1)).view(1, -1)
+            return product if self.bias is None else product.add_(self.bias)
+        given = hidden, self.weight, self.bias
+        return torch.ops.mkldnn._linear_pointwise(*given, "none", [], "")
 
 
 class FusedTransformer:
     """The model's hidden states from fewer operations, on its own weights.
 
-    What is added to a product is added in place. There are no modules to call, and no ids to look
-    at: the engine has done that when a request came.
+    There are no modules to call, and no ids to look at: the engine has done that when a request
+    came.
     """
 
     def __init__(self, model: CachedLMHead) -> None:
         self.config = model.config
         transformer: Any = model.transformer
         self.embeddings = transformer.wte.weight, transformer.wpe.weight
-        self.last_norm = transformer.ln_f.weight, transformer.ln_f.bias
+        self.last_norm = norm_of(transformer.ln_f)
         self.layers = [
-            [
-                (part.weight, part.bias)
-                for part in (
-                    *(block.ln_1, block.attn.c_attn, block.attn.c_proj),
-                    *(block.ln_2, block.mlp.c_fc, block.mlp.c_proj),
-                )
-            ]
+            (
+                *(norm_of(block.ln_1), linear_of(block.attn.c_attn)),
+                *(linear_of(block.attn.c_proj), norm_of(block.ln_2)),
+                *(linear_of(block.mlp.c_fc), linear_of(block.mlp.c_proj)),
+            )
             for block in transformer.h
         ]
 
@@ -214,53 +215,34 @@ class FusedTransformer:
     ) -> Float[Tensor, "1 total n_embd"]:
         config, (wte, wpe) = self.config, self.embeddings
         heads = 1, inputs.shape[1], 3, config.n_head, config.head_dim
-        hidden = wte[inputs[0]] + wpe[position_ids[0]]
+        hidden = F.embedding(inputs[0], wte) + F.embedding(position_ids[0], wpe)
         for layer, (ln_1, c_attn, attn_proj, ln_2, c_fc, mlp_proj) in enumerate(self.layers):
-            projected = with_bias(self.norm(hidden, *ln_1), *c_attn)
-            queries, keys, values = projected.view(heads).permute(2, 0, 3, 1, 4).unbind()
-            attended = kv_cache.attend(layer, queries, keys, values)
-            hidden = added(hidden, attended[0].transpose(0, 1).flatten(1), *attn_proj)
-            widened = F.gelu(with_bias(self.norm(hidden, *ln_2), *c_fc), approximate="tanh")
-            hidden = added(hidden, widened, *mlp_proj)
-        return self.norm(hidden, *self.last_norm)[None]
-
-    def norm(
-        self,
-        hidden: Float[Tensor, "total n_embd"],
-        weight: Float[Tensor, " n_embd"],
-        bias: Float[Tensor, " n_embd"],
-    ) -> Float[Tensor, "total n_embd"]:
-        epsilon = self.config.layer_norm_epsilon
-        return F.layer_norm(hidden, weight.shape, weight, bias, epsilon)
+            projected = c_attn(F.layer_norm(hidden, *ln_1))
+            rows = projected.view(heads).permute(2, 0, 3, 1, 4).unbind()
+            attended = kv_cache.attend(layer, *rows)
+            hidden = attn_proj(attended[0].transpose(0, 1).flatten(1)).add_(hidden)
+            widened = F.gelu(c_fc(F.layer_norm(hidden, *ln_2)), approximate="tanh")
+            hidden = mlp_proj(widened).add_(hidden)
+        return F.layer_norm(hidden, *self.last_norm)[None]
 
 
-def with_bias(
-    hidden: Float[Tensor, "total n_in"],
-    weight: Float[Tensor, "n_in n_out"],
-    bias: Float[Tensor, " n_out"],
-) -> Float[Tensor, "total n_out"]:
-    return (hidden @ weight).add_(bias)
+def norm_of(module: Any) -> tuple[Any, ...]:
+    """What F.layer_norm takes behind its input."""
+    return module.normalized_shape, module.weight, module.bias, module.eps
 
 
-def added(
-    hidden: Float[Tensor, "total n_out"],
-    more: Float[Tensor, "total n_in"],
-    weight: Float[Tensor, "n_in n_out"],
-    bias: Float[Tensor, " n_out"],
-) -> Float[Tensor, "total n_out"]:
-    return (more @ weight).add_(bias).add_(hidden)
+def linear_of(module: Any) -> Linear:
+    """GPT-2 keeps its weights the other way round."""
+    return Linear(module.weight.T, module.bias)
 
 
+@dataclass
 class Runner:
     """A model and its cache. transformer: hidden states from ids, positions and cache."""
 
-    def __init__(
-        self,
-        transformer: Callable[..., Float[Tensor, "1 total n_embd"]],
-        head: Float[Tensor, "n_embd vocab"],
-        kv_cache: PackedCache,
-    ) -> None:
-        self.transformer, self.head, self.kv_cache = transformer, head, kv_cache
+    transformer: Callable[..., Float[Tensor, "1 total n_embd"]]
+    lm_head: Callable[..., Float[Tensor, "rows vocab"]]
+    kv_cache: PackedCache
 
     @torch.inference_mode()
     def forward(
@@ -271,14 +253,13 @@ class Runner:
             return {}
         batch = sorted(batch, key=lambda chunk: chunk.shape)
         position_ids = self.kv_cache.select(batch)
-        input_ids = torch.tensor([token for chunk in batch for token in chunk.ids])
-        rows = input_ids.to(self.head.device)[None], position_ids[None]
+        ids = [token for chunk in batch for token in chunk.ids]
+        rows = torch.tensor([ids], device=position_ids.device), position_ids[None]
         hidden = self.transformer(*rows, self.kv_cache)[0]
-        ends = accumulate(len(chunk.ids) for chunk in batch)
-        wanted = [
-            row
-            for chunk, end in zip(batch, ends, strict=True)
-            for row in range(end - chunk.wanted, end)
-        ]
-        logits = (hidden[wanted] @ self.head).split([chunk.wanted for chunk in batch])
+        wanted: list[int] = []  # rows of `hidden`
+        end = 0
+        for chunk in batch:
+            end += len(chunk.ids)
+            wanted += range(end - chunk.wanted, end)
+        logits = self.lm_head(hidden[wanted]).split([chunk.wanted for chunk in batch])
         return {chunk.request: part for chunk, part in zip(batch, logits, strict=True)}

@@ -1,4 +1,4 @@
-"""The engine, part two: who computes how many tokens next, and in which blocks.
+"""The engine, part three: who computes how many tokens next, and in which blocks.
 
 There is a token budget for each step, and a pool of blocks for all. Running requests come first,
 each with what it has not computed yet; then those who wait, while there is room. Of a prompt that
@@ -9,87 +9,13 @@ section 4.5 (preemption); Agrawal et al., "Taming throughput-latency tradeoff in
 Sarathi-Serve", OSDI 2024 (chunks under a token budget).
 """
 
-import collections.abc
-from collections import OrderedDict, deque
-from collections.abc import Callable
-from typing import Any, Self
+from collections import deque
 
-from solutions.paged_attention import BlockManager, Copy, OutOfBlocks
+from solutions.hooks import EngineHooks
+from solutions.paged_attention import OutOfBlocks
 from solutions.sequence import Sequence
 
 Plan = dict[int, int]  # by the number of a request: how many of its tokens to compute
-
-
-class FreeBlocks(OrderedDict[int, None]):
-    """In the place of a deque: one that can lose a block from its middle at once."""
-
-    def __init__(self, blocks: collections.abc.Iterable[int]) -> None:
-        super().__init__(dict.fromkeys(blocks))
-
-    def popleft(self) -> int:
-        return self.popitem(last=False)[0]
-
-    def append(self, block: int) -> None:
-        self[block] = None
-
-    def extend(self, blocks: collections.abc.Iterable[int]) -> None:
-        self.update(dict.fromkeys(blocks))
-
-    def __iadd__(self, blocks: collections.abc.Iterable[int]) -> Self:
-        self.extend(blocks)
-        return self
-
-    def remove(self, block: int) -> None:
-        del self[block]
-
-
-class EngineHooks:
-    """What an engine asks of a block manager beyond lab 4."""
-
-    num_blocks: int
-    free_blocks: Any  # it takes the place of a deque
-    tables: dict[int, list[int]]
-    lengths: dict[int, int]
-    allocate: Callable[[int, int], None]
-    append: Callable[[int], Copy | None]
-    free: Callable[[int], None]
-    blocks_for: Callable[[int], int]
-
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        super().__init__(num_blocks, block_size)  # type: ignore[call-arg]  # the manager's
-        self.free_blocks = FreeBlocks(self.free_blocks)
-
-    def admit(self, request: int, token_ids: collections.abc.Sequence[int]) -> int:
-        """Give a new request blocks for its tokens; return how many the cache holds already.
-
-        Raises OutOfBlocks, and changes nothing, where the pool has too few.
-        """
-        self.require_free(self.blocks_for(len(token_ids)))
-        self.allocate(request, len(token_ids))
-        return 0  # nobody shares anything yet
-
-    def grow(self, request: int, num_tokens: int) -> None:
-        """Make room for so many tokens of a request in all; what it has beyond stays.
-
-        Raises OutOfBlocks, and changes nothing, where the pool has too few.
-        """
-        self.require_free(self.blocks_for(num_tokens) - len(self.tables[request]))
-        for _ in range(num_tokens - self.lengths[request]):
-            self.append(request)
-
-    def require_free(self, needed: int) -> None:
-        """Asked here, because a manager of another lab raises an OutOfBlocks of its own."""
-        if needed > len(self.free_blocks):
-            raise OutOfBlocks(f"{needed} blocks are needed; {len(self.free_blocks)} are free.")
-
-    def publish(
-        self, request: int, token_ids: collections.abc.Sequence[int], computed: int
-    ) -> None:
-        """Of these tokens the first `computed` are in the cache now; beyond them may be drafts."""
-
-
-class EngineManager(EngineHooks, BlockManager):
-    """The block manager of lab 4, for an engine."""
 
 
 class Scheduler:

@@ -26,9 +26,9 @@ from solutions import engine as lab_7
 from solutions import runner
 from solutions.decoding import GREEDY, SamplingParams, stream
 from solutions.engine import Output, Parts, new_engine
+from solutions.hooks import EngineManager, FreeBlocks
 from solutions.kv_cache import CachedLMHead
 from solutions.paged_attention import BlockManager, OutOfBlocks
-from solutions.scheduler import EngineManager, FreeBlocks
 from solutions.sequence import Sequence, stop_at_text
 from solutions.speculative import ModelDrafter, NgramDrafter, generate_speculative
 from tests.common.engines import BAD_REQUESTS, CONFIGS, model_of, naive
@@ -616,6 +616,85 @@ def test_a_forward_that_raises_is_made_again_by_the_next_step(kind: Any) -> None
     assert raised > 3
     watched.assert_is_empty()
     assert [s.ids for s in watched.stories.values()] == [expected(p, 6) for p in PROMPTS]
+
+
+def raising_stop(new_ids: list[int]) -> bool:
+    if len(new_ids) == 2:
+        raise OopsError
+    return False
+
+
+class RaisingDrafter(Contrary):
+    """Guesses once."""
+
+    def propose(self, ids: Any, k: int, *given: Any) -> Any:
+        if len(ids) > 3:
+            raise OopsError
+        return super().propose(ids, k, *given)
+
+
+def raising_probs(logits: Any, texts: Any, params: Any) -> Any:
+    if len(texts[0]) > 3:
+        raise OopsError
+    return lab_7.next_token_probs(logits, texts, params)
+
+
+@pytest.mark.parametrize("what", ["stop", "drafter", "probs"])
+def test_what_is_raised_for_a_request_ends_it_alone(what: str) -> None:
+    """Out of its own stop condition, its drafter, or what its parameters ask for."""
+    target, outputs = model_of(CachedLMHead, CONFIG, 0), list[Output]()
+    new_drafter: Any = (lambda: RaisingDrafter(target)) if what == "drafter" else None
+    parts = Parts(next_token_probs=raising_probs) if what == "probs" else Parts()
+    engine = new_engine(
+        target, 64, 4, 64, 8, outputs.append, new_drafter, 2 if new_drafter else 0, parts
+    )
+    own = SamplingParams() if what == "probs" else GREEDY
+    failing = engine.submit([9, 8], 6, own, stop=raising_stop if what == "stop" else None)
+    others = [engine.submit(prompt, 1 if new_drafter else 6) for prompt in ([8, 9], [3, 14, 15])]
+    raised = 0
+    while engine.has_work:
+        try:
+            engine.run()
+        except OopsError:
+            raised += 1
+            assert_books_are_kept(engine)
+    assert raised == 1
+    reasons = {o.request: o.finish_reason for o in outputs if o.finish_reason}
+    assert reasons == {failing: "error", **dict.fromkeys(others, "length")}
+    for number, prompt in zip(others, ([8, 9], [3, 14, 15]), strict=True):
+        new = [token for o in outputs if o.request == number for token in o.new_ids]
+        assert prompt + new == expected(prompt, 1 if new_drafter else 6)
+    assert sorted(engine.scheduler.manager.free_blocks) == list(range(64))
+
+
+# --------------------------------------------------------------------------------- the products
+
+
+@pytest.mark.parametrize("total", [0, 1, 2, 7, 40])
+@pytest.mark.parametrize("n_out", [1, 6, 7, 12, 48])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_a_product_is_that_of_f_linear(total: int, n_out: int, dtype: torch.dtype) -> None:
+    """Whatever it goes by: in parts, by oneDNN, or as usual. The weight may lie transposed."""
+    generator = torch.Generator().manual_seed(0)
+    weight, bias, hidden = (
+        torch.randn(shape, generator=generator).to(dtype)
+        for shape in ((n_out, 10), (n_out,), (total, 10))
+    )
+    for bias_or_none in (bias, None):
+        wanted = torch.nn.functional.linear(hidden, weight, bias_or_none)
+        for laid_out in (weight, weight.T.contiguous().T):
+            found = runner.Linear(laid_out, bias_or_none)(hidden)
+            torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.skipif(not runner.HAS_ONEDNN, reason="this PyTorch has no oneDNN")
+def test_weights_are_read_in_parts_for_one_token_alone() -> None:
+    linear = runner.Linear(torch.ones(8, 3))
+    assert [len(part) for part in linear.parts] == [8 // runner.PARTS] * runner.PARTS
+    assert linear.parts.data_ptr() == linear.weight.data_ptr()  # no second copy
+    linear.parts = 2 * linear.parts
+    assert linear(torch.ones(1, 3)).tolist() == [[6.0] * 8]
+    assert linear(torch.ones(2, 3)).tolist() == [[3.0] * 8] * 2
 
 
 # -------------------------------------------------------------------- hooks, and the block manager

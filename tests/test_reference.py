@@ -26,7 +26,7 @@ from autograder.reference import (
     read_module,
 )
 from gpt import GPTLMHead
-from solutions import engine, scheduler
+from solutions import engine, hooks, scheduler
 from solutions.generate import generate
 from solutions.kv_cache import CachedLMHead
 from tests.common.trials import LABS, cell
@@ -42,7 +42,7 @@ def test_what_makes_up_a_lab_belongs_to_no_other() -> None:
 def test_its_text_is_that_of_its_files_without_what_they_import_of_each_other() -> None:
     module = lab_module("engine")
     assert set(module.stretches) == {"Scheduler.schedule", "Engine.step"}
-    assert {"Scheduler", "EngineManager", "Engine", "new_engine"} <= set(module.objects)
+    assert {"Scheduler", "Plan", "Engine", "new_engine"} <= set(module.objects)
     assert not any("from solutions.scheduler import" in line for line in module.lines)
     assert any("from solutions.sequence import" in line for line in module.lines)
     for file in (scheduler, engine):
@@ -53,7 +53,7 @@ def test_its_text_is_that_of_its_files_without_what_they_import_of_each_other() 
 
 def test_a_lesson_quotes_it_under_one_name() -> None:
     modules = read_modules(SOLUTIONS)
-    assert {"engine", "sequence", "runner"} <= set(modules)
+    assert {"engine", "sequence", "hooks", "runner"} <= set(modules)
     assert "scheduler" not in modules
     assert {"Scheduler", "Engine"} <= set(modules["engine"].objects)
 
@@ -69,14 +69,14 @@ def test_a_mistake_in_one_file_is_told_by_its_own_lines(tmp_path: Path) -> None:
 def test_its_module_has_the_names_of_all_files() -> None:
     module = module_of("engine")
     assert (module.Scheduler, module.Engine) == (scheduler.Scheduler, engine.Engine)
-    assert module.FreeBlocks is scheduler.FreeBlocks
+    assert module.Plan is scheduler.Plan
     assert module_of("kv_cache").__name__ == "solutions.kv_cache"
 
 
 def test_a_copy_of_it_finds_what_is_put_in_the_place_of_its_parts() -> None:
     module = fresh_copy("engine")
     assert module.Scheduler is not scheduler.Scheduler
-    assert module.EngineManager.__mro__[1] is module.EngineHooks
+    assert module.EngineHooks is hooks.EngineHooks  # given, and no part of it
     for function in (module.new_engine, module.Scheduler.schedule, module.Engine.step):
         assert inspect.unwrap(function).__globals__ is vars(module)
 

@@ -9,16 +9,21 @@ The rows take turns, and give the same tokens; each figure is the median time of
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
+from unittest.mock import patch
 
 import torch
+import torch.nn.functional as F
 
 from gpt import load_tokenizer
+from solutions import runner
 from solutions.engine import Engine, Output
+from solutions.hooks import EngineManager
 from solutions.kv_cache import CachedLMHead
 from solutions.paged_attention import PagedCache
-from solutions.runner import FastCache, FusedTransformer, PackedCache, Runner
-from solutions.scheduler import EngineManager, Scheduler
+from solutions.runner import FastCache, FusedTransformer, Linear, PackedCache, Runner
+from solutions.scheduler import Scheduler
 from timing.workloads import PROMPT
 
 STEPS, ROUNDS = 96, 3
@@ -28,23 +33,29 @@ BLOCK_SIZE = 16
 NewRunner = Callable[[CachedLMHead, PagedCache], Runner]
 
 
-def head(model: CachedLMHead) -> torch.Tensor:
-    return model.transformer.wte.weight.T
+def with_modules(model: CachedLMHead, kv_cache: PackedCache) -> Runner:
+    return Runner(model.transformer, partial(F.linear, weight=weight_of(model)), kv_cache)
+
+
+def fused(model: CachedLMHead, kv_cache: PackedCache) -> Runner:
+    return Runner(FusedTransformer(model), Linear(weight_of(model)), kv_cache)
+
+
+def fused_by_mkl(model: CachedLMHead, kv_cache: PackedCache) -> Runner:
+    """FusedTransformer with F.linear as it is."""
+    with patch.object(runner, "HAS_ONEDNN", False):
+        return fused(model, kv_cache)
+
+
+def weight_of(model: CachedLMHead) -> torch.Tensor:
+    return model.transformer.wte.weight
 
 
 LEVERS: dict[str, NewRunner] = {
-    "lab 2's modules over lab 4's cache": lambda model, cache: Runner(
-        model.transformer, head(model), PackedCache(cache)
-    ),
-    "+ keys and values read where they lie": lambda model, cache: Runner(
-        model.transformer, head(model), FastCache(cache)
-    ),
-    "+ weights without modules": lambda model, cache: Runner(
-        FusedTransformer(model), head(model), FastCache(cache)
-    ),
-    "+ lm_head as [n_embd, vocab]": lambda model, cache: Runner(
-        FusedTransformer(model), head(model).contiguous(), FastCache(cache)
-    ),
+    "lab 2's modules over lab 4's cache": lambda m, c: with_modules(m, PackedCache(c)),
+    "+ keys and values read where they lie": lambda m, c: with_modules(m, FastCache(c)),
+    "+ weights without modules": lambda m, c: fused_by_mkl(m, FastCache(c)),
+    "+ products by other libraries": lambda m, c: fused(m, FastCache(c)),
 }
 
 

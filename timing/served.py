@@ -40,9 +40,9 @@ class Served:
             outputs[output.request] += output.new_ids
             token_times[output.request] += [time.perf_counter()] * len(output.new_ids)
 
+        engine = self.new_engine(self.model, workload, note)
         synchronize(next(self.model.parameters()).device)
         start = time.perf_counter()
-        engine = self.new_engine(self.model, workload, note)
         for prompt, limit in zip(workload.prompts, workload.new_tokens, strict=True):
             engine.submit(prompt, limit)
         manager, forward = engine.scheduler.manager, engine.runner.forward

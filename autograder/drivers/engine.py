@@ -14,7 +14,8 @@ from torch import Tensor
 from autograder.drivers.seen import Seen, Strange, kind_of, plain
 from gpt import GPTConfig
 from solutions.decoding import GREEDY, SamplingParams
-from solutions.paged_attention import BlockManager, OutOfBlocks
+from solutions.hooks import EngineManager
+from solutions.paged_attention import OutOfBlocks
 from solutions.sequence import Sequence
 
 Plan = dict[int, int]
@@ -48,26 +49,18 @@ def shown(value: Any) -> Any:
 # --------------------------------------------------------------------------------- the scheduler
 
 
-class Pool(BlockManager):
+class Pool(EngineManager):
     """Lab 4's manager, for an engine. raises: the OutOfBlocks that the attempt's code catches."""
 
     def __init__(self, num_blocks: int, block_size: int, raises: type[Exception]) -> None:
         super().__init__(num_blocks, block_size)
         self.raises = raises
 
-    def admit(self, request: int, token_ids: Several[int]) -> int:
-        self.require_free(self.blocks_for(len(token_ids)))
-        self.allocate(request, len(token_ids))
-        return 0
-
-    def grow(self, request: int, num_tokens: int) -> None:
-        self.require_free(self.blocks_for(num_tokens) - len(self.tables[request]))
-        for _ in range(num_tokens - self.lengths[request]):
-            self.append(request)
-
-    def require_free(self, blocks: int) -> None:
-        if blocks > len(self.free_blocks):
-            raise self.raises(f"{blocks} blocks are needed; {len(self.free_blocks)} are free.")
+    def require_free(self, needed: int) -> None:
+        try:
+            super().require_free(needed)
+        except OutOfBlocks as error:
+            raise self.raises(*error.args) from None
 
 
 def schedule(

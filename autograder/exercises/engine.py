@@ -12,7 +12,8 @@ from autograder.drivers.engine import PRIME, Prescribed, TextRunner, logits_afte
 from autograder.exercise import Case, Exercise
 from gpt import GPTConfig
 from solutions import engine as reference
-from solutions.scheduler import EngineManager, Plan, Scheduler
+from solutions.hooks import EngineManager
+from solutions.scheduler import Plan, Scheduler
 
 Request = dict[str, Any]
 

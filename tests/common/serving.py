@@ -70,7 +70,7 @@ def assert_books_are_kept(engine: Engine) -> None:
     held = Counter(block for table in manager.tables.values() for block in table)
     numbers = range(manager.num_blocks)
     assert sorted([*held.elements(), *manager.free_blocks]) == list(numbers)
-    assert manager.ref_counts == [held[block] for block in numbers]  # type: ignore[attr-defined]
+    assert manager.ref_counts == [held[block] for block in numbers]
 
     running = [sequence.number for sequence in scheduler.running]
     waiting = [sequence.number for sequence in scheduler.waiting]
