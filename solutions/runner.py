@@ -52,16 +52,17 @@ class Chunk:
 class Rectangle:
     """Requests that are served together, as lab 4 does: with equally many new tokens.
 
-    tokens: theirs, in the packed row. new_slots, all_slots: where in the pool the new tokens go,
-    and where all tokens of each row lie; a slice where that is one stretch of one row. mask: None
-    where all are seen.
+    tokens: theirs, in the packed row. length: of the longest text. new_slots: where in the pool the
+    new tokens go. places: where all tokens of each row lie, as the cache wants to know it. mask:
+    None where all are seen.
     """
 
     tokens: slice
+    length: int
     positions: Int[Tensor, "rows q_len"]
     new_slots: Int[Tensor, "rows q_len"]
-    all_slots: Any  # Int[Tensor, "rows k_len"] or slice
-    mask: Any  # Tensor [rows, 1, q_len, k_len] or None
+    places: Any
+    mask: Any  # Tensor [rows, 1, q_len, length] or None
 
 
 class PackedCache:
@@ -84,19 +85,23 @@ class PackedCache:
 
     def rectangle(self, chunks: list[Chunk], first: int) -> Rectangle:
         device, size = self.cache.pool.device, len(chunks[0].ids)
+        length = max(chunk.start for chunk in chunks) + size
         starts = torch.tensor([[chunk.start] for chunk in chunks], device=device)
         new = starts + torch.arange(size, device=device)
-        longest = max(chunk.start for chunk in chunks) + size
-        every = torch.arange(longest, device=device).expand(len(chunks), -1)
-        tokens = slice(first, first + new.numel())
-        new_slots, all_slots = self.slots(chunks, new, every)
-        return Rectangle(tokens, new, new_slots, all_slots, self.mask(new, every))
-
-    def slots(self, chunks: list[Chunk], new: Tensor, every: Tensor) -> tuple[Any, ...]:
-        """Where the new tokens of each row lie, and where every one; by their positions."""
+        every = torch.arange(length, device=device).expand(len(chunks), -1)
         tables = [torch.tensor(self.manager.tables[chunk.request]) for chunk in chunks]
-        block_tables = pad_sequence(tables, batch_first=True).to(new.device)
-        return tuple(slot_mapping(block_tables, p, self.manager.block_size) for p in (new, every))
+        block_tables = pad_sequence(tables, batch_first=True).to(device)
+        return Rectangle(
+            slice(first, first + new.numel()),
+            length,
+            new,
+            slot_mapping(block_tables, new, self.manager.block_size),
+            self.places(block_tables, every),
+            self.mask(new, every),
+        )
+
+    def places(self, block_tables: Tensor, every: Tensor) -> Any:
+        return slot_mapping(block_tables, every, self.manager.block_size)
 
     def mask(self, new: Tensor, every: Tensor) -> Tensor | None:
         return causal_mask(new, every)
@@ -120,15 +125,15 @@ class PackedCache:
     ) -> Float[Tensor, "rows heads q_len head_dim"]:
         cache = self.cache
         cache.selected = *part.positions.shape, layer
-        cache.new_slots, cache.all_slots, cache.mask = part.new_slots, part.all_slots, part.mask
+        cache.new_slots, cache.all_slots, cache.mask = part.new_slots, part.places, part.mask
         return cache.attend(layer, *rows)
 
 
 class FastCache(PackedCache):
     """The same result from fewer operations and copies, for lab 4's own cache.
 
-    A request alone whose blocks follow one another is read where it lies; others are gathered, keys
-    and values together.
+    A request alone whose blocks follow one another is read where it lies. Of others whole blocks
+    are gathered, which are long stretches of memory.
     """
 
     def __init__(self, cache: PagedCache) -> None:
@@ -136,28 +141,37 @@ class FastCache(PackedCache):
         # for each layer [2, slots, heads, head_dim], keys first, in the pool's own memory
         self.layers = [pool.flatten(1, 2) for pool in cache.pool.unbind(1)]
 
-    def slots(self, chunks: list[Chunk], new: Tensor, every: Tensor) -> tuple[Any, ...]:
-        table = self.manager.tables[chunks[0].request]
-        if len(chunks) == 1 and table == list(range(table[0], table[0] + len(table))):
-            offset = table[0] * self.manager.block_size
-            return new + offset, slice(offset, offset + every.numel())
-        return super().slots(chunks, new, every)
+    def places(self, block_tables: Tensor, every: Tensor) -> Tensor | slice:
+        """The blocks of each row; the slots, as a slice, of one in one stretch."""
+        (table, *others), block_size = block_tables.tolist(), self.manager.block_size
+        if not others and table == list(range(table[0], table[0] + len(table))):
+            return slice(table[0] * block_size, table[0] * block_size + every.numel())
+        return block_tables
 
     def mask(self, new: Tensor, every: Tensor) -> Tensor | None:
-        """None where every token is seen."""
+        """As what is added to the scores, which every layer would else make of it."""
         seen = causal_mask(new, every)
-        return None if seen.all() else seen
+        if seen.all():
+            return None
+        return self.cache.pool.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf)
 
     def attend_rows(
         self, layer: int, part: Rectangle, *rows: Float[Tensor, "rows heads q_len head_dim"]
     ) -> Float[Tensor, "rows heads q_len head_dim"]:
-        pool, slots, new_slots = self.layers[layer], part.all_slots, part.new_slots.flatten()
-        for kept, new in zip(pool.unbind(), rows[1:], strict=True):  # keys, then values
-            kept.index_copy_(0, new_slots, new.transpose(1, 2).flatten(0, 1))
-        read = pool[:, None, slots] if isinstance(slots, slice) else pool[:, slots]
-        # [2, rows, k_len, heads, head_dim], with the heads brought before the tokens
-        all_keys, all_values = read.transpose(2, 3).unbind()
+        stored, new_slots = self.layers[layer].unbind(), part.new_slots.flatten()
+        for pool, new in zip(stored, rows[1:], strict=True):  # keys, then values
+            pool.index_copy_(0, new_slots, new.transpose(1, 2).flatten(0, 1))
+        all_keys, all_values = (self.read(pool, part) for pool in stored)
         return F.scaled_dot_product_attention(rows[0], all_keys, all_values, attn_mask=part.mask)
+
+    def read(
+        self, pool: Float[Tensor, "slots heads head_dim"], part: Rectangle
+    ) -> Float[Tensor, "rows heads length head_dim"]:
+        if isinstance(part.places, slice):
+            return pool[None, part.places].transpose(1, 2)
+        blocks = pool.view(self.manager.num_blocks, -1).index_select(0, part.places.flatten())
+        tokens = blocks.view(len(part.positions), -1, *pool.shape[1:])
+        return tokens[:, : part.length].transpose(1, 2)
 
 
 class Linear:
