@@ -731,8 +731,8 @@ def test_a_tied_row_is_marked_and_the_tie_printed(table, monkeypatch) -> None:
 
     monkeypatch.setattr(timing.measure, "verify", tied)
     printed, _ = table("--tokens", "3", "--techniques", "naive,cached")
-    assert "cached ~" in printed
-    assert "naive ~" not in printed
+    assert "cached~" in printed
+    assert "naive~" not in printed
     assert "~ cached, 3 new tokens: a tie." in printed
 
 

@@ -1,20 +1,22 @@
-"""What each lever wins that makes the engine's step shorter: a table, for docs/speed.md.
+"""What each lever wins that makes the engine's step shorter, and where the time goes that is left.
 
     python -m timing.levers [--threads 1]
 
 The engine decodes greedily, once one request and once sixteen, with one lever more in each row.
-The rows take turns, and give the same tokens; each figure is the median time of a step.
+The rows take turns, and give the same tokens; each figure is the median time of a step. Then what a
+step of the last row spends in which operation of PyTorch, by its profiler. docs/speed.md has both.
 """
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from statistics import median
 from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
+from torch.profiler import ProfilerActivity, profile
 
 from gpt import load_tokenizer
 from solutions import runner
@@ -28,6 +30,7 @@ from timing.workloads import PROMPT
 
 STEPS, ROUNDS = 96, 3
 REQUESTS = 1, 16
+MOST = 8  # operations of a profile
 BLOCK_SIZE = 16
 
 NewRunner = Callable[[CachedLMHead, PagedCache], Runner]
@@ -41,9 +44,9 @@ def fused(model: CachedLMHead, kv_cache: PackedCache) -> Runner:
     return Runner(FusedTransformer(model), Linear(weight_of(model)), kv_cache)
 
 
-def fused_by_mkl(model: CachedLMHead, kv_cache: PackedCache) -> Runner:
-    """FusedTransformer with F.linear as it is."""
-    with patch.object(runner, "HAS_ONEDNN", False):
+def fused_with(constant: str, value: int, model: CachedLMHead, kv_cache: PackedCache) -> Runner:
+    """With this constant of the runner's in the place of its own."""
+    with patch.object(runner, constant, value):
         return fused(model, kv_cache)
 
 
@@ -54,8 +57,9 @@ def weight_of(model: CachedLMHead) -> torch.Tensor:
 LEVERS: dict[str, NewRunner] = {
     "lab 2's modules over lab 4's cache": lambda m, c: with_modules(m, PackedCache(c)),
     "+ keys and values read where they lie": lambda m, c: with_modules(m, FastCache(c)),
-    "+ weights without modules": lambda m, c: fused_by_mkl(m, FastCache(c)),
-    "+ products by other libraries": lambda m, c: fused(m, FastCache(c)),
+    "+ weights without modules": lambda m, c: fused_with("HAS_ONEDNN", False, m, FastCache(c)),
+    "+ products by oneDNN": lambda m, c: fused_with("PARTS", 1, m, FastCache(c)),
+    "+ one token by parts of the weight": lambda m, c: fused(m, FastCache(c)),
 }
 
 
@@ -106,6 +110,24 @@ def main() -> None:
     for name in LEVERS:
         cells = [f" {1e3 * median(taken[name, n][1:]):.2f} " for n in REQUESTS]
         print(f"| {name} |" + "|".join(cells) + "|")
+    for requests in REQUESTS:
+        print(
+            f"\n{requests} decoding\n\n| operation | of the time | calls a step |\n|---|---:|---:|"
+        )
+        for operation, share, calls in spent(model, prompt, requests):
+            print(f"| {operation} | {share:.0%} | {calls:.0f} |")
+
+
+def spent(
+    model: CachedLMHead, prompt: list[int], requests: int
+) -> Iterator[tuple[str, float, float]]:
+    """The operations that take most: their names, shares of all operations' time, and calls."""
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        steps(model, prompt, requests, list(LEVERS.values())[-1])
+    events = sorted(profiled.key_averages(), key=lambda event: -event.self_cpu_time_total)
+    total = sum(event.self_cpu_time_total for event in events)
+    for event in events[:MOST]:
+        yield event.key, event.self_cpu_time_total / total, event.count / STEPS
 
 
 if __name__ == "__main__":

@@ -113,7 +113,7 @@ def show_rows(console: Console, rows: list[Row], columns: dict[str, Column], tol
             table.add_section()
             table.add_row(workload, style="bold")
         key = workload, row["technique"]
-        mark = " ~" if key in told.ties else " #" if key in told.differing else ""
+        mark = "~" if key in told.ties else "#" if key in told.differing else ""
         table.add_row(row["technique"] + mark, *(cell(row) for cell in columns.values()))
     console.print(table)
 
