@@ -141,12 +141,16 @@ class FastCache(PackedCache):
         # for each layer [2, slots, heads, head_dim], keys first, in the pool's own memory
         self.layers = [pool.flatten(1, 2) for pool in cache.pool.unbind(1)]
 
-    def places(self, block_tables: Tensor, every: Tensor) -> Tensor | slice:
-        """The blocks of each row; the slots, as a slice, of one in one stretch."""
+    def places(self, block_tables: Tensor, every: Tensor) -> Any:
+        """A slice of the slots for one row in one stretch; else its blocks, and room for a copy.
+
+        All layers copy to the same room: fresh memory would cost more than what is copied.
+        """
         (table, *others), block_size = block_tables.tolist(), self.manager.block_size
         if not others and table == list(range(table[0], table[0] + len(table))):
             return slice(table[0] * block_size, table[0] * block_size + every.numel())
-        return block_tables
+        _, _, *block = self.cache.pool[:, 0].shape  # block_size, heads, head_dim
+        return block_tables.flatten(), self.cache.pool.new_empty(2, block_tables.numel(), *block)
 
     def mask(self, new: Tensor, every: Tensor) -> Tensor | None:
         """As what is added to the scores, which every layer would else make of it."""
@@ -161,17 +165,17 @@ class FastCache(PackedCache):
         stored, new_slots = self.layers[layer].unbind(), part.new_slots.flatten()
         for pool, new in zip(stored, rows[1:], strict=True):  # keys, then values
             pool.index_copy_(0, new_slots, new.transpose(1, 2).flatten(0, 1))
-        all_keys, all_values = (self.read(pool, part) for pool in stored)
+        all_keys, all_values = self.read(layer, part).transpose(2, 3).unbind()
         return F.scaled_dot_product_attention(rows[0], all_keys, all_values, attn_mask=part.mask)
 
-    def read(
-        self, pool: Float[Tensor, "slots heads head_dim"], part: Rectangle
-    ) -> Float[Tensor, "rows heads length head_dim"]:
+    def read(self, layer: int, part: Rectangle) -> Float[Tensor, "2 rows length heads head_dim"]:
         if isinstance(part.places, slice):
-            return pool[None, part.places].transpose(1, 2)
-        blocks = pool.view(self.manager.num_blocks, -1).index_select(0, part.places.flatten())
-        tokens = blocks.view(len(part.positions), -1, *pool.shape[1:])
-        return tokens[:, : part.length].transpose(1, 2)
+            return self.layers[layer][:, None, part.places]
+        blocks, room = part.places
+        for pool, copy in zip(self.cache.pool[:, layer].unbind(), room.unbind(), strict=True):
+            torch.index_select(pool, 0, blocks, out=copy)
+        tokens = room.flatten(1, 2).unflatten(1, (len(part.positions), -1))
+        return tokens[:, :, : part.length]
 
 
 class Linear:
