@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from operator import index
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -234,7 +235,9 @@ def new_engine(
     With lab 4's own cache it computes by fewer operations; with another, by that one's `attend`.
     """
     weight = model.transformer.wte.weight
-    manager_class = type("EngineManager", (EngineHooks, parts.block_manager), {})
+    manager_class: Any = parts.block_manager
+    if not issubclass(manager_class, EngineHooks):
+        manager_class = type("EngineManager", (EngineHooks, manager_class), {})
     manager = manager_class(num_blocks, block_size)
     cache = parts.paged_cache(model.config, manager, weight.device, weight.dtype)
     if parts.paged_cache is PagedCache:

@@ -42,10 +42,13 @@ class EngineHooks(Manager):
         super().__init__(num_blocks, block_size)
         self.free_blocks: Any = FreeBlocks(self.free_blocks)  # it takes the place of a deque
 
-    def admit(self, request: int, token_ids: collections.abc.Sequence[int]) -> int:
+    def admit(
+        self, request: int, token_ids: collections.abc.Sequence[int], num_drafts: int = 0
+    ) -> int:
         """Give a new request blocks for its tokens; return how many the cache holds already.
 
-        Raises OutOfBlocks, and changes nothing, where the pool has too few.
+        The last `num_drafts` of them are drafts. Raises OutOfBlocks, and changes nothing, where the
+        pool has too few.
         """
         self.require_free(self.blocks_for(len(token_ids)))
         self.allocate(request, len(token_ids))

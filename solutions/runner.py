@@ -110,7 +110,7 @@ class PackedCache:
         self, layer: int, *packed: Float[Tensor, "1 heads total head_dim"]
     ) -> Float[Tensor, "1 heads total head_dim"]:
         """Store keys and values, and attend; `packed` are queries, keys and values."""
-        if len(self.rectangles) == len(self.rectangles[0].positions) == 1:
+        if len(self.rectangles) == self.rectangles[0].positions.shape[0] == 1:
             return self.attend_rows(layer, self.rectangles[0], *packed)  # it is one already
         attended = []
         for part in self.rectangles:
@@ -192,13 +192,14 @@ class Linear:
         is_float32_here = weight.device.type == "cpu" and weight.dtype == torch.float32
         self.is_usual = not (HAS_ONEDNN and is_float32_here)
         self.weight, self.bias = weight if self.is_usual else weight.contiguous(), bias
-        self.parts = self.weight.unflatten(0, (gcd(PARTS, len(weight)), -1))
+        self.count = gcd(PARTS, len(weight))
+        self.parts = self.weight.unflatten(0, (self.count, -1))
 
     def __call__(self, hidden: Float[Tensor, "total n_in"]) -> Float[Tensor, "total n_out"]:
         if self.is_usual:
             return F.linear(hidden, self.weight, self.bias)
-        if len(hidden) == 1 and len(self.parts) > 1:
-            product = self.parts.bmm(hidden.T.expand(len(self.parts), -1, -1)).view(1, -1)
+        if hidden.shape[0] == 1 < self.count:
+            product = self.parts.bmm(hidden.T.expand(self.count, -1, -1)).view(1, -1)
             return product if self.bias is None else product.add_(self.bias)
         given = hidden, self.weight, self.bias
         return torch.ops.mkldnn._linear_pointwise(*given, "none", [], "")

@@ -98,8 +98,9 @@ class Scheduler:
         if not self.waiting or len(self.running) == self.max_running:
             return False
         newcomer = self.waiting[0]
+        tokens = newcomer.text, len(newcomer.drafts)
         try:
-            newcomer.num_computed_tokens = self.manager.admit(newcomer.number, newcomer.text)
+            newcomer.num_computed_tokens = self.manager.admit(newcomer.number, *tokens)
         except OutOfBlocks:
             return False
         self.running.append(self.waiting.popleft())

@@ -49,7 +49,7 @@ def products_of(runner: Runner) -> str:
     if not isinstance(runner.transformer, FusedTransformer):
         return "modules"
     _, c_attn, *_ = runner.transformer.layers[0]
-    return "usual" if c_attn.is_usual else "oneDNN" if len(c_attn.parts) == 1 else "parts"
+    return "usual" if c_attn.is_usual else "oneDNN" if c_attn.count == 1 else "parts"
 
 
 def test_a_lever_that_changes_the_tokens_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
