@@ -1,0 +1,310 @@
+"""Pictures for lab 8: what chats find in the cache, the pool over time, the radix tree, hit rates.
+
+Each reads what it is handed, and returns a figure or HTML.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import cycle, pairwise
+from typing import Any, Protocol
+
+import matplotlib.pyplot as plt
+from IPython.display import HTML
+from matplotlib.patches import Patch
+
+from visuals.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    LOOK,
+    MUTED,
+    ORANGE,
+    PALE,
+    PALE_BLUE,
+    PALE_GREEN,
+    PALE_ORANGE,
+    PAPER,
+    PINK,
+    RED,
+    Picture,
+    new_figure,
+    visible,
+)
+
+# ------------------------------------------------------------------------------ chats by turns
+
+Turn = tuple[int, int, int]  # tokens of the prompt, how many of them were found, of the answer
+
+# Face, edge and hatching: legible without colour.
+STRETCHES = {
+    "found in the cache": (PALE_GREEN, GREEN, "..."),
+    "prompt, computed": (PALE_ORANGE, ORANGE, "/////"),
+    "answer": (PALE_BLUE, BLUE, ""),
+}
+
+
+@plt.rc_context(LOOK)
+def chat_turns(chats: Sequence[Sequence[Turn]]) -> Picture:
+    """What each turn of each chat found in the cache, and what it had to compute.
+
+    chats: for each its turns; of a turn the tokens of its prompt, how many of those were found, and
+        the tokens of its answer. A turn is a row, the first of a chat on top.
+    """
+    rows = [turn for chat in chats for turn in chat]
+    gaps = 0.6 * len(chats)  # rows that stay empty, so that chats stand apart
+    figure, (axes,) = new_figure(height=1.4 + 0.12 * (len(rows) + gaps))
+    top, middles = 0.0, []
+    for chat in chats:
+        middles.append(top + (len(chat) - 1) / 2)
+        for row, (prompt, found, answer) in enumerate(chat):
+            start = 0
+            sizes = found, prompt - found, answer
+            for size, look in zip(sizes, STRETCHES.values(), strict=True):
+                if size:  # an empty one would still have an edge
+                    axes.barh(top + row, size, left=start, height=0.86, lw=0.6, **fill(look))
+                start += size
+        top += len(chat) + 0.6
+    prompts, found = sum(turn[0] for turn in rows), sum(turn[1] for turn in rows)
+    share = f", {found / prompts:.0%}" if prompts else ""
+    axes.set_title(f"found: {found:,} of {prompts:,} prompt tokens{share}")
+    axes.set_yticks(middles, [f"chat {number}" for number in range(len(chats))])
+    axes.set(xlabel="tokens; a row is a turn", ylim=(max(top - 1, 0) + 0.1, -0.6), xlim=(0, None))
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x")
+    draw_legend(figure, STRETCHES)
+    return figure
+
+
+Look = tuple[str, str, str]
+
+
+def fill(look: Look) -> dict[str, Any]:
+    return dict(zip(("facecolor", "edgecolor", "hatch"), look, strict=True))
+
+
+def draw_legend(figure: Picture, looks: Mapping[str, Look]) -> None:
+    """The names of kinds above a figure, each with its fill."""
+    handles = [Patch(label=name, **fill(look)) for name, look in looks.items()]
+    figure.legend(handles=handles, loc="outside upper left", ncols=len(handles), fontsize=9)
+
+
+# --------------------------------------------------------------------------- the pool over time
+
+Moment = tuple[int, int, int]  # blocks held, free but known, evicted since the moment before
+
+STATES = {
+    "held": (PALE_BLUE, BLUE, ""),
+    "free, but known": (PALE_GREEN, GREEN, "..."),
+    "free and empty": ("white", GREY, ""),
+}
+
+
+@plt.rc_context(LOOK)
+def pool_strip(moments: Sequence[Moment], num_blocks: int) -> Picture:
+    """The pool after each step: blocks held, free blocks that are still found, and empty ones.
+
+    moments: for each step the blocks held, those free but known, and how many known ones were
+        evicted in it; such a step has a tick above. num_blocks: of the whole pool.
+    """
+    if not moments:
+        raise ValueError("There are no steps to show: give one moment for each.")
+    figure, (axes,) = new_figure(height=2.9)
+    borders = [0.5 + step for step in range(len(moments) + 1)]
+    below = [0] * len(moments)
+    held, known = ([moment[kind] for moment in moments] for kind in (0, 1))
+    empty = [num_blocks - one - other for one, other in zip(held, known, strict=True)]
+    for heights, look in zip((held, known, empty), STATES.values(), strict=True):
+        tops = [start + height for start, height in zip(below, heights, strict=True)]
+        axes.stairs(tops, borders, baseline=below, fill=True, lw=0.6, **fill(look))
+        below = tops
+    axes.axhline(num_blocks, color=INK, lw=1)
+    steps = [step for step, moment in enumerate(moments, start=1) if moment[2]]
+    axes.plot(steps, [1.06 * num_blocks] * len(steps), "|", color=RED, ms=9, mew=1.3)
+    total = sum(moment[2] for moment in moments)
+    ticks = f"; ticks above: {total:,} evicted" if total else ""
+    axes.set_title(f"blocks, of {num_blocks:,}{ticks}")
+    axes.locator_params(axis="x", integer=True)
+    axes.set(xlim=(0.5, borders[-1]), ylim=(0, 1.12 * num_blocks), xlabel="step")
+    draw_legend(figure, STATES)
+    return figure
+
+
+# ------------------------------------------------------------------------------- the radix tree
+
+
+class Node(Protocol):
+    """A node of a radix tree: the tokens on its edge, its children, the last walk to come here."""
+
+    @property
+    def ids(self) -> Sequence[int]: ...
+    @property
+    def children(self) -> Mapping[int, "Node"]: ...
+    @property
+    def stamp(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A node as it was at one moment, with all below it. holders: None where nobody counted."""
+
+    ids: tuple[int, ...]
+    children: Mapping[int, "Kept"]
+    stamp: int
+    holders: int | None
+
+
+def keep(node: Node, holders: Callable[[Any], int] | None = None) -> Kept:
+    """The tree as it is now, to be shown when it has changed.
+
+    holders: how many requests hold a node; it isn't asked for the root, which has no tokens.
+    """
+    children = {token: keep(child, holders) for token, child in node.children.items()}
+    count = holders(node) if holders and node.ids else None
+    return Kept(tuple(node.ids), children, node.stamp, count)
+
+
+Words = Callable[[list[int]], str]
+
+
+def show_tree(root: Node, words: Words, holders: Callable[[Any], int] | None = None) -> HTML:
+    """A radix tree: a line for each edge with its text, its number of tokens and its stamp.
+
+    words: gives the text of some ids. holders: how many requests hold a node, if it is to be shown.
+    """
+    return show_trees({"": keep(root, holders)}, words)
+
+
+def show_trees(trees: Mapping[str, Kept], words: Words) -> HTML:
+    """Moments of a radix tree beside each other; marked is an edge that the moment before had not.
+
+    trees: what `keep` gave, by the title of each. words: gives the text of some ids.
+    """
+    known = [edges(tree) for tree in trees.values()]
+    before = [*known[:1], *known]  # the first has nothing to differ from
+    drawn = "".join(
+        f'<div style="flex:1 1 18em; min-width:0"><b>{escape(title)}</b>'
+        f"{node_html(tree, words, old, ())}</div>"
+        for (title, tree), old in zip(trees.items(), before, strict=False)
+    )
+    return HTML(f'<div style="{PAPER}; display:flex; flex-wrap:wrap; gap:1em 2em">{drawn}</div>')
+
+
+Edge = tuple[tuple[int, ...], tuple[int, ...]]  # the tokens before it, its own
+
+
+def edges(node: Kept, path: tuple[int, ...] = ()) -> set[Edge]:
+    """All edges of a tree. Two with equal tokens differ by what stands before them."""
+    below = (edges(child, path + node.ids) for child in node.children.values())
+    return {(path, node.ids)}.union(*below)
+
+
+LONGEST = 60  # letters of an edge
+EDGE = "padding:0 4px; border-radius:3px; overflow-wrap:anywhere; font-family:monospace"
+OLD_EDGE = f"{EDGE}; background:{PALE_BLUE}"
+NEW_EDGE = f"{EDGE}; background:{PALE_ORANGE}; border:2px solid {ORANGE}; font-weight:bold"
+
+
+def node_html(node: Kept, words: Words, known: set[Edge], path: tuple[int, ...]) -> str:
+    """A node and, further in, all below it."""
+    new = (path, node.ids) not in known
+    text = escape(shortened(visible(words(list(node.ids)))))
+    look = NEW_EDGE if new else OLD_EDGE
+    edge = f'<span style="{look}">{text}</span>' if node.ids else "root"
+    facts = [f"{len(node.ids)} token{'s' * (len(node.ids) > 1)}"] if node.ids else []
+    if node.holders is not None:
+        facts.append("held by nobody" if not node.holders else f"held by {node.holders}")
+    facts += [f"stamp {node.stamp}", *["<b>new</b>"] * new]
+    whole = (f'<span style="white-space:nowrap">{fact}</span>' for fact in facts)
+    below = "".join(
+        node_html(child, words, known, path + node.ids) for child in node.children.values()
+    )
+    return (
+        f'<div style="margin-top:0.35em; line-height:1.4">'
+        f'{edge} <small style="color:{MUTED}">{", ".join(whole)}</small>'
+        f'<div style="margin-left:0.5em; padding-left:0.9em; border-left:2px solid {GREY}">{below}'
+        "</div></div>"
+    )
+
+
+def shortened(text: str) -> str:
+    """Both ends of a long text: where an edge ends is what a tree is about."""
+    half = LONGEST // 2
+    return text if len(text) <= LONGEST else f"{text[:half]} … {text[-half:]}"
+
+
+# ------------------------------------------------------------------- hit rate against pool size
+
+CURVES = ((BLUE, "-", "o"), (ORANGE, "--", "s"), (PINK, "-.", "^"), (GREEN, ":", "D"))
+
+
+@plt.rc_context(LOOK)
+def hit_rate_curves(
+    rates: Mapping[str, Mapping[int, float]], working_set: int | None = None
+) -> Picture:
+    """Hit rate against the size of the pool, a line for each order of eviction.
+
+    rates: by the name of the order and the number of blocks; the first is LRU, whose cliff is
+        marked if it has one. working_set: the blocks that all texts together fill.
+    """
+    figure, (axes,) = new_figure(height=3.4)
+    for (name, curve), (colour, dashes, marker) in zip(rates.items(), cycle(CURVES), strict=False):
+        sizes = sorted(curve)
+        found = [curve[size] for size in sizes]
+        axes.plot(sizes, found, dashes, color=colour, lw=2, marker=marker, label=name)
+    first = next(iter(rates.values()), {})
+    fallen = cliff(first)
+    if fallen:
+        label = f"LRU's cliff: {first[fallen[1]]:.2f} to {first[fallen[0]]:.2f}"
+        look: dict[str, Any] = {
+            "facecolor": PALE,
+            "edgecolor": GREY,
+            "hatch": "xx",
+            "lw": 0,
+            "zorder": 0,
+        }
+        axes.axvspan(*fallen, label=label, **look)
+    if working_set is not None:
+        label = f"working set: {working_set:,} blocks"
+        axes.axvline(working_set, color=INK, ls=(0, (1, 2)), lw=1.5, label=label)
+    axes.set(xlabel="blocks in the pool", ylim=(-0.02, 1.02), title="hit rate")
+    axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
+    axes.grid(axis="y")
+    handles = axes.get_legend_handles_labels()
+    figure.legend(*handles, loc="outside upper left", ncols=2, fontsize=9, handlelength=3)
+    return figure
+
+
+def cliff(curve: Mapping[int, float]) -> tuple[int, int] | None:
+    """Two neighbouring pool sizes between which more than half of the best hit rate is lost."""
+    steps = list(pairwise(sorted(curve)))
+    steepest = max(steps, key=lambda step: curve[step[1]] - curve[step[0]], default=None)
+    if steepest is None:
+        return None
+    small, large = steepest
+    return steepest if curve[large] - curve[small] > max(curve.values()) / 2 else None
+
+
+# ------------------------------------------------------------------------------- how fine a grain
+
+
+@plt.rc_context(LOOK)
+def grain(computed: Mapping[int, int], tree: int) -> Picture:
+    """Prompt tokens computed, against block size: a block that isn't full is never found.
+
+    computed: by block size. tree: what the radix tree computes, which finds every token; a line.
+    """
+    sizes = sorted(computed)
+    tokens = [computed[size] for size in sizes]
+    figure, (axes,) = new_figure(height=3.0)
+    bars = axes.bar(range(len(sizes)), tokens, width=0.7, fc=PALE_BLUE, ec=BLUE, label="blocks")
+    axes.bar_label(bars, [f"{count:,}" for count in tokens], padding=2, fontsize=9)
+    axes.axhline(tree, color=ORANGE, ls="--", lw=2, label=f"radix tree: {tree:,}")
+    axes.set_xticks(range(len(sizes)), [str(size) for size in sizes])
+    axes.set(xlabel="block size", yticks=[], ylim=(0, 1.12 * max([*tokens, tree, 1])))
+    axes.set_title("prompt tokens computed")
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(axis="x", length=0)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=2, fontsize=9)
+    return figure
