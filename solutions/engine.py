@@ -158,8 +158,6 @@ class Engine:
         while self.outputs:
             self.on_output(self.outputs.popleft())
 
-    # --------------------------------------------------------------------------- parts of a step
-
     def take_in(self) -> None:
         """What was submitted and what was aborted since the step before, in its order."""
         for _ in range(len(self.inbox)):

@@ -174,8 +174,7 @@ class FastCache(PackedCache):
         blocks, room = part.places
         for pool, copy in zip(self.cache.pool[:, layer].unbind(), room.unbind(), strict=True):
             torch.index_select(pool, 0, blocks, out=copy)
-        tokens = room.flatten(1, 2).unflatten(1, (len(part.positions), -1))
-        return tokens[:, :, : part.length]
+        return room.flatten(1, 2).unflatten(1, (len(part.positions), -1))[:, :, : part.length]
 
 
 class Linear:
@@ -201,8 +200,7 @@ class Linear:
         if hidden.shape[0] == 1 < self.count:
             product = self.parts.bmm(hidden.T.expand(self.count, -1, -1)).view(1, -1)
             return product if self.bias is None else product.add_(self.bias)
-        given = hidden, self.weight, self.bias
-        return torch.ops.mkldnn._linear_pointwise(*given, "none", [], "")
+        return torch.ops.mkldnn._linear_pointwise(hidden, self.weight, self.bias, "none", [], "")
 
 
 class FusedTransformer:
@@ -275,8 +273,7 @@ class Runner:
         ids = [token for chunk in batch for token in chunk.ids]
         rows = torch.tensor([ids], device=position_ids.device), position_ids[None]
         hidden = self.transformer(*rows, self.kv_cache)[0]
-        wanted: list[int] = []  # rows of `hidden`
-        end = 0
+        wanted, end = list[int](), 0  # rows of `hidden`
         for chunk in batch:
             end += len(chunk.ids)
             wanted += range(end - chunk.wanted, end)
