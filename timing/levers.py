@@ -63,10 +63,10 @@ LEVERS: dict[str, NewRunner] = {
 }
 
 
-def steps(
+def decoding(
     model: CachedLMHead, prompt: list[int], requests: int, new_runner: NewRunner
-) -> tuple[list[float], list[Output]]:
-    """Seconds of each step in which all requests decode, and what came out."""
+) -> tuple[Engine, list[Output]]:
+    """An engine whose requests have their prompts behind them, and where its outputs go."""
     length = len(prompt) + STEPS
     blocks = requests * -(-length // BLOCK_SIZE)
     manager = EngineManager(blocks, BLOCK_SIZE)
@@ -78,12 +78,16 @@ def steps(
     for _ in range(requests):
         engine.submit(prompt, STEPS)
     engine.step()  # the prompts
+    return engine, outputs
+
+
+def seconds_of_steps(engine: Engine) -> list[float]:
     seconds = []
     while engine.has_work:
         start = time.perf_counter()
         engine.step()
         seconds.append(time.perf_counter() - start)
-    return seconds, outputs
+    return seconds
 
 
 def main() -> None:
@@ -99,7 +103,8 @@ def main() -> None:
         for requests in REQUESTS:
             first = None
             for name, new_runner in LEVERS.items():
-                seconds, outputs = steps(model, prompt, requests, new_runner)
+                engine, outputs = decoding(model, prompt, requests, new_runner)
+                seconds = seconds_of_steps(engine)
                 first = first or outputs
                 if outputs != first:
                     raise SystemExit(f"{name} gives other tokens.")
@@ -122,12 +127,13 @@ def spent(
     model: CachedLMHead, prompt: list[int], requests: int
 ) -> Iterator[tuple[str, float, float]]:
     """The operations that take most: their names, shares of all operations' time, and calls."""
+    engine, _ = decoding(model, prompt, requests, list(LEVERS.values())[-1])
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
-        steps(model, prompt, requests, list(LEVERS.values())[-1])
+        count = len(seconds_of_steps(engine))
     events = sorted(profiled.key_averages(), key=lambda event: -event.self_cpu_time_total)
     total = sum(event.self_cpu_time_total for event in events)
     for event in events[:MOST]:
-        yield event.key, event.self_cpu_time_total / total, event.count / STEPS
+        yield event.key, event.self_cpu_time_total / total, event.count / count
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ from visuals.style import (
     LOOK,
     ORANGE,
     PALE,
+    PALE_GREEN,
+    PALE_ORANGE,
     PALE_PINK,
     PINK,
     RED,
@@ -199,8 +201,8 @@ def step_through(snapshots: Sequence[Snapshot]) -> widgets.VBox:
 # Of a request's cells and of its arrows: colours, and how the arrows are dashed.
 REQUEST_LOOKS = (
     ("#C9E4F6", BLUE, "-"),
-    ("#FBE6B8", "#B57B00", "--"),
-    ("#C4E9DC", GREEN, ":"),
+    (PALE_ORANGE, "#B57B00", "--"),
+    (PALE_GREEN, GREEN, ":"),
     (PALE_PINK, PINK, "-."),
 )
 GAP = 0.3  # between two requests, in widths of a block

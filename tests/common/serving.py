@@ -65,13 +65,19 @@ def drafters(kind: Kind | None, config: GPTConfig, seed: int) -> Callable[[], Dr
 
 
 def assert_books_are_kept(engine: Engine) -> None:
-    """Every block is free or held, once; those who run have the blocks they need and no more."""
-    scheduler, manager = engine.scheduler, engine.scheduler.manager
+    """Every block is free or held, once, and every request has the blocks it needs."""
+    manager = engine.scheduler.manager
     held = Counter(block for table in manager.tables.values() for block in table)
     numbers = range(manager.num_blocks)
     assert sorted([*held.elements(), *manager.free_blocks]) == list(numbers)
     assert manager.ref_counts == [held[block] for block in numbers]
 
+    assert_requests_are_kept(engine)
+
+
+def assert_requests_are_kept(engine: Engine) -> None:
+    """Each waits or runs; those who run have the blocks they need and no more."""
+    scheduler, manager = engine.scheduler, engine.scheduler.manager
     running = [sequence.number for sequence in scheduler.running]
     waiting = [sequence.number for sequence in scheduler.waiting]
     assert manager.tables.keys() == manager.lengths.keys() == set(running)
