@@ -41,6 +41,7 @@ class Parts:
     next_token_probs: Callable[..., Float[Tensor, "rows vocab"]] = next_token_probs
     verify: Callable[..., tuple[int, int]] = verify
     verify_greedy: Callable[..., tuple[int, int]] = verify_greedy
+    scheduler: Callable[[EngineHooks, int, int], Scheduler] = Scheduler
 
 
 @dataclass(frozen=True)
@@ -97,10 +98,12 @@ class Engine:
         seed: int = 0,
         eos_token_id: int | None = None,
         stop: StopCondition | None = None,
+        salt: bytes = b"",
     ) -> int:
         """Let a request come with the next step; return its number. They count from 0.
 
-        Raises ValueError for one that can't be served. The prompt is left as it was.
+        Blocks are shared among requests of one salt alone, if the manager shares any. Raises
+        ValueError for one that can't be served. The prompt is left as it was.
         """
         require_request(self.config, prompt, max_new_tokens)
         end = min(len(prompt) + max_new_tokens, self.config.n_positions)
@@ -114,6 +117,7 @@ class Engine:
             generator=torch.Generator().manual_seed(seed),
             stop=stop,
             new_drafter=self.new_drafter,
+            salt=salt,
         )
         self.inbox.append(sequence)
         return sequence.number
@@ -242,5 +246,5 @@ def new_engine(
         runner = Runner(FusedTransformer(model), Linear(weight), FastCache(cache))
     else:
         runner = Runner(model.transformer, Linear(weight), PackedCache(cache))
-    scheduler = Scheduler(manager, token_budget, max_running)
+    scheduler = parts.scheduler(manager, token_budget, max_running)
     return Engine(model.config, scheduler, runner, on_output, new_drafter, k, parts)

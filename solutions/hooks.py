@@ -43,12 +43,16 @@ class EngineHooks(Manager):
         self.free_blocks: Any = FreeBlocks(self.free_blocks)  # it takes the place of a deque
 
     def admit(
-        self, request: int, token_ids: collections.abc.Sequence[int], num_drafts: int = 0
+        self,
+        request: int,
+        token_ids: collections.abc.Sequence[int],
+        num_drafts: int = 0,
+        salt: bytes = b"",
     ) -> int:
         """Give a new request blocks for its tokens; return how many the cache holds already.
 
-        The last `num_drafts` of them are drafts. Raises OutOfBlocks, and changes nothing, where the
-        pool has too few.
+        The last `num_drafts` of them are drafts. Only requests of one salt may share blocks. Raises
+        OutOfBlocks, and changes nothing, where the pool has too few.
         """
         self.require_free(self.blocks_for(len(token_ids)))
         self.allocate(request, len(token_ids))

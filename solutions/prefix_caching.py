@@ -14,12 +14,14 @@ NeurIPS 2024, section 3 (the tree, its eviction, the order of admission).
 """
 
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
 from solutions.hooks import EngineManager
+from solutions.scheduler import Scheduler
 
 # ----------------------------------------------------------------------------- blocks by their hash
 
@@ -44,10 +46,9 @@ class PrefixManager(EngineManager):
     """A block manager that finds again what blocks hold, also of requests that have ended.
 
     block_hash: the hash of each block whose tokens are known. cached: the same the other way round,
-    so no two blocks stand there for one text. salts: by request, b"" where there is none; only
-    requests of one salt share blocks. Whoever submits a request puts its salt there, and takes it
-    away in the end. queried and hits: how many tokens of all who were admitted were looked for, and
-    how many found; who was preempted is admitted again.
+    so no two blocks stand there for one text. salts: of those who hold blocks; hashes: of their
+    texts, as far as they have been published. queried and hits: how many tokens of all who were
+    admitted were looked for, and how many found; who was preempted is admitted again.
 
     block          ref count    block_hash
     held           1 or more    once it is full and computed
@@ -63,6 +64,7 @@ class PrefixManager(EngineManager):
         self.block_hash: dict[int, bytes] = {}
         self.cached: dict[bytes, int] = {}
         self.salts: dict[int, bytes] = {}
+        self.hashes: dict[int, list[bytes]] = {}
         self.queried = self.hits = 0
 
     def match(self, token_ids: Sequence[int], salt: bytes = b"") -> list[int]:
@@ -93,8 +95,12 @@ class PrefixManager(EngineManager):
         self.require_known(request_id)
         self.tables[request_id].reverse()
         super().free(request_id)
+        del self.salts[request_id]
+        self.hashes.pop(request_id, None)
 
-    def admit(self, request: int, token_ids: Sequence[int], num_drafts: int = 0) -> int:
+    def admit(
+        self, request: int, token_ids: Sequence[int], num_drafts: int = 0, salt: bytes = b""
+    ) -> int:
         """Give a new request blocks for its tokens: those that are found, and others for the rest.
 
         Returns how many of its tokens need not be computed. A block that is found is held before
@@ -103,7 +109,7 @@ class PrefixManager(EngineManager):
         """
         self.require_new(request)
         known = self.without_drafts(token_ids, num_drafts)
-        found = self.match(known, self.salts.get(request, b""))
+        found = self.match(known, salt)
         needed = self.blocks_for(len(token_ids)) - len(found)
         self.require_free(needed + sum(self.ref_counts[block] == 0 for block in found))
         for block in found:
@@ -111,7 +117,7 @@ class PrefixManager(EngineManager):
                 self.free_blocks.remove(block)
             self.ref_counts[block] += 1
         self.tables[request] = found + [self.take_block() for _ in range(needed)]
-        self.lengths[request] = len(token_ids)
+        self.lengths[request], self.salts[request] = len(token_ids), salt
         self.queried += len(known)
         self.hits += len(found) * self.block_size
         return len(found) * self.block_size
@@ -130,11 +136,18 @@ class PrefixManager(EngineManager):
         token_ids: its tokens without drafts. Of those and drafts behind them the first `computed`
         are in the cache. Where a block with the same tokens is known already, that one stays known.
         """
-        text, salt = token_ids[:computed], self.salts.get(request, b"")
-        hashes = block_hashes(text, self.block_size, salt)
+        hashes = self.hashes_of(request, token_ids[:computed])
         for block, key in zip(self.tables[request], hashes, strict=False):
             if key not in self.cached:
                 self.cached[key], self.block_hash[block] = block, key
+
+    def hashes_of(self, request: int, text: Sequence[int]) -> list[bytes]:
+        """Those of a request's text, which only grows: made again when another block is full."""
+        hashes = self.hashes.get(request, [])
+        if len(hashes) != len(text) // self.block_size:
+            hashes = block_hashes(text, self.block_size, self.salts[request])
+            self.hashes[request] = hashes
+        return hashes
 
 
 # ------------------------------------------------------------------------------------ a radix tree
@@ -265,3 +278,30 @@ def choose_next(matched: Sequence[int], waited: Sequence[int], patience: int) ->
     if late:
         return max(late, key=lambda place: waited[place])
     return max(range(len(matched)), key=lambda place: matched[place])
+
+
+class LongestMatch(Scheduler):
+    """A scheduler that lets in whom `choose_next` names. waited: by request, while it waits."""
+
+    manager: PrefixManager
+
+    def __init__(
+        self, manager: PrefixManager, token_budget: int, max_running: int, patience: int
+    ) -> None:
+        super().__init__(manager, token_budget, max_running)
+        self.patience, self.waited = patience, Counter[int]()
+
+    def admit(self) -> bool:
+        if not self.waiting:
+            return False
+        matched = [len(self.manager.match(s.text, s.salt)) for s in self.waiting]
+        waited = [self.waited[sequence.number] for sequence in self.waiting]
+        place = choose_next(matched, waited, self.patience)
+        chosen = self.waiting[place].number
+        self.waiting.rotate(-place)
+        is_admitted = super().admit()
+        self.waiting.rotate(place)  # the others stand as they came
+        if is_admitted:
+            self.waited.update(sequence.number for sequence in self.waiting)
+            del self.waited[chosen]
+        return is_admitted

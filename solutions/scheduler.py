@@ -98,7 +98,7 @@ class Scheduler:
         if not self.waiting or len(self.running) == self.max_running:
             return False
         newcomer = self.waiting[0]
-        tokens = newcomer.text, len(newcomer.drafts)
+        tokens = newcomer.text, len(newcomer.drafts), newcomer.salt
         try:
             newcomer.num_computed_tokens = self.manager.admit(newcomer.number, *tokens)
         except OutOfBlocks:

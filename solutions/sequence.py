@@ -25,14 +25,16 @@ StopCondition = Callable[[list[int]], bool]  # is asked with the new tokens so f
 class Sequence(Request):
     """Lab 3's request, with all that is its own: how its tokens are chosen and when it stops.
 
-    drafts: tokens that were guessed, and are still to be verified; draft_probs: what each was drawn
-    from. finish_reason: "stop", "length" or "abort"; None while it goes on.
+    salt: only requests of one salt share blocks. drafts: tokens that were guessed, and are still to
+    be verified; draft_probs: what each was drawn from. finish_reason: "stop", "length" or "abort";
+    None while it goes on.
     """
 
     params: SamplingParams = GREEDY
     generator: torch.Generator = field(default_factory=torch.Generator)
     stop: StopCondition | None = None
     new_drafter: Callable[[], Drafter] | None = None
+    salt: bytes = b""
     drafts: list[int] = field(default_factory=list)
     draft_probs: Float[Tensor, "drafts vocab"] | None = None
     finish_reason: str | None = None

@@ -778,7 +778,7 @@ def test_what_admit_finds_in_the_cache_is_not_computed() -> None:
     manager: Any = engine.scheduler.manager
     filled: dict[int, list[int]] = {}
 
-    def admit(request: int, token_ids: Any, num_drafts: int) -> int:
+    def admit(request: int, token_ids: Any, num_drafts: int, salt: bytes) -> int:
         ids = list(token_ids)
         for other, known in filled.items():
             shared = (len(ids) - 1) // block_size  # one token at least is computed

@@ -194,15 +194,15 @@ def live(num_blocks: int, block_size: int, life: Sequence[Any]) -> Counter[str]:
         before = state(manager)
         if what == "admit" and who not in texts:
             drafts = few if few < len(more) - 1 else 0
-            manager.salts[who] = salt
             found = plain.admit(who, more, salt, drafts)
             if found is None:
                 with pytest.raises(OutOfBlocks):
-                    manager.admit(who, more, drafts)
+                    manager.admit(who, more, drafts, salt)
                 assert state(manager) == before
                 happened["refused"] += 1
             else:
-                assert manager.admit(who, more, drafts) == found
+                assert manager.admit(who, more, drafts, salt) == found
+                assert manager.salts[who] == salt
                 assert manager.lengths[who] == len(more)
                 texts[who] = more[: len(more) - drafts]
                 happened["found"] += found > 0
@@ -338,10 +338,8 @@ def test_drafts_are_neither_published_nor_found() -> None:
 def test_salts_keep_tenants_apart() -> None:
     manager, text = PrefixManager(32, 2), [1, 2, 3, 4, 5]
     found = []
-    for request, salt in enumerate([None, b"a", b"b", b"a", None, b"b", b""]):
-        if salt is not None:
-            manager.salts[request] = salt
-        found.append(manager.admit(request, text))
+    for request, salt in enumerate([b"", b"a", b"b", b"a", b"", b"b", b""]):
+        found.append(manager.admit(request, text, 0, salt))
         manager.publish(request, text, 5)
     assert found == [0, 0, 0, 4, 4, 4, 4]
     assert manager.match(text) == manager.tables[0][:2]
@@ -407,21 +405,20 @@ class WatchedPrefixes(WatchedEngine):
         return self.engine.scheduler.manager
 
     def submit(self, prompt: list[int], *given: Any, **named: Any) -> int:
-        number = super().submit(prompt, *given, **named)
-        visit: Any = self.load.visits[number]
-        self.manager.salts[number] = visit.salt
-        return number
+        visit: Any = self.load.visits[len(self.stories)]
+        return super().submit(prompt, *given, **named, salt=visit.salt)
 
-    def watched_admit(self, request: int, token_ids: Any, num_drafts: int) -> int:
+    def watched_admit(self, request: int, token_ids: Any, num_drafts: int, salt: bytes) -> int:
         story, sequence = self.stories[request], self.engine.sequences[request]
         assert list(token_ids) == story.ids + sequence.drafts
         assert num_drafts == len(sequence.drafts)
+        assert salt == sequence.salt
         ids = story.ids
-        story.cached = found = self.admit(request, token_ids, num_drafts)
+        story.cached = found = self.admit(request, token_ids, num_drafts, salt)
         assert found < len(ids)
         size = self.manager.block_size
         for number, block in enumerate(self.manager.tables[request][: found // size], start=1):
-            text = self.manager.salts[request], ids[: number * size]
+            text = salt, ids[: number * size]
             assert self.texts[self.manager.block_hash[block]] == text
         self.happened["found at once"] += found > 0 and not story.preempted
         self.happened["of answers"] += found > len(self.load.visits[request].prompt)

@@ -165,11 +165,12 @@ class WatchedEngine:
             story.reasons.append(output.finish_reason)
         self.outputs.append(output)
 
-    def watched_admit(self, request: int, token_ids: Any, num_drafts: int) -> int:
+    def watched_admit(self, request: int, token_ids: Any, num_drafts: int, salt: bytes) -> int:
         story, sequence = self.stories[request], self.engine.sequences[request]
         assert list(token_ids) == story.ids + sequence.drafts
         assert num_drafts == len(sequence.drafts)
-        cached = self.admit(request, token_ids, num_drafts)
+        assert salt == sequence.salt
+        cached = self.admit(request, token_ids, num_drafts, salt)
         assert cached == 0
         story.admitted += 1
         return cached
