@@ -7,9 +7,10 @@
     python timed_generate.py --peers         adds the engines that people use, where installed
     python timed_generate.py --race          naive, transformers and yours side by side
 
-Four workloads: `lengths` continues one prompt by each number of --tokens; `sampled` draws the
+Five workloads: `lengths` continues one prompt by each number of --tokens; `sampled` draws the
 continuations of some tales at a temperature; `ragged` has many requests of unequal lengths; `equal`
-has many that begin and end together. Every technique must first give the reference's tokens, or,
+has many that begin and end together; `chat` has chats, of which each turn begins with all before
+it. Every technique must first give the reference's tokens, or,
 where they are drawn, the same tokens with its caches as without; only then is it timed. The last
 line of the output is the whole result as JSON. A new technique is one entry in TECHNIQUES, in
 timing/techniques.py.

@@ -34,12 +34,14 @@ def block_hashes(token_ids: Sequence[int], block_size: int, salt: bytes = b"") -
     Texts with different salts share no hash. Source: vLLM's documentation, "Automatic prefix
     caching".
     """
+    ### BEGIN SOLUTION
     hashes, before = [], bytes(32)
     for end in range(block_size, len(token_ids) + 1, block_size):
         ids = array("q", token_ids[end - block_size : end])
         before = sha256(before + ids.tobytes() + salt).digest()
         hashes.append(before)
     return hashes
+    ### END SOLUTION
 
 
 class PrefixManager(EngineManager):
@@ -73,22 +75,26 @@ class PrefixManager(EngineManager):
         They may be held or free. The last token is never found: without computing it there would
         be no logits. Nothing is changed.
         """
+        ### BEGIN SOLUTION
         blocks = []
         for key in block_hashes(token_ids[:-1], self.block_size, salt):
             if key not in self.cached:
                 break
             blocks.append(self.cached[key])
         return blocks
+        ### END SOLUTION
 
     def take_block(self) -> int:
         """The block that has been free for longest; what it held is found no more.
 
         Raises OutOfBlocks where none is free.
         """
+        ### BEGIN SOLUTION
         block = super().take_block()
         if block in self.block_hash:
             del self.cached[self.block_hash.pop(block)]
         return block
+        ### END SOLUTION
 
     def free(self, request_id: int) -> None:
         """Forget a request. Its last block is taken first: nobody finds it without the others."""
@@ -109,6 +115,7 @@ class PrefixManager(EngineManager):
         """
         self.require_new(request)
         known = self.without_drafts(token_ids, num_drafts)
+        ### BEGIN SOLUTION
         found = self.match(known, salt)
         needed = self.blocks_for(len(token_ids)) - len(found)
         self.require_free(needed + sum(self.ref_counts[block] == 0 for block in found))
@@ -121,6 +128,7 @@ class PrefixManager(EngineManager):
         self.queried += len(known)
         self.hits += len(found) * self.block_size
         return len(found) * self.block_size
+        ### END SOLUTION
 
     def without_drafts(self, token_ids: Sequence[int], num_drafts: int) -> Sequence[int]:
         """The tokens to look for: no drafts, which are no text, nor the token before them.
@@ -136,18 +144,18 @@ class PrefixManager(EngineManager):
         token_ids: its tokens without drafts. Of those and drafts behind them the first `computed`
         are in the cache. Where a block with the same tokens is known already, that one stays known.
         """
+        ### BEGIN SOLUTION
         hashes = self.hashes_of(request, token_ids[:computed])
         for block, key in zip(self.tables[request], hashes, strict=False):
             if key not in self.cached:
                 self.cached[key], self.block_hash[block] = block, key
+        ### END SOLUTION
 
     def hashes_of(self, request: int, text: Sequence[int]) -> list[bytes]:
         """Those of a request's text, which only grows: made again when another block is full."""
-        hashes = self.hashes.get(request, [])
-        if len(hashes) != len(text) // self.block_size:
-            hashes = block_hashes(text, self.block_size, self.salts[request])
-            self.hashes[request] = hashes
-        return hashes
+        if len(self.hashes.get(request, [])) != len(text) // self.block_size:
+            self.hashes[request] = block_hashes(text, self.block_size, self.salts[request])
+        return self.hashes.get(request, [])
 
 
 # ------------------------------------------------------------------------------------ a radix tree
@@ -192,8 +200,9 @@ class RadixTree:
         from 1.
         """
         self.walks += 1
+        self.root.stamp = self.walks
         node, length = self.root, 0
-        node.stamp = self.walks
+        ### BEGIN SOLUTION
         while length < len(token_ids) and token_ids[length] in node.children:
             child = node.children[token_ids[length]]
             shared = shared_length(child.ids, token_ids[length:])
@@ -205,15 +214,16 @@ class RadixTree:
             node, length = child, length + shared
             node.stamp = self.walks
         return node, length
+        ### END SOLUTION
 
     def match(self, token_ids: Sequence[int]) -> list[int]:
         """The blocks of the longest known beginning, in its order. Splits an edge at its end."""
         node, _ = self.walk(token_ids)
-        blocks: list[int] = []
+        known: list[int] = []
         while node is not self.root:
-            blocks[:0] = node.blocks
+            known[:0] = node.blocks
             node = node.parent
-        return blocks
+        return known
 
     def insert(self, token_ids: Sequence[int], blocks: Sequence[int]) -> int:
         """Keep a text, with a block for each token; return how many of its tokens were known.
@@ -247,6 +257,7 @@ class RadixTree:
         blocks are unused, and goes as a whole, first the one that was walked to longest ago. Its
         parent may be a leaf then. Where too few can go, all that can do.
         """
+        ### BEGIN SOLUTION
         evicted: list[int] = []
         while len(evicted) < needed:
             leaves = [leaf for leaf in self.leaves() if all(map(unused, leaf.blocks))]
@@ -256,6 +267,7 @@ class RadixTree:
             evicted += oldest.blocks
             del oldest.parent.children[oldest.ids[0]]
         return evicted
+        ### END SOLUTION
 
 
 # ------------------------------------------------------------------------------- who is served next
@@ -274,10 +286,12 @@ def choose_next(matched: Sequence[int], waited: Sequence[int], patience: int) ->
             "Somebody must wait, and each have a match and a time: there are "
             f"{len(matched)} matches and {len(waited)} times."
         )
+    ### BEGIN SOLUTION
     late = [place for place in range(len(waited)) if waited[place] > patience]
     if late:
         return max(late, key=lambda place: waited[place])
     return max(range(len(matched)), key=lambda place: matched[place])
+    ### END SOLUTION
 
 
 class LongestMatch(Scheduler):
@@ -292,16 +306,14 @@ class LongestMatch(Scheduler):
         self.patience, self.waited = patience, Counter[int]()
 
     def admit(self) -> bool:
-        if not self.waiting:
+        if not self.waiting or len(self.running) == self.max_running:
             return False
         matched = [len(self.manager.match(s.text, s.salt)) for s in self.waiting]
         waited = [self.waited[sequence.number] for sequence in self.waiting]
         place = choose_next(matched, waited, self.patience)
-        chosen = self.waiting[place].number
         self.waiting.rotate(-place)
         is_admitted = super().admit()
         self.waiting.rotate(place)  # the others stand as they came
         if is_admitted:
-            self.waited.update(sequence.number for sequence in self.waiting)
-            del self.waited[chosen]
+            self.waited = Counter({s.number: self.waited[s.number] + 1 for s in self.waiting})
         return is_admitted

@@ -19,6 +19,13 @@ EQUIVALENT = {
             "computed along with the others doesn't count"
         ),
     },
+    "prefix_caching.block_hashes": {
+        "bytes(32) -> bytes(31)": "what stands before the first block is the same for all texts",
+        "bytes(32) -> bytes(33)": "what stands before the first block is the same for all texts",
+        "token_ids[end - block_size:end] -> token_ids[:end]": (
+            "the hash before holds those tokens already"
+        ),
+    },
     "speculative.ngram_draft": {
         "ids = list(ids) -> dropped": "here the text is handed over as a list",
         "len(ids) - 1 -> len(ids) - 0": "a piece as long as the text has no earlier place",

@@ -6,7 +6,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from hashlib import sha256
@@ -25,6 +25,7 @@ from solutions.engine import Engine, Parts, new_engine
 from solutions.kv_cache import CachedLMHead, KVCache
 from solutions.paged_attention import OutOfBlocks
 from solutions.prefix_caching import (
+    LongestMatch,
     Node,
     PrefixManager,
     RadixTree,
@@ -32,6 +33,8 @@ from solutions.prefix_caching import (
     choose_next,
     shared_length,
 )
+from solutions.scheduler import Scheduler
+from solutions.sequence import Sequence as Waiting
 from tests.common import serving
 from tests.common.engines import CONFIGS, assert_same, configs, model_of, naive, seeds
 from tests.common.serving import (
@@ -957,3 +960,169 @@ def test_nobody_waits_for_ever(patience: int) -> None:
         matched.append(matched.pop(place))
         waited = [n + 1 for at, n in enumerate(waited) if at != place] + [0]
     raise AssertionError("the one who finds nothing was never chosen")
+
+
+def queue_of(
+    manager: PrefixManager, *texts: list[int], running: int = 9, patience: int = 99
+) -> LongestMatch:
+    """These texts wait, each for one new token."""
+    scheduler = LongestMatch(manager, 999, running, patience)
+    scheduler.waiting.extend(Waiting(n, list(text), len(text) + 1) for n, text in enumerate(texts))
+    return scheduler
+
+
+def numbers(sequences: Iterable[Waiting]) -> list[int]:
+    return [sequence.number for sequence in sequences]
+
+
+def test_who_finds_most_is_let_in_and_the_others_stand_as_they_came() -> None:
+    manager = manager_with([1, 2, 3, 4], num_blocks=16)
+    texts = [9, 9, 9], [1, 2, 9], [1, 2, 3, 4, 9], [1, 2, 3, 4, 8], [1, 2, 3]
+    scheduler = queue_of(manager, *texts)
+    for let_in in ([2], [2, 3], [2, 3, 1], [2, 3, 1, 4], [2, 3, 1, 4, 0]):
+        assert scheduler.admit()
+        assert numbers(scheduler.running) == let_in
+        assert numbers(scheduler.waiting) == [n for n in range(5) if n not in let_in]
+    assert not scheduler.admit()
+    assert [s.num_computed_tokens for s in scheduler.running] == [4, 4, 2, 2, 0]
+
+
+def test_what_others_have_computed_under_another_salt_counts_for_nothing() -> None:
+    scheduler = queue_of(manager_with([1, 2, 3, 4], num_blocks=16), [1, 2, 3, 4, 5], [1, 2, 9])
+    scheduler.waiting[0].salt = b"tenant"
+    assert scheduler.admit()
+    assert numbers(scheduler.running) == [1]
+
+
+def test_a_step_serves_whom_it_lets_in_by_their_matches() -> None:
+    scheduler = queue_of(manager_with([1, 2, 3, 4]), [9, 9, 9], [1, 2, 9], [1, 2, 3, 4, 9])
+    assert scheduler.schedule() == {2: 1, 1: 1, 0: 3}
+
+
+def test_a_refused_choice_leaves_the_queue_as_it_was() -> None:
+    """The one who finds most has no room, or nobody may run beside those who do. Others who would
+    have room are not let in instead."""
+    manager = manager_with([1, 2, 3, 4], num_blocks=4)
+    manager.admit(7, [9])
+    for running in (9, 1):
+        scheduler = queue_of(manager, [8], [1, 2, 3, 4, 5, 6, 7], [6], running=running)
+        scheduler.waited.update([0, 1, 1])
+        if running == 1:
+            scheduler.running.append(Waiting(7, [9], 2))
+        before = state(manager), numbers(scheduler.running)
+        for _ in range(2):
+            assert not scheduler.admit()
+            assert numbers(scheduler.waiting) == [0, 1, 2]
+            assert scheduler.waited == {0: 1, 1: 2}
+            assert (state(manager), numbers(scheduler.running)) == before
+
+
+def test_how_often_others_were_chosen_is_counted_until_one_is_let_in() -> None:
+    """Whoever is preempted has waited for nobody yet, and stands in front."""
+    scheduler = queue_of(manager_with([1, 2, 3, 4], num_blocks=16), [9], [1, 2, 3], [8])
+    assert scheduler.admit()
+    assert scheduler.waited == {0: 1, 2: 1}
+    scheduler.waiting.append(Waiting(3, [1, 2, 3, 4, 5], 6))
+    assert scheduler.admit()
+    assert numbers(scheduler.running) == [1, 3]
+    assert scheduler.waited == {0: 2, 2: 2}
+    scheduler.preempt(scheduler.running[-1])
+    assert numbers(scheduler.waiting) == [3, 0, 2]
+    assert scheduler.admit()
+    assert numbers(scheduler.running) == [1, 3]
+    assert scheduler.waited == {0: 3, 2: 3}
+    assert scheduler.admit()
+    assert scheduler.admit()
+    assert numbers(scheduler.running) == [1, 3, 0, 2]
+    assert not scheduler.waited
+
+
+def test_who_has_waited_too_often_is_let_in_before_others_who_find_more() -> None:
+    manager = manager_with([1, 2, 3, 4], num_blocks=64)
+    scheduler = queue_of(manager, [9], *[[1, 2, 3, 4, n] for n in range(6)], patience=3)
+    while scheduler.waiting:
+        assert scheduler.admit()
+    assert numbers(scheduler.running) == [1, 2, 3, 4, 0, 5, 6]
+
+
+@given(st.lists(st.lists(st.sampled_from([1, 2]), min_size=1, max_size=7), min_size=2, max_size=8))
+def test_without_patience_it_is_first_come_once_somebody_has_waited(texts: list[list[int]]) -> None:
+    """With each that is let in another one comes."""
+    manager = manager_with([1, 1, 1, 1, 1, 1], [2, 1, 2, 1, 2], num_blocks=64)
+    half = len(texts) // 2
+    scheduler = queue_of(manager, *texts[:half], patience=0)
+    matched = [len(manager.match(text)) for text in texts[:half]]
+    for number, text in enumerate(texts[half:], start=half):
+        assert scheduler.admit()
+        scheduler.waiting.append(Waiting(number, text, len(text) + 1))
+    first = matched.index(max(matched))
+    others = [n for n in range(half) if n != first]
+    assert numbers(scheduler.running)[:half] == [first, *others]
+
+
+@pytest.mark.parametrize("kinds", [[None], KINDS], ids=["alone", "with-drafts"])
+def test_the_order_changes_no_text(kinds: list[Any]) -> None:
+    """Two run at a time, so that many wait while others are computed that begin like them."""
+    happened: Counter[str] = Counter()
+
+    @given(prefix_loads(kinds), st.sampled_from([99, 2, 1, 0]))
+    def each_load(load: PrefixLoad, patience: int) -> None:
+        scheduler: Any = partial(LongestMatch, patience=patience)
+        outputs: list[Any] = []
+        engine = new_engine(
+            load.model,
+            **load.room | {"max_running": 2},
+            on_output=outputs.append,
+            new_drafter=drafters(load.kind, load.config, load.seed),
+            k=load.k,
+            parts=Parts(block_manager=PrefixManager, scheduler=scheduler),
+        )
+        visits: Any = load.visits
+        for visit in visits:
+            engine.submit(visit.prompt, visit.limit, eos_token_id=visit.eos, salt=visit.salt)
+        engine.run()
+        for number, visit in enumerate(visits):
+            new = [token for o in outputs if o.request == number for token in o.new_ids]
+            assert visit.prompt + new == load.naive(visit)
+        scheduler = engine.scheduler
+        assert not scheduler.waited
+        served = list(dict.fromkeys(n for step in engine.trace for n, _, _ in step))
+        happened["loads"] += 1
+        happened["out of turn"] += served != sorted(served)
+        happened["preempted"] += scheduler.preemptions > 0
+
+    each_load()
+    assert happened["out of turn"] > happened["loads"] / 20
+    assert happened["preempted"] > happened["loads"] / 20, happened
+
+
+SHOTS = GPTConfig(vocab_size=64, n_positions=96, n_embd=16, n_layer=1, n_head=1)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "num_blocks", "running", "tokens"),
+    [
+        (Scheduler, 5, 1, 1792),
+        (partial(LongestMatch, patience=8), 5, 1, 1536),
+        (partial(LongestMatch, patience=99), 5, 1, 768),
+        (Scheduler, 400, 8, 1216),
+        (partial(LongestMatch, patience=99), 400, 8, 1536),
+    ],
+)
+def test_an_engine_computes_as_many_tokens_of_grouped_prompts(
+    scheduler: Any, num_blocks: int, running: int, tokens: int
+) -> None:
+    """The groups once more, of 2,560 tokens; what comes out is the same in every order."""
+    rng = random.Random(0)
+    texts = [[token % 64 for token in text[:64]] + rng.choices(range(64), k=16) for text in GROUPED]
+    outputs: list[Any] = []
+    engine = new_engine(
+        model_of(CachedLMHead, SHOTS, 0),
+        *(num_blocks, 16, 640, running, outputs.append),
+        parts=Parts(block_manager=PrefixManager, scheduler=scheduler),
+    )
+    found = new_tokens(engine, outputs, *[(text, 1) for text in texts])
+    assert found == [naive(SHOTS, 0, text, 1) for text in texts]
+    assert sum(tokens for step in engine.trace for _, tokens, _ in step) == tokens
+    manager: Any = engine.scheduler.manager
+    assert (manager.queried, manager.queried - manager.hits) == (2560, tokens)

@@ -9,11 +9,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from transformers import GPT2LMHeadModel
 
@@ -36,12 +39,14 @@ from timing.race import Lane
 from timing.runs import Batches, BestBatches, Continuous, Rounds, Run, times_of_growth
 from timing.techniques import BLOCK_SIZE, TECHNIQUES
 from timing.verify import verify as verify_outputs
-from timing.workloads import EQUAL, KINDS, LENGTHS, RAGGED, Workload
+from timing.workloads import CHAT, EQUAL, KINDS, LENGTHS, RAGGED, Workload
 
+WHOLE_CHAT = timing.workloads.chat(GPTConfig(vocab_size=4096), timing.workloads.CHATS)
 ROOT = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")
 CONTEXT = 64
 SPECULATIVE = "speculative", "ngram"
+CHATTING = "cached", "engine", "prefix"
 ROW_KEYS = {
     "workload", "technique", "batch", "new_tokens", "tok_per_s", "ttft_s", "tpot_s",
     "tokens_computed", "kv_bytes", "kv_bytes_reserved", "used", "speedup", "mbu",
@@ -66,6 +71,9 @@ def quick(monkeypatch):
         monkeypatch.setattr(timing.workloads, f"RAGGED_{name}", value)
     for name, value in (("PROMPT", 6), ("NEW", 5)):
         monkeypatch.setattr(timing.workloads, f"EQUAL_{name}", value)
+    for name, value in (("SYSTEM", 16), ("QUESTION", 5), ("ANSWER", 4), ("TURNS", 3)):
+        monkeypatch.setattr(timing.workloads, f"CHAT_{name}", value)
+    monkeypatch.setattr(timing.workloads, "CHATS", 3)
     monkeypatch.setattr(timing.workloads, "SAMPLED_NEW", 9)
     threads = torch.get_num_threads()
     yield
@@ -189,7 +197,9 @@ def test_files_are_written(table, tmp_path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("kinds", ["lengths", "ragged", "equal,lengths", "ragged,equal"])
+@pytest.mark.parametrize(
+    "kinds", ["lengths", "ragged", "equal,lengths", "ragged,equal", "chat,ragged,equal"]
+)
 def test_a_plot_is_drawn_of_whatever_was_timed(table, tmp_path, kinds) -> None:
     picture = tmp_path / "times.png"
     args = "--tokens", "1", "--techniques", "cached", "--workloads", kinds
@@ -290,8 +300,10 @@ def test_every_workload_is_served_by_the_techniques_that_can(table) -> None:
         *(("3 new tokens", n) for n in ("naive", "cached-concat", "cached")),
         *(("3 new tokens", n) for n in (*SPECULATIVE, "engine", "hf-nocache", "hf")),
         *(("sampled", name) for name in ("sampled", *SPECULATIVE)),
-        *(("ragged", name) for name in ("cached", "static", "continuous", "paged", "engine", "hf")),
+        *(("ragged", name) for name in ("cached", "static", "continuous", "paged")),
+        *(("ragged", name) for name in ("engine", "prefix", "hf")),
         *(("equal", name) for name in ("cached", "static", "engine", "hf")),
+        *(("chat", name) for name in ("cached", "engine", "prefix")),
     ]
     for row in result["rows"]:
         assert set(row) >= ROW_KEYS
@@ -638,17 +650,18 @@ def mistaken(prepare: Callable, wrong: Callable, call: int = 0) -> Callable:
     return prepare_it
 
 
-@pytest.mark.parametrize("kind", [LENGTHS, RAGGED])
+@pytest.mark.parametrize("kind", [LENGTHS, RAGGED, CHAT])
 @pytest.mark.parametrize(
     "wrong", [wrong_at_the_end, one_too_few, changes_the_prompt, only_new_tokens]
 )
 def test_a_wrong_technique_is_never_timed(table, monkeypatch, capsys, wrong, kind) -> None:
-    prepare = TECHNIQUES["cached" if kind == LENGTHS else "static"][kind]
+    prepare = TECHNIQUES["static" if kind == RAGGED else "cached"][kind]
     monkeypatch.setitem(TECHNIQUES, "mistaken", {kind: mistaken(prepare, wrong)})
     with pytest.raises(SystemExit) as stopped:
         table("--workloads", kind, "--tokens", "4", "--techniques", "mistaken")
     assert str(stopped.value).startswith("Stopped: mistaken")  # a text exits with status 1
-    assert kind == LENGTHS or "request 15 of ragged" in str(stopped.value)
+    place = {LENGTHS: "4 new tokens", RAGGED: "request 15 of ragged", CHAT: "request 0 of chat"}
+    assert place[kind] in str(stopped.value)
     assert "tok/s" not in capsys.readouterr().out
 
 
@@ -715,6 +728,22 @@ def test_ties_of_several_requests_make_one_sentence() -> None:
     assert told is not None
     assert "request 0 of ragged" in told
     assert told.endswith("So are 2 more requests.")
+
+
+def test_a_tie_parts_the_later_turns_of_a_chat_too_and_is_told_once() -> None:
+    workload = Workload(CHAT, CHAT, "", [[0, 0], [0]], [1, 1], turns=2)
+    expected, model = [[0, 0, 1], [0, 0, 1, 0, 1]], Scripted([0.0, 10.0, 10.0 - 1e-4])
+    told = verify_outputs("new", workload, [[0, 0, 2], [0, 0, 2, 0, 1]], expected, model)
+    assert told is not None
+    assert "request 0 of chat: the first difference is at position 2" in told
+    assert "more requests" not in told
+    for wrong in (
+        [0, 0, 2, 0, 0],
+        [0, 0, 0, 0, 1],
+        [0, 0, 2, 0],
+    ):  # an answer, what was before, none
+        with pytest.raises(SystemExit, match="request 1 of chat"):
+            verify_outputs("new", workload, [[0, 0, 2], wrong], expected, model)
 
 
 def test_a_reference_is_what_the_model_picks_or_ties_with() -> None:
@@ -850,6 +879,35 @@ def test_mine_is_the_newest_batching(table, monkeypatch, yours, about, like) -> 
         assert mine_row[key] == reference[key]
 
 
+@pytest.mark.parametrize(
+    ("yours", "about", "like"),
+    [
+        ({}, "chats: the reference's engine", "engine"),
+        ({"engine": ["Engine"]}, "chats: your engine (lab 7)", "engine"),
+        ({"prefix_caching": ["PrefixManager"]}, "chats: your prefix cache (lab 8)", "prefix"),
+        ({"prefix_caching": ["block_hashes"]}, "chats: your prefix cache (lab 8)", "prefix"),
+        (
+            {"engine": ["Engine"], "prefix_caching": ["PrefixManager"]},
+            "chats: your prefix cache (lab 8)",
+            "prefix",
+        ),
+    ],
+)
+def test_mine_on_chats_is_the_newer_of_labs_7_and_8(table, monkeypatch, yours, about, like) -> None:
+    def mine(lab: str):
+        module = fresh_copy(lab)
+        vars(module).update(learners(lab, *yours.get(lab, [])))
+        return module
+
+    monkeypatch.setattr("autograder.check.mine", mine)
+    printed, result = table("--workloads", "chat", "--techniques", like, "--mine")
+    assert about in printed
+    reference, mine_row = result["rows"]
+    assert (reference["technique"], mine_row["technique"]) == (like, "mine")
+    for key in ("batch", "tokens_computed", "kv_bytes", "kv_bytes_reserved", "queried", "hits"):
+        assert mine_row[key] == reference[key]
+
+
 # ------------------------------------------------------------------------------------- bad input
 
 
@@ -899,12 +957,15 @@ def test_bad_input_is_refused_with_a_sentence_before_any_work(
     assert printed.err.count("\n") == 1
 
 
-@pytest.mark.parametrize(("kind", "new"), [("ragged", "RAGGED_NEW"), ("equal", "EQUAL_NEW")])
+@pytest.mark.parametrize(
+    ("kind", "new"),
+    [("ragged", "RAGGED_NEW"), ("equal", "EQUAL_NEW"), ("chat", "CHAT_SYSTEM")],
+)
 def test_a_context_too_short_for_the_requests_is_refused(table, monkeypatch, capsys, kind, new):
     monkeypatch.setattr(timing.workloads, new, (100, 100) if kind == "ragged" else 100)
     with pytest.raises(SystemExit):
         table("--workloads", kind)
-    assert f"The workload {kind} needs a context of 10" in capsys.readouterr().err
+    assert f"The workload {kind} needs a context of 1" in capsys.readouterr().err
 
 
 def test_a_model_without_tokenizer_is_refused(tiny, tmp_path, capsys) -> None:
@@ -950,6 +1011,115 @@ def test_the_engine_tells_what_only_it_has(table) -> None:
 
 def ragged_prompts(result: dict) -> range:
     return range(result["rows"][0]["requests"])
+
+
+# ------------------------------------------------------------------------------------------ chats
+
+
+def test_chats_are_the_same_every_time_and_share_their_system_prompt() -> None:
+    workload = timing.workloads.chat(GPTConfig(vocab_size=100), 3)
+    assert workload == timing.workloads.chat(GPTConfig(vocab_size=100), 3)
+    first, *others = workload.prompts[:3]
+    assert all(prompt[:16] == first[:16] != prompt[16:] for prompt in others)
+    assert [len(prompt) for prompt in workload.prompts] == [16 + 5] * 3 + [5] * 6
+    assert len({tuple(prompt) for prompt in workload.prompts}) == 9
+
+
+@pytest.fixture(scope="module")
+def roomy(tmp_path_factory) -> Path:
+    """The same model with room for a chat of the usual length."""
+    folder = tmp_path_factory.mktemp("roomy")
+    write_tiny(folder, n_positions=WHOLE_CHAT.longest, n_embd=32)
+    return folder
+
+
+def test_of_48_turns_the_prefix_cache_computes_what_is_new_and_parts_of_blocks(roomy) -> None:
+    runs = {name: TECHNIQUES[name][CHAT](roomy, CPU).run(WHOLE_CHAT) for name in CHATTING}
+    engine, prefix = runs["engine"], runs["prefix"]
+    assert runs["cached"].outputs == engine.outputs == prefix.outputs
+    texts = engine.outputs
+    assert len(texts) == 48
+    assert {len(text) for text in texts[-8:]} == {WHOLE_CHAT.longest} == {432}
+    prompts = sum(len(WHOLE_CHAT.prompt(number, texts)) for number in range(48))
+    answers = 48 * 31  # the last token of each is never computed
+    assert prompts == 12_480
+    assert runs["cached"].tokens_computed == engine.tokens_computed == prompts + answers
+    # A step has room for the first turns of two chats and for 16 tokens of a third one's. The other
+    # five come when the system prompt is known.
+    found = 5 * 96
+    found += sum(8 * ((120 + 56 * turn + 31) // 16 * 16) for turn in range(5))
+    assert (prefix.queried, prefix.hits) == (prompts, found)
+    assert prefix.tokens_computed == prompts - found + answers
+    assert (engine.preemptions, prefix.preemptions) == (0, 0)
+
+
+def test_rows_of_chats_are_counted_exactly_and_tell_what_was_found(table, tiny) -> None:
+    printed, result = table("--workloads", "chat,ragged", "--techniques", "cached,engine,prefix")
+    per_token = lab2.kv_bytes_per_token(read_config(tiny))
+    rows = {(row["workload"], row["technique"]): row for row in result["rows"]}
+    prompts, answers, found = 3 * (21 + 30 + 39), 9 * 3, 3 * (16 + 32)
+    for name in CHATTING:
+        row = rows["chat", name]
+        assert (row["requests"], row["new_tokens"], row["mbu"]) == (9, 9 * 4, None)
+        new = prompts - (found if name == "prefix" else 0)
+        assert row["tokens_computed"] == new + answers
+        assert row["batch"] == (1 if name == "cached" else 3)
+        assert row["speedup"] == rows["chat", "cached"]["total_s"] / row["total_s"]
+    for key in ("kv_bytes", "kv_bytes_reserved"):  # of all three chats at their ends
+        assert rows["chat", "engine"][key] == 3 * 3 * BLOCK_SIZE * per_token
+    assert rows["chat", "engine"]["hits"] is rows["chat", "cached"]["hits"] is None
+    assert "prefix, chat: found 144 of 270 prompt tokens" in printed
+    assert "prefix, ragged: found 0 of" in printed
+    assert (
+        rows["ragged", "prefix"]["tokens_computed"] == rows["ragged", "engine"]["tokens_computed"]
+    )
+
+
+def test_a_later_turn_comes_when_the_one_before_has_ended() -> None:
+    run = timed_run([[11.0, 12.0], [14.0, 20.0], [15.0, 16.0], [23.0, 24.0]])
+    assert [request.ttft for request in run.metrics()] == [1, 4, 5, 13]
+    assert [request.ttft for request in run.metrics(turns=2)] == [1, 4, 3, 3]
+    workload = Workload(CHAT, CHAT, "", [[0]] * 4, [2] * 4, turns=2)
+    assert timing.measure.new_row(workload, "engine", [run], 5000, MACHINE)["ttft_s"] == 3
+
+
+SAYINGS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=9, max_size=9)
+
+
+@settings(max_examples=20, deadline=None)
+@given(SAYINGS, st.permutations(range(1, 10)))
+def test_chats_go_on_from_their_own_answers_in_whatever_order_they_end(
+    tiny, prompts, limits
+) -> None:
+    """Three chats of three turns: those with short answers overtake the others."""
+    workload = Workload(CHAT, CHAT, "", prompts, limits, turns=3)
+    runs = [TECHNIQUES[name][CHAT](tiny, CPU).run(workload) for name in CHATTING]
+    texts = runs[0].outputs
+    assert workload.longest == max(map(len, texts))
+    for number, text in enumerate(texts):
+        before = texts[number - 3] if number >= 3 else []
+        assert text[: -limits[number]] == before + prompts[number]
+    for run in runs:
+        assert run.outputs == texts
+        assert [len(times) for times in run.token_times] == limits
+        assert all(request.ttft > 0 for request in run.metrics(turns=3))
+
+
+def test_a_prefix_cache_that_takes_one_text_for_another_is_never_timed(
+    table, monkeypatch, capsys
+) -> None:
+    lab = fresh_copy("prefix_caching")
+    vars(lab)["block_hashes"] = lambda ids, size, salt: [
+        bytes([n]) for n in range(len(ids) // size)
+    ]
+    confused = partial(timing.techniques.prepare_prefix, lab=lab)
+    monkeypatch.setitem(TECHNIQUES, "confused", {CHAT: confused})
+    with pytest.raises(SystemExit, match="Stopped: confused does not generate"):
+        table("--workloads", "chat", "--techniques", "confused")
+    assert "tok/s" not in capsys.readouterr().out
+
+
+# ------------------------------------------------------------------------------------------ a race
 
 
 def test_a_race_shows_three_texts_that_are_the_same(tiny, capsys) -> None:

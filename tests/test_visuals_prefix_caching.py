@@ -1,6 +1,7 @@
 """The pictures of lab 8 show what they are handed: these tests read the drawn data back."""
 
 import re
+from collections import deque
 from dataclasses import dataclass, field
 from html import unescape
 from itertools import combinations, pairwise
@@ -12,14 +13,18 @@ from visuals.prefix_caching import (
     LONGEST,
     STATES,
     STRETCHES,
+    Block,
     chat_turns,
     cliff,
     edges,
+    explore_pools,
     grain,
     hit_rate_curves,
     keep,
+    keep_pool,
     pool_strip,
     shortened,
+    show_pool,
     show_tree,
     show_trees,
 )
@@ -120,6 +125,53 @@ def test_a_pool_that_evicts_nothing_has_no_ticks():
 def test_a_strip_without_steps_is_refused():
     with pytest.raises(ValueError, match="no steps to show"):
         pool_strip([], num_blocks=8)
+
+
+def test_the_slider_shows_the_pool_of_its_size_and_its_sentence():
+    chosen, words, picture = explore_pools(
+        {8: MOMENTS, 9: MOMENTS}, {8: "small", 9: "large"}
+    ).children
+    before = words.value, bytes(picture.value)
+    chosen.value = 9
+    assert (before[0], words.value) == ("small", "large")
+    assert before[1] != bytes(picture.value)
+
+
+# ------------------------------------------------------------------------ the pool, block by block
+
+
+@dataclass
+class Manager:
+    """The public attributes of a learner's manager."""
+
+    tables: dict[int, list[int]] = field(default_factory=lambda: {3: [0, 2], 5: [2, 1]})
+    free_blocks: deque[int] = field(default_factory=lambda: deque([4, 3]))
+    block_hash: dict[int, bytes] = field(default_factory=lambda: {2: b"x", 3: b"y"})
+
+
+def test_a_block_is_kept_with_its_holders_and_its_place_among_the_free():
+    manager = Manager()
+    blocks = keep_pool(manager)
+    assert blocks == [
+        Block((3,), False, None),
+        Block((5,), False, None),
+        Block((3, 5), True, None),
+        Block((), True, 2),
+        Block((), False, 1),
+    ]
+    manager.tables.clear()
+    assert blocks[2].holders == (3, 5)
+
+
+def test_the_pool_is_a_table_of_moments_and_blocks():
+    rows = show_pool({"<before>": keep_pool(Manager()), "after": []}).data.split("<tr>")[1:]
+    cells = [re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row) for row in rows]
+    assert cells[0] == ["block", "0", "1", "2", "3", "4"]
+    assert cells[2] == ["after"]
+    assert [re.sub("<.*?>", " ", cell).replace("&nbsp;", "").strip() for cell in cells[1]] == [
+        *("&lt;before&gt;", "held by 3", "held by 5", "held by 3, 5  known"),
+        *("free, no. 2  known", "free, no. 1"),
+    ]
 
 
 # ------------------------------------------------------------------------------- the radix tree

@@ -71,7 +71,9 @@ def lists_of(inner: st.SearchStrategy) -> st.SearchStrategy:
 
 NUMBERS = st.booleans() | WHOLE | st.floats()
 PLAIN = st.recursive(
-    st.none() | NUMBERS | TEXT | tensors() | st.builds(Strange, TEXT), lists_of, max_leaves=20
+    st.none() | NUMBERS | TEXT | st.binary() | tensors() | st.builds(Strange, TEXT),
+    lists_of,
+    max_leaves=20,
 )
 
 
@@ -144,7 +146,7 @@ def nested(depth: int) -> list[Any]:
 CANT_BE_SENT = {
     "an object": Thing(),
     "a set": {1},
-    "bytes": b"x",
+    "an array of bytes": bytearray(b"x"),
     "a complex number": 1j,
     "a tensor of complex numbers": torch.zeros(2, dtype=torch.complex64),
     "a sparse tensor": torch.eye(2).to_sparse(),

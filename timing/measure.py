@@ -135,7 +135,8 @@ def new_row(
     """One line of the table: medians over the runs, in seconds and bytes."""
     first, tokens = runs[0], sum(workload.new_tokens)
     rates = [tokens / run.seconds for run in runs]
-    tpot = median_over(runs, lambda metrics: metrics.tpot)
+    metrics = [run.metrics(workload.turns) for run in runs]
+    tpot = median_over(metrics, lambda request: request.tpot)
     cache = environment["last_level_cache_bytes"]
     return {
         "workload": workload.name,
@@ -148,10 +149,10 @@ def new_row(
         "tok_per_s": statistics.median(rates),
         "tok_per_s_min": min(rates),
         "tok_per_s_max": max(rates),
-        "ttft_s": median_over(runs, lambda metrics: metrics.ttft),
-        "ttft_p95_s": median_over(runs, lambda metrics: metrics.ttft, p95),
+        "ttft_s": median_over(metrics, lambda request: request.ttft),
+        "ttft_p95_s": median_over(metrics, lambda request: request.ttft, p95),
         "tpot_s": tpot,
-        "tpot_p95_s": median_over(runs, lambda metrics: metrics.tpot, p95),
+        "tpot_p95_s": median_over(metrics, lambda request: request.tpot, p95),
         "total_s": statistics.median(run.seconds for run in runs),
         "tokens_computed": first.tokens_computed,
         "kv_bytes": first.kv_bytes,
@@ -159,6 +160,8 @@ def new_row(
         "used": first.used,
         "preemptions": first.preemptions,
         "pool_used": first.pool_used,
+        "queried": first.queried,
+        "hits": first.hits,
         "acceptance": first.accepted / first.drafted if first.drafted else None,
         "tokens_per_pass": tokens / first.passes if first.drafted else None,
         "speedup": None,
@@ -174,14 +177,14 @@ def p95(values: list[float]) -> float:
 
 
 def median_over(
-    runs: list[Run],
+    runs: list[list[lab1.Metrics]],
     pick: Callable[[lab1.Metrics], float | None],
     over_requests: Callable[[list[float]], float] = statistics.median,
 ) -> float | None:
     """The median, or what else is asked for, over a run's requests; of these, over the runs."""
     found = []
     for run in runs:
-        picked = [pick(metrics) for metrics in run.metrics]
+        picked = [pick(request) for request in run]
         known = [seconds for seconds in picked if seconds is not None]
         found += [over_requests(known)] if known else []
     return statistics.median(found) if found else None

@@ -25,7 +25,7 @@ def plot(path: Path, plan: Plan, rows: list[Row], results: Results) -> None:
         for i, name in enumerate(by_technique(rows))
     }
     mosaic = [["total", "step"]] if alone else []
-    mosaic += [[many[0], many[-1]]] if many else []
+    mosaic += [[many[i], many[min(i + 1, len(many) - 1)]] for i in range(0, len(many), 2)]
     figure, panels = pyplot.subplot_mosaic(
         mosaic, figsize=(11, 4.2 * len(mosaic)), layout="constrained"
     )

@@ -42,7 +42,8 @@ class Run:
     cannot be seen from outside, in another process, is None. threads: of that process. exact:
     whether the weights are the model's own, so that the tokens must be the reference's.
     preemptions, pool_used: of an engine, the second one the share of its blocks that were held, on
-    average over its steps.
+    average over its steps. queried, hits: of a prefix cache, how many tokens of prompts were looked
+    for, and how many of them found.
     """
 
     outputs: list[Ids]
@@ -60,15 +61,22 @@ class Run:
     exact: bool = True
     preemptions: int | None = None
     pool_used: float | None = None
+    queried: int | None = None
+    hits: int | None = None
 
     @property
     def seconds(self) -> float:
         return max(times[-1] for times in self.token_times) - self.start
 
-    @property
-    def metrics(self) -> list[lab1.Metrics]:
-        """Of each request; all of them were there at the start, so waiting counts."""
-        return [lab1.metrics(self.start, times) for times in self.token_times]
+    def metrics(self, turns: int = 1) -> list[lab1.Metrics]:
+        """Of each request, from when it came, so waiting counts.
+
+        That was at the start; with more `turns` than one, when the turn before had ended.
+        """
+        at_start = len(self.token_times) // turns
+        ends = [times[-1] for times in self.token_times]
+        came = [self.start] * at_start + ends
+        return [lab1.metrics(*both) for both in zip(came, self.token_times, strict=False)]
 
 
 class Prepared(Protocol):
@@ -170,8 +178,9 @@ class Batches:
         token_times: list[list[float]] = []
         with Watch(self.model, self.kv_bytes) as watch:
             for first in range(0, len(workload.prompts), self.size):
-                batch = slice(first, first + self.size)
-                prompts, limits = workload.prompts[batch], workload.new_tokens[batch]
+                limits = workload.new_tokens[first : first + self.size]
+                numbers = range(first, first + len(limits))
+                prompts = [workload.prompt(number, outputs) for number in numbers]
                 forwards = len(watch.ends)
                 outputs += self.generate(self.model, prompts, limits)
                 token_times += [watch.ends[forwards : forwards + limit] for limit in limits]

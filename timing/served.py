@@ -10,7 +10,7 @@ from torch import nn
 
 from solutions.engine import Engine, Output
 from solutions.runner import Chunk
-from timing.runs import Run
+from timing.runs import Ids, Run
 from timing.stopwatch import synchronize
 from timing.work import weight_bytes
 from timing.workloads import Workload
@@ -18,8 +18,9 @@ from timing.workloads import Workload
 
 @dataclass(frozen=True)
 class Served:
-    """Requests that all come at once, and of which the engine serves `size` at a time at most.
+    """Requests of which the engine serves `size` at a time at most.
 
+    All come at once, but for a chat's later turns, each as soon as the one before has ended.
     new_engine: called as new_engine(model, workload, on_output).
     """
 
@@ -33,18 +34,27 @@ class Served:
         return weight_bytes(self.model)
 
     def run(self, workload: Workload) -> Run:
-        outputs = [list(prompt) for prompt in workload.prompts]
+        outputs: list[Ids] = [[] for _ in workload.prompts]
         token_times: list[list[float]] = [[] for _ in outputs]
+        places: dict[int, int] = {}  # in the workload, of the engine's numbers
+
+        def submit(place: int) -> None:
+            outputs[place] = workload.prompt(place, outputs)
+            places[engine.submit(outputs[place], workload.new_tokens[place])] = place
 
         def note(output: Output) -> None:
-            outputs[output.request] += output.new_ids
-            token_times[output.request] += [time.perf_counter()] * len(output.new_ids)
+            place = places[output.request]
+            outputs[place] += output.new_ids
+            token_times[place] += [time.perf_counter()] * len(output.new_ids)
+            later = place + workload.at_start
+            if output.finish_reason and later < len(outputs):
+                submit(later)
 
         engine = self.new_engine(self.model, workload, note)
         synchronize(next(self.model.parameters()).device)
         start = time.perf_counter()
-        for prompt, limit in zip(workload.prompts, workload.new_tokens, strict=True):
-            engine.submit(prompt, limit)
+        for place in range(workload.at_start):
+            submit(place)
         manager, forward = engine.scheduler.manager, engine.runner.forward
         shares: list[float] = []  # of the pool, held during each forward
 
@@ -62,8 +72,10 @@ class Served:
             sum(tokens for step in engine.trace for _, tokens, _ in step),
             round(max(shares) * reserved),
             reserved,
-            min(self.size, len(outputs)),
+            min(self.size, workload.at_start),
             used=None,
             preemptions=engine.scheduler.preemptions,
             pool_used=fmean(shares),
+            queried=getattr(manager, "queried", None),  # lab 8's manager counts, no other does
+            hits=getattr(manager, "hits", None),
         )

@@ -135,6 +135,11 @@ def show_tables(console: Console, plan: Plan, rows: list[Row], told: Told) -> No
             )
         if row["preemptions"] is not None and row["requests"] > 1:
             console.print(served(row))
+        if row["hits"] is not None:
+            console.print(
+                f"{row['technique']}, {row['workload']}: found {row['hits']:,} of "
+                f"{row['queried']:,} prompt tokens"
+            )
     for tie in told.ties.values():
         console.print(f"~ {tie}")
     for differing in told.differing.values():
@@ -168,13 +173,14 @@ def show_words(console: Console, plan: Plan, prepared: dict[tuple[str, str], Pre
     for kind, workload in {workload.kind: workload for workload, _ in plan}.items():
         console.print(f"{kind:<15}{workload.about}; speed-up over {workload.reference}")
     console.print(
-        "\nTTFT: time to the first token, from the start, when all requests are there. TPOT: time "
-        "for each one after it. Both are medians over the requests. tok/s counts the tokens that "
-        "were asked for; computed, all that went through the model, pads, finished rows and "
-        "rejected drafts included. KV: keys and values at the peak, held (by paged: in blocks "
-        "handed out) / reserved. Used: the share of slots, over all steps, that served a request. "
-        "MBU: the share of the measured memory bandwidth that reading weights and KV cache once a "
-        "step takes up; no single number where steps differ."
+        "\nTTFT: time to the first token, from the start, when all requests are there; in a chat, "
+        "from the end of the turn before. TPOT: time for each one after it. Both are medians over "
+        "the requests. tok/s counts the tokens that were asked for; computed, all that went "
+        "through the model, pads, finished rows and rejected drafts included. KV: keys and values "
+        "at the peak, held (by paged: in blocks handed out) / reserved. Used: the share of slots, "
+        "over all steps, that served a request. MBU: the share of the measured memory bandwidth "
+        "that reading weights and KV cache once a step takes up; no single number where steps "
+        "differ."
     )
 
 

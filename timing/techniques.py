@@ -21,11 +21,12 @@ from solutions import engine as lab7
 from solutions import generate as lab1
 from solutions import kv_cache as lab2
 from solutions import paged_attention as lab4
+from solutions import prefix_caching as lab8
 from solutions import speculative as lab6
 from timing import kv_bytes
 from timing.runs import Batches, BestBatches, Continuous, Ids, Prepared, Rounds
 from timing.served import Served
-from timing.workloads import EQUAL, EQUAL_REQUESTS, LENGTHS, RAGGED, SAMPLED, Workload
+from timing.workloads import CHAT, EQUAL, EQUAL_REQUESTS, LENGTHS, RAGGED, SAMPLED, Workload
 
 SLOTS = 16
 BLOCK_SIZE = 16
@@ -162,14 +163,14 @@ def prepare_ngram(folder: Path, device: torch.device, lab: ModuleType = lab6) ->
 def prepare_engine(
     folder: Path, device: torch.device, lab: ModuleType = lab7, parts: lab7.Parts = REFERENCE
 ) -> Served:
-    """A pool with the memory that the slots of `continuous` reserve; for one request, all it needs.
+    """A pool with the memory that the slots of `continuous` reserve; for fewer, all they need.
 
     There the engine serves as many requests at a time as the pool holds.
     """
     model = load(lab2.CachedLMHead, folder, device)
 
     def new_engine(model: Any, workload: Workload, on_output: Callable) -> lab7.Engine:
-        slots = min(SLOTS, len(workload.prompts))
+        slots = min(SLOTS, workload.at_start)
         num_blocks = -(-slots * workload.longest // BLOCK_SIZE)
         limits = TOKEN_BUDGET, ENGINE_SIZE
         return lab.new_engine(model, num_blocks, BLOCK_SIZE, *limits, on_output, parts=parts)
@@ -200,6 +201,29 @@ def own_parts(lab: ModuleType) -> lab7.Parts:
         speculative.verify_greedy,
         lab.Scheduler,
     )
+
+
+# ----------------------------------------------------------------------------- lab 8
+
+
+def prepare_prefix(
+    folder: Path,
+    device: torch.device,
+    lab: ModuleType = lab8,
+    engine: ModuleType = lab7,
+    parts: lab7.Parts = REFERENCE,
+) -> Served:
+    parts = replace(parts, block_manager=lab.PrefixManager)
+    about = "the engine, which computes no beginning of a prompt that it still has (lab 8)"
+    return replace(prepare_engine(folder, device, engine, parts), about=about)
+
+
+def prepare_own_prefix(folder: Path, device: torch.device, lab: ModuleType) -> Served:
+    """In the learner's engine, with its parts of labs 4 to 6."""
+    from autograder.check import mine  # only --mine needs the autograder
+
+    engine = mine("engine")
+    return prepare_prefix(folder, device, lab, engine, own_parts(engine))
 
 
 # ----------------------------------------------------------------------------- transformers
@@ -300,6 +324,21 @@ OWN = (  # the newest first
     ),
     Own("your generate (lab 1)", "generate", ("generate",), prepare_naive),
 )
+OWN_CHAT = (
+    Own(
+        "chats: your prefix cache (lab 8)",
+        "prefix_caching",
+        (
+            "block_hashes",
+            "PrefixManager.match",
+            "PrefixManager.take_block",
+            "PrefixManager.admit",
+            "PrefixManager.publish",
+        ),
+        prepare_own_prefix,
+    ),
+    replace(OWN_ENGINE, about="chats: your engine (lab 7)"),
+)
 OWN_BATCHED = (
     replace(OWN_ENGINE, about="many requests: your engine (lab 7)"),
     Own(
@@ -348,6 +387,13 @@ def prepare_mine_batched(folder: Path, device: torch.device) -> Prepared:
     return own or replace(prepare_static(folder, device), about=about)
 
 
+def prepare_mine_chat(folder: Path, device: torch.device) -> Prepared:
+    """The same for chats: the newer of labs 7 and 8."""
+    about = "chats: the reference's engine, until an engine or a prefix cache of yours has passed"
+    own = newest(OWN_CHAT, folder, device)
+    return own or replace(prepare_engine(folder, device), about=about)
+
+
 def newest(techniques: Sequence[Own], folder: Path, device: torch.device) -> Prepared | None:
     """The first of these that is the learner's own; `mine` prints which parts of its lab are."""
     from autograder.check import mine  # only --mine needs the autograder
@@ -372,14 +418,15 @@ def is_learners(lab: ModuleType, part: str) -> bool:
 TECHNIQUES: dict[str, dict[str, Callable[[Path, torch.device], Prepared]]] = {
     "naive": {LENGTHS: prepare_naive},
     "cached-concat": {LENGTHS: prepare_cached_concat},
-    "cached": dict.fromkeys([LENGTHS, RAGGED, EQUAL], prepare_cached),
+    "cached": dict.fromkeys([LENGTHS, RAGGED, EQUAL, CHAT], prepare_cached),
     "sampled": {SAMPLED: prepare_sampled},
     "speculative": dict.fromkeys([LENGTHS, SAMPLED], prepare_speculative),
     "ngram": dict.fromkeys([LENGTHS, SAMPLED], prepare_ngram),
     "static": dict.fromkeys([RAGGED, EQUAL], prepare_static),
     "continuous": {RAGGED: prepare_continuous},
     "paged": {RAGGED: prepare_paged},
-    "engine": dict.fromkeys([LENGTHS, RAGGED, EQUAL], prepare_engine),
+    "engine": dict.fromkeys([LENGTHS, RAGGED, EQUAL, CHAT], prepare_engine),
+    "prefix": dict.fromkeys([RAGGED, CHAT], prepare_prefix),
     "hf-nocache": {LENGTHS: prepare_hf_nocache},
     "hf": {
         LENGTHS: prepare_hf,
@@ -391,5 +438,6 @@ TECHNIQUES: dict[str, dict[str, Callable[[Path, torch.device], Prepared]]] = {
         SAMPLED: prepare_mine_sampled,
         RAGGED: prepare_mine_batched,
         EQUAL: prepare_mine_batched,
+        CHAT: prepare_mine_chat,
     },
 }

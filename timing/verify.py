@@ -45,10 +45,11 @@ def verify(
     """
     ties = []
     for number, ids in enumerate(outputs):
-        require_length(name, workload, number, ids)
+        prompt = workload.prompt(number, outputs)
+        require_length(name, workload, number, prompt, ids)
         wanted = None if expected is None else expected[number]
         if ids != wanted and not workload.temperature:
-            tie = hold_against_naive(name, workload, number, ids, wanted, naive_model)
+            tie = hold_against_naive(name, workload, number, prompt, ids, wanted, naive_model)
             ties += [tie] if tie else []
     if len(ties) > 1:
         return f"{ties[0]} So are {len(ties) - 1} more requests."
@@ -64,8 +65,8 @@ def difference(
     """
     before = 0  # new tokens that come before their text's first difference
     for number, (ids, wanted) in enumerate(zip(outputs, expected, strict=True)):
-        require_length(name, workload, number, ids)
-        prompt = workload.prompts[number]
+        prompt = workload.prompt(number, outputs)
+        require_length(name, workload, number, prompt, ids)
         if ids[: len(prompt)] != prompt:
             sys.exit(f"Stopped: {name} changes the prompt of {place_of(workload, number)}.")
         differs = [i for i, (a, b) in enumerate(zip(ids, wanted, strict=True)) if a != b]
@@ -82,6 +83,7 @@ def hold_against_naive(
     name: str,
     workload: Workload,
     number: int,
+    prompt: list[int],
     ids: list[int],
     wanted: list[int] | None,
     naive_model: nn.Module,
@@ -89,9 +91,10 @@ def hold_against_naive(
     """Whether every new token of one request is what the naive model picks, or ties with it.
 
     After a first difference two texts part, so from there on it takes the naive model's word about
-    the technique's own text: each token must be a best one, or a hair away from it.
+    the technique's own text: each token must be a best one, or a hair away from it. So it is with
+    later turns of a chat.
     """
-    prompt, place = workload.prompts[number], place_of(workload, number)
+    place = place_of(workload, number)
     logits = logits_after(naive_model, ids)[len(prompt) - 1 :]
     if wanted is None:
         wanted = prompt + logits.argmax(dim=-1).tolist()
@@ -107,14 +110,18 @@ def hold_against_naive(
             f"difference is at position {first} (the prompt has {len(prompt)} tokens), and its "
             f"choices are up to {gaps.max():.1e} from the best logit (a tie is {HAIR:.0e})."
         )
+    if first < len(prompt):  # of an earlier turn, which has been told
+        return None
     return (
         f"{name}, {place}: the first difference is at position {first}, where the two best "
         f"logits are {gaps[first - len(prompt)]:.1e} apart: a tie in float32."
     )
 
 
-def require_length(name: str, workload: Workload, number: int, ids: list[int]) -> None:
-    length = len(workload.prompts[number]) + workload.new_tokens[number]
+def require_length(
+    name: str, workload: Workload, number: int, prompt: list[int], ids: list[int]
+) -> None:
+    length = len(prompt) + workload.new_tokens[number]
     if len(ids) != length:
         sys.exit(
             f"Stopped: {name} returned {len(ids)} tokens for {place_of(workload, number)} where "

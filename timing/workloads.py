@@ -8,7 +8,7 @@ import torch
 
 from gpt import GPTConfig, load_tokenizer, read_config
 
-LENGTHS, SAMPLED, RAGGED, EQUAL = KINDS = "lengths", "sampled", "ragged", "equal"
+LENGTHS, SAMPLED, RAGGED, EQUAL, CHAT = KINDS = "lengths", "sampled", "ragged", "equal", "chat"
 
 PROMPT = "Once upon a time there was a king who had three daughters, and the youngest"
 
@@ -27,14 +27,20 @@ OPENINGS = (
 RAGGED_REQUESTS = 64
 RAGGED_PROMPT, RAGGED_NEW = (4, 64), (8, 128)  # tokens, from the fewest to the most
 EQUAL_REQUESTS, EQUAL_PROMPT, EQUAL_NEW = 16, 32, 64
+CHATS, CHAT_TURNS = 8, 6
+CHAT_SYSTEM, CHAT_QUESTION, CHAT_ANSWER = 96, 24, 32  # tokens
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests that are all there from the start: prompts, and how many new tokens each asks for.
+    """Requests: what is new in the prompt of each, and how many new tokens it asks for.
 
     kind: one of KINDS. about: its one line under the table. temperature: 0 is greedy. No EOS ends a
     request early, so that all techniques do the same work.
+
+    turns: 1 where all requests are there from the start. With more, they are chats: first stand the
+    first turns of all chats, then all second ones, and so on. A later turn continues the whole text
+    of the one before, answer included, and comes when that has ended.
     """
 
     kind: str
@@ -43,6 +49,17 @@ class Workload:
     prompts: list[list[int]]
     new_tokens: list[int]
     temperature: float = 0
+    turns: int = 1
+
+    @property
+    def at_start(self) -> int:
+        """How many requests are there from the start: all of them, or the chats' first turns."""
+        return len(self.prompts) // self.turns
+
+    def prompt(self, number: int, outputs: Sequence[list[int]]) -> list[int]:
+        """The whole prompt of a request; outputs: prompt and answer of those that stand before."""
+        before = outputs[number - self.at_start] if number >= self.at_start else []
+        return before + self.prompts[number]
 
     @property
     def reference(self) -> str:
@@ -57,7 +74,8 @@ class Workload:
     def longest(self) -> int:
         """Tokens of the request that grows longest."""
         both = zip(self.prompts, self.new_tokens, strict=True)
-        return max(len(prompt) + limit for prompt, limit in both)
+        added = [len(prompt) + limit for prompt, limit in both]
+        return max(sum(added[first :: self.at_start]) for first in range(self.at_start))
 
 
 def new_workloads(kinds: Sequence[str], folder: Path, lengths: Sequence[int]) -> list[Workload]:
@@ -72,6 +90,8 @@ def new_workloads(kinds: Sequence[str], folder: Path, lengths: Sequence[int]) ->
         workloads.append(ragged(config))
     if EQUAL in kinds:
         workloads.append(equal(config))
+    if CHAT in kinds:
+        workloads.append(chat(config, CHATS))
     return workloads
 
 
@@ -127,6 +147,24 @@ def equal(config: GPTConfig) -> Workload:
     about = f"{EQUAL_REQUESTS} requests, prompts of {EQUAL_PROMPT} tokens, {EQUAL_NEW} new"
     prompts = random_prompts([EQUAL_PROMPT] * EQUAL_REQUESTS, config, generator)
     return fitting(Workload(EQUAL, EQUAL, about, prompts, [EQUAL_NEW] * EQUAL_REQUESTS), config)
+
+
+def chat(config: GPTConfig, chats: int) -> Workload:
+    """Chats that begin at once with one system prompt, and go on from the model's own answers.
+
+    The same ones every time, of random ids. Ids are kept: a text that is tokenised anew may become
+    other tokens, whose keys and values nobody has.
+    """
+    generator = torch.Generator().manual_seed(0)
+    [system] = random_prompts([CHAT_SYSTEM], config, generator)
+    questions = random_prompts([CHAT_QUESTION] * chats * CHAT_TURNS, config, generator)
+    about = (
+        f"{chats} chats of {CHAT_TURNS} turns, a system prompt of {CHAT_SYSTEM} tokens for all, "
+        f"questions of {CHAT_QUESTION}, answers of {CHAT_ANSWER}"
+    )
+    prompts = [system + question for question in questions[:chats]] + questions[chats:]
+    limits = [CHAT_ANSWER] * len(prompts)
+    return fitting(Workload(CHAT, CHAT, about, prompts, limits, turns=CHAT_TURNS), config)
 
 
 def log_uniform(ends: tuple[int, int], count: int, generator: torch.Generator) -> list[int]:

@@ -1,18 +1,20 @@
-"""Pictures for lab 8: what chats find in the cache, the pool over time, the radix tree, hit rates.
+"""Pictures for lab 8: what chats find in the cache, the pool, the radix tree, hit rates.
 
 Each reads what it is handed, and returns a figure or HTML.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import cycle, pairwise
 from typing import Any, Protocol
 
+import ipywidgets as widgets
 import matplotlib.pyplot as plt
 from IPython.display import HTML
 from matplotlib.patches import Patch
 
+from visuals.explorer import explore
 from visuals.style import (
     BLUE,
     GREEN,
@@ -90,6 +92,76 @@ def draw_legend(figure: Picture, looks: Mapping[str, Look]) -> None:
     figure.legend(handles=handles, loc="outside upper left", ncols=len(handles), fontsize=9)
 
 
+# ------------------------------------------------------------------------- the pool, block by block
+
+
+class Manager(Protocol):
+    """A block manager that knows what its blocks hold."""
+
+    @property
+    def tables(self) -> Mapping[int, Sequence[int]]: ...
+    @property
+    def free_blocks(self) -> Iterable[int]: ...
+    @property
+    def block_hash(self) -> Mapping[int, bytes]: ...
+
+
+@dataclass(frozen=True)
+class Block:
+    """One at one moment. holders: requests, in the order in which they came. place: in the queue of
+    the free ones, counted from 1; None where it is held."""
+
+    holders: tuple[int, ...]
+    is_known: bool
+    place: int | None
+
+
+def keep_pool(manager: Manager) -> list[Block]:
+    """All blocks as they are now, to be shown when they have changed."""
+    places = {block: place for place, block in enumerate(manager.free_blocks, start=1)}
+    held = {block for table in manager.tables.values() for block in table}
+    return [
+        Block(
+            tuple(request for request, table in manager.tables.items() if block in table),
+            block in manager.block_hash,
+            places.get(block),
+        )
+        for block in sorted(held | places.keys())
+    ]
+
+
+def show_pool(moments: Mapping[str, Sequence[Block]]) -> HTML:
+    """A table: moments from top to bottom, blocks from left to right.
+
+    moments: what `keep_pool` gave, by what has happened.
+    """
+    count = max((len(blocks) for blocks in moments.values()), default=0)
+    head = "".join(f"<th>{number}</th>" for number in range(count))
+    rows = "".join(
+        f'<tr><td style="text-align:left">{escape(title)}</td>{"".join(map(cell, blocks))}</tr>'
+        for title, blocks in moments.items()
+    )
+    return HTML(
+        f'<div style="{PAPER}; overflow-x:auto"><table style="border-collapse:separate; '
+        f'border-spacing:3px; color:{INK}"><tr><th style="text-align:left">block</th>{head}</tr>'
+        f"{rows}</table></div>"
+    )
+
+
+def cell(block: Block) -> str:
+    known = "known" if block.is_known else "&nbsp;"
+    if block.holders:
+        name, first = "held", f"held by {', '.join(map(str, block.holders))}"
+    else:
+        name = "free, but known" if block.is_known else "free and empty"
+        first = f"free, no. {block.place}"
+    face, edge, _ = STATES[name]
+    return (
+        f'<td style="background:{face}; border:2px solid {edge}; border-radius:3px; '
+        f'text-align:center; padding:2px 6px">{first}<br><small>{known}</small></td>'
+    )
+
+
 # --------------------------------------------------------------------------- the pool over time
 
 Moment = tuple[int, int, int]  # blocks held, free but known, evicted since the moment before
@@ -117,7 +189,7 @@ def pool_strip(moments: Sequence[Moment], num_blocks: int) -> Picture:
     empty = [num_blocks - one - other for one, other in zip(held, known, strict=True)]
     for heights, look in zip((held, known, empty), STATES.values(), strict=True):
         tops = [start + height for start, height in zip(below, heights, strict=True)]
-        axes.stairs(tops, borders, baseline=below, fill=True, lw=0.6, **fill(look))
+        axes.stairs(tops, borders, baseline=below, fill=True, lw=0.3, **fill(look))
         below = tops
     axes.axhline(num_blocks, color=INK, lw=1)
     steps = [step for step, moment in enumerate(moments, start=1) if moment[2]]
@@ -126,9 +198,23 @@ def pool_strip(moments: Sequence[Moment], num_blocks: int) -> Picture:
     ticks = f"; ticks above: {total:,} evicted" if total else ""
     axes.set_title(f"blocks, of {num_blocks:,}{ticks}")
     axes.locator_params(axis="x", integer=True)
+    axes.set_yticks([0, num_blocks // 2, num_blocks])
     axes.set(xlim=(0.5, borders[-1]), ylim=(0, 1.12 * num_blocks), xlabel="step")
     draw_legend(figure, STATES)
     return figure
+
+
+def explore_pools(pools: Mapping[int, Sequence[Moment]], words: Mapping[int, str]) -> widgets.VBox:
+    """`pool_strip` with a slider over pools of several sizes, and a sentence on each."""
+    chosen = widgets.SelectionSlider(
+        options=list(pools),
+        description="blocks",
+        continuous_update=False,
+        style={"description_width": "initial"},
+    )
+    return explore(
+        lambda size: pool_strip(pools[size], size), chosen, words=lambda size: words[size]
+    )
 
 
 # ------------------------------------------------------------------------------- the radix tree
@@ -212,10 +298,11 @@ def node_html(node: Kept, words: Words, known: set[Edge], path: tuple[int, ...])
     text = escape(shortened(visible(words(list(node.ids)))))
     look = NEW_EDGE if new else OLD_EDGE
     edge = f'<span style="{look}">{text}</span>' if node.ids else "root"
-    facts = [f"{len(node.ids)} token{'s' * (len(node.ids) > 1)}"] if node.ids else []
+    facts = ["<b>new</b>"] if new else []
+    facts += [f"{len(node.ids)} token{'s' * (len(node.ids) > 1)}"] if node.ids else []
     if node.holders is not None:
         facts.append("held by nobody" if not node.holders else f"held by {node.holders}")
-    facts += [f"stamp {node.stamp}", *["<b>new</b>"] * new]
+    facts.append(f"stamp {node.stamp}")
     whole = (f'<span style="white-space:nowrap">{fact}</span>' for fact in facts)
     below = "".join(
         node_html(child, words, known, path + node.ids) for child in node.children.values()
@@ -260,7 +347,7 @@ def hit_rate_curves(
         look: dict[str, Any] = {
             "facecolor": PALE,
             "edgecolor": GREY,
-            "hatch": "xx",
+            "hatch": "//",
             "lw": 0,
             "zorder": 0,
         }
@@ -299,12 +386,13 @@ def grain(computed: Mapping[int, int], tree: int) -> Picture:
     tokens = [computed[size] for size in sizes]
     figure, (axes,) = new_figure(height=3.0)
     bars = axes.bar(range(len(sizes)), tokens, width=0.7, fc=PALE_BLUE, ec=BLUE, label="blocks")
-    axes.bar_label(bars, [f"{count:,}" for count in tokens], padding=2, fontsize=9)
+    axes.bar_label(bars, [f"{count:,}" for count in tokens], padding=4, fontsize=9)
     axes.axhline(tree, color=ORANGE, ls="--", lw=2, label=f"radix tree: {tree:,}")
     axes.set_xticks(range(len(sizes)), [str(size) for size in sizes])
     axes.set(xlabel="block size", yticks=[], ylim=(0, 1.12 * max([*tokens, tree, 1])))
     axes.set_title("prompt tokens computed")
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="x", length=0)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=2, fontsize=9)
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles[::-1], labels[::-1], loc="outside upper left", ncols=2, fontsize=9)
     return figure

@@ -147,7 +147,7 @@ def size_of(given: Any) -> float:
         return 1 + sum(map(size_of, given.values()))
     if isinstance(given, SimpleNamespace) or dataclasses.is_dataclass(given):
         return 1 + size_of(vars(given))
-    if isinstance(given, str):
+    if isinstance(given, (str, bytes)):
         return 1 + len(given) / 8
     if isinstance(given, int):
         return 1 if abs(given) <= LARGEST else float("inf")

@@ -71,6 +71,8 @@ def packed(value: Any, away: Away | None = None) -> bytes:
             return [as_json(item, depth + 1) for item in value]
         if isinstance(value, Strange):
             return {"strange": value.kind}
+        if type(value) is bytes:
+            return {"bytes": value.hex()}
         for name, kind in SEQUENCES.items():
             if type(value) is kind:
                 return {name: [as_json(item, depth + 1) for item in value]}
@@ -141,6 +143,8 @@ class Reader:
             return self.tensor(*content)
         if kind == "strange":
             return Strange(str(content))
+        if kind == "bytes":
+            return bytes.fromhex(content)
         if kind == "dict":
             self.keys += len(content)
             if self.keys > MOST_KEYS:

@@ -1,0 +1,130 @@
+"""How soon each turn of a chat is answered, with lab 8's prefix cache and without.
+
+    python -m timing.turns [--threads 1]
+
+The chats are those of the table's workload `chat`, once one alone and once all at the same time.
+What the cache costs is seen on prompts that have nothing in common, and from its hashes alone. To
+be reached: in a chat alone the first token of a later turn at least 4 times sooner, and the
+distinct prompts within 3% of the time that they take without the cache.
+"""
+
+import argparse
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+
+import torch
+
+from gpt import GPTConfig, GPTLMHead, find_checkpoint, read_config
+from solutions.prefix_caching import block_hashes
+from timing import workloads
+from timing.machine import processor_name
+from timing.measure import Results, measure
+from timing.runs import Prepared, Run
+from timing.stopwatch import median_seconds
+from timing.techniques import BLOCK_SIZE, TECHNIQUES, load
+from timing.workloads import CHAT, EQUAL, Workload, chat, fitting, random_prompts
+
+MODEL, CPU = "fable", torch.device("cpu")
+REPEATS = 9
+ENGINE, PREFIX = NAMES = ["engine", "prefix"]
+DISTINCT_REQUESTS, DISTINCT_PROMPT, DISTINCT_NEW = 32, 256, 8
+
+
+def chats(config: GPTConfig, count: int) -> Workload:
+    name = "A chat alone" if count == 1 else f"{count} chats at the same time"
+    return replace(chat(config, count), name=name)
+
+
+def distinct(config: GPTConfig) -> Workload:
+    """Prompts with nothing in common, and few new tokens: nearly all the time goes to prompts."""
+    generator = torch.Generator().manual_seed(0)
+    prompts = random_prompts([DISTINCT_PROMPT] * DISTINCT_REQUESTS, config, generator)
+    about = f"{DISTINCT_REQUESTS} prompts of {DISTINCT_PROMPT} tokens, {DISTINCT_NEW} new"
+    limits = [DISTINCT_NEW] * DISTINCT_REQUESTS
+    return fitting(Workload(EQUAL, "Distinct prompts", about, prompts, limits), config)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="timing.turns", description=__doc__)
+    parser.add_argument("--threads", type=int)
+    given = parser.parse_args()
+    if given.threads:
+        torch.set_num_threads(given.threads)
+    folder = find_checkpoint(MODEL)
+    config = read_config(folder)
+    made: dict[str, Prepared] = {
+        "cached": TECHNIQUES["cached"][CHAT](folder, CPU),  # the reference
+        **{name: TECHNIQUES[name][CHAT](folder, CPU) for name in NAMES},
+    }
+    prepared = {(kind, name): made[name] for kind in (CHAT, EQUAL) for name in made}
+    talks, others = [chats(config, 1), chats(config, workloads.CHATS)], distinct(config)
+    plan = [(workload, NAMES) for workload in (*talks, others)]
+    results, told = measure(plan, prepared, load(GPTLMHead, folder, CPU), REPEATS)
+
+    print(
+        f"{MODEL} in float32, {processor_name(CPU)}, cores: {os.cpu_count()}, threads: "
+        f"{torch.get_num_threads()}, torch {torch.__version__}\n"
+        f"Medians of {REPEATS} interleaved repeats (least to most); outputs verified first."
+    )
+    for tie in told.ties.values():
+        print(f"~ {tie}")
+    for workload in talks:
+        show_turns(workload, results)
+    show_distinct(others, results)
+    seconds = median_seconds(lambda: block_hashes(others.prompts[0], BLOCK_SIZE))
+    print(f"Its hashes: {1e6 * seconds / DISTINCT_PROMPT:.2f} µs a prompt token.")
+
+
+# ------------------------------------------------------------------------------------ what it says
+
+
+def show_turns(workload: Workload, results: Results) -> None:
+    both = [results[workload.name, name] for name in NAMES]
+    hits, queried = both[1][0].hits, both[1][0].queried
+    print(f"\n{workload.name}: TTFT in ms. {PREFIX} found {hits:,} of {queried:,} prompt tokens.\n")
+    print(f"| turn | prompt tokens | {ENGINE} | {PREFIX} | times sooner |")
+    print("|---:|---:|---:|---:|---:|")
+    for turn in range(workload.turns):
+        without, cached = ([ttft(workload, turn, run) for run in runs] for runs in both)
+        cells = [spread(without), spread(cached), f"{median(ratios(without, cached)):.1f}"]
+        print(f"| {turn + 1} | {prompt_tokens(workload, turn)} | {' | '.join(cells)} |")
+
+
+def prompt_tokens(workload: Workload, turn: int) -> int:
+    """Of every chat in this turn: they are equally long."""
+    answers = sum(workload.new_tokens[: turn * workload.at_start : workload.at_start])
+    before = workload.prompts[: turn * workload.at_start + 1 : workload.at_start]
+    return sum(map(len, before)) + answers
+
+
+def ttft(workload: Workload, turn: int, run: Run) -> float:
+    """In seconds, from the end of the turn before; the median over the chats."""
+    first = turn * workload.at_start
+    requests = run.metrics(workload.turns)[first : first + workload.at_start]
+    return median(request.ttft for request in requests)
+
+
+def show_distinct(workload: Workload, results: Results) -> None:
+    without, cached = ([run.seconds for run in results[workload.name, name]] for name in NAMES)
+    found = ratios(cached, without)
+    print(
+        f"\n{workload.name} ({workload.about}): {spread(without)} ms with {ENGINE}, "
+        f"{spread(cached)} ms with {PREFIX}, {median(found):.3f} of it "
+        f"({min(found):.3f}-{max(found):.3f})."
+    )
+
+
+def ratios(ones: Sequence[float], others: Sequence[float]) -> list[float]:
+    """Of each repeat by itself: a slow minute of the machine meets both."""
+    return [one / other for one, other in zip(ones, others, strict=True)]
+
+
+def spread(seconds: Sequence[float]) -> str:
+    middle, least, most = (1e3 * choose(seconds) for choose in (median, min, max))
+    return f"{middle:,.1f} ({least:,.1f}-{most:,.1f})"
+
+
+if __name__ == "__main__":
+    main()
