@@ -19,7 +19,7 @@ BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 # Where a lab's module is several files of `solutions`, those, in the order in which they are read,
 # the lab's own last; and what is given with it in further ones, which no earlier lab needs.
 FILES = {"engine": ("scheduler", "engine")}
-GIVEN = {"engine": ("sequence", "hooks", "runner")}
+GIVEN = {"engine": ("sequence", "hooks", "runner"), "disaggregation": ("sides", "apart")}
 
 Definition = ast.FunctionDef | ast.ClassDef
 

@@ -13,6 +13,12 @@ from tests.common.trials import EXERCISES, every_exercise, is_rejected
 
 DOES_NOTHING = "what is neutral may be applied all the same: it changes nothing"
 EQUIVALENT = {
+    "disaggregation.pack_kv": {
+        "slots[0] -> slots[-1]": "there is one row of slots, so the first is the last",
+    },
+    "disaggregation.unpack_kv": {
+        "slots[0] -> slots[-1]": "there is one row of slots, so the first is the last",
+    },
     "batching.generate_padded": {
         "config.n_positions - 1 -> config.n_positions - 2": (
             "a token at the last position fills the context: its row has ended, and what is "

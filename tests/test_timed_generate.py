@@ -301,7 +301,7 @@ def test_every_workload_is_served_by_the_techniques_that_can(table) -> None:
         *(("3 new tokens", n) for n in (*SPECULATIVE, "engine", "hf-nocache", "hf")),
         *(("sampled", name) for name in ("sampled", *SPECULATIVE)),
         *(("ragged", name) for name in ("cached", "static", "continuous", "paged")),
-        *(("ragged", name) for name in ("engine", "prefix", "hf")),
+        *(("ragged", name) for name in ("engine", "prefix", "chunked", "hf")),
         *(("equal", name) for name in ("cached", "static", "engine", "hf")),
         *(("chat", name) for name in ("cached", "engine", "prefix")),
     ]

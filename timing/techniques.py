@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from gpt import GPTLMHead, read_config
 from solutions import batching as lab3
 from solutions import decoding as lab5
+from solutions import disaggregation as lab9
 from solutions import engine as lab7
 from solutions import generate as lab1
 from solutions import kv_cache as lab2
@@ -33,6 +34,7 @@ BLOCK_SIZE = 16
 DRAFTS = 4  # tokens that are drafted in a round
 REFERENCE = lab7.Parts()
 ENGINE_SIZE, TOKEN_BUDGET = 64, 256  # requests at a time, and tokens in a step, at most
+CHUNKED_BUDGET = 132  # what lab 9 measures with
 HF_SIZES = 8, 16, 32, 64
 
 
@@ -161,7 +163,11 @@ def prepare_ngram(folder: Path, device: torch.device, lab: ModuleType = lab6) ->
 
 
 def prepare_engine(
-    folder: Path, device: torch.device, lab: ModuleType = lab7, parts: lab7.Parts = REFERENCE
+    folder: Path,
+    device: torch.device,
+    lab: ModuleType = lab7,
+    parts: lab7.Parts = REFERENCE,
+    token_budget: int = TOKEN_BUDGET,
 ) -> Served:
     """A pool with the memory that the slots of `continuous` reserve; for fewer, all they need.
 
@@ -172,11 +178,11 @@ def prepare_engine(
     def new_engine(model: Any, workload: Workload, on_output: Callable) -> lab7.Engine:
         slots = min(SLOTS, workload.at_start)
         num_blocks = -(-slots * workload.longest // BLOCK_SIZE)
-        limits = TOKEN_BUDGET, ENGINE_SIZE
+        limits = token_budget, ENGINE_SIZE
         return lab.new_engine(model, num_blocks, BLOCK_SIZE, *limits, on_output, parts=parts)
 
     about = (
-        f"the engine: up to {ENGINE_SIZE} at a time in blocks of {BLOCK_SIZE}, {TOKEN_BUDGET} "
+        f"the engine: up to {ENGINE_SIZE} at a time in blocks of {BLOCK_SIZE}, {token_budget} "
         "tokens a step (lab 7)"
     )
     return Served(about, model, new_engine, ENGINE_SIZE)
@@ -184,10 +190,10 @@ def prepare_engine(
 
 def prepare_own_engine(folder: Path, device: torch.device, lab: ModuleType) -> Served:
     """With the learner's parts of labs 4 to 6, which `mine` tells."""
-    return prepare_engine(folder, device, lab, own_parts(lab))
+    return prepare_engine(folder, device, lab, own_parts())
 
 
-def own_parts(lab: ModuleType) -> lab7.Parts:
+def own_parts() -> lab7.Parts:
     from autograder.check import mine  # only --mine needs the autograder
 
     paged, decoding, speculative = map(mine, ("paged_attention", "decoding", "speculative"))
@@ -199,7 +205,6 @@ def own_parts(lab: ModuleType) -> lab7.Parts:
         decoding.next_token_probs,
         speculative.verify,
         speculative.verify_greedy,
-        lab.Scheduler,
     )
 
 
@@ -222,8 +227,18 @@ def prepare_own_prefix(folder: Path, device: torch.device, lab: ModuleType) -> S
     """In the learner's engine, with its parts of labs 4 to 6."""
     from autograder.check import mine  # only --mine needs the autograder
 
-    engine = mine("engine")
-    return prepare_prefix(folder, device, lab, engine, own_parts(engine))
+    return prepare_prefix(folder, device, lab, mine("engine"), own_parts())
+
+
+# ----------------------------------------------------------------------------- lab 9
+
+
+def prepare_chunked(folder: Path, device: torch.device, lab: ModuleType = lab9) -> Served:
+    """Prompts in chunks that fit beside the decodes."""
+    parts = replace(REFERENCE, scheduler=lab.StallFree)
+    about = f"the engine with decodes first and {CHUNKED_BUDGET} tokens a step (lab 9)"
+    served = prepare_engine(folder, device, lab7, parts, CHUNKED_BUDGET)
+    return replace(served, about=about)
 
 
 # ----------------------------------------------------------------------------- transformers
@@ -427,6 +442,7 @@ TECHNIQUES: dict[str, dict[str, Callable[[Path, torch.device], Prepared]]] = {
     "paged": {RAGGED: prepare_paged},
     "engine": dict.fromkeys([LENGTHS, RAGGED, EQUAL, CHAT], prepare_engine),
     "prefix": dict.fromkeys([RAGGED, CHAT], prepare_prefix),
+    "chunked": {RAGGED: prepare_chunked},
     "hf-nocache": {LENGTHS: prepare_hf_nocache},
     "hf": {
         LENGTHS: prepare_hf,

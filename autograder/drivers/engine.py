@@ -1,9 +1,8 @@
 """Drivers of lab 7: a queue that is played without a model, and an engine's step by step."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Several
-from inspect import unwrap
 from typing import Any
 
 import torch
@@ -11,154 +10,14 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from autograder.drivers.seen import Seen, Strange, kind_of, plain
+from autograder.drivers.queues import by_number, numbered, shown
+from autograder.drivers.queues import schedule as schedule
+from autograder.drivers.seen import Seen
 from gpt import GPTConfig
 from solutions.decoding import GREEDY, SamplingParams
-from solutions.hooks import EngineManager
-from solutions.paged_attention import OutOfBlocks
 from solutions.sequence import Sequence
 
 Plan = dict[int, int]
-MOST_SHOWN = 2000  # characters
-
-
-def numbered(requests: Any) -> Any:
-    """The numbers of requests, in a list or a deque as they are."""
-    if not isinstance(requests, (list, deque)):
-        return requests
-    return [r.number if isinstance(r, Sequence) else kind_of(r) for r in requests]
-
-
-def by_number(sequences: list[Sequence], where: str) -> Iterator[Seen]:
-    """What there is to know of each request."""
-    for name in ("num_computed_tokens", "ids", "drafts"):
-        values = {sequence.number: getattr(sequence, name) for sequence in sequences}
-        yield Seen(f"`{name}`, by request,", shown(values), where)
-
-
-def shown(value: Any) -> Any:
-    """A value as it ends a sentence; a dict by its keys, in whatever order it was made."""
-    value = plain(value)
-    if value is None or isinstance(value, Strange):
-        return value
-    if isinstance(value, dict):
-        value = dict(sorted(value.items(), key=lambda item: (str(type(item[0])), item[0])))
-    return f"is {str(value)[:MOST_SHOWN]}"
-
-
-# --------------------------------------------------------------------------------- the scheduler
-
-
-class Pool(EngineManager):
-    """Lab 4's manager, for an engine. raises: the OutOfBlocks that the attempt's code catches."""
-
-    def __init__(self, num_blocks: int, block_size: int, raises: type[Exception]) -> None:
-        super().__init__(num_blocks, block_size)
-        self.raises = raises
-
-    def require_free(self, needed: int) -> None:
-        try:
-            super().require_free(needed)
-        except OutOfBlocks as error:
-            raise self.raises(*error.args) from None
-
-
-def schedule(
-    attempt: Any,
-    requests: list[dict[str, Any]],
-    steps: int,
-    num_blocks: int,
-    block_size: int,
-    token_budget: int,
-    max_running: int,
-) -> list[Seen]:
-    """Several steps, without a model: after each the requests are where an engine would have them.
-
-    A request has ids, an `end`, and the number of the step with which it `comes`. One that runs
-    from the start has so many of its tokens `computed`, and `drafts`. Whenever it has caught up it
-    gains one of the numbers in `gains`, in turn, and gets up to `k` new drafts.
-    """
-    names = getattr(unwrap(attempt.make_room), "__globals__", {})
-    manager = Pool(num_blocks, block_size, names.get("OutOfBlocks", OutOfBlocks))
-    scheduler = attempt(manager, token_budget, max_running)
-    sequences = [
-        Sequence(number, list(request["ids"]), request["end"])
-        for number, request in enumerate(requests)
-    ]
-    for sequence, request in zip(sequences, requests, strict=True):
-        if request["computed"] is not None:
-            run_from_the_start(scheduler, sequence, request)
-    turns = [0] * len(requests)
-    seen: list[Seen] = []
-    for step in range(1, steps + 1):
-        coming = [s for s, request in zip(sequences, requests, strict=True) if due(request, step)]
-        scheduler.waiting.extend(coming)
-        plan = scheduler.schedule()
-        seen += scheduled(scheduler, plan, sequences, f"of step {step}", f"after step {step}")
-        if not is_plan(plan, len(requests)):
-            break
-        for number, count in plan.items():
-            catch_up(scheduler, sequences[number], count, requests[number], turns)
-    return seen
-
-
-def due(request: dict[str, Any], step: int) -> bool:
-    return request["computed"] is None and request["comes"] == step
-
-
-def run_from_the_start(scheduler: Any, sequence: Sequence, request: dict[str, Any]) -> None:
-    """In decode the newest token has no place yet; a prompt has been given all of its blocks."""
-    decodes = request["computed"] == len(sequence.ids) - 1
-    scheduler.manager.admit(sequence.number, sequence.ids[: -1 if decodes else None])
-    scheduler.running.append(sequence)
-    sequence.num_computed_tokens = request["computed"]
-    sequence.drafts = list(request["drafts"])
-
-
-def is_plan(plan: Any, requests: int) -> bool:
-    """Whether a plan can be followed, right or wrong."""
-    return isinstance(plan, Mapping) and all(
-        isinstance(part, int) and not isinstance(part, bool) and 0 <= part < most
-        for pair in plan.items()
-        for part, most in zip(pair, (requests, 10_000), strict=True)
-    )
-
-
-def scheduled(
-    scheduler: Any, plan: Any, sequences: list[Sequence], of: str, after: str
-) -> Iterator[Seen]:
-    yield Seen("The plan", shown(plan), of)
-    yield Seen("`running`, by number,", shown(numbered(scheduler.running)), after)
-    yield Seen("`waiting`, by number,", shown(numbered(scheduler.waiting)), after)
-    yield Seen("`preemptions`", scheduler.preemptions, after)
-    blocks = {request: len(table) for request, table in scheduler.manager.tables.items()}
-    yield Seen("The number of blocks, by request,", shown(blocks), after)
-    yield from by_number(sequences, after)
-    limits = [scheduler.token_budget, scheduler.max_running]
-    yield Seen("`token_budget` and `max_running`", shown(limits), after)
-
-
-def catch_up(
-    scheduler: Any, sequence: Sequence, count: int, request: dict[str, Any], turns: list[int]
-) -> None:
-    """What the other parts of a step do to a request that is in the plan."""
-    sequence.num_computed_tokens += count
-    if not sequence.has_caught_up or sequence.has_ended:
-        return
-    gains = request["gains"]
-    gain = min(gains[turns[sequence.number] % len(gains)], len(sequence.drafts) + 1)
-    turns[sequence.number] += 1
-    sequence.extend([100 + len(sequence.ids) + new for new in range(gain)])
-    if sequence.has_ended:
-        if sequence in scheduler.running or sequence in scheduler.waiting:
-            scheduler.retire(sequence)
-    else:
-        room = sequence.end - len(sequence.ids) - 1
-        sequence.drafts = [200 + draft for draft in range(min(request["k"], room))]
-
-
-# ------------------------------------------------------------------------------------ the engine
-
 PRIME = 101
 
 

@@ -239,7 +239,8 @@ def staged(lab: str, folder: Path) -> Path:
     files += [path for path in SOLUTIONS.glob("*.py") if path.name not in hidden]
     files += [own / "failure.py", own / "source.py", own / "reference.py"]
     files += [*(own / "sandbox").glob("*.py")]
-    files += [own / "drivers" / name for name in ("__init__.py", "seen.py", f"{lab}.py")]
+    drivers = "__init__.py", "seen.py", "queues.py", f"{lab}.py"
+    files += [own / "drivers" / name for name in drivers]
     for path in files:
         target = folder / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)

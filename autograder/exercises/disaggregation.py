@@ -1,0 +1,486 @@
+"""The exercises of lab 9: chunks, stall-free batching, gaps, keys and values sent, and leases."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from autograder.draws import draw, normal, prompt_ids
+from autograder.drivers import disaggregation as drivers
+from autograder.drivers.disaggregation import VOCAB, logits_at
+from autograder.exercise import Case, Exercise, Service, no_services
+from autograder.lending.cached import lend_cached_model
+from autograder.lending.lent import Lent
+from solutions.disaggregation import unpack_kv
+
+Request = dict[str, Any]
+
+# ----------------------------------------------------------------------------- a prompt in chunks
+
+
+def prefill_cases(generator: torch.Generator) -> list[Case]:
+    def case(label: str, seq: int, chunk: int, batch: int = 1) -> Case:
+        ids, next_ids = (prompt_ids(generator, length, batch) for length in (seq, 1))
+        return Case(label, {"ids": ids, "chunk": chunk, "next_ids": next_ids})
+
+    return [
+        case("one token, chunks of one", 1, 1),
+        case("one token, chunks of four", 1, 4),
+        case("three tokens, one by one", 3, 1),
+        case("four tokens, chunks of two", 4, 2),
+        case("five tokens, chunks of two", 5, 2),
+        case("two prompts of six tokens, chunks of three", 6, 3, batch=2),
+        case("a prompt as long as a chunk", 4, 4),
+        case("a prompt one token longer than a chunk", 5, 4),
+        case("a prompt one token shorter than a chunk", 3, 4),
+        case("a chunk much longer than the prompt", 3, 100),
+        case("three prompts, the last chunk shorter", 8, 3, batch=3),
+        case("a long prompt", draw(generator, 10, 14), draw(generator, 2, 4)),
+    ]
+
+
+# ------------------------------------------------------------------------------------ the schedule
+
+
+def schedule_cases(generator: torch.Generator) -> list[Case]:
+    def case(
+        label: str,
+        budget: int,
+        *requests: Request,
+        steps: int = 1,
+        blocks: int = 40,
+        block_size: int = 4,
+        max_running: int = 8,
+    ) -> Case:
+        limits = {"token_budget": budget, "max_running": max_running}
+        pool = {"num_blocks": blocks, "block_size": block_size}
+        return Case(label, {"requests": list(requests), "steps": steps, **pool, **limits})
+
+    def ids(length: int) -> list[int]:
+        return torch.randint(100, (length,), generator=generator).tolist()
+
+    def waits(length: int, new: int = 4, **about: Any) -> Request:
+        usual = {"comes": 1, "computed": None, "drafts": [], "gains": [1], "k": 0}
+        return {"ids": ids(length), "end": length + new, **usual, **about}
+
+    def started(length: int, computed: int, new: int = 4, **about: Any) -> Request:
+        """One that runs, and whose prompt has been computed in part."""
+        return waits(length, new, computed=computed, **about)
+
+    def decodes(length: int, new: int = 4, drafts: int = 0, **about: Any) -> Request:
+        """One that runs, and of which all but the newest token and the drafts is computed."""
+        return waits(length, new, computed=length - 1, drafts=ids(drafts), **about)
+
+    some = [
+        waits(
+            draw(generator, 1, 12),
+            draw(generator, 1, 6),
+            comes=draw(generator, 1, 6),
+            k=draw(generator, 0, 2),
+            gains=[draw(generator, 1, 3) for _ in range(3)],
+        )
+        for _ in range(7)
+    ]
+    small = {"blocks": 9, "block_size": 2, "max_running": 4}
+    return [
+        case("nobody waits and nobody runs", 8),
+        case("one prompt waits", 8, waits(3)),
+        case("one request decodes", 8, decodes(5)),
+        case("the rest of a prompt", 8, started(7, 4)),
+        case("a prompt longer than the budget", 4, waits(7), steps=3),
+        case("a prompt of two whole chunks", 4, waits(8), steps=3),
+        case("a started prompt, and one that was adopted behind it", 4, started(9, 2), decodes(5)),
+        case("one decodes before a started prompt", 4, decodes(5), started(9, 2), steps=3),
+        case(
+            "started prompts between those who decode",
+            6,
+            *[started(6, 2), decodes(5), started(12, 4), decodes(3)],
+            steps=4,
+        ),
+        case("two started prompts, and room for the rest of both", 8, started(6, 3), started(7, 4)),
+        case(
+            "two started prompts, and room for one of them",
+            4,
+            *[started(7, 3), started(8, 3), decodes(2)],
+            steps=3,
+        ),
+        case("a started prompt takes all that is left", 4, started(9, 2), waits(3), steps=3),
+        case("a started prompt leaves room for a newcomer", 8, started(7, 4), waits(9), steps=2),
+        case(
+            "a newcomer behind decodes and a started prompt",
+            9,
+            *[started(8, 5), decodes(4), waits(6), waits(5)],
+            steps=3,
+        ),
+        case("two prompts wait, and share the budget", 8, waits(6), waits(5), steps=3),
+        case("a prompt as long as the budget, and one behind it", 4, waits(4), waits(3), steps=2),
+        case("a prompt that just fits behind a decode", 5, decodes(3), waits(4), waits(2)),
+        case("the decodes use up the budget", 2, decodes(5), decodes(3), waits(4), steps=2),
+        case("more decode than the budget has tokens", 2, *[decodes(n) for n in (5, 3, 4)]),
+        case(
+            "more decode than the budget has tokens, behind a started prompt",
+            2,
+            *[started(9, 2), *[decodes(n) for n in (5, 3, 4)]],
+            steps=2,
+        ),
+        case("a budget of one token", 1, waits(2, 2), waits(3, 2), steps=8),
+        case("as many run as may", 16, *[waits(n, 2) for n in (3, 2, 4)], steps=3, max_running=2),
+        case("drafts for which there is just room", 4, started(8, 2), decodes(5, drafts=2)),
+        case(
+            "drafts that don't fit into what is left",
+            5,
+            *[started(9, 2), decodes(6, drafts=2), decodes(5, drafts=2), decodes(4), waits(3)],
+            steps=2,
+        ),
+        case("drafts behind a prompt", 6, waits(4, 9, k=2, gains=[1, 3]), waits(7), steps=4),
+        case("a prompt of which only the last token is left", 8, started(6, 1), started(5, 4)),
+        case("a prompt of one token beside a started one", 3, started(9, 2), waits(1), steps=3),
+        case(
+            "no block is free, and none is needed",
+            8,
+            *[decodes(4), started(8, 4), waits(2)],
+            blocks=3,
+        ),
+        case("a decode finds no block", 8, decodes(5), started(4, 1), waits(1), blocks=2, steps=3),
+        case(
+            "the adopted one finds no block, behind a started prompt",
+            4,
+            *[started(8, 2), decodes(5, 9)],
+            blocks=3,
+            steps=3,
+        ),
+        case("the only one finds no block for its drafts", 8, decodes(4, drafts=2), blocks=1),
+        case(
+            "two are preempted for one",
+            8,
+            *[decodes(5, drafts=3), started(3, 1), decodes(2)],
+            blocks=5,
+            block_size=2,
+            steps=2,
+        ),
+        case(
+            "a preempted one for which there would be room at once",
+            8,
+            *[decodes(3), decodes(3, drafts=3), waits(1)],
+            blocks=9,
+            block_size=1,
+            steps=3,
+            max_running=2,
+        ),
+        case(
+            "recompute in chunks, beside decodes",
+            4,
+            *[decodes(9, 6), decodes(8, 6), decodes(6, 6)],
+            blocks=6,
+            steps=9,
+        ),
+        case(
+            "blocks of one token",
+            8,
+            *[waits(n, 3) for n in (4, 3, 2)],
+            blocks=11,
+            block_size=1,
+            steps=9,
+        ),
+        case("seven requests, a small pool, drafts", 6, *some, **small, steps=16),
+    ]
+
+
+# ----------------------------------------------------------------------------------------- the gaps
+
+Served = tuple[int, int, bool]
+
+
+def gap_cases(generator: torch.Generator) -> list[Case]:
+    def case(label: str, *trace: Sequence[Served], request: int = 0) -> Case:
+        return Case(label, {"trace": [list(step) for step in trace], "request": request})
+
+    def gains(request: int, tokens: int = 1) -> Served:
+        return request, tokens, True
+
+    def chunk(request: int, tokens: int) -> Served:
+        return request, tokens, False
+
+    def some_step() -> list[Served]:
+        served = torch.randperm(4, generator=generator)[: draw(generator, 0, 4)].tolist()
+        return [(r, draw(generator, 1, 9), draw(generator, 0, 2) > 0) for r in served]
+
+    some = [some_step() for _ in range(20)]
+    return [
+        case("one token", [gains(0, 5)]),
+        case("two tokens, nobody else", [gains(0, 5)], [gains(0)]),
+        case("three tokens, nobody else", [gains(0, 5)], [gains(0)], [gains(0)]),
+        case("a prompt in chunks", [chunk(0, 4)], [chunk(0, 4)], [gains(0, 2)], [gains(0)]),
+        case("a long prompt beside it", [gains(0, 3)], [gains(0), gains(1, 9)], [gains(0)]),
+        case(
+            "a long prompt beside it, in chunks",
+            *[[gains(0, 3)], [gains(0), chunk(1, 4)], [gains(0), chunk(1, 4)], [gains(0)]],
+        ),
+        case("steps of others between its tokens", [gains(0, 3)], [gains(1, 9)], [gains(0)]),
+        case(
+            "a step in which it is served and gains nothing",
+            *[[gains(0, 3)], [gains(0)], [chunk(0, 2), gains(1)], [gains(1), gains(0, 2)]],
+        ),
+        case("others come before it", [gains(1, 8)], [gains(1), gains(0, 3)], [gains(0)]),
+        case("others go on after it", [gains(0, 3), gains(1, 2)], [gains(0)], [gains(1)]),
+        case("a step that serves nobody", [gains(0, 3)], [], [gains(0)], []),
+        case("tokens are verified several at a time", [gains(0, 3)], [gains(0, 4)], [gains(0, 2)]),
+        case(
+            "the second of two requests",
+            *[[gains(4, 6), gains(7, 3)], [gains(4)], [gains(4), gains(7)], [gains(7)]],
+            request=7,
+        ),
+        case("a request that never gains a token", [gains(1, 4), chunk(0, 2)], [gains(1)]),
+        case("a request that isn't there", [gains(1, 4)], [gains(1)]),
+        case("no step at all"),
+        case("twenty steps, four requests", *some, request=draw(generator, 0, 3)),
+        case("the same for another", *some, request=3),
+    ]
+
+
+# ---------------------------------------------------------------------------- keys and values sent
+
+LAYERS, HEADS, HEAD_DIM = 3, 2, 5
+
+
+def a_pool(
+    generator: torch.Generator, blocks: int, block_size: int
+) -> Float[Tensor, "2 layers blocks block_size heads head_dim"]:
+    """There is something in every slot."""
+    return normal(generator, 2, LAYERS, blocks, block_size, HEADS, HEAD_DIM)
+
+
+def pack_cases(generator: torch.Generator) -> list[Case]:
+    def case(
+        label: str, block_size: int, table: list[int], start: int, end: int, blocks: int = 7
+    ) -> Case:
+        own = {"table": table, "start": start, "end": end}
+        return Case(label, {"pool": a_pool(generator, blocks, block_size), **own})
+
+    some = torch.randperm(7, generator=generator)[:4].tolist()
+    start = draw(generator, 1, 4)
+    return [
+        case("one token, blocks of one", 1, [3], 0, 1),
+        case("one token, blocks of four", 4, [2], 0, 1),
+        case("three tokens of one block", 4, [2], 0, 3),
+        case("a full block", 4, [5], 0, 4),
+        case("two blocks, the last one partly filled", 4, [5, 2], 0, 7),
+        case("blocks behind one another", 4, [2, 3, 4], 0, 12),
+        case("blocks behind one another, the last one partly filled", 4, [1, 2, 3], 0, 9),
+        case("the whole pool, in its order", 2, [0, 1, 2], 0, 6, blocks=3),
+        case("from the middle of a block on", 4, [4, 0, 6], 3, 10),
+        case("from the beginning of a block on", 4, [4, 0, 6], 4, 12),
+        case("a stretch within a block", 4, [4, 1], 5, 7),
+        case("no token", 4, [4, 1], 5, 5),
+        case("no token, from the first one on", 3, [4], 0, 0),
+        case("blocks that lie backwards", 2, [6, 4, 2, 1], 0, 8),
+        case("blocks of one token", 1, [6, 2, 5, 0], 1, 4),
+        case("more blocks than the tokens take", 3, [5, 1, 4, 0], 0, 4),
+        case("four blocks of three", 3, some, start, start + draw(generator, 4, 8)),
+    ]
+
+
+def unpack_cases(generator: torch.Generator) -> list[Case]:
+    def case(
+        label: str, block_size: int, table: list[int], start: int, tokens: int, blocks: int = 7
+    ) -> Case:
+        pool = a_pool(generator, blocks, block_size)
+        kv = normal(generator, 2, LAYERS, tokens, HEADS, HEAD_DIM)
+        return Case(label, {"pool": pool, "table": table, "start": start, "kv": kv})
+
+    some = torch.randperm(7, generator=generator)[:4].tolist()
+    return [
+        case("one token, blocks of one", 1, [3], 0, 1),
+        case("one token, blocks of four", 4, [2], 0, 1),
+        case("three tokens of one block", 4, [2], 0, 3),
+        case("a full block", 4, [5], 0, 4),
+        case("two blocks, the last one partly filled", 4, [5, 2], 0, 7),
+        case("blocks behind one another", 4, [2, 3, 4], 0, 12),
+        case("from the middle of a block on", 4, [4, 0, 6], 3, 7),
+        case("from the beginning of a block on", 4, [4, 0, 6], 4, 8),
+        case("from the beginning of a block on, as many tokens as fill one", 4, [6, 1], 4, 4),
+        case("a stretch within a block", 4, [4, 1], 5, 2),
+        case("no token", 4, [4, 1], 5, 0),
+        case("blocks that lie backwards", 2, [6, 4, 2, 1], 0, 8),
+        case("blocks of one token", 1, [6, 2, 5, 0], 1, 3),
+        case("more blocks than the tokens take", 3, [5, 1, 4, 0], 0, 4),
+        case("blocks of sixteen", 16, [2, 0], 12, 9, blocks=3),
+        case("four blocks of three", 3, some, draw(generator, 1, 4), draw(generator, 4, 8)),
+    ]
+
+
+# ---------------------------------------------------------------------------------------- adopting
+
+
+class Writer(Lent):
+    """Stands for unpack_kv where the pool is on the other side: says what is to stand in it."""
+
+    lends = frozenset({"written"})
+
+    def written(self, pool: Tensor, table: list[int], start: int, kv: Tensor) -> Tensor:
+        after = pool.clone()
+        unpack_kv(after, table, start, kv)
+        return after
+
+
+def lend_writer(data: Mapping[str, Any]) -> dict[str, Service]:
+    return {"writer": Writer()}
+
+
+def adopt_cases(generator: torch.Generator) -> list[Case]:
+    salt = draw(generator, 0, 10**6)
+
+    def case(
+        label: str,
+        *requests: Request,
+        steps: int = 4,
+        blocks: int = 8,
+        block_size: int = 4,
+        token_budget: int = 8,
+        max_running: int = 4,
+    ) -> Case:
+        pool = a_pool(generator, blocks, block_size)
+        limits = {"steps": steps, "token_budget": token_budget, "max_running": max_running}
+        return Case(label, {"pool": pool, "requests": list(requests), **limits, "salt": salt})
+
+    def here(length: int, new: int, comes: int = 1) -> Request:
+        """One that is prefilled here."""
+        prompt = torch.randint(VOCAB, (length,), generator=generator).tolist()
+        return {"comes": comes, "prompt": prompt, "first_token": None, "end": length + new}
+
+    def sent(length: int, new: int, start: int = 0, **about: Any) -> Request:
+        """One that is adopted; `start` of its tokens have been sent before."""
+        first_token = draw(generator, 0, VOCAB - 1)
+        kv = normal(generator, 2, LAYERS, length - start, HEADS, HEAD_DIM)
+        usual = {"eos_token_id": None, "params": None, "seed": 0, "drawn": 1}
+        own = {"first_token": first_token, "start": start, "kv": kv, **usual, **about}
+        return {**here(length, new), **own}
+
+    def ending(length: int, new: int, at: int, **about: Any) -> Request:
+        """One whose new token number `at`, counted from 0, is EOS."""
+        request = sent(length, new, **about)
+        token = request["first_token"]
+        for place in range(length, length + at):
+            token = int(logits_at(place, token, salt).argmax())
+        return {**request, "eos_token_id": token}
+
+    seed = draw(generator, 0, 10**4)
+    drawn: dict[str, Any] = {"params": {"temperature": 1.0, "top_k": 20}, "seed": seed}
+    return [
+        case("a prompt of one token, two new tokens", sent(1, 2)),
+        case("three new tokens", sent(5, 3)),
+        case("a prompt that fills its block", sent(4, 3)),
+        case("a prompt one token longer than a block", sent(5, 2)),
+        case("a prompt one token shorter than a block", sent(3, 3)),
+        case("blocks of one token", sent(3, 3), block_size=1),
+        case("its beginning has come before", sent(7, 3, start=4)),
+        case("all but one token has come before", sent(6, 2, start=5)),
+        case("all of it has come before", sent(6, 2, start=6)),
+        case("the only new token is the first one", sent(5, 1)),
+        case("the first new token is EOS", ending(5, 4, at=0)),
+        case("the first new token is EOS, another goes on", ending(5, 4, at=0), sent(3, 3)),
+        case("EOS comes a step later", ending(5, 4, at=1)),
+        case("the first one is the only new token, another goes on", sent(5, 1), sent(3, 3)),
+        case("tokens are drawn", sent(4, 4, **drawn), steps=5),
+        case("tokens are drawn, after several numbers", sent(4, 4, drawn=3, **drawn), steps=5),
+        case("two are adopted in one step", sent(5, 3), sent(2, 4)),
+        case("one is adopted after the other", sent(5, 4), sent(6, 3, start=3, comes=3), steps=5),
+        case("beside one that is prefilled here", here(6, 4), sent(5, 3, comes=2), steps=5),
+        case("one comes here while another is adopted", here(3, 3, comes=2), sent(5, 3, comes=2)),
+        case(
+            "beside a prompt in chunks",
+            *[here(11, 2), sent(5, 4, comes=2), sent(3, 2, comes=3)],
+            steps=6,
+            token_budget=4,
+        ),
+        case(
+            "as many run as may, and one waits",
+            *[sent(4, 2), sent(6, 3), here(3, 2)],
+            steps=6,
+            max_running=2,
+        ),
+        case("one is preempted", sent(4, 5), sent(4, 5), steps=9, blocks=3),
+    ]
+
+
+# ------------------------------------------------------------------------------------------ leases
+
+
+def due_cases(generator: torch.Generator) -> list[Case]:
+    def case(label: str, *events: tuple[Any, ...], seconds: float = 10.0) -> Case:
+        return Case(label, {"seconds": seconds, "events": list(events)})
+
+    def hold(request: int, now: float = 0.0) -> tuple[Any, ...]:
+        return "hold", request, now
+
+    def due(now: float, *confirmed: int) -> tuple[Any, ...]:
+        return "due", now, list(confirmed)
+
+    order = torch.randperm(12, generator=generator).tolist()
+    held = [hold(request, float(n)) for n, request in enumerate(order)]
+    first, second = order[3:5], [*order[:2], order[8], order[3]]
+    return [
+        case("nobody has a lease", due(5.0)),
+        case("nothing happens yet", hold(0), due(5.0)),
+        case("one is confirmed", hold(0), due(5.0, 0), due(6.0)),
+        case("one lease ends", hold(0), due(10.5), due(11.0)),
+        case("a look at the very end of a lease", hold(0), due(10.0)),
+        case("a look just before the end of a lease", hold(0), due(9.5), due(10.0)),
+        case("a lease that begins later", hold(0, 7.0), due(10.0), due(16.5), due(17.5)),
+        case("one is looked at again and again", hold(0), *[due(t) for t in (4.0, 8.0, 12.0)]),
+        case("a confirmation comes twice", hold(3), due(2.0, 3), due(3.0, 3), due(20.0)),
+        case("a confirmation comes twice at once", hold(3), hold(4), due(2.0, 3, 3), due(4.0, 4)),
+        case("a confirmation comes too late", hold(3), due(11.0), due(12.0, 3), due(13.0)),
+        case("a confirmation comes just when the lease ends", hold(3), due(12.0, 3), due(13.0)),
+        case("a confirmation for one who never had a lease", hold(3), due(2.0, 8), due(3.0, 3)),
+        case("two, and one of them is confirmed", hold(0), hold(1), due(2.0, 1), due(12.0)),
+        case("two, and one lease ends", hold(0), hold(1, 4.0), due(11.0), due(13.0), due(14.0)),
+        case("two, and both leases end", hold(7), hold(2), due(12.0), due(13.0)),
+        case(
+            "three, confirmed in another order",
+            *[hold(5), hold(2), hold(9), due(3.0, 9, 5, 2), due(20.0)],
+        ),
+        case(
+            "one is confirmed and the leases of others end",
+            *[hold(5), hold(2), hold(9, 1.0), due(12.0, 9), due(13.0, 5)],
+        ),
+        case(
+            "one is confirmed whose lease would go on, another's ends",
+            *[hold(1), hold(6, 5.0), due(10.0, 6), due(30.0)],
+        ),
+        case("request 0 and others", hold(1), hold(0), due(4.0, 0, 1), due(15.0, 1, 0)),
+        case("one that comes later", hold(4), due(10.0), hold(6, 11.0), due(20.0), due(21.0)),
+        case("short leases", hold(4), hold(6, 0.25), due(0.5), due(0.75, 4), seconds=0.5),
+        case(
+            "twelve requests",
+            *held[:6],
+            due(6.0, *first),
+            *held[6:],
+            due(12.0, *second, 40),
+            *[due(float(t)) for t in (14, 18, 30)],
+        ),
+    ]
+
+
+EXERCISES = (
+    Exercise(
+        "disaggregation.prefill_in_chunks",
+        drivers.prefill_in_chunks,
+        prefill_cases,
+        services=lend_cached_model,
+    ),
+    Exercise("disaggregation.StallFree.schedule", drivers.schedule, schedule_cases),
+    Exercise("disaggregation.token_gaps", drivers.token_gaps, gap_cases),
+    Exercise("disaggregation.pack_kv", drivers.pack_kv, pack_cases),
+    Exercise("disaggregation.unpack_kv", drivers.unpack_kv, unpack_cases),
+    Exercise(
+        "disaggregation.adopt",
+        drivers.adopt,
+        adopt_cases,
+        services=lend_writer,
+        in_bundle=no_services,
+    ),
+    Exercise("disaggregation.Leases.due", drivers.due, due_cases),
+)

@@ -1,0 +1,590 @@
+"""Lab 9, given: what goes from prefill to decode, and the two sides as objects.
+
+A side is an engine and the messages that it understands. It knows no process, no thread and no
+clock: `receive` hands it a message, `step` the time, and what it has to say goes out by `send`, to
+the other side, and by `tell`, to the router, which has the requests. So any story of delays, losses
+and deaths can be played in one process. Two processes are made of them in `solutions.apart`.
+
+each to the other      Hello: whose keys and values these are
+router to prefill      Job: compute this prompt
+prefill to decode      Ask: is there room; Piece: keys and values; Last: go on with it
+decode to prefill      Granted: there is room; Confirmed: all has arrived; Refused: never
+either to the router   Output; Lost: it must begin again; Refused; Holds: what is left after a death
+to anybody             Forget: nobody waits for this
+
+Whatever goes between the two sides may be lost. A key is used for one attempt at one request, so
+that what comes too late is known to be late; who hears of a key that it doesn't know answers
+Forget; and blocks that wait for an answer are held under a lease.
+"""
+
+import collections.abc
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gpt import GPTLMHead
+from solutions.decoding import GREEDY, SamplingParams
+from solutions.engine import Engine, Output, Parts, new_engine
+from solutions.kv_cache import CachedLMHead
+from solutions.paged_attention import BlockManager, OutOfBlocks
+from solutions.runner import Chunk, PackedCache
+from solutions.scheduler import Scheduler
+from solutions.sequence import Sequence
+from solutions.speculative import new_uniforms
+
+
+def fingerprint(model: GPTLMHead) -> str:
+    """What tells a model from any other: a hash of its shape and of all its weights."""
+    whole = sha256(repr(model.config).encode())
+    for name, weight in model.state_dict().items():
+        whole.update(name.encode() + weight.cpu().contiguous().numpy().tobytes())
+    return whole.hexdigest()[:16]
+
+
+def generator_after(seed: int, drawn: int, params: SamplingParams) -> torch.Generator:
+    """A request's generator when so many of its tokens have been drawn, a number for each."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(drawn if params != GREEDY else 0):
+        new_uniforms(1, generator, generator.device)
+    return generator
+
+
+# ----------------------------------------------------------------------------------- the messages
+
+
+@dataclass(frozen=True)
+class Prefilled:
+    """A request whose prompt has been computed, for whoever decodes it.
+
+    kv: the keys and values of its tokens from `start` on, up to the end of the prompt; those before
+    have been sent already. end: how many tokens its text may have in all. drawn: how many numbers
+    its generator has given, the one for the first token included.
+    """
+
+    prompt: list[int]
+    first_token: int
+    end: int
+    start: int
+    kv: Float[Tensor, "2 layers tokens heads head_dim"]
+    eos_token_id: int | None = None
+    params: SamplingParams = GREEDY
+    seed: int = 0
+    drawn: int = 1
+
+    def sequence(self, number: int) -> Sequence:
+        """It as an engine sees it, without its first new token."""
+        generator = generator_after(self.seed, self.drawn, self.params)
+        ids = list(self.prompt)
+        return Sequence(
+            number, ids, self.end, self.eos_token_id, params=self.params, generator=generator
+        )
+
+
+@dataclass(frozen=True)
+class Hello:
+    """Whose keys and values a side has: of which model, and their shape for one token."""
+
+    fingerprint: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A prompt to be computed, under a key that no other job ever has.
+
+    end: how many tokens its text may have in all. drawn: how many of the prompt's last tokens are
+    the request's own, each drawn with a number of its generator.
+    """
+
+    key: int
+    prompt: list[int]
+    end: int
+    eos_token_id: int | None = None
+    params: SamplingParams = GREEDY
+    seed: int = 0
+    drawn: int = 0
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Is there room for this prompt, whose text may grow to `end` tokens?"""
+
+    key: int
+    prompt: list[int]
+    end: int
+
+
+@dataclass(frozen=True)
+class Granted:
+    """There is, and the keys and values of the first `start` tokens lie there already."""
+
+    key: int
+    start: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Keys and values of one layer, of the prompt's tokens from `start` on."""
+
+    key: int
+    layer: int
+    start: int
+    kv: Float[Tensor, "2 1 tokens heads head_dim"]
+
+
+@dataclass(frozen=True)
+class Last:
+    """All has been sent: here is the rest."""
+
+    key: int
+    prefilled: Prefilled
+
+
+@dataclass(frozen=True)
+class Confirmed:
+    """It has all arrived: the blocks on the other side are needed no more."""
+
+    key: int
+
+
+@dataclass(frozen=True)
+class Forget:
+    """Nobody waits for this any more."""
+
+    key: int
+
+
+@dataclass(frozen=True)
+class Lost:
+    """It is not here any more, and has not arrived there: if it is wanted, it begins again."""
+
+    key: int
+
+
+@dataclass(frozen=True)
+class Refused:
+    """It can never be served, and why: a sentence."""
+
+    key: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Holds:
+    """What a side still has after the other one was replaced."""
+
+    keys: list[int]
+
+
+# ------------------------------------------------------------------------------- what sides share
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """What a learner has written, as the sides need it."""
+
+    scheduler: Callable[..., Scheduler]
+    pack_kv: Callable[..., Float[Tensor, "2 layers tokens heads head_dim"]]
+    unpack_kv: Callable[..., None]
+    adopt: Callable[[Engine, int, Prefilled], None]
+    leases: Callable[[float], Any]
+
+
+@dataclass(frozen=True)
+class Room:
+    """How much a side can do. Both have their own; not even the blocks need be of one size."""
+
+    num_blocks: int
+    block_size: int
+    token_budget: int
+    max_running: int
+    block_manager: type[BlockManager] = BlockManager
+
+
+def reserve(engine: Engine, prompt: collections.abc.Sequence[int], end: int) -> tuple[int, int]:
+    """Blocks for a prompt that is computed elsewhere.
+
+    Returns the number that the request has here, and how many of its tokens the cache holds
+    already: those need not be sent. Raises ValueError for a text that can't grow to `end` tokens
+    here; OutOfBlocks, with nothing changed, where the pool has too few blocks for now, or as many
+    requests hold some as may run.
+    """
+    scheduler = engine.scheduler
+    scheduler.require_room(end)
+    if len(scheduler.manager.tables) >= scheduler.max_running:
+        raise OutOfBlocks(f"{scheduler.max_running} requests have blocks, and no more may run.")
+    number = next(engine.numbers)
+    return number, scheduler.manager.admit(number, prompt)
+
+
+class Side:
+    """An engine, whom it speaks to, and the leases of blocks that wait for the other side.
+
+    numbers: by key, the number that the engine has given. seconds: how long a lease lasts.
+    """
+
+    def __init__(
+        self,
+        model: CachedLMHead,
+        room: Room,
+        pieces: Pieces,
+        seconds: float,
+        send: Callable[[Any], None],
+        tell: Callable[[Any], None],
+    ) -> None:
+        self.pieces, self.send, self.tell = pieces, send, tell
+        parts = Parts(block_manager=room.block_manager, scheduler=self.scheduler())
+        limits = room.num_blocks, room.block_size, room.token_budget, room.max_running
+        self.engine = new_engine(model, *limits, self.gained, parts=parts)
+        self.manager = self.engine.scheduler.manager
+        self.pool = self.engine.runner.kv_cache.cache.pool
+        keys_and_values, layers, _, _, heads, head_dim = self.pool.shape
+        self.hello = Hello(fingerprint(model), (keys_and_values, layers, heads, head_dim))
+        self.leases = pieces.leases(seconds)
+        self.numbers: dict[int, int] = {}
+
+    def scheduler(self) -> Callable[..., Scheduler]:
+        return self.pieces.scheduler
+
+    def gained(self, output: Output) -> None:
+        raise NotImplementedError
+
+    def meet(self, hello: Hello) -> None:
+        """Raises ValueError where the other side has another model; nothing is changed by that."""
+        if hello != self.hello:
+            raise ValueError(
+                "The two sides have different models, so one can't go on with what the other has "
+                f"computed: {self.hello.fingerprint} with {list(self.hello.shape)} numbers a token "
+                f"here, {hello.fingerprint} with {list(hello.shape)} there. Start both from the "
+                "same checkpoint."
+            )
+
+    def step_engine(self) -> int:
+        """How many tokens were computed, in a step that came to its end.
+
+        What a request's own parts raise has ended it alone; that goes out with the next step.
+        """
+        try:
+            self.engine.step()
+        except Exception:
+            if not any(output.finish_reason == "error" for output in self.engine.outputs):
+                raise
+            return 0
+        return sum(tokens for _, tokens, _ in self.engine.trace[-1])
+
+
+# ------------------------------------------------------------------------------------ the prefill
+
+
+Batch = collections.abc.Sequence[Chunk]
+
+
+class LayerByLayer:
+    """A runner's cache that says what comes, and when a layer's keys and values are there."""
+
+    def __init__(
+        self,
+        kv_cache: PackedCache,
+        before: Callable[[Batch], None],
+        after: Callable[[int, Batch], None],
+    ) -> None:
+        self.kv_cache, self.cache, self.before, self.after = kv_cache, kv_cache.cache, before, after
+
+    def select(self, batch: Batch) -> Tensor:
+        self.batch = batch
+        self.before(batch)
+        return self.kv_cache.select(batch)
+
+    def attend(self, layer: int, *packed: Tensor) -> Tensor:
+        attended = self.kv_cache.attend(layer, *packed)
+        self.after(layer, self.batch)
+        return attended
+
+
+@dataclass
+class Outgoing:
+    """A job on the prefill side. sent: how many of its tokens are there; None before a grant."""
+
+    job: Job
+    sent: int | None = None
+    first_token: int | None = None
+
+
+def keeping(scheduler: Any) -> Callable[..., Scheduler]:
+    """A scheduler like this one, with which a request that has ended well keeps its blocks."""
+
+    class Keeping(scheduler):
+        def retire(self, sequence: Sequence) -> None:
+            if sequence.finish_reason is None:  # aborted, or failed
+                super().retire(sequence)
+            else:
+                self.running.remove(sequence)
+
+    return Keeping
+
+
+class PrefillSide(Side):
+    """Computes prompts, each with one new token, and sends what comes of them.
+
+    Keys and values go as soon as there is room for them: those of a chunk layer by layer, while the
+    next layers are computed. outgoing: the jobs, by number. Whoever has ended keeps its blocks
+    under a lease, until all has arrived.
+    """
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.outgoing: dict[int, Outgoing] = {}
+        self.arrived: list[int] = []
+        runner: Any = self.engine.runner
+        runner.kv_cache = LayerByLayer(runner.kv_cache, self.before, self.after)
+
+    def scheduler(self) -> Callable[..., Scheduler]:
+        return keeping(self.pieces.scheduler)
+
+    def receive(self, message: Any) -> None:
+        match message:
+            case Hello():
+                self.meet(message)
+            case Job():
+                self.take(message)
+            case Granted(key, start) if key in self.numbers:
+                self.outgoing[self.numbers[key]].sent = start
+                self.send_computed(self.numbers[key])
+            case Granted(key):
+                self.send(Forget(key))
+            case Confirmed(key):
+                self.arrived += [self.numbers[key]] if key in self.numbers else []
+            case Refused(key):
+                self.drop(key)
+                self.tell(message)
+            case Forget(key):
+                self.drop(key)
+                self.tell(Lost(key))
+
+    def take(self, job: Job) -> None:
+        """A new job waits for its turn, and asks for room meanwhile."""
+        given = job.params, job.seed, job.eos_token_id
+        try:
+            number = self.engine.submit(job.prompt, 1, *given)
+        except ValueError as error:
+            self.tell(Refused(job.key, str(error)))
+            return
+        sequence: Any = self.engine.inbox[-1]
+        sequence.generator = generator_after(job.seed, job.drawn, job.params)
+        self.numbers[job.key], self.outgoing[number] = number, Outgoing(job)
+        self.send(Ask(job.key, job.prompt, job.end))
+
+    def step(self, now: float) -> int:
+        """Free what has arrived, and what has waited too long; then compute so many tokens."""
+        self.now, arrived, self.arrived = now, self.arrived, []
+        for number in self.leases.due(now, arrived):
+            if number in self.outgoing:
+                key = self.outgoing[number].job.key
+                self.drop(key)
+                if number not in arrived:
+                    self.send(Forget(key))
+                    self.tell(Lost(key))
+        return self.step_engine()
+
+    def gained(self, output: Output) -> None:
+        """Whoever has its first token has ended here, and is sent on."""
+        number = output.request
+        if number not in self.outgoing:
+            return  # it was dropped meanwhile
+        if output.finish_reason == "error":
+            key = self.outgoing[number].job.key
+            self.drop(key)
+            self.send(Forget(key))
+            self.tell(Output(key, [], "error"))
+        else:
+            [self.outgoing[number].first_token] = output.new_ids
+            self.leases.hold(number, self.now)
+            self.send_computed(number)
+
+    def drop(self, key: int) -> None:
+        """Forget a job, wherever it is. A lease that is left will find nothing."""
+        if key in self.numbers:
+            number = self.numbers.pop(key)
+            if self.outgoing.pop(number).first_token is None:
+                self.engine.abort(number)
+            else:
+                self.manager.free(number)
+
+    def reconnected(self) -> None:
+        """There is another decode side now: whatever is here asks for room again."""
+        self.arrived.clear()
+        for outgoing in self.outgoing.values():
+            outgoing.sent = None
+            self.send(Ask(outgoing.job.key, outgoing.job.prompt, outgoing.job.end))
+        self.tell(Holds(list(self.numbers)))
+
+    # ------------------------------------------------------------------------ keys and values go
+
+    def before(self, batch: Batch) -> None:
+        """What was computed without the other side's room goes first."""
+        for chunk in batch:
+            self.send_computed(chunk.request)
+
+    def after(self, layer: int, batch: Batch) -> None:
+        """Of each chunk this layer is there."""
+        for chunk in batch:
+            self.send_layer(chunk.request, layer, chunk.start + len(chunk.ids))
+
+    def send_computed(self, number: int) -> None:
+        """What is there and has not been sent; and in the end, that it was all."""
+        outgoing, sequence = self.outgoing[number], self.engine.sequences.get(number)
+        job, is_done = outgoing.job, outgoing.first_token is not None
+        computed = sequence.num_computed_tokens if sequence else len(job.prompt) * is_done
+        for layer in range(self.pool.shape[1]):
+            self.send_layer(number, layer, computed)
+        if is_done and outgoing.sent is not None:
+            self.send(Last(job.key, self.prefilled(outgoing)))
+
+    def send_layer(self, number: int, layer: int, end: int) -> None:
+        """One layer of all tokens before `end` that are not there; the last layer ends it."""
+        outgoing = self.outgoing[number]
+        if outgoing.sent is not None and outgoing.sent < end:
+            pool, table = self.pool[:, layer : layer + 1], self.manager.tables[number]
+            kv = self.pieces.pack_kv(pool, table, outgoing.sent, end)
+            self.send(Piece(outgoing.job.key, layer, outgoing.sent, kv))
+            if layer == self.pool.shape[1] - 1:
+                outgoing.sent = end
+
+    def prefilled(self, outgoing: Outgoing) -> Prefilled:
+        job, first_token = outgoing.job, outgoing.first_token
+        assert first_token is not None
+        return Prefilled(
+            job.prompt,
+            first_token,
+            job.end,
+            len(job.prompt),
+            self.pool[:, :, 0, :0].clone(),  # nothing is left
+            job.eos_token_id,
+            job.params,
+            job.seed,
+            job.drawn + 1,
+        )
+
+
+# ------------------------------------------------------------------------------------- the decode
+
+
+@dataclass
+class Incoming:
+    """A reservation. ends: for each layer, up to which token it has arrived without a gap."""
+
+    key: int
+    ends: list[int]
+
+
+class DecodeSide(Side):
+    """Goes on with prompts that were computed elsewhere.
+
+    asking: those who have asked for room and have none, by key; who asked first is granted first.
+    incoming: those who have room, by number, each under a lease that is renewed whenever something
+    arrives. adopted: the keys of those who run here, by number.
+    """
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.asking: dict[int, Ask] = {}
+        self.incoming: dict[int, Incoming] = {}
+        self.adopted: dict[int, int] = {}
+        self.heard: list[int] = []
+
+    def receive(self, message: Any) -> None:
+        match message:
+            case Hello():
+                self.meet(message)
+            case Ask(key) if key in self.numbers:
+                self.send(Confirmed(key))  # it runs here, and that was not heard there
+            case Ask(key):
+                self.asking[key] = message
+            case Piece(key) if self.numbers.get(key) in self.incoming:
+                self.unpack(self.numbers[key], message)
+            case Last(key) if self.numbers.get(key) in self.incoming:
+                self.adopt(self.numbers[key], message)
+            case Piece(key) | Last(key):
+                self.send(Forget(key))
+            case Forget(key):
+                self.drop(key)
+
+    def step(self, now: float) -> int:
+        """Let go who has fallen silent, grant what can be granted; then compute so many tokens."""
+        heard, self.heard = self.heard, []
+        for number in self.leases.due(now, heard):
+            if number in self.incoming and number in heard:
+                self.leases.hold(number, now)
+            elif number in self.incoming:
+                self.give_up(number)
+        self.grant(now)
+        return self.step_engine()
+
+    def grant(self, now: float) -> None:
+        """Room for those who have asked, in their order; who was preempted here comes first."""
+        while self.asking and not self.engine.scheduler.waiting:
+            ask = next(iter(self.asking.values()))
+            try:
+                number, start = reserve(self.engine, ask.prompt, ask.end)
+            except OutOfBlocks:
+                return
+            except ValueError as error:
+                self.send(Refused(ask.key, str(error)))
+            else:
+                self.numbers[ask.key] = number
+                self.incoming[number] = Incoming(ask.key, [start] * self.pool.shape[1])
+                self.leases.hold(number, now)
+                self.send(Granted(ask.key, start))
+            del self.asking[ask.key]
+
+    def unpack(self, number: int, piece: Piece) -> None:
+        pool, table = self.pool[:, piece.layer : piece.layer + 1], self.manager.tables[number]
+        self.pieces.unpack_kv(pool, table, piece.start, piece.kv)
+        self.heard.append(number)
+        ends = self.incoming[number].ends
+        if ends[piece.layer] == piece.start:
+            ends[piece.layer] += piece.kv.shape[2]
+
+    def adopt(self, number: int, last: Last) -> None:
+        """It runs here now, if nothing of it was lost."""
+        if min(self.incoming[number].ends) < last.prefilled.start:
+            self.give_up(number)
+            return
+        self.adopted[number] = self.incoming.pop(number).key
+        self.pieces.adopt(self.engine, number, last.prefilled)
+        self.send(Confirmed(last.key))
+
+    def gained(self, output: Output) -> None:
+        if output.request in self.adopted:  # and not forgotten meanwhile
+            key = self.adopted[output.request]
+            self.tell(Output(key, output.new_ids, output.finish_reason))
+            if output.finish_reason is not None:
+                del self.adopted[output.request], self.numbers[key]
+
+    def give_up(self, number: int) -> None:
+        key = self.incoming[number].key
+        self.drop(key)
+        self.send(Forget(key))
+
+    def drop(self, key: int) -> None:
+        """Forget a request, whether it asks, arrives or runs. A lease will find nothing."""
+        self.asking.pop(key, None)
+        number = self.numbers.pop(key, None)
+        if number in self.incoming:
+            del self.incoming[number]
+            self.manager.free(number)
+        elif number is not None:
+            del self.adopted[number]
+            self.engine.abort(number)
+
+    def reconnected(self) -> None:
+        """There is another prefill side now, which knows nothing of what was to arrive."""
+        self.asking.clear()
+        for incoming in list(self.incoming.values()):
+            self.drop(incoming.key)
+        self.tell(Holds(list(self.numbers)))

@@ -1,0 +1,827 @@
+"""Two sides in one process: whatever is late, lost or cut, each request gets its own text, once.
+
+`World` is the two sides, a router, and queues between them, with a clock that the test winds.
+"""
+
+import random
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, target
+from hypothesis import strategies as st
+
+from gpt import GPTConfig
+from solutions import runner
+from solutions.apart import Router
+from solutions.decoding import GREEDY, SamplingParams, stream
+from solutions.disaggregation import (
+    Leases,
+    PrefillFirst,
+    RequestLevel,
+    StallFree,
+    adopt,
+    pack_kv,
+    unpack_kv,
+)
+from solutions.engine import Output
+from solutions.kv_cache import CachedLMHead
+from solutions.paged_attention import BlockManager, OutOfBlocks
+from solutions.prefix_caching import PrefixManager
+from solutions.scheduler import Scheduler
+from solutions.sides import (
+    Ask,
+    Confirmed,
+    DecodeSide,
+    Forget,
+    Granted,
+    Last,
+    Lost,
+    Piece,
+    Pieces,
+    Prefilled,
+    PrefillSide,
+    Room,
+    fingerprint,
+    reserve,
+)
+from tests.common.engines import CONFIGS, model_of, naive
+from tests.common.serving import Load, loads
+
+CONFIG = CONFIGS[1]  # a context of 16
+PIECES = Pieces(StallFree, pack_kv, unpack_kv, adopt, Leases)
+AMPLE = Room(num_blocks=64, block_size=4, token_budget=64, max_running=8)
+LONG = 10**6  # ticks that no test lasts
+SAMPLED = SamplingParams(temperature=4.0, top_k=5)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _short_stretches() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "STRETCH", 5)
+        yield
+
+
+def expected(prompt: list[int], limit: int) -> list[int]:
+    return naive(CONFIG, 0, prompt, limit)
+
+
+def assert_is_empty(side: Any) -> None:
+    """No request is left, and every block is free."""
+    manager, scheduler = side.manager, side.engine.scheduler
+    assert not any([side.numbers, side.engine.sequences, scheduler.running, scheduler.waiting])
+    assert not any([manager.tables, manager.lengths])
+    assert sorted(manager.free_blocks) == list(range(manager.num_blocks))
+    assert not any(manager.ref_counts)
+
+
+class World:
+    """Two sides and a router. now: the time, which `tick` moves on by one.
+
+    sent: every message that one side has sent to the other, in order. computed: how many tokens
+    each side has. rng: with it a tick passes on some of what has been sent, in order, and lets a
+    side step or not; loss: how probably a message between the sides is lost then.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        prefill: Room = AMPLE,
+        decode: Room = AMPLE,
+        seconds: float = LONG,
+        rng: random.Random | None = None,
+        loss: float = 0.0,
+        pieces: Pieces = PIECES,
+    ) -> None:
+        self.model, self.rooms, self.seconds, self.pieces = (
+            model,
+            (prefill, decode),
+            seconds,
+            pieces,
+        )
+        self.rng, self.loss, self.now = rng, loss, 0
+        self.outputs: list[Output] = []
+        self.sent: list[Any] = []
+        self.jobs: deque[Any] = deque()
+        self.orders: deque[Any] = deque()
+        self.told: tuple[deque[Any], deque[Any]] = deque(), deque()
+        self.router = Router(self.jobs.append, self.orders.append, self.outputs.append)
+        self.there: deque[Any] = deque()
+        self.back: deque[Any] = deque()
+        self.prefill, self.decode = self.new_prefill(), self.new_decode()
+        self.computed = [0, 0]
+        self.prefill.receive(self.decode.hello)
+        self.decode.receive(self.prefill.hello)
+
+    def new_prefill(self) -> PrefillSide:
+        tell = self.told[0].append
+        return PrefillSide(
+            self.model, self.rooms[0], self.pieces, self.seconds, self.by(self.there), tell
+        )
+
+    def new_decode(self) -> DecodeSide:
+        tell = self.told[1].append
+        return DecodeSide(
+            self.model, self.rooms[1], self.pieces, self.seconds, self.by(self.back), tell
+        )
+
+    def by(self, queue: deque[Any]) -> Callable[[Any], None]:
+        def send(message: Any) -> None:
+            self.sent.append(message)
+            if self.rng is None or self.rng.random() >= self.loss:
+                queue.append(message)
+
+        return send
+
+    def submit(self, prompt: list[int], limit: int, *given: Any) -> int:
+        end = min(len(prompt) + limit, self.model.config.n_positions)
+        return self.router.submit(prompt, end, *given)
+
+    def pass_on(self, queue: deque[Any], receive: Callable[[Any], None]) -> None:
+        count = len(queue) if self.rng is None else self.rng.randint(0, len(queue))
+        for _ in range(count):
+            receive(queue.popleft())
+
+    def tick(self) -> None:
+        self.now += 1
+        self.pass_on(self.jobs, self.prefill.receive)
+        self.pass_on(self.orders, self.decode.receive)
+        self.pass_on(self.back, self.prefill.receive)
+        self.step(0)
+        self.pass_on(self.there, self.decode.receive)
+        self.step(1)
+        for told in self.told:
+            self.pass_on(told, self.router.receive)
+
+    def step(self, which: int) -> None:
+        side: Any = (self.prefill, self.decode)[which]
+        if self.rng is None or self.rng.random() < 0.8:
+            self.computed[which] += side.step(self.now)
+
+    def run(self, ticks: int = 20_000) -> None:
+        """Until all requests have ended; they do so in a given number of ticks."""
+        while self.router.stories:
+            self.tick()
+            ticks -= 1
+            assert ticks, "somebody waits for ever"
+        self.settle()
+
+    def settle(self) -> None:
+        """Nothing is lost any more, and all leases end: then both sides must be empty."""
+        self.rng = None
+        for _ in range(3):
+            self.tick()
+        self.now += 2 * int(self.seconds)
+        for _ in range(3):
+            self.tick()
+        while self.decode.engine.has_work:  # whatever nobody waits for
+            self.tick()
+        self.tick()
+        assert_is_empty(self.prefill)
+        assert_is_empty(self.decode)
+
+    def kill_decode(self) -> None:
+        self.there.clear()
+        self.back.clear()
+        self.orders.clear()
+        self.pass_all(self.told[1])
+        self.router.decode_has_died()
+        self.pass_all_to(self.jobs, self.prefill)
+        self.decode = self.new_decode()
+        self.meet()
+        self.prefill.reconnected()
+
+    def kill_prefill(self) -> None:
+        self.there.clear()
+        self.back.clear()
+        self.jobs.clear()
+        self.pass_all(self.told[0])
+        self.prefill = self.new_prefill()
+        self.meet()
+        self.decode.reconnected()
+
+    def pass_all(self, told: deque[Any]) -> None:
+        """What a process said before it died is heard."""
+        while told:
+            self.router.receive(told.popleft())
+
+    def pass_all_to(self, queue: deque[Any], side: Any) -> None:
+        while queue:
+            side.receive(queue.popleft())
+
+    def meet(self) -> None:
+        self.prefill.receive(self.decode.hello)
+        self.decode.receive(self.prefill.hello)
+
+    def text(self, request: int) -> list[int]:
+        return [token for output in self.own(request) for token in output.new_ids]
+
+    def own(self, request: int) -> list[Output]:
+        return [output for output in self.outputs if output.request == request]
+
+    def assert_story(self, request: int, text: list[int], prompt: list[int]) -> None:
+        """Its outputs are this text, and it has ended once, at its end."""
+        *others, last = self.own(request)
+        assert all(o.finish_reason is None and o.new_ids for o in others)
+        assert last.finish_reason is not None
+        if last.finish_reason == "abort":
+            assert prompt + self.text(request) == text[: len(prompt) + len(self.text(request))]
+        else:
+            assert last.finish_reason in ("stop", "length")
+            assert prompt + self.text(request) == text
+
+    @property
+    def pieces_sent(self) -> list[Piece]:
+        return [message for message in self.sent if isinstance(message, Piece)]
+
+
+def world(**given: Any) -> World:
+    return World(model_of(CachedLMHead, CONFIG, 0), **given)
+
+
+# ------------------------------------------------------------------------------------- any load
+
+
+@dataclass(frozen=True)
+class Tale:
+    """A load, the room of each side, and what goes wrong meanwhile."""
+
+    load: Load
+    prefill: Room
+    decode: Room
+    seconds: int
+    loss: float
+    deaths: list[tuple[int, str]]
+    scheduler: Any
+    rng: int
+
+
+@st.composite
+def tales(draw: st.DrawFn) -> Tale:
+    load = draw(loads(st.none()))
+    longest = max(load.end(visit) for visit in load.visits) - 1
+
+    def room(manager: Any, least: int) -> Room:
+        size = draw(st.sampled_from([1, 2, 3, 4, 17]))
+        blocks = max(1, -(-longest // size)) + draw(st.sampled_from([0, 0, 1, 3, 9]))
+        budget = draw(st.sampled_from([24, 9, 5, 3, 2, 1]))
+        return Room(blocks, size, budget, draw(st.sampled_from([6, 3, 2, 1])), manager)
+
+    managers = st.sampled_from([BlockManager, BlockManager, PrefixManager])
+    prefill, decode = (room(draw(managers), longest) for _ in range(2))
+    death = st.tuples(st.integers(1, 15), st.sampled_from(["prefill", "decode"]))
+    many = draw(st.sampled_from([0, 1, 0, 2, 3]))
+    return Tale(
+        load,
+        prefill,
+        decode,
+        draw(st.sampled_from([LONG, 200, 60])),
+        draw(st.sampled_from([0.0, 0.1, 0.0, 0.03])),
+        draw(st.lists(death, min_size=many, max_size=many)),
+        draw(st.sampled_from([StallFree, StallFree, Scheduler, PrefillFirst, RequestLevel])),
+        draw(st.integers(0, 10**6)),
+    )
+
+
+def tell(tale: Tale, params: SamplingParams = GREEDY) -> World:
+    load, seconds = tale.load, tale.seconds if not tale.loss else min(tale.seconds, 200)
+    told = World(
+        load.model,
+        tale.prefill,
+        tale.decode,
+        seconds,
+        random.Random(tale.rng),
+        tale.loss,
+        replace(PIECES, scheduler=tale.scheduler),
+    )
+    last = max(max(visit.comes, visit.leaves or 0) for visit in load.visits)
+    for tick in range(max(last, 40) + 1):
+        for number, visit in enumerate(load.visits):
+            if visit.comes == tick:
+                given = visit.prompt, visit.limit, visit.eos, params, number
+                assert told.submit(*given) == number
+            if visit.leaves == tick:
+                told.router.abort(number)
+                told.router.abort(number)
+        for when, which in tale.deaths:
+            if when == tick:
+                getattr(told, f"kill_{which}")()
+        told.tick()
+    told.run()
+    return told
+
+
+def test_any_load_gets_the_tokens_of_the_naive_loop_once() -> None:
+    happened: Counter[str] = Counter()
+
+    @given(tales())
+    def each_tale(tale: Tale) -> None:
+        told = tell(tale)
+        for number, visit in enumerate(tale.load.visits):
+            told.assert_story(number, tale.load.naive(visit), visit.prompt)
+        lost = sum(isinstance(message, Lost) for message in told.sent)
+        target(float(told.decode.engine.scheduler.preemptions + lost))
+        happened["tales"] += 1
+        happened["deaths"] += bool(tale.deaths)
+        happened["preempted"] += bool(told.decode.engine.scheduler.preemptions)
+        happened["aborted"] += any(o.finish_reason == "abort" for o in told.outputs)
+        happened["forgotten"] += any(isinstance(m, Forget) for m in told.sent)
+        happened["again"] += next(told.router.attempts) > len(tale.load.visits)
+
+    each_tale()
+    assert all(times > happened["tales"] / 10 for times in happened.values()), happened
+
+
+def test_a_seed_gives_the_text_that_it_gives_alone() -> None:
+    happened: Counter[str] = Counter()
+
+    @given(tales())
+    def each_tale(tale: Tale) -> None:
+        load, told = tale.load, tell(tale, SAMPLED)
+        for number, visit in enumerate(load.visits):
+            generator = torch.Generator().manual_seed(number)
+            given = load.model, visit.prompt, visit.limit, SAMPLED, generator, visit.eos
+            text = [*visit.prompt, *stream(*given)]
+            told.assert_story(number, text, visit.prompt)
+            happened["varied"] += text != load.naive(visit)
+        happened["again"] += next(told.router.attempts) > len(load.visits)
+
+    each_tale()
+    assert min(happened.values()) > 10, happened
+
+
+# ----------------------------------------------------------------------------- what it costs
+
+
+def test_nothing_is_computed_or_sent_twice() -> None:
+    """Where nothing is lost: the prompt here, the new tokens but the last there."""
+
+    @given(tales())
+    def each_tale(tale: Tale) -> None:
+        load, visits = tale.load, [replace(visit, leaves=None) for visit in tale.load.visits]
+        quiet = replace(
+            tale,
+            load=replace(load, visits=visits),
+            prefill=replace(tale.prefill, block_manager=BlockManager),
+            decode=replace(tale.decode, block_manager=BlockManager),
+            seconds=LONG,
+            loss=0,
+            deaths=[],
+        )
+        told = tell(quiet)
+        served = [
+            (number, visit)
+            for number, visit in enumerate(visits)
+            if len(visit.prompt) < load.config.n_positions
+        ]
+        prompts = sum(len(visit.prompt) for _, visit in served)
+        again = sum(len(told.text(number)) - 1 for number, _ in served)
+        a_token = 2 * load.config.n_layer * load.config.n_embd * 8  # float64
+        assert told.computed[0] == prompts
+        assert sum(piece.kv.nbytes for piece in told.pieces_sent) == prompts * a_token
+        if not told.decode.engine.scheduler.preemptions:
+            assert told.computed[1] == again
+        controls = Counter(type(m).__name__ for m in told.sent if not isinstance(m, Piece))
+        wanted = {name: len(served) for name in ("Ask", "Granted", "Last", "Confirmed")}
+        assert controls == Counter(wanted)
+
+    each_tale()
+
+
+def test_a_chunk_is_sent_layer_by_layer_while_it_is_computed() -> None:
+    """Each layer before the next one is computed, once there is room."""
+    model, log = model_of(CachedLMHead, CONFIG, 0), list[Any]()
+    both = World(model, replace(AMPLE, token_budget=4))
+    kv_cache: Any = both.prefill.engine.runner.kv_cache
+    attend, send = kv_cache.kv_cache.attend, both.prefill.send
+
+    def noted_attend(layer: int, *packed: Any) -> Any:
+        log.append(("computed", layer))
+        return attend(layer, *packed)
+
+    def noted_send(message: Any) -> None:
+        if isinstance(message, Piece):
+            log.append(("sent", message.layer, message.start, message.kv.shape[2]))
+        send(message)
+
+    kv_cache.kv_cache.attend, both.prefill.send = noted_attend, noted_send
+    both.submit(list(range(10)), 3)
+    both.run()
+    computed = [("computed", layer) for layer in range(CONFIG.n_layer)]
+    assert log[: CONFIG.n_layer] == computed  # nobody has granted room yet
+    first = [("sent", layer, 0, 4) for layer in range(CONFIG.n_layer)]
+    assert log[CONFIG.n_layer :] == [
+        *first,  # what was there when room was granted
+        *[part for n, c in enumerate(computed) for part in (c, ("sent", n, 4, 4))],
+        *[part for n, c in enumerate(computed) for part in (c, ("sent", n, 8, 2))],
+    ]
+
+
+def test_what_the_decode_side_knows_is_not_sent() -> None:
+    """A second turn begins with the first, which lies there in whole blocks of 4."""
+    both = world(decode=replace(AMPLE, block_manager=PrefixManager))
+    first = [3, 14, 15, 9, 2]
+    both.submit(first, 5)
+    both.run()
+    turn = [*expected(first, 5), 7]  # 11 tokens, of which 9 are known: two blocks
+    before = len(both.pieces_sent)
+    second = both.submit(turn, 3)
+    both.run()
+    assert turn + both.text(second) == expected(turn, 3)
+    new = both.pieces_sent[before:]
+    assert {piece.start for piece in new} == {8}
+    assert sum(piece.kv.shape[2] for piece in new) == 3 * CONFIG.n_layer
+
+
+def test_a_prefix_cache_before_the_wire_saves_computing_but_no_bytes() -> None:
+    both = world(prefill=replace(AMPLE, block_manager=PrefixManager))
+    prompt = [3, 14, 15, 9, 2]
+    for _ in range(2):
+        request = both.submit(prompt, 3)
+        both.run()
+        assert prompt + both.text(request) == expected(prompt, 3)
+    assert both.computed[0] == 5 + 1
+    assert sum(piece.kv.shape[2] for piece in both.pieces_sent) == 2 * 5 * CONFIG.n_layer
+
+
+def test_whoever_was_preempted_at_the_prefill_sends_the_rest_alone() -> None:
+    both = world(prefill=replace(AMPLE, token_budget=3))
+    prompt = list(range(10))
+    both.submit(prompt, 4)
+    for _ in range(3):
+        both.tick()
+    scheduler = both.prefill.engine.scheduler
+    [sequence] = scheduler.running
+    assert sequence.num_computed_tokens == 9
+    scheduler.preempt(sequence)
+    both.run()
+    assert prompt + both.text(0) == expected(prompt, 4)
+    assert both.computed[0] == 9 + 10
+    for layer in range(CONFIG.n_layer):
+        own = [piece for piece in both.pieces_sent if piece.layer == layer]
+        sent = [n for piece in own for n in range(piece.start, piece.start + piece.kv.shape[2])]
+        assert sent == list(range(10))
+
+
+def test_nothing_is_read_at_the_prefill_once_it_has_arrived() -> None:
+    both = world()
+    requests = [both.submit([n, 3, 14, 15], 9) for n in range(6)]
+    while not all(map(both.text, requests)):
+        both.tick()
+    both.tick()
+    assert_is_empty(both.prefill)
+    both.prefill.pool.fill_(torch.nan)
+    both.run()
+    for n, request in enumerate(requests):
+        assert [n, 3, 14, 15, *both.text(request)] == expected([n, 3, 14, 15], 9)
+
+
+# ------------------------------------------------------------------------------- who has to wait
+
+
+def test_room_is_granted_in_the_order_of_asking() -> None:
+    """A short prompt behind a long one waits, though there would be room for it."""
+    both = world(decode=Room(num_blocks=4, block_size=4, token_budget=16, max_running=8))
+    prompts = [list(range(9)), list(range(9)), [7]]
+    for prompt in prompts:
+        both.submit(prompt, 4)
+    both.run()
+    granted = [message.key for message in both.sent if isinstance(message, Granted)]
+    assert granted == [0, 1, 2]
+    assert next(both.router.attempts) == 3  # nobody began again
+    for number, prompt in enumerate(prompts):
+        assert prompt + both.text(number) == expected(prompt, 4)
+
+
+@pytest.mark.parametrize("max_running", [1, 2, 3])
+def test_never_more_run_than_may(max_running: int) -> None:
+    """Those whose keys and values are on their way are among them, and those who were preempted."""
+    tight = Room(num_blocks=9, block_size=2, token_budget=16, max_running=max_running)
+    both = world(decode=tight)
+    for n in range(8):
+        both.submit([n, 3, 14], 12)
+    most = 0
+    while both.router.stories:
+        both.tick()
+        scheduler = both.decode.engine.scheduler
+        waiting, incoming = len(scheduler.waiting), len(both.decode.incoming)
+        most = max(most, len(scheduler.running) + waiting + incoming)
+    assert most == max_running
+    for n in range(8):
+        assert [n, 3, 14, *both.text(n)] == expected([n, 3, 14], 12)
+
+
+def test_a_lease_ends_where_the_decode_side_is_late_and_all_begins_again() -> None:
+    both = world(seconds=10)
+    request = both.submit([3, 14, 15], 6)
+    for _ in range(30):  # it is stopped: nothing that it is sent is read
+        both.now += 1
+        both.pass_on(both.jobs, both.prefill.receive)
+        both.prefill.step(both.now)
+        both.pass_on(both.told[0], both.router.receive)
+        assert len(both.prefill.manager.tables) <= 1
+    asked = [message.key for message in both.sent if isinstance(message, Ask)]
+    assert asked == [0, 1, 2]
+    assert [message.key for message in both.sent if isinstance(message, Forget)] == [0, 1]
+    both.run()
+    assert [3, 14, 15, *both.text(request)] == expected([3, 14, 15], 6)
+
+
+def test_a_reservation_ends_where_nothing_comes_any_more() -> None:
+    """The transfer is cut in the middle; whatever comes too late is refused."""
+    both = world(prefill=replace(AMPLE, token_budget=2), seconds=10)
+    both.submit(list(range(8)), 5)
+    while not both.pieces_sent:
+        both.tick()
+    assert both.decode.incoming
+    for _ in range(11):
+        both.now += 1
+        both.decode.step(both.now)
+    assert_is_empty(both.decode)
+    assert both.sent[-1] == Forget(0)
+    late = both.pieces_sent[-1]
+    both.sent.clear()
+    both.decode.receive(late)
+    assert both.sent == [Forget(0)]
+    assert_is_empty(both.decode)
+    both.run()
+    assert list(range(8)) + both.text(0) == expected(list(range(8)), 5)
+
+
+def test_a_reservation_lasts_as_long_as_something_comes() -> None:
+    """A prompt that takes much longer than a lease, in many chunks."""
+    both = world(prefill=replace(AMPLE, token_budget=1), seconds=4)
+    both.submit(list(range(12)), 3)
+    both.run()
+    assert not [message for message in both.sent if isinstance(message, Forget)]
+    assert list(range(12)) + both.text(0) == expected(list(range(12)), 3)
+
+
+@pytest.mark.parametrize("lost", [Ask, Granted, Piece, Last, Confirmed])
+def test_one_message_of_each_kind_may_be_lost(lost: type) -> None:
+    both, dropped = world(seconds=10), list[Any]()
+    for queue, side in ((both.there, both.decode), (both.back, both.prefill)):
+        receive = side.receive
+
+        def losing(message: Any, receive: Any = receive) -> None:
+            if isinstance(message, lost) and not dropped:
+                dropped.append(message)
+            else:
+                receive(message)
+
+        side.receive = losing  # type: ignore[method-assign]
+        assert not queue
+    prompts = [[3, 14, 15], [9, 2]]
+    for prompt in prompts:
+        both.submit(prompt, 6)
+    both.run()
+    assert dropped
+    for number, prompt in enumerate(prompts):
+        assert prompt + both.text(number) == expected(prompt, 6)
+
+
+# ------------------------------------------------------------------------------ what is refused
+
+
+def test_another_model_is_refused_and_nothing_is_lost() -> None:
+    both = world()
+    other = DecodeSide(model_of(CachedLMHead, CONFIG, 1), AMPLE, PIECES, LONG, print, print)
+    larger = DecodeSide(model_of(CachedLMHead, CONFIGS[2], 0), AMPLE, PIECES, LONG, print, print)
+    both.submit([3, 14, 15], 6)
+    for stranger in (other, larger):
+        with pytest.raises(ValueError, match=r"have different models.*from the same"):
+            both.prefill.receive(stranger.hello)
+        with pytest.raises(ValueError, match="have different models"):
+            stranger.receive(both.prefill.hello)
+        assert_is_empty(stranger)
+    both.run()
+    assert [3, 14, 15, *both.text(0)] == expected([3, 14, 15], 6)
+
+
+def test_a_model_is_told_by_each_of_its_weights_and_by_its_shape() -> None:
+    def model() -> Any:
+        torch.manual_seed(0)
+        return CachedLMHead(CONFIG)
+
+    assert fingerprint(model()) == fingerprint(model())
+    names = list(model().state_dict())
+    seen = {fingerprint(model())}
+    for name in names:
+        changed = model()
+        changed.state_dict()[name].view(-1)[-1] += 1e-3
+        seen.add(fingerprint(changed))
+    heads = CachedLMHead(replace(CONFIG, n_head=2))
+    heads.load_state_dict(model().state_dict())
+    assert len({*seen, fingerprint(heads)}) == len(names) + 2
+
+
+@pytest.mark.parametrize("small", ["prefill", "decode"])
+def test_a_text_that_never_fits_is_refused_with_a_sentence(small: str) -> None:
+    little = Room(num_blocks=2, block_size=4, token_budget=16, max_running=8)
+    both = world(**{small: little})
+    for prompt, limit in (([9], 3), (list(range(10)), 5), ([8, 9], 4)):
+        both.submit(prompt, limit)
+    both.run()
+    assert both.own(1) == [Output(1, [], "error")]
+    assert "the pool has 2" in both.router.refusals[1]
+    for number, (prompt, limit) in {0: ([9], 3), 2: ([8, 9], 4)}.items():
+        assert prompt + both.text(number) == expected(prompt, limit)
+
+
+class OopsError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("after", [0, 3])
+def test_what_is_raised_for_a_request_ends_it_alone(after: int) -> None:
+    """At the prefill, or, with its fourth new token, at the decode side."""
+    both = world()
+    for side in (both.prefill, both.decode):
+        engine = side.engine
+        probs = engine.parts.next_token_probs
+
+        def raising(logits: Any, texts: Any, params: Any, probs: Any = probs) -> Any:
+            if len(texts[0]) >= 3 + after:
+                raise OopsError
+            return probs(logits, texts, params)
+
+        engine.parts = replace(engine.parts, next_token_probs=raising)
+    failing = both.submit([3, 14, 15], 6, None, SAMPLED)
+    others = [both.submit(prompt, 6) for prompt in ([8, 9], [9])]
+    both.run()
+    assert both.own(failing)[-1] == Output(failing, [], "error")
+    assert (Forget(failing) in both.sent) == (after == 0)  # nobody keeps room for it
+    assert len(both.text(failing)) == after
+    for number, prompt in zip(others, ([8, 9], [9]), strict=True):
+        assert prompt + both.text(number) == expected(prompt, 6)
+
+
+def test_what_nobody_raised_for_a_request_is_not_hidden() -> None:
+    both = world()
+
+    def forward(batch: Any) -> Any:
+        raise OopsError
+
+    both.prefill.engine.runner.forward = forward  # type: ignore[method-assign]
+    both.submit([3], 3)
+    with pytest.raises(OopsError):
+        both.run()
+
+
+def test_a_prompt_that_fills_the_context_needs_no_side() -> None:
+    both = world()
+    both.submit(list(range(16)), 5)
+    assert both.outputs == [Output(0, [], "length")]
+    assert not both.jobs
+
+
+# ------------------------------------------------------------------------------------- deaths
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED])
+@pytest.mark.parametrize("which", ["prefill", "decode"])
+def test_a_death_at_any_time_changes_no_text(which: str, params: SamplingParams) -> None:
+    prompts = [[3, 14, 15], [9, 2, 6, 5, 35], [8]]
+    texts = {}
+    for when in range(25):
+        both = world(prefill=replace(AMPLE, token_budget=2))
+        for seed, prompt in enumerate(prompts):
+            both.submit(prompt, 9, None, params, seed)
+        for _ in range(when):
+            both.tick()
+        getattr(both, f"kill_{which}")()
+        both.run()
+        texts[when] = [both.text(number) for number in range(3)]
+        assert [len(text) for text in texts[when]] == [9, 9, 9]
+    assert all(found == texts[24] for found in texts.values())
+
+
+def test_what_the_prefill_still_has_is_not_computed_again() -> None:
+    """Nobody has room at first, and then all who could have had some are dead."""
+    both = world(decode=replace(AMPLE, max_running=1))
+    prompts = [[3, 14, 15], [9, 2], [8]]
+    for prompt in prompts:
+        both.submit(prompt, 6)
+    for _ in range(3):
+        both.tick()
+    told = len(both.text(0))
+    assert told
+    both.kill_decode()
+    both.run()
+    assert both.computed[0] == 6 + (3 + told)  # the first one, from where it was
+    for number, prompt in enumerate(prompts):
+        assert prompt + both.text(number) == expected(prompt, 6)
+
+
+def test_what_was_being_sent_is_sent_to_the_next_one_from_the_start() -> None:
+    both = world(prefill=replace(AMPLE, token_budget=2))
+    both.submit(list(range(8)), 5)
+    while not both.pieces_sent:
+        both.tick()
+    both.kill_decode()
+    both.sent.clear()
+    both.run()
+    assert both.computed[0] == 8
+    assert sum(piece.kv.shape[2] for piece in both.pieces_sent) == 8 * CONFIG.n_layer
+    assert list(range(8)) + both.text(0) == expected(list(range(8)), 5)
+
+
+def test_who_asked_for_a_prefill_that_died_asks_no_more() -> None:
+    both = world(decode=replace(AMPLE, max_running=1))
+    for prompt in ([3, 14], [9, 2]):
+        both.submit(prompt, 9)
+    while not both.text(0):
+        both.tick()
+    assert both.decode.asking
+    both.kill_prefill()
+    assert not both.decode.asking
+    both.run()
+
+
+def test_what_arrived_where_nobody_lived_to_tell_is_not_lost() -> None:
+    """All was confirmed, then the decode side died with its first token."""
+    both = world()
+    both.decode.tell = lambda message: None
+    request = both.submit([3, 14, 15], 6)
+    while not any(isinstance(message, Confirmed) for message in both.back):
+        both.tick()
+    both.prefill.receive(both.back.pop())
+    both.kill_decode()
+    both.run()
+    assert [3, 14, 15, *both.text(request)] == expected([3, 14, 15], 6)
+
+
+def test_room_for_what_is_forgotten_is_given_back() -> None:
+    both = world()
+    both.prefill.receive(Granted(99, 0))
+    assert both.sent == [Forget(99)]
+
+
+def test_what_is_being_decoded_outlives_the_prefill() -> None:
+    both = world()
+    both.submit([3, 14, 15], 9)
+    while not both.text(0):
+        both.tick()
+    both.kill_prefill()
+    both.run()
+    assert both.computed == [3, 8]
+    assert [3, 14, 15, *both.text(0)] == expected([3, 14, 15], 9)
+
+
+# -------------------------------------------------------------------------------------- reserve
+
+
+def test_a_reservation_is_refused_without_a_trace() -> None:
+    side = DecodeSide(
+        model_of(CachedLMHead, CONFIG, 0), Room(4, 4, 16, 2), PIECES, LONG, print, print
+    )
+    first, start = reserve(side.engine, list(range(9)), 12)
+    assert (first, start) == (0, 0)
+    for prompt, end, error, why in (
+        (list(range(5)), 9, OutOfBlocks, "2 blocks are needed; 1 are free"),
+        (list(range(5)), 18, ValueError, "takes 5 blocks; the pool has 4"),
+    ):
+        with pytest.raises(error, match=why):
+            reserve(side.engine, prompt, end)
+        assert len(side.manager.tables) == 1
+    second, _ = reserve(side.engine, [1], 2)
+    assert second != first
+    side.manager.free(first)
+    reserve(side.engine, [1], 2)
+    with pytest.raises(OutOfBlocks, match="2 requests have blocks, and no more may run"):
+        reserve(side.engine, [1], 2)
+
+
+def test_a_generator_goes_on_where_it_was() -> None:
+    """With it the next side draws what one engine would have drawn."""
+    message = Prefilled([3], 4, 9, 1, torch.empty(0), params=SAMPLED, seed=7, drawn=3)
+    alone = torch.Generator().manual_seed(7)
+    numbers = [torch.rand(1, generator=alone).item() for _ in range(5)]
+    generator = message.sequence(0).generator
+    assert [torch.rand(1, generator=generator).item() for _ in range(2)] == numbers[3:]
+
+
+# --------------------------------------------------------------------------------- many requests
+
+
+def test_ten_thousand_requests_leave_nothing_behind() -> None:
+    """Whatever comes, goes, and ends once; and all blocks are free in the end."""
+    rng, count = random.Random(0), 10_000
+    tiny = GPTConfig(vocab_size=8, n_positions=8, n_embd=4, n_layer=1, n_head=1)
+    rooms = Room(24, 2, 32, 8), Room(20, 3, 32, 8, PrefixManager)
+    both = World(model_of(CachedLMHead, tiny, 0), *rooms, 60, random.Random(1), 0.01)
+    for number in range(count):
+        prompt = [rng.randrange(8) for _ in range(rng.randint(1, 7))]
+        assert both.submit(prompt, rng.randint(1, 5)) == number
+        while len(both.router.stories) > 16:
+            both.tick()
+            if rng.random() < 0.05:
+                both.router.abort(rng.randint(number - 16, number))
+        both.sent.clear()
+    both.run()
+    ends = Counter(output.request for output in both.outputs if output.finish_reason)
+    assert ends == Counter(range(count))
+    assert next(both.router.attempts) > count + 100  # some began again

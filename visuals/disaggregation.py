@@ -1,0 +1,384 @@
+"""Pictures for lab 9: a long prompt among decodes, the mask of its chunks, gaps, lanes, bytes sent.
+
+A trace is what an engine leaves behind: for every step, (request, tokens computed, whether a token
+was sampled) of all whom it served. The traces in a picture are of the same traffic under several
+policies: they begin at the same moment, and a request has the same number in all of them.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, cycle, pairwise
+from typing import Any
+
+import ipywidgets as widgets
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.legend_handler import HandlerTuple
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Polygon, Rectangle
+
+from visuals.engine import Trace
+from visuals.explorer import explore
+from visuals.prefix_caching import draw_legend, fill
+from visuals.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    LOOK,
+    ORANGE,
+    PALE_BLUE,
+    PALE_GREEN,
+    PALE_ORANGE,
+    PALE_PINK,
+    PINK,
+    RED,
+    Picture,
+    new_figure,
+)
+
+# ------------------------------------------------------------------------------- read from a trace
+
+DECODES, NEWCOMER, OTHERS = "decodes", "the newcomer's prompt", "prompts of others"
+
+# Face, edge and hatching: legible without colour.
+KINDS = {
+    DECODES: (PALE_BLUE, BLUE, ""),
+    NEWCOMER: (PALE_ORANGE, ORANGE, "/////"),
+    OTHERS: (PALE_PINK, PINK, "...."),
+}
+
+
+def served(trace: Trace, newcomer: int) -> Iterator[tuple[int, int, int, str]]:
+    """All that was computed: (step, request, tokens, kind). Whoever has had a token decodes."""
+    begun: set[int] = set()
+    for step, line in enumerate(trace):
+        for request, tokens, sampled in line:
+            prompt = NEWCOMER if request == newcomer else OTHERS
+            yield step, request, tokens, DECODES if request in begun else prompt
+            if sampled:
+                begun.add(request)
+
+
+def shares(trace: Trace, newcomer: int) -> list[Counter[str]]:
+    """The tokens of each step by their kind."""
+    steps: list[Counter[str]] = [Counter() for _ in trace]
+    for step, _, tokens, kind in served(trace, newcomer):
+        steps[step][kind] += tokens
+    return steps
+
+
+def totals(trace: Trace) -> list[int]:
+    """The tokens of each step."""
+    return [sum(tokens for _, tokens, _ in line) for line in trace]
+
+
+def requests_of(trace: Trace) -> list[int]:
+    return sorted({request for line in trace for request, _, _ in line})
+
+
+def gains(trace: Trace, request: int) -> list[int]:
+    """The steps in which a request gains a token, from 0."""
+    return [n for n, line in enumerate(trace) if any(r == request and s for r, _, s in line)]
+
+
+def stalls(trace: Trace) -> list[int]:
+    """The steps in which somebody gains nothing who has had a token and is to have more."""
+    spans = [span for request in requests_of(trace) for span in pairwise(gains(trace, request))]
+    return sorted({step for before, after in spans for step in range(before + 1, after)})
+
+
+# ------------------------------------------------------------------------ what every step computes
+
+FIRST: dict[str, Any] = {"marker": "v", "color": INK, "ms": 6, "ls": ""}
+DECODED: dict[str, Any] = {"marker": "o", "color": BLUE, "ms": 3, "ls": ""}
+STALLED: dict[str, Any] = {"marker": "x", "color": RED, "ms": 7, "mew": 2, "ls": ""}
+STEP_MARKS = {
+    "newcomer's first token": FIRST,
+    "step with decodes": DECODED,
+    "somebody stalls": STALLED,
+}
+
+
+@plt.rc_context(LOOK)
+def steps_of(traces: Mapping[str, Trace], newcomer: int) -> Picture:
+    """The tokens of every step, a panel for each policy: decodes below, prompts on top of them.
+
+    Beside a long prompt decodes are hardly seen; so below a step with some there is a dot, and a
+    cross where somebody stalls: gains nothing, but has had a token and is to have more. A triangle
+    stands above the step in which the newcomer gains its first token.
+    """
+    figure, panels = new_figure(height=0.8 + 1.2 * len(traces), rows=len(traces))
+    for axes, (name, trace) in zip(panels, traces.items(), strict=True):
+        draw_steps(axes, name, trace, newcomer, list(traces.values()))
+    explain(figure, STEP_MARKS)
+    share_labels(panels, "step")
+    return figure
+
+
+def explain(figure: Picture, marks: Mapping[str, Mapping[str, Any]]) -> None:
+    """A legend above a figure: the kinds, and these marks."""
+    kinds = [Patch(label=name, **fill(look)) for name, look in KINDS.items()]
+    lines = [Line2D([], [], label=name, **mark) for name, mark in marks.items()]
+    figure.legend(handles=[*kinds, *lines], loc="outside upper left", ncols=3, fontsize=9)
+
+
+def share_labels(panels: Sequence[Axes], name: str) -> None:
+    """Panels below one another have one scale, which is written at the last."""
+    for axes in panels[:-1]:
+        axes.tick_params(labelbottom=False)
+    panels[-1].set_xlabel(name)
+
+
+def draw_steps(axes: Axes, name: str, trace: Trace, newcomer: int, shown: Sequence[Trace]) -> None:
+    """The steps of a trace as columns, on a scale that has room for all traces that are shown."""
+    steps = shares(trace, newcomer)
+    draw_columns(axes, steps)
+    columns = max([1, *map(len, shown)])
+    tallest = max([1, *(tokens for one in shown for tokens in totals(one))])
+    first = gains(trace, newcomer)[:1]
+    decoding = [n for n, tokens in enumerate(steps) if tokens[DECODES]]
+    axes.plot([n + 1 for n in first], [steps[n].total() + 0.12 * tallest for n in first], **FIRST)
+    for which, mark in ((decoding, DECODED), (stalls(trace), STALLED)):
+        axes.plot([n + 1 for n in which], [-0.14 * tallest] * len(which), **mark)
+    largest = max((steps[n].total() for n in decoding), default=0)
+    write_title(
+        axes,
+        name,
+        f"largest step with a decode: {largest:,}" if largest else "no decodes",
+        f"first token in step {first[0] + 1:,}" if first else "no first token",
+    )
+    axes.axhline(0, color=GREY, lw=0.8)
+    axes.set(xlim=(0.4, columns + 0.6), ylim=(-0.26 * tallest, 1.24 * tallest), ylabel="tokens")
+    axes.spines["bottom"].set_visible(False)
+    axes.locator_params(axis="x", integer=True)
+    axes.grid(axis="y")
+
+
+def draw_columns(axes: Axes, steps: Sequence[Counter[str]]) -> None:
+    """A column for each step, the kinds on top of one another."""
+    tops = [0] * len(steps)
+    for kind, look in KINDS.items():
+        for step, tokens in enumerate(steps):
+            if tokens[kind]:  # an empty one would still have an edge
+                axes.bar(step + 1, tokens[kind], 0.9, tops[step], lw=0.6, **fill(look))
+            tops[step] += tokens[kind]
+
+
+def write_title(axes: Axes, name: str, *facts: str) -> None:
+    """The name of a policy on the left, what came of it on the right."""
+    axes.set_title(name)
+    axes.set_title(" · ".join(facts), loc="right", fontsize=9)
+
+
+# ---------------------------------------------------------------------------- work in place of time
+
+GAINED: dict[str, Any] = {"marker": "|", "color": INK, "ms": 9, "mew": 1, "ls": ""}
+LONGEST: dict[str, Any] = {"marker": "D", "color": RED, "ms": 4, "lw": 2}
+GAP_MARKS = {"gains a token": GAINED, "longest gap": LONGEST}
+
+
+@plt.rc_context(LOOK)
+def gaps_of(traces: Mapping[str, Trace], newcomer: int) -> Picture:
+    """The same with work as the clock: a step is as wide as the tokens that it computes.
+
+    In a policy's panel each request has a row: filled where a step computes some of it, a tick
+    where it gains a token. A line spans the longest gap between two ticks of a row.
+    """
+    rows = [len(requests_of(trace)) for trace in traces.values()]
+    figure, panels = new_figure(height=0.9 + sum(0.5 + 0.2 * n for n in rows), rows=len(traces))
+    for axes, (name, trace) in zip(panels, traces.items(), strict=True):
+        draw_gaps(axes, name, trace, newcomer, list(traces.values()))
+    explain(figure, GAP_MARKS)
+    share_labels(panels, "tokens computed by then")
+    return figure
+
+
+def draw_gaps(axes: Axes, name: str, trace: Trace, newcomer: int, shown: Sequence[Trace]) -> None:
+    """The requests of a trace as rows, on a scale that has room for all traces that are shown."""
+    ends = [0, *accumulate(totals(trace))]  # the work done before each step, and after the last
+    requests = requests_of(trace)
+    for step, request, _, kind in served(trace, newcomer):
+        corner = ends[step], requests.index(request) + 0.14
+        width = ends[step + 1] - ends[step]
+        axes.add_patch(Rectangle(corner, width, 0.72, lw=0.4, **fill(KINDS[kind])))
+    gained = {request: [ends[n + 1] for n in gains(trace, request)] for request in requests}
+    for row, ticks in enumerate(gained.values()):
+        axes.plot(ticks, [row + 0.5] * len(ticks), **GAINED)
+    gaps = [(row, *gap) for row, ticks in enumerate(gained.values()) for gap in pairwise(ticks)]
+    longest = max(gaps, key=lambda gap: gap[2] - gap[1], default=None)
+    if longest:
+        row, before, after = longest
+        axes.plot([before, after], [row + 0.5] * 2, **LONGEST)
+    first = gained.get(newcomer, [])[:1]
+    write_title(
+        axes,
+        name,
+        f"longest gap: {after - before:,}" if longest else "no gap",
+        f"first token at {first[0]:,}" if first else "no first token",
+    )
+    names = [f"newcomer, {one}" if one == newcomer else f"request {one}" for one in requests]
+    axes.set_yticks([row + 0.5 for row in range(len(names))], names)
+    width = max([1, *(sum(totals(one)) for one in shown)])
+    axes.set(xlim=(0, 1.01 * width), ylim=(max(len(names), 1), 0))
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+
+
+def explore_budget(
+    traces: Mapping[int, Trace], newcomer: int, words: Mapping[int, str]
+) -> widgets.VBox:
+    """A trace by its steps and by its work, with a slider over token budgets.
+
+    traces: by token budget; all of them share their scales. words: a sentence on each.
+    """
+    shown = list(traces.values())
+    chosen = widgets.SelectionSlider(
+        options=list(traces),
+        description="token budget",
+        continuous_update=False,
+        style={"description_width": "initial"},
+    )
+
+    def draw(budget: int) -> Picture:
+        return steps_and_gaps(traces[budget], newcomer, shown)
+
+    return explore(draw, chosen, words=lambda budget: words[budget])
+
+
+@plt.rc_context(LOOK)
+def steps_and_gaps(trace: Trace, newcomer: int, shown: Sequence[Trace]) -> Picture:
+    """Both pictures of one trace, on scales that have room for all traces that are shown."""
+    figure, (steps, gaps) = new_figure(height=4.6, rows=2)
+    draw_steps(steps, "by steps", trace, newcomer, shown)
+    draw_gaps(gaps, "by work", trace, newcomer, shown)
+    steps.set_xlabel("step")
+    gaps.set_xlabel("tokens computed by then")
+    explain(figure, STEP_MARKS | GAP_MARKS)
+    return figure
+
+
+# ------------------------------------------------------------------------- the mask of the chunks
+
+CACHED = PALE_GREEN, GREEN, "..."
+OWN = (PALE_ORANGE, ORANGE, "/////"), (PALE_BLUE, BLUE, "\\\\\\\\\\")  # of one chunk, of the next
+MOST_CHUNKS = 8  # that are named
+
+
+@plt.rc_context(LOOK)
+def chunk_mask(prompt: int, chunk: int) -> Picture:
+    """The causal mask of a prompt that is computed in chunks: the keys that each query sees.
+
+    A chunk's queries see all keys before it, which are in the cache by then, and of its own those
+    up to their place. Raises ValueError where the prompt or a chunk would have no tokens.
+    """
+    if prompt < 1 or chunk < 1:
+        raise ValueError(f"A prompt and a chunk have one token or more, not {prompt} and {chunk}.")
+    figure, (axes,) = new_figure(height=4.4)
+    borders = [*range(0, prompt, chunk), prompt]
+    for (start, end), look in zip(pairwise(borders), cycle(OWN), strict=False):
+        if start:  # the first finds nothing in the cache
+            axes.add_patch(Rectangle((0, start), start, end - start, lw=0.8, **fill(CACHED)))
+        axes.add_patch(Polygon(staircase(start, end), lw=0.8, **fill(look)))
+    every = -(-(len(borders) - 1) // MOST_CHUNKS)
+    for number, (start, end) in list(enumerate(pairwise(borders), start=1))[::every]:
+        text = f"chunk {number}: {start:,} cached + {end - start:,} own"
+        axes.text(1.04 * prompt, (start + end) / 2, text, va="center", fontsize=9)
+    axes.set_xticks(borders[:-1:every])
+    axes.set_yticks(borders[:-1:every])
+    axes.set(xlim=(0, prompt), ylim=(prompt, 0), aspect="equal", anchor="W")
+    title = f"{prompt:,} tokens in chunks of {chunk:,}; forwards: {len(borders) - 1:,}"
+    axes.set(xlabel="key", ylabel="query", title=title)
+    handles: list[Any] = [Patch(**fill(CACHED)), tuple(Patch(**fill(look)) for look in OWN)]
+    figure.legend(
+        handles,
+        ["key from the cache", "key of the chunk itself"],
+        handler_map={tuple: HandlerTuple(ndivide=None)},
+        loc="outside upper left",
+        ncols=2,
+        fontsize=9,
+    )
+    return figure
+
+
+def staircase(start: int, end: int) -> list[tuple[int, int]]:
+    """The corners around what the queries from `start` to `end` see of their own keys."""
+    steps = [(key + 1, query) for key in range(start, end) for query in (key, key + 1)]
+    return [(start, start), *steps, (start, end)]
+
+
+# ------------------------------------------------------------------------ the times of one decoder
+
+
+@plt.rc_context(LOOK)
+def token_dots(times: Mapping[str, Sequence[float]]) -> Picture:
+    """When the tokens of one request came, a line of dots for each policy, with its longest gap.
+
+    times: by policy, in seconds of any clock. A line begins with its first token.
+    """
+    figure, (axes,) = new_figure(height=1.0 + 0.5 * len(times))
+    for row, seconds in enumerate(times.values()):
+        dots = [1000 * (moment - seconds[0]) for moment in seconds]
+        axes.plot(dots, [row] * len(dots), "o", color=BLUE, ms=4, mec="white", mew=0.5)
+        longest = max(pairwise(dots), key=lambda gap: gap[1] - gap[0], default=None)
+        if longest:
+            axes.plot(longest, [row + 0.3] * 2, **LONGEST)
+        text = f"{longest[1] - longest[0]:,.0f} ms" if longest else "no gap"
+        axes.text(1.02, row, text, transform=axes.get_yaxis_transform(), va="center")
+    axes.set_yticks(range(len(times)), list(times))
+    axes.set(xlabel="ms since its first token", ylim=(len(times) - 0.4, -0.6))
+    axes.set_title("tokens of one request, and below them the longest gap")
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x")
+    return figure
+
+
+# ------------------------------------------------------------------------- two sides, and the wire
+
+WORK = {
+    "prefill": (PALE_ORANGE, ORANGE, "/////"),
+    "send": (PALE_GREEN, GREEN, "xxxxx"),
+    "decode": (PALE_BLUE, BLUE, ""),
+    "wait": ("white", GREY, "...."),
+}
+
+
+@plt.rc_context(LOOK)
+def lanes(events: Mapping[str, Sequence[tuple[str, float, float]]]) -> Picture:
+    """What each side does over time, and the wire between them: a lane for each.
+
+    events: by lane, each with its kind, which is one of WORK, its start and its duration in seconds
+        of any clock. The first of all starts at 0.
+    """
+    zero = min((start for lane in events.values() for _, start, _ in lane), default=0)
+    figure, (axes,) = new_figure(height=1.25 + 0.45 * len(events))
+    for row, lane in enumerate(events.values()):
+        for kind, start, duration in lane:
+            left, width = 1000 * (start - zero), 1000 * duration
+            axes.barh(row, width, 0.7, left, lw=0.6, **fill(WORK[kind]))
+    axes.set_yticks(range(len(events)), list(events))
+    axes.set(xlabel="ms", ylim=(len(events) - 0.4, -0.6), title="what each lane does, and when")
+    axes.tick_params(axis="y", length=0)
+    draw_legend(figure, WORK)
+    return figure
+
+
+@plt.rc_context(LOOK)
+def wire_bytes(points: Mapping[int, int], per_token: int) -> Picture:
+    """Bytes sent against the length of the prompt, and a line for keys and values alone.
+
+    points: the bytes by the tokens of the prompt. per_token: the bytes of a token's keys and
+        values, the slope of the line.
+    """
+    figure, (axes,) = new_figure(height=3.0)
+    end = max([1, *points])
+    line = [0, end * per_token / 1024]
+    axes.plot([0, end], line, "--", color=ORANGE, lw=2, label=f"{per_token:,} bytes a token")
+    sent = [size / 1024 for size in points.values()]
+    axes.plot(list(points), sent, "o", color=BLUE, ms=7, label="sent")
+    axes.set(xlim=(0, 1.05 * end), xlabel="tokens of the prompt", title="KB on the wire")
+    axes.set_ylim(0, 1.1 * max([*line, *sent]))
+    axes.yaxis.set_major_formatter("{x:,g}")
+    axes.grid(axis="y")
+    axes.legend(loc="upper left")
+    return figure
