@@ -19,7 +19,10 @@ BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 # Where a lab's module is several files of `solutions`, those, in the order in which they are read,
 # the lab's own last; and what is given with it in further ones, which no earlier lab needs.
 FILES = {"engine": ("scheduler", "engine")}
-GIVEN = {"engine": ("sequence", "hooks", "runner"), "disaggregation": ("sides", "apart")}
+GIVEN = {
+    "engine": ("sequence", "hooks", "runner"),
+    "disaggregation": ("messages", "sides", "router", "wire", "apart"),
+}
 
 Definition = ast.FunctionDef | ast.ClassDef
 

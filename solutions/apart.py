@@ -1,7 +1,5 @@
 """Lab 9, given: prefill in one process, decode in another.
 
-`Router` has the requests: it hands out attempts at them, and passes on what comes of the attempt
-that counts. `Wire` carries messages from one process to the other, keys and values as raw bytes.
 `serve` is what each of the two processes does, and `Apart` starts them and looks after them.
 
 Every process has a clock of its own, and two clocks are never subtracted from one another. What a
@@ -10,16 +8,13 @@ that. So lanes of two sides can be drawn together, as exactly as a message is fa
 """
 
 import collections.abc
-import pickle
 import signal
 import traceback
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
-from itertools import count
-from math import prod
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.shared_memory import SharedMemory
@@ -30,289 +25,22 @@ from typing import Any, Self
 
 import cloudpickle
 import torch
-from torch import Tensor
 
 from gpt import find_checkpoint, read_config
 from solutions.batching import require_request
 from solutions.decoding import GREEDY, SamplingParams
 from solutions.engine import Output
 from solutions.kv_cache import CachedLMHead
-from solutions.sides import (
-    DecodeSide,
-    Forget,
-    Holds,
-    Job,
-    Lost,
-    Piece,
-    Pieces,
-    PrefillSide,
-    Refused,
-    Room,
-)
+from solutions.messages import Forget, Job
+from solutions.router import Router
+from solutions.sides import DecodeSide, Pieces, PrefillSide, Room
+from solutions.wire import SLOT_BYTES, SLOTS, Statistics, Wire
 
 SPAWN = get_context("spawn")  # nothing of the parent goes along, on any system
-SLOTS, SLOT_BYTES = 16, 2**20  # of the memory that two sides share
 IDLE = 0.01  # seconds until a side without work looks at its leases
 PREFILL, DECODE = "prefill", "decode"
 DEATHS = 3  # of a side, with no token between them; then it is not started again
 GRACE = 5.0  # seconds that a side has to end by itself
-
-# ----------------------------------------------------------------------------------- the requests
-
-
-@dataclass
-class Story:
-    """A request that has not ended. told: its new tokens; last: how many the attempt found."""
-
-    prompt: list[int]
-    end: int
-    eos_token_id: int | None
-    params: SamplingParams
-    seed: int
-    told: list[int] = field(default_factory=list)
-    attempt: int = -1
-    found: int = 0
-
-
-class Router:
-    """Has every request served to its end, whatever becomes of the sides.
-
-    An attempt goes on from all that has been told: its prompt is the text so far. Of any but the
-    newest attempt nothing is passed on, so no token is told twice.
-    """
-
-    def __init__(
-        self,
-        to_prefill: Callable[[Any], None],
-        to_decode: Callable[[Any], None],
-        on_output: Callable[[Output], None],
-    ) -> None:
-        self.to_prefill, self.to_decode, self.on_output = to_prefill, to_decode, on_output
-        self.stories: dict[int, Story] = {}
-        self.requests: dict[int, int] = {}  # by attempt
-        self.refusals: dict[int, str] = {}
-        self.numbers, self.attempts = count(), count()
-
-    def submit(
-        self,
-        prompt: collections.abc.Sequence[int],
-        end: int,
-        eos_token_id: int | None = None,
-        params: SamplingParams = GREEDY,
-        seed: int = 0,
-    ) -> int:
-        request = next(self.numbers)
-        self.stories[request] = Story(list(prompt), end, eos_token_id, params, seed)
-        if len(prompt) < end:
-            self.attempt(request)
-        else:
-            self.finish(request, [], "length")
-        return request
-
-    def abort(self, request: int) -> None:
-        if request in self.stories:
-            self.forget(request)
-            self.finish(request, [], "abort")
-
-    def receive(self, message: Any) -> None:
-        match message:
-            case Output(attempt, new_ids, reason) if attempt in self.requests:
-                request = self.requests[attempt]
-                self.stories[request].told += new_ids
-                if reason is None:
-                    self.on_output(Output(request, new_ids, None))
-                else:
-                    del self.requests[attempt]
-                    self.finish(request, new_ids, reason)
-            case Lost(attempt) if attempt in self.requests:
-                self.again(self.requests[attempt])
-            case Refused(attempt, why) if attempt in self.requests:
-                request = self.requests.pop(attempt)
-                self.refusals[request] = why
-                self.finish(request, [], "error")
-            case Holds(attempts):
-                for attempt in self.requests.keys() - attempts:
-                    self.again(self.requests[attempt])
-
-    def decode_has_died(self) -> None:
-        """Whom it has told something was nowhere else; the others may still be at the prefill."""
-        for request, story in list(self.stories.items()):
-            if len(story.told) > story.found:
-                self.again(request)
-
-    def again(self, request: int) -> None:
-        self.forget(request)
-        self.attempt(request)
-
-    def attempt(self, request: int) -> None:
-        story, key = self.stories[request], next(self.attempts)
-        story.attempt, story.found = key, len(story.told)
-        self.requests[key] = request
-        text, own = story.prompt + story.told, (story.eos_token_id, story.params, story.seed)
-        self.to_prefill(Job(key, text, story.end, *own, drawn=len(story.told)))
-
-    def forget(self, request: int) -> None:
-        attempt = self.stories[request].attempt
-        del self.requests[attempt]
-        self.to_prefill(Forget(attempt))
-        self.to_decode(Forget(attempt))
-
-    def finish(self, request: int, new_ids: list[int], reason: str) -> None:
-        del self.stories[request]
-        self.on_output(Output(request, new_ids, reason))
-
-
-# --------------------------------------------------------------------------------------- the wire
-
-
-@dataclass(frozen=True)
-class Raw:
-    """Stands for a Piece whose numbers follow, or lie in a slot of the shared memory."""
-
-    key: int
-    layer: int
-    start: int
-    tokens: int
-    slot: int | None
-
-
-@dataclass(frozen=True)
-class Returned:
-    """A slot that has been read."""
-
-    slot: int
-
-
-@dataclass
-class Statistics:
-    """What a side has done since it was started, as it tells on demand.
-
-    steps and tokens: of its engine, where somebody was served. bytes: keys and values that went or
-    came; messages and control: all other messages, and their bytes. seconds: that it took to send
-    or receive keys and values. held: blocks that are not free. spans: (what, start, seconds),
-    counted from when it was ready; a span "send" may lie within a "compute".
-    """
-
-    steps: int = 0
-    tokens: int = 0
-    bytes: int = 0
-    messages: int = 0
-    control: int = 0
-    seconds: float = 0.0
-    held: int = 0
-    spans: list[tuple[str, float, float]] = field(default_factory=list)
-
-
-class Wire:
-    """Between the two sides. What is sent while nobody is at the other end is lost.
-
-    arena: memory that both share, in slots; without it keys and values go by the connection, too.
-    """
-
-    def __init__(
-        self, pool: Tensor, arena: SharedMemory | None, clock: Callable[[], float]
-    ) -> None:
-        self.row, self.dtype = pool.shape[-2:], pool.dtype  # heads and head_dim
-        self.memory: Any = None if arena is None else arena.buf
-        self.clock = clock
-        self.statistics = Statistics()
-        self.inbox: deque[Any] = deque()
-        self.connection: Connection | None = None
-
-    def connect(self, connection: Connection) -> None:
-        """To whoever is on the other side now. All slots are free then: nobody reads any more."""
-        self.disconnect()
-        self.connection, self.slots = connection, deque(range(SLOTS))
-        self.inbox.clear()
-
-    def disconnect(self) -> None:
-        if self.connection is not None:
-            self.connection.close()
-        self.connection = None
-
-    def send(self, message: Any) -> None:
-        if not isinstance(message, Piece):
-            self.put(message)
-            return
-        start, tokens = self.clock(), message.kv.shape[2]
-        at_once = tokens if self.memory is None else SLOT_BYTES // message.kv[:, :, 0].nbytes
-        for first in range(0, tokens, at_once):
-            kv = message.kv[:, :, first : first + at_once]
-            self.send_raw(replace(message, start=message.start + first, kv=kv))
-        self.note("send", start, message.kv.nbytes)
-
-    def send_raw(self, piece: Piece) -> None:
-        array: Any = piece.kv.cpu().contiguous().numpy()
-        numbers = memoryview(array).cast("B")
-        slot = None if self.memory is None else self.write(numbers)
-        self.put(Raw(piece.key, piece.layer, piece.start, piece.kv.shape[2], slot))
-        if self.memory is None:
-            self.put_bytes(numbers)
-
-    def write(self, numbers: memoryview) -> int | None:
-        """Into the next slot, which is waited for; None where the other side is gone."""
-        while self.connection is not None and not self.slots:
-            self.take()
-        if self.connection is None:
-            return None
-        slot = self.slots.popleft()
-        self.memory[slot * SLOT_BYTES :][: len(numbers)] = numbers
-        return slot
-
-    def put(self, message: Any) -> None:
-        written = pickle.dumps(message)
-        if not isinstance(message, Raw | Returned):
-            self.statistics.messages += 1
-            self.statistics.control += len(written)
-        self.put_bytes(written)
-
-    def put_bytes(self, written: Any) -> None:
-        try:
-            if self.connection is not None:
-                self.connection.send_bytes(written)
-        except OSError:
-            self.disconnect()
-
-    def receive(self) -> Iterator[Any]:
-        """All that has come, without waiting."""
-        while self.connection is not None and self.connection.poll():
-            self.take()
-        while self.inbox:
-            yield self.inbox.popleft()
-
-    def take(self) -> None:
-        """Wait for the next message; what is not for the wire goes into the inbox."""
-        assert self.connection is not None
-        try:
-            message = pickle.loads(self.connection.recv_bytes())
-            if isinstance(message, Raw):
-                message = self.read(message, self.connection)
-        except (EOFError, OSError):
-            self.disconnect()
-            return
-        if isinstance(message, Returned):
-            self.slots.append(message.slot)
-        else:
-            self.inbox.append(message)
-
-    def read(self, raw: Raw, connection: Connection) -> Piece:
-        start, shape = self.clock(), (2, 1, raw.tokens, *self.row)
-        if raw.slot is None:
-            numbers = bytearray(connection.recv_bytes())
-        else:
-            size = prod(shape) * self.dtype.itemsize
-            numbers = bytearray(self.memory[raw.slot * SLOT_BYTES :][:size])
-            self.put(Returned(raw.slot))
-        self.note("receive", start, len(numbers))
-        kv = torch.frombuffer(numbers, dtype=self.dtype).view(shape)
-        return Piece(raw.key, raw.layer, raw.start, kv)
-
-    def note(self, what: str, start: float, size: int) -> None:
-        seconds, statistics = self.clock() - start, self.statistics
-        statistics.bytes += size
-        statistics.seconds += seconds
-        statistics.spans.append((what, start, seconds))
-
 
 # ---------------------------------------------------------------------------------- the processes
 

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from solutions.engine import Engine
 from solutions.kv_cache import CachedLMHead, KVCache
+from solutions.messages import Prefilled
 from solutions.paged_attention import slot_mapping
 from solutions.scheduler import Plan, Scheduler
 from solutions.sequence import Sequence
-from solutions.sides import Prefilled
 
 # ----------------------------------------------------------------------------- a prompt in chunks
 

@@ -23,12 +23,14 @@ import torch
 from gpt import GPTLMHead
 from solutions import disaggregation
 from solutions import generate as lab_1
-from solutions.apart import DECODE, PREFILL, SLOT_BYTES, SLOTS, Apart, Raw, Wire
+from solutions.apart import DECODE, PREFILL, Apart
 from solutions.decoding import GREEDY, SamplingParams, stream
 from solutions.disaggregation import Leases, StallFree, adopt, pack_kv, unpack_kv
 from solutions.engine import Output
 from solutions.kv_cache import CachedLMHead
-from solutions.sides import Ask, Piece, Pieces, Room
+from solutions.messages import Ask, Piece
+from solutions.sides import Pieces, Room
+from solutions.wire import SLOT_BYTES, SLOTS, Raw, Wire
 from tests.common.checkpoints import write_tiny
 
 pytestmark = pytest.mark.slow  # each process reads PyTorch first

@@ -25,8 +25,9 @@ from solutions.disaggregation import (
 from solutions.engine import Engine, Output, Parts, new_engine
 from solutions.hooks import EngineManager
 from solutions.kv_cache import CachedLMHead, KVCache
+from solutions.messages import Prefilled
 from solutions.prefix_caching import PrefixManager
-from solutions.sides import Prefilled, reserve
+from solutions.sides import reserve
 from tests.common.engines import (
     CONFIGS,
     assert_same,

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from gpt import GPTConfig
 from solutions import runner
-from solutions.apart import Router
 from solutions.decoding import GREEDY, SamplingParams, stream
 from solutions.disaggregation import (
     Leases,
@@ -29,25 +28,22 @@ from solutions.disaggregation import (
 )
 from solutions.engine import Output
 from solutions.kv_cache import CachedLMHead
-from solutions.paged_attention import BlockManager, OutOfBlocks
-from solutions.prefix_caching import PrefixManager
-from solutions.scheduler import Scheduler
-from solutions.sides import (
+from solutions.messages import (
     Ask,
     Confirmed,
-    DecodeSide,
     Forget,
     Granted,
     Last,
     Lost,
     Piece,
-    Pieces,
     Prefilled,
-    PrefillSide,
-    Room,
     fingerprint,
-    reserve,
 )
+from solutions.paged_attention import BlockManager, OutOfBlocks
+from solutions.prefix_caching import PrefixManager
+from solutions.router import Router
+from solutions.scheduler import Scheduler
+from solutions.sides import DecodeSide, Pieces, PrefillSide, Room, reserve
 from tests.common.engines import CONFIGS, model_of, naive
 from tests.common.serving import Load, loads
 

@@ -17,9 +17,10 @@ from solutions.decoding import GREEDY, SamplingParams
 from solutions.engine import Engine
 from solutions.hooks import EngineManager
 from solutions.kv_cache import KVCache
+from solutions.messages import Prefilled
 from solutions.scheduler import Scheduler
 from solutions.sequence import Sequence
-from solutions.sides import Prefilled, reserve
+from solutions.sides import reserve
 
 # ----------------------------------------------------------------------------- a prompt in chunks
 

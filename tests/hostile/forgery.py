@@ -384,4 +384,117 @@ CORPUS = [
         """,
         says=WRONG_BYTES,
     ),
+    # ------------------------------------------------------------------------- labs 8 and 9
+    forged(
+        "hashes that are equal to every hash",
+        "prefix_caching.block_hashes",
+        """
+        class Yes(bytes):
+            __eq__ = lambda self, other: True
+            __ne__ = lambda self, other: False
+            __hash__ = lambda self: 0
+        return [Yes() for _ in range(len(token_ids) // block_size)]
+        """,
+        says="The list of hashes of text",
+    ),
+    forged(
+        "blocks that are found in every list",
+        "prefix_caching.PrefixManager.match",
+        """
+        class Found(list):
+            __eq__ = __contains__ = lambda self, other: True
+            __len__ = lambda self: 10 ** 6
+        return Found()
+        """,
+        says="`match(",
+    ),
+    forged(
+        "a manager that says what it should have done",
+        "prefix_caching.PrefixManager.admit",
+        """
+        class Yes(dict):
+            __eq__ = lambda self, other: True
+            __repr__ = __str__ = lambda self: "whatever is expected"
+        self.tables, self.lengths, self.salts = Yes(), Yes(), Yes()
+        return 0
+        """,
+        says="`tables` after step",
+    ),
+    forged(
+        "a leaf that may always go",
+        "prefix_caching.RadixTree.evict",
+        """
+        class Any(int):
+            __eq__ = __le__ = __ge__ = lambda self, other: True
+            __hash__ = int.__hash__
+        return [Any(0)] * needed
+        """,
+        says="The list of blocks",
+    ),
+    forged(
+        "a choice that is every place",
+        "prefix_caching.choose_next",
+        """
+        class Every(int):
+            __eq__ = lambda self, other: True
+            __hash__ = int.__hash__
+        return Every(len(matched))
+        """,
+        says="The place",
+    ),
+    forged(
+        "keys and values that equal any others",
+        "disaggregation.pack_kv",
+        """
+        class Yes(torch.Tensor):
+            @classmethod
+            def __torch_function__(cls, function, types, args=(), kwargs=None):
+                return True
+        return torch.zeros(1).as_subclass(Yes)
+        """,
+        says="What it returned",
+    ),
+    forged(
+        "a pool that is replaced in the driver's hands",
+        "disaggregation.unpack_kv",
+        """
+        import sys
+        frame = sys._getframe(1)
+        for name, value in frame.f_locals.items():
+            if isinstance(value, torch.Tensor):
+                value.data = torch.full_like(value, torch.nan)
+        torch.equal = torch.allclose = lambda *_, **__: True
+        """,
+        says="The pool",
+    ),
+    forged(
+        "gaps that are as long as anybody likes",
+        "disaggregation.token_gaps",
+        """
+        class Elastic(list):
+            __eq__ = lambda self, other: True
+            __iter__ = lambda self: iter(())
+        return Elastic()
+        """,
+        says="What it returned",
+    ),
+    forged(
+        "a request that is adopted by its output alone",
+        "disaggregation.adopt",
+        """
+        from solutions.engine import Output
+        engine.step = lambda: engine.on_output(Output(number, [message.first_token], "length"))
+        """,
+        says="The pool after request 0 was adopted",
+    ),
+    forged(
+        "a lease that is over whenever it is asked",
+        "disaggregation.Leases.due",
+        """
+        class Whoever(list):
+            __eq__ = lambda self, other: True
+        return Whoever(self.ends)
+        """,
+        says="What came",
+    ),
 ]

@@ -146,4 +146,49 @@ CORPUS = [
                 pass
         """,
     ),
+    # ------------------------------------------------------------------------- labs 8 and 9
+    attempt(
+        FAMILY,
+        "a walk in a circle",
+        "prefix_caching.RadixTree.walk",
+        """
+        while True:
+            node = node.children.setdefault(0, node)
+        """,
+        says=STOPPED,
+    ),
+    attempt(
+        FAMILY,
+        "a manager that waits for blocks",
+        "prefix_caching.PrefixManager.take_block",
+        """
+        while not self.free_blocks or True:
+            pass
+        """,
+        says=STOPPED,
+    ),
+    attempt(
+        FAMILY,
+        "chunks of nothing",
+        "disaggregation.prefill_in_chunks",
+        """
+        start = 0
+        while start < ids.shape[1]:
+            start += 0
+        """,
+        says=STOPPED,
+        others=True,
+    ),
+    attempt(
+        FAMILY,
+        "a lease that is waited for",
+        "disaggregation.Leases.due",
+        """
+        import time
+        while any(end > time.monotonic() for end in [float("inf")]):
+            pass
+        """,
+        says=STOPPED,
+        others=True,
+    ),
 ]
