@@ -32,17 +32,27 @@ def frames(path: Path) -> Iterator[dict[str, Any]]:
         content = content[header + body :]
 
 
-def frame(exercise: Exercise, cases: Sequence[Case], record: Record) -> bytes:
-    """An exercise as it is recorded. Many outcomes are the same, and each is kept once."""
-    numbers: dict[bytes, int] = {}
-    once: list[Any] = []
+class Once:
+    """Plain data, each value kept once, and found by its number."""
 
-    def numbered(outcomes: Sequence[Outcome]) -> list[int]:
-        for outcome in outcomes:
-            data = outcome_to_data(outcome)
-            if numbers.setdefault(packed(data), len(once)) == len(once):
-                once.append(data)
-        return [numbers[packed(outcome_to_data(outcome))] for outcome in outcomes]
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+        self.numbers: dict[bytes, int] = {}
+
+    def number(self, value: Any) -> int:
+        key = packed(value)
+        if key not in self.numbers:
+            self.numbers[key] = len(self.values)
+            self.values.append(value)
+        return self.numbers[key]
+
+
+def frame(exercise: Exercise, cases: Sequence[Case], record: Record) -> bytes:
+    """An exercise as it is recorded. Wrong solutions do much as the right one does."""
+    outcomes, seen = Once(), Once()
+
+    def numbered(found: Sequence[Outcome]) -> list[int]:
+        return [outcomes.number(outcome_to_data(outcome, seen)) for outcome in found]
 
     return packed(
         {
@@ -54,13 +64,15 @@ def frame(exercise: Exercise, cases: Sequence[Case], record: Record) -> bytes:
             "cases": [[case.label, dict(case.data)] for case in cases],
             "right": {driver: numbered(outcomes) for driver, outcomes in record.right.items()},
             "wrong": [[m.name, m.sentence, numbered(outcomes)] for m, outcomes in record.wrong],
-            "outcomes": once,
+            "outcomes": outcomes.values,
+            "seen": seen.values,
         }
     )
 
 
 def from_data(data: dict[str, Any]) -> Exercise:
-    outcomes = [outcome_from_data(outcome) for outcome in data["outcomes"]]
+    seen = [Seen(*record) for record in data["seen"]]
+    outcomes = [outcome_from_data(outcome, seen) for outcome in data["outcomes"]]
     cases = [Case(*case) for case in data["cases"]]
 
     def named(numbers: list[int]) -> list[Outcome]:
@@ -81,19 +93,19 @@ def from_data(data: dict[str, Any]) -> Exercise:
     )
 
 
-def outcome_to_data(outcome: Outcome) -> list[Any]:
+def outcome_to_data(outcome: Outcome, seen: Once) -> list[Any]:
     failure = outcome.failure
     return [
-        [list(record) for record in outcome.seen],
+        [seen.number(list(record)) for record in outcome.seen],
         {service: dict(counts) for service, counts in outcome.counts.items()},
         [failure.told, failure.stopped] if failure else None,
         outcome.changed,
     ]
 
 
-def outcome_from_data(data: list[Any]) -> Outcome:
-    seen, counts, failure, changed = data
-    records = tuple(Seen(*record) for record in seen)
+def outcome_from_data(data: list[Any], seen: Sequence[Seen]) -> Outcome:
+    numbers, counts, failure, changed = data
+    records = tuple(seen[number] for number in numbers)
     return Outcome(records, counts, Failure(*failure) if failure else None, changed)
 
 
