@@ -67,6 +67,7 @@ def test_a_submission_is_graded_by_its_button_and_its_prose_by_hand(
         expect(card.first).to_be_visible()
         for answer, points in {"last_row": "2", "two_complaints": "1.5"}.items():
             score = page.locator(f"input.score#{answer}")
+            expect(score).to_contain_class("needs_manual_grade")  # from now on it is listened to
             score.fill(points)
             with page.expect_response(lambda found: "/api/grade/" in found.url):
                 score.press("Tab")

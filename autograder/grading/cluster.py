@@ -4,6 +4,7 @@ The secret travels to them, and Dask obeys whoever reaches it: docs/cluster.md s
 cluster to yourself, and how to start one.
 """
 
+import asyncio
 import atexit
 import hashlib
 import threading
@@ -14,7 +15,16 @@ from itertools import islice
 
 import dask
 import torch
-from distributed import CancelledError, Client, Future, KilledWorker, as_completed, get_worker
+from distributed import (
+    CancelledError,
+    Client,
+    Future,
+    KilledWorker,
+    as_completed,
+    connect,
+    get_worker,
+)
+from distributed.security import Security
 
 from autograder.grading.jail import Jail, JailError
 from autograder.grading.local import graded_or_not
@@ -103,11 +113,8 @@ def cluster(address: str) -> Iterator[Client]:
     """A connection with a cluster that has a worker; at its end, what is open is cancelled."""
     large = {"distributed.admin.large-graph-warning-threshold": 2 * MOST_BYTES}
     with dask.config.set(large):  # or it would warn of a large notebook
-        try:
-            client = Client(address, set_as_default=False)
-        except (OSError, ValueError, TypeError) as error:  # the last where TLS isn't set up
-            raise Refused(f"There is no Dask scheduler at {address}: {error}") from None
-        with client:
+        asyncio.run(require_a_scheduler(address))
+        with Client(address, set_as_default=False) as client:
             try:
                 client.wait_for_workers(1, timeout=PATIENCE)
             except TimeoutError:
@@ -123,6 +130,18 @@ def cluster(address: str) -> Iterator[Client]:
                     f"The scheduler at {address} is gone. What was graded is kept: start one, and "
                     "the same command goes on from there."
                 ) from None
+
+
+async def require_a_scheduler(address: str) -> None:
+    """Raise Refused where nobody answers at the address.
+
+    A Client that finds nobody is never closed, and may block the next one when it is collected.
+    """
+    try:
+        there = await connect(address, **Security().get_connection_args("client"))
+    except (OSError, ValueError, TypeError) as error:  # the last where TLS isn't set up
+        raise Refused(f"There is no Dask scheduler at {address}: {error}") from None
+    await there.close()
 
 
 def require_the_course(client: Client) -> None:
