@@ -22,6 +22,7 @@ FILES = {"engine": ("scheduler", "engine")}
 GIVEN = {
     "engine": ("sequence", "hooks", "runner"),
     "disaggregation": ("messages", "sides", "router", "wire", "apart"),
+    "quantization": ("bits", "quantized"),
 }
 
 Definition = ast.FunctionDef | ast.ClassDef

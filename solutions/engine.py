@@ -234,7 +234,8 @@ def new_engine(
 ) -> Engine:
     """An engine for this model, of these parts. k: drafts in a round.
 
-    With lab 4's own cache it computes by fewer operations; with another, by that one's `attend`.
+    With lab 4's own cache it computes by fewer operations; with another, by that one's `attend`. A
+    model may bring a head of its own (lab 10).
     """
     weight = model.transformer.wte.weight
     manager_class: Any = parts.block_manager
@@ -242,9 +243,10 @@ def new_engine(
         manager_class = type("EngineManager", (EngineHooks, manager_class), {})
     manager = manager_class(num_blocks, block_size)
     cache = parts.paged_cache(model.config, manager, weight.device, weight.dtype)
+    lm_head = getattr(model, "lm_head", None) or Linear(weight)
     if parts.paged_cache is PagedCache:
-        runner = Runner(FusedTransformer(model), Linear(weight), FastCache(cache))
+        runner = Runner(FusedTransformer(model), lm_head, FastCache(cache))
     else:
-        runner = Runner(model.transformer, Linear(weight), PackedCache(cache))
+        runner = Runner(model.transformer, lm_head, PackedCache(cache))
     scheduler = (parts.scheduler or Scheduler)(manager, token_budget, max_running)
     return Engine(model.config, scheduler, runner, on_output, new_drafter, k, parts)

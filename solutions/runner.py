@@ -19,6 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+import gpt
 from solutions.kv_cache import CachedLMHead, causal_mask
 from solutions.paged_attention import PagedCache, slot_mapping
 
@@ -213,7 +214,7 @@ class FusedTransformer:
     def __init__(self, model: CachedLMHead) -> None:
         self.config = model.config
         transformer: Any = model.transformer
-        self.embeddings = transformer.wte.weight, transformer.wpe.weight
+        self.embeddings = transformer.wte, transformer.wpe
         self.last_norm = norm_of(transformer.ln_f)
         self.layers = [
             (
@@ -232,7 +233,7 @@ class FusedTransformer:
     ) -> Float[Tensor, "1 total n_embd"]:
         config, (wte, wpe) = self.config, self.embeddings
         heads = 1, inputs.shape[1], 3, config.n_head, config.head_dim
-        hidden = F.embedding(inputs[0], wte) + F.embedding(position_ids[0], wpe)
+        hidden = wte(inputs[0]) + wpe(position_ids[0])
         for layer, (ln_1, c_attn, attn_proj, ln_2, c_fc, mlp_proj) in enumerate(self.layers):
             projected = c_attn(F.layer_norm(hidden, *ln_1))
             rows = projected.view(heads).permute(2, 0, 3, 1, 4).unbind()
@@ -248,9 +249,9 @@ def norm_of(module: Any) -> tuple[Any, ...]:
     return module.normalized_shape, module.weight, module.bias, module.eps
 
 
-def linear_of(module: Any) -> Linear:
-    """GPT-2 keeps its weights the other way round."""
-    return Linear(module.weight.T, module.bias)
+def linear_of(module: Any) -> Any:
+    """GPT-2 keeps its weights the other way round. Layers of another kind (lab 10) stay."""
+    return Linear(module.weight.T, module.bias) if isinstance(module, gpt.Linear) else module
 
 
 @dataclass

@@ -13,6 +13,15 @@ from tests.common.trials import EXERCISES, every_exercise, is_rejected
 
 DOES_NOTHING = "what is neutral may be applied all the same: it changes nothing"
 EQUIVALENT = {
+    "quantization.affine": {
+        (
+            "(groups / scale + zero).round().clamp(0, last) -> "
+            "(groups / scale + zero).round().clamp(-1, last)"
+        ): "rounding `zero` moves no number by half a step or more, so no code lies outside anyway",
+    },
+    "quantization.pack": {
+        "codes[0::2] -> codes[::2]": "a slice begins at 0 by itself",
+    },
     "disaggregation.pack_kv": {
         "slots[0] -> slots[-1]": "there is one row of slots, so the first is the last",
     },

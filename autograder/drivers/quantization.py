@@ -1,0 +1,188 @@
+"""Drivers of lab 10: codes and scales, bytes, a layer and what it holds, products, smoothing."""
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import starmap
+from typing import Any
+
+from jaxtyping import Float, Int8, UInt8
+from torch import Tensor, nn
+
+from autograder.drivers.seen import Seen
+
+# -------------------------------------------------------------------------------- codes and scales
+
+
+def absmax(
+    attempt: Callable[..., Any], weight: Float[Tensor, "n_in n_out"], bits: int, dim: int | None
+) -> list[Seen]:
+    """The scale comes first: where it is wrong, so are the codes."""
+    found = attempt(weight, bits, dim)
+    seen = [Seen("What it returned", told_of(found, "codes", "scale"))]
+    if not is_several(found, 2):
+        return seen
+    codes, scale = found
+    return [*seen, *each_of(scale), Seen("`codes`", codes)]
+
+
+def affine(
+    attempt: Callable[..., Any], groups: Float[Tensor, "groups size"], bits: int
+) -> list[Seen]:
+    found = attempt(groups, bits)
+    seen = [Seen("What it returned", told_of(found, "codes", "scale", "zero"))]
+    if not is_several(found, 3):
+        return seen
+    codes, scale, zero = found
+    return [*seen, *each_of(scale), Seen("`zero`", zero), Seen("`codes`", codes)]
+
+
+def told_of(found: Any, *names: str) -> Any:
+    """How many things were returned, in words. What is only one stays what it is."""
+    if not isinstance(found, (tuple, list)):
+        return found
+    which = f", {', '.join(names[:-1])} and {names[-1]}" if is_several(found, len(names)) else ""
+    return f"is {len(found)} things{which}"
+
+
+def is_several(found: Any, count: int) -> bool:
+    return isinstance(found, (tuple, list)) and len(found) == count
+
+
+MOST_SCALES = 1_000  # that are looked at: a wrong answer may have one for every number
+
+
+def each_of(scale: Any) -> Iterator[Seen]:
+    """The form of a table of scales, then each by itself: a small one counts beside a large one."""
+    yield Seen("`scale`", form_of(scale))
+    if isinstance(scale, Tensor) and scale.ndim == 2 and scale.numel() <= MOST_SCALES:
+        for row, values in enumerate(scale.tolist()):
+            for column, value in enumerate(values):
+                yield Seen(f"`scale[{row}, {column}]`", value)
+
+
+def form_of(value: Any) -> Any:
+    """What a tensor is, in words; anything else as it is."""
+    if not isinstance(value, Tensor):
+        return value
+    numbers = "floats" if value.is_floating_point() else f"the type {value.dtype}"
+    return f"is a tensor of {numbers}, of shape {list(value.shape)}"
+
+
+def calibrate(
+    attempt: Callable[..., Any],
+    values: Float[Tensor, " values"],
+    bits: int,
+    scales: Float[Tensor, " scales"],
+) -> list[Seen]:
+    """A plain number serves as well as a tensor of it."""
+    found = attempt(values, bits, scales)
+    is_scalar = isinstance(found, Tensor) and found.ndim == 0
+    return [Seen("What it returned", found.item() if is_scalar else found)]
+
+
+# ---------------------------------------------------------------------------- two codes in a byte
+
+
+def pack(attempt: Callable[..., Any], codes: UInt8[Tensor, "n_in n_out"]) -> list[Seen]:
+    return [Seen("What it returned", attempt(codes))]
+
+
+def unpack(attempt: Callable[..., Any], packed: UInt8[Tensor, "rows n_out"]) -> list[Seen]:
+    return [Seen("What it returned", attempt(packed))]
+
+
+# -------------------------------------------------------------------------------- weights alone
+
+
+def forward(
+    attempt: type,
+    codes: Int8[Tensor, "n_in n_out"],
+    scale: Float[Tensor, "1 n_out"],
+    bias: Float[Tensor, " n_out"],
+    hidden: Float[Tensor, "*rows n_in"],
+) -> list[Seen]:
+    """Two calls, then a look at what the layer holds."""
+    layer = attempt(codes.clone(), scale.clone(), bias.clone())
+    return [
+        Seen("What it returned", snapshot(layer(hidden)), "the first time"),
+        Seen("What it returned", snapshot(layer(hidden)), "the second time"),
+        *[Seen(f"`{name}`", getattr(layer, name), "afterwards") for name in LAYER],
+        Seen("The layer", f"holds {bytes_in(layer)} bytes of tensors", "afterwards"),
+    ]
+
+
+LAYER = "codes", "scale", "bias"
+
+
+def snapshot(value: Any) -> Any:
+    """A tensor as it is now, whatever becomes of its memory."""
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def bytes_in(layer: Any) -> int:
+    """Of all the memory that a layer's tensors lie in."""
+    memory = [tensor.untyped_storage() for tensor in tensors_in(vars(layer))]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in memory}.values())
+
+
+def tensors_in(thing: Any) -> Iterator[Tensor]:
+    if isinstance(thing, Tensor):
+        yield thing
+        return
+    parts = vars(thing) if isinstance(thing, nn.Module) else thing
+    if isinstance(parts, Mapping):
+        parts = list(parts.values())
+    for part in parts if isinstance(parts, (list, tuple, set)) else ():
+        yield from tensors_in(part)
+
+
+# ------------------------------------------------------------------------ weights and activations
+
+
+def int8_matmul(
+    attempt: Callable[..., Any],
+    hidden: Float[Tensor, "tokens n_in"],
+    codes: Int8[Tensor, "n_in n_out"],
+    scale: Float[Tensor, "1 n_out"],
+) -> list[Seen]:
+    return [Seen("What it returned", attempt(hidden, codes, scale))]
+
+
+def split_outliers(
+    attempt: Callable[..., Any],
+    hidden: Float[Tensor, "tokens n_in"],
+    codes: Int8[Tensor, "n_in n_out"],
+    scale: Float[Tensor, "1 n_out"],
+    **threshold: float,
+) -> list[Seen]:
+    """Where no threshold is given, the attempt's own holds."""
+    return [Seen("What it returned", attempt(hidden, codes, scale, **threshold))]
+
+
+def smooth(
+    attempt: Callable[..., Any],
+    gain: Float[Tensor, " n_in"],
+    bias: Float[Tensor, " n_in"],
+    weight: Float[Tensor, "n_in n_out"],
+    peaks: Float[Tensor, " n_in"],
+    **alpha: float,
+) -> list[Seen]:
+    """Where no alpha is given, the attempt's own holds."""
+    found = attempt(gain, bias, weight, peaks, **alpha)
+    if not isinstance(found, (tuple, list)):
+        return [Seen("What it returned", found)]
+    names = ("The gain", "The bias", "The weight")
+    values = zip(names, found, strict=False)
+    return [Seen("What it returned", f"is {len(found)} things"), *starmap(Seen, values)]
+
+
+# --------------------------------------------------------------------- rounding that looks ahead
+
+
+def gptq(
+    attempt: Callable[..., Any],
+    weight: Float[Tensor, "n_in n_out"],
+    hessian: Float[Tensor, "n_in n_in"],
+    scale: Float[Tensor, "#n_in n_out"],
+    bits: int,
+) -> list[Seen]:
+    return [Seen("The tensor of codes", attempt(weight, hessian, scale, bits))]

@@ -1,0 +1,68 @@
+"""What a model loses: the bits that it needs for a byte of text, beside those of another model.
+
+The passages are from the part of the training text that no training has seen, and from the part
+that it has (models/README.md). Passages differ from one another far more than two models do on the
+same passage: so a loss is the mean of differences, passage by passage, with its standard error.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from gpt import SHIPPED, GPTLMHead, load_tokenizer
+
+HELD_OUT, CALIBRATION = (SHIPPED / "text" / f"{name}.txt" for name in ("held_out", "calibration"))
+LENGTH, SCORED = 1024, 512  # tokens of a passage, and how many of them count, the last ones
+Passage = Int[Tensor, " text"]
+Logits = Callable[[Int[Tensor, "1 seq"]], Float[Tensor, "1 seq vocab"]]
+
+
+def passages(file: Path = HELD_OUT, model: str = "fable", length: int = LENGTH) -> list[Passage]:
+    """The token ids of each passage of a file, cut to `length`. An empty line ends a passage."""
+    tokenizer = load_tokenizer(model)
+    texts = file.read_text(encoding="utf-8").strip().split("\n\n")
+    found = [tokenizer(text, verbose=False)["input_ids"][:length] for text in texts]
+    return [torch.tensor(ids) for ids in found]
+
+
+def logits_of(model: GPTLMHead) -> Logits:
+    """A model as a function of the tokens alone."""
+    return lambda ids: model(ids, torch.arange(ids.shape[1])[None])
+
+
+@torch.inference_mode()
+def bits_per_byte(
+    logits: Logits, texts: Sequence[Passage], model: str = "fable", scored: int = SCORED
+) -> Float[Tensor, " passages"]:
+    """For each passage, the bits for one byte of its last `scored` tokens, given those before."""
+    tokenizer, found = load_tokenizer(model), list[float]()
+    for ids in texts:
+        wanted = ids[-scored:]
+        predicted = logits(ids[None, :-1])[0, -len(wanted) :]
+        nats = F.cross_entropy(predicted, wanted, reduction="sum").item()
+        n_bytes = len(tokenizer.decode(wanted.tolist()).encode())
+        found.append(nats / math.log(2) / n_bytes)
+    return torch.tensor(found)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """More bits for a byte than the model compared with; error: the standard error of that."""
+
+    bits: float
+    error: float
+
+    def __str__(self) -> str:
+        return f"{self.bits:+.4f} ± {self.error:.4f}"
+
+
+def loss(measured: Float[Tensor, " passages"], compared: Float[Tensor, " passages"]) -> Loss:
+    """How much more one model needs than another, on the same passages."""
+    difference = (measured - compared).double()
+    return Loss(float(difference.mean()), float(difference.std() / len(difference) ** 0.5))

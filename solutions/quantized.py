@@ -1,0 +1,220 @@
+"""Lab 10, given: models with other matrices, what goes into them, and kernels behind the codes."""
+
+import copy
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from jaxtyping import BFloat16, Float, Int, Int8, UInt8
+from torch import Tensor, nn
+
+from gpt import GPTLMHead, Linear
+from solutions.bits import Passage, logits_of
+from solutions.kv_cache import CachedLMHead, KVCache
+
+Matrix = Float[Tensor, "n_in n_out"]
+Model = TypeVar("Model", bound=GPTLMHead)
+
+PLANTED = 5, 77, 200  # channels of the twin's hidden states
+FACTOR = 40.0
+
+# ----------------------------------------------------------------------- a model's matrices
+
+
+def matrices(model: GPTLMHead) -> dict[str, Linear]:
+    """The linear layers of all blocks, by their names; the embedding isn't among them."""
+    return {name: part for name, part in model.named_modules() if isinstance(part, Linear)}
+
+
+def with_matrices(model: Model, change: Callable[[str, Matrix], Matrix]) -> Model:
+    """A copy of the model with other weights, made of each matrix and its name."""
+    copied = copy.deepcopy(model)
+    for name, linear in matrices(copied).items():
+        linear.weight.data = change(name, linear.weight.data).contiguous()
+    return copied
+
+
+@torch.inference_mode()
+def inputs_of(
+    model: GPTLMHead, texts: Sequence[Passage]
+) -> dict[str, Float[Tensor, "tokens n_in"]]:
+    """What goes into each matrix while the model reads these texts, all tokens in one tensor."""
+    found: dict[str, list[Tensor]] = {name: [] for name in matrices(model)}
+
+    def watch(name: str) -> Any:
+        return lambda linear, inputs: found[name].append(inputs[0].flatten(0, 1))
+
+    hooks = [part.register_forward_pre_hook(watch(n)) for n, part in matrices(model).items()]
+    try:
+        for ids in texts:
+            logits_of(model)(ids[None])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {name: torch.cat(parts) for name, parts in found.items()}
+
+
+def with_activations(
+    model: Model, multiply: Callable[[Float[Tensor, "tokens n_in"], str], Tensor]
+) -> Model:
+    """A copy whose matrices are multiplied by `multiply(hidden, name)`; the bias is added after."""
+    copied = copy.deepcopy(model)
+    for name, linear in matrices(copied).items():
+
+        def forward(self: Linear, hidden: Tensor, name: str = name) -> Tensor:
+            product = multiply(hidden.flatten(0, -2), name)
+            return product.unflatten(0, hidden.shape[:-1]) + self.bias
+
+        linear.forward = types.MethodType(forward, linear)  # type: ignore[method-assign]
+    return copied
+
+
+def norms_before(model: GPTLMHead) -> dict[str, nn.LayerNorm]:
+    """The LayerNorm in front of a matrix, by the matrix's name, where there is one."""
+    found: dict[str, nn.LayerNorm] = {}
+    blocks: Any = model.transformer.h
+    for idx, block in enumerate(blocks):
+        found[f"transformer.h.{idx}.attn.c_attn"] = block.ln_1
+        found[f"transformer.h.{idx}.mlp.c_fc"] = block.ln_2
+    return found
+
+
+def planted_twin(model: Model, factor: float = FACTOR) -> Model:
+    """The same function with outliers in its activations, as large models have by themselves.
+
+    Three channels of every LayerNorm in front of a matrix are multiplied by `factor`, and those
+    rows of the matrix divided by it.
+    """
+    twin, planted = copy.deepcopy(model), list(PLANTED)
+    for name, norm in norms_before(twin).items():
+        norm.weight.data[planted] *= factor
+        norm.bias.data[planted] *= factor
+        matrices(twin)[name].weight.data[planted] /= factor
+    return twin
+
+
+# ------------------------------------------------------------------------------ the kernels
+
+
+class Int8Kernel(nn.Module):
+    """A linear layer of 8-bit codes by PyTorch's kernel, which multiplies by them as it reads them.
+
+    It takes activations in bfloat16 and codes the other way round, [n_out, n_in].
+    """
+
+    codes: Int8[Tensor, "n_out n_in"]
+    scale: BFloat16[Tensor, " n_out"]
+    bias: Float[Tensor, " n_out"]
+
+    def __init__(
+        self,
+        codes: Int8[Tensor, "n_in n_out"],
+        scale: Float[Tensor, "1 n_out"],
+        bias: Float[Tensor, " n_out"],
+    ) -> None:
+        super().__init__()
+        self.register_buffer("codes", codes.T.contiguous())
+        self.register_buffer("scale", scale[0].to(torch.bfloat16))
+        self.register_buffer("bias", bias)
+
+    def forward(self, hidden: Float[Tensor, "*rows n_in"]) -> Float[Tensor, "*rows n_out"]:
+        rows = hidden.flatten(0, -2).to(torch.bfloat16)
+        product = torch._weight_int8pack_mm(rows, self.codes, self.scale)
+        return product.view(*hidden.shape[:-1], -1).to(hidden.dtype).add_(self.bias)
+
+
+class Int4Kernel(nn.Module):
+    """A linear layer of 4-bit codes by PyTorch's kernel, in groups of inputs of one output."""
+
+    packed: UInt8[Tensor, "n_out n_in/2"]
+    scale_and_zero: BFloat16[Tensor, "groups n_out 2"]
+    bias: Float[Tensor, " n_out"]
+
+    def __init__(
+        self,
+        codes: UInt8[Tensor, "groups size"],
+        scale: Float[Tensor, "groups 1"],
+        zero: UInt8[Tensor, "groups 1"],
+        bias: Float[Tensor, " n_out"],
+    ) -> None:
+        super().__init__()
+        n_out, self.size = len(bias), codes.shape[1]
+        # The kernel's number is (code - 8) * scale + zero, with a zero that is no code.
+        zero_there = (8.0 - zero) * scale
+        both = torch.stack([scale, zero_there], dim=-1).view(n_out, -1, 2).transpose(0, 1)
+        as_int32 = codes.view(n_out, -1).to(torch.int32)
+        self.register_buffer("packed", torch._convert_weight_to_int4pack_for_cpu(as_int32, 1))
+        self.register_buffer("scale_and_zero", both.to(torch.bfloat16).contiguous())
+        self.register_buffer("bias", bias)
+
+    def forward(self, hidden: Float[Tensor, "*rows n_in"]) -> Float[Tensor, "*rows n_out"]:
+        rows = hidden.flatten(0, -2).to(torch.bfloat16)
+        given = rows, self.packed, self.size, self.scale_and_zero
+        product = torch._weight_int4pack_mm_for_cpu(*given)
+        return product.view(*hidden.shape[:-1], -1).to(hidden.dtype).add_(self.bias)
+
+
+class Int8Embedding(nn.Module):
+    """The token embedding in 8 bits, a scale for each token; the head reads the same codes.
+
+    An output of the head is a row of the embedding, so one scale serves both.
+    """
+
+    codes: Int8[Tensor, "vocab n_embd"]
+    scale: Float[Tensor, "vocab 1"]
+    kernels_scale: BFloat16[Tensor, " vocab"]
+
+    def __init__(
+        self, codes: Int8[Tensor, "vocab n_embd"], scale: Float[Tensor, "vocab 1"]
+    ) -> None:
+        super().__init__()
+        self.register_buffer("codes", codes)
+        self.register_buffer("scale", scale)
+        self.register_buffer("kernels_scale", scale[:, 0].to(torch.bfloat16))
+
+    @property
+    def weight(self) -> Float[Tensor, "vocab n_embd"]:
+        """What the codes stand for, made anew for whoever asks."""
+        return self.codes * self.scale
+
+    def forward(self, ids: Int[Tensor, "*rows"]) -> Float[Tensor, "*rows n_embd"]:
+        return self.codes[ids] * self.scale[ids]
+
+    def logits(self, hidden: Float[Tensor, "*rows n_embd"]) -> Float[Tensor, "*rows vocab"]:
+        rows = hidden.flatten(0, -2).to(torch.bfloat16)
+        product = torch._weight_int8pack_mm(rows, self.codes, self.kernels_scale)
+        return product.view(*hidden.shape[:-1], -1).to(hidden.dtype)
+
+
+class QuantizedLMHead(CachedLMHead):
+    """A model whose matrices are other layers, and whose embedding and head are in 8 bits."""
+
+    def __init__(
+        self,
+        model: CachedLMHead,
+        new_layer: Callable[[Linear], nn.Module],
+        embedding: Int8Embedding,
+    ) -> None:
+        nn.Module.__init__(self)  # GPTLMHead's own would draw weights, to be thrown away
+        self.config, self.embedding = model.config, embedding
+        self.transformer = copy.deepcopy(model.transformer)
+        for name, linear in matrices(self).items():
+            self.set_submodule(name, new_layer(linear))
+        self.set_submodule("transformer.wte", embedding)
+
+    def forward(
+        self,
+        inputs: Int[Tensor, "batch q_len"],
+        position_ids: Int[Tensor, "batch q_len"],
+        kv_cache: KVCache,
+    ) -> Float[Tensor, "batch q_len vocab"]:
+        return self.lm_head(self.transformer(inputs, position_ids, kv_cache))
+
+    def lm_head(self, hidden: Float[Tensor, "*rows n_embd"]) -> Float[Tensor, "*rows vocab"]:
+        return self.embedding.logits(hidden)
+
+
+def bytes_of(model: nn.Module) -> int:
+    """Of all its weights, codes and scales."""
+    return sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers()])
