@@ -11,7 +11,8 @@ Five workloads: `lengths` continues one prompt by each number of --tokens; `samp
 continuations of some tales at a temperature; `ragged` has many requests of unequal lengths; `equal`
 has many that begin and end together; `chat` has chats, of which each turn begins with all before
 it. Every technique must first give the reference's tokens, or,
-where they are drawn, the same tokens with its caches as without; only then is it timed. The last
+where they are drawn, the same tokens with its caches as without, or, where weights are rounded
+(marked #), those of the naive loop over the same rounded weights; only then is it timed. The last
 line of the output is the whole result as JSON. A new technique is one entry in TECHNIQUES, in
 timing/techniques.py.
 """
@@ -24,6 +25,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
@@ -40,6 +42,7 @@ from timing.peers.row import SIZES, Prepare, peer_techniques
 from timing.peers.worker import Workers
 from timing.plot import plot
 from timing.race import race
+from timing.rounded import Rounded
 from timing.runs import Prepared
 from timing.table import (
     show_environment,
@@ -236,6 +239,12 @@ def not_timed(absent: Mapping[str, str], left_out: Mapping[Key, str]) -> dict[st
     return reasons
 
 
+def losses(prepared: Mapping[tuple[str, str], Prepared]) -> dict[str, dict[str, float]]:
+    """What the rows of rounded weights lose, by technique: in bits per byte, and its error."""
+    rounded = {name: row for (_, name), row in prepared.items() if isinstance(row, Rounded)}
+    return {name: asdict(row.loss) for name, row in rounded.items() if row.loss}
+
+
 def environment(
     args: argparse.Namespace, plan: Plan, weight_bytes: int
 ) -> dict[str, str | int | float | None]:
@@ -291,7 +300,10 @@ def run_race(parser: Parser, args: argparse.Namespace) -> None:
     for name in tqdm(RACERS, leave=False):
         techniques[name].run(workload)
         runs[name] = techniques[name].run(workload)
-        verify(name, workload, runs[name].outputs, expected, naive_model)
+        if isinstance(own := techniques[name], Rounded):
+            own.verify(name, workload, runs[name])
+        else:
+            verify(name, workload, runs[name].outputs, expected, naive_model)
     race(new_console(), runs, tokenizer, tokenizer.decode(workload.prompts[0]))
 
 
@@ -334,7 +346,13 @@ def time_all(parser: Parser, args: argparse.Namespace, workers: Workers) -> None
         show_growth(console, powers, args.tokens)
     if args.plot:
         plot(args.plot, plan, rows, results)
-    done = {"rows": rows, "environment": found, "growth": powers, "not_timed": left_out}
+    done = {
+        "rows": rows,
+        "environment": found,
+        "growth": powers,
+        "losses": losses(prepared),
+        "not_timed": left_out,
+    }
     line = json.dumps(done)
     if args.json:
         args.json.write_text(line + "\n")

@@ -23,6 +23,8 @@ GIVEN = {
     "engine": ("sequence", "hooks", "runner"),
     "disaggregation": ("messages", "sides", "router", "wire", "apart"),
     "quantization": ("bits", "quantized"),
+    "kv_reduction": ("codes", "grouped", "streamed", "windowed", "swapping"),
+    "flash_attention": ("slow_memory", "triton_attention"),
 }
 
 Definition = ast.FunctionDef | ast.ClassDef

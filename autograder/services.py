@@ -18,6 +18,7 @@ SCALES = {"wpe": 2.0, "c_attn": 3.0, "attn.c_proj": 8.0, "mlp.c_proj": 4.0}
 MOST_TOKENS = 1024  # of one forward; the cases have some hundred
 
 FORWARDS, TOKENS = "forward calls", "tokens computed"
+MOVED = "numbers moved"  # to and from slow memory
 
 
 class CountedModel(ShownModel):

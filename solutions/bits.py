@@ -6,7 +6,7 @@ same passage: so a loss is the mean of differences, passage by passage, with its
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,12 +38,12 @@ def logits_of(model: GPTLMHead) -> Logits:
 
 @torch.inference_mode()
 def bits_per_byte(
-    logits: Logits, texts: Sequence[Passage], model: str = "fable", scored: int = SCORED
+    logits: Logits, texts: Iterable[Passage], model: str = "fable", scored: int = SCORED
 ) -> Float[Tensor, " passages"]:
     """For each passage, the bits for one byte of its last `scored` tokens, given those before."""
     tokenizer, found = load_tokenizer(model), list[float]()
     for ids in texts:
-        wanted = ids[-scored:]
+        wanted = ids[1:][-scored:]  # nothing predicts the first
         predicted = logits(ids[None, :-1])[0, -len(wanted) :]
         nats = F.cross_entropy(predicted, wanted, reduction="sum").item()
         n_bytes = len(tokenizer.decode(wanted.tolist()).encode())
@@ -63,6 +63,8 @@ class Loss:
 
 
 def loss(measured: Float[Tensor, " passages"], compared: Float[Tensor, " passages"]) -> Loss:
-    """How much more one model needs than another, on the same passages."""
+    """How much more one model needs than another, on the same passages, two or more."""
+    if len(measured) < 2:
+        raise ValueError("One passage says nothing of how sure a loss is. Give two or more.")
     difference = (measured - compared).double()
     return Loss(float(difference.mean()), float(difference.std() / len(difference) ** 0.5))

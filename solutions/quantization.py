@@ -163,7 +163,7 @@ class QuantizedLinear(nn.Module):
     def from_linear(cls, linear: Linear) -> Self:
         return cls(*absmax(linear.weight.detach(), bits=8, dim=0), linear.bias.detach())
 
-    def forward(self, hidden: Float[Tensor, "*rows n_in"]) -> Float[Tensor, "*rows n_out"]:
+    def forward(self, hidden: Float[Tensor, "... rows n_in"]) -> Float[Tensor, "... rows n_out"]:
         """The product with the weights that codes and scale stand for, plus the bias.
 
         No matrix of weights is kept in floats.

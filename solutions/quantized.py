@@ -96,6 +96,8 @@ def planted_twin(model: Model, factor: float = FACTOR) -> Model:
 
 # ------------------------------------------------------------------------------ the kernels
 
+STEP = 16  # inputs that the int8 kernel reads at once, and outputs that the int4 kernel makes
+
 
 class Int8Kernel(nn.Module):
     """A linear layer of 8-bit codes by PyTorch's kernel, which multiplies by them as it reads them.
@@ -114,6 +116,7 @@ class Int8Kernel(nn.Module):
         bias: Float[Tensor, " n_out"],
     ) -> None:
         super().__init__()
+        require_steps("8", "inputs", len(codes))
         self.register_buffer("codes", codes.T.contiguous())
         self.register_buffer("scale", scale[0].to(torch.bfloat16))
         self.register_buffer("bias", bias)
@@ -140,6 +143,7 @@ class Int4Kernel(nn.Module):
     ) -> None:
         super().__init__()
         n_out, self.size = len(bias), codes.shape[1]
+        require_steps("4", "outputs", n_out)
         # The kernel's number is (code - 8) * scale + zero, with a zero that is no code.
         zero_there = (8.0 - zero) * scale
         both = torch.stack([scale, zero_there], dim=-1).view(n_out, -1, 2).transpose(0, 1)
@@ -153,6 +157,14 @@ class Int4Kernel(nn.Module):
         given = rows, self.packed, self.size, self.scale_and_zero
         product = torch._weight_int4pack_mm_for_cpu(*given)
         return product.view(*hidden.shape[:-1], -1).to(hidden.dtype).add_(self.bias)
+
+
+def require_steps(bits: str, what: str, count: int) -> None:
+    if count % STEP:
+        raise ValueError(
+            f"PyTorch's kernel for {bits} bits takes {what} by {STEP}, and {count} is no multiple "
+            "of that. Take QuantizedLinear, or a model of another width."
+        )
 
 
 class Int8Embedding(nn.Module):
@@ -169,6 +181,7 @@ class Int8Embedding(nn.Module):
         self, codes: Int8[Tensor, "vocab n_embd"], scale: Float[Tensor, "vocab 1"]
     ) -> None:
         super().__init__()
+        require_steps("8", "inputs", codes.shape[1])
         self.register_buffer("codes", codes)
         self.register_buffer("scale", scale)
         self.register_buffer("kernels_scale", scale[:, 0].to(torch.bfloat16))

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,16 +27,20 @@ import timing.measure
 import timing.techniques
 import timing.workloads
 from autograder.reference import fresh_copy
-from gpt import GPTConfig, read_config
+from gpt import GPTConfig, GPTLMHead, load_tokenizer, read_config
 from solutions import batching as lab3
 from solutions import decoding as lab5
 from solutions import generate as lab1
 from solutions import kv_cache as lab2
 from solutions import paged_attention as lab4
+from solutions import quantization as lab10
 from solutions import speculative as lab6
+from solutions.bits import bits_per_byte, logits_of, loss, passages
+from solutions.quantized import QuantizedLMHead, bytes_of, matrices
 from tests.common.checkpoints import write_tiny
 from timing import kv_bytes
 from timing.race import Lane
+from timing.rounded import Rounded, in_8_bits, loss_of
 from timing.runs import Batches, BestBatches, Continuous, Rounds, Run, times_of_growth
 from timing.techniques import BLOCK_SIZE, TECHNIQUES
 from timing.verify import verify as verify_outputs
@@ -110,7 +115,8 @@ def prompt_tokens(result: dict) -> int:
 def test_default_techniques_are_timed_on_every_workload(table) -> None:
     _, result = table("--tokens", "8,4")
     found = [(row["new_tokens"], row["technique"]) for row in result["rows"]]
-    names = ["naive", "cached-concat", "cached", *SPECULATIVE, "engine", "hf-nocache", "hf"]
+    names = ["naive", "cached-concat", "cached", *SPECULATIVE, "engine", "int8"]
+    names += ["hf-nocache", "hf"]
     assert found == [(n, name) for n in (4, 8) for name in names]
     for row in result["rows"]:
         assert set(row) >= ROW_KEYS
@@ -134,7 +140,7 @@ def test_tokens_computed_and_kv_bytes_are_exact(table, tiny) -> None:
         elif row["technique"] in SPECULATIVE:  # rejected drafts are computed too
             assert row["tokens_computed"] >= prompt + n - 1
             assert row["kv_bytes"] >= (prompt + n - 1) * per_token
-        elif row["technique"] == "engine":  # whole blocks
+        elif row["technique"] in ("engine", "int8"):  # whole blocks
             blocks = -(-(prompt + n - 1) // BLOCK_SIZE)
             assert row["tokens_computed"] == prompt + n - 1
             assert row["kv_bytes"] == blocks * BLOCK_SIZE * per_token
@@ -213,7 +219,7 @@ def test_as_a_command_it_shows_progress_and_warns_of_nothing(tiny) -> None:
     command += ["--workloads", "lengths"]  # the others are of full size here
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0
-    assert len(json.loads(done.stdout.splitlines()[-1])["rows"]) == 16
+    assert len(json.loads(done.stdout.splitlines()[-1])["rows"]) == 18
     assert "run/s" in done.stderr or "s/run" in done.stderr
     assert "warn" not in done.stderr.lower()
 
@@ -298,10 +304,10 @@ def test_every_workload_is_served_by_the_techniques_that_can(table) -> None:
     found = [(row["workload"], row["technique"]) for row in result["rows"]]
     assert found == [
         *(("3 new tokens", n) for n in ("naive", "cached-concat", "cached")),
-        *(("3 new tokens", n) for n in (*SPECULATIVE, "engine", "hf-nocache", "hf")),
+        *(("3 new tokens", n) for n in (*SPECULATIVE, "engine", "int8", "hf-nocache", "hf")),
         *(("sampled", name) for name in ("sampled", *SPECULATIVE)),
         *(("ragged", name) for name in ("cached", "static", "continuous", "paged")),
-        *(("ragged", name) for name in ("engine", "prefix", "chunked", "hf")),
+        *(("ragged", name) for name in ("engine", "prefix", "chunked", "int8", "hf")),
         *(("equal", name) for name in ("cached", "static", "engine", "hf")),
         *(("chat", name) for name in ("cached", "engine", "prefix")),
     ]
@@ -1117,6 +1123,119 @@ def test_a_prefix_cache_that_takes_one_text_for_another_is_never_timed(
     with pytest.raises(SystemExit, match="Stopped: confused does not generate"):
         table("--workloads", "chat", "--techniques", "confused")
     assert "tok/s" not in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------------------------- rounded weights
+
+
+def in_codes(model: lab2.CachedLMHead) -> QuantizedLMHead:
+    """Its layers multiply by the codes in plain sight."""
+    return lab10.quantized(model, lab10.QuantizedLinear.from_linear)
+
+
+def test_what_8_bits_are_held_against_has_the_weights_of_the_codes(tiny) -> None:
+    exact = lab2.CachedLMHead.from_pretrained(tiny)
+    before = {name: weight.clone() for name, weight in exact.state_dict().items()}
+    naive, codes = in_8_bits(exact), in_codes(exact)
+    assert torch.equal(naive.transformer.wte.weight, codes.embedding.weight)
+    for name, linear in matrices(naive).items():
+        layer: Any = codes.get_submodule(name)
+        assert torch.equal(linear.weight, layer.codes * layer.scale)
+        assert torch.equal(linear.bias, layer.bias)
+    assert all(torch.equal(weight, before[name]) for name, weight in exact.state_dict().items())
+
+
+def test_a_row_of_rounded_weights_is_marked_and_tells_what_it_loses(table, tiny) -> None:
+    args = "--workloads", "lengths,ragged", "--tokens", "7", "--techniques", "engine,int8"
+    printed, result = table(*args)
+    lines = printed.splitlines()
+    marked = [line.split()[0] for line in lines if line.split()[:1] and "#" in line.split()[0]]
+    assert [mark for mark in marked if mark != "#"] == ["int8#"] * 2
+    assert "# int8, 7 new tokens: its weights are rounded." in printed
+    loss = result["losses"]["int8"]
+    assert result["losses"].keys() == {"int8"}
+    shown = f"{loss['bits']:+.4f} ± {loss['error']:.4f} bits per byte on 4 passages."
+    assert any(line.startswith("# int8: ") and line.endswith(shown) for line in lines)
+    rows = {(row["workload"], row["technique"]): row for row in result["rows"]}
+    exact, rounded = rows["ragged", "engine"], rows["ragged", "int8"]
+    for key in ("batch", "tokens_computed", "kv_bytes", "kv_bytes_reserved"):
+        assert rounded[key] == exact[key]
+    codes = lab10.quantized(lab2.CachedLMHead.from_pretrained(tiny))
+    assert rounded["weight_bytes"] == bytes_of(codes) - CONTEXT * 32 * 4
+    assert rounded["weight_bytes"] < 0.3 * exact["weight_bytes"]
+    assert max(map(len, lines[:-1])) <= 100
+
+
+def test_a_loss_is_of_what_the_row_computes_with(tiny) -> None:
+    """Here of a model that finds all tokens equally likely, and needs 12 bits for each of 4,096."""
+    exact, scored = lab2.CachedLMHead.from_pretrained(tiny), CONTEXT // 2
+    blank = deepcopy(exact)
+    for weight in blank.transformer.ln_f.parameters():
+        weight.data.zero_()
+    texts, tokenizer = passages(length=CONTEXT)[:4], load_tokenizer(tiny)
+    n_bytes = [len(tokenizer.decode(ids[-scored:]).encode()) for ids in texts]
+    bits = bits_per_byte(logits_of(GPTLMHead.from_pretrained(tiny)), texts, scored=scored)
+    expected = loss(torch.tensor([12 * scored / n for n in n_bytes]), bits)
+    found = loss_of(blank, exact, tiny)
+    assert found is not None
+    assert found.bits == pytest.approx(expected.bits, rel=1e-4)
+    assert found.error == pytest.approx(expected.error, rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", [LENGTHS, RAGGED])
+@pytest.mark.parametrize("wrong", ["codes", "embedding"])
+def test_a_kernel_that_does_not_do_what_the_codes_say_is_never_timed(
+    table, monkeypatch, capsys, kind, wrong
+) -> None:
+    def prepare(folder: Path, device: torch.device) -> Rounded:
+        row = timing.techniques.prepare_int8(folder, device)
+        model: Any = row.model
+        part = model.embedding if wrong == "embedding" else model.transformer.h[1].mlp.c_fc
+        part.codes.copy_(part.codes.roll(1, 0))
+        return row
+
+    monkeypatch.setitem(TECHNIQUES, "int8", {kind: prepare})
+    with pytest.raises(SystemExit, match="Stopped: int8 does not generate what the naive model"):
+        table("--workloads", kind, "--tokens", "9", "--techniques", "int8")
+    assert "tok/s" not in capsys.readouterr().out
+
+
+def test_without_a_tokenizer_nobody_knows_what_is_lost(tiny, tmp_path, table) -> None:
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(tiny / name, tmp_path)
+    args = "--workloads", "ragged", "--techniques", "int8"
+    printed, result = table("--model", str(tmp_path), *args)
+    assert "MB of weights instead of" in printed
+    assert "loss: unknown." in printed
+    assert result["losses"] == {}
+
+
+@pytest.fixture
+def own_codes(monkeypatch) -> None:
+    """As if a learner had written lab 10's absmax, and nothing else."""
+
+    def mine(lab: str):
+        module = fresh_copy(lab)
+        vars(module).update(learners(lab, "absmax") if lab == "quantization" else {})
+        return module
+
+    monkeypatch.setattr("autograder.check.mine", mine)
+
+
+@pytest.mark.parametrize("kind", [LENGTHS, RAGGED])
+def test_mine_multiplies_by_the_learner_s_codes(table, own_codes, kind) -> None:
+    args = "--workloads", kind, "--tokens", "5", "--techniques", "int8", "--mine"
+    printed, result = table(*args)
+    assert "your codes of 8 bits (lab 10)" in printed
+    theirs, mine = result["rows"]
+    for key in ("batch", "tokens_computed", "kv_bytes", "weight_bytes"):
+        assert mine[key] == theirs[key]
+    assert result["losses"]["mine"] == result["losses"]["int8"]
+
+
+def test_a_race_in_8_bits_is_held_against_8_bits(tiny, own_codes, capsys) -> None:
+    timed_generate.main(["--model", str(tiny), "--race", "--tokens", "6"])
+    assert capsys.readouterr().out.count("tok/s") == 3
 
 
 # ------------------------------------------------------------------------------------------ a race

@@ -107,6 +107,7 @@ def test_plain_data_comes_back_as_it_was(value: Any) -> None:
         (np.bool_(True), True),
         (torch.nn.Parameter(torch.tensor([1.0])), torch.tensor([1.0])),
         (torch.arange(6).expand(2, 6)[:, ::2], torch.tensor([[0, 2, 4]] * 2)),
+        (torch.arange(6.0).view(1, 6)[..., 3], torch.tensor([3.0])),  # one number, a stride of 6
     ],
     ids=str,
 )

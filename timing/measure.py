@@ -12,6 +12,7 @@ from tqdm import tqdm
 from solutions import generate as lab1
 from timing.peers.row import PeerRow
 from timing.peers.worker import PeerFailed
+from timing.rounded import Rounded
 from timing.runs import Prepared, Run
 from timing.verify import difference, verify, verify_replay
 from timing.workloads import Workload
@@ -28,11 +29,13 @@ Row = dict[str, Any]
 @dataclass(frozen=True)
 class Told:
     """Sentences about rows. ties: what float32 could not decide. differing: how far the tokens of
-    rounded weights are the reference's. left_out: why an engine of others has no row.
+    rounded weights are the reference's. lost: by technique, what such weights lose. left_out: why
+    an engine of others has no row.
     """
 
     ties: dict[Key, str] = field(default_factory=dict)
     differing: dict[Key, str] = field(default_factory=dict)
+    lost: dict[str, str] = field(default_factory=dict)
     left_out: dict[Key, str] = field(default_factory=dict)
 
 
@@ -52,6 +55,7 @@ def measure(
     reference has nothing to wait for: a first run of its own that was long enough counts.
 
     An engine of others that fails, or gives other tokens, loses its row; one of ours stops it all.
+    Rounded weights of ours are held against the naive model that has them, too.
     """
     verifying = [
         (workload, name)
@@ -85,6 +89,10 @@ def measure(
 
     def verified(workload: Workload, name: str, run: Run) -> Run:
         key, wanted = (workload.name, name), expected.get(workload.name)
+        technique = prepared[workload.kind, name]
+        if isinstance(technique, Rounded):
+            technique.verify(name, workload, run)
+            told.lost[name] = technique.lost
         if wanted is not None and not run.exact:
             told.differing[key] = difference(name, workload, run.outputs, wanted)
         elif tie := verify(name, workload, run.outputs, wanted, naive_model):
@@ -155,6 +163,7 @@ def new_row(
         "tpot_p95_s": median_over(metrics, lambda request: request.tpot, p95),
         "total_s": statistics.median(run.seconds for run in runs),
         "tokens_computed": first.tokens_computed,
+        "weight_bytes": weight_bytes,
         "kv_bytes": first.kv_bytes,
         "kv_bytes_reserved": first.kv_bytes_reserved,
         "used": first.used,

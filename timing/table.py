@@ -144,6 +144,8 @@ def show_tables(console: Console, plan: Plan, rows: list[Row], told: Told) -> No
         console.print(f"~ {tie}")
     for differing in told.differing.values():
         console.print(f"# {differing}")
+    for name, lost in told.lost.items():
+        console.print(f"# {name}: {lost}")
     if any(row["tokens_computed"] is None for row in rows):
         console.print("-: what an engine of others computes and holds isn't seen from outside.")
     if any(mbu_cell(row).endswith("*") for row in rows):

@@ -23,8 +23,10 @@ from solutions import generate as lab1
 from solutions import kv_cache as lab2
 from solutions import paged_attention as lab4
 from solutions import prefix_caching as lab8
+from solutions import quantization as lab10
 from solutions import speculative as lab6
 from timing import kv_bytes
+from timing.rounded import Rounded, in_8_bits, loss_of
 from timing.runs import Batches, BestBatches, Continuous, Ids, Prepared, Rounds
 from timing.served import Served
 from timing.workloads import CHAT, EQUAL, EQUAL_REQUESTS, LENGTHS, RAGGED, SAMPLED, Workload
@@ -241,6 +243,33 @@ def prepare_chunked(folder: Path, device: torch.device, lab: ModuleType = lab9) 
     return replace(served, about=about)
 
 
+# ----------------------------------------------------------------------------- lab 10
+
+
+def prepare_int8(
+    folder: Path,
+    device: torch.device,
+    lab: ModuleType = lab10,
+    engine: ModuleType = lab7,
+    parts: lab7.Parts = REFERENCE,
+) -> Rounded:
+    """Codes and scales of the matrices are the lab's; PyTorch's kernel multiplies by them."""
+    exact: Any = load(lab2.CachedLMHead, folder, device)
+
+    served = prepare_engine(folder, device, engine, parts)
+    about = "the engine over matrices, embedding and head in 8 bits (lab 10)"
+    model, naive_model = lab.quantized(exact), in_8_bits(load(GPTLMHead, folder, device))
+    lost = loss_of(model, exact, folder)
+    return Rounded(about, model, served.new_engine, ENGINE_SIZE, exact, naive_model, lost)
+
+
+def prepare_own_int8(folder: Path, device: torch.device, lab: ModuleType) -> Rounded:
+    """In the learner's engine, with its parts of labs 4 to 6."""
+    from autograder.check import mine  # only --mine needs the autograder
+
+    return prepare_int8(folder, device, lab, mine("engine"), own_parts())
+
+
 # ----------------------------------------------------------------------------- transformers
 
 
@@ -306,6 +335,12 @@ OWN_ENGINE = Own(
     ("Scheduler.schedule", "Engine.step"),
     prepare_own_engine,
 )
+OWN_INT8 = Own(
+    "your codes of 8 bits (lab 10)",
+    "quantization",
+    ("absmax",),
+    prepare_own_int8,
+)
 OWN_SPECULATIVE = Own(
     "your speculative decoding (lab 6)",
     "speculative",
@@ -322,6 +357,7 @@ OWN_SAMPLED = (
     ),
 )
 OWN = (  # the newest first
+    OWN_INT8,
     OWN_ENGINE,
     OWN_SPECULATIVE,
     Own("your KVCache (lab 2)", "kv_cache", ("KVCache.attend",), prepare_cached),
@@ -355,6 +391,7 @@ OWN_CHAT = (
     replace(OWN_ENGINE, about="chats: your engine (lab 7)"),
 )
 OWN_BATCHED = (
+    replace(OWN_INT8, about=f"many requests: {OWN_INT8.about}"),
     replace(OWN_ENGINE, about="many requests: your engine (lab 7)"),
     Own(
         "many requests: your paged attention (lab 4)",
@@ -396,7 +433,7 @@ def prepare_mine_sampled(folder: Path, device: torch.device) -> Prepared:
 
 
 def prepare_mine_batched(folder: Path, device: torch.device) -> Prepared:
-    """The same for many requests: the newest of labs 3, 4 and 7."""
+    """The same for many requests: the newest of labs 3, 4, 7 and 10."""
     about = "many requests: the reference's static batches, until batching of yours has passed"
     own = newest(OWN_BATCHED, folder, device)
     return own or replace(prepare_static(folder, device), about=about)
@@ -443,6 +480,7 @@ TECHNIQUES: dict[str, dict[str, Callable[[Path, torch.device], Prepared]]] = {
     "engine": dict.fromkeys([LENGTHS, RAGGED, EQUAL, CHAT], prepare_engine),
     "prefix": dict.fromkeys([RAGGED, CHAT], prepare_prefix),
     "chunked": {RAGGED: prepare_chunked},
+    "int8": dict.fromkeys([LENGTHS, RAGGED], prepare_int8),
     "hf-nocache": {LENGTHS: prepare_hf_nocache},
     "hf": {
         LENGTHS: prepare_hf,

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from timing.workloads import Workload
 
 HAIR = 1e-4  # two logits this close, relative to the largest one, are a tie in float32
+COARSE_HAIR = 2**-6  # the same where activations are in bfloat16: four of its steps at most
 REPLAYED, REPLAYED_TOKENS = 2, 24  # drawn again without caches: requests, new tokens of each
 
 
@@ -37,6 +38,7 @@ def verify(
     outputs: Sequence[list[int]],
     expected: Sequence[list[int]] | None,
     naive_model: nn.Module,
+    hair: float = HAIR,
 ) -> str | None:
     """None where the outputs are the reference's; one sentence where float32 could not decide.
 
@@ -49,7 +51,7 @@ def verify(
         require_length(name, workload, number, prompt, ids)
         wanted = None if expected is None else expected[number]
         if ids != wanted and not workload.temperature:
-            tie = hold_against_naive(name, workload, number, prompt, ids, wanted, naive_model)
+            tie = hold_against_naive(name, workload, number, prompt, ids, wanted, naive_model, hair)
             ties += [tie] if tie else []
     if len(ties) > 1:
         return f"{ties[0]} So are {len(ties) - 1} more requests."
@@ -87,6 +89,7 @@ def hold_against_naive(
     ids: list[int],
     wanted: list[int] | None,
     naive_model: nn.Module,
+    hair: float,
 ) -> str | None:
     """Whether every new token of one request is what the naive model picks, or ties with it.
 
@@ -104,11 +107,11 @@ def hold_against_naive(
     first = differing[0]
     picked = logits.gather(-1, torch.tensor(ids[len(prompt) :], device=logits.device)[:, None])
     gaps = (logits.amax(-1) - picked[:, 0]) / logits.abs().amax(-1)  # of each new token
-    if ids[: len(prompt)] != prompt or gaps.max() > HAIR:
+    if ids[: len(prompt)] != prompt or gaps.max() > hair:
         sys.exit(
             f"Stopped: {name} does not generate what the naive model does. For {place} the first "
             f"difference is at position {first} (the prompt has {len(prompt)} tokens), and its "
-            f"choices are up to {gaps.max():.1e} from the best logit (a tie is {HAIR:.0e})."
+            f"choices are up to {gaps.max():.1e} from the best logit (a tie is {hair:.0e})."
         )
     if first < len(prompt):  # of an earlier turn, which has been told
         return None

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,12 @@ class Work:
         return self.flops / self.seconds
 
 
-def weights_read(model: nn.Module) -> list[nn.Parameter]:
-    """Every weight but the position embeddings: a forward reads these whole, of them a few rows."""
-    named = model.named_parameters()
+def weights_read(model: nn.Module) -> list[Tensor]:
+    """Every weight but the position embeddings: a forward reads these whole, of them a few rows.
+
+    Codes and scales, which are buffers (lab 10), are weights too.
+    """
+    named = [*model.named_parameters(), *model.named_buffers()]
     return [weight for name, weight in named if not name.endswith("wpe.weight")]
 
 

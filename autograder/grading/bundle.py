@@ -27,7 +27,7 @@ FOLDER = "inference-labs"  # in the zip; later labs are unpacked over it
 AS_THEY_ARE = (
     *("LICENSE", "gpt.py", "workbook.py", "pyproject.toml", "constraints.txt", "environment.yml"),
     *(".jupyter/labconfig/page_config.json", "models/README.md"),
-    *("models/*/*.json", "models/*/*.md", "models/*/*.safetensors"),
+    *("models/*/*.json", "models/*/*.md", "models/*/*.safetensors", "models/text/*.txt"),
 )
 PROGRAMS = "import workbook, autograder.check"
 MAKEFILE = """\

@@ -91,7 +91,8 @@ def packed(value: Any, away: Away | None = None) -> bytes:
 
 
 def raw(tensor: Tensor) -> bytes:
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    # contiguous() would leave a single number the stride that it has, and then it is no view
+    flat = tensor.detach().cpu().clone(memory_format=torch.contiguous_format).reshape(-1)
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 

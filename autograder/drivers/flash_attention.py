@@ -1,0 +1,258 @@
+"""Drivers of lab 12: counts, a running softmax, tiles of slow memory, parts, blocks, gradients."""
+
+import math
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, NamedTuple
+from weakref import ref
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from autograder.drivers.seen import Seen, kind_of, two_things
+from solutions.slow_memory import fast_numbers_for
+
+# ---------------------------------------------------------------------------------- what is held
+
+TIMES = 3  # so much more than a tile of each may be held, by names that a line leaves behind
+SPARE = 16  # numbers, for the smallest tiles
+DEEPEST = 4  # lists in lists that are looked into
+
+
+class Holding:
+    """Knows how many floats an attempt holds, whenever it comes for more.
+
+    They are in what the names of its functions lead to, and in the tiles that it was handed, as
+    long as they are anywhere. driver: who called it. most: how many it needs at once.
+    has_overflowed: whether it ever held far more.
+    """
+
+    def __init__(self, driver: Callable[..., Any], most: int) -> None:
+        self.driver, self.most, self.has_overflowed = driver, TIMES * most + SPARE, False
+        self.handed: list[ref[Tensor]] = []
+
+    def hand(self, *tiles: Tensor) -> tuple[Tensor, ...]:
+        self.handed += map(ref, tiles)
+        return tiles
+
+    def look(self, frame: FrameType | None) -> None:
+        """frame: of the function that has come to load something, say."""
+        tensors = [tile for one in self.handed if (tile := one()) is not None]
+        while frame is not None and frame.f_code is not self.driver.__code__:
+            tensors += floats_in(list(frame.f_locals.values()))
+            frame = frame.f_back
+        storages = [tensor.untyped_storage() for tensor in tensors]
+        held = {storage.data_ptr(): storage.nbytes() // 8 for storage in storages}  # views share
+        self.has_overflowed |= sum(held.values()) > self.most
+
+    def seen(self, when: str) -> Seen:
+        fits, grows = "stays at a few tiles", "grows to far more than a tile of each"
+        return Seen("What it keeps in tensors", grows if self.has_overflowed else fits, when)
+
+
+def floats_in(value: Any, depth: int = 0) -> Iterator[Tensor]:
+    """The tensors of floats that a value is or holds."""
+    if isinstance(value, Tensor):
+        if value.is_floating_point() and value.layout == torch.strided and not value.is_meta:
+            yield value
+    elif isinstance(value, (list, tuple, deque, set, dict)) and depth < DEEPEST:
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from floats_in(item, depth + 1)
+
+
+# ------------------------------------------------------------------------------------------ counts
+
+
+def count_traffic(attempt: Callable[..., Any], **sizes: int) -> list[Seen]:
+    naive, tiled = two_things(attempt(**sizes), "count_traffic returns two numbers")
+    return [Seen("The count of the naive way", naive), Seen("The count of the tiles", tiled)]
+
+
+# ------------------------------------------------------------------------------ the running softmax
+
+
+class State(NamedTuple):
+    """As the notebook's own."""
+
+    peak: Any
+    total: Any
+    weighted: Any
+
+
+def absorb(
+    attempt: Callable[..., Any],
+    state: list[Tensor],
+    tiles: list[tuple[Tensor, Tensor]],
+) -> list[Seen]:
+    """state: of queries that have seen nothing, or more. tiles: scores and values of each."""
+    current, seen = State(*state), []
+    for number, (scores, values) in enumerate(tiles, 1):
+        current = State(*three_things(attempt(current, scores, values), "absorb returns a State"))
+        where = f"after tile {number}" if len(tiles) > 1 else ""
+        seen += [
+            Seen(f"`{part}`", snapshot(getattr(current, part)), where) for part in State._fields
+        ]
+    return seen
+
+
+def three_things(found: Any, rule: str) -> tuple[Any, Any, Any]:
+    """What a function returned, if it returned three things as it should. Raises TypeError."""
+    if isinstance(found, (tuple, list)) and len(found) == 3:
+        return found[0], found[1], found[2]
+    several = isinstance(found, (tuple, list))
+    what = f"{len(found)} things" if several else "None" if found is None else kind_of(found)
+    missing = " Is a `return` missing?" if found is None else ""
+    raise TypeError(f"{rule}; this is {what}.{missing}")
+
+
+def snapshot(value: Any) -> Any:
+    """A tensor as it is now, whatever becomes of its memory."""
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+# ------------------------------------------------------------------------------------- tile by tile
+
+
+class Watched:
+    """The slow memory, as it is lent; looks at what is held whenever something is moved."""
+
+    def __init__(self, memory: Any, holding: Holding) -> None:
+        self.memory, self.holding = memory, holding
+        self.fast_numbers = memory.fast_numbers
+
+    def load(self, name: str, start: int, end: int) -> Tensor:
+        self.holding.look(sys._getframe(1))
+        (tile,) = self.holding.hand(self.memory.load(name, start, end))
+        return tile
+
+    def store(self, name: str, start: int, tile: Tensor) -> None:
+        self.holding.look(sys._getframe(1))
+        self.memory.store(name, start, tile)
+
+
+def flash_attention(
+    attempt: Callable[..., Any],
+    q_len: int,
+    k_len: int,
+    head_dim: int,
+    block_q: int,
+    block_k: int,
+    heads: list[int],
+    size: float,
+    seed: int,
+    memory: Any,
+) -> list[Seen]:
+    """heads, size and seed are for the memory, which is lent."""
+    tile = min(block_q, q_len), min(block_k, k_len)
+    holding = Holding(flash_attention, math.prod(heads) * fast_numbers_for(head_dim, *tile))
+    attempt(Watched(memory, holding), q_len, k_len, head_dim, block_q, block_k)
+    return [
+        Seen("The output that is stored", memory.result("output")),
+        Seen("The lse that is stored", memory.result("lse")),
+        holding.seen("between loads"),
+    ]
+
+
+# --------------------------------------------------------------------------------------- in parts
+
+
+def merge(
+    attempt: Callable[..., Any],
+    outputs: Float[Tensor, "parts ... head_dim"],
+    lses: Float[Tensor, "parts ..."],
+) -> list[Seen]:
+    return output_and_lse(attempt(outputs, lses), "merge")
+
+
+def output_and_lse(found: Any, name: str) -> list[Seen]:
+    output, lse = two_things(found, f"{name} returns output and lse")
+    return [Seen("The output", output), Seen("The lse", lse)]
+
+
+def split_decode(
+    attempt: Callable[..., Any],
+    query: Float[Tensor, "heads head_dim"],
+    keys: Float[Tensor, "heads length head_dim"],
+    values: Float[Tensor, "heads length head_dim"],
+    parts: int,
+) -> list[Seen]:
+    """The workers are right; what each gets is looked at."""
+    length, given = keys.shape[1], list[tuple[int, int]]()
+
+    def worker(first: int, last: int) -> tuple[Tensor, Tensor]:
+        if not 0 <= first < last <= length:
+            raise ValueError(f"worker({first}, {last}) is no part of {length} keys.")
+        given.append((first, last))
+        scores = (keys[:, first:last] @ query[..., None])[..., 0] / query.shape[-1] ** 0.5
+        output = scores.softmax(dim=-1)[:, None] @ values[:, first:last]
+        return output[:, 0], scores.logsumexp(dim=-1)
+
+    found = attempt(worker, length, parts)
+    times = Counter(key for first, last in given for key in range(first, last))
+    wrong = [f"gives key {key} to {times[key]} workers" for key in range(length) if times[key] != 1]
+    few, many = "is no more than there are", f"is {len(given)}, more than there are"
+    return [
+        Seen("The split", [*wrong, "gives each key to one worker"][0]),
+        Seen("The number of workers", many if len(given) > parts else few),
+        Seen("The longest part", max((last - first for first, last in given), default=0)),
+        *output_and_lse(found, "split_decode"),
+    ]
+
+
+# ----------------------------------------------------------------------------------- block by block
+
+
+def paged_decode(
+    attempt: Callable[..., Any],
+    query: Float[Tensor, "heads head_dim"],
+    pool: Float[Tensor, "2 blocks heads block_size head_dim"],
+    block_table: list[int],
+    length: int,
+) -> list[Seen]:
+    """The blocks are handed out one by one; all that nobody stored is noise."""
+    heads, block_size, head_dim = pool.shape[2:]
+    holding = Holding(paged_decode, heads * fast_numbers_for(head_dim, 1, block_size))
+    read: list[int] = []
+
+    def read_block(block: int) -> tuple[Tensor, ...]:
+        holding.look(sys._getframe(1))
+        if not 0 <= block < pool.shape[1]:
+            raise ValueError(f"The pool has the blocks 0 to {pool.shape[1] - 1}, and no {block}.")
+        read.append(int(block))
+        return holding.hand(pool[0, block].clone(), pool[1, block].clone())
+
+    output = attempt(query, read_block, block_table, block_size, length)
+    return [
+        Seen("The list of the blocks that were read", sorted(read)),
+        Seen("The output", output),
+        holding.seen("between two blocks"),
+    ]
+
+
+# ------------------------------------------------------------------------------------ the gradients
+
+
+def backward_tile(
+    attempt: Callable[..., Any],
+    queries: Float[Tensor, "... q_len head_dim"],
+    keys: Float[Tensor, "... k_len head_dim"],
+    values: Float[Tensor, "... k_len head_dim"],
+    output: Float[Tensor, "... q_len head_dim"],
+    lse: Float[Tensor, "... q_len"],
+    grad_output: Float[Tensor, "... q_len head_dim"],
+    block_k: int,
+) -> list[Seen]:
+    """Tile by tile of the keys, with what the forward over all of them stored."""
+    q_len, k_len, seen = queries.shape[-2], keys.shape[-2], list[Seen]()
+    for first in range(0, k_len, block_k):
+        tile = slice(first, first + block_k)
+        own = keys[..., tile, :].clone(), values[..., tile, :].clone()
+        found = attempt(queries, *own, output, lse, grad_output, k_len - q_len - first)
+        parts = three_things(found, "backward_tile returns three gradients")
+        where = f"from tile {first // block_k + 1}" if k_len > block_k else ""
+        for name, part in zip(("queries", "keys", "values"), parts, strict=True):
+            seen.append(Seen(f"The gradient of the {name}", part, where))
+    return seen

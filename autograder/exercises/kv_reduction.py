@@ -1,0 +1,351 @@
+"""The exercises of lab 11: bytes, shared heads, a window, heavy rows, codes, and swapping."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autograder.draws import draw, normal
+from autograder.drivers import kv_reduction as drivers
+from autograder.exercise import Case, Exercise
+
+# ----------------------------------------------------------------------------------------- bytes
+
+FABLE = {"vocab_size": 4096, "n_embd": 256, "n_layer": 12, "n_head": 8}
+GPT2 = {"n_embd": 768, "n_layer": 12, "n_head": 12}
+
+
+def bytes_cases(generator: torch.Generator) -> list[Case]:
+    def case(label: str, config: dict[str, int], kv_heads: int, **kind: int) -> Case:
+        return Case(label, {"config": config, "kv_heads": kv_heads, "kind": kind})
+
+    heads, group = 2 * draw(generator, 2, 5), 8 * draw(generator, 2, 4)
+    some = {"n_embd": heads * 24, "n_layer": draw(generator, 3, 9), "n_head": heads}
+    return [
+        case("one layer, one head", {"n_embd": 8, "n_layer": 1, "n_head": 1}, 1),
+        case("two layers, two heads", {"n_embd": 8, "n_layer": 2, "n_head": 2}, 2),
+        case("fable, as it is", FABLE, 8),
+        case("fable with 2 heads of keys and values", FABLE, 2),
+        case("fable in 16 bits", FABLE, 8, bits=16),
+        case("fable in 8 bits, a scale and a zero for 32 numbers", FABLE, 8, bits=8, group=32),
+        case("fable in 2 bits, a scale and a zero for 32 numbers", FABLE, 8, bits=2, group=32),
+        case("fable in 3 bits", FABLE, 8, bits=3),
+        case("3 bits, groups of 64", FABLE, 4, bits=3, group=64),
+        case("GPT-2 with one head of keys and values, 4 bits", GPT2, 1, bits=4, group=64),
+        case("a model of some size", some, heads // 2, bits=4, group=group),
+    ]
+
+
+# ----------------------------------------------------------------------------------- fewer heads
+
+HEAD_DIM = 5
+
+
+def attention_cases(generator: torch.Generator) -> list[Case]:
+    def case(
+        label: str,
+        heads: int,
+        kv_heads: int,
+        q_len: int,
+        k_len: int,
+        batch: int = 1,
+        mask: Any = None,
+    ) -> Case:
+        keys, values = (normal(generator, batch, kv_heads, k_len, HEAD_DIM) for _ in range(2))
+        queries = normal(generator, batch, heads, q_len, HEAD_DIM)
+        return Case(label, {"queries": queries, "keys": keys, "values": values, "mask": mask})
+
+    def causal(q_len: int, k_len: int) -> Tensor:
+        return (torch.arange(k_len) <= torch.arange(k_len - q_len, k_len)[:, None])[None, None]
+
+    some = torch.rand(3, 1, 4, 7, generator=generator) < 0.5
+    some[..., 2] = True  # a query sees something
+    return [
+        case("one head, one token", 1, 1, 1, 1),
+        case("as many heads of keys as of queries", 2, 2, 1, 3),
+        case("two heads share one", 2, 1, 1, 3),
+        case("four heads share two", 4, 2, 1, 3),
+        case("six heads share two", 6, 2, 1, 4),
+        case("six heads share three", 6, 3, 1, 4),
+        case("six heads share three, a prefill", 6, 3, 4, 4, mask=causal(4, 4)),
+        case("four heads share one, a chunk behind a prefix", 4, 1, 3, 5, mask=causal(3, 5)),
+        case("as many heads, masked", 3, 3, 4, 4, mask=causal(4, 4)),
+        case("two texts, nothing hidden", 6, 2, 3, 4, batch=2),
+        case("three texts, each with a mask of its own", 8, 2, 4, 7, batch=3, mask=some),
+        case("two texts, one mask for both", 6, 2, 3, 5, batch=2, mask=causal(3, 5)),
+    ]
+
+
+def pool_cases(generator: torch.Generator) -> list[Case]:
+    def case(label: str, n_head: int, kv_heads: int, head_dim: int = 3) -> Case:
+        n_embd = n_head * head_dim
+        weight, bias = normal(generator, n_embd, 3 * n_embd), normal(generator, 3 * n_embd)
+        heads = {"n_head": n_head, "kv_heads": kv_heads}
+        return Case(label, {"weight": weight, "bias": bias, **heads})
+
+    return [
+        case("one head", 1, 1),
+        case("two heads, all kept", 2, 2),
+        case("two heads become one", 2, 1),
+        case("four heads become two", 4, 2),
+        case("four heads become one", 4, 1),
+        case("six heads become two", 6, 2),
+        case("six heads become three", 6, 3),
+        case("four heads of one number", 4, 2, head_dim=1),
+        case("eight heads become two", 8, 2, head_dim=5),
+    ]
+
+
+# --------------------------------------------------------------------------------------- a window
+
+
+def mask_cases(generator: torch.Generator) -> list[Case]:
+    def case(label: str, queries: list[Any], keys: list[Any], window: int, sinks: int = 0) -> Case:
+        both = {"query_positions": torch.tensor(queries), "key_positions": torch.tensor(keys)}
+        return Case(label, {**both, "window": window, "sinks": sinks})
+
+    def upto(end: int) -> list[int]:
+        return list(range(end))
+
+    start, window = draw(generator, 3, 6), draw(generator, 2, 4)
+    order = torch.randperm(9, generator=generator).tolist()
+    return [
+        case("one token", [[0]], [[0]], 1),
+        case("a window of one", [upto(3)], [upto(3)], 1),
+        case("a window of two", [upto(4)], [upto(4)], 2),
+        case("a window as long as the text", [upto(3)], [upto(3)], 3),
+        case("one query at the end", [[5]], [upto(6)], 2),
+        case("one sink", [upto(5)], [upto(5)], 2, 1),
+        case("two sinks before the first query", [[4]], [upto(5)], 2, 2),
+        case("more sinks than tokens", [upto(3)], [upto(3)], 1, 5),
+        case("a chunk behind a prefix", [[3, 4, 5]], [upto(6)], 3, 1),
+        case("a cache from which tokens are gone", [[9, 10]], [[0, 1, 7, 8, 9, 10]], 3, 2),
+        case("sinks that are gone too", [[9]], [[1, 6, 8, 9]], 3, 1),
+        case("two rows that stand elsewhere", [[2, 3], [6, 7]], [upto(8), upto(8)], 3, 1),
+        case("keys in any order", [[4, 7], [8, 5]], [order, order[::-1]], window, 2),
+        case("a chunk of some length", [upto(9)[start:]], [upto(9)], window, draw(generator, 1, 2)),
+    ]
+
+
+LAYERS, HEADS = 3, 2
+
+
+def cache_cases(generator: torch.Generator) -> list[Case]:
+    def forward(q_len: int, batch: int, heads: int) -> tuple[Any, ...]:
+        keys, values = (normal(generator, LAYERS, batch, HEADS, q_len, HEAD_DIM) for _ in range(2))
+        return "forward", normal(generator, LAYERS, batch, heads, q_len, HEAD_DIM), keys, values
+
+    def case(
+        label: str, window: int, sinks: int, *steps: Any, batch: int = 1, heads: int = HEADS
+    ) -> Case:
+        """A number is a forward of so many tokens."""
+        made = [forward(s, batch, heads) if isinstance(s, int) else s for s in steps]
+        return Case(label, {"n_layer": LAYERS, "window": window, "sinks": sinks, "steps": made})
+
+    def truncate(n: int) -> tuple[str, int]:
+        return "truncate", n
+
+    w = draw(generator, 3, 4)
+    some = [draw(generator, 1, 5) for _ in range(4)]
+    return [
+        case("one token", 2, 0, 1),
+        case("three tokens one by one, a window of four", 4, 0, 1, 1, 1),
+        case("a prefill within the window", 4, 0, 3),
+        case("a prefill as long as the window", 3, 0, 3, 1, 1),
+        case("tokens one by one, until the window slides", 2, 0, 1, 1, 1, 1, 1),
+        case("a prefill longer than the window", 3, 0, 7),
+        case("a prefill longer than the window, then tokens", 3, 0, 7, 1, 1),
+        case("a window of one", 1, 0, 3, 1, 2, 1),
+        case("one sink, tokens one by one", 2, 1, 1, 1, 1, 1, 1, 1),
+        case("two sinks, a long prefill, then tokens", 3, 2, 9, 1, 1, 1),
+        case("a prefill shorter than the sinks", 2, 3, 2, 1, 1, 1, 1, 1),
+        case("chunks behind a window that has slid", 3, 1, 6, 3, 4, 1),
+        case("chunks as long as the window", w, 1, w, w, w, 1),
+        case("a prefill one token shorter, two texts", w, 1, w - 1, 1, 1, 1, batch=2),
+        case("a prefill one token longer, two texts", w, 2, w + 1, 1, 1, w, batch=2),
+        case("a prefill three times the window", w, 1, 3 * w + 2, 1, 1, 2),
+        case("four heads share two", 3, 1, 5, 1, 1, 2, batch=2, heads=4),
+        case("rolled back before the window slides", 5, 1, 4, truncate(2), 1, 1, 3, 1),
+        case("rolled back where rows are gone", 3, 1, 7, truncate(5), 1),
+        case("rolled back to the sinks", 3, 2, 8, truncate(2), 1, 4, 1),
+        case("emptied, and the next text", 3, 1, 6, truncate(0), 4, 1, 1),
+        case("rows in another order", 3, 1, 5, ("reorder", torch.tensor([1, 0])), 1, 2, batch=2),
+        case("chunks of some lengths", w, 2, *some, 1, 1, 1, batch=2),
+    ]
+
+
+# ------------------------------------------------------------------------------------ heavy rows
+
+
+def heavy_cases(generator: torch.Generator) -> list[Case]:
+    def case(label: str, heads: int, k_len: int, budget: int, recent: int) -> Case:
+        """Masses that are far from one another."""
+        orders = [torch.randperm(k_len, generator=generator) for _ in range(heads)]
+        mass = torch.stack(orders).double() + 0.5 * torch.rand(heads, 1, generator=generator)
+        return Case(label, {"mass": mass, "budget": budget, "recent": recent})
+
+    def given(label: str, mass: list[list[float]], budget: int, recent: int) -> Case:
+        rows = torch.tensor(mass, dtype=torch.float64)
+        return Case(label, {"mass": rows, "budget": budget, "recent": recent})
+
+    k_len = draw(generator, 9, 12)
+    return [
+        given("one row", [[1.0]], 1, 0),
+        given("the heavier of two", [[0.3, 0.7]], 1, 0),
+        given("the newer of two", [[0.7, 0.3]], 1, 1),
+        given("one heavy, one recent", [[0.2, 0.9, 0.1, 0.3]], 2, 1),
+        given("the recent are heavy as well", [[0.5, 0.1, 0.8, 0.9]], 3, 2),
+        given("heavy rows in the middle", [[0.1, 2.0, 0.3, 1.5, 0.2]], 3, 1),
+        given("two heads that differ", [[3.0, 1.0, 2.0, 0.5], [1.0, 3.0, 2.5, 0.5]], 2, 1),
+        given("two heads, one much heavier", [[9.0, 8.0, 1.0, 0.1], [0.1, 0.2, 0.4, 0.1]], 2, 1),
+        case("no recent ones", 3, 7, 3, 0),
+        case("only recent ones", 3, 7, 3, 3),
+        case("all rows", 2, 6, 6, 2),
+        case("all but one", 2, 6, 5, 2),
+        case("half recent", 4, 10, 6, 3),
+        case("many rows", 3, k_len, draw(generator, 4, 6), draw(generator, 1, 3)),
+    ]
+
+
+# ------------------------------------------------------------------------------------------ codes
+
+
+def codes_cases(generator: torch.Generator) -> list[Case]:
+    def case(
+        label: str,
+        bits: int,
+        group: int,
+        *sizes: int,
+        recent: int = 0,
+        batch: int = 1,
+        channels: int = 3,
+    ) -> Case:
+        """Channels of very different ranges, as the keys of real models have them."""
+        keys = normal(generator, batch, HEADS, sum(sizes), channels)
+        keys = keys * torch.tensor([1.0, 8.0, 0.1, 3.0])[:channels] + 0.5
+        given = {"bits": bits, "group": group, "recent": recent}
+        return Case(label, {**given, "keys": keys, "sizes": list(sizes)})
+
+    def constant(label: str, *sizes: int) -> Case:
+        made = case(label, 8, 4, *sizes)
+        made.data["keys"][:, 0, :, 1] = 0.75
+        made.data["keys"][:, 1, :, 0] = 0.0
+        return made
+
+    some = [draw(generator, 1, 6) for _ in range(4)]
+    return [
+        case("one token", 8, 4, 1),
+        case("fewer tokens than a group", 8, 4, 3),
+        case("a group, in one call", 8, 4, 4),
+        case("a group, token by token", 8, 4, 1, 1, 1, 1),
+        case("a group and one token more", 8, 4, 5),
+        case("two groups in one call", 8, 4, 8),
+        case("two groups and a half, in one call", 8, 4, 10),
+        case("a group of which two are recent", 8, 4, 4, recent=2),
+        case("a group beside two recent ones, in one call", 8, 4, 6, recent=2),
+        case("a group beside two recent ones, token by token", 8, 4, 4, 1, 1, 1, recent=2),
+        case("two groups beside three recent ones", 4, 4, 11, 1, recent=3),
+        case("more recent ones than a group has", 4, 2, 6, 1, 1, 1, 1, recent=5),
+        case("a prompt, then tokens", 8, 4, 6, 1, 1, 1),
+        case("a prompt that fills its groups, then tokens", 4, 4, 8, 1, 1, 1, 1),
+        case("chunks that don't fit the groups", 4, 4, 3, 3, 3, 3),
+        case("a chunk that ends one group and fills another", 8, 4, 3, 6, 1),
+        case("groups of one token", 8, 1, 3, 1, recent=1),
+        case("two bits", 2, 4, 9, 1, 1, 1),
+        case("two texts", 4, 2, 5, 1, 2, batch=2, recent=2),
+        case("two texts of two bits, four channels", 2, 8, 17, 3, 5, batch=2, channels=4),
+        constant("a channel that is always the same", 5, 3, 1),
+        case("chunks of some lengths", 4, 4, *some, batch=2, recent=draw(generator, 1, 5)),
+    ]
+
+
+# --------------------------------------------------------------------------------------- swapping
+
+SMALL = {"vocab_size": 11, "n_positions": 16, "n_embd": 10, "n_layer": 3, "n_head": 2}
+
+
+def a_pool(generator: torch.Generator, blocks: int, block_size: int) -> Tensor:
+    """There is something in every slot."""
+    return normal(generator, 2, LAYERS, blocks, block_size, HEADS, HEAD_DIM)
+
+
+Requests = dict[int, Any]  # how many tokens each has; a text names the one whose fork it is
+
+
+def out_cases(generator: torch.Generator) -> list[Case]:
+    def case(label: str, block_size: int, requests: Requests, *out: int, blocks: int = 8) -> Case:
+        order = torch.randperm(blocks, generator=generator).tolist()
+        pool = {"pool": a_pool(generator, blocks, block_size), "order": order}
+        return Case(label, {"config": SMALL, **pool, "requests": requests, "out": list(out)})
+
+    number, length = draw(generator, 3, 9), draw(generator, 5, 9)
+    return [
+        case("one token, blocks of one", 1, {0: 1}, 0),
+        case("one token, blocks of four", 4, {0: 1}, 0),
+        case("a full block", 4, {0: 4}, 0),
+        case("two blocks, the last one partly filled", 4, {0: 7}, 0),
+        case("two blocks, both full", 4, {0: 8}, 0),
+        case("blocks of one token", 1, {3: 4}, 3),
+        case("one of two requests", 4, {0: 6, 1: 5}, 1),
+        case("two requests, the first one first", 4, {0: 6, 1: 5}, 0, 1),
+        case("two requests, the last one first", 2, {4: 5, 2: 3}, 2, 4),
+        case("blocks that another holds too", 2, {0: 5, 1: "0"}, 0),
+        case("both who share their blocks", 2, {0: 5, 1: "0"}, 0, 1),
+        case("the whole pool", 2, {0: 16}, 0),
+        case("one of three requests", 3, {0: 4, number: length, 1: 3}, number),
+    ]
+
+
+def in_cases(generator: torch.Generator) -> list[Case]:
+    def case(
+        label: str,
+        block_size: int,
+        requests: Requests,
+        swapped: dict[int, int],
+        *steps: tuple[str, int],
+        blocks: int = 8,
+    ) -> Case:
+        order = torch.randperm(blocks, generator=generator).tolist()
+        shape = 2, LAYERS, HEADS, HEAD_DIM
+        store = {r: normal(generator, *shape[:2], n, *shape[2:]) for r, n in swapped.items()}
+        pool = {"pool": a_pool(generator, blocks, block_size), "order": order, "store": store}
+        return Case(label, {"config": SMALL, **pool, "requests": requests, "steps": list(steps)})
+
+    def back(request: int) -> tuple[str, int]:
+        return "swap_in", request
+
+    def ends(request: int) -> tuple[str, int]:
+        return "free", request
+
+    number, length = draw(generator, 3, 9), draw(generator, 5, 9)
+    return [
+        case("one token, blocks of one", 1, {}, {0: 1}, back(0)),
+        case("one token, blocks of four", 4, {}, {0: 1}, back(0)),
+        case("a full block", 4, {}, {0: 4}, back(0)),
+        case("two blocks, the last one partly filled", 4, {}, {0: 7}, back(0)),
+        case("two blocks, both full", 4, {}, {0: 8}, back(0)),
+        case("blocks of one token", 1, {}, {3: 4}, back(3)),
+        case("beside another request", 4, {1: 6}, {0: 5}, back(0)),
+        case("one of two that are out", 2, {1: 3}, {0: 5, 4: 4}, back(4)),
+        case("two that are out, one after the other", 2, {1: 3}, {0: 5, 4: 4}, back(4), back(0)),
+        case("into blocks that others had", 2, {1: 7, 2: 3}, {0: 5}, ends(1), back(0)),
+        case("the whole pool", 2, {}, {0: 16}, back(0)),
+        case("no room", 2, {1: 13}, {0: 5}, back(0)),
+        case("no room, by one block", 2, {1: 11}, {0: 5}, back(0)),
+        case("no room at first", 2, {1: 13, 2: 2}, {0: 5}, back(0), ends(1), back(0)),
+        case("no room for one of two", 2, {1: 9}, {0: 7, 6: 4}, back(0), back(6)),
+        case("of some length", 3, {0: 4, 1: 3}, {number: length}, back(number)),
+    ]
+
+
+EXERCISES = (
+    Exercise("kv_reduction.kv_bytes_per_token", drivers.kv_bytes_per_token, bytes_cases),
+    Exercise("kv_reduction.grouped_attention", drivers.grouped_attention, attention_cases),
+    Exercise("kv_reduction.pool_heads", drivers.pool_heads, pool_cases),
+    Exercise("kv_reduction.window_mask", drivers.window_mask, mask_cases),
+    Exercise("kv_reduction.WindowCache.attend", drivers.window_cache, cache_cases),
+    Exercise("kv_reduction.keep_heavy", drivers.keep_heavy, heavy_cases),
+    Exercise("kv_reduction.ChannelKeys.append", drivers.channel_keys, codes_cases),
+    Exercise("kv_reduction.HostPool.swap_out", drivers.swap_out, out_cases),
+    Exercise("kv_reduction.HostPool.swap_in", drivers.swap_in, in_cases),
+)

@@ -1,0 +1,72 @@
+"""Lab 11, given: rows of numbers as codes of a few bits, packed so that they take no more.
+
+A scale and a zero stand beside each row (lab 10's `affine`). What is counted as saved is really
+saved: four codes of two bits lie in a byte, two of four.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor
+
+from solutions.quantization import affine, from_affine
+
+BITS = 2, 4, 8  # of which a byte holds a whole number
+
+
+class Codes:
+    """Numbers as codes. Every row, which is the last dimension, has its own scale and zero.
+
+    packed: [..., bytes]. scale, zero: [..., 1].
+    """
+
+    def __init__(self, numbers: Float[Tensor, "*rows size"], bits: int) -> None:
+        require_packable(numbers.shape[-1], bits)
+        rows, self.bits = numbers.shape[:-1], bits
+        codes, scale, zero = affine(numbers.flatten(0, -2), bits)
+        self.packed = packed(codes, bits).view(*rows, -1)
+        self.scale, self.zero = scale.view(*rows, 1), zero.view(*rows, 1)
+
+    def read(self) -> Float[Tensor, "*rows size"]:
+        """The numbers that the codes stand for."""
+        codes = unpacked(self.packed, self.bits)
+        parts = codes, self.scale, self.zero
+        return from_affine(*(part.flatten(0, -2) for part in parts)).view(codes.shape)
+
+    @property
+    def tensors(self) -> tuple[Any, ...]:
+        """All that is kept."""
+        return self.packed, self.scale, self.zero
+
+    def extend(self, other: "Codes") -> None:
+        """Add the rows of another, along dimension 2, which is that of the tokens."""
+        both = zip(self.tensors, other.tensors, strict=True)
+        self.packed, self.scale, self.zero = (torch.cat(pair, dim=2) for pair in both)
+
+    def reorder(self, rows: Int[Tensor, " new_batch"]) -> None:
+        self.packed, self.scale, self.zero = (kept[rows] for kept in self.tensors)
+
+
+def require_packable(size: int, bits: int) -> None:
+    if bits not in BITS or size < 1 or size * bits % 8:
+        raise ValueError(
+            f"{size} codes of {bits} bits don't fill whole bytes. Take codes of "
+            f"{', '.join(map(str, BITS))} bits, and rows of a multiple of 8 numbers."
+        )
+
+
+def require_recent(recent: int) -> None:
+    if recent < 0:
+        raise ValueError(f"0 or more tokens stay in full precision, not {recent}.")
+
+
+def packed(codes: UInt8[Tensor, "rows size"], bits: int) -> UInt8[Tensor, "rows bytes"]:
+    """Several codes in each byte, the first of them in its lowest bits."""
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=codes.device)
+    return (codes.unflatten(-1, (-1, len(shifts))) << shifts).sum(dim=-1, dtype=torch.uint8)
+
+
+def unpacked(held: UInt8[Tensor, "*rows bytes"], bits: int) -> UInt8[Tensor, "*rows size"]:
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=held.device)
+    return (held[..., None] >> shifts & 2**bits - 1).flatten(-2)

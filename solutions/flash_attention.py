@@ -1,0 +1,340 @@
+"""Lab 12: FlashAttention. Attention that never holds its scores, and is exact.
+
+A softmax seems to need all scores of a query at once. It doesn't: a running maximum, a running sum
+and a running weighted value are enough, tile by tile. So the scores stay in fast memory, and what
+crosses to slow memory shrinks. The same state serves one query that is split over many workers, the
+blocks of a paged cache where they lie, and the gradients.
+
+Sources: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao et al.,
+"FlashAttention", NeurIPS 2022; Dao, "FlashAttention-2", 2023; Dao et al., "Flash-Decoding for
+long-context inference", 2023.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from solutions.slow_memory import Memory
+
+# ------------------------------------------------------------------------ the naive way, and counts
+
+
+def require_positive(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name} must be 1 or more, not {size}.")
+
+
+def hide_later_keys(
+    scores: Float[Tensor, "... queries keys"], offset: int
+) -> Float[Tensor, "... queries keys"]:
+    """The scores of a tile, with −inf where a query may not look.
+
+    Query i of the tile sees the tile's keys 0 to i + offset, that one included.
+    """
+    queries, keys = scores.shape[-2:]
+    if offset >= keys - 1:
+        return scores
+    seen = torch.ones(queries, keys, dtype=torch.bool, device=scores.device).tril(offset)
+    return scores.masked_fill(~seen, -torch.inf)
+
+
+def naive_attention(memory: Memory, q_len: int, k_len: int, head_dim: int) -> None:
+    """Causal attention as three steps. Each reads what the one before has written."""
+    queries, keys = memory.load("queries", 0, q_len), memory.load("keys", 0, k_len)
+    scores = hide_later_keys(queries @ keys.mT / head_dim**0.5, k_len - q_len)
+    memory.store("scores", 0, scores)
+    memory.store("weights", 0, memory.load("scores", 0, q_len).softmax(dim=-1))
+    weights, values = memory.load("weights", 0, q_len), memory.load("values", 0, k_len)
+    memory.store("output", 0, weights @ values)
+
+
+def count_traffic(
+    q_len: int, k_len: int, head_dim: int, block_q: int, block_k: int
+) -> tuple[int, int]:
+    """How many numbers of one head causal attention moves, the naive way and in tiles.
+
+    The naive way reads queries and keys, writes the scores, reads them, writes the weights, reads
+    them and the values, and writes the output. In tiles, each tile of `block_q` queries is read
+    once, and for it the tiles of `block_k` keys and values of which one query at least sees a key.
+    Its output is written once, and one more number for each query. Tiles are read whole; the last
+    of the queries and the last of the keys may be shorter. The queries are the last of the k_len
+    tokens. Source: Dao et al. 2022, section 3.2.
+    """
+    require_positive(q_len=q_len, k_len=k_len, block_q=block_q, block_k=block_k)
+    ### BEGIN SOLUTION
+    naive = 2 * (q_len + k_len) * head_dim + 4 * q_len * k_len
+    tiled = q_len * (2 * head_dim + 1)
+    for start in range(0, q_len, block_q):
+        visible = max(min(start + block_q, q_len) + k_len - q_len, 0)
+        tiles = -(-visible // block_k)
+        tiled += 2 * head_dim * min(tiles * block_k, k_len)
+    return naive, tiled
+    ### END SOLUTION
+
+
+# ------------------------------------------------------------------------------ the running softmax
+
+
+class State(NamedTuple):
+    """What a query knows of the keys that it has seen, by whatever dimensions stand in front.
+
+    peak: its highest score. total: the sum of exp(score − peak). weighted: the values, each times
+    its exp(score − peak), summed. Before any key that is −inf, 0 and 0.
+    """
+
+    peak: Float[Tensor, "... queries"]
+    total: Float[Tensor, "... queries"]
+    weighted: Float[Tensor, "... queries head_dim"]
+
+
+def empty_state(queries: Float[Tensor, "... queries head_dim"]) -> State:
+    """That of queries which have seen nothing yet."""
+    weighted = torch.zeros_like(queries)
+    return State(torch.full_like(weighted[..., 0], -torch.inf), weighted[..., 0].clone(), weighted)
+
+
+def exp_minus(
+    numbers: Float[Tensor, "*shape"], level: Float[Tensor, "*shape"]
+) -> Float[Tensor, "*shape"]:
+    """exp(numbers − level), and 0 where both are −inf: what nobody sees weighs nothing."""
+    return torch.exp(numbers - level.masked_fill(level == -torch.inf, 0))
+
+
+def absorb(
+    state: State,
+    scores: Float[Tensor, "... queries keys"],
+    values: Float[Tensor, "... keys head_dim"],
+) -> State:
+    """The state once another tile of keys has been seen, one key at least.
+
+    A key that a query may not see has the score −inf. In whatever tiles and whatever order the keys
+    come, the state is the same in the end. The one that is handed over stays as it was.
+    Source: Dao 2023, section 3.1.
+    """
+    ### BEGIN SOLUTION
+    peak = torch.maximum(state.peak, scores.amax(dim=-1))
+    kept = exp_minus(state.peak, peak)
+    weights = exp_minus(scores, peak[..., None])
+    total = state.total * kept + weights.sum(dim=-1)
+    weighted = state.weighted * kept[..., None] + weights @ values
+    return State(peak, total, weighted)
+    ### END SOLUTION
+
+
+def finish(
+    state: State,
+) -> tuple[Float[Tensor, "... queries head_dim"], Float[Tensor, "... queries"]]:
+    """What attention comes to, and the logarithm of the sum of exp(score): output and lse.
+
+    A query that has seen nothing gets 0 and −inf. All others have a total of 1 or more, since the
+    key of the highest score adds exp(0).
+    """
+    return state.weighted / state.total.clamp(min=1)[..., None], state.peak + state.total.log()
+
+
+def online_steps(scores: Float[Tensor, " keys"], block_k: int) -> Iterator[State]:
+    """The state of one query after each tile, for a picture.
+
+    The values are the rows of an identity matrix, so that `weighted` is each key's own weight.
+    """
+    state, one_hot = empty_state(scores[None]), torch.eye(len(scores), dtype=scores.dtype)
+    for start in range(0, len(scores), block_k):
+        end = start + block_k
+        state = absorb(state, scores[None, start:end], one_hot[start:end])
+        yield state
+
+
+# ------------------------------------------------------------------------------------- tile by tile
+
+
+def flash_attention(
+    memory: Memory, q_len: int, k_len: int, head_dim: int, block_q: int, block_k: int
+) -> None:
+    """Causal attention in tiles, from slow memory to slow memory; scores never get there.
+
+    Loads "queries" by `block_q`, "keys" and "values" by `block_k`, tensors of [..., tokens,
+    head_dim] with any dimensions in front; stores "output" and "lse" as `finish` gives them. The
+    queries are the last q_len of the k_len tokens, and each sees those up to its own; where there
+    are more queries than keys, the first ones see nothing. A score is divided by sqrt(head_dim).
+    Moves no more numbers than `count_traffic` says, and holds one tile of each at a time.
+    Source: Dao 2023, algorithm 1.
+    """
+    require_positive(q_len=q_len, k_len=k_len, block_q=block_q, block_k=block_k)
+    ### BEGIN SOLUTION
+    before = k_len - q_len
+    for start in range(0, q_len, block_q):
+        end = min(start + block_q, q_len)
+        queries = memory.load("queries", start, end) / head_dim**0.5
+        state = empty_state(queries)
+        for first in range(0, before + end, block_k):
+            last = min(first + block_k, k_len)
+            scores = queries @ memory.load("keys", first, last).mT
+            scores = hide_later_keys(scores, before + start - first)
+            state = absorb(state, scores, memory.load("values", first, last))
+        output, lse = finish(state)
+        memory.store("output", start, output)
+        memory.store("lse", start, lse)
+    ### END SOLUTION
+
+
+def attend_in_tiles(
+    queries: Float[Tensor, "... q_len head_dim"],
+    keys: Float[Tensor, "... k_len head_dim"],
+    values: Float[Tensor, "... k_len head_dim"],
+    block_q: int,
+    block_k: int,
+) -> tuple[Float[Tensor, "... q_len head_dim"], Float[Tensor, "... q_len"]]:
+    """`flash_attention` of tensors, all heads at once: output and lse."""
+    memory = Memory(queries, keys, values)
+    sizes = queries.shape[-2], keys.shape[-2], queries.shape[-1]
+    flash_attention(memory, *sizes, block_q, block_k)
+    return memory.result("output"), memory.result("lse")
+
+
+# ------------------------------------------------------------------------ parts, and what they make
+
+Part = tuple[Float[Tensor, "heads head_dim"], Float[Tensor, " heads"]]  # output and lse
+
+
+def merge(
+    outputs: Float[Tensor, "parts ... head_dim"], lses: Float[Tensor, "parts ..."]
+) -> tuple[Float[Tensor, "... head_dim"], Float[Tensor, "..."]]:
+    """Output and lse over all keys, from those over parts of them.
+
+    A part that saw nothing has an lse of −inf and weighs 0, whatever its output; where no part saw
+    anything, the output is 0 and the lse −inf. Source: FlashInfer's documentation, "Cascade
+    inference".
+    """
+    ### BEGIN SOLUTION
+    lse = lses.logsumexp(dim=0)
+    weights = exp_minus(lses, lse)
+    return (weights[..., None] * outputs).sum(dim=0), lse
+    ### END SOLUTION
+
+
+def with_sink(
+    output: Float[Tensor, "... head_dim"], lse: Float[Tensor, "..."], sink: Float[Tensor, "..."]
+) -> tuple[Float[Tensor, "... head_dim"], Float[Tensor, "..."]]:
+    """The same with a sink: one more key, of the score `sink`, whose value is 0.
+
+    That is what the learned sinks of gpt-oss do, one number a head: [heads, 1] beside an lse of
+    [heads, q_len].
+    """
+    outputs = torch.stack([output, torch.zeros_like(output)])
+    return merge(outputs, torch.stack([lse, sink.expand_as(lse)]))
+
+
+def attend_part(
+    query: Float[Tensor, "heads head_dim"],
+    keys: Float[Tensor, "heads keys head_dim"],
+    values: Float[Tensor, "heads keys head_dim"],
+) -> Part:
+    """One query of each head over some keys, all of which it sees: what one worker does."""
+    queries = query[:, None]
+    scores = queries @ keys.mT / query.shape[-1] ** 0.5
+    outputs, lses = finish(absorb(empty_state(queries), scores, values))
+    return outputs[:, 0], lses[:, 0]
+
+
+def split_decode(worker: Callable[[int, int], Part], length: int, parts: int) -> Part:
+    """Attention of one query over `length` keys, shared by at most `parts` workers: output and lse.
+
+    `worker(first, last)` attends to the keys from `first` to `last`, the last excluded: it gives
+    the output, [heads, head_dim], and the lse, [heads], over those alone. Each key goes to one
+    worker. All work at the same time, so the longest part is what it takes: it has no more keys
+    than it must, length / parts rounded up. Nobody gets a part without keys.
+    Source: Dao et al., "Flash-Decoding".
+    """
+    require_positive(length=length, parts=parts)
+    ### BEGIN SOLUTION
+    size = -(-length // parts)
+    found = [worker(first, min(first + size, length)) for first in range(0, length, size)]
+    outputs, lses = zip(*found, strict=True)
+    return merge(torch.stack(outputs), torch.stack(lses))
+    ### END SOLUTION
+
+
+Block = tuple[
+    Float[Tensor, "heads block_size head_dim"], Float[Tensor, "heads block_size head_dim"]
+]
+
+
+def paged_decode(
+    query: Float[Tensor, "heads head_dim"],
+    read_block: Callable[[int], Block],
+    block_table: Sequence[int],
+    block_size: int,
+    length: int,
+) -> Float[Tensor, "heads head_dim"]:
+    """Attention of one query over the `length` tokens of a request, block by block where they lie.
+
+    `read_block(block)` gives the keys and the values of one block of the pool. Each that holds some
+    of the tokens is read once, none is read beyond them, and nothing is gathered: what is held at a
+    time is one block. What lies behind the last token is somebody else's, or nobody's.
+    """
+    if not 0 < length <= len(block_table) * block_size:
+        raise ValueError(
+            f"A table of {len(block_table)} blocks of {block_size} has room for 1 to "
+            f"{len(block_table) * block_size} tokens, not for {length}."
+        )
+    ### BEGIN SOLUTION
+    queries = query[:, None] / query.shape[-1] ** 0.5
+    state = empty_state(queries)
+    for start in range(0, length, block_size):
+        keys, values = read_block(block_table[start // block_size])
+        held = min(block_size, length - start)
+        state = absorb(state, queries @ keys[:, :held].mT, values[:, :held])
+    output, _ = finish(state)
+    return output[:, 0]
+    ### END SOLUTION
+
+
+def block_reader(
+    pool: Float[Tensor, "2 layers blocks block_size heads head_dim"], layer: int
+) -> Callable[[int], Block]:
+    """What `paged_decode` reads the blocks of lab 4's pool with, those of one layer."""
+
+    def read_block(block: int) -> Block:
+        keys, values = pool[:, layer, block].transpose(1, 2)
+        return keys, values
+
+    return read_block
+
+
+# ------------------------------------------------------------------------------------ the gradients
+
+Gradients = tuple[
+    Float[Tensor, "... q_len head_dim"],
+    Float[Tensor, "... keys head_dim"],
+    Float[Tensor, "... keys head_dim"],
+]
+
+
+def backward_tile(
+    queries: Float[Tensor, "... q_len head_dim"],
+    keys: Float[Tensor, "... keys head_dim"],
+    values: Float[Tensor, "... keys head_dim"],
+    output: Float[Tensor, "... q_len head_dim"],
+    lse: Float[Tensor, "... q_len"],
+    grad_output: Float[Tensor, "... q_len head_dim"],
+    offset: int,
+) -> Gradients:
+    """What one tile of keys adds to the gradients of the queries, and those of its keys and values.
+
+    output and lse: what the forward over all keys stored; the weights are made again from the lse.
+    Query i sees the tile's keys 0 to i + offset, as in `hide_later_keys`. Scores were divided by
+    sqrt(head_dim). Source: Dao 2023, algorithm 2.
+    """
+    ### BEGIN SOLUTION
+    scale = queries.shape[-1] ** -0.5
+    scores = hide_later_keys(queries @ keys.mT * scale, offset)
+    weights = exp_minus(scores, lse[..., None])
+    grad_weights = grad_output @ values.mT
+    delta = (grad_output * output).sum(dim=-1, keepdim=True)
+    grad_scores = weights * (grad_weights - delta) * scale
+    return grad_scores @ keys, grad_scores.mT @ queries, weights.mT @ grad_output
+    ### END SOLUTION

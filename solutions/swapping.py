@@ -1,0 +1,123 @@
+"""Lab 11, given: an engine that swaps, and files to swap to.
+
+Lab 7's engine computes a preempted request again from its first token. Here the scheduler has its
+keys and values moved to a HostPool, and back: they are copied twice, and computed once.
+"""
+
+from collections.abc import Callable, Iterator, MutableMapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from solutions.engine import Engine, Output, Parts, new_engine
+from solutions.hooks import EngineHooks
+from solutions.kv_cache import CachedLMHead
+from solutions.paged_attention import OutOfBlocks
+from solutions.scheduler import Plan, Scheduler
+from solutions.sequence import Sequence
+
+
+class FileStore(MutableMapping[int, Tensor]):
+    """A dict of tensors, each in a file of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def path(self, request_id: int) -> Path:
+        return self.folder / f"{request_id}.safetensors"
+
+    def __setitem__(self, request_id: int, kv: Tensor) -> None:
+        save_file({"kv": kv.contiguous()}, self.path(request_id))
+
+    def __getitem__(self, request_id: int) -> Tensor:
+        if not self.path(request_id).exists():
+            raise KeyError(request_id)
+        return load_file(self.path(request_id))["kv"]
+
+    def __delitem__(self, request_id: int) -> None:
+        if not self.path(request_id).exists():
+            raise KeyError(request_id)
+        self.path(request_id).unlink()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(int(path.stem) for path in self.folder.glob("*.safetensors")))
+
+    def __len__(self) -> int:
+        return len(list(self.folder.glob("*.safetensors")))
+
+
+class SwappingScheduler(Scheduler):
+    """Who is preempted keeps what was computed of it, in the host pool.
+
+    host: a HostPool. cache: whose pool of blocks it is. `swapping_engine` sets both. swapped: for
+    those whose tokens are in the host pool, how many they are.
+    """
+
+    host: Any
+    cache: Any
+
+    def __init__(self, manager: EngineHooks, token_budget: int, max_running: int) -> None:
+        super().__init__(manager, token_budget, max_running)
+        self.swapped: dict[int, int] = {}
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Move a running request out; it waits in front of all others, as far as it has come."""
+        self.running.remove(sequence)
+        self.swapped[sequence.number] = self.manager.lengths[sequence.number]
+        self.host.swap_out(self.cache, sequence.number)
+        self.waiting.appendleft(sequence)
+        self.preemptions += 1
+
+    def admit(self) -> bool:
+        """Let the one who has waited longest run, if there is room for all its tokens."""
+        if not self.waiting or self.waiting[0].number not in self.swapped:
+            return super().admit()
+        newcomer = self.waiting[0]
+        if len(self.running) == self.max_running or not self.has_room(newcomer):
+            return False
+        self.host.swap_in(self.cache, newcomer.number)
+        del self.swapped[newcomer.number]
+        self.manager.grow(newcomer.number, len(newcomer.text))
+        self.running.append(self.waiting.popleft())
+        return True
+
+    def has_room(self, newcomer: Sequence) -> bool:
+        """For what comes back, and for the tokens that it has not computed yet."""
+        tokens = max(self.swapped[newcomer.number], len(newcomer.text))
+        try:
+            self.manager.require_free(self.manager.blocks_for(tokens))
+        except OutOfBlocks:
+            return False
+        return True
+
+    def schedule(self) -> Plan:
+        """As in lab 7. Who comes back may have drafts, for which the budget has no room left."""
+        return {request: count for request, count in super().schedule().items() if count > 0}
+
+    def retire(self, sequence: Sequence) -> None:
+        super().retire(sequence)
+        self.swapped.pop(sequence.number, None)
+        self.host.forget(sequence.number)
+
+
+def swapping_engine(
+    model: CachedLMHead,
+    num_blocks: int,
+    block_size: int,
+    token_budget: int,
+    max_running: int,
+    on_output: Callable[[Output], None],
+    host: Any,
+    **drafts: Any,
+) -> Engine:
+    """Lab 7's engine, which swaps to `host`, a HostPool. drafts: new_drafter and k, as there."""
+    parts = Parts(scheduler=SwappingScheduler)
+    room = num_blocks, block_size, token_budget, max_running
+    engine = new_engine(model, *room, on_output, parts=parts, **drafts)
+    scheduler = engine.scheduler
+    assert isinstance(scheduler, SwappingScheduler)
+    scheduler.host, scheduler.cache = host, engine.runner.kv_cache.cache
+    return engine

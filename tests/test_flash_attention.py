@@ -1,0 +1,472 @@
+"""Lab 12: tiles, parts and blocks give what a softmax over all scores gives, and move what is said.
+
+Everything is compared in float64. Scores lie on a grid, around 0 or up to some thousands, so that
+they are the same numbers however they are computed.
+"""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from gpt import GPTConfig
+from solutions.flash_attention import (
+    absorb,
+    attend_in_tiles,
+    attend_part,
+    backward_tile,
+    block_reader,
+    count_traffic,
+    empty_state,
+    exp_minus,
+    finish,
+    flash_attention,
+    hide_later_keys,
+    merge,
+    naive_attention,
+    online_steps,
+    paged_decode,
+    split_decode,
+    with_sink,
+)
+from solutions.paged_attention import BlockManager, PagedCache
+from solutions.slow_memory import Memory, OutOfFastMemory, fast_numbers_for
+
+seeds, leads = st.integers(0, 99), st.sampled_from([(), (1,), (3,), (2, 3)])
+head_dims, blocks = st.sampled_from([1, 4, 16]), st.integers(1, 9)
+lengths, sizes = st.integers(1, 20), st.sampled_from([0.5, 30.0])  # scores up to 4 or to 14,400
+
+
+def on_a_grid(seed: int, size: float, *shape: int) -> Tensor:
+    """Numbers of which products and sums are exact."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-4, 5, shape, generator=generator).double() / 4 * size
+
+
+def normal(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def two_passes(scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Output and lse, from all scores at once; NaN, from 0 / 0, is what nobody sees."""
+    lse = scores.logsumexp(dim=-1)
+    return scores.softmax(dim=-1).nan_to_num(0) @ values, lse
+
+
+def causal(queries: Tensor, keys: Tensor) -> Tensor:
+    """The scores, with −inf behind each query; the queries are the last of the tokens."""
+    q_len, k_len = queries.shape[-2], keys.shape[-2]
+    scores = queries @ keys.mT / queries.shape[-1] ** 0.5
+    behind = torch.arange(k_len) > torch.arange(q_len)[:, None] + k_len - q_len
+    return scores.masked_fill(behind, -torch.inf)
+
+
+def assert_same(got: Tensor, expected: Tensor, tolerance: float = 1e-12) -> None:
+    finite = expected[expected.isfinite()]
+    largest = finite.abs().max().item() if finite.numel() else 0.0
+    assert got.shape == expected.shape
+    torch.testing.assert_close(got, expected, rtol=0, atol=tolerance * largest)
+
+
+def assert_both(got: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
+    for one, other in zip(got, expected, strict=True):
+        assert_same(one, other)
+
+
+@st.composite
+def inputs(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values; some queries may see nothing."""
+    lead, head_dim, seed = draw(leads), draw(head_dims), draw(seeds)
+    q_len, k_len, size = draw(lengths), draw(lengths), draw(sizes)
+    queries = on_a_grid(seed, size, *lead, q_len, head_dim)
+    keys = on_a_grid(seed + 1, size, *lead, k_len, head_dim)
+    return queries, keys, normal(seed + 2, *lead, k_len, head_dim)
+
+
+# ------------------------------------------------------------------------------ the running softmax
+
+
+@st.composite
+def masked_scores(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
+    """Scores with −inf anywhere, and values."""
+    lead, seed, size = draw(leads), draw(seeds), draw(st.sampled_from([1.0, 2000.0]))
+    queries, keys, hidden = draw(st.integers(1, 4)), draw(st.integers(1, 12)), draw(st.floats(0, 1))
+    scores = size * normal(seed, *lead, queries, keys)
+    generator = torch.Generator().manual_seed(seed)
+    is_hidden = torch.rand(scores.shape, generator=generator) < hidden
+    return scores.masked_fill(is_hidden, -torch.inf), normal(seed + 1, *lead, keys, 5)
+
+
+@given(masked_scores(), st.data())
+def test_any_tiles_in_any_order_are_one_softmax(case: tuple[Tensor, Tensor], data: Any) -> None:
+    scores, values = case
+    order = data.draw(st.permutations(range(scores.shape[-1])))
+    inside = st.integers(1, len(order) - 1) if len(order) > 1 else st.nothing()
+    cuts = sorted(data.draw(st.sets(inside)))
+    state = empty_state(torch.zeros(*scores.shape[:-1], 5, dtype=torch.float64))
+    for start, end in pairwise([0, *cuts, len(order)]):
+        tile = order[start:end]
+        state = absorb(state, scores[..., tile], values[..., tile, :])
+    assert torch.equal(state.peak, scores.amax(dim=-1))
+    assert_both(finish(state), two_passes(scores, values))
+
+
+@given(masked_scores())
+def test_a_hidden_tile_changes_nothing(case: tuple[Tensor, Tensor]) -> None:
+    scores, values = case
+    hidden = torch.full_like(scores, -torch.inf)
+    nothing = empty_state(torch.zeros(*scores.shape[:-1], 5, dtype=torch.float64))
+    for before in (nothing, absorb(nothing, scores, values)):
+        copies = [part.clone() for part in before]
+        after = absorb(before, hidden, values)
+        for one, other, copy in zip(after, before, copies, strict=True):
+            assert torch.equal(one, other)
+            assert torch.equal(other, copy)
+    output, lse = finish(nothing)
+    assert not output.any()
+    assert (lse == -torch.inf).all()
+
+
+def test_a_state_by_hand() -> None:
+    """ln 1, ln 2, ln 4 and ln 8 weigh as their numbers do."""
+    scores, values = (
+        torch.tensor([[1.0, 2.0, 4.0, 8.0]]).log(),
+        torch.tensor([[1.0], [2], [3], [4]]),
+    )
+    state = absorb(empty_state(torch.zeros(1, 1)), scores[:, :2], values[:2])
+    assert [part.item() for part in state] == pytest.approx([0.693147, 1.5, 2.5])
+    state = absorb(state, scores[:, 2:], values[2:])
+    assert [part.item() for part in state] == pytest.approx([2.079442, 1.875, 6.125])
+    output, lse = finish(state)
+    assert output.item() == pytest.approx(49 / 15)
+    assert lse.exp().item() == pytest.approx(15)
+
+
+def test_what_nobody_sees_weighs_nothing() -> None:
+    numbers = torch.tensor([-torch.inf, -torch.inf, 0.0, 3.0])
+    levels = torch.tensor([-torch.inf, 2000.0, 0.0, 2.0])
+    assert exp_minus(numbers, levels).tolist() == pytest.approx([0, 0, 1, 2.718282])
+
+
+@given(st.integers(1, 12), blocks, seeds)
+def test_the_steps_of_one_query_tell_every_weight(keys: int, block_k: int, seed: int) -> None:
+    scores = normal(seed, keys)
+    steps = list(online_steps(scores, block_k))
+    assert len(steps) == -(-keys // block_k)
+    for number, state in enumerate(steps, 1):
+        seen = scores[: number * block_k]
+        assert_same(state.weighted[0, : len(seen)], torch.exp(seen - seen.max()))
+        assert not state.weighted[0, len(seen) :].any()
+        assert_same(state.total, state.weighted.sum(dim=-1))
+        assert state.peak.item() == seen.max().item()
+
+
+# ------------------------------------------------------------------------------------- tile by tile
+
+
+@given(inputs(), blocks, blocks)
+def test_tiles_give_what_two_passes_give(
+    case: tuple[Tensor, Tensor, Tensor], block_q: int, block_k: int
+) -> None:
+    queries, keys, values = case
+    before = [part.clone() for part in case]
+    assert_both(attend_in_tiles(*case, block_q, block_k), two_passes(causal(queries, keys), values))
+    assert all(torch.equal(one, other) for one, other in zip(case, before, strict=True))
+
+
+@pytest.mark.parametrize("k_len", [1, 7, 8, 9, 16, 17])
+@pytest.mark.parametrize("q_len", [1, 7, 8, 9, 16])
+def test_lengths_around_a_tile(q_len: int, k_len: int) -> None:
+    queries, keys, values = normal(0, 3, q_len, 4), normal(1, 3, k_len, 4), normal(2, 3, k_len, 4)
+    expected = two_passes(causal(queries, keys), values)
+    assert_both(attend_in_tiles(queries, keys, values, 8, 8), expected)
+    is_blind = torch.arange(q_len) < q_len - k_len
+    assert torch.equal(expected[1] == -torch.inf, is_blind.expand(3, -1))
+
+
+@given(seeds, lengths, head_dims, blocks, blocks)
+def test_pytorchs_own_kernel_agrees(
+    seed: int, length: int, head_dim: int, block_q: int, block_k: int
+) -> None:
+    queries, keys, values = (normal(seed + i, 2, length, head_dim) for i in range(3))
+    output, _ = attend_in_tiles(queries, keys, values, block_q, block_k)
+    expected = F.scaled_dot_product_attention(
+        queries[None], keys[None], values[None], is_causal=True
+    )
+    assert_same(output, expected[0])
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(-8, 8))
+def test_an_offset_says_which_keys_are_seen(queries: int, keys: int, offset: int) -> None:
+    hidden = hide_later_keys(torch.zeros(2, queries, keys), offset)
+    for i in range(queries):
+        for j in range(keys):
+            expected = 0.0 if j <= i + offset else -torch.inf
+            assert hidden[:, i, j].tolist() == [expected, expected]
+
+
+# ---------------------------------------------------------------------------------- what is counted
+
+
+def memory_of(q_len: int, k_len: int, head_dim: int, **room: float) -> Memory:
+    keys, values = normal(1, k_len, head_dim), normal(2, k_len, head_dim)
+    return Memory(normal(0, q_len, head_dim), keys, values, **room)
+
+
+def test_the_traffic_of_1024_tokens() -> None:
+    assert count_traffic(1024, 1024, 32, 128, 128) == (4_325_376, 361_472)
+
+
+def test_decode_has_little_to_win() -> None:
+    naive, tiled = count_traffic(1, 1000, 32, 128, 128)
+    assert naive / tiled == pytest.approx(1.06, abs=0.005)
+
+
+@given(lengths, lengths, st.integers(1, 5), blocks, blocks)
+def test_the_memory_counts_what_was_foretold(
+    q_len: int, k_len: int, head_dim: int, block_q: int, block_k: int
+) -> None:
+    naive, tiled = count_traffic(q_len, k_len, head_dim, block_q, block_k)
+    memory = memory_of(q_len, k_len, head_dim)
+    flash_attention(memory, q_len, k_len, head_dim, block_q, block_k)
+    assert memory.moved == tiled
+    assert set(memory.tensors) == {"queries", "keys", "values", "output", "lse"}  # no scores
+    memory = memory_of(q_len, k_len, head_dim)
+    naive_attention(memory, q_len, k_len, head_dim)
+    assert memory.moved == naive
+
+
+@given(lengths, lengths, blocks, blocks)
+def test_a_tile_is_loaded_where_somebody_sees_a_key_of_it(
+    q_len: int, k_len: int, block_q: int, block_k: int
+) -> None:
+    memory = memory_of(q_len, k_len, 2)
+    flash_attention(memory, q_len, k_len, 2, block_q, block_k)
+    expected: list[tuple[str, int, int]] = []
+    for start in range(0, q_len, block_q):
+        end = min(start + block_q, q_len)
+        expected.append(("queries", start, end))
+        for first in range(0, k_len, block_k):
+            if first <= end - 1 + k_len - q_len:
+                tile = first, min(first + block_k, k_len)
+                expected += [("keys", *tile), ("values", *tile)]
+        expected += [("output", start, end), ("lse", start, end)]
+    assert memory.trace == expected
+
+
+@given(lengths, st.integers(1, 5), blocks, blocks)
+def test_it_needs_the_fast_memory_that_is_foretold(
+    length: int, head_dim: int, block_q: int, block_k: int
+) -> None:
+    q, k = min(block_q, length), min(block_k, length)
+    needed = q * head_dim + 2 * k * head_dim + q * k + q * (head_dim + 2)
+    assert fast_numbers_for(head_dim, q, k) == needed
+    sizes = length, length, head_dim
+    flash_attention(memory_of(*sizes, fast_numbers=needed), *sizes, block_q, block_k)
+    with pytest.raises(OutOfFastMemory, match=f"take {needed:,} numbers"):
+        flash_attention(memory_of(*sizes, fast_numbers=needed - 1), *sizes, block_q, block_k)
+
+
+def test_the_naive_way_gives_the_same_output() -> None:
+    memory = memory_of(6, 9, 4)
+    naive_attention(memory, 6, 9, 4)
+    queries, keys, values = (memory.tensors[name] for name in ("queries", "keys", "values"))
+    assert_same(memory.result("output"), attend_in_tiles(queries, keys, values, 2, 4)[0])
+
+
+def test_a_loaded_tile_is_a_copy_and_heads_go_along() -> None:
+    queries, others = normal(0, 3, 5, 4), normal(1, 3, 7, 4)
+    memory = Memory(queries, others, others)
+    tile = memory.load("keys", 2, 6)
+    assert torch.equal(tile, others[:, 2:6])
+    tile.zero_()
+    assert others.all()
+    memory.store("lse", 1, torch.ones(3, 2))
+    assert memory.moved == 3 * 4 * 4 + 3 * 2
+    assert memory.trace == [("keys", 2, 6), ("lse", 1, 3)]
+    assert memory.result("lse").isnan().tolist() == [[True, False, False, True, True]] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "end"),
+    [("keys", 4, 8), ("keys", 3, 3), ("keys", -1, 2), ("queries", 5, 6), ("scores", 0, 1)],
+)
+def test_what_is_not_there_is_not_loaded(name: str, start: int, end: int) -> None:
+    memory = memory_of(5, 7, 4)
+    with pytest.raises(ValueError, match=name):
+        memory.load(name, start, end)
+    assert memory.moved == 0
+
+
+@pytest.mark.parametrize(
+    ("start", "shape"), [(4, (2, 4)), (-1, (2, 4)), (0, (0, 4)), (0, ()), (5, (1,))]
+)
+def test_what_is_no_tile_of_results_is_not_stored(start: int, shape: tuple[int, ...]) -> None:
+    memory = memory_of(5, 7, 4)
+    with pytest.raises(ValueError, match="no tile of 'output' from token"):
+        memory.store("output", start, torch.zeros(shape))
+    assert memory.moved == 0
+
+
+# --------------------------------------------------------------------------------------- in parts
+
+
+@st.composite
+def parts(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
+    lead, count, seed = draw(leads), draw(st.integers(1, 5)), draw(seeds)
+    lses = draw(st.sampled_from([1.0, 2000.0])) * normal(seed, count, *lead)
+    is_empty = torch.rand(lses.shape, generator=torch.Generator().manual_seed(seed)) < 0.3
+    return 1e3 * normal(seed + 1, count, *lead, 4), lses.masked_fill(is_empty, -torch.inf)
+
+
+@given(parts())
+def test_a_merge_is_a_softmax_over_the_parts(case: tuple[Tensor, Tensor]) -> None:
+    outputs, lses = case
+    weights = lses.softmax(dim=0).nan_to_num(0)
+    expected = (weights[..., None] * outputs).sum(dim=0), lses.logsumexp(dim=0)
+    assert_both(merge(outputs, lses), expected)
+
+
+@given(parts(), st.data())
+def test_merging_knows_no_order_and_no_brackets(case: tuple[Tensor, Tensor], data: Any) -> None:
+    outputs, lses = case
+    order = data.draw(st.permutations(range(len(lses))))
+    cut = data.draw(st.integers(1, len(lses)))
+    one, other = order[:cut], order[cut:]
+    halves = [merge(outputs[half], lses[half]) for half in (one, other) if half]
+    again = merge(*(torch.stack(both) for both in zip(*halves, strict=True)))
+    expected = merge(outputs, lses)
+    torch.testing.assert_close(again[0], expected[0], rtol=0, atol=1e-12 * 5e3)
+    torch.testing.assert_close(again[1], expected[1], rtol=1e-12, atol=1e-12)
+
+
+def test_a_part_that_saw_nothing_weighs_nothing() -> None:
+    outputs = torch.tensor([[3.0], [9e9]])
+    output, lse = merge(outputs, torch.tensor([-1999.0, -torch.inf]))
+    assert (output.item(), lse.item()) == (3, -1999)
+    output, lse = merge(outputs, torch.full((2,), -torch.inf))
+    assert (output.item(), lse.item()) == (0, -torch.inf)
+
+
+@given(inputs(), seeds)
+def test_a_sink_is_one_more_key(case: tuple[Tensor, Tensor, Tensor], seed: int) -> None:
+    queries, keys, values = case
+    scores, sink = causal(queries, keys), 3 * normal(seed, 1)
+    beside = torch.cat([scores, sink.expand(*scores.shape[:-1], 1)], dim=-1)
+    nothing = torch.zeros_like(values[..., :1, :])
+    expected = two_passes(beside, torch.cat([values, nothing], dim=-2))
+    assert_both(with_sink(*attend_in_tiles(*case, 4, 4), sink), expected)
+
+
+@given(st.integers(1, 30), st.integers(1, 40), st.integers(1, 3), seeds)
+def test_a_split_query_sees_every_key_once(length: int, parts: int, heads: int, seed: int) -> None:
+    query = normal(seed, heads, 4)
+    keys, values = normal(seed + 1, heads, length, 4), normal(seed + 2, heads, length, 4)
+    ranges: list[tuple[int, int]] = []
+
+    def worker(first: int, last: int) -> Any:
+        ranges.append((first, last))
+        return attend_part(query, keys[:, first:last], values[:, first:last])
+
+    found = split_decode(worker, length, parts)
+    expected = two_passes(query[:, None] @ keys.mT / 2, values)
+    assert_both(found, (expected[0][:, 0], expected[1][:, 0]))
+    assert [key for first, last in ranges for key in range(first, last)] == list(range(length))
+    assert len(ranges) <= parts
+    assert max(last - first for first, last in ranges) == -(-length // parts)
+    assert min(last - first for first, last in ranges) > 0
+
+
+# ----------------------------------------------------------------------------------- block by block
+
+
+@given(st.integers(1, 20), st.integers(1, 6), seeds)
+def test_blocks_are_read_where_they_lie(length: int, block_size: int, seed: int) -> None:
+    """The output of lab 4's attention in decode, from each block that is needed and no other."""
+    config = GPTConfig(vocab_size=8, n_positions=32, n_embd=12, n_layer=2, n_head=3)
+    manager = BlockManager(-(-length // block_size) + 3, block_size)
+    order = torch.randperm(manager.num_blocks, generator=torch.Generator().manual_seed(seed))
+    manager.free_blocks.clear()
+    manager.free_blocks.extend(order.tolist())
+    manager.allocate(0, length)
+    cache = PagedCache(config, manager, dtype=torch.float64)
+    cache.pool.copy_(normal(seed, *cache.pool.shape))
+    cache.select([0], q_len=1)
+    new = normal(seed + 1, 3, 1, 3, 1, 4)
+    expected = [cache.attend(layer, *new)[0, :, 0] for layer in range(2)][1]
+    cache.pool[:, 1].flatten(1, 2)[:, free_slots(manager, length)] = torch.nan
+    read, asked = block_reader(cache.pool, layer=1), []
+
+    def read_block(block: int) -> Any:
+        asked.append(block)
+        return read(block)
+
+    table = [*manager.tables[0], manager.num_blocks - 1]
+    assert_same(paged_decode(new[0, 0, :, 0], read_block, table, block_size, length), expected)
+    assert asked == manager.tables[0]
+
+
+def free_slots(manager: BlockManager, length: int) -> list[int]:
+    """All slots of the pool but those of request 0's tokens."""
+    size = manager.block_size
+    own = [block * size + place for block in manager.tables[0] for place in range(size)][:length]
+    return sorted(set(range(manager.num_blocks * size)) - set(own))
+
+
+# ------------------------------------------------------------------------------------ the gradients
+
+
+@given(inputs(), blocks, seeds)
+def test_the_gradients_of_all_tiles_are_autograds(
+    case: tuple[Tensor, Tensor, Tensor], block_k: int, seed: int
+) -> None:
+    queries, keys, values = (part.clone().requires_grad_() for part in case)
+    scores = causal(queries, keys)
+    is_blind = scores.amax(dim=-1, keepdim=True) == -torch.inf
+    weights = scores.masked_fill(is_blind, 0).softmax(dim=-1).masked_fill(is_blind, 0)
+    grad_output = normal(seed, *queries.shape)
+    expected = torch.autograd.grad(weights @ values, (queries, keys, values), grad_output)
+    output, lse = attend_in_tiles(*case, 4, 4)
+    before = keys.shape[-2] - queries.shape[-2]
+    found = []
+    for first in range(0, keys.shape[-2], block_k):
+        own_keys, own_values = (part[..., first : first + block_k, :] for part in case[1:])
+        saved = output, lse, grad_output
+        found.append(backward_tile(case[0], own_keys, own_values, *saved, before - first))
+    of_queries, *others = zip(*found, strict=True)
+    got = [sum(of_queries), *(torch.cat(tiles, dim=-2) for tiles in others)]
+    for one, other in zip(got, expected, strict=True):
+        torch.testing.assert_close(
+            one, other, rtol=0, atol=1e-10 * max(1.0, other.abs().max().item())
+        )
+
+
+# ------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize("wrong", range(4))
+def test_sizes_are_1_or_more(wrong: int) -> None:
+    q_len, k_len, block_q, block_k = (0 if number == wrong else 3 for number in range(4))
+    with pytest.raises(ValueError, match="must be 1 or more, not 0"):
+        count_traffic(q_len, k_len, 4, block_q, block_k)
+    with pytest.raises(ValueError, match="must be 1 or more, not 0"):
+        flash_attention(memory_of(3, 3, 4), q_len, k_len, 4, block_q, block_k)
+
+
+@pytest.mark.parametrize(("length", "parts"), [(0, 2), (3, 0)])
+def test_a_split_needs_keys_and_workers(length: int, parts: int) -> None:
+    with pytest.raises(ValueError, match="must be 1 or more, not 0"):
+        split_decode(lambda first, last: pytest.fail("nobody works"), length, parts)
+
+
+@pytest.mark.parametrize("length", [0, 9])
+def test_a_table_has_room_for_its_tokens(length: int) -> None:
+    with pytest.raises(ValueError, match="room for 1 to 8 tokens, not for"):
+        paged_decode(
+            torch.zeros(1, 4), lambda block: pytest.fail("nothing is read"), [1, 0], 4, length
+        )

@@ -1,0 +1,811 @@
+"""Lab 11's own pieces: grouped heads, windows, heavy rows, codes, and what is swapped.
+
+A reduced cache computes what the whole text gives under the same mask, in float64; with a budget as
+large as the text it changes nothing. The naive side computes every text from its start.
+"""
+
+from collections.abc import Callable
+from itertools import accumulate, pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from gpt import GPTConfig
+from solutions import kv_cache as lab_2
+from solutions.codes import Codes, packed, unpacked
+from solutions.engine import Output, Parts, new_engine
+from solutions.grouped import grouped, grouped_pages
+from solutions.kv_cache import CachedLMHead, KVCache
+from solutions.kv_reduction import (
+    ChannelKeys,
+    HeavyCache,
+    HostPool,
+    PerLayer,
+    QuantizedCache,
+    TokenValues,
+    WindowCache,
+    attention_weights,
+    grouped_attention,
+    keep_heavy,
+    kv_bytes_per_token,
+    pool_heads,
+    take_rows,
+    window_mask,
+)
+from solutions.paged_attention import BlockManager, OutOfBlocks, PagedCache
+from tests.common.engines import CONFIGS, assert_same, configs, model_of, naive_logits, seeds
+
+FABLE = GPTConfig(vocab_size=4096, n_embd=256, n_layer=12, n_head=8)
+
+# ----------------------------------------------------------------------------- the naive side
+
+
+class WholeText:
+    """Stands for a cache where the text is computed at once: attention under a mask, and no more.
+
+    visible: for each layer [batch, heads, seq, seq], or what can be broadcast to it.
+    """
+
+    def __init__(self, visible: list[Tensor]) -> None:
+        self.visible = visible
+
+    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        group = queries.shape[1] // keys.shape[1]
+        keys, values = (part.repeat_interleave(group, dim=1) for part in (keys, values))
+        scores = queries @ keys.transpose(2, 3) / keys.shape[3] ** 0.5
+        return scores.masked_fill(~self.visible[layer], -torch.inf).softmax(dim=-1) @ values
+
+
+def seen_by_rule(rule: Callable[[int, int], bool], seq: int) -> Tensor:
+    return torch.tensor(
+        [[key <= query and rule(query, key) for key in range(seq)] for query in range(seq)]
+    )
+
+
+def under_a_window(window: int, sinks: int, seq: int) -> Tensor:
+    return seen_by_rule(lambda query, key: key > query - window or key < sinks, seq)
+
+
+def whole(model: Any, ids: Tensor, visible: list[Tensor]) -> Tensor:
+    return model(ids, torch.arange(ids.shape[1]).expand_as(ids), WholeText(visible))
+
+
+def in_chunks(model: Any, ids: Tensor, sizes: list[int], cache: Any, after: Any = None) -> Tensor:
+    """The logits of all tokens, from forwards of so many tokens each."""
+    logits, start = [], 0
+    for size in sizes:
+        part = ids[:, start : start + size]
+        positions = torch.arange(start, start + size).expand_as(part)
+        logits.append(model(part, positions, cache))
+        start += size
+        assert cache.length == start
+        if after is not None:
+            after(start)
+    return torch.cat(logits, dim=1)
+
+
+def real_bytes(thing: Any, seen: set[int] | None = None) -> int:
+    """Of all memory that can be reached from an object's attributes."""
+    seen = set() if seen is None else seen
+    if isinstance(thing, Tensor):
+        storage = thing.untyped_storage()
+        is_new = storage.data_ptr() not in seen
+        seen.add(storage.data_ptr())
+        return storage.nbytes() if is_new else 0
+    if isinstance(thing, list | tuple):
+        return sum(real_bytes(item, seen) for item in thing)
+    if isinstance(thing, dict):
+        return sum(real_bytes(item, seen) for item in thing.values())
+    return real_bytes(vars(thing), seen) if hasattr(thing, "__dict__") else 0
+
+
+@st.composite
+def texts(draw: st.DrawFn) -> tuple[GPTConfig, Any, Tensor]:
+    """A config, a model, and two texts of one length that fills most of the context."""
+    config, seed = draw(configs), draw(seeds)
+    seq = draw(st.integers(6, config.n_positions))
+    ids = st.lists(st.integers(0, config.vocab_size - 1), min_size=seq, max_size=seq)
+    return config, model_of(CachedLMHead, config, seed), torch.tensor([draw(ids), draw(ids)])
+
+
+@st.composite
+def cuts(draw: st.DrawFn, seq: int, window: int) -> list[int]:
+    """A prefill about as long as a window, single tokens, then chunks."""
+    first = draw(st.sampled_from([1, window - 1, window, window + 1, 3 * window + 2]))
+    sizes = [max(1, first), *[1] * draw(st.integers(0, 4))]
+    while sum(sizes) < seq:
+        sizes.append(draw(st.sampled_from([1, 2, window, window + 1])))
+    ends = sorted({min(end, seq) for end in accumulate(sizes, initial=0)})
+    return [end - start for start, end in pairwise(ends)]
+
+
+@st.composite
+def windowed(draw: st.DrawFn) -> tuple[GPTConfig, Any, Tensor, int, int, list[int]]:
+    config, model, ids = draw(texts())
+    window, sinks = draw(st.integers(1, 5)), draw(st.integers(0, 3))
+    return config, model, ids, window, sinks, draw(cuts(ids.shape[1], window))
+
+
+# ------------------------------------------------------------------------------- bytes of a token
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "bits", "group", "expected"),
+    [
+        (8, 32, None, 24576),
+        (2, 32, None, 6144),
+        (8, 2, 32, 2304),
+        (8, 3, None, 2304),
+        (8, 8, 32, 6912),
+    ],
+)
+def test_bytes_of_a_token(kv_heads: int, bits: int, group: int | None, expected: float) -> None:
+    assert kv_bytes_per_token(FABLE, kv_heads, bits, group) == expected
+
+
+@given(configs, st.sampled_from([16, 32, 64]))
+def test_without_a_reduction_they_are_those_of_lab_2(config: GPTConfig, bits: int) -> None:
+    expected = lab_2.kv_bytes_per_token(config, bits // 8)
+    assert kv_bytes_per_token(config, config.n_head, bits) == expected
+
+
+@given(configs, st.integers(1, 9))
+def test_they_are_what_a_cache_holds(config: GPTConfig, tokens: int) -> None:
+    model, cache = model_of(CachedLMHead, config, 0), WindowCache(config.n_layer, 16)
+    ids = torch.zeros(1, tokens, dtype=torch.int64)
+    in_chunks(model, ids, [tokens], cache)
+    held = sum(kept.nbytes for kept in (*cache.keys, *cache.values))
+    assert held == tokens * kv_bytes_per_token(config, config.n_head, bits=64)
+
+
+# ----------------------------------------------------------------------------------- fewer heads
+
+
+@given(
+    st.sampled_from([(1, 1), (4, 1), (4, 4), (6, 3), (6, 2), (8, 2)]),
+    st.integers(1, 4),
+    st.integers(0, 5),
+    st.booleans(),
+    st.integers(0, 99),
+)
+def test_neighbouring_heads_share_their_keys(
+    heads: tuple[int, int], q_len: int, before: int, has_mask: bool, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    n_head, kv_heads = heads
+    k_len = before + q_len
+    shapes = (2, n_head, q_len, 5), (2, kv_heads, k_len, 5), (2, kv_heads, k_len, 5)
+    parts = [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes]
+    copies = [part.clone() for part in parts]
+    seen = under_a_window(2, 1, k_len)[before:] if has_mask else torch.ones(q_len, k_len).bool()
+    mask = torch.stack([seen, seen | True])[:, None] if has_mask else None
+    expected = WholeText([seen[None, None] if mask is None else mask]).attend(0, *parts)
+    assert_same(grouped_attention(parts[0], parts[1], parts[2], mask), expected)
+    assert all(torch.equal(*both) for both in zip(parts, copies, strict=True))
+
+
+@given(texts())
+def test_as_many_heads_as_before_change_nothing(text: tuple[GPTConfig, Any, Tensor]) -> None:
+    config, model, ids = text
+    same = grouped(model, config.n_head, pool_heads)
+    cache = WindowCache(config.n_layer, config.n_positions)
+    expected = model(
+        ids,
+        torch.arange(ids.shape[1]).expand_as(ids),
+        KVCache(config, len(ids), config.n_positions, dtype=torch.float64),
+    )
+    assert_same(in_chunks(same, ids, [ids.shape[1]], cache), expected)
+
+
+def with_equal_heads(model: Any, kv_heads: int) -> Any:
+    """The same model with the keys and values of a group's heads all equal to its first one's."""
+    model = grouped(model, model.config.n_head, pool_heads)  # a copy
+    n_head, head_dim = model.config.n_head, model.config.head_dim
+    first = [head // (n_head // kv_heads) * (n_head // kv_heads) for head in range(n_head)]
+    for block in model.transformer.h:
+        for columns in (block.attn.c_attn.weight.data, block.attn.c_attn.bias.data):
+            heads = columns.unflatten(-1, (3, n_head, head_dim))
+            heads[..., 1:, :, :] = heads[..., 1:, first, :].clone()
+    return model
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_heads_that_are_equal_are_pooled_without_a_change(kv_heads: int) -> None:
+    config = CONFIGS[1]
+    model = with_equal_heads(model_of(CachedLMHead, config, 1), kv_heads)
+    ids = torch.arange(24).view(2, 12)
+    few = grouped(model, kv_heads, pool_heads)
+    caches = [WindowCache(config.n_layer, config.n_positions) for _ in range(2)]
+    expected, got = (
+        in_chunks(m, ids, [5, 1, 1, 5], cache)
+        for m, cache in zip((model, few), caches, strict=True)
+    )
+    assert_same(got, expected)
+    assert caches[1].keys[0].shape[1] == kv_heads
+    assert caches[1].bytes_held < caches[0].bytes_held or kv_heads == 4
+
+
+@pytest.mark.parametrize(("n_head", "kv_heads"), [(4, 2), (4, 1), (6, 3), (6, 2), (3, 3)])
+def test_pooled_heads_are_the_means_of_neighbours(n_head: int, kv_heads: int) -> None:
+    generator = torch.Generator().manual_seed(n_head)
+    n_embd, head_dim = 5 * n_head, 5
+    weight = torch.randn(n_embd, 3 * n_embd, generator=generator, dtype=torch.float64)
+    bias = torch.randn(3 * n_embd, generator=generator, dtype=torch.float64)
+    before = weight.clone(), bias.clone()
+    new_weight, new_bias = pool_heads(weight, bias, n_head, kv_heads)
+    assert new_weight.shape == (n_embd, (n_head + 2 * kv_heads) * head_dim)
+    assert new_bias.shape == new_weight.shape[1:]
+    group = n_head // kv_heads
+    for old, new in ((weight, new_weight), (bias[None], new_bias[None])):
+        assert torch.equal(new[:, :n_embd], old[:, :n_embd])
+        for which in (0, 1):  # keys, values
+            for head in range(kv_heads):
+                first = (1 + which) * n_embd + head * group * head_dim
+                members = [old[:, first + i * head_dim :][:, :head_dim] for i in range(group)]
+                place = n_embd + (which * kv_heads + head) * head_dim
+                assert_same(new[:, place : place + head_dim], torch.stack(members).mean(dim=0))
+    assert torch.equal(weight, before[0])
+    assert torch.equal(bias, before[1])
+
+
+@given(windowed())
+def test_grouped_heads_under_a_window(
+    case: tuple[GPTConfig, Any, Tensor, int, int, list[int]],
+) -> None:
+    config, model, ids, window, sinks, sizes = case
+    few = grouped(model, 1, pool_heads)
+    visible = [under_a_window(window, sinks, ids.shape[1])] * config.n_layer
+    cache = WindowCache(config.n_layer, window, sinks)
+    assert_same(in_chunks(few, ids, sizes, cache), whole(few, ids, visible))
+
+
+@pytest.mark.parametrize(
+    ("config", "kv_heads"), [(CONFIGS[1], 2), (CONFIGS[1], 1), (CONFIGS[2], 1)]
+)
+def test_the_engine_serves_a_grouped_model_from_a_smaller_pool(
+    config: GPTConfig, kv_heads: int
+) -> None:
+    """The naive tokens of that model, from a pool too small for all four."""
+    model = grouped(model_of(CachedLMHead, config, 1), kv_heads, pool_heads)
+    texts = {number: [3 + number, 14, 1][: 1 + number % 3] for number in range(4)}
+    prompts = {number: list(text) for number, text in texts.items()}
+
+    def receive(output: Output) -> None:
+        texts[output.request] += output.new_ids
+
+    parts = Parts(paged_cache=grouped_pages(kv_heads, grouped_attention))
+    engine = new_engine(model, 10, 2, 6, 4, receive, parts=parts)
+    for text in prompts.values():
+        engine.submit(text, 8)
+    engine.run()
+    assert engine.runner.kv_cache.cache.pool.shape[4] == kv_heads
+    assert engine.scheduler.preemptions > 0
+    for number, prompt in prompts.items():
+        ids, seq = torch.tensor([texts[number]]), len(texts[number])
+        causal = seen_by_rule(lambda query, key: True, seq)
+        following = whole(model, ids, [causal] * config.n_layer)[0].argmax(dim=-1).tolist()
+        assert seq == len(prompt) + 8
+        assert texts[number] == prompt + following[len(prompt) - 1 : -1]
+
+
+@pytest.mark.parametrize("kv_heads", [0, -1, 3, 8])
+def test_heads_are_shared_out_evenly(kv_heads: int) -> None:
+    said = f"4 heads of queries can't be shared out evenly among {kv_heads} heads"
+    with pytest.raises(ValueError, match=said):
+        pool_heads(torch.zeros(8, 24), torch.zeros(24), 4, kv_heads)
+    with pytest.raises(ValueError, match=said):
+        kv_bytes_per_token(CONFIGS[1], kv_heads)
+    if kv_heads > 0:
+        keys = torch.zeros(1, kv_heads, 1, 2)
+        with pytest.raises(ValueError, match=said):
+            grouped_attention(torch.zeros(1, 4, 1, 2), keys, keys, None)
+
+
+# ------------------------------------------------------------------------------------- a window
+
+
+@given(st.integers(1, 9), st.integers(0, 6), st.integers(1, 6), st.integers(0, 4))
+def test_what_a_window_shows(seq: int, start: int, window: int, sinks: int) -> None:
+    """By its rule, for rows that stand at other positions, and for keys in any order."""
+    keys = torch.stack([torch.arange(seq + start), torch.arange(seq + start).flip(0) + 2])
+    queries = keys.sort(dim=1).values[:, start:]
+    mask = window_mask(queries, keys, window, sinks)
+    assert mask.shape == (2, 1, seq, seq + start)
+    assert mask.dtype == torch.bool
+    for row in range(2):
+        for q, query in enumerate(queries[row].tolist()):
+            for k, key in enumerate(keys[row].tolist()):
+                expected = key <= query and (key > query - window or key < sinks)
+                assert mask[row, 0, q, k].item() == expected
+
+
+@given(windowed())
+def test_a_window_is_the_whole_text_under_its_mask(
+    case: tuple[GPTConfig, Any, Tensor, int, int, list[int]],
+) -> None:
+    """However the text is cut; and no more is kept than the next token may see."""
+    config, model, ids, window, sinks, sizes = case
+    cache = WindowCache(config.n_layer, window, sinks)
+    row_bytes = 2 * 2 * config.n_embd * 8 + 8  # keys, values and a position, in a batch of two
+
+    def is_small(length: int) -> None:
+        rows = min(length, sinks + window)
+        assert all(kept.shape[2] <= rows for kept in (*cache.keys, *cache.values))
+        expected = [p for p in range(length) if p < sinks or p > length - window]
+        assert all(kept[0].tolist() == expected for kept in cache.positions)
+        assert real_bytes(cache) == cache.bytes_held == config.n_layer * len(expected) * row_bytes
+
+    visible = [under_a_window(window, sinks, ids.shape[1])] * config.n_layer
+    assert_same(in_chunks(model, ids, sizes, cache, is_small), whole(model, ids, visible))
+
+
+@given(windowed())
+def test_a_window_as_long_as_the_text_changes_nothing(
+    case: tuple[GPTConfig, Any, Tensor, int, int, list[int]],
+) -> None:
+    config, model, ids, _, sinks, sizes = case
+    cache = WindowCache(config.n_layer, ids.shape[1], sinks)
+    full = KVCache(config, len(ids), config.n_positions, dtype=torch.float64)
+    expected = in_chunks(model, ids, [ids.shape[1]], full)
+    assert_same(in_chunks(model, ids, sizes, cache), expected)
+
+
+@given(windowed(), st.data())
+def test_a_window_goes_back_as_far_as_it_can(
+    case: tuple[GPTConfig, Any, Tensor, int, int, list[int]], data: st.DataObject
+) -> None:
+    """To where every row is held that is needed; and then it goes on as if it had never been on."""
+    config, model, ids, window, sinks, sizes = case
+    window = max(window, 2)  # one that shows a token itself alone goes back nowhere
+    cache = WindowCache(config.n_layer, window, sinks)
+    seq, done = ids.shape[1], data.draw(st.integers(1, len(sizes)))
+    in_chunks(model, ids, sizes[:done], cache)
+    length = cache.length
+    n = data.draw(st.integers(-1, length + 1))
+    held = {p for p in range(length) if p < sinks or p > length - window}
+    needed = {p for p in range(max(n, 0)) if p < sinks or p > n - window}
+    before = [kept.clone() for kept in (*cache.keys, *cache.values, *cache.positions)]
+    if not 0 <= n <= length or not needed <= held:
+        with pytest.raises(ValueError, match=r"cannot keep|are gone"):
+            cache.truncate(n)
+        after = [*cache.keys, *cache.values, *cache.positions]
+        assert all(torch.equal(*both) for both in zip(before, after, strict=True))
+        assert cache.length == length
+        return
+    cache.truncate(n)
+    visible = [under_a_window(window, sinks, seq)] * config.n_layer
+    expected = whole(model, ids, visible)
+    for start in range(n, seq):
+        position = torch.full((2, 1), start)
+        assert_same(model(ids[:, start : start + 1], position, cache)[:, 0], expected[:, start])
+
+
+def test_a_window_that_has_slid_says_what_it_can_keep() -> None:
+    model, cache = model_of(CachedLMHead, CONFIGS[1], 0), WindowCache(2, window=3, sinks=2)
+    in_chunks(model, torch.zeros(1, 6, dtype=torch.int64), [6], cache)
+    with pytest.raises(ValueError, match=r"token 4 would see rows that are gone. Keep all 6"):
+        cache.truncate(4)
+    cache.truncate(6)
+    cache.truncate(2)
+    assert [kept.tolist() for kept in cache.positions] == [[[0, 1]]] * 2
+
+
+@pytest.mark.parametrize("given", [(0, 4, 0), (2, 0, 0), (2, 4, -1)])
+def test_a_window_has_room_for_a_token(given: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match="a token sees itself at least"):
+        WindowCache(*given)
+
+
+# ------------------------------------------------------------------------ a policy for each layer
+
+
+@given(windowed(), st.data())
+def test_each_layer_may_have_its_own_window(
+    case: tuple[GPTConfig, Any, Tensor, int, int, list[int]], data: st.DataObject
+) -> None:
+    config, model, ids, _, sinks, sizes = case
+    seq, choice = ids.shape[1], st.sampled_from([1, 2, 3, 5, 64])
+    windows = [data.draw(choice) for _ in range(config.n_layer)]
+    cache = PerLayer([WindowCache(1, window, sinks) for window in windows])
+    visible = [under_a_window(window, sinks, seq) for window in windows]
+    assert_same(in_chunks(model, ids, sizes, cache), whole(model, ids, visible))
+    assert cache.bytes_held == real_bytes(cache)
+
+
+def test_layers_go_back_together_or_not_at_all() -> None:
+    model = model_of(CachedLMHead, CONFIGS[1], 0)
+    ids = torch.arange(16).view(1, 16)
+    cache = PerLayer([WindowCache(1, 64), WindowCache(1, 3)])
+    in_chunks(model, ids[:, :8], [8], cache)
+    with pytest.raises(ValueError, match="are gone"):
+        cache.truncate(7)
+    assert [inner.length for inner in cache.caches] == [8, 8]
+    cache.truncate(0)
+    assert [inner.length for inner in cache.caches] == [0, 0]
+    visible = [under_a_window(window, 0, 16) for window in (64, 3)]
+    assert_same(in_chunks(model, ids, [16], cache), whole(model, ids, visible))
+
+
+# ------------------------------------------------------------------------------------ heavy rows
+
+
+@given(st.integers(1, 4), st.integers(1, 12), st.data())
+def test_the_heaviest_are_kept_and_the_recent(heads: int, k_len: int, data: st.DataObject) -> None:
+    budget = data.draw(st.integers(1, k_len))
+    recent = data.draw(st.integers(0, budget))
+    orders = [data.draw(st.permutations(range(k_len))) for _ in range(heads)]
+    mass = torch.tensor(orders, dtype=torch.float64)
+    rows = keep_heavy(mass, budget, recent)
+    assert rows.dtype == torch.int64
+    for head in range(heads):
+        older = range(k_len - recent)
+        heavy = sorted(older, key=lambda row: -orders[head][row])[: budget - recent]
+        assert rows[head].tolist() == sorted([*heavy, *range(k_len - recent, k_len)])
+
+
+@pytest.mark.parametrize("given", [(0, 0), (3, 4), (3, -1), (6, 2)])
+def test_rows_that_are_not_there_cannot_be_kept(given: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="Of 5 rows a head can keep 1 to all"):
+        keep_heavy(torch.zeros(2, 5), *given)
+
+
+class Replayed:
+    """H2O without a cache: everything stays, and a mask forgets. Written row by row."""
+
+    def __init__(self, config: GPTConfig, batch: int, budget: int, recent: int) -> None:
+        self.budget, self.recent, self.length = budget, recent, 0
+        self.keys: list[Any] = [None] * config.n_layer
+        self.values: list[Any] = [None] * config.n_layer
+        heads = range(config.n_head)
+        self.kept: Any = [
+            [[[] for _ in heads] for _ in range(batch)] for _ in range(config.n_layer)
+        ]
+        self.mass: list[Any] = [[[{} for _ in heads] for _ in range(batch)] for _ in self.keys]
+
+    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        if self.keys[layer] is not None:
+            keys = torch.cat([self.keys[layer], keys], dim=2)
+            values = torch.cat([self.values[layer], values], dim=2)
+        self.keys[layer], self.values[layer] = keys, values
+        output = torch.zeros_like(queries)
+        new = range(self.length, self.length + queries.shape[2])
+        for b, h in [(b, h) for b in range(len(queries)) for h in range(queries.shape[1])]:
+            kept, mass = self.kept[layer][b][h], self.mass[layer][b][h]
+            kept += new
+            for q, position in enumerate(new):
+                seen = [p for p in kept if p <= position]
+                scores = keys[b, h, seen] @ queries[b, h, q] / keys.shape[3] ** 0.5
+                weights = scores.softmax(dim=0)
+                output[b, h, q] = weights @ values[b, h, seen]
+                for p, weight in zip(seen, weights.tolist(), strict=True):
+                    mass[p] = mass.get(p, 0.0) + weight
+            if len(kept) > self.budget:
+                older, newest = kept[: len(kept) - self.recent], kept[len(kept) - self.recent :]
+                heavy = sorted(older, key=lambda p: -mass[p])[: self.budget - self.recent]
+                kept[:] = sorted(heavy + newest)
+        if layer == len(self.keys) - 1:
+            self.length = new.stop
+        return output
+
+
+@given(texts(), st.data())
+def test_heavy_rows_are_those_of_the_replay(
+    text: tuple[GPTConfig, Any, Tensor], data: st.DataObject
+) -> None:
+    """The same logits, the same rows of every head, and their memory alone."""
+    config, model, ids = text
+    budget = data.draw(st.integers(1, 6))
+    recent = data.draw(st.integers(0, budget))
+    sizes = data.draw(cuts(ids.shape[1], budget))
+    cache = HeavyCache(config.n_layer, budget, recent)
+    replayed = Replayed(config, len(ids), budget, recent)
+    row_bytes = 2 * (2 * config.n_embd + 2 * config.n_head) * 8
+
+    def is_compact(length: int) -> None:
+        rows = min(length, budget)
+        assert [held[3].shape[2] for held in cache.held] == [rows] * config.n_layer
+        assert cache.bytes_held == real_bytes(cache) == rows * row_bytes * config.n_layer
+
+    logits = in_chunks(model, ids, sizes, cache, is_compact)
+    assert_same(logits, in_chunks(model, ids, sizes, replayed))
+    for held, kept in zip(cache.held, replayed.kept, strict=True):
+        assert held[3].tolist() == kept
+    if budget >= ids.shape[1]:
+        assert_same(logits, in_chunks(model, ids, [ids.shape[1]], WindowCache(config.n_layer, 64)))
+
+
+@given(texts(), st.data())
+def test_a_budget_as_large_as_the_text_changes_nothing(
+    text: tuple[GPTConfig, Any, Tensor], data: st.DataObject
+) -> None:
+    config, model, ids = text
+    cache = HeavyCache(config.n_layer, ids.shape[1], data.draw(st.integers(0, 3)))
+    full = KVCache(config, len(ids), config.n_positions, dtype=torch.float64)
+    sizes = data.draw(cuts(ids.shape[1], 4))
+    expected = in_chunks(model, ids, [ids.shape[1]], full)
+    assert_same(in_chunks(model, ids, sizes, cache), expected)
+
+
+def test_heavy_rows_of_shared_heads_weigh_what_all_their_queries_give() -> None:
+    generator = torch.Generator().manual_seed(0)
+    queries = torch.randn(2, 6, 4, 5, generator=generator, dtype=torch.float64)
+    keys, values = torch.randn(2, 2, 3, 4, 5, generator=generator, dtype=torch.float64)
+    cache = HeavyCache(1, budget=3, recent=1)
+    causal = seen_by_rule(lambda query, key: True, 4)
+    expected = WholeText([causal]).attend(0, queries, keys, values)
+    assert_same(cache.attend(0, queries, keys, values), expected)
+    weights = attention_weights(queries, keys, causal.expand(2, 3, 4, 4))
+    mass = weights.sum(dim=(2, 3))
+    assert_same(mass.sum(dim=2), torch.full((2, 3), 8.0, dtype=torch.float64))  # 2 heads, 4 queries
+    rows = torch.stack([keep_heavy(m, 3, 1) for m in mass])
+    assert_same(cache.held[0][2], take_rows(mass, rows))
+
+
+@pytest.mark.parametrize("make", [lambda: HeavyCache(2, 4, 2), lambda: QuantizedCache(2, 8, 4, 2)])
+def test_a_cache_that_cannot_go_back_says_so(make: Callable[[], Any]) -> None:
+    model, cache = model_of(CachedLMHead, CONFIGS[1], 0), make()
+    in_chunks(model, torch.zeros(1, 6, dtype=torch.int64), [6], cache)
+    for n, said in ((5, "can't go back from 6 tokens to 5"), (7, "cannot keep 7"), (-1, "keep -1")):
+        with pytest.raises(ValueError, match=said):
+            cache.truncate(n)
+    cache.truncate(6)
+    assert cache.length == 6
+
+
+@pytest.mark.parametrize("given", [(0, 4, 0), (2, 0, 0), (2, 4, -1), (2, 4, 5)])
+def test_a_budget_has_room_for_a_row(given: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match="keeps one row at least"):
+        HeavyCache(*given)
+
+
+# ------------------------------------------------------------------------------------- reordering
+
+CACHES: list[Any] = [
+    lambda: WindowCache(2, 4, 1),
+    lambda: HeavyCache(2, 4, 2),
+    lambda: QuantizedCache(2, 8, 4, 2),
+    lambda: PerLayer([HeavyCache(1, 5, 2), WindowCache(1, 3)]),
+]
+
+
+@pytest.mark.parametrize("make", CACHES)
+def test_rows_of_a_batch_can_be_put_in_another_order(make: Callable[[], Any]) -> None:
+    """And one can go on twice, as beam search does."""
+    model, ids = model_of(CachedLMHead, CONFIGS[1], 2), torch.arange(33).view(3, 11)
+    one, other, rows = make(), make(), torch.tensor([2, 0, 2, 1])
+    in_chunks(model, ids[:, :9], [7, 1, 1], one)
+    in_chunks(model, ids[rows, :9], [7, 1, 1], other)
+    one.reorder(rows)
+    for start in (9, 10):
+        new, position = ids[rows, start : start + 1], torch.full((4, 1), start)
+        assert_same(model(new, position, one), model(new, position, other))
+
+
+# ------------------------------------------------------------------------------------- fewer bits
+
+
+@given(st.sampled_from([1, 2, 4, 8]), st.integers(1, 3), st.integers(1, 4), st.integers(0, 99))
+def test_codes_are_packed_and_unpacked(bits: int, rows: int, eights: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(2**bits, (rows, 8 * eights), generator=generator).to(torch.uint8)
+    held = packed(codes, bits)
+    assert held.dtype == torch.uint8
+    assert held.shape == (rows, bits * eights)
+    assert torch.equal(unpacked(held, bits), codes)
+
+
+def test_no_fewer_than_no_tokens_are_recent() -> None:
+    for make in (lambda: ChannelKeys(8, 4, -1), lambda: TokenValues(8, -1)):
+        with pytest.raises(ValueError, match="0 or more tokens stay in full precision, not -1"):
+            make()
+
+
+@pytest.mark.parametrize(("size", "bits"), [(8, 3), (16, 1), (3, 4), (0, 2), (8, 16)])
+def test_codes_fill_whole_bytes(size: int, bits: int) -> None:
+    with pytest.raises(ValueError, match=f"{size} codes of {bits} bits don't fill whole bytes"):
+        Codes(torch.zeros(2, size), bits)
+    with pytest.raises(ValueError, match=f"{size} codes of {bits} bits don't fill whole bytes"):
+        ChannelKeys(bits, size, 0)
+
+
+def some_keys(seed: int, tokens: int, head_dim: int = 8) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(2, 3, tokens, head_dim, generator=generator, dtype=torch.float64)
+
+
+def frozen(tensors: Any) -> list[Any]:
+    return [tensor.tolist() for tensor in tensors]
+
+
+@given(st.sampled_from([(2, 4), (4, 2), (8, 3), (2, 8), (8, 1)]), st.data())
+def test_codes_do_not_depend_on_how_the_tokens_come(
+    kind: tuple[int, int], data: st.DataObject
+) -> None:
+    """Whole groups are in codes, as close as half a step, and stay as they are; the rest waits."""
+    bits, group = kind
+    tokens = data.draw(st.integers(1, 20))
+    keys, sizes = some_keys(tokens, tokens), data.draw(cuts(tokens, group))
+    recent = data.draw(st.integers(0, 5))
+    at_once, kept = (ChannelKeys(bits, group, recent) for _ in range(2))
+    at_once.append(keys)
+    start, earlier = 0, list[Any]()
+    for size in sizes:
+        part = keys[:, :, start : start + size]
+        kept.append(part)
+        start += size
+        assert len(kept.groups) == max(0, start - recent) // group
+        assert kept.waiting.shape == (2, 3, start - len(kept.groups) * group, 8)
+        assert [frozen(codes.tensors) for codes in kept.groups][: len(earlier)] == earlier
+        earlier = [frozen(codes.tensors) for codes in kept.groups]
+        assert real_bytes(kept) == sum(t.nbytes for t in kept.tensors)
+    assert frozen(kept.tensors) == frozen(at_once.tensors)
+    read = kept.read()
+    whole_groups = len(kept.groups) * group
+    assert torch.equal(read[:, :, whole_groups:], keys[:, :, whole_groups:])
+    for number, codes in enumerate(kept.groups):
+        own = slice(number * group, (number + 1) * group)
+        assert codes.scale.shape == (2, 3, 8, 1)  # one for each channel of each head
+        off = (read[:, :, own] - keys[:, :, own]).transpose(2, 3).abs()
+        assert (off <= codes.scale * (0.5 + 1e-9)).all()
+
+
+@given(st.integers(1, 20), st.integers(0, 5), st.data())
+def test_values_in_codes_token_by_token(tokens: int, recent: int, data: st.DataObject) -> None:
+    values, sizes = some_keys(tokens, tokens), data.draw(cuts(tokens, recent + 1))
+    at_once, kept = TokenValues(4, recent), TokenValues(4, recent)
+    at_once.append(values)
+    for part in values.split(sizes, dim=2):
+        kept.append(part)
+    assert frozen(kept.tensors) == frozen(at_once.tensors)
+    assert real_bytes(kept) == sum(t.nbytes for t in kept.tensors)
+    older = max(0, tokens - recent)
+    assert torch.equal(kept.read()[:, :, older:], values[:, :, older:])
+    if older:
+        assert kept.codes is not None
+        assert kept.codes.scale.shape == (2, 3, older, 1)
+        off = (kept.read() - values)[:, :, :older].abs()
+        assert (off <= kept.codes.scale * (0.5 + 1e-9)).all()
+
+
+@given(texts(), st.sampled_from([2, 4, 8]), st.data())
+def test_attention_over_codes_is_attention_over_what_they_stand_for(
+    text: tuple[GPTConfig, Any, Tensor], bits: int, data: st.DataObject
+) -> None:
+    """Each layer, after each forward: what is read back stands for the keys and values."""
+    config, _, ids = text
+    cache = QuantizedCache(config.n_layer, bits, 4, data.draw(st.integers(0, 5)))
+    generator = torch.Generator().manual_seed(0)
+    start, every = 0, []
+    for size in data.draw(cuts(ids.shape[1], 4)):
+        shape = 2, config.n_head, size, config.head_dim
+        for layer in range(config.n_layer):
+            new = torch.randn(3, *shape, generator=generator, dtype=torch.float64)
+            output = cache.attend(layer, *new)
+            keys, values = cache.keys[layer].read(), cache.values[layer].read()
+            causal = seen_by_rule(lambda query, key: True, start + size)[start:]
+            assert_same(output, WholeText([causal]).attend(0, new[0], keys, values))
+            every.append(output)
+        start += size
+        assert cache.length == start
+    assert cache.bytes_held == real_bytes(cache)
+
+
+def test_two_bits_are_three_and_a_quarter() -> None:
+    """In float32: 2 bits, and 40 beside each 32 numbers; what waits comes on top."""
+    cache = QuantizedCache(1, bits=2, group=32, recent=32)
+    keys = some_keys(0, 32 * 9, 32).float()
+    cache.attend(0, keys, keys, keys)
+    numbers, waiting = 2 * keys.numel(), 2 * keys[:, :, :32].numel()
+    assert cache.bytes_held == (numbers - waiting) * 3.25 / 8 + waiting * 4
+
+
+# -------------------------------------------------------------------------------------- elsewhere
+
+
+def a_pool(num_blocks: int, block_size: int) -> PagedCache:
+    cache = PagedCache(CONFIGS[2], BlockManager(num_blocks, block_size), dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    cache.pool.copy_(torch.randn(cache.pool.shape, generator=generator, dtype=torch.float64))
+    return cache
+
+
+def rows_of(cache: PagedCache, request_id: int) -> Tensor:
+    """Keys and values of a request, token by token."""
+    manager = cache.manager
+    table, size = manager.tables[request_id], manager.block_size
+    tokens = range(manager.lengths[request_id])
+    return torch.stack([cache.pool[:, :, table[t // size], t % size] for t in tokens], dim=2)
+
+
+def assert_sound(manager: BlockManager) -> None:
+    tables = manager.tables.values()
+    held = [sum(block in table for table in tables) for block in range(manager.num_blocks)]
+    assert manager.ref_counts == held
+    assert sorted(manager.free_blocks) == [b for b, count in enumerate(held) if count == 0]
+    assert manager.tables.keys() == manager.lengths.keys()
+
+
+@given(st.integers(1, 5), st.lists(st.integers(1, 12), min_size=1, max_size=4), st.data())
+def test_a_request_comes_back_as_it_went(block_size: int, lengths: list[int], data: Any) -> None:
+    """Into whichever blocks are free, whatever has been written into its own meanwhile."""
+    needed = sum(-(-length // block_size) for length in lengths)
+    cache, host = a_pool(needed + data.draw(st.integers(0, 3)), block_size), HostPool()
+    for request_id, length in enumerate(lengths):
+        cache.manager.allocate(request_id, length)
+    before = {r: rows_of(cache, r) for r in range(len(lengths))}
+    going = data.draw(st.permutations(range(len(lengths))))
+    going = going[: data.draw(st.integers(1, len(lengths)))]
+    for request_id in going:
+        host.swap_out(cache, request_id)
+        assert_sound(cache.manager)
+        assert request_id not in cache.manager.tables
+        kept = host.store[request_id]
+        assert torch.equal(kept, before[request_id])
+        assert kept.untyped_storage().nbytes() == before[request_id].nbytes  # nothing else
+    for block in cache.manager.free_blocks:
+        cache.pool[:, :, block] = -7
+    for request_id in data.draw(st.permutations(going)):
+        host.swap_in(cache, request_id)
+        assert_sound(cache.manager)
+        assert cache.manager.lengths[request_id] == lengths[request_id]
+    assert not host.store
+    for request_id, rows in before.items():
+        assert torch.equal(rows_of(cache, request_id), rows)
+
+
+def test_shared_blocks_stay_with_those_who_hold_them_too() -> None:
+    cache, host = a_pool(6, 2), HostPool()
+    cache.manager.allocate(0, 5)
+    cache.manager.fork(0, 1)
+    before = rows_of(cache, 0)
+    host.swap_out(cache, 0)
+    assert_sound(cache.manager)
+    assert cache.manager.used_blocks == 3
+    assert torch.equal(rows_of(cache, 1), before)
+    host.swap_in(cache, 0)
+    assert_sound(cache.manager)
+    assert cache.manager.used_blocks == 6  # it has its own now
+    assert torch.equal(rows_of(cache, 0), before)
+    assert torch.equal(rows_of(cache, 1), before)
+
+
+def test_without_room_a_request_stays_out() -> None:
+    cache, host = a_pool(3, 2), HostPool()
+    cache.manager.allocate(0, 5)
+    before = rows_of(cache, 0)
+    host.swap_out(cache, 0)
+    cache.manager.allocate(1, 2)
+    pool = cache.pool.clone()
+    with pytest.raises(OutOfBlocks):
+        host.swap_in(cache, 0)
+    assert_sound(cache.manager)
+    assert torch.equal(cache.pool, pool)
+    assert cache.manager.tables.keys() == {1}
+    cache.free(1)
+    host.swap_in(cache, 0)
+    assert torch.equal(rows_of(cache, 0), before)
+
+
+def test_only_what_is_there_can_be_swapped() -> None:
+    cache, host = a_pool(3, 2), HostPool()
+    with pytest.raises(ValueError, match="There is no request 4 in this pool"):
+        host.swap_out(cache, 4)
+    with pytest.raises(ValueError, match="Request 4 was not swapped out, or is back already"):
+        host.swap_in(cache, 4)
+    cache.manager.allocate(4, 3)
+    host.swap_out(cache, 4)
+    host.forget(4)
+    host.forget(4)
+    assert not host.store
+
+
+def test_logits_of_the_naive_side_are_those_of_gpt() -> None:
+    """The measure itself: with nothing hidden it is lab 1's model."""
+    ids = torch.arange(20).view(2, 10)
+    visible = [seen_by_rule(lambda query, key: True, 10)] * 2
+    got = whole(model_of(CachedLMHead, CONFIGS[1], 3), ids, visible)
+    assert_same(got[:, -1], naive_logits(CONFIGS[1], 3, ids.tolist()))

@@ -1,0 +1,134 @@
+"""What the kernels of lab 10 win in decode, and lose in prefill: fable and bare matrices.
+
+    python -m timing.int8 [--threads 1]
+
+First fable, by lab 2's loop: a decode step of one request and of eight, and the prefill of one
+prompt, with its matrices in float32, in 8 bits and in 4, then with its embedding and head in 8 bits
+too. Then one row times a matrix, of fable's shapes and of GPT-2's. All of a row take turns; each
+figure is the median.
+"""
+
+import argparse
+import copy
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gpt import Linear
+from solutions.kv_cache import CachedLMHead, KVCache
+from solutions.quantization import int4_layer, int8_layer, quantized
+from solutions.quantized import matrices
+from timing.machine import processor_name
+from timing.stopwatch import median_seconds_of
+from timing.work import weight_bytes
+
+MODEL = "fable"
+CACHED, PROMPT = 64, 256  # tokens before a decode step, and of a prefill
+BATCHES = 1, 8
+SHAPES = (256, 768), (256, 1024), (1024, 256), (256, 4096), (768, 2304), (768, 3072), (3072, 768)
+LARGEST = 768, 50257  # GPT-2's head
+COLUMNS_OF_INT4 = 16  # its kernel takes multiples of these
+
+NewLayer = Callable[[Linear], nn.Module]
+KERNELS: dict[str, NewLayer] = {"int8": int8_layer, "int4": int4_layer}
+
+
+# ------------------------------------------------------------------------------- a whole model
+
+
+def with_layers(model: CachedLMHead, new_layer: NewLayer) -> CachedLMHead:
+    """A copy with other layers, and the embedding and the head as they are."""
+    copied = copy.deepcopy(model)
+    for name, linear in matrices(copied).items():
+        copied.set_submodule(name, new_layer(linear))
+    return copied
+
+
+def models(model: CachedLMHead) -> dict[str, CachedLMHead]:
+    found = {"float32": model}
+    found |= {name: with_layers(model, kernel) for name, kernel in KERNELS.items()}
+    for name, kernel in KERNELS.items():
+        found[f"{name}, head in int8"] = quantized(model, kernel)
+    return found
+
+
+def forward(model: CachedLMHead, batch: int, start: int, tokens: int) -> Callable[[], Tensor]:
+    """A forward of so many tokens behind `start` others, as often as it is called."""
+    kv_cache = KVCache(model.config, batch, start + tokens)
+    ids = torch.arange(tokens).expand(batch, -1)
+    positions = torch.arange(start, start + tokens).expand(batch, -1)
+
+    @torch.inference_mode()
+    def run() -> Tensor:
+        kv_cache.length = start
+        return model(ids, positions, kv_cache)
+
+    return run
+
+
+def times_of_forwards(made: Mapping[str, CachedLMHead]) -> dict[str, dict[str, float]]:
+    """Seconds by what is computed, and by model."""
+    works = {f"decode, batch of {batch}": (batch, CACHED, 1) for batch in BATCHES}
+    works[f"prefill of {PROMPT}"] = 1, 0, PROMPT
+    return {
+        work: median_seconds_of({name: forward(m, *shape) for name, m in made.items()})
+        for work, shape in works.items()
+    }
+
+
+# ------------------------------------------------------------------------------- one matrix
+
+
+def times_of_products(n_in: int, n_out: int) -> dict[str, float]:
+    """Seconds of one row times a matrix, by F.linear and by each kernel that takes its shape."""
+    layer = Linear(n_in, n_out).requires_grad_(False)
+    row, transposed = torch.randn(1, n_in), layer.weight.T.contiguous()
+    runs = {"F.linear": partial(F.linear, row, transposed, layer.bias)}
+    for name, kernel in KERNELS.items():
+        if name != "int4" or n_out % COLUMNS_OF_INT4 == 0:
+            runs[name] = partial(kernel(layer), row)
+    with torch.inference_mode():
+        return median_seconds_of(runs)
+
+
+# ------------------------------------------------------------------------------- what it says
+
+
+def table(header: str, rows: Mapping[str, Mapping[str, float]], columns: list[str]) -> None:
+    """Milliseconds, and how many times as fast as the first column's."""
+    print(f"\n| {header} | " + " | ".join(columns) + " |")
+    print("|---|" + "---:|" * len(columns))
+    for name, times in rows.items():
+        first = times[columns[0]]
+        cells = [
+            f"{1e3 * times[c]:.3f}, {first / times[c]:.1f}x" if c in times else "-" for c in columns
+        ]
+        print(f"| {name} | " + " | ".join(cells) + " |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="timing.int8", description=__doc__)
+    parser.add_argument("--threads", type=int)
+    given = parser.parse_args()
+    if given.threads:
+        torch.set_num_threads(given.threads)
+    print(
+        f"{processor_name(torch.device('cpu'))}, cores: {os.cpu_count()}, threads: "
+        f"{torch.get_num_threads()}, torch {torch.__version__}\n"
+        "Milliseconds, medians of interleaved repeats, and times as fast as the first column"
+    )
+    made = models(CachedLMHead.from_pretrained(MODEL))
+    sizes = {name: f"{weight_bytes(model) / 1e6:.1f}" for name, model in made.items()}
+    table(f"{MODEL}, {CACHED} tokens cached", times_of_forwards(made), list(made))
+    print("| MB of weights | " + " | ".join(sizes.values()) + " |")
+    shapes = [*SHAPES, LARGEST]
+    products = {f"{n_in} x {n_out}": times_of_products(n_in, n_out) for n_in, n_out in shapes}
+    table("one row times", products, ["F.linear", *KERNELS])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,398 @@
+"""Pictures for lab 12: traffic, a running softmax, the grid of tiles, times, parts, a table walked.
+
+Each draws the numbers, states and traces that the learner's own code has left behind.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import cycle, pairwise
+from typing import Any
+
+import matplotlib.pyplot as plt
+import torch
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.patches import FancyArrowPatch, Rectangle
+from matplotlib.ticker import LogLocator, NullLocator
+from torch import Tensor
+
+from visuals.prefix_caching import CURVES, Look, draw_legend, fill
+from visuals.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    LOOK,
+    ORANGE,
+    PALE_BLUE,
+    PALE_GREEN,
+    PALE_ORANGE,
+    Picture,
+    new_figure,
+)
+
+PLAIN = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # behind text on a hatching
+
+
+def write(axes: Axes, x: float, y: float, text: str, **look: Any) -> None:
+    axes.text(x, y, text, ha="center", va="center", fontsize=8, **look)
+
+
+# ---------------------------------------------------------------------- what tiles save, and take
+
+MOVED: Look = PALE_BLUE, BLUE, ""
+FAST: Look = PALE_GREEN, GREEN, "...."
+
+
+@plt.rc_context(LOOK)
+def traffic_bars(tiled: Mapping[int, int], naive: int, fast: Mapping[int, int]) -> Picture:
+    """What tiles of each size move, and below it the fast memory that they take.
+
+    tiled, fast: numbers, by the size of a tile. naive: what is moved without tiles, a line.
+    """
+    figure, (above, below) = new_figure(height=4.2, rows=2)
+    less = [f"{moved:,}\n{naive / moved:.1f}× less" for moved in tiled.values()]
+    draw_bars(above, tiled, MOVED, less)
+    draw_bars(below, fast, FAST, [f"{numbers:,}" for numbers in fast.values()])
+    line = above.axhline(naive, color=ORANGE, ls="--", lw=2, label=f"the naive way: {naive:,}")
+    above.set_ylim(0, 1.1 * max([naive, *tiled.values()]))
+    above.set_title("numbers moved")
+    below.set(title="numbers held in fast memory", xlabel="tokens in a tile")
+    figure.legend(handles=[line], loc="outside upper right", fontsize=9)
+    return figure
+
+
+def draw_bars(axes: Axes, numbers: Mapping[int, int], look: Look, labels: Sequence[str]) -> None:
+    """A bar for each size of tile, in their order, with its label on top."""
+    bars = axes.bar(range(len(numbers)), list(numbers.values()), 0.7, **fill(look))
+    axes.bar_label(bars, labels, padding=3, fontsize=9)
+    axes.set_xticks(range(len(numbers)), [f"{size:,}" for size in numbers])
+    axes.set(yticks=[], ylim=(0, 1.25 * max([1, *numbers.values()])))
+    axes.tick_params(axis="x", length=0)
+    axes.spines["left"].set_visible(False)
+
+
+# ------------------------------------------------------------------------------ the running softmax
+
+State = tuple[Float[Tensor, " 1"], Float[Tensor, " 1"], Float[Tensor, "1 keys"]]
+
+BEFORE, NOW, SHRUNK = "of tiles before", "of this tile", "what they were before they shrank"
+WEIGHTS: dict[str, Look] = {
+    BEFORE: (PALE_BLUE, BLUE, ""),
+    NOW: (PALE_ORANGE, ORANGE, "/////"),
+    SHRUNK: ("none", GREY, ""),
+}
+
+
+@plt.rc_context(LOOK)
+def online_softmax(scores: Float[Tensor, " keys"], states: Sequence[State], block: int) -> Picture:
+    """A line of scores; the weights that one query has after each tile of them; the softmax.
+
+    states: (peak, total, weighted) after each tile of `block` keys; weighted[0] holds the weight of
+        each key, not yet divided by the total.
+    """
+    rows = 2 + len(states)
+    figure, panels = new_figure(height=0.7 + 0.8 * rows, rows=rows)
+    draw_scores(panels[0], scores, [float(peak) for peak, _, _ in states], block)
+    for number, (axes, state) in enumerate(zip(panels[1:-1], states, strict=True)):
+        draw_state(axes, number, states[number - 1] if number else None, state, block)
+    draw_softmax(panels[-1], scores, states[-1])
+    for axes in panels:
+        axes.set_xlim(-0.6, len(scores) - 0.4)
+        axes.set_xticks(some(range(0, len(scores), block)))
+        axes.tick_params(axis="x", length=0, labelbottom=axes is panels[-1])
+    panels[-1].set_xlabel("key")
+    draw_legend(figure, WEIGHTS)
+    return figure
+
+
+def draw_scores(
+    axes: Axes, scores: Float[Tensor, " keys"], peaks: Sequence[float], block: int
+) -> None:
+    """All scores, and above each tile a line at the peak so far; −inf isn't drawn."""
+    seen = scores.masked_fill(scores == -torch.inf, torch.nan).tolist()
+    axes.axhline(0, color=GREY, lw=0.8)
+    axes.vlines(range(len(seen)), 0, seen, color=GREY)
+    axes.plot(range(len(seen)), seen, "o", color=INK, ms=3)
+    for number, peak in enumerate(peaks):
+        start, end = number * block, min((number + 1) * block, len(seen))
+        axes.hlines(peak, start - 0.5, end - 0.5, color=ORANGE, lw=2)
+    axes.margins(y=0.15)
+    axes.set_title("scores, and a line at the peak so far", fontsize=9)
+
+
+def draw_state(axes: Axes, number: int, before: State | None, state: State, block: int) -> None:
+    """The weights after a tile, and outlined what the earlier ones were until the peak rose."""
+    weights, start = state[2][0].tolist(), number * block
+    end = min(start + block, len(weights))
+    if before and before[0] < state[0]:
+        axes.bar(range(start), before[2][0][:start].tolist(), 0.8, **fill(WEIGHTS[SHRUNK]))
+    axes.bar(range(start), weights[:start], 0.8, **fill(WEIGHTS[BEFORE]))
+    axes.bar(range(start, end), weights[start:end], 0.8, **fill(WEIGHTS[NOW]))
+    axes.set(ylim=(0, 1.1), yticks=[0, 1])
+    axes.set_title(f"tile {number + 1}: {what_happens(before, state)}", fontsize=9)
+    axes.set_title(f"total {float(state[1]):.2f}", loc="right", fontsize=9)
+
+
+def what_happens(before: State | None, state: State) -> str:
+    """A few words on the peak, and on the factor that what was summed up before gets."""
+    peak = float(state[0])
+    if peak == -math.inf:
+        return "nothing seen yet"
+    if before is None or float(before[0]) == -math.inf:
+        return f"the peak is {peak:.2f}"
+    if float(before[0]) == peak:
+        return f"the peak stays {peak:.2f}"
+    return f"the peak rises to {peak:.2f}; all before × {math.exp(float(before[0]) - peak):.2g}"
+
+
+def draw_softmax(axes: Axes, scores: Float[Tensor, " keys"], state: State) -> None:
+    """The last weights over the last total, and dots at the softmax of all scores at once."""
+    total = float(state[1])
+    shares = [weight / max(total, 1) for weight in state[2][0].tolist()]
+    axes.bar(range(len(shares)), shares, 0.8, **fill(WEIGHTS[BEFORE]))
+    axes.plot(range(len(shares)), scores.softmax(dim=0).tolist(), "o", color=INK, ms=3)
+    axes.set_ylim(0, 1.1 * max([1e-9, *shares]))
+    axes.set_title(f"divided by {total:.2f}; dots: the softmax of all scores at once", fontsize=9)
+
+
+# ------------------------------------------------------------------------------- the grid of tiles
+
+LOADED, MASKED, SKIPPED = "loaded", "loaded, part of it masked", "never loaded"
+TILES: dict[str, Look] = {
+    LOADED: (PALE_BLUE, BLUE, ""),
+    MASKED: (PALE_ORANGE, ORANGE, "/////"),
+    SKIPPED: ("white", GREY, ""),
+}
+MOST_NUMBERED = 16  # tiles in a row or a column: in smaller ones a number can't be read
+
+Span = tuple[int, int]  # the first token, and the one behind the last
+
+
+@plt.rc_context(LOOK)
+def tile_grid(
+    trace: Sequence[tuple[str, int, int]], q_len: int, k_len: int, block_q: int, block_k: int
+) -> Picture:
+    """The tiles of queries and keys that have come together, numbered in their order.
+
+    trace: (name, start, end) of all that was loaded or stored. A tile is loaded where keys came
+    while its queries were there. The queries are the last of the tokens: those of a tile see keys
+    up to their own, and where one of them doesn't see all of the tile, it is masked in part.
+    """
+    found = list(loaded_tiles(trace))
+    seen = 1 + k_len - q_len  # keys that query 0 sees
+    kinds = [MASKED if end > start + seen else LOADED for (start, _), (_, end) in found]
+    rows, columns = spans(q_len, block_q), spans(k_len, block_k)
+    skipped = [(row, column) for row in rows for column in columns if (row, column) not in found]
+    figure, (axes,) = new_figure(height=1.5 + min(0.4 * len(rows), 4))
+    for tile in skipped:
+        draw_tile(axes, tile, SKIPPED)
+    is_numbered = max(len(rows), len(columns)) <= MOST_NUMBERED
+    for number, (tile, kind) in enumerate(zip(found, kinds, strict=True), start=1):
+        draw_tile(axes, tile, kind, f"{number}" if is_numbered else "")
+    axes.plot([k_len - q_len, k_len], [0, q_len], color=INK, lw=1.5)
+    axes.set_xticks(some([start for start, _ in columns]))
+    axes.set_yticks(some([start for start, _ in rows]))
+    axes.set(xlim=(0, k_len), ylim=(q_len, 0), xlabel="key", ylabel="query")
+    title = f"{len(found):,} of {len(rows) * len(columns):,} tiles loaded, "
+    axes.set_title(f"{title}{kinds.count(MASKED):,} of them masked in part")
+    draw_legend(figure, TILES)
+    return figure
+
+
+def loaded_tiles(trace: Sequence[tuple[str, int, int]]) -> Iterator[tuple[Span, Span]]:
+    """The queries and the keys of each tile, in the order in which keys came."""
+    queries: Span | None = None
+    for name, start, end in trace:
+        if name == "queries":
+            queries = start, end
+        if name == "keys" and queries:
+            yield queries, (start, end)
+
+
+def spans(length: int, block: int) -> list[Span]:
+    """Where the tiles of so many tokens begin and end; the last may be shorter."""
+    return [(start, min(start + block, length)) for start in range(0, length, block)]
+
+
+def some(numbers: Sequence[int]) -> Sequence[int]:
+    """At most as many of them as can be written beside each other."""
+    return numbers[:: -(-len(numbers) // MOST_NUMBERED)]
+
+
+def draw_tile(axes: Axes, tile: tuple[Span, Span], kind: str, text: str = "") -> None:
+    (top, bottom), (left, right) = tile
+    axes.add_patch(Rectangle((left, top), right - left, bottom - top, lw=0.8, **fill(TILES[kind])))
+    if text:
+        write(axes, (left + right) / 2, (top + bottom) / 2, text, bbox=PLAIN)
+
+
+# ------------------------------------------------------------------------- milliseconds over length
+
+RING: dict[str, Any] = {"marker": "o", "ms": 15, "mfc": "none", "mec": INK, "mew": 1.5, "ls": ""}
+
+
+@plt.rc_context(LOOK)
+def over_length(milliseconds: Mapping[str, Mapping[int, float]]) -> Picture:
+    """Milliseconds over the length of a text, a line for each way, on logarithmic axes.
+
+    The others are compared with the first: a ring stands where one begins to be faster and stays
+    so, and beside its name the words.
+    """
+    figure, (axes,) = new_figure(height=3.8)
+    first = next(iter(milliseconds))
+    for (name, curve), (colour, dashes, marker) in zip(
+        milliseconds.items(), cycle(CURVES), strict=False
+    ):
+        won = faster_from(milliseconds[first], curve)
+        words = "nowhere faster" if won is None else f"faster from {won:,} on"
+        label = name if name == first else f"{name}: {words}"
+        lengths = sorted(curve)
+        times = [curve[length] for length in lengths]
+        axes.plot(lengths, times, dashes, color=colour, lw=2, marker=marker, label=label)
+        if won is not None:
+            axes.plot(won, curve[won], **RING)
+    measured = sorted({length for curve in milliseconds.values() for length in curve})
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="tokens",
+        title=f"milliseconds; a ring where a way becomes faster than {first}",
+    )
+    axes.set_xticks(measured, [f"{length:,}" for length in measured])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:,g}")
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.grid(axis="y")
+    handles = axes.get_legend_handles_labels()
+    figure.legend(*handles, loc="outside upper left", fontsize=9, handlelength=4)
+    return figure
+
+
+def faster_from(base: Mapping[int, float], other: Mapping[int, float]) -> int | None:
+    """The length from which on the other is faster at all lengths that both have; None if never."""
+    won = None
+    for length in sorted(base.keys() & other.keys(), reverse=True):
+        if other[length] >= base[length]:
+            break
+        won = length
+    return won
+
+
+# ------------------------------------------------------------------------- one query, many workers
+
+PART: Look = PALE_BLUE, BLUE, "/////"
+WEIGHT: Look = PALE_ORANGE, ORANGE, ""
+
+
+@plt.rc_context(LOOK)
+def lanes(parts: Sequence[tuple[int, int, float]]) -> Picture:
+    """The keys of each worker, and the weight with which its output goes into the merge.
+
+    parts: (first, last, lse), the last excluded; the weight is exp(lse − that of all keys).
+    """
+    lses = torch.tensor([lse for _, _, lse in parts], dtype=torch.float64)
+    weights = lses.softmax(dim=0).nan_to_num().tolist()  # NaN where no part saw anything
+    figure, (keys, merged) = new_figure(height=1.0 + 0.28 * len(parts), columns=2)
+    rows = range(len(parts))
+    widths = [last - first for first, last, _ in parts]
+    keys.barh(rows, widths, 0.7, [first for first, _, _ in parts], **fill(PART))
+    bars = merged.barh(rows, weights, 0.7, **fill(WEIGHT))
+    merged.bar_label(bars, [f"{weight:.1%}" for weight in weights], padding=3, fontsize=9)
+    longest = max(widths, default=0)
+    keys.set(title=f"keys; the longest part: {longest:,}", xlabel="key")
+    keys.set_xlim(0, max((last for _, last, _ in parts), default=1))
+    keys.locator_params(axis="x", nbins=4)
+    keys.xaxis.set_major_formatter("{x:,.0f}")
+    merged.set(title="weight in the merge", xlim=(0, 1.25 * max([1e-9, *weights])), xticks=[])
+    keys.set_yticks(rows, [f"worker {number + 1}" for number in rows])
+    merged.set_yticks([])
+    for axes in (keys, merged):
+        axes.set_ylim(len(parts) - 0.4, -0.6)
+        axes.tick_params(axis="y", length=0)
+    merged.spines[["left", "bottom"]].set_visible(False)
+    return figure
+
+
+# -------------------------------------------------------------------------- the block table, walked
+
+HELD, REST, OTHER = "the request's tokens", "behind its last token", "no block of its table"
+SLOTS: dict[str, Look] = {
+    HELD: (PALE_BLUE, BLUE, ""),
+    REST: ("white", BLUE, "...."),
+    OTHER: ("white", GREY, ""),
+}
+IN_A_ROW = 12  # blocks
+
+
+@plt.rc_context(LOOK)
+def walk(
+    read: Sequence[int], table: Sequence[int], block_size: int, length: int, num_blocks: int
+) -> Picture:
+    """The blocks of a pool, how many of the request's tokens each holds, and in which order read.
+
+    read: the blocks as they were read. table: the request's blocks; they hold `length` tokens.
+    Arrows go from each block that was read to the next one.
+    """
+    held = {
+        block: min(max(length - place * block_size, 0), block_size)
+        for place, block in enumerate(table)
+    }
+    rows = -(-num_blocks // IN_A_ROW)
+    figure, (axes,) = new_figure(height=0.8 + 1.2 * rows)
+    for block in range(num_blocks):
+        draw_block(axes, block, held.get(block), block_size)
+    for block, following in pairwise(read):
+        draw_arrow(axes, block, following)
+    for block in dict.fromkeys(read):
+        turns = [str(number) for number, other in enumerate(read, start=1) if other == block]
+        x, y = corner(block)
+        circle = {"boxstyle": "circle", "facecolor": "white", "edgecolor": INK}
+        write(axes, x + 0.5, y + READ, ", ".join(turns), fontweight="bold", bbox=circle)
+    axes.set(xlim=(0, IN_A_ROW), ylim=(rows, 0))
+    axes.set_axis_off()
+    axes.set_title(f"blocks of the pool; in circles the order of the {len(read):,} that were read")
+    draw_legend(figure, SLOTS)
+    return figure
+
+
+TOP, BOTTOM, READ = 0.16, 0.56, 0.7  # in a row: of a block's box, and of the order below it
+
+
+def corner(block: int) -> tuple[int, int]:
+    """The column and the row of a block."""
+    row, column = divmod(block, IN_A_ROW)
+    return column, row
+
+
+def draw_block(axes: Axes, block: int, held: int | None, block_size: int) -> None:
+    """Its number, and below it a box, filled from above by the tokens held; None: it isn't ours."""
+    x, y = corner(block)
+    height = BOTTOM - TOP
+    share = (held or 0) / block_size
+    look = SLOTS[OTHER if held is None else REST]
+    write(axes, x + 0.5, y + TOP / 2, str(block))
+    axes.add_patch(Rectangle((x + 0.06, y + TOP), 0.88, height, **fill(look)))
+    if held:
+        box = Rectangle((x + 0.06, y + TOP), 0.88, share * height, **fill(SLOTS[HELD]))
+        axes.add_patch(box)
+    if held is not None:
+        write(axes, x + 0.5, y + (TOP + BOTTOM) / 2, f"{held}/{block_size}", bbox=PLAIN)
+
+
+def draw_arrow(axes: Axes, block: int, following: int) -> None:
+    """An arc below the boxes, equally deep for near and for far blocks."""
+    (x, y), (next_x, next_y) = corner(block), corner(following)
+    bend = max(-0.4, min(0.4, 1.2 / ((next_x - x) or 1)))
+    arrow = FancyArrowPatch(
+        (x + 0.5, y + READ),
+        (next_x + 0.5, next_y + READ),
+        connectionstyle=f"arc3,rad={bend}",
+        arrowstyle="-|>",
+        mutation_scale=10,
+        shrinkA=9,
+        shrinkB=9,
+        color=INK,
+    )
+    axes.add_patch(arrow)
