@@ -13,9 +13,18 @@ settings.register_profile("default", deadline=None, derandomize=True)
 settings.register_profile("soak", deadline=None, max_examples=3000)
 settings.load_profile("default")
 
+# Two processes share the files. Those that take longest come first, so that at the end none works
+# on a long one while the other has nothing left to do.
+LONGEST = (
+    *("test_build", "test_exercises", "test_bundle", "test_cluster", "test_oracle"),
+    *("test_hostile", "test_nbgrader", "test_apart", "test_browser", "test_mutants", "test_demo"),
+)
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what only `make soak` asks for, unless it is asked for by name: -m soak."""
+    """Put the longest first, and leave out what only `make soak` asks for, or -m soak by name."""
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
     if config.getoption("--hypothesis-profile") == "soak" or "soak" in config.getoption("-m"):
         return
     left_out = [item for item in items if item.get_closest_marker("soak")]

@@ -135,19 +135,28 @@ def test_a_lab_is_a_clean_notebook_that_nbgrader_takes(name):
     assert not any(cell.get("attachments") for cell in lab.cells)
 
 
-def run(notebook: nbformat.NotebookNode, folder: Path) -> None:
-    """Run a notebook as a student would, but keep what passes out of work/.mine."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "MINE_FOLDER": str(folder / "mine")}
+def environment(folder: Path) -> dict[str, str]:
+    """For a kernel as a student has it, which keeps what passes out of work/.mine."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), "MINE_FOLDER": str(folder / "mine")}
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory):
+    """One for all labs as they are released: a kernel that imports torch takes seconds to start."""
+    folder = tmp_path_factory.mktemp("kernel")
     where = {"metadata": {"path": str(folder)}}
-    NotebookClient(notebook, timeout=TIMEOUT, resources=where).execute(env=environment)
+    client = NotebookClient(nbformat.v4.new_notebook(), timeout=TIMEOUT, resources=where)
+    with client.setup_kernel(env=environment(folder)):
+        yield client.km
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_a_lab_runs_up_to_its_first_check_which_says_not_attempted(name, tmp_path):
+def test_a_lab_runs_up_to_its_first_check_which_says_not_attempted(name, kernel):
     lab = read(lab_path(name))
+    lab.cells.insert(0, nbformat.v4.new_code_cell("%reset -f"))  # no name of the lab before it
     with pytest.raises(CellExecutionError) as stopped:
-        run(lab, tmp_path)
+        NotebookClient(lab, km=kernel, timeout=TIMEOUT).execute()
     failed = [
         cell.id
         for cell in lab.cells
@@ -162,7 +171,8 @@ def test_a_lab_runs_up_to_its_first_check_which_says_not_attempted(name, tmp_pat
 @pytest.mark.parametrize("name", NAMES)
 def test_a_solved_lab_runs_top_to_bottom_and_every_check_passes(name, rebuilt, tmp_path):
     solved = read(source_path(name, rebuilt))
-    run(solved, tmp_path)
+    where = {"metadata": {"path": str(tmp_path)}}
+    NotebookClient(solved, timeout=TIMEOUT, resources=where).execute(env=environment(tmp_path))
     checks = [cell for cell in solved.cells if is_check(cell)]
     assert checks
     for cell in checks:

@@ -31,7 +31,7 @@ from autograder.reference import ROOT, SOLUTIONS, lab_module, parts_of
 from tests.common.files import tree
 from tests.common.mutants import attempt_of, mutants
 from tests.common.telling import bare_lines, telling_lines
-from tests.common.trials import EXERCISES, LABS, skeleton
+from tests.common.trials import EXERCISES, LABS, is_rejected, skeleton
 
 LEARNER = ROOT / "tests" / "common" / "learner.py"
 ALONE = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in repr(f)]\n"
@@ -214,10 +214,13 @@ def learned(lab: str, folder: Path, scratch: Path, **wishes: Any) -> dict[str, A
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.soak)])
 @every_lab
-def test_its_checks_judge_without_the_reference(lab: str, tmp_path: Path) -> None:
+def test_its_checks_judge_without_the_reference(lab: str, every: int, tmp_path: Path) -> None:
+    """Every third misconception, and all of them in `make soak`."""
     own = [exercise for exercise in EXERCISES if exercise.lab == lab]
-    wrong = [(e.name, m.name, s) for e in own for m in e.misconceptions for s in m.sources()]
+    tried = [(e.name, m) for e in own for m in e.misconceptions[::every]]
+    wrong = [(name, m.name, source) for name, m in tried for source in m.sources()]
     alone = {exercise.name: skeleton(lab, keep=exercise.path) for exercise in own}
     told = learned(lab, unpacked(lab, tmp_path), tmp_path, wrong=wrong, alone=alone)
     assert not told["reference"]
@@ -267,14 +270,14 @@ def test_the_next_lab_goes_over_it_and_finds_the_learner_s_code(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_a_solved_notebook_runs_in_it_top_to_bottom(tmp_path: Path) -> None:
-    folder = unpacked("kv_cache", tmp_path)
-    where = folder / "work" / "02_kv_cache"
+    folder = unpacked("decoding", tmp_path)  # the lab that takes the least time
+    where = folder / "work" / "05_decoding"
     where.mkdir(parents=True)
-    notebook = solve(LESSONS / "02_kv_cache.md", read_modules(SOLUTIONS), exercises())
+    notebook = solve(LESSONS / "05_decoding.md", read_modules(SOLUTIONS), exercises())
     client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(where)}})
     client.execute(env=environment(folder, tmp_path))
-    kept = sorted(path.name for path in (folder / "work" / ".mine" / "kv_cache").iterdir())
-    assert len(kept) == 9
+    kept = sorted(path.name for path in (folder / "work" / ".mine" / "decoding").iterdir())
+    assert len(kept) == len(lessons()["decoding"].cards)
 
 
 # ---------------------------------------------------------------- what stands for the reference
@@ -303,7 +306,7 @@ def test_what_is_stood_in_for_sees_what_the_reference_sees(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             attempt = attempt_of(exercise, mutant)
-            found = judge(standing_in, attempt).status, judge(exercise, attempt).status
+            found = is_rejected(standing_in, attempt), is_rejected(exercise, attempt)
         assert found[0] == found[1], mutant.change
         tried += 1
     assert tried >= 7

@@ -56,42 +56,53 @@ PLAIN_TRANSFORMERS = """
 import json, sys, torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1]).eval()
-inputs = tokenizer(sys.argv[2], return_tensors="pt")
-with torch.no_grad():
-    logits = model(**inputs).logits[0, -1].tolist()
-dtype = str(model.dtype)
-model.double()
-ids = model.generate(
-    **inputs, max_new_tokens=24, do_sample=False, eos_token_id=None, pad_token_id=0
-)
-print(json.dumps({
-    "type": type(model).__name__,
-    "dtype": dtype,
-    "ids": ids[0].tolist(),
-    "text": tokenizer.decode(ids[0]),
-    "logits": logits,
-    "eos": [model.config.eos_token_id, tokenizer.eos_token_id],
-}))
+prompt, *folders = sys.argv[1:]
+for folder in folders:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    inputs = tokenizer(prompt, return_tensors="pt")
+    with torch.no_grad():
+        logits = model(**inputs).logits[0, -1].tolist()
+    dtype = str(model.dtype)
+    model.double()
+    ids = model.generate(
+        **inputs, max_new_tokens=24, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+    print(json.dumps({
+        "type": type(model).__name__,
+        "dtype": dtype,
+        "ids": ids[0].tolist(),
+        "text": tokenizer.decode(ids[0]),
+        "logits": logits,
+        "eos": [model.config.eos_token_id, tokenizer.eos_token_id],
+    }))
 """
+PROMPT = "Once upon a time there was a king"
 
 
-@ALL
-def test_plain_transformers_loads_it_offline_and_writes_the_same_text(name):
-    prompt = "Once upon a time there was a king"
+@pytest.fixture(scope="module")
+def by_transformers():
+    """What plain transformers makes of each model, all in one process: loading it takes longest."""
+    names = TARGET, DRAFT, SMALL
+    folders = [str(MODELS / name) for name in names]
     shown = subprocess.run(
-        [sys.executable, "-c", PLAIN_TRANSFORMERS, str(MODELS / name), prompt],
+        [sys.executable, "-c", PLAIN_TRANSFORMERS, PROMPT, *folders],
         env={**os.environ, "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
     )
     assert shown.returncode == 0, shown.stderr
-    theirs = json.loads(shown.stdout.splitlines()[-1])
+    lines = [line for line in shown.stdout.splitlines() if line.startswith("{")]
+    return dict(zip(names, map(json.loads, lines), strict=True))
+
+
+@ALL
+def test_plain_transformers_loads_it_offline_and_writes_the_same_text(name, by_transformers):
+    theirs = by_transformers[name]
     assert (theirs["type"], theirs["dtype"]) == ("GPT2LMHeadModel", "torch.float32")
 
     model, tokenizer = GPTLMHead.from_pretrained(name), load_tokenizer(name)
-    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    ids = tokenizer(PROMPT, return_tensors="pt").input_ids
     logits = model(ids, torch.arange(ids.shape[1]).expand_as(ids))[0, -1]
     expected = torch.tensor(theirs["logits"])
     assert (logits - expected).abs().max() < 1e-4 * expected.abs().max()

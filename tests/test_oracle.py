@@ -40,7 +40,6 @@ from tests.hostile.notebooks import (
 )
 
 SECRETS = [bytes([number]) * 32 for number in range(20)]
-FEW = SECRETS[:3]  # where it isn't a soak test
 SOON = 3.0  # seconds of processor time, after which what has no end is stopped
 MASK, BYTES = "kv_cache.causal_mask", "kv_cache.kv_bytes_per_token"
 LOOP, METRICS = "generate.generate", "generate.metrics"
@@ -87,8 +86,7 @@ def require_all_points(notebook: NotebookNode, lab: str, jail: Jail, secret: byt
 @pytest.mark.slow
 @every_lab
 def test_the_reference_earns_all_points(lab: str, jail: Jail) -> None:
-    for secret in FEW:
-        require_all_points(solved(lab), lab, jail, secret)
+    require_all_points(solved(lab), lab, jail, SECRETS[0])
 
 
 @every_lab
@@ -96,10 +94,11 @@ def test_another_style_earns_all_points(lab: str, jail: Jail) -> None:
     require_all_points(in_another_style(lab), lab, jail, SECRETS[0])
 
 
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in (1, 2))])
 @every_exercise
-def test_another_style_is_right_in_this_process_too(exercise: Exercise) -> None:
+def test_another_style_is_right_in_this_process_too(exercise: Exercise, seed: int) -> None:
     attempt = names_in_another_style(exercise.lab)[exercise.attempt_name]
-    assert {judge(exercise, attempt, seed).status for seed in range(3)} == {PASSED}
+    assert judge(exercise, attempt, seed).status == PASSED
 
 
 @every_lab
@@ -176,9 +175,14 @@ def test_a_misconception_costs_its_exercise_alone_and_is_told(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "secrets",
+    [SECRETS[:1], pytest.param(SECRETS[1:4], marks=pytest.mark.soak)],
+    ids=["one", "others"],
+)
 @every_exercise
 def test_no_misconception_passes_under_any_secret(
-    exercise: Exercise, monkeypatch: pytest.MonkeyPatch
+    exercise: Exercise, secrets: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(judge_module, "SECONDS", SOON)
     wrongs = [
@@ -186,7 +190,7 @@ def test_no_misconception_passes_under_any_secret(
         for misconception in exercise.misconceptions
         for attempt in misconception.attempts()
     ]
-    for secret in FEW:
+    for secret in secrets:
         with models_of(secret):
             trials = trials_under(secret, exercise)
             passed = [n for n, wrong in wrongs if not all(t.rejects(wrong) for t in trials)]
@@ -232,7 +236,10 @@ def test_a_submission_is_tried_on_cases_of_its_own(exercise: Exercise) -> None:
     assert any(values(content=content) != own for content in (b"his", b"another", b"a third"))
 
 
-@every_lab
+@pytest.mark.parametrize(
+    "lab",
+    [lab if lab == "decoding" else pytest.param(lab, marks=pytest.mark.soak) for lab in LABS],
+)
 def test_the_same_submission_comes_to_the_same_result(
     lab: str, jail: Jail, half_wrong: Callable[[str, int], Result]
 ) -> None:
@@ -330,7 +337,7 @@ def test_unsandboxed_it_grades_and_says_so(monkeypatch: pytest.MonkeyPatch) -> N
 def test_every_right_solution_earns_all_points_under_twenty_secrets(lab: str, jail: Jail) -> None:
     for secret in SECRETS:
         require_all_points(solved(lab), lab, jail, secret)
-    for secret in FEW:
+    for secret in SECRETS[:3]:
         require_all_points(in_another_style(lab), lab, jail, secret)
 
 

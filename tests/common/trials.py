@@ -56,15 +56,25 @@ class Trial:
     def outcomes(self, attempt: Any) -> list[Outcome]:
         return run_all(self.exercise, self.driver, attempt, self.cases, self.expected)
 
+    def first_wrong(self, outcomes: list[Outcome]) -> Outcome | None:
+        """The first of an attempt's outcomes that differs from the reference's."""
+        for got, expected in zip(outcomes, self.expected, strict=True):
+            if difference(self.exercise, got, expected) is not None:
+                return got
+        return None
+
     def rejects(self, attempt: Any) -> bool:
         """Whether some case tells the attempt from the reference; the others are left out then."""
+        return self.told_by(attempt) is not None
+
+    def told_by(self, attempt: Any) -> Outcome | None:
+        """What comes of the attempt at the first case that tells it from the reference."""
         over = time.monotonic() + judge.SECONDS
-        pairs = zip(self.cases, self.expected, strict=True)
-        outcomes = (
-            (run(self.exercise, self.driver, attempt, case, over, expected.counts), expected)
-            for case, expected in pairs
-        )
-        return any(difference(self.exercise, *both) is not None for both in outcomes)
+        for case, expected in zip(self.cases, self.expected, strict=True):
+            got = run(self.exercise, self.driver, attempt, case, over, expected.counts)
+            if difference(self.exercise, got, expected) is not None:
+                return got
+        return None
 
 
 @cache
@@ -107,13 +117,14 @@ def skeleton(lab: str, keep: str = "") -> str:
     return "\n".join(lines)
 
 
-def with_wrong_neighbours(exercise: Exercise) -> Iterator[tuple[Any, list[str]]]:
+def with_wrong_neighbours(exercise: Exercise, every: int) -> Iterator[tuple[Any, list[str]]]:
     """The right attempt in a notebook where every other exercise of its lab is wrong, and how.
 
-    Each misconception of each neighbour comes once at least.
+    With every=1 each misconception of each neighbour comes once at least; with 3, every third one.
     """
     neighbours = [e for e in EXERCISES if e.lab == exercise.lab and e is not exercise]
-    for number in range(max((len(e.misconceptions) for e in neighbours), default=0)):
+    most = max((len(e.misconceptions) for e in neighbours), default=0)
+    for number in range(0, most, every):
         names = cell("\n".join(lab_module(exercise.lab).lines))
         wrong = []
         for neighbour in neighbours:

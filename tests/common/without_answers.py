@@ -1,59 +1,82 @@
-"""Run the drivers of one lab where neither its answers nor those of later labs can be imported.
+"""Run the drivers of each lab where neither its answers nor those of later labs can be imported.
 
-    python -m tests.common.without_answers kv_cache
+    python -m tests.common.without_answers
 
-What the trusted side knows is prepared first; then the doors are closed. Prints how many cases ran.
+What the trusted side knows is prepared first; then the doors are closed, those of the last lab
+before those of the one before it, since what is closed stays closed. Prints for each lab how many
+cases ran.
 """
 
 import importlib
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import solutions
 from autograder.drivers.seen import Seen
-from autograder.exercise import Outcome
+from autograder.exercise import Case, Exercise, Outcome
 from autograder.judge import lent, run_all
 from autograder.reference import fresh_copy, parts_of
 from tests.common.trials import EXERCISES, LABS, cases_of
 
-lab = sys.argv[1]
-later = [file for name in LABS[LABS.index(lab) :] for file in parts_of(name)]
-exercises = [exercise for exercise in EXERCISES if exercise.lab == lab]
-notebook = vars(fresh_copy(lab))  # stands for a student's
+OPEN = {"autograder", "autograder.drivers"}
+OPEN |= {"autograder.drivers.seen", "autograder.drivers.queues"}
 
-prepared = []
-for exercise in exercises:
+
+def prepared(exercise: Exercise, answers: set[str]) -> tuple[Any, ...]:
+    """What it is run with: what may be lent, and case by case what must come of it."""
     cases = cases_of(exercise)
     outcomes = run_all(exercise, exercise.driver, exercise.reference, cases)
-    lent_services = [exercise.services(case.data) for case in cases]
-    answers = {f"solutions.{name}" for name in later}
+    services = [exercise.services(case.data) for case in cases]
     lendable = {n: f for n, f in lent(exercise).items() if f.__module__ not in answers}
-    prepared.append((exercise, lendable, list(zip(cases, outcomes, lent_services, strict=True))))
+    return exercise, lendable, list(zip(cases, outcomes, services, strict=True))
 
-open_doors = {"autograder", "autograder.drivers"}
-open_doors |= {"autograder.drivers.seen", "autograder.drivers.queues"}
-for name in later:
-    sys.modules[f"solutions.{name}"] = None  # type: ignore[assignment]  # importing it now fails
-    vars(solutions).pop(name, None)
-for name in [name for name in sys.modules if f"{name}.".startswith("autograder.")]:
-    if name in open_doors or name == f"autograder.drivers.{lab}":
-        del sys.modules[name]
-    else:
-        sys.modules[name] = None  # type: ignore[assignment]
 
-drivers = importlib.import_module(f"autograder.drivers.{lab}")
-seen = importlib.import_module("autograder.drivers.seen")
-assert seen.Seen is not Seen
+def answers_of(lab: str) -> set[str]:
+    """The modules that answer a lab and those behind it."""
+    later = LABS[LABS.index(lab) :]
+    return {f"solutions.{file}" for name in later for file in parts_of(name)}
 
-ran = 0
-for exercise, lendable, trials in prepared:
-    driver = getattr(drivers, exercise.driver.__name__)
-    attempt = notebook[exercise.attempt_name]
-    for case, expected, services in trials:
-        with seen.lending(attempt, lendable):
-            records = driver(attempt, **case.data, **services)
-        counts = {name: service.counts() for name, service in services.items()}
-        got = Outcome(tuple(Seen(what, seen.plain(v), where) for what, v, where in records), counts)
-        difference = exercise.compare(got, expected)
-        assert difference is None, (exercise.name, case.label, difference)
-        ran += 1
-print(ran)
+
+def close(lab: str, answers: set[str]) -> None:
+    """From now on no import finds an answer, nor anything of ours but the drivers of the lab."""
+    for name in answers:
+        sys.modules[name] = None  # type: ignore[assignment]  # importing it now fails
+        vars(solutions).pop(name.split(".")[1], None)
+    for name in [name for name in sys.modules if f"{name}.".startswith("autograder.")]:
+        if name in OPEN or name == f"autograder.drivers.{lab}":
+            del sys.modules[name]
+        else:
+            sys.modules[name] = None  # type: ignore[assignment]
+
+
+def run_lab(lab: str, notebook: dict[str, Any], trials: list[tuple[Any, ...]]) -> Iterator[Case]:
+    """The cases of a lab, each when it has run; `notebook` stands for a student's."""
+    drivers = importlib.import_module(f"autograder.drivers.{lab}")
+    seen = importlib.import_module("autograder.drivers.seen")
+    assert seen.Seen is not Seen
+    for exercise, lendable, cases in trials:
+        driver = getattr(drivers, exercise.driver.__name__)
+        attempt = notebook[exercise.attempt_name]
+        for case, expected, services in cases:
+            with seen.lending(attempt, lendable):
+                records = driver(attempt, **case.data, **services)
+            counts = {name: service.counts() for name, service in services.items()}
+            plain = tuple(Seen(what, seen.plain(value), where) for what, value, where in records)
+            difference = exercise.compare(Outcome(plain, counts), expected)
+            assert difference is None, (exercise.name, case.label, difference)
+            yield case
+
+
+if __name__ == "__main__":
+    ready = {
+        lab: (
+            vars(fresh_copy(lab)),
+            [prepared(exercise, answers_of(lab)) for exercise in EXERCISES if exercise.lab == lab],
+        )
+        for lab in LABS
+    }
+    hidden = {lab: answers_of(lab) for lab in LABS}
+    for lab in reversed(LABS):
+        close(lab, hidden[lab])
+        print(lab, len(list(run_lab(lab, *ready[lab]))))
