@@ -29,17 +29,6 @@ EQUIVALENT = {
     "disaggregation.unpack_kv": {
         "slots[0] -> slots[-1]": "there is one row of slots, so the first is the last",
     },
-    "kv_reduction.grouped_attention": {
-        "mask.unsqueeze(2) -> mask.unsqueeze(1)": "before or behind the 1 of the heads is the same",
-    },
-    "kv_reduction.WindowCache.attend": {
-        "new[:, -1:] + 1 -> new[:, -1:] + 0": (
-            "one row more is kept than the next token may see; `sinks + window` of them are allowed"
-        ),
-    },
-    "flash_attention.paged_decode": {
-        "output[:, 0] -> output[:, -1]": "there is one query, so the first is the last",
-    },
     "batching.generate_padded": {
         "config.n_positions - 1 -> config.n_positions - 2": (
             "a token at the last position fills the context: its row has ended, and what is "

@@ -359,7 +359,7 @@ def matmul_cases(generator: torch.Generator) -> list[Case]:
         case("a token of zeros", states(3, 5, 1.0, 0.0, 1.0), 4),
         case("codes of activations at both ends", states(2, 3, large={(0, 0): 3, (0, 1): -3}), 5),
         Case("sums beyond 2^15", large_sums(generator, 8)),
-        Case("sums that pass 2^24 on their way", sums_that_cancel(generator, 2500)),
+        Case("sums that pass 2^24 on their way", sums_that_cancel(generator, 1900)),
         case("some more", states(some, 24), draw(generator, 7, 12), last=127),
     ]
 
