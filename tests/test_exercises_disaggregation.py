@@ -5,7 +5,7 @@ The misconceptions are tested with those of all labs, in test_exercises.py.
 
 import ast
 import math
-from collections.abc import Callable
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -20,22 +20,14 @@ from autograder.exercises.disaggregation import EXERCISES as ALL
 from autograder.judge import PASSED, WRONG, judge
 from solutions.disaggregation import Leases, StallFree, adopt, pack_kv, prefill_in_chunks, unpack_kv
 from solutions.engine import Output
-from tests.common.attempts import attempt_at, with_method
-from tests.common.trials import trials
+from tests.common.attempts import attempt_at
+from tests.common.trials import seen_of, trials
 
 EXERCISES: dict[str, Exercise] = {exercise.name: exercise for exercise in ALL}
 PREFILL, SCHEDULE, GAPS, PACK, UNPACK, ADOPT, DUE = EXERCISES
 RIGHT: list[Any] = []
 WRONGS: list[Any] = []  # each with something of what is said
-
-
-def wrong_at(exercise: str, base: type | None, said: str) -> Callable:
-    def add(function: Callable) -> Callable:
-        attempt = function if base is None else with_method(base, exercise, function)
-        WRONGS.append(pytest.param(exercise, attempt, said, id=f"{exercise}-{function.__name__}"))
-        return function
-
-    return add
+wrong_at = partial(attempt_at, WRONGS)
 
 
 # ----------------------------------------------------------------------------- a prompt in chunks
@@ -417,21 +409,15 @@ def test_what_is_said_of_a_wrong_one(exercise: str, attempt: Any, said: str) -> 
 # ------------------------------------------------------------------------------ what cases hold
 
 
-def seen_of(exercise: str, what: str) -> list[Any]:
-    """All that was seen of something in the reference, whatever the case."""
-    (trial,) = trials(EXERCISES[exercise])
-    return [seen.value for outcome in trial.expected for seen in outcome.seen if seen.what == what]
-
-
 def test_the_cases_reach_what_is_rare() -> None:
-    assert max(seen_of(SCHEDULE, "`preemptions`")) == 2
-    assert "is {}" in seen_of(SCHEDULE, "The plan")
-    outputs = " ".join(seen_of(ADOPT, "What goes out, by request,"))
+    assert max(seen_of(EXERCISES[SCHEDULE], "`preemptions`")) == 2
+    assert "is {}" in seen_of(EXERCISES[SCHEDULE], "The plan")
+    outputs = " ".join(seen_of(EXERCISES[ADOPT], "What goes out, by request,"))
     for reason in ("'stop'", "'length'", ", None"):
         assert reason in outputs
-    assert "is [0, 1]" in seen_of(ADOPT, "`running`, by number,")
-    assert "is [1]" in seen_of(ADOPT, "`waiting`, by number,")
-    assert {0, 1, 2} <= {len(gaps) for gaps in seen_of(GAPS, "What it returned")}
+    assert "is [0, 1]" in seen_of(EXERCISES[ADOPT], "`running`, by number,")
+    assert "is [1]" in seen_of(EXERCISES[ADOPT], "`waiting`, by number,")
+    assert {0, 1, 2} <= {len(gaps) for gaps in seen_of(EXERCISES[GAPS], "What it returned")}
 
 
 def test_no_plan_is_larger_than_the_budget() -> None:

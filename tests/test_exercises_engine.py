@@ -5,7 +5,7 @@ The misconceptions are tested with those of all labs, in test_exercises.py.
 
 import ast
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -17,22 +17,14 @@ from solutions.engine import Engine
 from solutions.paged_attention import OutOfBlocks
 from solutions.runner import Chunk
 from solutions.scheduler import Scheduler
-from tests.common.attempts import attempt_at, with_method
-from tests.common.trials import trials
+from tests.common.attempts import attempt_at
+from tests.common.trials import seen_of, trials
 
 EXERCISES = {e.name: e for e in exercises().values() if e.lab == "engine"}
 SCHEDULE, STEP = "engine.Scheduler.schedule", "engine.Engine.step"
 RIGHT: list[Any] = []
 WRONGS: list[Any] = []  # each with something of what is said
-
-
-def wrong_at(exercise: str, base: type, said: str) -> Callable:
-    def add(function: Callable) -> Callable:
-        attempt = with_method(base, exercise, function)
-        WRONGS.append(pytest.param(exercise, attempt, said, id=f"{exercise}-{function.__name__}"))
-        return function
-
-    return add
+wrong_at = partial(attempt_at, WRONGS)
 
 
 # --------------------------------------------------------------------------------- the scheduler
@@ -315,19 +307,13 @@ def test_what_is_said_of_a_wrong_one(exercise: str, attempt: Any, said: str) -> 
 # ------------------------------------------------------------------------------ what cases hold
 
 
-def seen_of(exercise: str, what: str) -> list[Any]:
-    """All that was seen of something in the reference, whatever the case."""
-    (trial,) = trials(EXERCISES[exercise])
-    return [seen.value for outcome in trial.expected for seen in outcome.seen if seen.what == what]
-
-
 def test_the_cases_reach_what_is_rare() -> None:
-    assert max(seen_of(SCHEDULE, "`preemptions`")) == 2
-    assert "is {}" in seen_of(SCHEDULE, "The plan")
-    outputs = " ".join(seen_of(STEP, "What goes out, by request,"))
+    assert max(seen_of(EXERCISES[SCHEDULE], "`preemptions`")) == 2
+    assert "is {}" in seen_of(EXERCISES[SCHEDULE], "The plan")
+    outputs = " ".join(seen_of(EXERCISES[STEP], "What goes out, by request,"))
     for reason in ("[], 'abort'", "[], 'length'", "'stop'", ", None"):
         assert reason in outputs
-    trace = " ".join(seen_of(STEP, "What is added to the trace"))
+    trace = " ".join(seen_of(EXERCISES[STEP], "What is added to the trace"))
     assert ", False]" in trace
     assert ", True]" in trace
 

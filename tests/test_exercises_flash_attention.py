@@ -5,6 +5,7 @@ The misconceptions are tested with those of all labs, in test_exercises.py.
 
 import math
 import sys
+from functools import partial
 from typing import Any
 
 import pytest
@@ -38,15 +39,7 @@ EXERCISES: dict[str, Exercise] = {exercise.name: exercise for exercise in ALL}
 TRAFFIC, ABSORB, FLASH, MERGE, SPLIT, PAGED, BACKWARD = EXERCISES
 RIGHT: list[Any] = []
 WRONGS: list[Any] = []  # each with something of what is said
-
-
-def wrong_at(exercise: str, said: str) -> Any:
-    def add(function: Any) -> Any:
-        name = f"{exercise}-{function.__name__}"
-        WRONGS.append(pytest.param(exercise, function, said, id=name))
-        return function
-
-    return add
+wrong_at = partial(attempt_at, WRONGS)
 
 
 # ------------------------------------------------------------------------------------------ counts
@@ -76,12 +69,12 @@ def traffic_key_by_key(q_len, k_len, head_dim, block_q, block_k):
     return [naive + 4 * q_len * k_len, tiled]
 
 
-@wrong_at(TRAFFIC, "count_traffic returns two numbers; this is None. Is a `return` missing?")
+@wrong_at(TRAFFIC, None, "count_traffic returns two numbers; this is None. Is a `return` missing?")
 def traffic_without_a_return(q_len, k_len, head_dim, block_q, block_k):
     count_traffic(q_len, k_len, head_dim, block_q, block_k)
 
 
-@wrong_at(TRAFFIC, "The count of the naive way is 21; expected 24.")
+@wrong_at(TRAFFIC, None, "The count of the naive way is 21; expected 24.")
 def traffic_that_forgets_to_write_the_weights(q_len, k_len, head_dim, block_q, block_k):
     naive, tiled = count_traffic(q_len, k_len, head_dim, block_q, block_k)
     return naive - 3 * q_len * k_len, tiled
@@ -120,19 +113,23 @@ def absorb_key_by_key(state, scores, values):
     return State(peak, total, weighted)
 
 
-@wrong_at(ABSORB, "absorb returns a State; this is 2 things.")
+@wrong_at(ABSORB, None, "absorb returns a State; this is 2 things.")
 def absorb_without_the_peak(state, scores, values):
     return absorb(state, scores, values)[1:]
 
 
-@wrong_at(ABSORB, "The result is right, but `state[1]` is no longer what it was before the call")
+@wrong_at(
+    ABSORB, None, "The result is right, but `state[1]` is no longer what it was before the call"
+)
 def absorb_in_place(state, scores, values):
     after = absorb(state, scores, values)
     state.total.copy_(after.total)
     return after
 
 
-@wrong_at(ABSORB, "The result is right, but `tiles[0][0]` is no longer what it was before the call")
+@wrong_at(
+    ABSORB, None, "The result is right, but `tiles[0][0]` is no longer what it was before the call"
+)
 def absorb_and_shift_the_scores(state, scores, values):
     after = absorb(state, scores, values)
     scores -= 1
@@ -183,24 +180,26 @@ def flash_with_a_softmax_of_its_own(memory, q_len, k_len, head_dim, block_q, blo
         memory.store("lse", start, lse)
 
 
-@wrong_at(FLASH, "Slow memory has queries, keys, values; there is no 'output'.")
+@wrong_at(FLASH, None, "Slow memory has queries, keys, values; there is no 'output'.")
 def flash_that_returns(memory, q_len, k_len, head_dim, block_q, block_k):
     return torch.zeros(q_len, head_dim)
 
 
-@wrong_at(FLASH, "The result is right, but 24 numbers were moved; 21 are enough.")
+@wrong_at(FLASH, None, "The result is right, but 24 numbers were moved; 21 are enough.")
 def flash_that_stores_more(memory, q_len, k_len, head_dim, block_q, block_k):
     flash_attention(memory, q_len, k_len, head_dim, block_q, block_k)
     memory.store("spare", 0, torch.zeros(q_len, 3))
 
 
-@wrong_at(FLASH, "It was stopped after ")
+@wrong_at(FLASH, None, "It was stopped after ")
 def flash_without_an_end(memory, q_len, k_len, head_dim, block_q, block_k):
     while True:
         memory.load("queries", 0, q_len)
 
 
-@wrong_at(FLASH, "What it keeps in tensors between loads grows to far more than a tile of each")
+@wrong_at(
+    FLASH, None, "What it keeps in tensors between loads grows to far more than a tile of each"
+)
 def flash_that_joins_values(memory, q_len, k_len, head_dim, block_q, block_k):
     """It loads tile by tile, and puts what it gets behind one another."""
     for start in range(0, q_len, block_q):
@@ -221,7 +220,7 @@ def flash_that_joins_values(memory, q_len, k_len, head_dim, block_q, block_k):
 
 
 @wrong_at(
-    FLASH, "It raised OutOfFastMemory: Tiles of 4 queries and 5 keys take 118 numbers of fast"
+    FLASH, None, "It raised OutOfFastMemory: Tiles of 4 queries and 5 keys take 118 numbers of fast"
 )
 def flash_in_large_tiles(memory, q_len, k_len, head_dim, block_q, block_k):
     flash_attention(memory, q_len, k_len, head_dim, block_q, 2 * block_k)
@@ -246,12 +245,14 @@ def merge_by_softmax(outputs, lses):
     return torch.einsum("p...,p...d->...d", weights, outputs), torch.logsumexp(lses, 0)
 
 
-@wrong_at(MERGE, "merge returns output and lse; this is a Tensor.")
+@wrong_at(MERGE, None, "merge returns output and lse; this is a Tensor.")
 def merge_without_the_lse(outputs, lses):
     return merge(outputs, lses)[0]
 
 
-@wrong_at(MERGE, "The result is right, but `outputs` is no longer what it was before the call")
+@wrong_at(
+    MERGE, None, "The result is right, but `outputs` is no longer what it was before the call"
+)
 def merge_and_clear(outputs, lses):
     output, lse = merge(outputs, lses)
     outputs.zero_()
@@ -278,13 +279,15 @@ def split_from_the_end(worker, length, parts):
     return merge(torch.stack(outputs), torch.stack(lses))
 
 
-@wrong_at(SPLIT, "The split gives key 0 to 2 workers; expected: it gives each key to one worker.")
+@wrong_at(
+    SPLIT, None, "The split gives key 0 to 2 workers; expected: it gives each key to one worker."
+)
 def split_and_try_again(worker, length, parts):
     worker(0, 1)
     return split_decode(worker, length, parts)
 
 
-@wrong_at(SPLIT, "It raised ValueError: worker(0, 2) is no part of 1 keys.")
+@wrong_at(SPLIT, None, "It raised ValueError: worker(0, 2) is no part of 1 keys.")
 def split_beyond_the_end(worker, length, parts):
     return worker(0, length + 1)
 
@@ -323,13 +326,13 @@ def paged_from_the_last_block_on(query, read_block, block_table, block_size, len
     return outputs[0]
 
 
-@wrong_at(PAGED, "It raised ValueError: The pool has the blocks 0 to ")
+@wrong_at(PAGED, None, "It raised ValueError: The pool has the blocks 0 to ")
 def paged_by_slots(query, read_block, block_table, block_size, length):
     return read_block(block_table[0] * block_size + 100)
 
 
 @wrong_at(
-    PAGED, "What it keeps in tensors between two blocks grows to far more than a tile of each"
+    PAGED, None, "What it keeps in tensors between two blocks grows to far more than a tile of each"
 )
 def paged_after_a_gather(query, read_block, block_table, block_size, length):
     needed = block_table[: math.ceil(length / block_size)]
@@ -339,7 +342,9 @@ def paged_after_a_gather(query, read_block, block_table, block_size, length):
     return (scores.softmax(dim=-1) @ values)[:, 0]
 
 
-@wrong_at(PAGED, "The result is right, but `block_table` is no longer what it was before the call")
+@wrong_at(
+    PAGED, None, "The result is right, but `block_table` is no longer what it was before the call"
+)
 def paged_and_empty_the_table(query, read_block, block_table, block_size, length):
     output = paged_decode(query, read_block, block_table, block_size, length)
     block_table.clear()
@@ -376,13 +381,15 @@ def backward_by_autograd(queries, keys, values, output, lse, grad_output, offset
     return of_queries, of_keys, weights.transpose(-1, -2) @ grad_output
 
 
-@wrong_at(BACKWARD, "backward_tile returns three gradients; this is 2 things.")
+@wrong_at(BACKWARD, None, "backward_tile returns three gradients; this is 2 things.")
 def backward_without_the_queries(queries, keys, values, output, lse, grad_output, offset):
     return backward_tile(queries, keys, values, output, lse, grad_output, offset)[1:]
 
 
 @wrong_at(
-    BACKWARD, "The result is right, but `grad_output` is no longer what it was before the call"
+    BACKWARD,
+    None,
+    "The result is right, but `grad_output` is no longer what it was before the call",
 )
 def backward_and_clear(queries, keys, values, output, lse, grad_output, offset):
     found = backward_tile(queries, keys, values, output, lse, grad_output, offset)

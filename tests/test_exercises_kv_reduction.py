@@ -3,7 +3,7 @@
 The misconceptions are tested with those of all labs, in test_exercises.py.
 """
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,23 +24,15 @@ from solutions.kv_reduction import (
     pool_heads,
     window_mask,
 )
-from tests.common.attempts import attempt_at, with_method
+from tests.common.attempts import attempt_at
 from tests.common.styles import names_in_another_style
-from tests.common.trials import trials
+from tests.common.trials import seen_of, trials
 
 EXERCISES: dict[str, Exercise] = {exercise.name: exercise for exercise in ALL}
 BYTES, GROUPED, POOL, MASK, ATTEND, HEAVY, APPEND, OUT, IN = EXERCISES
 RIGHT: list[Any] = []
 WRONGS: list[Any] = []  # each with something of what is said
-
-
-def wrong_at(exercise: str, base: type | None, said: str) -> Callable:
-    def add(function: Callable) -> Callable:
-        attempt = function if base is None else with_method(base, exercise, function)
-        WRONGS.append(pytest.param(exercise, attempt, said, id=f"{exercise}-{function.__name__}"))
-        return function
-
-    return add
+wrong_at = partial(attempt_at, WRONGS)
 
 
 # ------------------------------------------------------------------------- bytes, and fewer heads
@@ -361,18 +353,12 @@ def test_what_is_said_of_a_wrong_one(exercise: str, attempt: Any, said: str) -> 
 # ------------------------------------------------------------------------------ what cases hold
 
 
-def seen_of(exercise: str, what: str) -> list[Any]:
-    """All that was seen of something in the reference, whatever the case."""
-    (trial,) = trials(EXERCISES[exercise])
-    return [seen.value for outcome in trial.expected for seen in outcome.seen if seen.what == what]
-
-
 def test_the_cases_reach_what_is_rare() -> None:
-    assert "was refused with OutOfBlocks" in seen_of(IN, "`swap_in` of request 0")
-    assert "was refused with a ValueError" in seen_of(ATTEND, "`truncate(5)`")
-    assert "went through" in seen_of(ATTEND, "`truncate(2)`")
-    assert max(seen_of(APPEND, "The number of `groups`")) >= 3
-    assert 0 in {waiting.shape[2] for waiting in seen_of(APPEND, "`waiting`")}
+    assert "was refused with OutOfBlocks" in seen_of(EXERCISES[IN], "`swap_in` of request 0")
+    assert "was refused with a ValueError" in seen_of(EXERCISES[ATTEND], "`truncate(5)`")
+    assert "went through" in seen_of(EXERCISES[ATTEND], "`truncate(2)`")
+    assert max(seen_of(EXERCISES[APPEND], "The number of `groups`")) >= 3
+    assert 0 in {waiting.shape[2] for waiting in seen_of(EXERCISES[APPEND], "`waiting`")}
 
 
 def test_some_cases_tell_heads_from_groups() -> None:

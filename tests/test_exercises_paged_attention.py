@@ -5,7 +5,7 @@ The misconceptions are tested with those of all labs, in test_exercises.py.
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,7 +23,7 @@ from solutions.paged_attention import (
     PagedCache,
     slot_mapping,
 )
-from tests.common.attempts import attempt_at, with_method
+from tests.common.attempts import attempt_at
 
 EXERCISES = {e.name: e for e in exercises().values() if e.lab == "paged_attention"}
 METHODS = "allocate", "append", "free", "fork"
@@ -33,15 +33,7 @@ ATTEND = "paged_attention.PagedCache.attend"
 MAKE_ROOM = "paged_attention.PagedBatcher.make_room"
 RIGHT: list[Any] = []
 WRONGS: list[Any] = []  # each with something of what is said
-
-
-def wrong_at(exercise: str, base: type | None, said: str) -> Callable:
-    def add(function: Callable) -> Callable:
-        attempt = function if base is None else with_method(base, exercise, function)
-        WRONGS.append(pytest.param(exercise, attempt, said, id=f"{exercise}-{function.__name__}"))
-        return function
-
-    return add
+wrong_at = partial(attempt_at, WRONGS)
 
 
 # -------------------------------------------------------------------------------- the block manager

@@ -3,7 +3,7 @@
 The misconceptions are tested with those of all labs, in test_exercises.py.
 """
 
-from collections.abc import Callable
+from functools import partial
 from hashlib import blake2b, md5
 from itertools import takewhile
 from typing import Any
@@ -19,21 +19,13 @@ from autograder.reference import fresh_copy
 from solutions.hooks import FreeBlocks
 from solutions.paged_attention import OutOfBlocks
 from solutions.prefix_caching import PrefixManager, block_hashes
-from tests.common.attempts import attempt_at, with_method
+from tests.common.attempts import attempt_at
 from tests.common.trials import trials
 
 EXERCISES = {e.name: e for e in exercises().values() if e.lab == "prefix_caching"}
 RIGHT: list[Any] = []
 WRONGS: list[Any] = []  # each with something of what is said
-
-
-def wrong_at(exercise: str, base: type | None, said: str) -> Callable:
-    def add(function: Callable) -> Callable:
-        attempt = function if base is None else with_method(base, exercise, function)
-        WRONGS.append(pytest.param(exercise, attempt, said, id=f"{exercise}-{function.__name__}"))
-        return function
-
-    return add
+wrong_at = partial(attempt_at, WRONGS)
 
 
 # ----------------------------------------------------------------------------- blocks by their hash

@@ -3,7 +3,7 @@
 The misconceptions are tested with those of all labs, in test_exercises.py.
 """
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,14 +25,7 @@ ABSMAX, AFFINE, CALIBRATE = (f"quantization.{name}" for name in ("absmax", "affi
 PACK, UNPACK = "quantization.pack", "quantization.unpack"
 RIGHT: list[Any] = []
 WRONGS: list[Any] = []  # each with something of what is said
-
-
-def wrong_at(exercise: str, said: str) -> Callable:
-    def add(function: Callable) -> Callable:
-        WRONGS.append(pytest.param(exercise, function, said, id=f"{exercise}-{function.__name__}"))
-        return function
-
-    return add
+wrong_at = partial(attempt_at, WRONGS)
 
 
 # -------------------------------------------------------------------------------- codes and scales
@@ -68,45 +61,55 @@ def absmax_rounded_half_up_in_float32(weight, bits, dim=0):
     return torch.floor(weight / scale + 0.5).to(torch.int8), scale
 
 
-@wrong_at(ABSMAX, "What it returned is a tensor of shape [2, 3]; expected: it is 2 things, codes")
+@wrong_at(
+    ABSMAX, None, "What it returned is a tensor of shape [2, 3]; expected: it is 2 things, codes"
+)
 def absmax_without_the_scale(weight, bits, dim=0):
     return absmax(weight, bits, dim)[0]
 
 
-@wrong_at(ABSMAX, "What it returned is 3 things; expected: it is 2 things, codes and scale.")
+@wrong_at(ABSMAX, None, "What it returned is 3 things; expected: it is 2 things, codes and scale.")
 def absmax_with_a_zero(weight, bits, dim=0):
     return *absmax(weight, bits, dim), 0
 
 
-@wrong_at(ABSMAX, "What it returned is None; expected: it is 2 things, codes and scale. Is a `ret")
+@wrong_at(
+    ABSMAX, None, "What it returned is None; expected: it is 2 things, codes and scale. Is a `ret"
+)
 def absmax_without_a_return(weight, bits, dim=0):
     absmax(weight, bits, dim)
 
 
-@wrong_at(ABSMAX, "`scale` is a tensor of the type torch.int8, of shape [2, 3]; expected: it is a ")
+@wrong_at(
+    ABSMAX, None, "`scale` is a tensor of the type torch.int8, of shape [2, 3]; expected: it is a "
+)
 def absmax_the_other_way_round(weight, bits, dim=0):
     return absmax(weight, bits, dim)[::-1]
 
 
-@wrong_at(ABSMAX, "`scale` is a tensor of floats, of shape [3]; expected: it is a tensor of floats")
+@wrong_at(
+    ABSMAX, None, "`scale` is a tensor of floats, of shape [3]; expected: it is a tensor of floats"
+)
 def absmax_with_a_flat_scale(weight, bits, dim=0):
     codes, scale = absmax(weight, bits, dim)
     return codes, scale.flatten()
 
 
-@wrong_at(ABSMAX, "`scale[0, 1]` is 0; expected 1.")
+@wrong_at(ABSMAX, None, "`scale[0, 1]` is 0; expected 1.")
 def absmax_with_a_scale_of_0(weight, bits, dim=0):
     codes, scale = absmax(weight, bits, dim)
     return codes, torch.where(codes.abs().amax(dim=dim, keepdim=True) > 0, scale, 0.0)
 
 
-@wrong_at(ABSMAX, "`codes` holds integers; expected integers of the type torch.int8.")
+@wrong_at(ABSMAX, None, "`codes` holds integers; expected integers of the type torch.int8.")
 def absmax_with_wide_codes(weight, bits, dim=0):
     codes, scale = absmax(weight, bits, dim)
     return codes.int(), scale
 
 
-@wrong_at(ABSMAX, "The result is right, but `weight` is no longer what it was before the call")
+@wrong_at(
+    ABSMAX, None, "The result is right, but `weight` is no longer what it was before the call"
+)
 def absmax_and_round(weight, bits, dim=0):
     codes, scale = absmax(weight, bits, dim)
     weight.copy_(codes * scale)
@@ -137,24 +140,28 @@ def affine_with_the_zero_from_above(groups, bits):
     return [codes.to(torch.uint8), scale, zero]
 
 
-@wrong_at(AFFINE, "What it returned is 2 things; expected: it is 3 things, codes, scale and zero.")
+@wrong_at(
+    AFFINE, None, "What it returned is 2 things; expected: it is 3 things, codes, scale and zero."
+)
 def affine_without_the_zero(groups, bits):
     return affine(groups, bits)[:2]
 
 
-@wrong_at(AFFINE, "`zero` has shape [1]; expected [1, 1].")
+@wrong_at(AFFINE, None, "`zero` has shape [1]; expected [1, 1].")
 def affine_with_a_flat_zero(groups, bits):
     codes, scale, zero = affine(groups, bits)
     return codes, scale, zero.flatten()
 
 
-@wrong_at(AFFINE, "`zero` holds floats; expected integers of the type torch.uint8.")
+@wrong_at(AFFINE, None, "`zero` holds floats; expected integers of the type torch.uint8.")
 def affine_with_a_zero_in_floats(groups, bits):
     codes, scale, zero = affine(groups, bits)
     return codes, scale, zero.to(scale.dtype)
 
 
-@wrong_at(AFFINE, "The result is right, but `groups` is no longer what it was before the call")
+@wrong_at(
+    AFFINE, None, "The result is right, but `groups` is no longer what it was before the call"
+)
 def affine_in_steps(groups, bits):
     codes, scale, zero = affine(groups, bits)
     groups /= scale
@@ -190,17 +197,19 @@ def calibrate_by_the_root(values, bits, scales):
     return scales[lost.argsort()[0]]
 
 
-@wrong_at(CALIBRATE, "What it returned should be the number ")
+@wrong_at(CALIBRATE, None, "What it returned should be the number ")
 def calibrate_with_all_errors(values, bits, scales):
     return scales, scales
 
 
-@wrong_at(CALIBRATE, "What it returned is ")
+@wrong_at(CALIBRATE, None, "What it returned is ")
 def calibrate_one_bit_less(values, bits, scales):
     return calibrate(values, max(bits - 1, 2), scales)
 
 
-@wrong_at(CALIBRATE, "The result is right, but `scales` is no longer what it was before the call")
+@wrong_at(
+    CALIBRATE, None, "The result is right, but `scales` is no longer what it was before the call"
+)
 def calibrate_and_sort(values, bits, scales):
     best = calibrate(values, bits, scales).clone()
     scales.copy_(scales.sort().values)
@@ -229,18 +238,18 @@ def pack_in_wide_numbers_first(codes):
     return (low ^ (high << 4)).to(torch.uint8)
 
 
-@wrong_at(PACK, "What it returned (shape [1, 1]) differs first at [0, 0]: got ")
+@wrong_at(PACK, None, "What it returned (shape [1, 1]) differs first at [0, 0]: got ")
 def pack_upside_down(codes):
     return pack(codes.flip(0))
 
 
-@wrong_at(PACK, "What it returned has shape [3, 3]; expected [2, 3].")
+@wrong_at(PACK, None, "What it returned has shape [3, 3]; expected [2, 3].")
 def pack_with_a_row_too_many(codes):
     packed = pack(codes)
     return packed if len(packed) < 2 else torch.cat([packed, packed[:1]])
 
 
-@wrong_at(PACK, "The result is right, but `codes` is no longer what it was before the call")
+@wrong_at(PACK, None, "The result is right, but `codes` is no longer what it was before the call")
 def pack_and_clear(codes):
     packed = pack(codes)
     codes.zero_()
@@ -269,19 +278,23 @@ def unpack_row_by_row(packed):
     return torch.stack(rows)
 
 
-@wrong_at(UNPACK, "What it returned holds floats; expected integers of the type torch.uint8.")
+@wrong_at(UNPACK, None, "What it returned holds floats; expected integers of the type torch.uint8.")
 def unpack_to_floats(packed):
     return unpack(packed).float()
 
 
-@wrong_at(UNPACK, "What it returned (shape [2, 1]) differs first at [0, 0]: got 18, expected 2.")
+@wrong_at(
+    UNPACK, None, "What it returned (shape [2, 1]) differs first at [0, 0]: got 18, expected 2."
+)
 def unpack_with_one_bit_too_many(packed):
     codes = unpack(packed)
     codes[0::2] = packed & 31
     return codes
 
 
-@wrong_at(UNPACK, "The result is right, but `packed` is no longer what it was before the call")
+@wrong_at(
+    UNPACK, None, "The result is right, but `packed` is no longer what it was before the call"
+)
 def unpack_and_clear(packed):
     codes = unpack(packed)
     packed.zero_()

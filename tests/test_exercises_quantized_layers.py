@@ -3,7 +3,7 @@
 The misconceptions are tested with those of all labs, in test_exercises.py.
 """
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,7 +24,7 @@ from solutions.quantization import (
     smooth,
     split_outliers,
 )
-from tests.common.attempts import attempt_at, with_method
+from tests.common.attempts import attempt_at
 from tests.common.trials import cases_of
 
 EXERCISES: dict[str, Exercise] = {exercise.name: exercise for exercise in ALL}
@@ -33,15 +33,7 @@ MATMUL, SPLIT = "quantization.int8_matmul", "quantization.split_outliers"
 SMOOTH, GPTQ = "quantization.smooth", "quantization.gptq"
 RIGHT: list[Any] = []
 WRONGS: list[Any] = []  # each with something of what is said
-
-
-def wrong_at(exercise: str, base: type | None, said: str) -> Callable:
-    def add(function: Callable) -> Callable:
-        attempt = function if base is None else with_method(base, exercise, function)
-        WRONGS.append(pytest.param(exercise, attempt, said, id=f"{exercise}-{function.__name__}"))
-        return function
-
-    return add
+wrong_at = partial(attempt_at, WRONGS)
 
 
 # -------------------------------------------------------------------------------- weights alone

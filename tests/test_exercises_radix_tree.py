@@ -7,6 +7,7 @@ import heapq
 from bisect import insort
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
@@ -29,15 +30,7 @@ WALK, EVICT = "prefix_caching.RadixTree.walk", "prefix_caching.RadixTree.evict"
 CHOOSE_NEXT = "prefix_caching.choose_next"
 RIGHT: list[Any] = []
 WRONGS: list[Any] = []  # each with something of what is said
-
-
-def wrong_at(exercise: str, base: type | None, said: str) -> Callable:
-    def add(function: Callable) -> Callable:
-        attempt = function if base is None else with_method(base, exercise, function)
-        WRONGS.append(pytest.param(exercise, attempt, said, id=f"{exercise}-{function.__name__}"))
-        return function
-
-    return add
+wrong_at = partial(attempt_at, WRONGS)
 
 
 # ------------------------------------------------------------------------------------ a radix tree

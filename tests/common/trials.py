@@ -106,6 +106,12 @@ def cell(source: str, names: dict[str, Any] | None = None) -> dict[str, Any]:
     return names
 
 
+def seen_of(exercise: Exercise, what: str) -> list[Any]:
+    """All that was seen of something in the reference, whatever the case."""
+    (trial,) = trials(exercise)
+    return [seen.value for outcome in trial.expected for seen in outcome.seen if seen.what == what]
+
+
 def skeleton(lab: str, keep: str = "") -> str:
     """A lab's module as a student gets it, but for one stretch that is there already."""
     module = lab_module(lab)
