@@ -218,6 +218,15 @@ def require_length(n: int, length: int) -> None:
         raise ValueError(f"The cache has seen {length} tokens; it cannot keep {n}.")
 
 
+def require_all(n: int, length: int, why: str) -> None:
+    """Refuse to go back at all."""
+    require_length(n, length)
+    if n < length:
+        raise ValueError(
+            f"This cache can't go back from {length} tokens to {n}: {why}. Make a new one."
+        )
+
+
 class PerLayer:
     """A cache of its own for every layer: a window in some of them, everything in others, say.
 
@@ -345,12 +354,8 @@ class HeavyCache:
         self.require_kept(n)
 
     def require_kept(self, n: int) -> None:
-        require_length(n, self.length)
-        if n < self.length:
-            raise ValueError(
-                f"This cache can't go back from {self.length} tokens to {n}: what the others were "
-                "attended with stays in the mass, and rows are gone for it. Make a new one."
-            )
+        why = "what the others were attended with stays in the mass, and rows are gone for it"
+        require_all(n, self.length, why)
 
     def reorder(self, rows: Int[Tensor, " new_batch"]) -> None:
         """Make row i of the cache what row `rows[i]` was, as beam search does."""
@@ -481,12 +486,7 @@ class QuantizedCache:
         self.require_kept(n)
 
     def require_kept(self, n: int) -> None:
-        require_length(n, self.length)
-        if n < self.length:
-            raise ValueError(
-                f"This cache can't go back from {self.length} tokens to {n}: the range of those "
-                "behind is in the codes of those before. Make a new one."
-            )
+        require_all(n, self.length, "the range of those behind is in the codes of those before")
 
     def reorder(self, rows: Int[Tensor, " new_batch"]) -> None:
         """Make row i of the cache what row `rows[i]` was, as beam search does."""

@@ -99,6 +99,15 @@ def planted_twin(model: Model, factor: float = FACTOR) -> Model:
 STEP = 16  # inputs that the int8 kernel reads at once, and outputs that the int4 kernel makes
 
 
+def in_bfloat16(
+    multiply: Callable[[BFloat16[Tensor, "rows n_in"]], BFloat16[Tensor, "rows n_out"]],
+    hidden: Float[Tensor, "*rows n_in"],
+) -> Float[Tensor, "*rows n_out"]:
+    """What a kernel makes of these rows; kernels take one dimension of them, in bfloat16."""
+    product = multiply(hidden.flatten(0, -2).to(torch.bfloat16))
+    return product.view(*hidden.shape[:-1], -1).to(hidden.dtype)
+
+
 class Int8Kernel(nn.Module):
     """A linear layer of 8-bit codes by PyTorch's kernel, which multiplies by them as it reads them.
 
@@ -122,9 +131,10 @@ class Int8Kernel(nn.Module):
         self.register_buffer("bias", bias)
 
     def forward(self, hidden: Float[Tensor, "*rows n_in"]) -> Float[Tensor, "*rows n_out"]:
-        rows = hidden.flatten(0, -2).to(torch.bfloat16)
-        product = torch._weight_int8pack_mm(rows, self.codes, self.scale)
-        return product.view(*hidden.shape[:-1], -1).to(hidden.dtype).add_(self.bias)
+        def multiply(rows: Tensor) -> Tensor:
+            return torch._weight_int8pack_mm(rows, self.codes, self.scale)
+
+        return in_bfloat16(multiply, hidden).add_(self.bias)
 
 
 class Int4Kernel(nn.Module):
@@ -153,10 +163,11 @@ class Int4Kernel(nn.Module):
         self.register_buffer("bias", bias)
 
     def forward(self, hidden: Float[Tensor, "*rows n_in"]) -> Float[Tensor, "*rows n_out"]:
-        rows = hidden.flatten(0, -2).to(torch.bfloat16)
-        given = rows, self.packed, self.size, self.scale_and_zero
-        product = torch._weight_int4pack_mm_for_cpu(*given)
-        return product.view(*hidden.shape[:-1], -1).to(hidden.dtype).add_(self.bias)
+        def multiply(rows: Tensor) -> Tensor:
+            given = rows, self.packed, self.size, self.scale_and_zero
+            return torch._weight_int4pack_mm_for_cpu(*given)
+
+        return in_bfloat16(multiply, hidden).add_(self.bias)
 
 
 def require_steps(bits: str, what: str, count: int) -> None:
@@ -195,9 +206,10 @@ class Int8Embedding(nn.Module):
         return self.codes[ids] * self.scale[ids]
 
     def logits(self, hidden: Float[Tensor, "*rows n_embd"]) -> Float[Tensor, "*rows vocab"]:
-        rows = hidden.flatten(0, -2).to(torch.bfloat16)
-        product = torch._weight_int8pack_mm(rows, self.codes, self.kernels_scale)
-        return product.view(*hidden.shape[:-1], -1).to(hidden.dtype)
+        def multiply(rows: Tensor) -> Tensor:
+            return torch._weight_int8pack_mm(rows, self.codes, self.kernels_scale)
+
+        return in_bfloat16(multiply, hidden)
 
 
 class QuantizedLMHead(CachedLMHead):

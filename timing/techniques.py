@@ -25,6 +25,7 @@ from solutions import paged_attention as lab4
 from solutions import prefix_caching as lab8
 from solutions import quantization as lab10
 from solutions import speculative as lab6
+from solutions.bits import Loss
 from timing import kv_bytes
 from timing.rounded import Rounded, in_8_bits, loss_of
 from timing.runs import Batches, BestBatches, Continuous, Ids, Prepared, Rounds
@@ -246,6 +247,17 @@ def prepare_chunked(folder: Path, device: torch.device, lab: ModuleType = lab9) 
 # ----------------------------------------------------------------------------- lab 10
 
 
+@functools.cache  # several workloads run the same models, and to measure a loss takes seconds
+def in_codes(
+    lab: ModuleType, folder: Path, device: torch.device
+) -> tuple[nn.Module, GPTLMHead, Loss | None]:
+    """A model of the lab's codes, a naive one of what they stand for, and what is lost."""
+    exact: Any = load(lab2.CachedLMHead, folder, device)
+    model = lab.quantized(exact)
+    naive_model = in_8_bits(load(GPTLMHead, folder, device))
+    return model, naive_model, loss_of(model, exact, folder)
+
+
 def prepare_int8(
     folder: Path,
     device: torch.device,
@@ -254,12 +266,10 @@ def prepare_int8(
     parts: lab7.Parts = REFERENCE,
 ) -> Rounded:
     """Codes and scales of the matrices are the lab's; PyTorch's kernel multiplies by them."""
-    exact: Any = load(lab2.CachedLMHead, folder, device)
-
     served = prepare_engine(folder, device, engine, parts)
     about = "the engine over matrices, embedding and head in 8 bits (lab 10)"
-    model, naive_model = lab.quantized(exact), in_8_bits(load(GPTLMHead, folder, device))
-    lost = loss_of(model, exact, folder)
+    exact = load(lab2.CachedLMHead, folder, device)
+    model, naive_model, lost = in_codes(lab, folder, device)
     return Rounded(about, model, served.new_engine, ENGINE_SIZE, exact, naive_model, lost)
 
 
