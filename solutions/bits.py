@@ -40,15 +40,24 @@ def logits_of(model: GPTLMHead) -> Logits:
 def bits_per_byte(
     logits: Logits, texts: Iterable[Passage], model: str = "fable", scored: int = SCORED
 ) -> Float[Tensor, " passages"]:
-    """For each passage, the bits for one byte of its last `scored` tokens, given those before."""
-    tokenizer, found = load_tokenizer(model), list[float]()
-    for ids in texts:
-        wanted = ids[1:][-scored:]  # nothing predicts the first
-        predicted = logits(ids[None, :-1])[0, -len(wanted) :]
-        nats = F.cross_entropy(predicted, wanted, reduction="sum").item()
-        n_bytes = len(tokenizer.decode(wanted.tolist()).encode())
-        found.append(nats / math.log(2) / n_bytes)
-    return torch.tensor(found)
+    """For each passage, the bits for one byte of its last `scored` tokens, given those before.
+
+    Nothing predicts the first token, so at most all others count.
+    """
+    found = [bits_of(logits(ids[None, :-1])[:, -scored:], ids[None], model) for ids in texts]
+    return torch.cat(found)
+
+
+def bits_of(
+    predicted: Float[Tensor, "passages scored vocab"],
+    texts: Int[Tensor, "passages seq"],
+    model: str = "fable",
+) -> Float[Tensor, " passages"]:
+    """The same of logits that there are already, those that predict the last tokens of each."""
+    tokenizer, wanted = load_tokenizer(model), texts[:, -predicted.shape[1] :]
+    nats = F.cross_entropy(predicted.transpose(1, 2), wanted, reduction="none").sum(dim=1)
+    n_bytes = [len(tokenizer.decode(ids).encode()) for ids in wanted.tolist()]
+    return nats / math.log(2) / torch.tensor(n_bytes)
 
 
 @dataclass(frozen=True)

@@ -3,18 +3,18 @@
 import functools
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from gpt import GPTLMHead
-from solutions.bits import LENGTH, Logits, Loss, bits_per_byte, loss, passages
+from solutions.bits import LENGTH, Loss, loss, passages
 from solutions.kv_cache import CachedLMHead, KVCache
 from solutions.quantization import absmax
 from solutions.quantized import with_matrices
+from solutions.streamed import streamed_bits
 from timing.runs import Run
 from timing.served import Served
 from timing.verify import COARSE_HAIR, verify
@@ -77,18 +77,11 @@ def loss_of(model: CachedLMHead, exact: CachedLMHead, folder: Path) -> Loss | No
 @functools.cache  # the exact model is that of several rows
 def bits_of(model: CachedLMHead, folder: Path) -> Float[Tensor, " passages"]:
     length = min(LENGTH, model.config.n_positions)
-    texts = passages(model=str(folder), length=length)[:PASSAGES]
-    shown: Any = tqdm(texts, "bits per byte", leave=False)
-    return bits_per_byte(through_cache(model), shown, str(folder), scored=length // 2)
-
-
-def through_cache(model: CachedLMHead) -> Logits:
-    """A model that wants a cache, as a function of the tokens alone."""
     device = model.transformer.wpe.weight.device
-
-    def logits(ids: Int[Tensor, "1 seq"]) -> Float[Tensor, "1 seq vocab"]:
-        kv_cache = KVCache(model.config, 1, ids.shape[1], device)
-        positions = torch.arange(ids.shape[1], device=device)[None]
-        return model(ids.to(device), positions, kv_cache).cpu()
-
-    return logits
+    new_cache = functools.partial(KVCache, model.config, 1, length, device)
+    texts = passages(model=str(folder), length=length)[:PASSAGES]
+    found = [
+        streamed_bits(model, new_cache, [text], length // 2, length, str(folder))
+        for text in tqdm(texts, "bits per byte", leave=False)
+    ]
+    return torch.cat(found)
