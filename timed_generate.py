@@ -10,11 +10,10 @@
 Five workloads: `lengths` continues one prompt by each number of --tokens; `sampled` draws the
 continuations of some tales at a temperature; `ragged` has many requests of unequal lengths; `equal`
 has many that begin and end together; `chat` has chats, of which each turn begins with all before
-it. Every technique must first give the reference's tokens, or,
-where they are drawn, the same tokens with its caches as without, or, where weights are rounded
-(marked #), those of the naive loop over the same rounded weights; only then is it timed. The last
-line of the output is the whole result as JSON. A new technique is one entry in TECHNIQUES, in
-timing/techniques.py.
+it. Every technique must first give the reference's tokens, or, where they are drawn, the same
+tokens with its caches as without, or, where weights are rounded or a window hides tokens (marked
+#), those of a naive model that does the same; only then is it timed. The last line of the output is
+the whole result as JSON. A new technique is one entry in TECHNIQUES, in timing/techniques.py.
 """
 
 import argparse
@@ -36,13 +35,12 @@ from tqdm import tqdm
 
 from gpt import GPTLMHead, find_checkpoint, load_tokenizer
 from timing.machine import last_level_cache, memory_bandwidth, processor_name
-from timing.measure import REPEATS, Key, Plan, add_speedups, growth, measure, new_row
+from timing.measure import REPEATS, Key, Plan, Results, add_speedups, growth, measure, new_row
 from timing.peers.catalogue import missing
 from timing.peers.row import SIZES, Prepare, peer_techniques
 from timing.peers.worker import Workers
 from timing.plot import plot
 from timing.race import race
-from timing.rounded import Rounded
 from timing.runs import Prepared
 from timing.table import (
     show_environment,
@@ -52,7 +50,6 @@ from timing.table import (
     show_words,
 )
 from timing.techniques import TECHNIQUES, load
-from timing.verify import verify
 from timing.work import weight_bytes
 from timing.workloads import KINDS, LENGTHS, Workload, new_workloads
 
@@ -239,10 +236,10 @@ def not_timed(absent: Mapping[str, str], left_out: Mapping[Key, str]) -> dict[st
     return reasons
 
 
-def losses(prepared: Mapping[tuple[str, str], Prepared]) -> dict[str, dict[str, float]]:
-    """What the rows of rounded weights lose, by technique: in bits per byte, and its error."""
-    rounded = {name: row for (_, name), row in prepared.items() if isinstance(row, Rounded)}
-    return {name: asdict(row.loss) for name, row in rounded.items() if row.loss}
+def losses(results: Results) -> dict[str, dict[str, float]]:
+    """What techniques that compute something else lose: in bits per byte, and its error."""
+    lossy = {name: runs[0].lossy for (_, name), runs in results.items()}
+    return {name: asdict(known.loss) for name, known in lossy.items() if known and known.loss}
 
 
 def environment(
@@ -300,10 +297,7 @@ def run_race(parser: Parser, args: argparse.Namespace) -> None:
     for name in tqdm(RACERS, leave=False):
         techniques[name].run(workload)
         runs[name] = techniques[name].run(workload)
-        if isinstance(own := techniques[name], Rounded):
-            own.verify(name, workload, runs[name])
-        else:
-            verify(name, workload, runs[name].outputs, expected, naive_model)
+        runs[name].verify(name, workload, expected, naive_model)
     race(new_console(), runs, tokenizer, tokenizer.decode(workload.prompts[0]))
 
 
@@ -350,7 +344,7 @@ def time_all(parser: Parser, args: argparse.Namespace, workers: Workers) -> None
         "rows": rows,
         "environment": found,
         "growth": powers,
-        "losses": losses(prepared),
+        "losses": losses(results),
         "not_timed": left_out,
     }
     line = json.dumps(done)

@@ -17,6 +17,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from solutions.batching import require_selected
+from solutions.paged_attention import PagedCache
 from solutions.slow_memory import Memory
 
 # ------------------------------------------------------------------------ the naive way, and counts
@@ -338,3 +340,38 @@ def backward_tile(
     grad_scores = weights * (grad_weights - delta) * scale
     return grad_scores @ keys, grad_scores.mT @ queries, weights.mT @ grad_output
     ### END SOLUTION
+
+
+# ---------------------------------------------------------------------------------- in the engine
+
+
+class TiledCache(PagedCache):
+    """Lab 4's cache, whose `attend` holds one tile of keys, values and scores at a time.
+
+    The same output as lab 4's own, from the same pool. As a part of lab 7's engine it is
+    `Parts(paged_cache=TiledCache)`.
+    """
+
+    tile = 64  # slots
+
+    def attend(
+        self,
+        layer: int,
+        queries: Float[Tensor, "rows heads q_len head_dim"],
+        keys: Float[Tensor, "rows heads q_len head_dim"],
+        values: Float[Tensor, "rows heads q_len head_dim"],
+    ) -> Float[Tensor, "rows heads q_len head_dim"]:
+        self.selected = require_selected(self.selected, layer, queries)
+        stored = self.pool[:, layer].flatten(1, 2)  # [2, slots, heads, head_dim]
+        stored[0, self.new_slots] = keys.transpose(1, 2)
+        stored[1, self.new_slots] = values.transpose(1, 2)
+        queries = queries / queries.shape[-1] ** 0.5
+        state = empty_state(queries)
+        tiles = self.all_slots.split(self.tile, dim=1), self.mask.split(self.tile, dim=-1)
+        for slots, seen in zip(*tiles, strict=True):
+            # gathered [2, rows, tile, heads, head_dim], transposed [2, rows, heads, tile, head_dim]
+            tile_keys, tile_values = stored[:, slots].transpose(2, 3)
+            scores = (queries @ tile_keys.mT).masked_fill(~seen, -torch.inf)
+            state = absorb(state, scores, tile_values)
+        output, _ = finish(state)
+        return output

@@ -10,8 +10,7 @@ attention sinks", ICLR 2024; Zhang et al., "H2O: heavy-hitter oracle", NeurIPS 2
 "KIVI: a tuning-free asymmetric 2bit quantization for KV cache", ICML 2024.
 """
 
-import collections.abc
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -233,7 +232,7 @@ class PerLayer:
     caches: one for each layer, each of one layer.
     """
 
-    def __init__(self, caches: collections.abc.Sequence[Any]) -> None:
+    def __init__(self, caches: Sequence[Any]) -> None:
         self.caches = list(caches)
 
     def attend(

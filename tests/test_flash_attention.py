@@ -4,6 +4,8 @@ Everything is compared in float64. Scores lie on a grid, around 0 or up to some 
 they are the same numbers however they are computed.
 """
 
+from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -13,9 +15,12 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from gpt import GPTConfig
+from solutions.engine import Parts
 from solutions.flash_attention import (
+    TiledCache,
     absorb,
     attend_in_tiles,
     attend_part,
@@ -36,6 +41,7 @@ from solutions.flash_attention import (
 )
 from solutions.paged_attention import BlockManager, PagedCache
 from solutions.slow_memory import Memory, OutOfFastMemory, fast_numbers_for
+from tests.common.serving import Load, loads, serve
 
 seeds, leads = st.integers(0, 99), st.sampled_from([(), (1,), (3,), (2, 3)])
 head_dims, blocks = st.sampled_from([1, 4, 16]), st.integers(1, 9)
@@ -416,6 +422,103 @@ def free_slots(manager: BlockManager, length: int) -> list[int]:
     size = manager.block_size
     own = [block * size + place for block in manager.tables[0] for place in range(size)][:length]
     return sorted(set(range(manager.num_blocks * size)) - set(own))
+
+
+# ------------------------------------------------------------------------------------ in the engine
+
+
+class SmallTiles(TiledCache):
+    tile = 3
+
+
+TILED = GPTConfig(vocab_size=8, n_positions=64, n_embd=12, n_layer=2, n_head=3)
+
+
+def both_caches(
+    lengths: list[int], q_len: int, block_size: int, tile: int, seed: int
+) -> tuple[TiledCache, PagedCache]:
+    """Requests of these lengths, selected, in blocks anywhere in a pool of others' tokens."""
+    manager = BlockManager(2 + sum(-(-length // block_size) for length in lengths), block_size)
+    order = torch.randperm(manager.num_blocks, generator=torch.Generator().manual_seed(seed))
+    manager.free_blocks.clear()
+    manager.free_blocks.extend(order.tolist())
+    for request, length in enumerate(lengths):
+        manager.allocate(request, length)
+    tiled, plain = (cls(TILED, manager, dtype=torch.float64) for cls in (TiledCache, PagedCache))
+    assert isinstance(tiled, TiledCache)
+    tiled.tile = tile
+    for cache in (tiled, plain):
+        cache.pool.copy_(normal(seed, *cache.pool.shape))
+        cache.select(range(len(lengths)), q_len)
+    return tiled, plain
+
+
+@given(
+    st.lists(st.integers(1, 20), min_size=1, max_size=4),
+    st.integers(1, 6),
+    st.integers(1, 6),
+    st.integers(1, 24),
+    seeds,
+)
+def test_tiles_give_lab_4_s_attention(
+    lengths: list[int], q_len: int, block_size: int, tile: int, seed: int
+) -> None:
+    """Where a short row ends, its other places hold what is somebody else's."""
+    q_len = min(q_len, min(lengths))
+    tiled, plain = both_caches(lengths, q_len, block_size, tile, seed)
+    where = tiled.pool.data_ptr()
+    for layer in range(TILED.n_layer):
+        new = normal(seed + layer, 3, len(lengths), TILED.n_head, q_len, TILED.head_dim)
+        before = new.clone()
+        assert_same(tiled.attend(layer, *new), plain.attend(layer, *new))
+        assert torch.equal(new, before)
+        assert torch.equal(tiled.pool, plain.pool)
+    assert tiled.pool.data_ptr() == where
+
+
+class Largest(TorchFunctionMode):
+    """Notes how many numbers the largest tensor has that is made meanwhile."""
+
+    numbers = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for tensor in made if isinstance(made, tuple | list) else [made]:
+            if isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor._base is None:
+                self.numbers = max(self.numbers, tensor.numel())
+        return made
+
+
+def test_no_more_than_a_tile_is_held() -> None:
+    """8 queries, 40 keys, tiles of 16: 2 x 16 keys and values of 4 numbers, or 8 x 16 scores."""
+    new, rows_and_heads = normal(0, 3, 2, 3, 8, 4), 2 * 3
+    largest = []
+    for cache in both_caches([40, 33], 8, 4, 16, seed=0):
+        with Largest() as watch:
+            cache.attend(0, *new)
+        largest.append(watch.numbers)
+    assert largest[0] == rows_and_heads * 2 * 16 * 4 == rows_and_heads * 8 * 16
+    assert largest[1] >= rows_and_heads * 40 * 4
+
+
+def test_the_engine_writes_the_naive_tokens_in_tiles() -> None:
+    happened: Counter[str] = Counter()
+
+    @given(loads())
+    def each_load(load: Load) -> None:
+        watched = serve(replace(load, parts=Parts(paged_cache=SmallTiles)))
+        assert isinstance(watched.engine.runner.kv_cache.cache, SmallTiles)
+        for number, story in watched.stories.items():
+            expected = load.naive(load.visits[number])
+            whole = expected[: len(story.ids)] if story.reasons == ["abort"] else expected
+            assert story.ids == whole
+        happened["preempted"] += any(story.preempted for story in watched.stories.values())
+        happened["blocks of 1"] += load.room["block_size"] == 1
+        happened["several tiles"] += max(len(story.ids) for story in watched.stories.values()) > 6
+        happened["ragged"] += len({len(visit.prompt) for visit in load.visits}) > 2
+
+    each_load()
+    assert min(happened.values()) > 2, happened
 
 
 # ------------------------------------------------------------------------------------ the gradients

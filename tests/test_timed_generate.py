@@ -24,14 +24,17 @@ from transformers import GPT2LMHeadModel
 import timed_generate
 import timing.machine
 import timing.measure
+import timing.runs
 import timing.techniques
 import timing.workloads
 from autograder.reference import fresh_copy
 from gpt import GPTConfig, GPTLMHead, load_tokenizer, read_config
 from solutions import batching as lab3
 from solutions import decoding as lab5
+from solutions import flash_attention as lab12
 from solutions import generate as lab1
 from solutions import kv_cache as lab2
+from solutions import kv_reduction as lab11
 from solutions import paged_attention as lab4
 from solutions import quantization as lab10
 from solutions import speculative as lab6
@@ -39,9 +42,10 @@ from solutions.bits import bits_per_byte, logits_of, loss, passages
 from solutions.quantized import QuantizedLMHead, bytes_of, matrices
 from tests.common.checkpoints import write_tiny
 from timing import kv_bytes
+from timing.lossy import in_8_bits, loss_of
 from timing.race import Lane
-from timing.rounded import Rounded, in_8_bits, loss_of
 from timing.runs import Batches, BestBatches, Continuous, Rounds, Run, times_of_growth
+from timing.served import Served
 from timing.techniques import BLOCK_SIZE, TECHNIQUES
 from timing.verify import verify as verify_outputs
 from timing.workloads import CHAT, EQUAL, KINDS, LENGTHS, RAGGED, Workload
@@ -115,7 +119,7 @@ def prompt_tokens(result: dict) -> int:
 def test_default_techniques_are_timed_on_every_workload(table) -> None:
     _, result = table("--tokens", "8,4")
     found = [(row["new_tokens"], row["technique"]) for row in result["rows"]]
-    names = ["naive", "cached-concat", "cached", *SPECULATIVE, "engine", "int8"]
+    names = ["naive", "cached-concat", "cached", *SPECULATIVE, "engine", "int8", "window"]
     names += ["hf-nocache", "hf"]
     assert found == [(n, name) for n in (4, 8) for name in names]
     for row in result["rows"]:
@@ -140,7 +144,7 @@ def test_tokens_computed_and_kv_bytes_are_exact(table, tiny) -> None:
         elif row["technique"] in SPECULATIVE:  # rejected drafts are computed too
             assert row["tokens_computed"] >= prompt + n - 1
             assert row["kv_bytes"] >= (prompt + n - 1) * per_token
-        elif row["technique"] in ("engine", "int8"):  # whole blocks
+        elif row["technique"] in ("engine", "int8", "window"):  # whole blocks
             blocks = -(-(prompt + n - 1) // BLOCK_SIZE)
             assert row["tokens_computed"] == prompt + n - 1
             assert row["kv_bytes"] == blocks * BLOCK_SIZE * per_token
@@ -219,7 +223,7 @@ def test_as_a_command_it_shows_progress_and_warns_of_nothing(tiny) -> None:
     command += ["--workloads", "lengths"]  # the others are of full size here
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0
-    assert len(json.loads(done.stdout.splitlines()[-1])["rows"]) == 18
+    assert len(json.loads(done.stdout.splitlines()[-1])["rows"]) == 20
     assert "run/s" in done.stderr or "s/run" in done.stderr
     assert "warn" not in done.stderr.lower()
 
@@ -304,10 +308,12 @@ def test_every_workload_is_served_by_the_techniques_that_can(table) -> None:
     found = [(row["workload"], row["technique"]) for row in result["rows"]]
     assert found == [
         *(("3 new tokens", n) for n in ("naive", "cached-concat", "cached")),
-        *(("3 new tokens", n) for n in (*SPECULATIVE, "engine", "int8", "hf-nocache", "hf")),
+        *(("3 new tokens", n) for n in (*SPECULATIVE, "engine", "int8", "window")),
+        *(("3 new tokens", n) for n in ("hf-nocache", "hf")),
         *(("sampled", name) for name in ("sampled", *SPECULATIVE)),
         *(("ragged", name) for name in ("cached", "static", "continuous", "paged")),
-        *(("ragged", name) for name in ("engine", "prefix", "chunked", "int8", "hf")),
+        *(("ragged", name) for name in ("engine", "prefix", "chunked", "int8")),
+        *(("ragged", name) for name in ("window", "tiled", "hf")),
         *(("equal", name) for name in ("cached", "static", "engine", "hf")),
         *(("chat", name) for name in ("cached", "engine", "prefix")),
     ]
@@ -764,7 +770,7 @@ def test_a_tied_row_is_marked_and_the_tie_printed(table, monkeypatch) -> None:
     def tied(name, workload, outputs, expected, naive_model):
         return "cached, 3 new tokens: a tie." if name == "cached" else None
 
-    monkeypatch.setattr(timing.measure, "verify", tied)
+    monkeypatch.setattr(timing.runs, "verify", tied)
     printed, _ = table("--tokens", "3", "--techniques", "naive,cached")
     assert "cached~" in printed
     assert "naive~" not in printed
@@ -1187,7 +1193,7 @@ def test_a_loss_is_of_what_the_row_computes_with(tiny) -> None:
 def test_a_kernel_that_does_not_do_what_the_codes_say_is_never_timed(
     table, monkeypatch, capsys, kind, wrong
 ) -> None:
-    def prepare(folder: Path, device: torch.device) -> Rounded:
+    def prepare(folder: Path, device: torch.device) -> Served:
         row = timing.techniques.prepare_int8(folder, device)
         model: Any = deepcopy(row.model)  # other tests run the same one
         part = model.embedding if wrong == "embedding" else model.transformer.h[1].mlp.c_fc
@@ -1236,6 +1242,101 @@ def test_mine_multiplies_by_the_learner_s_codes(table, own_codes, kind) -> None:
 def test_a_race_in_8_bits_is_held_against_8_bits(tiny, own_codes, capsys) -> None:
     timed_generate.main(["--model", str(tiny), "--race", "--tokens", "6"])
     assert capsys.readouterr().out.count("tok/s") == 3
+
+
+# ----------------------------------------------------------------------------------------- a window
+
+
+@pytest.fixture
+def narrow(monkeypatch) -> None:
+    """A window that the short texts here are longer than."""
+    monkeypatch.setattr(timing.techniques, "WINDOW", 6)
+    monkeypatch.setattr(timing.techniques, "SINKS", 2)
+
+
+def test_a_window_is_marked_and_tells_what_it_loses(table, tiny, narrow) -> None:
+    args = "--workloads", "lengths,ragged", "--tokens", "40", "--techniques", "engine,window"
+    printed, result = table(*args)
+    lines = printed.splitlines()
+    assert sum(line.split()[:1] == ["window#"] for line in lines) == 2
+    assert "engine#" not in printed
+    assert "# window, 40 new tokens: a token sees at most 8. 0 of 1 texts are the" in printed
+    scored, exact = CONTEXT // 2, lab2.CachedLMHead.from_pretrained(tiny)
+    texts = passages(length=CONTEXT)[:4]
+
+    def bits(window: int) -> torch.Tensor:
+        def logits(ids: torch.Tensor) -> torch.Tensor:
+            positions = torch.arange(ids.shape[1])[None]
+            return exact(ids, positions, lab11.WindowCache(2, window, sinks=2))
+
+        return bits_per_byte(logits, texts, scored=scored)
+
+    expected, found = loss(bits(6), bits(CONTEXT)), result["losses"]["window"]
+    assert found["bits"] == pytest.approx(expected.bits, rel=1e-3)
+    assert found["error"] == pytest.approx(expected.error, rel=1e-3)
+    assert result["losses"].keys() == {"window"}
+    shown = f"{found['bits']:+.4f} ± {found['error']:.4f} bits per byte on 4 passages."
+    assert any(line.startswith("# window: ") and line.endswith(shown) for line in lines)
+    rows = {(row["workload"], row["technique"]): row for row in result["rows"]}
+    for key in ("batch", "tokens_computed", "kv_bytes_reserved", "weight_bytes"):
+        assert rows["ragged", "window"][key] == rows["ragged", "engine"][key]
+    # Of a text of 4 blocks the first one and two more: one that is full, and one that fills.
+    whole, held = (rows["40 new tokens", name]["kv_bytes"] for name in ("engine", "window"))
+    assert held / whole == 3 / 4
+
+
+def test_a_window_as_long_as_the_text_loses_nothing(table) -> None:
+    printed, result = table("--tokens", "9", "--techniques", "window")
+    assert "a token sees at most 68. 1 of 1 texts are the reference's; 100% of" in printed
+    assert result["losses"]["window"]["bits"] == pytest.approx(0, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", [LENGTHS, RAGGED])
+@pytest.mark.parametrize("wrong", [(1, 0), (-1, 0), (0, -1)])
+def test_a_window_that_shows_other_tokens_is_never_timed(
+    table, narrow, monkeypatch, capsys, kind, wrong
+) -> None:
+    """One too long, one too short, or one that begins without one of the first."""
+    longer, more = wrong
+    lab = fresh_copy("kv_reduction")
+
+    def mask(queries: Any, keys: Any, window: int, sinks: int) -> torch.Tensor:
+        return lab11.window_mask(queries, keys, window + longer, sinks + more)
+
+    vars(lab)["window_mask"] = mask
+    prepare = partial(timing.techniques.prepare_window, lab=lab)
+    monkeypatch.setitem(TECHNIQUES, "window", {kind: prepare})
+    with pytest.raises(SystemExit, match="Stopped: window does not generate what the naive model"):
+        table("--workloads", kind, "--tokens", "40", "--techniques", "window")
+    assert "tok/s" not in capsys.readouterr().out
+
+
+# ----------------------------------------------------------------------------------------- in tiles
+
+
+def test_attention_in_tiles_is_exact_and_does_the_same_work(table, monkeypatch) -> None:
+    monkeypatch.setattr(lab12.TiledCache, "tile", 3)
+    args = "--workloads", "ragged", "--techniques", "engine,tiled"
+    printed, result = table(*args)
+    assert "tiled#" not in printed
+    assert "(lab 12)" in printed
+    engine, tiled = result["rows"]
+    for key in ("batch", "tokens_computed", "kv_bytes", "kv_bytes_reserved", "weight_bytes"):
+        assert tiled[key] == engine[key]
+    assert result["losses"] == {}
+
+
+def test_tiles_of_which_one_is_lost_are_never_timed(table, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(lab12.TiledCache, "tile", 3)
+    absorb = lab12.absorb
+
+    def forgetting(state: Any, scores: torch.Tensor, values: torch.Tensor) -> Any:
+        return absorb(lab12.empty_state(state.weighted), scores, values)
+
+    monkeypatch.setattr(lab12, "absorb", forgetting)
+    with pytest.raises(SystemExit, match="Stopped: tiled does not generate what the naive model"):
+        table("--workloads", "ragged", "--techniques", "tiled")
+    assert "tok/s" not in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------------------------------ a race

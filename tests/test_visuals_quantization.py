@@ -445,6 +445,16 @@ def test_whatever_is_beaten_is_beaten_by_one_that_is_not(pairs):
             assert {points[one] for one in no_worse} == {points[name]}
 
 
+def test_other_sizes_than_bits_a_weight_have_their_words_and_their_ticks():
+    (axes,) = pareto(POINTS).axes
+    assert axes.get_xlabel() == "bits a weight, scales counted"
+    (axes,) = pareto({"all": (24_576, 0, 0), "few": (1_536, 0.3, 0.01)}, size="KB of cache").axes
+    assert axes.get_xlabel() == "KB of cache"
+    low, high = axes.get_xlim()
+    ticks = [tick for tick in axes.get_xticks() if low < tick < high]
+    assert ticks == [2_048, 4_096, 8_192, 16_384]
+
+
 def test_small_losses_have_a_scale_too():
     (axes,) = pareto({"int8": (8, 0.0001, 0.0001), "int4": (4, 0.001, 0.001)}).axes
     low, high = axes.get_ylim()

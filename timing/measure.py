@@ -12,9 +12,8 @@ from tqdm import tqdm
 from solutions import generate as lab1
 from timing.peers.row import PeerRow
 from timing.peers.worker import PeerFailed
-from timing.rounded import Rounded
 from timing.runs import Prepared, Run
-from timing.verify import difference, verify, verify_replay
+from timing.verify import ROUNDED, difference, verify_replay
 from timing.workloads import Workload
 
 REPEATS = 3
@@ -28,9 +27,9 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Told:
-    """Sentences about rows. ties: what float32 could not decide. differing: how far the tokens of
-    rounded weights are the reference's. lost: by technique, what such weights lose. left_out: why
-    an engine of others has no row.
+    """Sentences about rows. ties: what float32 could not decide. differing: how far the tokens are
+    the reference's where they need not be. lost: by technique, what those of ours lose. left_out:
+    why an engine of others has no row.
     """
 
     ties: dict[Key, str] = field(default_factory=dict)
@@ -55,7 +54,7 @@ def measure(
     reference has nothing to wait for: a first run of its own that was long enough counts.
 
     An engine of others that fails, or gives other tokens, loses its row; one of ours stops it all.
-    Rounded weights of ours are held against the naive model that has them, too.
+    One of ours that computes something else is held against a naive model that does so, too.
     """
     verifying = [
         (workload, name)
@@ -89,13 +88,13 @@ def measure(
 
     def verified(workload: Workload, name: str, run: Run) -> Run:
         key, wanted = (workload.name, name), expected.get(workload.name)
-        technique = prepared[workload.kind, name]
-        if isinstance(technique, Rounded):
-            technique.verify(name, workload, run)
-            told.lost[name] = technique.lost
+        tie = run.verify(name, workload, wanted, naive_model)
+        if run.lossy:
+            told.lost[name] = str(run.lossy)
         if wanted is not None and not run.exact:
-            told.differing[key] = difference(name, workload, run.outputs, wanted)
-        elif tie := verify(name, workload, run.outputs, wanted, naive_model):
+            why = run.lossy.why if run.lossy else ROUNDED
+            told.differing[key] = difference(name, workload, run.outputs, wanted, why)
+        elif tie:
             told.ties[key] = tie
         return run
 

@@ -22,7 +22,9 @@ from solutions.decoding import SamplingParams
 from solutions.kv_cache import CachedLMHead, KVCache
 from solutions.speculative import Round
 from timing.kv_bytes import Bytes
+from timing.lossy import Lossy
 from timing.stopwatch import synchronize
+from timing.verify import verify
 from timing.work import weight_bytes
 from timing.workloads import Workload
 
@@ -40,10 +42,10 @@ class Run:
     steps, that served a request; None where a technique has no fixed slots. passes, drafted,
     accepted: forwards of the model, drafts that they verified, and those of them that stayed. What
     cannot be seen from outside, in another process, is None. threads: of that process. exact:
-    whether the weights are the model's own, so that the tokens must be the reference's.
-    preemptions, pool_used: of an engine, the second one the share of its blocks that were held, on
-    average over its steps. queried, hits: of a prefix cache, how many tokens of prompts were looked
-    for, and how many of them found.
+    whether the tokens must be the reference's. lossy: where they need not be, what is known of it;
+    None of others' engines. preemptions, pool_used: of an engine, the second one the share of its
+    blocks that were held, on average over its steps. queried, hits: of a prefix cache, how many
+    tokens of prompts were looked for, and how many of them found.
     """
 
     outputs: list[Ids]
@@ -59,6 +61,7 @@ class Run:
     accepted: int = 0
     threads: int | None = None
     exact: bool = True
+    lossy: Lossy | None = None
     preemptions: int | None = None
     pool_used: float | None = None
     queried: int | None = None
@@ -77,6 +80,23 @@ class Run:
         ends = [times[-1] for times in self.token_times]
         came = [self.start] * at_start + ends
         return [lab1.metrics(*both) for both in zip(came, self.token_times, strict=False)]
+
+    def verify(
+        self,
+        name: str,
+        workload: Workload,
+        expected: Sequence[Ids] | None,
+        naive_model: nn.Module,
+    ) -> str | None:
+        """Hold the outputs against what they must be; a sentence where float32 could not decide.
+
+        That is the reference's, or what a naive model of its own picks; nobody knows what rounded
+        weights of others must give. Raises SystemExit where an output is wrong.
+        """
+        if self.lossy:
+            own = self.lossy.naive_model, self.lossy.hair
+            return verify(name, workload, self.outputs, None, *own)
+        return verify(name, workload, self.outputs, expected, naive_model) if self.exact else None
 
 
 class Prepared(Protocol):

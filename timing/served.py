@@ -10,6 +10,7 @@ from torch import nn
 
 from solutions.engine import Engine, Output
 from solutions.runner import Chunk
+from timing.lossy import Lossy
 from timing.runs import Ids, Run
 from timing.stopwatch import synchronize
 from timing.work import weight_bytes
@@ -21,13 +22,15 @@ class Served:
     """Requests of which the engine serves `size` at a time at most.
 
     All come at once, but for a chat's later turns, each as soon as the one before has ended.
-    new_engine: called as new_engine(model, workload, on_output).
+    new_engine: called as new_engine(model, workload, on_output). lossy: what is known of texts that
+    need not be the reference's; None where they must be.
     """
 
     about: str
     model: nn.Module
     new_engine: Callable[[Any, Workload, Callable[[Output], None]], Engine]
     size: int
+    lossy: Lossy | None = None
 
     @property
     def weight_bytes(self) -> int:
@@ -74,6 +77,8 @@ class Served:
             reserved,
             min(self.size, workload.at_start),
             used=None,
+            exact=self.lossy is None,
+            lossy=self.lossy,
             preemptions=engine.scheduler.preemptions,
             pool_used=fmean(shares),
             queried=getattr(manager, "queried", None),  # lab 8's manager counts, no other does

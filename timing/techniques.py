@@ -19,17 +19,21 @@ from solutions import batching as lab3
 from solutions import decoding as lab5
 from solutions import disaggregation as lab9
 from solutions import engine as lab7
+from solutions import flash_attention as lab12
 from solutions import generate as lab1
 from solutions import kv_cache as lab2
+from solutions import kv_reduction as lab11
 from solutions import paged_attention as lab4
 from solutions import prefix_caching as lab8
 from solutions import quantization as lab10
 from solutions import speculative as lab6
-from solutions.bits import Loss
+from solutions.windowed import windowed_engine
 from timing import kv_bytes
-from timing.rounded import Rounded, in_8_bits, loss_of
+from timing.lossy import Anew, Lossy, in_8_bits, loss_of
 from timing.runs import Batches, BestBatches, Continuous, Ids, Prepared, Rounds
 from timing.served import Served
+from timing.verify import COARSE_HAIR, HAIR, ROUNDED
+from timing.work import weight_bytes
 from timing.workloads import CHAT, EQUAL, EQUAL_REQUESTS, LENGTHS, RAGGED, SAMPLED, Workload
 
 SLOTS = 16
@@ -38,6 +42,7 @@ DRAFTS = 4  # tokens that are drafted in a round
 REFERENCE = lab7.Parts()
 ENGINE_SIZE, TOKEN_BUDGET = 64, 256  # requests at a time, and tokens in a step, at most
 CHUNKED_BUDGET = 132  # what lab 9 measures with
+WINDOW, SINKS = 64, 4  # the last tokens and the first ones, which a token sees
 HF_SIZES = 8, 16, 32, 64
 
 
@@ -172,23 +177,27 @@ def prepare_engine(
     parts: lab7.Parts = REFERENCE,
     token_budget: int = TOKEN_BUDGET,
 ) -> Served:
-    """A pool with the memory that the slots of `continuous` reserve; for fewer, all they need.
-
-    There the engine serves as many requests at a time as the pool holds.
-    """
+    """The engine serves as many requests at a time as its pool holds."""
     model = load(lab2.CachedLMHead, folder, device)
 
     def new_engine(model: Any, workload: Workload, on_output: Callable) -> lab7.Engine:
-        slots = min(SLOTS, workload.at_start)
-        num_blocks = -(-slots * workload.longest // BLOCK_SIZE)
-        limits = token_budget, ENGINE_SIZE
-        return lab.new_engine(model, num_blocks, BLOCK_SIZE, *limits, on_output, parts=parts)
+        return lab.new_engine(model, *room_for(workload, token_budget), on_output, parts=parts)
 
     about = (
         f"the engine: up to {ENGINE_SIZE} at a time in blocks of {BLOCK_SIZE}, {token_budget} "
         "tokens a step (lab 7)"
     )
     return Served(about, model, new_engine, ENGINE_SIZE)
+
+
+def room_for(workload: Workload, token_budget: int = TOKEN_BUDGET) -> tuple[int, int, int, int]:
+    """An engine's blocks, their size, its tokens in a step and its requests at a time.
+
+    The pool has the memory that the slots of `continuous` reserve; for fewer, all they need.
+    """
+    slots = min(SLOTS, workload.at_start)
+    num_blocks = -(-slots * workload.longest // BLOCK_SIZE)
+    return num_blocks, BLOCK_SIZE, token_budget, ENGINE_SIZE
 
 
 def prepare_own_engine(folder: Path, device: torch.device, lab: ModuleType) -> Served:
@@ -248,14 +257,15 @@ def prepare_chunked(folder: Path, device: torch.device, lab: ModuleType = lab9) 
 
 
 @functools.cache  # several workloads run the same models, and to measure a loss takes seconds
-def in_codes(
-    lab: ModuleType, folder: Path, device: torch.device
-) -> tuple[nn.Module, GPTLMHead, Loss | None]:
-    """A model of the lab's codes, a naive one of what they stand for, and what is lost."""
+def in_codes(lab: ModuleType, folder: Path, device: torch.device) -> tuple[nn.Module, Lossy]:
+    """A model of the lab's codes, held against the naive one of what they stand for."""
     exact: Any = load(lab2.CachedLMHead, folder, device)
     model = lab.quantized(exact)
     naive_model = in_8_bits(load(GPTLMHead, folder, device))
-    return model, naive_model, loss_of(model, exact, folder)
+    now, before = (weight_bytes(model) / 1e6 for model in (model, exact))
+    wins = f"{now:.1f} MB of weights instead of {before:.1f}"
+    lost = loss_of(model, exact, folder)
+    return model, Lossy(naive_model, COARSE_HAIR, ROUNDED, wins, lost)
 
 
 def prepare_int8(
@@ -264,20 +274,48 @@ def prepare_int8(
     lab: ModuleType = lab10,
     engine: ModuleType = lab7,
     parts: lab7.Parts = REFERENCE,
-) -> Rounded:
+) -> Served:
     """Codes and scales of the matrices are the lab's; PyTorch's kernel multiplies by them."""
-    served = prepare_engine(folder, device, engine, parts)
     about = "the engine over matrices, embedding and head in 8 bits (lab 10)"
-    exact = load(lab2.CachedLMHead, folder, device)
-    model, naive_model, lost = in_codes(lab, folder, device)
-    return Rounded(about, model, served.new_engine, ENGINE_SIZE, exact, naive_model, lost)
+    model, lossy = in_codes(lab, folder, device)
+    served = prepare_engine(folder, device, engine, parts)
+    return replace(served, about=about, model=model, lossy=lossy)
 
 
-def prepare_own_int8(folder: Path, device: torch.device, lab: ModuleType) -> Rounded:
+def prepare_own_int8(folder: Path, device: torch.device, lab: ModuleType) -> Served:
     """In the learner's engine, with its parts of labs 4 to 6."""
     from autograder.check import mine  # only --mine needs the autograder
 
     return prepare_int8(folder, device, lab, mine("engine"), own_parts())
+
+
+# ----------------------------------------------------------------------------- lab 11
+
+
+def prepare_window(folder: Path, device: torch.device, lab: ModuleType = lab11) -> Served:
+    """The engine has the lab's mask; what is lost is measured through the lab's cache."""
+    model: Any = load(lab2.CachedLMHead, folder, device)
+    shape = model.config.n_layer, WINDOW, SINKS
+
+    def new_engine(model: Any, workload: Workload, on_output: Callable) -> lab7.Engine:
+        room = room_for(workload)
+        return windowed_engine(model, *room, on_output, WINDOW, SINKS, lab.window_mask)
+
+    about = f"the engine, where a token sees the last {WINDOW} and the first {SINKS} (lab 11)"
+    naive_model = Anew(model, partial(lab11.WindowCache, *shape))
+    why, wins = f"a token sees at most {WINDOW + SINKS}", "blocks behind the window are freed"
+    lost = loss_of(model, model, folder, partial(lab.WindowCache, *shape))
+    lossy = Lossy(naive_model, HAIR, why, wins, lost)
+    return Served(about, model, new_engine, ENGINE_SIZE, lossy)
+
+
+# ----------------------------------------------------------------------------- lab 12
+
+
+def prepare_tiled(folder: Path, device: torch.device) -> Served:
+    parts = replace(REFERENCE, paged_cache=lab12.TiledCache)
+    about = f"the engine, attending by tiles of {lab12.TiledCache.tile} tokens (lab 12)"
+    return replace(prepare_engine(folder, device, parts=parts), about=about)
 
 
 # ----------------------------------------------------------------------------- transformers
@@ -491,6 +529,8 @@ TECHNIQUES: dict[str, dict[str, Callable[[Path, torch.device], Prepared]]] = {
     "prefix": dict.fromkeys([RAGGED, CHAT], prepare_prefix),
     "chunked": {RAGGED: prepare_chunked},
     "int8": dict.fromkeys([LENGTHS, RAGGED], prepare_int8),
+    "window": dict.fromkeys([LENGTHS, RAGGED], prepare_window),
+    "tiled": {RAGGED: prepare_tiled},
     "hf-nocache": {LENGTHS: prepare_hf_nocache},
     "hf": {
         LENGTHS: prepare_hf,

@@ -13,6 +13,7 @@ from timing.workloads import Workload
 
 HAIR = 1e-4  # two logits this close, relative to the largest one, are a tie in float32
 COARSE_HAIR = 2**-6  # the same where activations are in bfloat16: four of its steps at most
+ROUNDED = "its weights are rounded"
 REPLAYED, REPLAYED_TOKENS = 2, 24  # drawn again without caches: requests, new tokens of each
 
 
@@ -59,9 +60,13 @@ def verify(
 
 
 def difference(
-    name: str, workload: Workload, outputs: Sequence[list[int]], expected: Sequence[list[int]]
+    name: str,
+    workload: Workload,
+    outputs: Sequence[list[int]],
+    expected: Sequence[list[int]],
+    why: str = ROUNDED,
 ) -> str:
-    """How far outputs of rounded weights are the reference's, in a sentence.
+    """How far outputs that need not be the reference's are so, in a sentence, after the reason.
 
     Raises SystemExit where one has not its prompt and as many new tokens as were asked for.
     """
@@ -76,8 +81,8 @@ def difference(
     same = sum(ids == wanted for ids, wanted in zip(outputs, expected, strict=True))
     share = before / sum(workload.new_tokens)
     return (
-        f"{name}, {workload.name}: its weights are rounded. {same} of {len(outputs)} texts are the "
-        f"reference's; {share:.0%} of the new tokens come before a first difference."
+        f"{name}, {workload.name}: {why}. {same} of {len(outputs)} texts are the reference's; "
+        f"{share:.0%} of the new tokens come before a first difference."
     )
 
 

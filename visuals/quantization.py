@@ -410,19 +410,20 @@ def shortly(number: float) -> str:
 # ------------------------------------------------------------------------- bytes against quality
 
 LINEAR = 0.01  # bits a byte; a smaller loss is about what chance makes
-TICKS_OF_BITS = 1, 2, 3, 4, 5, 6, 8, 16, 32
+TICKS_OF_SIZE = 1, 2, 3, 4, 5, 6, *(2**n for n in range(3, 16))
 TICKS_OF_LOSS = -0.1, -LINEAR, 0, LINEAR, 0.1, 1, 10
 LEADER = {"arrowstyle": "-", "color": GREY, "lw": 0.7, "shrinkB": 5, "relpos": (0, 0.5)}
-Point = tuple[float, float, float]  # effective bits a weight, bits a byte lost, its standard error
+Point = tuple[float, float, float]  # size, bits a byte lost, the standard error of that
 
 
 @plt.rc_context(LOOK)
-def pareto(points: Mapping[str, Point]) -> Picture:
-    """What each method loses against the bits that it takes for a weight, scales counted.
+def pareto(points: Mapping[str, Point], size: str = "bits a weight, scales counted") -> Picture:
+    """What each method loses against its size, which is the bits that it takes for a weight.
 
-    points: for each method its effective bits a weight, the bits a byte that it loses, and the
-        standard error of that, which is drawn as a bar. A point is full where no other takes as few
-        bits and loses as little. Losses are logarithmic above LINEAR, so that 0 has a place.
+    points: for each method its size, the bits a byte that it loses, and the standard error of that,
+        which is drawn as a bar. A point is full where no other takes as few bits and loses as
+        little. Losses are logarithmic above LINEAR, so that 0 has a place.
+    size: what is counted in place of bits a weight, for the axis.
     """
     figure, (axes,) = new_figure(height=1.4 + 0.24 * max(len(points), 8))
     axes.set_xscale("log")
@@ -435,12 +436,12 @@ def pareto(points: Mapping[str, Point]) -> Picture:
         draw_point(axes, name, points[name], BLUE if name in front else "white", height)
     steps = sorted(points[name][:2] for name in front)
     axes.step(*zip(*steps, strict=True), where="post", color=BLUE, lw=1, ls=":", zorder=0)
-    for axis, ticks in ((axes.xaxis, TICKS_OF_BITS), (axes.yaxis, TICKS_OF_LOSS)):
+    for axis, ticks in ((axes.xaxis, TICKS_OF_SIZE), (axes.yaxis, TICKS_OF_LOSS)):
         axis.set_major_locator(FixedLocator(ticks))
-        axis.set_major_formatter("{x:g}")
+        axis.set_major_formatter("{x:,g}")
         axis.set_minor_locator(NullLocator())
     axes.set_ylim(top=max(axes.get_ylim()[1], 1.5 * LINEAR))
-    axes.set(xlabel="bits a weight, scales counted")
+    axes.set(xlabel=size)
     axes.set_title(f"bits a byte lost; logarithmic above {LINEAR:g}")
     axes.grid(axis="y")
     faces = {"unbeaten": BLUE, "another takes no more bits and loses no more": "white"}
