@@ -23,7 +23,7 @@ GIVEN = {
     "engine": ("sequence", "hooks", "runner"),
     "disaggregation": ("messages", "sides", "router", "wire", "apart"),
     "quantization": ("bits", "quantized"),
-    "kv_reduction": ("codes", "grouped", "streamed", "windowed", "swapping"),
+    "kv_reduction": ("codes", "grouped", "masked", "streamed", "windowed", "swapping"),
     "flash_attention": ("slow_memory", "triton_attention"),
 }
 

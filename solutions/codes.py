@@ -4,6 +4,7 @@ A scale and a zero stand beside each row (lab 10's `affine`). What is counted as
 saved: four codes of two bits lie in a byte, two of four.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -30,9 +31,8 @@ class Codes:
 
     def read(self) -> Float[Tensor, "*rows size"]:
         """The numbers that the codes stand for."""
-        codes = unpacked(self.packed, self.bits)
-        parts = codes, self.scale, self.zero
-        return from_affine(*(part.flatten(0, -2) for part in parts)).view(codes.shape)
+        (numbers,) = read_all([self])
+        return numbers
 
     @property
     def tensors(self) -> tuple[Any, ...]:
@@ -46,6 +46,15 @@ class Codes:
 
     def reorder(self, rows: Int[Tensor, " new_batch"]) -> None:
         self.packed, self.scale, self.zero = (kept[rows] for kept in self.tensors)
+
+
+def read_all(several: Sequence[Codes]) -> Float[Tensor, "several *rows size"]:
+    """The numbers that several Codes stand for, all of one shape and as many bits, at once."""
+    held = (torch.stack(parts) for parts in zip(*(one.tensors for one in several), strict=True))
+    packed, scale, zero = held
+    codes = unpacked(packed, several[0].bits)
+    parts = codes, scale, zero
+    return from_affine(*(part.flatten(0, -2) for part in parts)).view(codes.shape)
 
 
 def require_packable(size: int, bits: int) -> None:

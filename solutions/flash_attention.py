@@ -365,13 +365,12 @@ class TiledCache(PagedCache):
         stored = self.pool[:, layer].flatten(1, 2)  # [2, slots, heads, head_dim]
         stored[0, self.new_slots] = keys.transpose(1, 2)
         stored[1, self.new_slots] = values.transpose(1, 2)
-        queries = queries / queries.shape[-1] ** 0.5
-        state = empty_state(queries)
+        scaled = queries / queries.shape[-1] ** 0.5
+        state = empty_state(scaled)
         tiles = self.all_slots.split(self.tile, dim=1), self.mask.split(self.tile, dim=-1)
         for slots, seen in zip(*tiles, strict=True):
             # gathered [2, rows, tile, heads, head_dim], transposed [2, rows, heads, tile, head_dim]
             tile_keys, tile_values = stored[:, slots].transpose(2, 3)
-            scores = (queries @ tile_keys.mT).masked_fill(~seen, -torch.inf)
+            scores = (scaled @ tile_keys.mT).masked_fill(~seen, -torch.inf)
             state = absorb(state, scores, tile_values)
-        output, _ = finish(state)
-        return output
+        return finish(state)[0]

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gpt import GPTConfig
-from solutions.codes import Codes, require_packable, require_recent
+from solutions.codes import Codes, read_all, require_packable, require_recent
 from solutions.disaggregation import pack_kv, unpack_kv
 from solutions.kv_cache import causal_mask
 from solutions.paged_attention import PagedCache
@@ -403,7 +403,10 @@ class ChannelKeys:
 
     def read(self) -> Float[Tensor, "batch heads tokens head_dim"]:
         """The keys of all tokens: what the codes stand for, and those that wait."""
-        return torch.cat([*(g.read().transpose(2, 3) for g in self.groups), self.waiting], dim=2)
+        if not self.groups:
+            return self.waiting
+        of_groups = read_all(self.groups).permute(1, 2, 0, 4, 3)  # channels last, as keys have them
+        return torch.cat([of_groups.flatten(2, 3), self.waiting], dim=2)
 
     def reorder(self, rows: Int[Tensor, " new_batch"]) -> None:
         self.waiting = self.waiting[rows]

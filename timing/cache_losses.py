@@ -34,6 +34,7 @@ from solutions.streamed import streamed_bits
 from timing.losses import number_of_passages
 
 MODEL = "fable"
+CHUNK = 128  # tokens at a time, where a cache's answers don't depend on that
 KEPT = 512, 256, 128, 64
 FEW = 64  # rows, where it is asked which they should be
 BITS, GROUP, RECENT = (8, 4, 2), 32, 32
@@ -64,8 +65,8 @@ def kept_tokens(n_layer: int) -> Iterator[Row]:
         window = partial(WindowCache, n_layer)
         spread = partial(MaskedCache, n_layer, last_and(half, *evenly(half)))
         heavy = partial(HeavyCache, n_layer, kept, half)
-        yield Row(f"the last {kept}", partial(window, kept), LENGTH)
-        yield Row(f"the first 4, the last {kept - 4}", partial(window, kept - 4, 4), LENGTH)
+        yield Row(f"the last {kept}", partial(window, kept), CHUNK)
+        yield Row(f"the first 4, the last {kept - 4}", partial(window, kept - 4, 4), CHUNK)
         yield Row(f"{half} evenly spread, the last {half}", spread, LENGTH)
         yield Row(f"the {half} heaviest, the last {half}", heavy)
 
@@ -103,7 +104,7 @@ def some_layers(n_layer: int) -> Iterator[Row]:
         return PerLayer([WindowCache(1, width) for width in widths])
 
     for name, layers in some.items():
-        yield Row(f"the last {FEW} in {name}", partial(new_cache, layers), LENGTH)
+        yield Row(f"the last {FEW} in {name}", partial(new_cache, layers), CHUNK)
 
 
 def fewer_bits(n_layer: int) -> Iterator[Row]:
@@ -135,7 +136,7 @@ def fewer_heads(model: CachedLMHead) -> Iterator[Row]:
     for kv_heads in FEWER_HEADS:
         for name, pool in (("the mean of each group", pool_heads), ("the first", first_head)):
             made = grouped(model, kv_heads, pool)
-            yield Row(f"{kv_heads} heads, {name}", new_cache, LENGTH, made)
+            yield Row(f"{kv_heads} heads, {name}", new_cache, CHUNK, made)
 
 
 def tables(model: CachedLMHead) -> Iterator[Table]:
