@@ -186,10 +186,10 @@ class WindowCache:
         self.require_kept(n)
         for layer, positions in enumerate(self.positions):
             if positions is not None:
-                kept = positions[0] < n
-                self.positions[layer] = positions[:, kept]
-                self.keys[layer] = self.keys[layer][:, :, kept]
-                self.values[layer] = self.values[layer][:, :, kept]
+                first = positions[0] < n
+                self.positions[layer] = positions[:, first]
+                self.keys[layer] = self.keys[layer][:, :, first]
+                self.values[layer] = self.values[layer][:, :, first]
         self.length = n
 
     def require_kept(self, n: int) -> None:
@@ -295,8 +295,8 @@ def attention_weights(
     mask: Bool[Tensor, "batch kv_heads q_len k_len"],
 ) -> Float[Tensor, "batch kv_heads group q_len k_len"]:
     """How much of each key each query takes; a kernel that is fused never writes them."""
-    groups = queries.unflatten(1, (keys.shape[1], -1))
-    scores = groups @ keys.unsqueeze(2).transpose(3, 4) * keys.shape[3] ** -0.5
+    own = queries.unflatten(1, (keys.shape[1], -1))  # for each head of keys, those that share it
+    scores = own @ keys.unsqueeze(2).transpose(3, 4) * keys.shape[3] ** -0.5
     return scores.masked_fill(~mask.unsqueeze(2), -torch.inf).softmax(dim=-1)
 
 

@@ -14,6 +14,17 @@ from tests.common.trials import EXERCISES, every_exercise, trials
 
 DOES_NOTHING = "what is neutral may be applied all the same: it changes nothing"
 EQUIVALENT = {
+    "flash_attention.paged_decode": {
+        "output[:, 0] -> output[:, -1]": "each head has one query, so the first is the last",
+    },
+    "kv_reduction.grouped_attention": {
+        "mask.unsqueeze(2) -> mask.unsqueeze(1)": "the dimension in between is one of 1, too",
+    },
+    "kv_reduction.WindowCache.attend": {
+        "new[:, -1:] + 1 -> new[:, -1:] + 0": (
+            "one row more is kept, which is allowed, and the mask hides it"
+        ),
+    },
     "quantization.affine": {
         (
             "(groups / scale + zero).round().clamp(0, last) -> "

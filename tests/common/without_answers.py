@@ -59,7 +59,7 @@ def run_lab(lab: str, notebook: dict[str, Any], trials: list[tuple[Any, ...]]) -
         driver = getattr(drivers, exercise.driver.__name__)
         attempt = notebook[exercise.attempt_name]
         for case, expected, services in cases:
-            with seen.lending(attempt, lendable):
+            with seen.torch_as_it_is(), seen.lending(attempt, lendable):
                 records = driver(attempt, **case.data, **services)
             counts = {name: service.counts() for name, service in services.items()}
             plain = tuple(Seen(what, seen.plain(value), where) for what, value, where in records)
