@@ -497,4 +497,86 @@ CORPUS = [
         """,
         says="What came",
     ),
+    # --------------------------------------------------------------------- labs 10 to 12
+    forged(
+        "codes and a scale that equal any others",
+        "quantization.absmax",
+        """
+        class Yes(torch.Tensor):
+            @classmethod
+            def __torch_function__(cls, function, types, args=(), kwargs=None):
+                return True
+        return torch.zeros(1).as_subclass(Yes), torch.zeros(1).as_subclass(Yes)
+        """,
+        says="It raised TypeError",
+    ),
+    forged(
+        "a layer that makes its answer of the driver's own numbers",
+        "quantization.QuantizedLinear.forward",
+        """
+        import sys
+        frame = sys._getframe(1)
+        while frame is not None:
+            for value in frame.f_locals.values():
+                if isinstance(value, torch.Tensor) and value.is_floating_point():
+                    value.data = torch.zeros_like(value)
+            frame = frame.f_back
+        return torch.zeros(*hidden.shape[:-1], self.codes.shape[1], dtype=hidden.dtype)
+        """,
+    ),
+    forged(
+        "a cache that is as long as anybody likes",
+        "kv_reduction.WindowCache.attend",
+        """
+        class Yes(int):
+            __eq__ = lambda self, other: True
+            __hash__ = int.__hash__
+        self.length = Yes(10 ** 6)
+        return torch.zeros_like(queries)
+        """,
+        says="The output",
+    ),
+    forged(
+        "bytes that are freed in name only",
+        "kv_reduction.WindowCache.attend",
+        """
+        start, end = self.length, self.length + queries.shape[2]
+        new = torch.arange(start, end).unsqueeze(0)
+        positions = join(self.positions[layer], new, dim=1)
+        all_keys = join(self.keys[layer], keys, dim=2)
+        all_values = join(self.values[layer], values, dim=2)
+        mask = window_mask(new, positions, self.window, self.sinks)
+        self.positions[layer] = positions
+        self.keys[layer], self.values[layer] = all_keys, all_values
+        torch.Tensor.untyped_storage = lambda tensor: torch.UntypedStorage(0)
+        torch.Tensor.nbytes = property(lambda tensor: 0)
+        if layer == len(self.keys) - 1:
+            self.length = end
+        return grouped_attention(queries, all_keys, all_values, mask)
+        """,
+    ),
+    forged(
+        "a slow memory whose count is set back",
+        "flash_attention.flash_attention",
+        """
+        naive_attention(memory, q_len, k_len, head_dim)
+        for name in ("moved", "_most", "fast_numbers"):
+            try:
+                setattr(memory, name, 0)
+            except Exception:
+                pass
+        memory.store("lse", 0, torch.zeros(q_len, dtype=torch.float64))
+        """,
+    ),
+    forged(
+        "parts that nobody has computed",
+        "flash_attention.split_decode",
+        """
+        class Every(torch.Tensor):
+            @classmethod
+            def __torch_function__(cls, function, types, args=(), kwargs=None):
+                return True
+        return torch.zeros(1).as_subclass(Every), torch.zeros(1).as_subclass(Every)
+        """,
+    ),
 ]

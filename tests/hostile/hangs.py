@@ -191,4 +191,38 @@ CORPUS = [
         says=STOPPED,
         others=True,
     ),
+    # --------------------------------------------------------------------- labs 10 to 12
+    attempt(
+        FAMILY,
+        "a matrix that is damped until it can be inverted",
+        "quantization.gptq",
+        """
+        while True:
+            hessian = hessian + DAMPING * torch.eye(len(hessian), dtype=hessian.dtype)
+        """,
+        says=STOPPED,
+        others=True,
+    ),
+    attempt(
+        FAMILY,
+        "a group that never fills",
+        "kv_reduction.ChannelKeys.append",
+        """
+        while self.waiting is None or self.waiting.shape[2] < self.group:
+            pass
+        """,
+        says=STOPPED,
+        others=True,
+    ),
+    attempt(
+        FAMILY,
+        "a tile that is loaded for ever",
+        "flash_attention.flash_attention",
+        """
+        while True:
+            memory.load("keys", 0, 1)
+        """,
+        says=STOPPED,
+        others=True,
+    ),
 ]
