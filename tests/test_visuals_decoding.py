@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 from matplotlib.patches import FancyBboxPatch, PathPatch, Rectangle
 
+from tests.common.pictures import texts
 from visuals.decoding import (
     ENDED,
     KEPT,
@@ -35,10 +36,6 @@ from visuals.style import INK, MUTED
 
 def is_png(data: bytes) -> bool:
     return data.startswith(b"\x89PNG") and len(data) > 2_000
-
-
-def texts(axes: Axes) -> list[str]:
-    return [text.get_text() for text in axes.texts]
 
 
 def rectangles(axes: Axes) -> list[Rectangle]:

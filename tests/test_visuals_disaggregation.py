@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
 
+from tests.common.pictures import kind_of, legend_of
 from visuals.disaggregation import (
     CACHED,
     DECODED,
@@ -40,7 +40,6 @@ from visuals.disaggregation import (
     token_dots,
     wire_bytes,
 )
-from visuals.style import Picture
 
 # Requests 0 and 1 decode; the newcomer, 2, has a prompt of 12 tokens.
 WHOLE = [
@@ -62,20 +61,6 @@ POLICIES = {"whole prompts": WHOLE, "chunks": CHUNKS}
 TRACES = st.lists(
     st.lists(st.tuples(st.integers(0, 4), st.integers(1, 9), st.booleans()), max_size=4), max_size=9
 )
-
-
-def legend_of(figure: Picture) -> list[str]:
-    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
-
-
-def look_of(face: str, edge: str, hatch: str | None) -> tuple[str, str, str]:
-    return to_hex(face), to_hex(edge), hatch or ""
-
-
-def kind_of(patch, looks):
-    """The kind that a patch shows, by all of its look."""
-    shown = look_of(patch.get_facecolor(), patch.get_edgecolor(), patch.get_hatch())
-    return {look_of(*look): kind for kind, look in looks.items()}[shown]
 
 
 def marked(axes, mark):

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib.colors import to_hex, to_rgba
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from solutions.flash_attention import (
@@ -19,6 +18,7 @@ from solutions.flash_attention import (
     online_steps,
 )
 from solutions.slow_memory import Memory, fast_numbers_for
+from tests.common.pictures import kind_of, legend_of, texts
 from visuals.flash_attention import (
     BEFORE,
     FAST,
@@ -46,24 +46,6 @@ from visuals.flash_attention import (
     traffic_bars,
     walk,
 )
-
-
-def legend_of(figure):
-    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
-
-
-def look_of(face, edge, hatch):
-    return to_rgba(face), to_hex(edge), hatch or ""
-
-
-def kind_of(patch, looks):
-    """The kind that a patch shows, by all of its look."""
-    shown = look_of(patch.get_facecolor(), patch.get_edgecolor(), patch.get_hatch())
-    return {look_of(*look): kind for kind, look in looks.items()}[shown]
-
-
-def texts(axes):
-    return [text.get_text() for text in axes.texts]
 
 
 @pytest.mark.parametrize(

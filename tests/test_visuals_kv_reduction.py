@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib.colors import to_hex, to_rgba
 
 from solutions.kv_reduction import HeavyCache, WindowCache, window_mask
+from tests.common.pictures import kind_of, legend_of, texts, title_of
 from visuals.kv_cache import show_masks
 from visuals.kv_reduction import (
     BETWEEN,
@@ -29,28 +29,6 @@ from visuals.kv_reduction import (
     preemption,
     token_bytes,
 )
-
-
-def legend_of(figure):
-    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
-
-
-def look_of(face, edge, hatch):
-    return to_rgba(face), to_hex(edge), hatch or ""
-
-
-def kind_of(patch, looks):
-    """The kind that a patch shows, by all of its look."""
-    shown = look_of(patch.get_facecolor(), patch.get_edgecolor(), patch.get_hatch())
-    return {look_of(*look): kind for kind, look in looks.items()}[shown]
-
-
-def title_of(axes):
-    return axes.get_title("left")
-
-
-def texts(axes):
-    return [text.get_text() for text in axes.texts]
 
 
 @pytest.mark.parametrize("looks", [ROWS.values(), PARTS, WAYS])

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 from matplotlib.patches import ConnectionPatch, Rectangle
 
+from tests.common.pictures import texts
 from visuals.paged_attention import (
     block_size_costs,
     look_of,
@@ -31,10 +32,6 @@ class Use:
     never: float
     unreserved: float
     running: float
-
-
-def texts(axes: Axes) -> list[str]:
-    return [text.get_text() for text in axes.texts]
 
 
 def test_the_card_is_as_wide_as_its_memory_and_names_every_part():

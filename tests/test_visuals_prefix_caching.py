@@ -9,6 +9,7 @@ from itertools import combinations, pairwise
 import pytest
 from matplotlib.colors import to_hex
 
+from tests.common.pictures import legend_of
 from visuals.prefix_caching import (
     LONGEST,
     STATES,
@@ -28,11 +29,6 @@ from visuals.prefix_caching import (
     show_tree,
     show_trees,
 )
-from visuals.style import Picture
-
-
-def legend_of(figure: Picture) -> list[str]:
-    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
 
 
 @pytest.mark.parametrize("looks", [STRETCHES, STATES])

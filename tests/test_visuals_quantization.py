@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.colors import to_hex
 
+from tests.common.pictures import legend_of, title_of
 from visuals.quantization import (
     CODES,
     GRAINS,
@@ -32,15 +33,6 @@ from visuals.quantization import (
     unbeaten,
     weights_and_grid,
 )
-from visuals.style import Picture
-
-
-def legend_of(figure: Picture) -> list[str]:
-    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
-
-
-def title_of(axes) -> str:
-    return axes.get_title("left")
 
 
 def marked(axes, mark):
