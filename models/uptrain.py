@@ -140,7 +140,7 @@ def rows(
         uptrain(changed, tokens, args.steps, args.lr, args.batch)
         after = bits_of(changed, texts)
         control = after if control is None else control
-        yield Row(kv_heads, loss(pooled, before), loss(after, before), loss(after, before))
+        yield Row(kv_heads, loss(pooled, before), loss(after, before), loss(after, control))
 
 
 def report(args: argparse.Namespace) -> None:
