@@ -130,6 +130,15 @@ def lr_factor(step: int, steps: int, warmup: int = 100) -> float:
     return min((step + 1) / warmup, (steps - step) / (steps - min(warmup, steps - 1)))
 
 
+def take_step(optimizers: Sequence[torch.optim.Optimizer], lr: float) -> None:
+    """Move the weights by their gradients, at this learning rate, and forget the gradients."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def draw_windows(
     tokens: Int[Tensor, " corpus"], window: int, seed: int, batch: int
 ) -> Int[Tensor, "batch window_1"]:
@@ -321,11 +330,7 @@ def train(args: argparse.Namespace) -> None:
         torch.manual_seed(seed)  # dropout follows the step too, so that resuming changes nothing
         loss = step_loss(examples)
         loss.backward()
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = args.lr * lr_factor(step, args.steps)
-            optimizer.step()
-            optimizer.zero_grad()
+        take_step(optimizers, args.lr * lr_factor(step, args.steps))
         progress.set_postfix(loss=f"{loss.item():.3f}")
         if (step + 1) % CHECKPOINT_EVERY == 0:
             save_checkpoint(checkpoint, step + 1, model, optimizers, settings)

@@ -41,6 +41,7 @@ from models.train import (
     lr_factor,
     new_optimizers,
     split_text,
+    take_step,
 )
 from solutions.bits import HELD_OUT, Loss, Passage, bits_per_byte, loss, passages
 from solutions.grouped import grouped
@@ -100,11 +101,7 @@ def uptrain(
             logits = logits_of(model, examples[:, :-1])
         nats = F.cross_entropy(logits.float().flatten(0, 1), examples[:, 1:].flatten())
         nats.backward()
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = lr * lr_factor(step, steps, max(1, int(WARMUP * steps)))
-            optimizer.step()
-            optimizer.zero_grad()
+        take_step(optimizers, lr * lr_factor(step, steps, max(1, int(WARMUP * steps))))
         progress.set_postfix(loss=f"{nats.item():.3f}")
     model.requires_grad_(False)
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -44,17 +45,18 @@ def bits_per_byte(
 
     Nothing predicts the first token, so at most all others count.
     """
-    found = [bits_of(logits(ids[None, :-1])[:, -scored:], ids[None], model) for ids in texts]
+    tokenizer = load_tokenizer(model)
+    found = [bits_of(logits(ids[None, :-1])[:, -scored:], ids[None], tokenizer) for ids in texts]
     return torch.cat(found)
 
 
 def bits_of(
     predicted: Float[Tensor, "passages scored vocab"],
     texts: Int[Tensor, "passages seq"],
-    model: str = "fable",
+    tokenizer: Any,
 ) -> Float[Tensor, " passages"]:
     """The same of logits that there are already, those that predict the last tokens of each."""
-    tokenizer, wanted = load_tokenizer(model), texts[:, -predicted.shape[1] :]
+    wanted = texts[:, -predicted.shape[1] :]
     nats = F.cross_entropy(predicted.transpose(1, 2), wanted, reduction="none").sum(dim=1)
     n_bytes = [len(tokenizer.decode(ids).encode()) for ids in wanted.tolist()]
     return nats / math.log(2) / torch.tensor(n_bytes)

@@ -50,11 +50,11 @@ class Codes:
 
 def read_all(several: Sequence[Codes]) -> Float[Tensor, "several *rows size"]:
     """The numbers that several Codes stand for, all of one shape and as many bits, at once."""
-    held = (torch.stack(parts) for parts in zip(*(one.tensors for one in several), strict=True))
-    packed, scale, zero = held
-    codes = unpacked(packed, several[0].bits)
-    parts = codes, scale, zero
-    return from_affine(*(part.flatten(0, -2) for part in parts)).view(codes.shape)
+    kept = zip(*(codes.tensors for codes in several), strict=True)
+    together, scale, zero = (torch.stack(parts) for parts in kept)
+    numbers = unpacked(together, several[0].bits)
+    rows = (part.flatten(0, -2) for part in (numbers, scale, zero))
+    return from_affine(*rows).view(numbers.shape)
 
 
 def require_packable(size: int, bits: int) -> None:

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from solutions.batching import require_selected
+from solutions.grouped import store_new
 from solutions.paged_attention import PagedCache
 from solutions.slow_memory import Memory
 
@@ -361,10 +361,7 @@ class TiledCache(PagedCache):
         keys: Float[Tensor, "rows heads q_len head_dim"],
         values: Float[Tensor, "rows heads q_len head_dim"],
     ) -> Float[Tensor, "rows heads q_len head_dim"]:
-        self.selected = require_selected(self.selected, layer, queries)
-        stored = self.pool[:, layer].flatten(1, 2)  # [2, slots, heads, head_dim]
-        stored[0, self.new_slots] = keys.transpose(1, 2)
-        stored[1, self.new_slots] = values.transpose(1, 2)
+        stored = store_new(self, layer, queries, keys, values)
         scaled = queries / queries.shape[-1] ** 0.5
         state = empty_state(scaled)
         tiles = self.all_slots.split(self.tile, dim=1), self.mask.split(self.tile, dim=-1)

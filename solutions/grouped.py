@@ -58,6 +58,24 @@ def grouped(model: CachedLMHead, kv_heads: int, pool_heads: Pool) -> CachedLMHea
     return grouped_model
 
 
+def store_new(
+    cache: PagedCache,
+    layer: int,
+    queries: Float[Tensor, "rows heads q_len head_dim"],
+    keys: Float[Tensor, "rows kv_heads q_len head_dim"],
+    values: Float[Tensor, "rows kv_heads q_len head_dim"],
+) -> Float[Tensor, "2 slots kv_heads head_dim"]:
+    """Write the new tokens to their slots, as lab 4's `attend` does first.
+
+    What comes back is the pool of the layer, a view: it stays the same memory.
+    """
+    cache.selected = require_selected(cache.selected, layer, queries)
+    stored = cache.pool[:, layer].flatten(1, 2)
+    stored[0, cache.new_slots] = keys.transpose(1, 2)
+    stored[1, cache.new_slots] = values.transpose(1, 2)
+    return stored
+
+
 def grouped_pages(kv_heads: int, attention: Callable[..., Tensor]) -> type[PagedCache]:
     """Lab 4's cache for such a model, as a part of lab 7's engine: its pool has `kv_heads` heads.
 
@@ -76,10 +94,7 @@ def grouped_pages(kv_heads: int, attention: Callable[..., Tensor]) -> type[Paged
             keys: Float[Tensor, "rows kv_heads q_len head_dim"],
             values: Float[Tensor, "rows kv_heads q_len head_dim"],
         ) -> Float[Tensor, "rows heads q_len head_dim"]:
-            self.selected = require_selected(self.selected, layer, queries)
-            stored = self.pool[:, layer].flatten(1, 2)  # [2, slots, kv_heads, head_dim]
-            stored[0, self.new_slots] = keys.transpose(1, 2)
-            stored[1, self.new_slots] = values.transpose(1, 2)
+            stored = store_new(self, layer, queries, keys, values)
             all_keys, all_values = stored[:, self.all_slots].transpose(2, 3)
             return attention(queries, all_keys, all_values, self.mask)
 

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gpt import load_tokenizer
 from solutions.bits import SCORED, Passage, bits_of
 from solutions.kv_cache import CachedLMHead
 
@@ -43,4 +44,4 @@ def streamed_bits(
         positions = torch.arange(start, min(start + chunk, length), device=device)
         part = ids[:, start : start + len(positions)].to(device)
         predicted.append(model(part, positions.expand_as(part), kv_cache).cpu())
-    return bits_of(torch.cat(predicted, dim=1)[:, -scored:], ids, tokenizer)
+    return bits_of(torch.cat(predicted, dim=1)[:, -scored:], ids, load_tokenizer(tokenizer))

@@ -32,6 +32,7 @@ from solutions.kv_reduction import (
 from solutions.masked import MaskedCache, last_and
 from solutions.streamed import streamed_bits
 from timing.losses import number_of_passages
+from timing.threads import parse_with_threads
 
 MODEL = "fable"
 CHUNK = 128  # tokens at a time, where a cache's answers don't depend on that
@@ -123,12 +124,9 @@ def fewer_bits(n_layer: int) -> Iterator[Row]:
 
 def first_head(weight: Tensor, bias: Tensor, n_head: int, kv_heads: int) -> tuple[Tensor, Tensor]:
     """Like `pool_heads`, with the first head of each group in place of their mean."""
-    found = []
-    for columns in (weight, bias):
-        queries, *others = columns.chunk(3, dim=-1)
-        heads = [part.unflatten(-1, (kv_heads, n_head // kv_heads, -1)) for part in others]
-        found.append(torch.cat([queries, *(h[..., 0, :].flatten(-2) for h in heads)], dim=-1))
-    return found[0], found[1]
+    queries, *others = torch.arange(len(bias)).view(3, n_head, -1)
+    kept = torch.cat([queries, *(heads[:: n_head // kv_heads] for heads in others)]).flatten()
+    return weight[:, kept], bias[kept]
 
 
 def fewer_heads(model: CachedLMHead) -> Iterator[Row]:
@@ -166,10 +164,7 @@ def lines(
 def main() -> None:
     parser = argparse.ArgumentParser(prog="timing.cache_losses", description=__doc__)
     parser.add_argument("--passages", type=number_of_passages, default=4)
-    parser.add_argument("--threads", type=int)
-    given = parser.parse_args()
-    if given.threads:
-        torch.set_num_threads(given.threads)
+    given = parse_with_threads(parser)
     model = CachedLMHead.from_pretrained(MODEL)
     texts = passages(model=MODEL, length=LENGTH)[: given.passages]
     everything = WindowCache(model.config.n_layer, LENGTH)

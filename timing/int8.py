@@ -24,6 +24,7 @@ from solutions.quantization import int4_layer, int8_layer, quantized
 from solutions.quantized import matrices
 from timing.machine import processor_name
 from timing.stopwatch import median_seconds_of
+from timing.threads import parse_with_threads
 from timing.work import weight_bytes
 
 MODEL = "fable"
@@ -127,10 +128,7 @@ def table(header: str, rows: Mapping[str, Mapping[str, float]], columns: list[st
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="timing.int8", description=__doc__)
-    parser.add_argument("--threads", type=int)
-    given = parser.parse_args()
-    if given.threads:
-        torch.set_num_threads(given.threads)
+    parse_with_threads(parser)
     print(
         f"{processor_name(torch.device('cpu'))}, cores: {os.cpu_count()}, threads: "
         f"{torch.get_num_threads()}, torch {torch.__version__}\n"

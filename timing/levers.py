@@ -26,6 +26,7 @@ from solutions.kv_cache import CachedLMHead
 from solutions.paged_attention import PagedCache
 from solutions.runner import FastCache, FusedTransformer, Linear, PackedCache, Runner
 from solutions.scheduler import Scheduler
+from timing.threads import parse_with_threads
 from timing.workloads import PROMPT
 
 STEPS, ROUNDS = 96, 3
@@ -92,10 +93,7 @@ def seconds_of_steps(engine: Engine) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="timing.levers", description=__doc__)
-    parser.add_argument("--threads", type=int)
-    given = parser.parse_args()
-    if given.threads:
-        torch.set_num_threads(given.threads)
+    parse_with_threads(parser)
     model = CachedLMHead.from_pretrained("fable")
     prompt = load_tokenizer("fable")(PROMPT).input_ids
     taken: dict[tuple[str, int], list[float]] = {}

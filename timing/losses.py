@@ -52,6 +52,7 @@ from solutions.quantized import (
     with_activations,
     with_matrices,
 )
+from timing.threads import parse_with_threads
 
 MODEL = "fable"
 BITS, FEW_BITS, EMBEDDING_BITS, ACTIVATION_BITS = (8, 4, 3, 2), (4, 3), (8, 4), (8, 6)
@@ -270,10 +271,7 @@ def number_of_passages(text: str) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="timing.losses", description=__doc__)
     parser.add_argument("--passages", type=number_of_passages, default=4)
-    parser.add_argument("--threads", type=int)
-    given = parser.parse_args()
-    if given.threads:
-        torch.set_num_threads(given.threads)
+    given = parse_with_threads(parser)
     model = GPTLMHead.from_pretrained(MODEL)
     texts = passages(HELD_OUT, MODEL, LENGTH)[: given.passages]
     calibration = passages(CALIBRATION, MODEL, CALIBRATION_LENGTH)

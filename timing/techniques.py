@@ -292,20 +292,29 @@ def prepare_own_int8(folder: Path, device: torch.device, lab: ModuleType) -> Ser
 # ----------------------------------------------------------------------------- lab 11
 
 
-def prepare_window(folder: Path, device: torch.device, lab: ModuleType = lab11) -> Served:
-    """The engine has the lab's mask; what is lost is measured through the lab's cache."""
+@functools.cache  # as for codes
+def in_a_window(
+    lab: ModuleType, folder: Path, device: torch.device, window: int, sinks: int
+) -> Lossy:
+    """What is lost is measured through the lab's cache."""
     model: Any = load(lab2.CachedLMHead, folder, device)
-    shape = model.config.n_layer, WINDOW, SINKS
+    shape = model.config.n_layer, window, sinks
+    naive_model = Anew(model, partial(lab11.WindowCache, *shape))
+    why, wins = f"a token sees at most {window + sinks}", "blocks behind the window are freed"
+    lost = loss_of(model, model, folder, partial(lab.WindowCache, *shape))
+    return Lossy(naive_model, HAIR, why, wins, lost)
+
+
+def prepare_window(folder: Path, device: torch.device, lab: ModuleType = lab11) -> Served:
+    """The engine has the lab's mask."""
+    model = load(lab2.CachedLMHead, folder, device)
+    lossy = in_a_window(lab, folder, device, WINDOW, SINKS)
 
     def new_engine(model: Any, workload: Workload, on_output: Callable) -> lab7.Engine:
         room = room_for(workload)
         return windowed_engine(model, *room, on_output, WINDOW, SINKS, lab.window_mask)
 
     about = f"the engine, where a token sees the last {WINDOW} and the first {SINKS} (lab 11)"
-    naive_model = Anew(model, partial(lab11.WindowCache, *shape))
-    why, wins = f"a token sees at most {WINDOW + SINKS}", "blocks behind the window are freed"
-    lost = loss_of(model, model, folder, partial(lab.WindowCache, *shape))
-    lossy = Lossy(naive_model, HAIR, why, wins, lost)
     return Served(about, model, new_engine, ENGINE_SIZE, lossy)
 
 

@@ -1,5 +1,6 @@
-"""Whether one thread is quicker than several, as on a machine that is busy or limited."""
+"""How many threads torch takes: those of a command line, and whether one would be quicker."""
 
+import argparse
 import time
 from statistics import mean
 
@@ -11,6 +12,15 @@ LONGEST_SECONDS = 0.35  # that the comparison may take, beyond its fewest rounds
 FEWEST_ROUNDS = 3
 CLEARLY = 1.5  # times as long: less may be chance
 WIDTH, MATRICES = 256, 12  # one product for each layer of fable: a small part of a decode step
+
+
+def parse_with_threads(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """A command's arguments, --threads among them: so many torch takes from now on."""
+    parser.add_argument("--threads", type=int)
+    given = parser.parse_args()
+    if given.threads:
+        torch.set_num_threads(given.threads)
+    return given
 
 
 def advise_threads() -> None:
