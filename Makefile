@@ -2,8 +2,8 @@
 # constraints.txt. Without make, run the same: `python3 workbook.py lab`.
 
 PYTHON ?= python3
-ARGS ?=
-JUPYTER_ARGS ?=
+ARGS =
+JUPYTER_ARGS =
 
 .PHONY: help lab timed labs test soak
 

@@ -36,6 +36,7 @@ VENV, OLD_VENV = ROOT / ".venv", ROOT / ".venv.old"
 VENV_PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 OLDEST_PYTHON = (3, 11)
 EXTRAS = ["lab", "grade", "cluster", "test"]  # of pyproject.toml; .venv has them all, not `peers`
+WHOLE_PROJECT = ["--editable", f".[{','.join(EXTRAS)}]"]
 LABS, WORK = ROOT / "labs", ROOT / "work"
 FOR_LEARNERS = ROOT / ".jupyter"  # settings that hide nbgrader, whose panels are for instructors
 RECORD = ".labs.json"  # in work/: the hash of every released file, as it was when it was copied
@@ -164,13 +165,48 @@ def fingerprint() -> str:
 def install() -> None:
     try:
         venv.create(VENV, with_pip=has_ensurepip())
-        pip_install("--editable", f".[{','.join(EXTRAS)}]")
+        pip_install(*WHOLE_PROJECT)
     except (subprocess.CalledProcessError, OSError) as error:
         raise Refused(
-            f"\nSet-up failed ({error}); what pip says about it stands above. Nothing half-made was"
-            " left behind. When the cause is gone, run the same command again."
+            f"\nSet-up failed ({error}); pip's own message is above. Nothing half-made was left "
+            f"behind. {what_to_do(unmet_constraints())}"
         ) from error
     silence_news()
+
+
+def unmet_constraints() -> list[str]:
+    """Return the lines of constraints.txt that pip can't meet, or none where all is well with them.
+
+    pip is asked once more, without installing anything: its output can't be both shown live, with
+    progress bars, and read. It may take wheels alone, because a version without a wheel for this
+    Python is the other reason for failing.
+    """
+    if not VENV_PYTHON.exists():
+        return []
+    print("\nAsking pip which lines of constraints.txt it can't meet.", flush=True)
+    options = ["--dry-run", "--only-binary", ":all:", "--retries", "0"]
+    asked = subprocess.run(pip_command(*options, *WHOLE_PROJECT), cwd=ROOT, capture_output=True)
+    _, _, conflict = asked.stdout.decode(errors="replace").partition("The conflict is caused by:")
+    named = re.findall(r"The user requested \(constraint\) (\S+)", conflict)
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if as_pip_says(line) in named]
+
+
+def as_pip_says(line: str) -> str:
+    """Return a line of constraints.txt with its package's name in pip's spelling, as in pyyaml."""
+    name = package_name(line)
+    return re.sub("[-_.]+", "-", name).lower() + line.removeprefix(name)
+
+
+def what_to_do(lines: list[str]) -> str:
+    if not lines:
+        return "When the cause is gone, run the same command again."
+    return (
+        "This Python or this system can't have these versions of constraints.txt:\n"
+        + "".join(f"    {line}\n" for line in lines)
+        + "Delete these lines there and run the same command again: versions within the ranges of "
+        "pyproject.toml then take their place."
+    )
 
 
 def has_ensurepip() -> bool:
@@ -179,11 +215,14 @@ def has_ensurepip() -> bool:
 
 def pip_install(*arguments: str) -> None:
     """Into .venv, in the versions of constraints.txt. Raises where pip cannot."""
+    subprocess.run(pip_command(*arguments), cwd=ROOT, check=True)
+
+
+def pip_command(*arguments: str) -> list[str]:
     pip = [str(VENV_PYTHON), "-m", "pip"]
     if not has_ensurepip():  # as Debian and Ubuntu ship Python: there, pip installs from outside
         pip = [sys.executable, "-m", "pip", "--python", str(VENV_PYTHON)]
-    command = [*pip, "install", *arguments, "--constraint", "constraints.txt"]
-    subprocess.run(command, cwd=ROOT, check=True)
+    return [*pip, "install", *arguments, "--constraint", "constraints.txt"]
 
 
 def install_peers() -> None:
@@ -197,7 +236,7 @@ def install_peers() -> None:
         try:
             pip_install("--quiet", requirement)
         except (subprocess.CalledProcessError, OSError) as error:
-            print(f"{name} could not be installed ({error}); what pip says about it stands above.")
+            print(f"{name} could not be installed ({error}); pip's own message is above.")
 
 
 def silence_news() -> None:

@@ -3,12 +3,13 @@
 import re
 import sys
 import tomllib
-from importlib.metadata import packages_distributions
+from importlib.metadata import Distribution, distributions, packages_distributions
 from pathlib import Path
 
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
@@ -51,6 +52,10 @@ PEER_MODULES = {"ctranslate2", "gguf", "llama_cpp", "vllm"}
 DIRECT = named([*BASE, *(text for extra in EXTRAS.values() for text in extra)])
 
 
+# The Pythons that the README promises: the oldest, Debian 12's, and the first of each later one.
+PROMISED = ["3.11.0", "3.11.2", "3.12.0", "3.13.0", "3.14.0"]
+
+
 def pins() -> dict[str, Version]:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     found = [line.split("==") for line in lines if not line.startswith("#")]
@@ -66,6 +71,52 @@ def test_every_direct_dependency_is_pinned_within_its_range(name):
 def test_the_peers_need_no_other_torch():
     """Pip would replace the pinned one: the engines that need one of their own are not listed."""
     assert {"torch", "vllm"}.isdisjoint(named(EXTRAS[PEERS]))
+
+
+def installed_as_pinned() -> dict[str, Distribution]:
+    """What is installed in the very version that is pinned: not the peers, mostly."""
+    pinned = pins()
+    return {
+        name: installed
+        for installed in distributions()
+        if (name := canonicalize_name(installed.name)) in pinned
+        and pinned[name] == Version(Version(installed.version).public)
+    }
+
+
+def left_out(requires_python: str | None) -> list[str]:
+    """The promised Pythons that don't meet a package's Requires-Python."""
+    return [python for python in PROMISED if python not in SpecifierSet(requires_python or "")]
+
+
+def test_a_package_that_asks_for_a_later_patch_of_the_oldest_python_is_found():
+    assert left_out(">=3.11.5") == ["3.11.0", "3.11.2"]
+    assert left_out(">=3.9,<3.14") == ["3.14.0"]
+    assert left_out(">=3.11") == left_out(None) == []
+
+
+def test_every_pin_holds_for_every_python_that_is_promised():
+    found = installed_as_pinned()
+    assert set(named(BASE)) <= set(found), "too little is installed as pinned to look at"
+    wrong = {name: left_out(d.metadata.get("Requires-Python")) for name, d in found.items()}
+    assert {name: pythons for name, pythons in wrong.items() if pythons} == {}
+
+
+@pytest.mark.parametrize("python", PROMISED)
+def test_no_pin_contradicts_another(python):
+    """For a Python that isn't the one of this environment as well, by what packages declare."""
+    machine = {"python_full_version": python, "python_version": python.rpartition(".")[0]}
+    pinned, found = pins(), installed_as_pinned()
+    wrong = {
+        f"{name} needs {text}"
+        for name, installed in found.items()
+        for text in installed.requires or []
+        if (needed := Requirement(text)).marker is None
+        or needed.marker.evaluate({**machine, "extra": ""})
+        if (pin := pinned.get(canonicalize_name(needed.name))) and pin not in needed.specifier
+    }
+    assert set(named(BASE)) <= set(found)
+    assert wrong == set()
 
 
 def test_pins_name_no_local_builds():
@@ -85,7 +136,9 @@ def test_conda_users_get_the_same_environment():
 
 
 def test_workbook_refuses_the_pythons_that_pip_would_refuse():
-    assert PROJECT["requires-python"] == ">=" + ".".join(map(str, workbook.OLDEST_PYTHON))
+    oldest = ".".join(map(str, workbook.OLDEST_PYTHON))
+    assert PROJECT["requires-python"] == f">={oldest}"
+    assert PROMISED[0] == f"{oldest}.0"
 
 
 # ------------------------------------------------------------------------------------------ imports
@@ -174,6 +227,19 @@ def test_every_link_in_the_texts_leads_somewhere():
     }
     assert links
     assert {link for path, link in links if not (path.parent / link).exists()} == set()
+
+
+def test_every_test_that_the_documentation_names_exists():
+    named = {
+        name
+        for path in (ROOT / "docs").glob("*.md")
+        for name in re.findall(r"`(tests/[\w/]+\.py(?:::\w+)?)`", path.read_text())
+    }
+    assert len(named) > 20
+    for name in named:
+        file, _, function = name.partition("::")
+        text = (ROOT / file).read_text()
+        assert not function or f"def {function}(" in text, name
 
 
 def test_the_project_speaks_of_itself_alone():

@@ -307,6 +307,63 @@ def test_a_set_up_without_network_says_what_failed_and_leaves_nothing(tmp_path):
     assert tree(tmp_path) == before
 
 
+BACKEND = """
+from pathlib import Path
+
+def build_editable(*_):
+    raise SystemExit("it is never built")
+
+def prepare_metadata_for_build_editable(folder, settings=None):
+    info = Path(folder, "some_project-1.dist-info")
+    info.mkdir()
+    lines = "Metadata-Version: 2.1", "Name: some-project", "Version: 1", "Requires-Dist: some-soup"
+    (info / "METADATA").write_text("\\n".join(lines))
+    return info.name
+"""
+
+
+@pytest.fixture
+def soup(tmp_path, monkeypatch):
+    """A project that needs one package; returns the page of the index on which it is looked for."""
+    build = 'requires = []\nbuild-backend = "backend"\nbackend-path = ["."]'
+    (tmp_path / "pyproject.toml").write_text(f"[build-system]\n{build}")
+    (tmp_path / "backend.py").write_text(BACKEND)
+    page = tmp_path / "index" / "some-soup" / "index.html"
+    page.parent.mkdir(parents=True)
+    (tmp_path / "constraints.txt").write_text("# ours\nanother==2\nSome_Soup==4.1\n")
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_INDEX_URL", (tmp_path / "index").as_uri())
+    monkeypatch.setattr(workbook, "ROOT", tmp_path)
+    monkeypatch.setattr(workbook, "VENV_PYTHON", Path(sys.executable))
+    monkeypatch.setattr(workbook.venv, "create", lambda *_, with_pip: None)
+    return page
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        '<a data-requires-python="&gt;=99" href="some_soup-4.1-py3-none-any.whl">a wheel</a>',
+        '<a href="some_soup-4.1.tar.gz">a source that cannot be built</a>',
+    ],
+)
+def test_a_set_up_names_the_constraint_that_this_python_cannot_have(soup, capfd, listed):
+    soup.write_text(listed)
+    with pytest.raises(workbook.Refused) as refused:
+        workbook.install()
+    told = "constraints.txt:\n    Some_Soup==4.1\nDelete these lines there and run the same command"
+    assert told in str(refused.value)
+    assert "ERROR:" in capfd.readouterr().err  # pip's own words are shown, too
+
+
+def test_a_set_up_that_fails_for_another_reason_names_no_constraint(soup):
+    soup.write_text('<a href="some_soup-4.1-py3-none-any.whl">a file that is not there</a>')
+    with pytest.raises(workbook.Refused, match="When the cause is gone") as refused:
+        workbook.install()
+    assert "Delete" not in str(refused.value)
+
+
 @pytest.fixture
 def pip(monkeypatch):
     """What pip was asked for, by a .venv that has gguf, where ctranslate2 cannot be installed."""
@@ -373,11 +430,13 @@ def test_an_unknown_command_prints_the_commands(capsys):
 def test_make_hands_everything_to_workbook(command, expected):
     if shutil.which("make") is None:
         pytest.skip("there is no make on this machine")
+    # `make test ARGS=…` runs this test: make hands all that on to the commands it runs.
     outside = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    outside |= {"ARGS": "of another command", "JUPYTER_ARGS": "of another command"}
     shown = subprocess.run(
         ["make", "--dry-run", "PYTHON=python3.99", *command],
         cwd=ROOT,
-        env=outside,  # `make test` runs this test, and a make within a make says so
+        env=outside,
         capture_output=True,
         text=True,
         check=True,
