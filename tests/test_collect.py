@@ -7,6 +7,7 @@ import os
 import re
 import stat
 import struct
+import tempfile
 import time
 import zipfile
 from datetime import datetime, timedelta
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from nbgrader.coursedir import CourseDirectory
 from nbgrader.utils import find_all_files
 
@@ -110,6 +113,12 @@ SHAPES = {
     "ada/kv_cache.ipynb": "ada",
     "ada/02_kv_cache/kv_cache.ipynb": "ada",
     "ada\\work\\kv_cache.ipynb": "ada",
+    "./.Ada Lovelace_123456_assignsubmission_file_/kv_cache.ipynb": "ada-lovelace-123456",
+    ".ada_12345_67890_kv_cache.ipynb": "ada-12345",
+    "._ada_12345_67890_kv_cache.ipynb": "ada-12345",
+    "Lab_.ada_attempt_2026-11-20-10-00-00_kv_cache.ipynb": student(".ada").id,
+    ".ada/02_kv_cache/kv_cache.ipynb": student(".ada").id,
+    "...ada/kv_cache.ipynb": student("...ada").id,
 }
 
 
@@ -391,6 +400,109 @@ def test_a_student_without_a_notebook_is_named_and_gets_a_folder(course: Course)
     ]
     assert list((course.submitted / "ada" / "02_kv_cache").iterdir()) == []
     assert "Nothing could be collected of ada (ada): ada/report.pdf" in str(collected)
+
+
+def encrypted(archive: bytes) -> bytes:
+    """The same archive, of which the first entry says that it is encrypted."""
+    changed = bytearray(archive)
+    changed[archive.index(b"PK\x01\x02") + 8] |= 1
+    return bytes(changed)
+
+
+LINK = entry("eve/kv_cache.ipynb", mode=stat.S_IFLNK | 0o777)
+DEEP = "eve/" + "a/" * 100 + "kv_cache.ipynb"
+NOTHING_TO_READ = [
+    ("it is a link", zipped((LINK, b"/etc/passwd"))),
+    ("it is encrypted", encrypted(zipped(("eve/kv_cache.ipynb", text())))),
+    ("the name leads out", zipped(("eve/../../kv_cache.ipynb", text()))),
+    ("the name leads out", zipped(("../eve_1_2_kv_cache.ipynb", text()))),
+    ("begins with a dot", zipped(("eve/.work/kv_cache.ipynb", text()))),
+    ("begins with a dot", zipped(("eve_1_2_.kv_cache.ipynb", text()))),
+    ("it is an empty folder", zipped(("eve/work/", b""))),
+    ("it lies in more than 100 folders", zipped((DEEP, text()))),
+    ("it is not a notebook", zipped(("eve/kv_cache.py", b""))),
+    ("there is nothing in it", zipped(("eve/work.zip", zipped()))),
+    ("Passed over: 1 file or folder", zipped(("eve/.DS_Store", b""))),
+]
+
+
+@pytest.mark.parametrize(("reason", "download"), NOTHING_TO_READ)
+def test_a_student_of_whom_nothing_can_be_read_is_named_and_gets_a_folder(
+    course: Course, reason: str, download: bytes
+) -> None:
+    path = course.root / "download.zip"
+    path.write_bytes(download)
+    collected = collect(path, course.submitted, KV_CACHE)
+    [(eve, _)] = collected.without
+    assert eve.id in ("eve", "eve-1")
+    assert list((course.submitted / eve.id / "02_kv_cache").iterdir()) == []
+    assert f"Nothing could be collected of eve ({eve.id}): " in str(collected)
+    assert reason in str(collected)
+    assert course.everything() == []
+    assert [row["id"] for row in course.rows()] == [eve.id]
+
+
+def test_what_is_hidden_is_left_out_by_name_and_what_tools_leave_is_counted(course: Course) -> None:
+    inner = zipped(("__MACOSX/._kv_cache.ipynb", b""), (".kv_cache.ipynb", text("hidden")))
+    collected = course.collect(
+        ("ada/kv_cache.ipynb", text("ada")),
+        ("ada/.trash/kv_cache.ipynb", text("thrown away")),
+        ("ada/._kv_cache.ipynb", b"junk"),
+        ("ada/.ipynb_checkpoints/kv_cache-checkpoint.ipynb", text("old")),
+        ("ada/work.zip", inner),
+        (".DS_Store", b""),
+        ("__MACOSX/ada/._kv_cache.ipynb", b""),
+    )
+    assert set(reasons(collected)) == {
+        "ada/.trash/kv_cache.ipynb",
+        "ada/work.zip › .kv_cache.ipynb",
+    }
+    assert "Passed over: 5 files and folders" in str(collected)
+    assert course.everything() == [text("ada")]
+    assert [placed.student.id for placed in collected.placed] == ["ada"]
+    assert not collected.without
+
+
+def test_what_lies_beside_the_folder_around_a_download_is_told(course: Course) -> None:
+    collected = course.collect(
+        ("submissions/ada/kv_cache.ipynb", text("a")),
+        ("submissions/bob/kv_cache.ipynb", text("b")),
+        ("grades.csv", b"x"),
+        ("../kv_cache.ipynb", text("out")),
+    )
+    assert {placed.student.id for placed in collected.placed} == {"ada", "bob"}
+    assert set(reasons(collected)) == {"grades.csv", "../kv_cache.ipynb"}
+
+
+def test_folders_around_files_are_no_entries_and_empty_ones_are(course: Course) -> None:
+    collected = course.collect(
+        ("./", b""),
+        ("ada/", b""),
+        ("ada-b/", b""),
+        ("ada/work\\", b""),
+        ("ada/work/kv_cache.ipynb", text()),
+    )
+    assert [placed.student.id for placed in collected.placed] == ["ada"]
+    assert reasons(collected) == {"ada-b/": "it is an empty folder"}
+    assert [student.id for student, _ in collected.without] == ["ada-b"]
+
+
+PARTS = ["ada", ".ada", "..", ".", "__MACOSX", "kv_cache.ipynb", "batching.ipynb", "a_1_2_a.ipynb"]
+PARTS += ["notes.txt", ".DS_Store", "._kv_cache.ipynb", "", "w.zip", "C:", "a_1_2_b.zip", "a\\b"]
+NAMES = st.lists(st.sampled_from(PARTS), min_size=1, max_size=4).map("/".join)
+FILES = NAMES.filter(lambda name: name and not name.endswith("/"))
+KINDS = st.sampled_from([0, 0, 0, stat.S_IFREG | 0o644, stat.S_IFLNK | 0o777])
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@given(st.lists(st.tuples(FILES, KINDS), max_size=8), st.sampled_from([None, KV_CACHE]))
+def test_no_entry_of_an_archive_is_lost(files: list[tuple[str, int]], lesson) -> None:
+    """Each is placed, was there before, is left out with a reason, or is counted as clutter."""
+    with tempfile.TemporaryDirectory() as folder:
+        content = [(entry(name, mode=mode), text(name)) for name, mode in files]
+        found = Course(Path(folder)).collect(*content, lesson=lesson)
+    told = len(found.placed) + found.again + len(found.left_out) + found.clutter
+    assert told == len(files)
 
 
 # ------------------------------------------------------------------------------- collecting twice

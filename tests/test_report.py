@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -294,3 +295,28 @@ def test_no_cell_of_the_table_is_a_formula(text: str) -> None:
     assert not [cell for cell in row if cell.strip()[:1] in tuple("=+-@＝\t\r")]
     assert not [cell for cell in row if not cell.isprintable()]
     assert row[1:5] == ["5", "0", "5", "8"]
+
+
+PIECES = st.sampled_from([*",;\t\"'\\ =+-@＝a1\n\r", "=1+1", ';"=', "…"])
+TEXTS = st.one_of(st.lists(PIECES, max_size=12).map("".join), st.text(max_size=20))
+
+
+@given(TEXTS, TEXTS)
+def test_no_cell_is_a_formula_wherever_a_spreadsheet_splits(student: str, remark: str) -> None:
+    """At each separator, whether or not it takes notice of quotes or of backslashes."""
+    results = [replace(CLASS[0], student=student, remarks=(remark, remark))]
+    table = to_csv(report(results, LESSON))
+    for separator in ",;\t":
+        for habit in HABITS:
+            for row in csv.reader(io.StringIO(table), delimiter=separator, **habit):
+                cells = [cell.lstrip(' "\\') for cell in row]
+                assert not [cell for cell in cells if cell[:1] in tuple("=+-@＝＋－＠")]
+
+
+HABITS: list[dict[str, Any]] = [
+    {},
+    {"quoting": csv.QUOTE_NONE},
+    {"escapechar": "\\"},
+    {"doublequote": False},
+]
+HABITS += [{"quoting": csv.QUOTE_NONE, "escapechar": "\\"}, {"skipinitialspace": True}]

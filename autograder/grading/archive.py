@@ -7,12 +7,16 @@ name on disk. Sizes are counted while reading; what an archive says of them is n
 import re
 import stat
 import zlib
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from io import BytesIO
+from itertools import takewhile
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
+
+from autograder.grading.clutter import is_clutter
 
 MOST_ENTRIES = 50_000
 MOST_MEGABYTES = 200  # that are unpacked of one student's files
@@ -21,6 +25,11 @@ MEGABYTE = 1_000_000
 PIECE = 64 * 1024
 CENTRAL_HEADER = b"PK\x01\x02"  # stands before each entry in an archive's directory
 
+MOST_FOLDERS = 100  # in one another
+SEPARATOR = re.compile(r"[/\\]")
+ABSOLUTE = re.compile(r"[/\\]|[A-Za-z]:")
+UPWARD = re.compile(r"(?:^|[/\\])\.\.(?:[/\\]|$)")
+LEADS_OUT = "the name leads out of the archive"
 ENCRYPTED = 1  # a bit of ZipInfo.flag_bits
 NO_TIME = datetime(1980, 1, 1)  # what an archive says that notes no times
 # What zipfile and zlib raise on an archive that is damaged or made to harm.
@@ -40,16 +49,21 @@ class Allowance:
 
 @dataclass(frozen=True)
 class Entry:
-    """A file in an archive.
+    """A file in an archive, or a folder with nothing in it.
 
-    name: as it stands there. path: its parts. time: the one that the archive gives, in UTC; it is
-    taken to be in this machine's time zone. None where there is none.
+    name: as it is there. path: its parts; the last one is empty for a folder, and a name that leads
+    out of the archive has only the file and the folders before the first "..". time: the one that
+    the archive gives, in UTC; it is taken to be in this machine's time zone. None where there is
+    none. problem: why it is not read, if an honest download has no such entry. clutter: whether a
+    system or a tool left it there.
     """
 
     name: str
     path: tuple[str, ...]
     time: datetime | None
     info: ZipInfo
+    problem: str | None
+    clutter: bool
 
     @property
     def file(self) -> str:
@@ -71,12 +85,37 @@ def open_archive(source: Path | bytes) -> ZipFile:
 
 
 def entries(archive: ZipFile) -> Iterator[Entry]:
-    """The files of an archive, but for hidden ones, which nobody handed in on purpose."""
-    for info in archive.infolist():
-        path = tuple(part for part in re.split(r"[/\\]", info.filename) if part not in ("", "."))
-        hidden = any(part[0] == "." and part != ".." for part in path)
-        if path and not info.is_dir() and not hidden:
-            yield Entry(info.filename, path, time_of(info), info)
+    """Everything that an archive holds, but for the folders around its files."""
+    paths = [path_of(info) for info in archive.infolist()]
+    ordered, known = sorted(paths), set(paths)
+    for info, path in zip(archive.infolist(), paths, strict=True):
+        if not info.filename.endswith(("/", "\\")):
+            path = path or ("",)
+            clutter = is_clutter(path, known)
+            yield Entry(info.filename, path, time_of(info), info, problem_of(info), clutter)
+        elif not has_inside(path, ordered):
+            problem = LEADS_OUT if leads_out(info) else "it is an empty folder"
+            clutter = is_clutter(path, known, is_folder=True)
+            yield Entry(info.filename, (*path, ""), None, info, problem, clutter)
+
+
+def path_of(info: ZipInfo) -> tuple[str, ...]:
+    parts = SEPARATOR.split(info.filename, maxsplit=MOST_FOLDERS)
+    parts = [part for part in parts if part not in ("", ".")]
+    if not leads_out(info):
+        return tuple(parts)
+    inside = [] if ABSOLUTE.match(info.orig_filename) else parts[:-1]
+    return (*takewhile(lambda part: part != "..", inside), *parts[-1:])
+
+
+def leads_out(info: ZipInfo) -> bool:
+    return bool(ABSOLUTE.match(info.orig_filename) or UPWARD.search(info.filename))
+
+
+def has_inside(folder: tuple[str, ...], ordered: list[tuple[str, ...]]) -> bool:
+    """Whether one of the paths, which are in order, is of something in a folder."""
+    after = bisect_right(ordered, folder)
+    return after < len(ordered) and ordered[after][: len(folder)] == folder
 
 
 def time_of(info: ZipInfo) -> datetime | None:
@@ -87,22 +126,25 @@ def time_of(info: ZipInfo) -> datetime | None:
         return None
 
 
-def require_ordinary(entry: Entry) -> None:
-    """Raise Refused for an entry that no honest download holds."""
-    name = entry.info.orig_filename
-    if ".." in entry.path or name[:1] in ("/", "\\") or re.match(r"[A-Za-z]:", name):
-        raise Refused("the name leads out of the archive")
-    if stat.S_IFMT(entry.info.external_attr >> 16) not in (0, stat.S_IFREG):
-        raise Refused("it is a link or a device, and no file")
-    if entry.info.flag_bits & ENCRYPTED:
-        raise Refused("it is encrypted")
-    if entry.info.compress_type not in (ZIP_STORED, ZIP_DEFLATED):
-        raise Refused("it is compressed in a way that is not read here")
+def problem_of(info: ZipInfo) -> str | None:
+    """Why an entry is not to be read; None where nothing is wrong with it."""
+    if leads_out(info):
+        return LEADS_OUT
+    if len(SEPARATOR.findall(info.filename)) > MOST_FOLDERS:
+        return f"it lies in more than {MOST_FOLDERS} folders"
+    if stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG):
+        return "it is a link or a device, and no file"
+    if info.flag_bits & ENCRYPTED:
+        return "it is encrypted"
+    if info.compress_type not in (ZIP_STORED, ZIP_DEFLATED):
+        return "it is compressed in a way that is not read here"
+    return None
 
 
 def read(archive: ZipFile, entry: Entry, allowance: Allowance) -> bytes:
     """What an entry holds. Raises Refused, with the reason."""
-    require_ordinary(entry)
+    if entry.problem:
+        raise Refused(entry.problem)
     pieces, size = [], 0
     try:
         with archive.open(entry.info) as file:

@@ -13,6 +13,9 @@ Collect the archive of one assignment with its lab (`--lab`). Then notebooks of 
 so that nobody hands in lab 2 once more within a zip for lab 3, and a student of whose files none
 can be collected gets an empty folder, for the grader to give its zero with the reason.
 
+Everything in an archive is accounted for: it is collected, it was collected before, it is left out
+for a reason, or it is counted as clutter (what operating systems and tools leave).
+
 Times are in UTC; those in names and archives are taken to be in this machine's time zone. Where a
 name tells when it was handed in, timestamp.txt notes it, by which nbgrader knows late work. Canvas
 says LATE but not how late: that is told, and no penalty can come of it.
@@ -39,10 +42,10 @@ from autograder.grading.archive import (
     entries,
     open_archive,
     read,
-    require_ordinary,
 )
+from autograder.grading.clutter import passed_over
 from autograder.grading.download import HandedIn, Student, attributed
-from autograder.grading.foreign import cell, shown
+from autograder.grading.foreign import cell, listed, shown
 from autograder.lesson import Lesson, lessons
 
 COLUMNS = ["id", "name", "file"]  # of students.csv
@@ -60,6 +63,12 @@ NOT_NEWER = (
     "away and collect again)"
 )
 IN_THE_WAY = "something else stands in its place in submitted/ (a link, say)"
+HIDDEN = (
+    "its name or that of a folder around it begins with a dot (if it is what was handed in, rename "
+    "it, and zip it again)"
+)
+NO_NOTEBOOK = "it is not a notebook"
+TWICE = "the archive holds the same notebook of the same student more than once"
 TWICE_PACKED = "it is a zip archive within a student's zip archive"
 
 
@@ -89,13 +98,14 @@ class Collected:
     """What collecting an archive came to.
 
     again: how many notebooks had been collected before. without: the students of whose files none
-    could be collected, and what they handed in.
+    could be collected, and what they handed in. clutter: how many entries were clutter.
     """
 
     placed: tuple[Placed, ...]
     again: int
     left_out: tuple[LeftOut, ...]
     without: tuple[tuple[Student, tuple[str, ...]], ...]
+    clutter: int
 
     def __str__(self) -> str:
         students = len({each.student for each in self.placed})
@@ -108,6 +118,7 @@ class Collected:
                 *replacements(self.placed),
                 *reasons(self.left_out),
                 *nothing_of(self.without),
+                *passed_over(self.clutter),
             ]
         )
 
@@ -132,7 +143,13 @@ def collect(archive: Path, submitted: Path, lesson: Lesson | None) -> Collected:
             collect_student(student, files, download, submitted, lesson, tally)
             table.note(student, files)
     table.write()
-    return Collected(tuple(tally.placed), tally.again, tuple(tally.left_out), tuple(tally.without))
+    return Collected(
+        tuple(tally.placed),
+        tally.again,
+        tuple(tally.left_out),
+        tuple(tally.without),
+        tally.clutter,
+    )
 
 
 @dataclass
@@ -143,22 +160,19 @@ class Tally:
     again: int = 0
     left_out: list[LeftOut] = field(default_factory=list)
     without: list[tuple[Student, tuple[str, ...]]] = field(default_factory=list)
+    clutter: int = 0
 
     def leave_out(self, file: str, reason: Refused | str) -> None:
         self.left_out.append(LeftOut(file, str(reason)))
 
 
 def by_student(download: ZipFile, tally: Tally) -> dict[Student, list[HandedIn]]:
-    ordinary: list[Entry] = []
-    for entry in entries(download):
-        try:
-            require_ordinary(entry)
-            ordinary.append(entry)
-        except Refused as reason:
-            tally.leave_out(entry.name, reason)
-    handed_in, nobodys = attributed(ordinary)
+    handed_in, nobodys = attributed(list(entries(download)))
     for entry in nobodys:
-        tally.leave_out(entry.name, NOBODYS)
+        if entry.clutter:
+            tally.clutter += 1
+        else:
+            tally.leave_out(entry.name, entry.problem or NOBODYS)
     files = defaultdict(list)
     for each in handed_in:
         files[each.student].append(each)
@@ -222,30 +236,51 @@ def notebooks_of(
     allowance = Allowance()
     for handed_in in files:
         name = handed_in.entry.name
+        if handed_in.entry.clutter:
+            tally.clutter += 1
+            continue
         try:
-            if is_notebook(handed_in.file):
-                content = read(download, handed_in.entry, allowance)
+            require_work(handed_in.entry, handed_in.path)
+            content = read(download, handed_in.entry, allowance)
+            if is_zip(handed_in.file):
+                yield from packed_notebooks(handed_in, content, allowance, only, tally)
+            else:
                 yield notebook(handed_in, name, handed_in.file, content, only)
-            elif is_zip(handed_in.file):
-                packed = open_archive(read(download, handed_in.entry, allowance))
-                yield from packed_notebooks(handed_in, packed, allowance, only, tally)
         except Refused as reason:
             tally.leave_out(name, reason)
 
 
 def packed_notebooks(
-    handed_in: HandedIn, archive: ZipFile, allowance: Allowance, only: Lesson | None, tally: Tally
+    handed_in: HandedIn, packed: bytes, allowance: Allowance, only: Lesson | None, tally: Tally
 ) -> Iterator[Notebook]:
-    for entry in entries(archive):
+    """Those in a student's own zip archive. Raises Refused where there is nothing in it."""
+    archive = open_archive(packed)
+    found = list(entries(archive))
+    if not found:
+        raise Refused("there is nothing in it")
+    for entry in found:
         name = f"{handed_in.entry.name} › {entry.name}"
+        if entry.clutter:
+            tally.clutter += 1
+            continue
         try:
-            if is_notebook(entry.file):
-                content = read(archive, entry, allowance)
-                yield notebook(handed_in, name, entry.file, content, only, entry.time)
-            elif is_zip(entry.file):
+            require_work(entry, entry.path)
+            if is_zip(entry.file):
                 raise Refused(TWICE_PACKED)
+            content = read(archive, entry, allowance)
+            yield notebook(handed_in, name, entry.file, content, only, entry.time)
         except Refused as reason:
             tally.leave_out(name, reason)
+
+
+def require_work(entry: Entry, path: Sequence[str]) -> None:
+    """Raise Refused for what can't be a submission. path: the part that the student chose."""
+    if entry.problem:
+        raise Refused(entry.problem)
+    if any(part.startswith(".") for part in path):
+        raise Refused(HIDDEN)
+    if not (is_notebook(path[-1]) or is_zip(path[-1])):
+        raise Refused(NO_NOTEBOOK)
 
 
 def notebook(
@@ -272,10 +307,10 @@ def newest(notebooks: Sequence[Notebook], only: Lesson | None, tally: Tally) -> 
         else:
             choices[each.lesson.name].append(each)
     chosen = [max(reversed(several), key=lambda each: each.rank) for several in choices.values()]
-    for each in notebooks:
-        best = next((one for one in chosen if one.lesson == each.lesson), each)
-        if each.content != best.content:
-            tally.leave_out(each.file, OUTDONE)
+    for best in chosen:
+        for each in choices[best.lesson.name]:
+            if each is not best:
+                tally.leave_out(each.file, TWICE if each.content == best.content else OUTDONE)
     return chosen
 
 
@@ -473,11 +508,6 @@ def nothing_of(without: Sequence[tuple[Student, Sequence[str]]]) -> Iterator[str
     for student, files in without:
         who = f"{shown(student.name)} ({student.id})"
         yield f"Nothing could be collected of {who}: {listed(files)}."
-
-
-def listed(names: Sequence[str], most: int = 5) -> str:
-    more = [f"and {len(names) - most} more"] if len(names) > most else []
-    return ", ".join([*(shown(name) for name in names[:most]), *more])
 
 
 def counted(number: int, noun: str) -> str:

@@ -29,7 +29,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from autograder.grading.archive import Entry
+from autograder.grading.archive import LEADS_OUT, Entry
+from autograder.grading.clutter import is_clutter
 
 NUMBER = r"[0-9]{1,20}"
 MOODLE_STUDENT = rf"(?P<name>[^_]+)(?:_(?P<number>{NUMBER}))?_assignsubmission_(?:file|onlinetext)"
@@ -63,27 +64,38 @@ class Student:
 class HandedIn:
     """A file of a student's.
 
-    file: what the student called it. upload: Canvas counts them. time: when it was handed in, in
-    UTC, where the name tells. late: where the name says so.
+    path: what the student called it, with the folders around it. upload: Canvas counts them. time:
+    when it was handed in, in UTC, where the name tells. late: where the name says so.
     """
 
     student: Student
     entry: Entry
-    file: str
+    path: tuple[str, ...]
     upload: int = 0
     time: datetime | None = None
     late: bool = False
 
+    @property
+    def file(self) -> str:
+        return self.path[-1]
+
 
 def attributed(found: Sequence[Entry]) -> tuple[list[HandedIn], list[Entry]]:
-    """The files of an archive with their students, and those whose name tells of none."""
-    outer = len(wrapper(found))
-    in_folders = [entry for entry in found if len(entry.path) > outer + 1]
-    alone = [entry for entry in found if len(entry.path) == outer + 1]
-    handed_in = [HandedIn(owner(e.path[outer]), e, e.file) for e in in_folders]
-    matches = [(entry, platform_of(alone).fullmatch(entry.file)) for entry in alone]
+    """What an archive holds with its students, and the rest, whose name tells of none."""
+    outer = len(wrapper([e for e in found if not e.clutter and e.problem != LEADS_OUT]))
+    handed_in, alone, nobodys = [], [], []
+    for entry in found:
+        around, own = entry.path[: outer + 1], entry.path[outer + 1 :]
+        if own and not is_clutter(around, others=(), is_folder=True):
+            handed_in.append(HandedIn(owner(around[-1]), entry, own))
+        elif entry.clutter:
+            nobodys.append(entry)
+        else:
+            alone.append(entry)
+    platform = platform_of(alone)
+    matches = [(entry, platform.fullmatch(entry.file)) for entry in alone]
     handed_in += by_file_names([(entry, match) for entry, match in matches if match])
-    return handed_in, [entry for entry, match in matches if not match]
+    return handed_in, nobodys + [entry for entry, match in matches if not match]
 
 
 def platform_of(entries: Sequence[Entry]) -> re.Pattern[str]:
@@ -132,7 +144,7 @@ def by_file_names(matches: Sequence[tuple[Entry, re.Match[str]]]) -> list[Handed
             HandedIn(
                 student(whose, said.get("number")),
                 entry,
-                said["file"] or entry.file,
+                (said["file"] or entry.file,),
                 upload=int(said.get("upload") or 0),
                 time=local_time(said["time"]) if "time" in said else None,
                 late=bool(said.get("late")),

@@ -1,11 +1,15 @@
 """Text that strangers chose (file names, student ids, what an error said), made fit to be shown."""
 
+import re
 import unicodedata
+from collections.abc import Sequence
 
 # Control characters, invisible ones and marks of direction, halves of pairs, unassigned ones, and
 # line separators: they can hide what a name says, or turn round the text behind it.
 HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
-FORMULA = "=+-@＝＋－＠"  # what makes a spreadsheet calculate a cell instead of showing it
+# What makes a spreadsheet calculate a cell instead of showing it, wherever a cell may begin: some
+# split at semicolons, some take no notice of quotes, and some take a backslash for one.
+FORMULA = re.compile(r"""((?:^|[,;])[\s"\\]*)(?=[-=+@＝＋－＠])""")
 
 
 def shown(text: str, most: int = 120) -> str:
@@ -20,7 +24,16 @@ def escaped(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """The first few names, and how many more there are."""
+    more = [f"and {len(names) - most} more"] if len(names) > most else []
+    return ", ".join([*(shown(name) for name in names[:most]), *more])
+
+
 def cell(text: str, most: int = 1000) -> str:
-    """Text for a cell of a CSV file, which no spreadsheet takes for a formula."""
-    seen = shown(text, most)
-    return f"'{seen}" if seen.lstrip()[:1] in tuple(FORMULA) else seen
+    """Text for a cell of a CSV file, which no spreadsheet takes for a formula.
+
+    Nor any part of it, at whichever of `,` `;` and tab the spreadsheet splits: an apostrophe stands
+    before what would begin a formula there. (A tab is shown as such, and splits nothing.)
+    """
+    return FORMULA.sub(r"\1'", shown(text, most))

@@ -8,13 +8,14 @@ import csv
 import html
 import io
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
 from autograder.card import COLOURS, code_marked
 from autograder.catalogue import misconceptions
-from autograder.grading.foreign import cell, shown
+from autograder.grading.foreign import cell, listed, shown
+from autograder.grading.inventory import Inventory
 from autograder.grading.results import Mark, Result
 from autograder.judge import NOT_ATTEMPTED, PASSED, WRONG
 from autograder.lesson import Lesson
@@ -24,6 +25,7 @@ DIFFICULTIES = {1: 0.9, 2: 0.75, 3: 0.5, 4: 0.25, 5: 0.0}
 FEWEST = 3  # attempts that a difficulty is told from
 FIRST = 5  # mistakes that stand at the top of the page
 BINS = 10
+NOT_YET = "not graded yet: python -m autograder grade {}"
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """limits, versions, secrets: each with how many submissions it holds for."""
+    """limits, versions, secrets: each with how many submissions it holds for.
+
+    not_graded: folders of submitted/, each with the reason. notes: what else was found there.
+    """
 
     lesson: Lesson
     exercises: tuple[ExerciseNumbers, ...]
@@ -82,6 +87,8 @@ class Report:
     limits: tuple[tuple[str, int], ...]
     versions: tuple[tuple[str, int], ...]
     secrets: tuple[tuple[str, int], ...]
+    not_graded: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...]
 
     @property
     def mistakes(self) -> list[Held]:
@@ -90,22 +97,29 @@ class Report:
         return sorted(held, key=lambda each: -each.students)
 
 
-def report(results: Sequence[Result], lesson: Lesson) -> Report:
-    """Count a class. results: one a student, all of this lesson's lab. Raises ValueError."""
+def report(results: Sequence[Result], lesson: Lesson, found: Inventory | None = None) -> Report:
+    """Count a class. results: one a student, all of this lesson's lab. Raises ValueError.
+
+    found: what submitted/ holds, so that the report tells of what is not graded, too.
+    """
     others = sorted({result.lab for result in results} - {lesson.lab})
     if others:
         raise ValueError(f"A report on {lesson.lab} can't hold results of {', '.join(others)}.")
     ordered = sorted(results, key=lambda result: result.student)
     graded = dict.fromkeys(mark.exercise for result in ordered for mark in result.marks)
     names = list(lesson.cards | graded)
+    waiting = dict.fromkeys(found.students, NOT_YET.format(lesson.lab)) if found else {}
+    misplaced = found.misplaced if found else {}
     return Report(
         lesson,
         tuple(numbers(i, name, ordered, lesson) for i, name in enumerate(names, 1)),
-        tuple(row(result, names) for result in ordered),
+        tuple(row(result, names, misplaced) for result in ordered),
         sum(not result.sandboxed for result in ordered),
         counts(limit for result in ordered for limit in dict.fromkeys(result.limits)),
         counts(result.version for result in ordered),
         counts(result.secret for result in ordered),
+        not_graded({result.student for result in ordered}, waiting, misplaced),
+        tuple(found.notes) if found else (),
     )
 
 
@@ -114,14 +128,21 @@ def counts(texts: Iterable[str]) -> tuple[tuple[str, int], ...]:
     return tuple(Counter(texts).most_common())
 
 
-def row(result: Result, names: Sequence[str]) -> Row:
+def not_graded(graded: set[str], *reasons: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Each student without a result, and all that is to be said about that."""
+    students = sorted(set().union(*reasons) - graded)
+    return tuple((each, " ".join(r[each] for r in reasons if each in r)) for each in students)
+
+
+def row(result: Result, names: Sequence[str], misplaced: Mapping[str, str]) -> Row:
     marks = {mark.exercise: mark for mark in result.marks}
+    odd = [misplaced[result.student]] if result.student in misplaced else []
     return Row(
         result.student,
         tuple(marks.get(name) for name in names),
         result.points,
         result.most,
-        result.remarks,
+        (*result.remarks, *odd),
     )
 
 
@@ -166,7 +187,7 @@ def held_misconceptions(exercise: str, names: Sequence[str]) -> tuple[Held, ...]
 
 
 def to_csv(report: Report) -> str:
-    """A row for each student: points by exercise, in all, and what was odd."""
+    """A row for each student: points by exercise, in all, and what was odd or is missing."""
     names = [exercise.name for exercise in report.exercises]
     file = io.StringIO()
     table = csv.writer(file, lineterminator="\n")
@@ -176,6 +197,8 @@ def to_csv(report: Report) -> str:
         remarks = cell(" ".join(each.remarks))
         total = [f"{each.points:g}", f"{each.most:g}"]
         table.writerow([cell(each.student), *points, *total, remarks])
+    for student, why in report.not_graded:
+        table.writerow([cell(student), *[""] * len(names), "", "", cell(why)])
     return file.getvalue()
 
 
@@ -250,6 +273,7 @@ def to_html(report: Report) -> str:
         first_mistakes(report),
         all_exercises(report),
         remarks(report),
+        left(report),
         students(report),
         grading(report),
     ]
@@ -421,19 +445,30 @@ def times(exercise: ExerciseNumbers) -> str:
 def unexplained(exercise: ExerciseNumbers) -> str:
     """Who is worth a look: the catalogue of mistakes knows nothing of these answers."""
     number = len(exercise.unexplained)
-    return f"<b>{number}</b> for no known cause: {listed(exercise.unexplained)}"
+    who = html.escape(listed(exercise.unexplained, 8))
+    return f"<b>{number}</b> for no known cause: {who}"
 
 
 def remarks(report: Report) -> str:
-    odd = [each for each in report.rows if each.remarks]
-    if not odd:
+    odd = [(each.student, " ".join(each.remarks)) for each in report.rows if each.remarks]
+    return f"<h2>What was odd</h2>\n{told(odd)}" if odd else ""
+
+
+def left(report: Report) -> str:
+    """What lies in submitted/ and has no points."""
+    if not report.not_graded and not report.notes:
         return ""
+    notes = "".join(f"\n<p>{said(note, 1000)}</p>" for note in report.notes)
+    return f"<h2>What is not graded</h2>\n{told(report.not_graded)}{notes}"
+
+
+def told(sentences: Sequence[tuple[str, str]]) -> str:
+    """A table of students, with what is to be said of each."""
     rows = "".join(
-        f"<tr><td>{said(each.student)}</td>"
-        f'<td class="text">{said(" ".join(each.remarks), 400)}</td></tr>'
-        for each in odd
+        f'<tr><td>{said(student)}</td><td class="text">{said(text, 400)}</td></tr>'
+        for student, text in sentences
     )
-    return f'<h2>What was odd</h2>\n<div class="wide"><table>{rows}</table></div>'
+    return f'<div class="wide"><table>{rows}</table></div>' if rows else ""
 
 
 def students(report: Report) -> str:
@@ -483,11 +518,6 @@ def texts(found: Sequence[tuple[str, int]], total: int) -> str:
         said(text, 300) + ("" if number == total else f" ({number} of {total})")
         for text, number in found
     )
-
-
-def listed(names: Sequence[str], most: int = 8) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(said(name, 60) for name in names[:most]) + more
 
 
 def of_students(number: int) -> str:

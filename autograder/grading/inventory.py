@@ -1,0 +1,268 @@
+"""Every entry of submitted/, for a lab: what is graded, and why the rest is not a submission.
+
+A student whose folder has a wrong name would be lost without a word. So this goes through the names
+in submitted/ and says where something looks like a submission but is not graded. It opens no file
+and follows no link, and it looks at only so many entries of a folder.
+"""
+
+import os
+import re
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import islice
+from pathlib import Path
+
+from autograder.grading.clutter import is_clutter, passed_over
+from autograder.grading.collect import is_notebook, is_zip
+from autograder.grading.foreign import listed, shown
+from autograder.grading.submission import Unreadable, open_folder, students
+from autograder.lesson import Lesson, lessons
+
+MOST_STUDENTS = 100_000  # entries of submitted/
+MOST_ENTRIES = 5_000  # of a student's folder
+MOST_FOLDERS = 8  # in one another
+MOST_LINES = 50  # about students
+NAMED = 20  # in a line
+
+FILE, FOLDER, CLUTTER, CLOSED = "file", "folder", "clutter", "folder that can't be looked into"
+
+MOVE = "{what}, move {which} to {there} and grade again."
+PERHAPS = "{what}. If it was handed in for this lab, move the notebook to {there} and grade again."
+BESIDE = "{what}, because the notebook in {lab}/ is graded. If that is the wrong one, replace it."
+NOT_SEEN = (
+    "the folder is too large to be looked through, or may not be opened. If the notebook is in it, "
+    "move that to {there} and grade again."
+)
+HIDDEN = "the folder's name begins with a dot, rename it and grade again."
+A_LABS = (
+    "the folder is named after a lab instead of a student, move what is in it to "
+    "submitted/STUDENT/{lab}/ and grade again."
+)
+
+Names = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """What submitted/ holds, for a lab.
+
+    students: those who handed in something, and are graded. misplaced: by the name of a folder,
+    what in it looks like a submission but is not graded, and what to do. without: the folders with
+    nothing of this lab. loose: what lies directly in submitted/ and is no folder. clutter: how many
+    entries are clutter. whole: whether all of submitted/ was looked at.
+    """
+
+    lesson: Lesson
+    students: Names
+    misplaced: dict[str, str]
+    without: Names
+    loose: Names
+    clutter: int
+    whole: bool
+
+    @property
+    def lines(self) -> list[str]:
+        """What is not graded: a line for each student, up to a number, and the notes."""
+        told = [f"{shown(name)}: {why}" for name, why in self.misplaced.items()]
+        more = f"and {len(told) - MOST_LINES} more: python -m autograder report {self.lesson.lab}"
+        return [*told[:MOST_LINES], *([more] if len(told) > MOST_LINES else []), *self.notes]
+
+    @property
+    def notes(self) -> list[str]:
+        """What is not about a single student."""
+        notes = []
+        if self.without:
+            names = listed(self.without, NAMED)
+            notes.append(f"Nothing of {self.lesson.name} ({len(self.without)}): {names}.")
+        if self.loose:
+            notes.append(
+                f"Not a submission ({len(self.loose)}): {listed(self.loose, NAMED)}. Directly in "
+                "submitted/ only folders are looked at, and no links. Put a notebook into "
+                f"submitted/STUDENT/{self.lesson.name}/, and collect an archive: "
+                "python -m autograder collect FILE.zip"
+            )
+        if not self.whole:
+            notes.append(f"Only {MOST_STUDENTS} entries of submitted/ were looked at.")
+        return notes + passed_over(self.clutter)
+
+
+def inventory(submitted: Path, lesson: Lesson) -> Inventory:
+    """Go through submitted/. Raises Unreadable where it can't be opened."""
+    graded = dict.fromkeys(students(submitted, lesson))
+    misplaced: dict[str, str] = {}
+    without, loose, clutter = [], [], 0
+    with open_folder(submitted) as course:
+        kinds = kinds_in(course, MOST_STUDENTS)
+        for name, kind in kinds.items():
+            if kind == CLUTTER:
+                clutter += 1
+            elif kind == FOLDER:
+                seen = look(course, name, lesson)
+                clutter += seen.clutter
+                if why := reason(name, seen, lesson, name in graded):
+                    misplaced[name] = f"not a submission: {why}"
+                elif name not in graded:
+                    without.append(name)
+            elif name not in graded:  # as a link to a folder is
+                loose.append(name)
+    whole = len(kinds) < MOST_STUDENTS
+    return Inventory(lesson, tuple(graded), misplaced, tuple(without), tuple(loose), clutter, whole)
+
+
+# ---------------------------------------------------------------------------- a student's folder
+
+
+@dataclass
+class Seen:
+    """What a student's folder holds, for a lab.
+
+    lab: whether something has the name of the lab's folder. in_place: whether a notebook is in it.
+    notebooks: those elsewhere that are named after this lab. others: archives, folders and files
+    that are. perhaps: notebooks and archives that are named after no lab. whole: whether everything
+    was looked at.
+    """
+
+    lab: bool = False
+    in_place: bool = False
+    notebooks: list[Names] = field(default_factory=list)
+    others: list[Names] = field(default_factory=list)
+    perhaps: list[Names] = field(default_factory=list)
+    clutter: int = 0
+    whole: bool = True
+
+
+def look(course: int, student: str, lesson: Lesson) -> Seen:
+    found = list(islice(walk(course, student), MOST_ENTRIES))
+    seen = Seen(whole=len(found) < MOST_ENTRIES)
+    for path, kind in found:
+        note(path, kind, lesson, seen)
+    if seen.in_place:  # what else is in the lab's folder is the student's own, or was there earlier
+        seen.notebooks = [path for path in seen.notebooks if path[0] != lesson.name]
+    return seen
+
+
+def walk(course: int, student: str) -> Iterator[tuple[Names, str]]:
+    """What a student's folder holds with its kind, the outer folders first."""
+    ahead: deque[Names] = deque([()])
+    while ahead:
+        path = ahead.popleft()
+        try:
+            kinds = kinds_below(course, (student, *path))
+        except Unreadable:
+            yield path, CLOSED
+            continue
+        for name, kind in kinds.items():
+            inner = (*path, name)
+            yield inner, CLOSED if kind == FOLDER and len(inner) == MOST_FOLDERS else kind
+            if kind == FOLDER and len(inner) < MOST_FOLDERS:
+                ahead.append(inner)
+
+
+def kinds_below(course: int, path: Names) -> dict[str, str]:
+    """Raises Unreadable where a folder on the way is a link, or can't be opened."""
+    with ExitStack() as open_ones:
+        folder = course
+        for name in path:
+            folder = open_ones.enter_context(open_folder(name, folder))
+        return kinds_in(folder, MOST_ENTRIES)
+
+
+def kinds_in(folder: int, most: int) -> dict[str, str]:
+    """What an open folder holds, by name, sorted, with its kind."""
+    with os.scandir(folder) as entries:
+        is_folder = {e.name: e.is_dir(follow_symlinks=False) for e in islice(entries, most)}
+    beside = {(name,) for name in is_folder}
+    kinds = {name: FOLDER if is_folder[name] else FILE for name in sorted(is_folder)}
+    clutter = [name for name in kinds if is_clutter((name,), beside, is_folder[name])]
+    return kinds | dict.fromkeys(clutter, CLUTTER)
+
+
+def note(path: Names, kind: str, lesson: Lesson, seen: Seen) -> None:
+    if kind == CLOSED:
+        seen.whole = False
+    elif kind == CLUTTER:
+        seen.clutter += 1
+    elif path == (lesson.name,):
+        seen.lab = True
+    elif kind == FILE and path[:-1] == (lesson.name,) and is_graded(path[-1]):
+        seen.in_place = True
+    elif kind == FILE and (is_notebook(path[-1]) or is_zip(path[-1])):
+        ours = is_of(path, lesson)
+        if ours is None:
+            seen.perhaps.append(path)
+        elif ours:
+            (seen.notebooks if is_notebook(path[-1]) else seen.others).append(path)
+    elif named_after(path[-1]) == lesson or (kind == FOLDER and is_numbered(path[-1], lesson)):
+        seen.others.append(path)
+
+
+def is_graded(file: str) -> bool:
+    """As submission.py chooses the notebook in a lab's folder."""
+    return file.lower().endswith(".ipynb") and not file.startswith(".")
+
+
+def reason(student: str, seen: Seen, lesson: Lesson, graded: bool) -> str | None:
+    """Why something in a folder is not a submission, and what to do; None where nothing is odd."""
+    there = f"submitted/{shown(student)}/{lesson.notebook}"
+    found = seen.notebooks or ([] if seen.in_place else seen.others or seen.perhaps)
+    what = listed(["/".join(path) for path in found])
+    if student in labs() and not seen.lab:
+        return A_LABS.format(lab=labs()[student].name)
+    if student.startswith(".") and (found or seen.lab):
+        return HIDDEN
+    if found and seen.in_place:
+        return BESIDE.format(what=what, lab=lesson.name)
+    if seen.notebooks:
+        which = "it" if len(found) == 1 else "the right one"
+        return MOVE.format(what=what, which=which, there=there)
+    if found:
+        return PERHAPS.format(what=what, there=there)
+    if not seen.in_place and (not seen.whole or (seen.lab and not graded)):
+        return NOT_SEEN.format(there=there)
+    return None
+
+
+# ------------------------------------------------------------------------------------ which lab
+
+
+def is_of(path: Names, lesson: Lesson) -> bool | None:
+    """Whether something is of a lab, by the innermost name that tells; None where none does."""
+    for name in reversed(path):
+        if other := named_after(name):
+            return other == lesson
+    return any(is_numbered(name, lesson) for name in path) or None
+
+
+def named_after(name: str) -> Lesson | None:
+    """The lesson whose name is in a name, however it is written: "KV-Cache (2)", "2_kvcache"."""
+    found = [each.replace("_", "") for each in lab_names().findall(words(name))]
+    return labs()[max(found, key=len)] if found else None
+
+
+def is_numbered(name: str, lesson: Lesson) -> bool:
+    """Whether a name begins with the number of a lesson: "2", "lab2", "02-cache"."""
+    return re.match(rf"(?:lab_)?0*{int(lesson.name[:2])}(?:_|$)", words(name)) is not None
+
+
+def words(name: str) -> str:
+    return "_".join(re.findall("[a-z]+|[0-9]+", name.lower()))
+
+
+@cache
+def lab_names() -> re.Pattern[str]:
+    longest_first = sorted(lessons(), key=len, reverse=True)
+    either = "|".join(lab.replace("_", "_?") for lab in longest_first)
+    return re.compile(rf"(?<![a-z])(?:{either})(?![a-z])")
+
+
+@cache
+def labs() -> dict[str, Lesson]:
+    """The lessons by all of their names."""
+    return {
+        name: each
+        for each in lessons().values()
+        for name in (each.lab.replace("_", ""), each.lab, each.name)
+    }
