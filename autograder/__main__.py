@@ -5,6 +5,7 @@
     python -m autograder collect FILE    put a learning platform's download into submitted/
     python -m autograder release LAB     a bundle of a lab for a class
     python -m autograder demo            make a small class and grade it: the two-minute tour
+    python -m autograder certificates    make a key and certificate for grading on a cluster
 
 A lab is named kv_cache, 02_kv_cache or 2. autograder/README.md walks through all of it.
 """
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from autograder.grading import commands
 from autograder.grading.jail import JailError
-from autograder.grading.refused import Refused
+from autograder.grading.refused import GOES_ON, Refused
 from autograder.grading.secret import SecretError
 from autograder.lesson import Lesson, lessons
 
@@ -27,8 +28,13 @@ def main(arguments: list[str] | None = None) -> int:
     except (JailError, SecretError, Refused) as refusal:
         print(refusal, file=sys.stderr)
         return 1
+    except OSError as error:
+        what = error.filename or "A file"
+        see = "Check that it exists, that you may use it, and that its disk has room."
+        print(f"{what}: {error.strerror or error}. {see} {GOES_ON}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
-        print("\nStopped. What was graded is kept: the same command goes on from there.")
+        print(f"\nStopped. {GOES_ON}")
         return 130
 
 
@@ -46,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
     grade.add_argument("--student", help="only this one, and again if it was graded before")
     where = grade.add_mutually_exclusive_group()
     where.add_argument("--jobs", type=positive, default=1, help="processes here (default: 1)")
-    where.add_argument("--scheduler", metavar="ADDRESS", help="a Dask cluster: tcp://host:8786")
+    where.add_argument("--scheduler", metavar="ADDRESS", help="a Dask cluster: tls://host:8786")
     grade.add_argument(
         "--unsandboxed",
         action="store_true",
@@ -72,6 +78,9 @@ def parser() -> argparse.ArgumentParser:
     demo = each.add_parser("demo", help="make a small class and grade it")
     demo.set_defaults(command=commands.demo)
     demo.add_argument("--jobs", type=positive, default=2, help="processes (default: 2)")
+
+    certificates = each.add_parser("certificates", help="make a key for a cluster: docs/cluster.md")
+    certificates.set_defaults(command=commands.certificates)
     return whole
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -12,19 +13,20 @@ from autograder.grading import collect as collecting
 from autograder.grading import report as reporting
 from autograder.grading.foreign import shown
 from autograder.grading.gradebook import NotEntered, entered, gradebook
+from autograder.grading.inventory import inventory
 from autograder.grading.jail import Jail
 from autograder.grading.local import graded_here
-from autograder.grading.refused import Refused
+from autograder.grading.refused import Refused, writing
 from autograder.grading.results import NotGraded, Result
 from autograder.grading.store import COURSE, Course
 from autograder.grading.submission import Submission
+from autograder.grading.temporary import remove_leftovers, write_whole
 from autograder.lesson import Lesson
 
 
 def grade(given: argparse.Namespace) -> int:
     """Grade, keep the results, enter them into nbgrader's gradebook, and sum up."""
-    if not COURSE.submitted.is_dir():
-        raise Refused(f"There is no {COURSE.submitted}. Collect what was handed in first.")
+    require_submitted()
     return grade_course(
         COURSE,
         given.lab,
@@ -33,6 +35,11 @@ def grade(given: argparse.Namespace) -> int:
         scheduler=given.scheduler,
         student=given.student,
     )
+
+
+def require_submitted() -> None:
+    if not COURSE.submitted.is_dir():
+        raise Refused(f"There is no {COURSE.submitted}. Collect what was handed in first.")
 
 
 def grade_course(
@@ -45,12 +52,14 @@ def grade_course(
 ) -> int:
     submissions = list(course.submissions(lesson, student))
     if not submissions:
-        raise Refused(f"Nobody has handed in {lesson.name}: {course.submitted} has nothing of it.")
+        nobody = f"Nobody has handed in {lesson.name}: {course.submitted} has nothing of it."
+        raise Refused("\n".join([nobody, *inventory(course.submitted, lesson).lines]))
     console = Console()
     results: dict[str, Result] = {}
     not_graded: dict[str, str] = {}
-    not_entered: dict[str, str] = {}
+    not_entered: dict[str, list[str]] = {}  # by the reason
     known = entered(course, lesson)
+    remove_leftovers(course.graded(lesson))
     with bar(console) as progress, gradebook(course, lesson) as enter:
         task = progress.add_task(lesson.name, total=len(submissions))
         for submission, result in graded(course, submissions, jail, jobs, scheduler, student):
@@ -59,19 +68,21 @@ def grade_course(
             else:
                 results[submission.student] = result
                 try:
-                    if submission.student not in known or not course.is_given(submission):
+                    if submission.student not in known or not course.is_given(result):
                         enter(submission.student)
                 except NotEntered as error:
-                    not_entered[submission.student] = str(error)
+                    not_entered.setdefault(str(error), []).append(shown(submission.student))
             progress.advance(task)
-    for name, why in not_entered.items():
-        console.print(f"nbgrader did not take {shown(name)}: {why}", markup=False)
+    for why, names in not_entered.items():
+        console.print(f"nbgrader did not take {', '.join(names)}: {why}", markup=False)
     if results:
         sum_up(console, list(results.values()))
     for name, why in not_graded.items():
         console.print(f"{shown(name)} is not graded. {why}", markup=False)
     if not_graded:
         console.print("The same command tries again what is not graded, and nothing else.")
+    for line in inventory(course.submitted, lesson).lines if student is None else ():
+        console.print(line, markup=False)
     return 1 if not_entered or not_graded else 0
 
 
@@ -109,15 +120,31 @@ def graded(
 def graded_there(
     submissions: Iterable[Submission], secret: bytes, jail: Jail, scheduler: str
 ) -> Iterator[tuple[Submission, Result | NotGraded]]:
-    """The same on a cluster, which needs packages that nothing else does."""
-    try:
+    """The same on a cluster."""
+    with cluster_packages():
         from autograder.grading import cluster
-    except ModuleNotFoundError as error:
-        raise Refused(
-            f"Grading on a cluster needs {error.name}, which is not installed. Install it in the "
-            'repository\'s root: pip install -e ".[grade,cluster]" -c constraints.txt'
-        ) from None
     return cluster.graded_there(submissions, secret, jail, scheduler)
+
+
+def certificates(given: argparse.Namespace) -> int:
+    """Make a key and certificate for a cluster, and tell where they are."""
+    with cluster_packages():
+        from autograder.grading.certificates import new_certificate
+
+        print(new_certificate())
+    return 0
+
+
+@contextmanager
+def cluster_packages() -> Iterator[None]:
+    """Around an import of what only a cluster needs. Raises Refused where it is not installed."""
+    try:
+        yield
+    except ImportError as error:
+        raise Refused(
+            f"A cluster needs more packages ({error}). Install them in the repository's root: "
+            'pip install -e ".[grade,cluster]" -c constraints.txt'
+        ) from None
 
 
 def bar(console: Console) -> Progress:
@@ -145,15 +172,18 @@ def sum_up(console: Console, results: list[Result]) -> None:
 
 def report(given: argparse.Namespace) -> int:
     """Write the report of a lab, as a page and as a table."""
+    require_submitted()
     results = COURSE.results(given.lab)
+    handed_in = inventory(COURSE.submitted, given.lab)
     if not results:
-        raise Refused(f"Nothing of {given.lab.name} is graded yet: python -m autograder grade")
-    found = reporting.report(results, given.lab)
+        nothing = f"Nothing of {given.lab.name} is graded yet: python -m autograder grade"
+        raise Refused("\n".join([nothing, *handed_in.lines]))
+    found = reporting.report(results, given.lab, handed_in)
     folder = COURSE.folder / "reports"
-    folder.mkdir(exist_ok=True)
     for suffix, text in ((".html", reporting.to_html(found)), (".csv", reporting.to_csv(found))):
         path = folder / f"{given.lab.name}{suffix}"
-        path.write_text(text, encoding="utf-8")
+        with writing(folder):
+            write_whole(path, text)
         print(path)
     return 0
 
@@ -171,7 +201,8 @@ def collect(given: argparse.Namespace) -> int:
 def release(given: argparse.Namespace) -> int:
     """Write the bundle of a lab, and tell where it is."""
     path = given.out or Path(f"{given.lab.name}.zip")
-    size = bundling.release(given.lab, path)
+    with writing(path):
+        size = bundling.release(given.lab, path)
     print(f"{path}, {size / 1e6:.1f} MB")
     return 0
 

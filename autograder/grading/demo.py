@@ -27,8 +27,9 @@ from autograder.exercises import exercises
 from autograder.grading import report as reporting
 from autograder.grading.commands import grade_course
 from autograder.grading.foreign import shown
-from autograder.grading.gradebook import NotEntered, reason
+from autograder.grading.gradebook import reason
 from autograder.grading.jail import Jail
+from autograder.grading.refused import Refused, writing_temporary
 from autograder.grading.release import release_of
 from autograder.grading.results import Result
 from autograder.grading.store import Course
@@ -213,10 +214,11 @@ compared out here, and nbgrader enters the points into a gradebook.
 def run(jobs: int) -> int:
     """Make the class, grade it, and tell what became of each; 0 if that is as expected."""
     console = Console(highlight=False)
-    course = Course(Path(tempfile.mkdtemp(prefix="inference-demo-")) / "autograder")
     console.print(BEFORE)
-    make_course(course)
-    hand_in(course)
+    with writing_temporary():
+        course = Course(Path(tempfile.mkdtemp(prefix="inference-demo-")) / "autograder")
+        make_course(course)
+        hand_in(course)
     grade_course(course, LESSON, Jail(seconds=SECONDS), jobs)
     results = {result.student: result for result in course.results(LESSON)}
     scores = scores_of(course)
@@ -284,7 +286,7 @@ def write_pages(course: Course, results: list[Result]) -> None:
     config = PyFileConfigLoader(CONFIG.name, path=str(course.folder)).load_config()
     done = NbGraderAPI(config=config).generate_feedback(LESSON.name)
     if not done["success"]:
-        raise NotEntered(reason(done))
+        raise Refused(f"nbgrader has written no feedback: {reason(done)}")
 
 
 def tell_where(course: Course, console: Console) -> None:

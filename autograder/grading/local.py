@@ -1,11 +1,12 @@
 """Grading in several processes of this machine. One that dies costs nothing but its own time."""
 
 import multiprocessing
+import os
 import signal
 import tempfile
 import traceback
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Self
@@ -14,39 +15,45 @@ import torch
 
 from autograder.grading.jail import Jail, JailError
 from autograder.grading.oracle import grade_one
+from autograder.grading.refused import writing_temporary
 from autograder.grading.results import NotGraded, Result
+from autograder.grading.secret import Key, key_of
 from autograder.grading.submission import Submission
+from autograder.grading.temporary import Temporary, hold, remove_leftovers
 
 TRIES = 2  # for a submission whose grader dies under it
 FAREWELL = 10  # seconds that a grader has to put its things away
-DIED = NotGraded(
-    f"The process that graded it has ended {TRIES} times. Is there enough memory? Try fewer --jobs."
-)
+TOO_LITTLE = "Is there enough memory? Try fewer --jobs."
 
 
 class Grader:
     """A process that grades one submission after the other."""
 
-    def __init__(self, secret: bytes, settings: Jail, folder: str) -> None:
+    def __init__(self, settings: Jail, folder: Path) -> None:
         context = multiprocessing.get_context("spawn")  # nothing of this process goes along
         self.connection, theirs = context.Pipe()
-        arguments = theirs, secret, settings, folder
-        self.process = context.Process(target=serve, args=arguments, daemon=True)
+        self.process = context.Process(target=serve, args=(theirs, settings, folder), daemon=True)
         self.process.start()
         theirs.close()
 
-    def begin(self, submission: Submission) -> Self:
+    def begin(self, submission: Submission, key: Key) -> Self:
         with suppress(OSError):  # it has died, as `result` will find
-            self.connection.send(submission)
+            self.connection.send((submission, key))
         return self
 
     def result(self) -> Result | NotGraded | None:
-        """None where the process has died. Raises JailError; after both, it is closed."""
+        """None if the process has died. Raises JailError if it can't have a sandbox.
+
+        Unless it returns a Result it closes the grader, because what went wrong may go wrong again
+        in it. A new one begins by trying out a sandbox.
+        """
         try:
             found = self.connection.recv()
         except (EOFError, OSError):
             found = None
         if found is None or isinstance(found, JailError):
+            self.process.join(FAREWELL)  # it ends by itself
+        if not isinstance(found, Result):
             self.close()
         if isinstance(found, JailError):
             raise found
@@ -60,50 +67,76 @@ class Grader:
         self.process.join()
 
 
-def serve(connection: Connection, secret: bytes, settings: Jail, folder: str) -> None:
-    """Ctrl-C is for whoever started this; it then ends with it.
+def serve(connection: Connection, settings: Jail, folder: Path) -> None:
+    """Grade what comes through the connection, until it is closed.
 
-    folder: for all temporary files, so that none is left of a grader that was killed.
+    Ctrl-C is left to the parent process, which then ends this one. folder: the parent's, for all
+    temporary files, so that a grader that is killed leaves none behind.
     """
-    tempfile.tempdir = folder
+    tempfile.tempdir = str(folder)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     torch.set_num_threads(1)
-    with suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
+    with suppress(EOFError, ConnectionError, KeyboardInterrupt), ExitStack() as stack:
+        stack.callback(signal.signal, signal.SIGTERM, signal.SIG_IGN)  # then it ends by itself
         try:
-            with settings as jail:
-                while True:
-                    connection.send(graded_or_not(connection.recv(), secret, jail))
-        except JailError as error:
-            connection.send(error)
+            stack.callback(remove_leftovers, folder.parent)  # the parent may have been killed
+            stack.callback(os.close, hold(folder))
+            jail = stack.enter_context(settings)
+        except (JailError, OSError) as error:
+            connection.send(JailError(str(error)))
+            return
+        while True:
+            submission, key = connection.recv()
+            connection.send(graded_or_not(submission, key, jail))
 
 
-def graded_or_not(submission: Submission, secret: bytes, jail: Jail) -> Result | NotGraded:
-    """The result, in a jail that has been entered; where grading fails, why: the others go on."""
+def graded_or_not(submission: Submission, key: Key, jail: Jail) -> Result | NotGraded:
+    """The result, in a jail that has been entered; or why there is none, if grading fails."""
     try:
-        return grade_one(submission, secret, jail)
+        return grade_one(submission, key, jail)
+    except JailError as error:
+        return NotGraded(str(error))
     except Exception as error:
+        if is_of_memory(error):
+            return NotGraded(f"Grading it took more memory than there was. {TOO_LITTLE}")
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(last.filename).name}, line {last.lineno}"
         return NotGraded(f"Grading it failed: {type(error).__name__} in {where}: {error}")
 
 
+def is_of_memory(error: Exception) -> bool:
+    """Whether memory ran out: PyTorch raises a RuntimeError, a system call an OSError."""
+    return isinstance(error, MemoryError) or "allocate memory" in str(error)
+
+
+def died(exitcode: int | None) -> NotGraded:
+    """Why a submission has no result if every grader died under it; the last one's exit code."""
+    again = f"The process that graded it has ended {TRIES} times"
+    if exitcode == -signal.SIGKILL:  # Linux kills a process when memory runs out
+        return NotGraded(f"{again}: it was killed. {TOO_LITTLE}")
+    return NotGraded(f"{again}, with exit code {exitcode}. Its last error is printed above.")
+
+
 def graded_here(
     submissions: Iterable[Submission], secret: bytes, settings: Jail, jobs: int
 ) -> Iterator[tuple[Submission, Result | NotGraded]]:
-    """Submissions with their results, as they come. Raises JailError."""
+    """Submissions with their results, as they come. Raises JailError, and Refused."""
     left = iter(submissions)
     graders: dict[Connection, tuple[Grader, Submission, int]] = {}
 
     def begin(submission: Submission | None, grader: Grader | None, tried: int = 1) -> None:
         if submission is not None:
-            grader = (grader or Grader(secret, settings, folder)).begin(submission)
+            key = key_of(secret, submission)
+            grader = (grader or Grader(settings, folder)).begin(submission, key)
             graders[grader.connection] = grader, submission, tried
         elif grader is not None:
             grader.close()
 
-    with tempfile.TemporaryDirectory(prefix="inference-grader-") as folder:
-        Path(folder).chmod(0o755)  # what runs in a sandbox is another user
+    with ExitStack() as stack:
+        with writing_temporary():
+            folder = stack.enter_context(Temporary("grader"))
+        folder.chmod(0o755)  # what runs in a sandbox is another user
         try:
             for _ in range(jobs):
                 begin(next(left, None), None)
@@ -115,8 +148,8 @@ def graded_here(
                     if result is None and tried < TRIES:
                         begin(submission, None, tried + 1)
                         continue
-                    begin(next(left, None), grader if result else None)
-                    yield submission, result or DIED
+                    begin(next(left, None), grader if isinstance(result, Result) else None)
+                    yield submission, result or died(grader.process.exitcode)
         finally:
             for grader, _, _ in graders.values():
                 grader.close()

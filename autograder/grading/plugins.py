@@ -25,7 +25,7 @@ from autograder.grading.exchange import MOST_SECRET, SECRET
 from autograder.grading.foreign import HIDDEN
 from autograder.grading.rebuild import check_id, rebuild
 from autograder.grading.release import release_of
-from autograder.grading.results import Mark, Result
+from autograder.grading.results import RESULT, Mark, Result, result_id
 from autograder.grading.submission import Submission, read_beside, read_submission
 from autograder.lesson import Lesson, lessons
 
@@ -103,6 +103,7 @@ class ApplyResults(SubmissionStep):
 
 def apply(result: Result, notebook: NotebookNode) -> None:
     """Write a result into a notebook. Raises ValueError where it has no mark for a check."""
+    notebook.metadata[RESULT] = result_id(result)
     marks = {check_id(mark.exercise): mark for mark in result.marks}
     for cell in notebook.cells:
         label = cell.metadata.get("nbgrader", {})

@@ -1,5 +1,36 @@
-"""What a command says when it does nothing."""
+"""What a command says when it does nothing, or can't go on."""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+GOES_ON = "What was graded is kept: the same command goes on from there."
 
 
 class Refused(Exception):
-    """Why a command does nothing, and what to do."""
+    """Why a command does nothing or can't go on, and what to do."""
+
+
+@contextmanager
+def writing(place: object, kind: type[Exception] = Refused, or_else: str = "") -> Iterator[None]:
+    """Raise `kind` with a sentence if the block can't write its files to the folder `place`.
+
+    or_else: what the reader can do instead.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{not_written(place, error, or_else)} {GOES_ON}") from None
+
+
+def writing_temporary(kind: type[Exception] = Refused) -> AbstractContextManager[None]:
+    """Raise `kind` with a sentence if the block can't write its temporary files."""
+    return writing(os.environ.get("TMPDIR", "/tmp"), kind, ", or set TMPDIR to another folder")
+
+
+def not_written(place: object, error: OSError, or_else: str = "") -> str:
+    """A sentence that says why a folder can't be written to, and what to do."""
+    todo = "Make room on its disk" if error.errno in NO_ROOM else "Check that you may write there"
+    return f"{place} can't be written to: {error.strerror or error}. {todo}{or_else}."

@@ -5,7 +5,7 @@ student, the lab, what was handed in, the version of the course, and the secret.
 """
 
 import hashlib
-import os
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,9 +13,11 @@ from pathlib import Path
 
 from autograder.grading.jail import Jail
 from autograder.grading.oracle import grade_one
-from autograder.grading.results import Result, from_json, to_json
-from autograder.grading.secret import kept_secret, secret_id
+from autograder.grading.refused import writing
+from autograder.grading.results import RESULT, Result, from_json, result_id, to_json
+from autograder.grading.secret import kept_secret, key_of, secret_id
 from autograder.grading.submission import Submission, read_submission, students
+from autograder.grading.temporary import write_whole
 from autograder.grading.version import course_version
 from autograder.lesson import Lesson, lessons
 from autograder.reference import ROOT
@@ -40,32 +42,43 @@ class Course:
         for name in students(self.submitted, lesson) if student is None else [student]:
             yield read_submission(self.submitted, name, lesson)
 
+    def graded(self, lesson: Lesson) -> Path:
+        """The folder of the results that are kept."""
+        return self.folder / "graded" / lesson.name
+
     def file(self, submission: Submission) -> Path:
         parts = submission.student, submission.lab, submission.sha256
         key = repr((*parts, course_version(), secret_id(self.secret)))
         digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
-        return self.folder / "graded" / lessons()[submission.lab].name / f"{digest[:32]}.json"
+        return self.graded(lessons()[submission.lab]) / f"{digest[:32]}.json"
 
     def kept(self, submission: Submission) -> Result | None:
-        path = self.file(submission)
-        return from_json(path.read_text(encoding="utf-8")) if path.exists() else None
+        """The kept result. None if there is none, or none that can be read: it is graded again."""
+        try:
+            return from_json(self.file(submission).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
 
     def keep(self, submission: Submission, result: Result) -> None:
-        """Written whole or not at all, whatever happens meanwhile."""
+        """Raises Refused if it can't be written."""
         path = self.file(submission)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}")
-        part.write_text(to_json(result), encoding="utf-8")
-        part.replace(path)
+        with writing(path.parent):
+            write_whole(path, to_json(result))
 
     @property
     def gradebook(self) -> Path:
         return self.folder / "gradebook.db"
 
-    def is_given(self, submission: Submission) -> bool:
-        """Whether nbgrader's copy of a submission was written after its kept result."""
-        given = self.folder / "autograded" / submission.student / lessons()[submission.lab].notebook
-        return given.exists() and given.stat().st_mtime > self.file(submission).stat().st_mtime
+    def is_given(self, result: Result) -> bool:
+        """Whether nbgrader's copy of the submission has this result.
+
+        nbgrader writes it there after it has entered the points into its gradebook.
+        """
+        given = self.folder / "autograded" / result.student / lessons()[result.lab].notebook
+        try:
+            return json.loads(given.read_bytes())["metadata"][RESULT] == result_id(result)
+        except (OSError, ValueError, LookupError, TypeError):  # no copy, or half a copy
+            return False
 
     def results(self, lesson: Lesson) -> list[Result]:
         """Those of what lies in submitted/ now."""
@@ -82,6 +95,6 @@ def result_for(submission: Submission, folder: Path) -> Result:
     kept = course.kept(submission)
     if kept is None:
         with Jail() as jail:
-            kept = grade_one(submission, course.secret, jail)
+            kept = grade_one(submission, key_of(course.secret, submission), jail)
         course.keep(submission, kept)
     return kept

@@ -19,9 +19,9 @@ def deaths(folder: Path) -> list[str]:
     return sorted(path.name.split(".")[0] for path in folder.iterdir())
 
 
-def mortal_grade_one(submission, secret, jail):
+def mortal_grade_one(submission, key, jail):
     folder = Path(os.environ["DEATHS"])
-    result = grade_one(submission, secret, jail)
+    result = grade_one(submission, key, jail)
     died = deaths(folder).count(submission.student)
     if submission.student == DIES_ALWAYS or (submission.student == DIES_ONCE and not died):
         (folder / f"{submission.student}.{died}").touch()

@@ -1,0 +1,56 @@
+"""Graders that fail for certain students. They make their results up and run no code.
+
+`serve` replaces `local.serve`. FAULTS, in their environment, is a folder. A file `no_sandbox` in it
+means that there is no sandbox, and a file `go_on` lets a grader that waits go on.
+"""
+
+import os
+import time
+from pathlib import Path
+
+from autograder.grading import local
+from autograder.grading.jail import Jail, JailError
+from autograder.grading.results import Result
+from autograder.grading.secret import Key
+from autograder.grading.submission import Submission
+from autograder.lesson import lessons
+from tests.common.fake_class import fake_result
+
+GONE, GONE_FOR_EVER, WAITS = "gone", "gone for ever", "waits"
+
+
+def faults() -> Path:
+    return Path(os.environ["FAULTS"])
+
+
+def grade_one(submission: Submission, key: Key, jail: Jail) -> Result:
+    """A made-up result whose seconds are the id of the process."""
+    student = submission.student
+    if student == GONE_FOR_EVER:
+        (faults() / "no_sandbox").touch()
+    if student in (GONE, GONE_FOR_EVER):
+        raise JailError("The sandbox is gone.")
+    if student == WAITS:
+        (faults() / "waits").touch()
+        while not (faults() / "go_on").exists():
+            time.sleep(0.01)
+    return fake_result(student, lessons()[submission.lab], seconds=os.getpid())
+
+
+class Entered:
+    """Replaces a Jail."""
+
+    def __enter__(self) -> None:
+        if (faults() / "no_sandbox").exists():
+            raise JailError("There is no sandbox to be had.")
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+def serve(connection, settings, folder):
+    local.grade_one = grade_one
+    local_serve(connection, Entered(), folder)
+
+
+local_serve = local.serve
