@@ -1,11 +1,17 @@
 """A class graded in many processes, here or on a cluster: whatever dies, nobody is lost or doubled.
 
-A real scheduler and real workers, which really die.
+A real scheduler and real workers, which really die, started as docs/cluster.md says.
 """
 
+import asyncio
 import json
 import multiprocessing
 import os
+import pickle
+import re
+import shlex
+import ssl
+import stat
 import subprocess
 import sys
 import tempfile
@@ -19,14 +25,19 @@ from pathlib import Path
 import dask
 import nbformat
 import pytest
-from distributed import Client
+from distributed import Client, connect
+from distributed.comm import CommClosedError
+from distributed.security import Security
 
 from autograder import grading
+from autograder.__main__ import main
 from autograder.grading import cluster, commands, local
+from autograder.grading.certificates import new_certificate
 from autograder.grading.jail import Jail
 from autograder.grading.oracle import grade_one
 from autograder.grading.refused import Refused
 from autograder.grading.results import NotGraded, Result
+from autograder.grading.secret import key_of
 from autograder.grading.store import Course
 from autograder.grading.submission import Submission
 from autograder.lesson import lessons
@@ -51,7 +62,7 @@ CLASS = [
     Submission(mortal.FAILS, "generate", RIGHT),
     Submission("gus\udcff", "generate", RIGHT),  # a file's name need not be text
 ]
-OTHER_VERSION = r"worker tcp://127\.0\.0\.1:\d+ has another version"
+OTHER_VERSION = r"worker tls://127\.0\.0\.1:\d+ has another version"
 POINTS = {"ada": FULL, "bob": 0, mortal.DIES_ONCE: FULL, "dan": 0, "gus\udcff": FULL}
 
 
@@ -73,13 +84,32 @@ def folder():
             yield Path(name)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def certificate(folder):
+    """The key of every cluster here, where this process and others look for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DASK_CONFIG", str(folder / "dask"))
+        patch.setattr(dask.config, "PATH", str(folder / "dask"))
+        path = new_certificate()
+        dask.config.refresh(paths=[path])
+        yield path
+    dask.config.refresh()
+
+
 # -------------------------------------------------------------------------------- the processes
+
+
+def recipe(command):
+    """The options of the recipe for one machine."""
+    text = (ROOT / "docs" / "cluster.md").read_text()
+    found = re.search(rf"^dask {command} (.*127\.0\.0\.1.*)$", text, re.MULTILINE)
+    return shlex.split(found[1])
 
 
 def dask_command(command, log, *arguments, **environment):
     with log.open("ab") as file:
         return subprocess.Popen(
-            [sys.executable, "-m", f"distributed.cli.dask_{command}", "--no-dashboard", *arguments],
+            [sys.executable, "-m", f"distributed.cli.dask_{command}", *arguments],
             cwd=log.parent,
             env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
             stdout=file,
@@ -100,7 +130,7 @@ def stopped_after(process):
 def a_scheduler(folder, **environment):
     """Its address."""
     file = folder / "scheduler.json"
-    arguments = "--host", "127.0.0.1", "--port", "0", "--scheduler-file", str(file)
+    arguments = *recipe("scheduler"), "--port", "0", "--scheduler-file", str(file)
     log = folder / "scheduler.log"
     with stopped_after(dask_command("scheduler", log, *arguments, **environment)) as process:
         while not file.exists() or not file.read_text():
@@ -117,7 +147,7 @@ def address(folder):
     """
     allowed = str(local.TRIES - 1)
     with a_scheduler(folder, DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES=allowed) as address:
-        arguments = [address, "--nworkers", "2", "--nthreads", "1"]
+        arguments = [address, *recipe("worker")[1:], "--nworkers", "2"]
         arguments += ["--preload", "tests.common.mortal", "--local-directory", str(folder)]
         places = {"DEATHS": str(folder / "there"), "TMPDIR": str(folder / "workers")}
         workers = dask_command("worker", folder / "workers.log", *arguments, **places)
@@ -181,7 +211,7 @@ def test_the_grades_are_those_of_a_single_process(graded, sandbox):
     found = dict(graded)
     for submission in CLASS:
         if submission.student in POINTS:
-            expected = grade_one(submission, SECRET, sandbox)
+            expected = grade_one(submission, key_of(SECRET, submission), sandbox)
             assert untimed(found[submission.student]) == untimed(expected)
 
 
@@ -275,9 +305,7 @@ def test_a_scheduler_without_workers_is_refused(tmp_path, monkeypatch):
         list(cluster.graded_there(CLASS, SECRET, Jail(), address))
 
 
-@pytest.mark.parametrize(
-    "address", ["tcp://127.0.0.1:1", "tcp://127.0.0.1", "127.0.0.1:x", "tls://127.0.0.1:1"]
-)
+@pytest.mark.parametrize("address", ["tls://127.0.0.1:1", "tls://127.0.0.1", "tls://127.0.0.1:x"])
 def test_where_no_scheduler_is_the_address_is_refused(address):
     with (
         dask.config.set({"distributed.comm.timeouts.connect": "100ms"}),
@@ -286,12 +314,153 @@ def test_where_no_scheduler_is_the_address_is_refused(address):
         list(cluster.graded_there(CLASS, SECRET, Jail(), address))
 
 
+def test_an_address_without_tls_is_refused():
+    with pytest.raises(Refused, match=r"tcp://127\.0\.0\.1:8786 is not encrypted.* tls://HOST"):
+        list(cluster.graded_there(CLASS, SECRET, Jail(), "tcp://127.0.0.1:8786"))
+
+
+def test_without_a_certificate_it_is_told_how_to_make_one():
+    with (
+        dask.config.set({"distributed.comm.tls.client.cert": None}),
+        pytest.raises(Refused, match=r"no certificate.* python -m autograder certificates"),
+    ):
+        list(cluster.graded_there(CLASS, SECRET, Jail(), "tls://127.0.0.1:1"))
+
+
 def test_without_distributed_it_is_told_how_to_install_it(monkeypatch):
     monkeypatch.delattr(grading, "cluster")
     monkeypatch.delitem(sys.modules, "autograder.grading.cluster")
     monkeypatch.setitem(sys.modules, "distributed", None)
-    with pytest.raises(Refused, match=r'needs distributed.* -e "\.\[grade,cluster\]"'):
-        commands.graded_there(CLASS, SECRET, Jail(), "tcp://127.0.0.1:1")
+    with pytest.raises(Refused, match=r'distributed.* -e "\.\[grade,cluster\]"'):
+        commands.graded_there(CLASS, SECRET, Jail(), "tls://127.0.0.1:1")
+
+
+# ------------------------------------------------------------------- who may take part, and how
+
+
+def answered(address, **connection):
+    """What a scheduler says of itself. Raises CommClosedError where it doesn't talk to us."""
+
+    async def ask():
+        there = await connect(address, **connection)
+        try:
+            await there.write({"op": "identity", "reply": True})
+            return await there.read()
+        finally:
+            there.abort()
+
+    return asyncio.run(ask())
+
+
+def unchecked(context):
+    """For a client that talks to any scheduler, whether it knows its certificate or not."""
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return {"ssl_context": context}
+
+
+def test_a_scheduler_takes_messages_from_holders_of_the_key_alone(address, folder):
+    def refused():
+        return (folder / "scheduler.log").read_text().count("TLS handshake failed")
+
+    before = refused()
+    plain = address.replace("tls://", "tcp://")
+    keyless = unchecked(ssl.create_default_context())
+    stranger = unchecked(Security.temporary().get_connection_args("client")["ssl_context"])
+    holder = Security().get_connection_args("client")
+    for where, connection in (plain, {}), (address, keyless), (address, stranger):
+        with pytest.raises(CommClosedError):
+            answered(where, **connection)
+    assert answered(address, **holder)["type"] == "Scheduler"
+    assert refused() == before + 3
+
+
+def test_a_scheduler_with_another_key_is_given_nothing(address):
+    another = {"distributed.comm.tls." + key: value for key, value in tls_of(Security.temporary())}
+    with dask.config.set(another), pytest.raises(Refused, match="certificate does not match"):
+        list(cluster.graded_there(CLASS, SECRET, Jail(), address))
+
+
+def tls_of(security):
+    client = security.get_tls_config_for_role("client")
+    return ("ca-file", client["ca_file"]), ("client", {k: client[k] for k in ("cert", "key")})
+
+
+def test_the_recipe_for_one_machine_opens_no_port_to_another(address):
+    def listening():
+        import psutil
+
+        ports = psutil.Process().net_connections("inet")
+        return {port.laddr.ip for port in ports if port.status == psutil.CONN_LISTEN}
+
+    with Client(address, set_as_default=False) as client:
+        client.wait_for_workers(2)
+        found = [client.run_on_scheduler(listening)]
+        for nanny in False, True:
+            found += client.run(listening, nanny=nanny).values()
+    assert len(found) == 5
+    assert all(addresses == {"127.0.0.1"} for addresses in found)
+
+
+def test_without_a_certificate_the_recipe_starts_no_scheduler(tmp_path):
+    log = tmp_path / "scheduler.log"
+    nothing = dict.fromkeys(["DASK_CONFIG", "DASK_ROOT_CONFIG", "HOME"], str(tmp_path))
+    process = dask_command("scheduler", log, *recipe("scheduler"), **nothing)
+    assert process.wait() != 0
+    assert "TLS" in log.read_text()
+
+
+def test_every_recipe_is_for_tls_and_says_where_to_listen():
+    text = (ROOT / "docs" / "cluster.md").read_text()
+    assert "tcp://" not in text
+    options = re.search(r'^options="(.*)"$', text, re.MULTILINE)[1]
+    lines = text.replace("$options", options).replace('"', "").replace(",", "").splitlines()
+    found = [line for line in lines if re.search(r"\bdask (scheduler|worker) [^i]", line)]
+    assert len(found) == 8
+    for line in found:
+        assert re.search(r"tls://|--protocol tls|\$address", line)
+        assert re.search(r"--host |--interface ", line)
+        assert "--dashboard-address 127.0.0.1:0" in line
+
+
+def test_a_worker_is_given_the_key_of_its_submission_and_never_the_secret(monkeypatch):
+    class Sent:
+        def submit(self, *arguments, **settings):
+            return pickle.dumps((arguments, settings))
+
+    def sent(client, submissions, ask):
+        return [(submission, ask(submission, "first")) for submission in submissions]
+
+    monkeypatch.setattr(cluster, "cluster", lambda address: nullcontext(Sent()))
+    monkeypatch.setattr(cluster, "side_by_side", sent)
+    messages = dict(cluster.graded_there(CLASS, SECRET, Jail(), "tls://127.0.0.1:1"))
+    assert [*messages] == CLASS
+    for submission, message in messages.items():
+        assert SECRET not in message
+        assert SECRET.hex().encode() not in message
+        assert [s for s in CLASS if key_of(SECRET, s).value in message] == [submission]
+
+
+def test_the_file_of_the_key_is_its_owner_s_alone_and_stays_as_it_is(certificate):
+    assert stat.S_IMODE(certificate.stat().st_mode) == 0o600
+    assert stat.S_IMODE(certificate.parent.stat().st_mode) == 0o700
+    assert Security().require_encryption
+    before = certificate.read_bytes()
+    with pytest.raises(Refused, match=f"{certificate} exists"):
+        new_certificate()
+    assert certificate.read_bytes() == before
+
+
+def test_the_command_tells_where_it_wrote_the_key(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(dask.config, "PATH", str(tmp_path / "dask"))
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "cryptography", None)
+        assert main(["certificates"]) == 1
+    assert '-e ".[grade,cluster]"' in capsys.readouterr().err
+    assert main(["certificates"]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "dask" / "tls.json")
+    monkeypatch.setattr(dask.config, "PATH", str(tmp_path / "dask" / "tls.json"))
+    assert main(["certificates"]) == 1
+    assert "set DASK_CONFIG to another folder" in capsys.readouterr().err
 
 
 # --------------------------------------------------------------------------------- the command

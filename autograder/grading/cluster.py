@@ -1,7 +1,7 @@
 """Grading on many machines: the workers of a Dask cluster grade, one submission at a time each.
 
-The secret travels to them, and Dask obeys whoever reaches it: docs/cluster.md says how to keep a
-cluster to yourself, and how to start one.
+A worker gets the key of each submission that it grades, and never the secret. Dask runs all code
+that it is sent, so every connection needs a certificate: docs/cluster.md says how to start one.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from autograder.grading.jail import Jail, JailError
 from autograder.grading.local import graded_or_not
 from autograder.grading.refused import Refused
 from autograder.grading.results import NotGraded, Result
-from autograder.grading.secret import secret_id
+from autograder.grading.secret import Key, key_of
 from autograder.grading.submission import MOST_BYTES, Submission
 from autograder.grading.version import course_version
 
@@ -45,15 +45,15 @@ class Order:
     """What a worker is to do. Dask writes what it is handed into its logs: this shows nothing."""
 
     submission: Submission = field(repr=False)
-    secret: bytes = field(repr=False)
+    key: Key = field(repr=False)
     settings: Jail = field(repr=False)
     version: str
 
     @property
-    def key(self) -> str:
+    def name(self) -> str:
         """By which the scheduler knows it: made of all that the result depends on."""
         what = self.submission.student, self.submission.lab, self.submission.sha256
-        how = self.version, secret_id(self.secret), self.settings
+        how = self.version, self.key.secret, self.settings
         digest = hashlib.sha256(repr((what, how)).encode("utf-8", "surrogatepass")).hexdigest()
         return f"grade-{digest[:32]}"
 
@@ -71,8 +71,8 @@ def graded_there(
     with cluster(address) as client:
 
         def ask(submission: Submission, when: str) -> Future:
-            order = Order(submission, secret, settings, course_version())
-            return client.submit(done, order, key=f"{order.key}-{when}")
+            order = Order(submission, key_of(secret, submission), settings, course_version())
+            return client.submit(done, order, key=f"{order.name}-{when}")
 
         suspected = []
         for submission, found in side_by_side(client, submissions, ask):
@@ -133,13 +133,24 @@ def cluster(address: str) -> Iterator[Client]:
 
 
 async def require_a_scheduler(address: str) -> None:
-    """Raise Refused where nobody answers at the address.
+    """Raise Refused where no scheduler with this machine's key answers at the address.
 
-    A Client that finds nobody is never closed, and may block the next one when it is collected.
+    A Client that gets no answer is never closed, and may block the next one when it is collected.
     """
+    if not address.startswith("tls://"):
+        raise Refused(
+            f"{address} is not encrypted. Start the scheduler and the workers with TLS, as "
+            "docs/cluster.md says, and give the address as tls://HOST:PORT."
+        )
     try:
-        there = await connect(address, **Security().get_connection_args("client"))
-    except (OSError, ValueError, TypeError) as error:  # the last where TLS isn't set up
+        ours = Security().get_connection_args("client")
+        if ours["ssl_context"] is None:
+            raise Refused(
+                "This machine has no certificate for a cluster. Make one, and copy it to the "
+                "cluster's other machines: python -m autograder certificates"
+            )
+        there = await connect(address, **ours)
+    except (OSError, ValueError) as error:
         raise Refused(f"There is no Dask scheduler at {address}: {error}") from None
     await there.close()
 
@@ -196,7 +207,7 @@ def done(order: Order) -> Result | NotGraded:
         raise Refused(other_version(who, course_version(), order.version))
     with ONE_AT_A_TIME:
         torch.set_num_threads(1)
-        return graded_or_not(order.submission, order.secret, entered(order.settings))
+        return graded_or_not(order.submission, order.key, entered(order.settings))
 
 
 def entered(settings: Jail) -> Jail:
