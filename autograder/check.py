@@ -59,7 +59,7 @@ def check(name: str, attempt: Any) -> Result:
     """Judge an attempt at an exercise, show the verdict, and keep the code if it passed.
 
     Raises CheckFailed unless it passes, ValueError for a name that is no exercise or an attempt
-    that is none.
+    that is none, SystemExit within an attempt that is being judged.
     """
     exercise = find_exercise(name)
     require_attempt(exercise, attempt)
@@ -127,10 +127,11 @@ def neighbours(exercise: Exercise, attempt: Any) -> list[str]:
 
 
 def not_kept(exercise: Exercise, attempt: Any) -> list[str]:
-    """Keep the code; a full or read-only disk is told, and takes nothing from the pass."""
+    """Keep the code. Where that fails, on a full disk for instance, it is told and takes nothing
+    from the pass."""
     try:
         keep(exercise, attempt)
-    except OSError as error:
+    except Exception as error:
         return [f"Your code could not be kept for later labs: {error}."]
     return []
 

@@ -1,12 +1,12 @@
 """Comparing what an attempt did with what was expected.
 
 Every function returns None where the two agree, else the first difference, as one sentence and the
-two values. What an attempt brought can be anything at all, so the type is looked at before the
+two values. What an attempt brought is plain data of any kind, so the type is looked at before the
 value. The same goes for the expected side: to diagnose an attempt, it is compared with wrong ones.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,8 +55,9 @@ def same_records(
         difference = same(mine[what, where], value, subject(what, where))
         if difference is not None:
             return difference
+    known = {(record.what, record.where) for record in expected}
     for what, value, where in got:
-        if not any((what, where) == (record.what, record.where) for record in expected):
+        if (what, where) not in known:
             return Difference(f"{subject(what, where)} is not expected.", value)
     return None
 
@@ -68,35 +69,42 @@ def subject(what: str, where: str) -> str:
 
 def same_value(got: Any, expected: Any, what: str) -> Difference | None:
     """Same value, whatever it is. A string is a state that ends the sentence: "was refused"."""
-    if isinstance(expected, Tensor):
-        return same_tensor(got, expected, what)
     if isinstance(expected, str):
-        if got == expected:
-            return None
-        state = got if isinstance(got, str) else f"is {kind(got)}"
-        return Difference(f"{what} {state}; expected: it {expected}.{missing_return(got)}")
-    if isinstance(expected, (list, tuple, dict)):
-        return same_plain(got, expected, what)
-    return same_number(got, expected, what)
-
-
-def same_plain(got: Any, expected: Any, what: str) -> Difference | None:
-    """Same list, tuple or dict, whatever is in it; 3 and 3.0 are the same number."""
+        return same_state(got, expected, what)
+    if isinstance(expected, Tensor) and isinstance(got, Tensor):
+        return same_tensor(got, expected, what)
+    if is_number(got) and is_number(expected) and not isinstance(expected, Tensor):
+        return same_number(got, expected, what)
     if type(got) is not type(expected):
-        return same_kind(got, expected, what)
+        return other_kind(got, expected, what)
+    if is_container(expected):
+        return same_items(got, expected, what)
+    return None if got == expected else other_kind(got, expected, what)  # None, True, a Strange
+
+
+def same_state(got: Any, expected: str, what: str) -> Difference | None:
+    is_state = isinstance(got, str)
+    if is_state and got == expected:
+        return None
+    state = got if is_state else f"is {kind(got)}"
+    return Difference(f"{what} {state}; expected: it {expected}.{missing_return(got)}")
+
+
+def same_items(got: Any, expected: Any, what: str) -> Difference | None:
+    """Same list, tuple or dict, whatever is in it; 3 and 3.0 are the same number."""
     if isinstance(expected, dict):
         if missing := [key for key in expected if key not in got]:
             return Difference(f"{what} has no {missing[0]!r}.", got, expected)
         if extra := [key for key in got if key not in expected]:
             return Difference(f"{what} has {extra[0]!r}, and should not.", got, expected)
-        pairs = [(f"[{key!r}]", got[key], expected[key]) for key in expected]
+        places: Iterable[Any] = expected
     else:
-        pairs = [(f"[{i}]", g, e) for i, (g, e) in enumerate(zip(got, expected, strict=False))]
-    for place, g, e in pairs:
-        if not equal(g, e):
-            inner = isinstance(e, (list, tuple, dict)) and type(g) is type(e)
-            told = same_plain(g, e, what) if inner else None
-            sentence = told.sentence if told else f"{what} differs first at {place}."
+        places = range(min(len(got), len(expected)))
+    for place in places:
+        found = same_value(got[place], expected[place], what)
+        if found is not None:
+            inner = type(got[place]) is type(expected[place]) and is_container(expected[place])
+            sentence = found.sentence if inner else f"{what} differs first at [{place!r}]."
             return Difference(sentence, got, expected)
     if len(got) != len(expected):
         counts = f"{what} has {len(got)} items; expected {len(expected)}."
@@ -104,23 +112,17 @@ def same_plain(got: Any, expected: Any, what: str) -> Difference | None:
     return None
 
 
-def equal(got: Any, expected: Any) -> bool:
-    if isinstance(expected, (list, tuple, dict)):
-        return same_plain(got, expected, "") is None
-    if isinstance(got, bool) is not isinstance(expected, bool):
-        return False
-    return same_value(got, expected, "") is None
+def other_kind(got: Any, expected: Any, what: str) -> Difference:
+    """For what can't be compared by value: None, a list, an object."""
+    sentence = f"{what} should be {kind(expected)}, not {kind(got)}.{missing_return(got)}"
+    return Difference(sentence, got, expected)
 
 
 # ------------------------------------------------------------------------------------ single values
 
 
-def same_tensor(
-    got: Any, expected: Any, what: str, tolerance: float = TOLERANCE
-) -> Difference | None:
+def same_tensor(got: Tensor, expected: Tensor, what: str) -> Difference | None:
     """Same shape, same kind of numbers, same values; floats up to the tolerance."""
-    if not isinstance(got, Tensor) or not isinstance(expected, Tensor):
-        return same_kind(got, expected, what)
     if got.shape != expected.shape:
         shapes = f"{what} has shape {list(got.shape)}; expected {list(expected.shape)}."
         return Difference(shapes, got, expected)
@@ -128,7 +130,7 @@ def same_tensor(
         kinds = f"{what} holds {number_kind(got)}; expected {number_kind(expected)}."
         return Difference(kinds, got, expected)
     if expected.is_floating_point():
-        close = close_numbers(got.double(), expected.double(), tolerance)
+        close = close_numbers(got.double(), expected.double())
     else:
         close = got == expected
     if close.all():
@@ -142,17 +144,17 @@ def same_tensor(
     )
 
 
-def close_numbers(got: Tensor, expected: Tensor, tolerance: float) -> Tensor:
+def close_numbers(got: Tensor, expected: Tensor) -> Tensor:
     finite = expected[expected.isfinite()]
     largest = float(finite.abs().max()) if finite.numel() else 0.0
-    return torch.isclose(got, expected, 0.0, tolerance * largest, equal_nan=True)
+    return torch.isclose(got, expected, 0.0, TOLERANCE * largest, equal_nan=True)
 
 
 def same_ids(got: Any, expected: Any, what: str) -> Difference | None:
     """Same token ids. A different length is told in tokens, and only after a different token."""
     tensors = isinstance(got, Tensor) and isinstance(expected, Tensor)
     if not tensors or got.ndim != 2 or expected.ndim != 2 or len(got) != len(expected):
-        return same_tensor(got, expected, what)
+        return same_value(got, expected, what)
     shared = min(got.shape[1], expected.shape[1])
     difference = same_tensor(got[:, :shared], expected[:, :shared], what)
     if difference is not None:
@@ -168,9 +170,7 @@ def same_ids(got: Any, expected: Any, what: str) -> Difference | None:
 
 
 def same_number(got: Any, expected: Any, what: str) -> Difference | None:
-    """Same number; None only where None is expected. Whole numbers must be equal."""
-    if not is_number(got) or not is_number(expected):
-        return same_kind(got, expected, what)
+    """Same number. Whole numbers must be equal."""
     mine, theirs = number_of(got), number_of(expected)
     tolerance = TOLERANCE if isinstance(theirs, float) else 0.0
     if mine == theirs or math.isclose(mine, theirs, rel_tol=tolerance):
@@ -180,14 +180,6 @@ def same_number(got: Any, expected: Any, what: str) -> Difference | None:
     return Difference(f"{what} is {number(mine)}; expected {number(theirs)}.", got, expected)
 
 
-def same_kind(got: Any, expected: Any, what: str) -> Difference | None:
-    """For what can't be compared by value: None, a list, an object."""
-    if type(got) is type(expected) and got == expected:
-        return None
-    sentence = f"{what} should be {kind(expected)}, not {kind(got)}.{missing_return(got)}"
-    return Difference(sentence, got, expected)
-
-
 def missing_return(got: Any) -> str:
     """What to do where a function gave back no result at all."""
     match got:
@@ -195,6 +187,8 @@ def missing_return(got: Any) -> str:
             return " Is a `return` missing?"
         case Strange("a generator" | "an async_generator"):
             return " Take `yield` out of it: a function with `yield` makes a generator."
+        case Strange("a generator expression"):
+            return " `(… for … in …)` makes a generator: write `[… for … in …]` to get a list."
         case Strange("a coroutine"):
             return " Take `async` away: the function must do its work when it is called."
     return ""
@@ -216,6 +210,10 @@ def no_more_work(got: Work, expected: Work, *names: str) -> Difference | None:
 
 
 # ------------------------------------------------------------------------ values, in few words
+
+
+def is_container(value: Any) -> bool:
+    return isinstance(value, (list, tuple, dict)) and not isinstance(value, Strange)
 
 
 def is_number(value: Any) -> bool:

@@ -3,15 +3,15 @@
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from functools import cache
-from itertools import islice
+from functools import lru_cache
+from itertools import count, islice
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from autograder.services import random_model, random_weights
+from autograder.services import Normals, normals, random_model, random_weights
 from gpt import GPTConfig, GPTLMHead
 
 # Heads, head_dim and layers differ from each other and from most batches, so that two dimensions
@@ -25,9 +25,10 @@ LOOP = GPTConfig(300, n_positions=16, n_embd=30, n_layer=2, n_head=3, eos_token_
 
 OWN = 24  # a seed whose texts have token 0, EOS and much else, as not every seed's do
 
-# Of the small models' weights. Grading draws them from its secret, so that the only way to such a
-# model is to call it, where its work is counted.
-model_seed: ContextVar[int] = ContextVar("model_seed", default=OWN)
+# Of the small models' weights, and of all else that an attempt comes to by what it is lent alone.
+# For a grade it is a key that nobody can guess, so that the only way to such a model is to call it,
+# where its work is counted.
+model_seed: ContextVar[int | bytes] = ContextVar("model_seed", default=OWN)
 
 
 def small_model(cls: Callable[[GPTConfig], Any]) -> Any:
@@ -35,23 +36,37 @@ def small_model(cls: Callable[[GPTConfig], Any]) -> Any:
     return seeded_model(cls, model_seed.get())
 
 
-@cache
-def seeded_model(cls: Callable[[GPTConfig], Any], seed: int) -> Any:
-    model = random_model(cls, LOOP, seed)
-    if seed != OWN:
-        wte = model.transformer.wte.weight
-        for id, other in zip((0, EOS), frequent_tokens(seed), strict=True):
-            wte[[id, other]] = wte[[other, id]]
+@lru_cache(maxsize=8)
+def seeded_model(cls: Callable[[GPTConfig], Any], seed: int | bytes) -> Any:
+    if isinstance(seed, int):
+        return random_model(cls, LOOP, seed)
+    lively, frequent = lively_seed(seed)
+    model = random_model(cls, LOOP, lively)
+    wte = model.transformer.wte.weight
+    for id, other in zip((0, EOS), frequent, strict=True):
+        wte[[id, other]] = wte[[other, id]]
     return model
 
 
-@cache
-def frequent_tokens(seed: int) -> tuple[int, int]:
-    """Two tokens that come often, and not at once, to be renamed to 0 and to EOS."""
-    texts = texts_of(random_model(GPTLMHead, LOOP, seed))
+@lru_cache(maxsize=8)
+def lively_seed(key: bytes) -> tuple[bytes, list[int]]:
+    """A seed that follows from a key, and two tokens of its texts, to be renamed to 0 and to EOS.
+
+    With some seeds a position alone decides what comes next; with this one the texts vary.
+    """
+    for number in count():
+        seed = key + number.to_bytes(4, "big")
+        texts = texts_of(random_model(GPTLMHead, LOOP, seed))
+        varied = all(len({new[step] for new in texts}) >= 40 for step in range(6))
+        if varied and len(frequent := frequent_tokens(texts)) == 2:
+            return seed, frequent
+    raise AssertionError
+
+
+def frequent_tokens(texts: list[list[int]]) -> list[int]:
+    """Two tokens that come often, and not at once."""
     later = Counter(t for new in texts for t in {*new[1:4]} - {new[0], 0, EOS})
-    zero, eos = [t for t, times in later.most_common() if times <= len(texts) / 4][:2]
-    return zero, eos
+    return [t for t, times in later.most_common() if times <= len(texts) / 4][:2]
 
 
 def texts_of(model: Any) -> list[list[int]]:
@@ -62,10 +77,12 @@ def texts_of(model: Any) -> list[list[int]]:
     return generate(model, prompts, 6)[:, 3:].tolist()
 
 
-def is_lively() -> bool:
-    """Whether the small model's texts vary: with some seeds a position alone decides."""
-    texts = texts_of(small_model(GPTLMHead))
-    return all(len({new[step] for new in texts}) >= 40 for step in range(6))
+def hidden_normals(number: int) -> Normals:
+    """Numbers that follow from one of a case's, and can't be worked out from it for a grade."""
+    seed = model_seed.get()
+    if isinstance(seed, int):
+        return normals(seed + number)
+    return normals(seed + b"hidden" + number.to_bytes(8, "big"))
 
 
 def draw(generator: torch.Generator, low: int, high: int) -> int:

@@ -6,7 +6,7 @@ reference, the comparison and the misconceptions stay on this side. The referenc
 misconception go through the same driver as the student's attempt: all are judged by what they do.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Protocol
@@ -34,13 +34,27 @@ class Case:
     data: Mapping[str, Any]
 
 
-class Service(Protocol):
-    """What the trusted side lends a driver for one case: a model whose work is counted, say.
+@dataclass(frozen=True)
+class Lends:
+    """The names of a lent thing that an attempt may read and call: "" is the thing itself.
 
-    lends: the names that an attempt may read, set or call, "" for the thing itself.
+    What it reads is a copy. It can set nothing, and any other name is an AttributeError.
     """
 
-    lends: frozenset[str]
+    read: Set[str] = frozenset()
+    call: Set[str] = frozenset()
+
+    def allows(self, verb: str, name: str) -> bool:
+        """Whether the other end of a wire may do this with a name: "get", "call" or "set" it."""
+        if verb == "get":  # as a method is before it is called
+            return name in self.read or name in self.call
+        return verb == "call" and name in self.call
+
+
+class Service(Protocol):
+    """What the trusted side lends a driver for one case: a model whose work is counted, say."""
+
+    lends: Lends
 
     def counts(self) -> dict[str, int]:
         """The work that it has done, by what was counted ("forward calls")."""

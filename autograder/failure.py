@@ -3,11 +3,15 @@
 It holds nothing of the answers: it runs beside a student's code as well.
 """
 
-import traceback
+import dis
 from dataclasses import dataclass, field
 from typing import Any
 
+from autograder.drivers.seen import without_addresses
 from autograder.source import exercise_function, own_line
+
+MOST_TOLD = 2000  # characters of what an exception says
+RAISES = dis.opmap["RAISE_VARARGS"]  # what `raise` compiles to
 
 
 class TooMuchWork(BaseException):
@@ -37,39 +41,43 @@ class Failure:
 
 def failure_of(error: BaseException, path: str, attempt: Any, seconds: float) -> Failure:
     """What an exception says of an attempt at the exercise `path`, which had so many seconds."""
-    is_name = isinstance(error, NameError) and not isinstance(error, UnboundLocalError)
+    kind = type(error)  # not isinstance: that asks for `__class__`, which may be the attempt's own
+    missing = getattr(error, "name", None) if kind is NameError else None
     return Failure(
         told(error, seconds),
-        stopped=isinstance(error, (TookTooLong, TooMuchWork)),
-        unwritten=isinstance(error, NotImplementedError) and is_own(error, path, attempt),
-        missing=str(error.name) if is_name and isinstance(error, NameError) else None,
+        stopped=issubclass(kind, (TookTooLong, TooMuchWork)),
+        unwritten=kind is NotImplementedError and is_own(error, path, attempt),
+        missing=missing if isinstance(missing, str) else None,
         error=error,
     )
 
 
 def told(error: BaseException, seconds: float) -> str:
     """An exception in words."""
-    if isinstance(error, TookTooLong):
+    if issubclass(type(error), TookTooLong):
         return f"It was stopped after {seconds:.0f} seconds. Does every loop come to its end?"
-    if isinstance(error, TooMuchWork):
+    if issubclass(type(error), TooMuchWork):
         return str(error)
     words = words_of(error)
     return f"It raised {type(error).__name__}" + (f": {words}" if words else ".")
 
 
 def words_of(error: BaseException) -> str:
-    """What an exception says; even its `__str__` may be broken."""
+    """What an exception says, the same each time; even its `__str__` may be broken."""
     try:
-        return str(error).strip()
-    except Exception:
+        return without_addresses(str(error).strip()[:MOST_TOLD])
+    except BaseException:
         return ""
 
 
 def is_own(error: BaseException, path: str, attempt: Any) -> bool:
-    """Whether the exercise's own code raised it, not torch, and not another function."""
-    function = exercise_function(path, attempt)
-    last = list(traceback.walk_tb(error.__traceback__))[-1][0]
-    return function is not None and last.f_code is function.__code__
+    """Whether the exercise's own code has a `raise` for it; torch's own has no frame in between."""
+    function, last = exercise_function(path, attempt), error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if function is None or last is None or last.tb_frame.f_code is not function.__code__:
+        return False
+    return function.__code__.co_code[last.tb_lasti] == RAISES
 
 
 def line_of(failure: Failure, path: str, attempt: Any) -> str | None:

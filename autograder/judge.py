@@ -1,12 +1,11 @@
 """Judging an attempt: run it on every case beside the reference, and say what is wrong with it."""
 
 import copy
-import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import takewhile
 from typing import Any, Protocol
@@ -16,10 +15,12 @@ from torch import Tensor
 
 from autograder.catalogue import Misconception
 from autograder.compare import Difference
-from autograder.drivers.seen import Seen, lending, plain, torch_as_it_is
+from autograder.drivers.seen import Seen, lending, notebook_of, plain, torch_as_it_is
 from autograder.exercise import Case, Driver, Exercise, Outcome
 from autograder.exercises import exercises
-from autograder.failure import Failure, TookTooLong, failure_of, line_of
+from autograder.failure import Failure, TookTooLong, failure_of, line_of, words_of
+from autograder.interrupt import interrupted
+from autograder.lending.borrowed import borrowed
 from autograder.source import exercise_function, own_statements
 
 NOT_ATTEMPTED, WRONG, PASSED = "not attempted", "wrong", "passed"
@@ -33,6 +34,10 @@ CHANGES_BY_ITSELF = (
     "survives from one call to the next (a global variable, a mutable default argument)."
 )
 NOTHING_YET = "There is no code here yet."
+INSIDE = (
+    "`check` or `mine` was called while an attempt is being checked: take the call out of the "
+    "function."
+)
 STILL_RAISES = (
     "There is code here, and it still raises NotImplementedError: delete that line and run the "
     "cell again. If you have, is a `return` missing above it?"
@@ -46,7 +51,8 @@ class Judgement:
     Where it is wrong: case, the smallest one that fails; difference, the two values that differ;
     cause, the sentence of the misconception that led there; sure, whether it explains every case;
     line, the learner's own line that an error came from; stopped, whether it did not end;
-    misconception, the name of the one whose sentence the cause is.
+    misconception, the name of the one whose sentence the cause is; uncompared, whether what came
+    of it broke the comparison.
     """
 
     status: str
@@ -58,6 +64,11 @@ class Judgement:
     line: str | None = None
     stopped: bool = False
     misconception: str | None = None
+    uncompared: bool = False
+
+
+class Uncompared(Exception):
+    """What came of an attempt is like nothing that the comparison knows."""
 
 
 class Attempt(Protocol):
@@ -102,18 +113,43 @@ class Here:
         return line_of(failure, self.exercise.path, self.code)
 
 
+judging, called_inside = threading.Lock(), threading.Event()
+
+
+def require_outside() -> None:
+    """Refuse to judge while an attempt is being judged: each would go on to judge itself.
+
+    Raises SystemExit, which `except Exception` lets pass, and which ends a thread without a word.
+    """
+    if judging.locked():
+        called_inside.set()
+        raise SystemExit(INSIDE)
+
+
 def judge(exercise: Exercise, code: Any, seed: int = 0) -> Judgement:
-    """Judge an attempt in this process on the cases that `seed` draws."""
-    return judged(exercise, Here(exercise, code), drawn(exercise, seed))
+    """Judge an attempt in this process on the cases that `seed` draws.
+
+    It is wrong where it calls a check itself, in whatever thread and whatever becomes of the error.
+    """
+    require_outside()
+    with judging:
+        called_inside.clear()
+        judgement = judged(exercise, Here(exercise, code), drawn(exercise, seed))
+        if called_inside.is_set():
+            return replace(judgement, status=WRONG, message=INSIDE, cause=None, misconception=None)
+        return judgement
 
 
 def judged(exercise: Exercise, attempt: Attempt, cases: list[Case]) -> Judgement:
     """Judge an attempt on some cases; tell the smallest that fails."""
-    judgement = judge_with(exercise, exercise.driver, attempt, cases)
-    if judgement.status == WRONG and exercise.as_built is not None and not judgement.stopped:
-        as_built = judge_with(exercise, exercise.as_built, attempt, cases, diagnosed=False)
-        if as_built.status == PASSED:
-            return as_built
+    try:
+        judgement = judge_with(exercise, exercise.driver, attempt, cases)
+        if judgement.status == WRONG and exercise.as_built is not None and not judgement.stopped:
+            as_built = judge_with(exercise, exercise.as_built, attempt, cases, diagnosed=False)
+            if as_built.status == PASSED:
+                return as_built
+    except Uncompared as error:
+        return Judgement(WRONG, str(error), uncompared=True)
     return judgement
 
 
@@ -209,16 +245,19 @@ def run(
     functions = lent(exercise)  # here: an error in a lab's module is none of the attempt's
     try:
         with torch_as_it_is(), lending(attempt, functions), deadline(over):
-            seen = driver(attempt, **data, **services)
+            own = notebook_of(attempt)
+            seen = driver(attempt, **data, **{n: borrowed(s, own) for n, s in services.items()})
+            records = tuple(Seen(what, plain(value), where) for what, value, where in seen)
+            touched = [f"a weight of `{n}`" for n, s in services.items() if not s.untouched()]
+            after = plain(data)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
         return Outcome(failure=failure_of(error, exercise.path, attempt, SECONDS))
-    touched = [f"the weights of `{n}`" for n, s in services.items() if not s.untouched()]
     return Outcome(
-        tuple(Seen(what, plain(value), where) for what, value, where in seen),
+        records,
         {name: service.counts() for name, service in services.items()},
-        changed=next(iter(touched), changed_part(data, dict(case.data))),
+        changed=next(iter(touched), changed_part(after, case.data)),
     )
 
 
@@ -245,16 +284,17 @@ def lent(exercise: Exercise) -> dict[str, Any]:
 
 def changed_part(now: Any, before: Any, path: str = "") -> str | None:
     """The first place at which plain data is no longer what it was; None where there is none."""
-    if isinstance(before, Tensor):
-        same = isinstance(now, Tensor) and now.dtype == before.dtype and now.shape == before.shape
-        return None if same and torch.equal(now, before) else f"`{path}`"
-    if type(now) is not type(before):
-        return f"`{path}`"
-    if isinstance(before, Mapping):
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
         dot = "." if path else ""
-        parts = [(f"{path}{dot}{key}", now.get(key), value) for key, value in before.items()]
+        parts = ((f"{path}{dot}{key}", now.get(key), value) for key, value in before.items())
+    elif type(now) is not type(before):
+        return f"`{path}`"
+    elif isinstance(before, Tensor):
+        same = now.dtype == before.dtype and now.shape == before.shape and torch.equal(now, before)
+        return None if same else f"`{path}`"
     elif isinstance(before, (list, tuple)):
-        parts = [(f"{path}[{i}]", n, b) for i, (n, b) in enumerate(zip(now, before, strict=False))]
+        both = zip(now, before, strict=False)
+        parts = ((f"{path}[{i}]", n, b) for i, (n, b) in enumerate(both))
     else:
         return None if now == before else f"`{path}`"
     if len(now) != len(before):
@@ -262,47 +302,25 @@ def changed_part(now: Any, before: Any, path: str = "") -> str | None:
     return next((found for p, n, b in parts if (found := changed_part(n, b, p))), None)
 
 
-@contextmanager
-def deadline(over: float) -> Iterator[None]:
-    """Raise TookTooLong in the block when the clock has passed `over`, and until it gives up.
-
-    A thread raises it from outside, which works on every system where a signal would not; a block
-    inside a long call to C is stopped when that call returns.
-    """
-    thread = ctypes.c_ulong(threading.get_ident())
-    done = threading.Event()
-
-    def watch() -> None:
-        wait = max(0.0, over - time.monotonic())
-        while not done.wait(wait):
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(TookTooLong))
-            wait = 0.5
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    try:
-        watcher.start()  # within: where the time is already over, it raises at once
-        yield
-    finally:
-        try:
-            done.set()
-            watcher.join()
-        except TookTooLong:  # at the last moment; the next one would come half a second later
-            done.set()
-            watcher.join()
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, None)
+def deadline(over: float) -> AbstractContextManager[None]:
+    """Raise TookTooLong in the block when the clock has passed `over`, and until it gives up."""
+    return interrupted(TookTooLong, lambda: time.monotonic() > over)
 
 
 # ---------------------------------------------------------------------------------- comparing
 
 
 def difference(exercise: Exercise, got: Outcome, expected: Outcome) -> Difference | None:
-    """None where the two outcomes agree, else the first difference."""
+    """None where the two outcomes agree, else the first difference. Raises Uncompared."""
     if got.failure is not None:
         return Difference(got.failure.told + what_to_run(exercise, got.failure))
-    if (found := exercise.compare(got, expected)) is not None:
+    try:
+        found = exercise.compare(got, expected)
+    except Exception as error:
+        told = f"{type(error).__name__}: {words_of(error)}"
+        raise Uncompared(f"What came of it could not be compared ({told}).") from error
+    if found is not None or got.changed == expected.changed:
         return found
-    if got.changed == expected.changed:
-        return None
     return Difference(
         f"The result is right, but {got.changed or 'something'} is no longer what it was before "
         "the call: make new tensors and lists, and leave those you are handed as they were."

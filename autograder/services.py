@@ -1,13 +1,19 @@
 """What the trusted side lends a driver: small models with random weights, whose work is counted."""
 
-from collections.abc import Callable, Mapping
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from autograder.exercise import Lends
 from autograder.failure import TooMuchWork
+from autograder.lending.lent import Watched
 from autograder.sandbox.shown import ShownModel
 from gpt import GPTConfig, GPTLMHead
 
@@ -21,10 +27,13 @@ FORWARDS, TOKENS = "forward calls", "tokens computed"
 MOVED = "numbers moved"  # to and from slow memory
 
 
-class CountedModel(ShownModel):
-    """A model whose work is counted on this side, where an attempt can't change the counts."""
+class CountedModel(Watched, ShownModel):
+    """A model whose work is counted on this side, where an attempt can't change the counts.
 
-    lends = frozenset({""})  # that it can be called
+    A driver that watches it is told what each forward is handed.
+    """
+
+    lends = Lends(call={"", "watch"})
 
     def __init__(self, model: Any) -> None:
         own = model.transformer
@@ -51,6 +60,7 @@ class CountedModel(ShownModel):
                     f"It was stopped after {most} {what}, several times what is needed. "
                     "Does the loop come to its end?"
                 )
+        self.tell(inputs, position_ids, *kv_cache, **named_kv_cache)
         with torch.no_grad():
             return self._model(inputs, position_ids, *kv_cache, **named_kv_cache)
 
@@ -66,36 +76,52 @@ class CountedModel(ShownModel):
         return all(torch.equal(shown, real) for shown, real in pairs)
 
 
-def public_names(thing: Any) -> frozenset[str]:
-    """The names of an object that whoever borrows it may use."""
-    return frozenset(name for name in dir(thing) if not name.startswith("_"))
+Normals = Callable[[Sequence[int]], Tensor]  # of a shape: float64, mean 0, standard deviation 1
 
 
-def random_weights(config: GPTConfig, seed: int) -> dict[str, Tensor]:
+def normals(seed: int | bytes) -> Normals:
+    """Random numbers, a tensor a call.
+
+    seed: a number, of which torch keeps 32 bits, so that whoever sees some of the numbers can find
+        the others in minutes; or a key of 128 bits and more, and then nobody can.
+    """
+    if isinstance(seed, int):
+        generator = torch.Generator().manual_seed(seed)
+        return lambda shape: torch.randn(shape, generator=generator, dtype=torch.float64)
+    calls = count()
+    return lambda shape: secret_normals(seed + next(calls).to_bytes(8, "big"), shape)
+
+
+def secret_normals(key: bytes, shape: Sequence[int]) -> Tensor:
+    """The output of SHAKE-256 (FIPS 202) as uniforms of 52 bits, through the inverse of the normal
+    distribution function."""
+    size = math.prod(shape)
+    words = np.frombuffer(hashlib.shake_256(key).digest(8 * size), dtype="<u8") >> 12
+    uniforms = (torch.from_numpy(words.astype(np.float64)) + 0.5) / 2**52
+    return torch.special.ndtri(uniforms).reshape(shape)
+
+
+def random_weights(config: GPTConfig, seed: int | bytes) -> dict[str, Tensor]:
     """A state_dict for GPTLMHead, and for every model that keeps its names, in float64.
 
     The weights are large. Small ones leave the hidden state near the token's own embedding: the
     model repeats one token whatever the positions and the mask, and hides every error in them.
     """
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(shape: torch.Size, scale: float) -> Tensor:
-        return scale * torch.randn(shape, generator=generator, dtype=torch.float64)
-
-    weights = {}
+    normal, weights = normals(seed), {}
     for name, parameter in GPTLMHead(config).state_dict().items():
+        numbers = normal(parameter.shape)
         if ".ln_" in name and name.endswith("weight"):
-            weights[name] = 1 + normal(parameter.shape, 0.1)
+            weights[name] = 1 + 0.1 * numbers
         elif name.endswith("bias"):
-            weights[name] = normal(parameter.shape, 0.1)
+            weights[name] = 0.1 * numbers
         else:
             scale = next((s for part, s in SCALES.items() if part in name), 1.0)
             fan_in = 1 if "wte" in name or "wpe" in name else parameter.shape[0]
-            weights[name] = normal(parameter.shape, scale / fan_in**0.5)
+            weights[name] = scale / fan_in**0.5 * numbers
     return weights
 
 
-def random_model(cls: Callable[[GPTConfig], Any], config: GPTConfig, seed: int) -> Any:
+def random_model(cls: Callable[[GPTConfig], Any], config: GPTConfig, seed: int | bytes) -> Any:
     """A model of `cls` (GPTLMHead, CachedLMHead) with `random_weights`, in float64."""
     model = cls(config).double()
     model.load_state_dict(random_weights(config, seed))

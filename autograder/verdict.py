@@ -57,7 +57,7 @@ def part(got: Any, expected: Any) -> tuple[Any, Any]:
     else:
         pairs = []
     for mine, theirs in pairs:
-        if python(mine) != python(theirs):
+        if size(mine) != size(theirs) or python(mine) != python(theirs):
             return part(mine, theirs)
     return got, expected
 

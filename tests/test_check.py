@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,7 +26,7 @@ from autograder import check as check_module
 from autograder.card import VerdictCard
 from autograder.check import CheckFailed, Result, check, failing_case, hint, mine, status
 from autograder.exercises import exercises
-from autograder.judge import judge
+from autograder.judge import INSIDE, judge
 from autograder.lesson import lessons
 from solutions.generate import Metrics, generate, metrics
 from solutions.kv_cache import KVCache, causal_mask
@@ -61,6 +62,14 @@ OWN_METRICS = """
         n = len(token_times)
         tpot = (last - first) / (n - 1) if n > 1 else None
         return Metrics(first - start, tpot, last - start, n / (last - start))
+"""
+
+
+CHECKS_INSIDE = """
+    from autograder.check import check
+
+    def metrics(start, token_times):
+        check("generate.metrics", metrics)
 """
 
 
@@ -187,6 +196,68 @@ def test_a_name_whose_cell_did_not_run_is_not_judged(capsys: pytest.CaptureFixtu
     with pytest.raises(CheckFailed):
         check("generate.metrics", metrics)
     assert "defines `metrics` did not run (SyntaxError: '('" in capsys.readouterr().out
+
+
+def itself(start: float, token_times: list) -> Metrics:
+    check("generate.metrics", metrics)
+    return metrics(start, token_times)
+
+
+def suppressed(start: float, token_times: list) -> Metrics:
+    with contextlib.suppress(BaseException):
+        check("generate.metrics", metrics)
+    return metrics(start, token_times)
+
+
+def in_a_thread(start: float, token_times: list) -> Metrics:
+    thread = threading.Thread(target=check, args=("generate.metrics", metrics))
+    thread.start()
+    thread.join()
+    return metrics(start, token_times)
+
+
+@pytest.mark.parametrize("attempt", [itself, suppressed, in_a_thread])
+def test_a_check_inside_an_attempt_is_refused(
+    attempt: Any, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading, "excepthook", threading.__excepthook__)  # not pytest's own
+    with pytest.raises(CheckFailed) as failed:
+        check("generate.metrics", attempt)
+    assert failed.value.result == Result("wrong", INSIDE, 0)
+    shown = capsys.readouterr()
+    assert shown.out.count("generate.metrics: ") == 1
+    assert "Traceback" not in shown.out + shown.err
+    assert check("generate.metrics", metrics).status == "passed"
+
+
+def test_the_line_that_checks_inside_an_attempt_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    attempt = from_source(tmp_path, "metrics", CHECKS_INSIDE)
+    with pytest.raises(CheckFailed):
+        check("generate.metrics", attempt)
+    assert 'line 5: check("generate.metrics", metrics)' in capsys.readouterr().out
+
+
+def test_mine_inside_an_attempt_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    check("generate.metrics", from_source(tmp_path, "metrics", OWN_METRICS))
+
+    def with_mine(start: float, token_times: list) -> Metrics:
+        return mine("generate").metrics(start, token_times)
+
+    with pytest.raises(CheckFailed) as failed:
+        check("generate.metrics", with_mine)
+    assert failed.value.result.message == INSIDE
+    assert "does not pass here" not in capsys.readouterr().out
+
+
+def test_status_and_hint_inside_an_attempt_are_no_mistake() -> None:
+    def curious(start: float, token_times: list) -> Metrics:
+        status()
+        hint("generate.metrics")
+        return metrics(start, token_times)
+
+    assert check("generate.metrics", curious).status == "passed"
 
 
 def test_ctrl_c_passes_through() -> None:
@@ -566,6 +637,23 @@ def test_nbgrader_keeps_nothing_and_grades_by_the_reference(
     mine("generate")
     assert "yours: nothing yet" in capsys.readouterr().out
     assert sorted(mine_folder.rglob("*")) == before
+
+
+USES_A_PROXY = """
+    class Proxy:
+        def __getattr__(self, name):
+            raise RuntimeError("not bound yet")
+
+    proxy = Proxy()
+""" + OWN_METRICS.replace("first, *_", "proxy; first, *_")
+
+
+def test_what_cannot_be_written_down_takes_nothing_from_a_pass(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    attempt = from_source(tmp_path, "metrics", USES_A_PROXY)
+    assert check("generate.metrics", attempt).status == "passed"
+    assert "could not be kept for later labs: not bound yet." in capsys.readouterr().out
 
 
 def test_an_unknown_lab_is_refused() -> None:

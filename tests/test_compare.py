@@ -30,6 +30,8 @@ SAME = [
     (torch.tensor([NAN, 1.0]), torch.tensor([NAN, 1.0])),
     (torch.tensor([1e6, 0.0]), LARGE),  # relative to the largest
     (Strange("a generator"), Strange("a generator")),
+    ([ONES, (NAN,)], [ONES, (NAN,)]),
+    ({"a": [ONES]}, {"a": [ONES.float()]}),
 ]
 
 
@@ -53,6 +55,11 @@ DIFFERENT = [
     ([1], 1, "It should be the number 1, not a list."),
     (Strange("a generator"), 1, "not a generator. Take `yield` out of it"),
     (Strange("a generator"), (1, 2), "It should be a tuple, not a generator."),
+    (Strange("a generator expression"), [1], "expression. `(… for … in …)` makes a generator:"),
+    (Strange("a set"), Strange("a deque"), "It should be a deque, not a set."),
+    ([ONES], [2 * ONES], "It differs first at [0]."),
+    ([ONES], ONES, "It should be a tensor of shape [2, 3], not a list."),
+    (ONES, [ONES], "It should be a list, not a tensor of shape [2, 3]."),
     ("was refused", "went through", "It was refused; expected: it went through."),
     (3, "went through", "It is the number 3; expected: it went through."),
     ((1, 2), [1, 2], "It should be a list, not a tuple."),
@@ -83,6 +90,49 @@ def test_records_are_found_by_what_and_where() -> None:
     assert told(same_seen([one, two], [one])) == "The length after step 2 is not expected."
     wrong = same_seen([one, two._replace(value=3)], [one, two])
     assert told(wrong) == "The length after step 2 is 3; expected 2."
+
+
+class Named(str):
+    """The name of a record; asked: how often one was compared with another."""
+
+    asked = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Named.asked += 1
+        return str.__eq__(self, other)
+
+
+def test_many_records_are_found_without_looking_at_all_of_them_for_each() -> None:
+    got, expected = ([Seen(Named(f"Number {n}"), n) for n in range(300)] for _ in range(2))
+    assert told(same_seen(got, expected)) == "the same"
+    assert 0 < Named.asked < 3000
+
+
+class Counted(int):
+    """A number; asked: how often it was compared with another."""
+
+    asked = 0
+    __hash__ = int.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Counted.asked += 1
+        return int.__eq__(self, other)
+
+
+def test_a_difference_deep_inside_is_looked_for_once() -> None:
+    one, two = 1, Counted(2)
+    got, expected = [two], [one]
+    for _ in range(16):
+        got, expected = [got], [expected]  # type: ignore[list-item]
+    assert "differs first at [0]" in told(same_seen([Seen("It", got)], [Seen("It", expected)]))
+    assert Counted.asked < 10
+
+
+def test_ids_in_a_list_are_compared_one_by_one() -> None:
+    ids = torch.tensor([[1, 2, 3]])
+    assert same_ids([ids], [ids.clone()], "It") is None
+    assert told(same_ids([ids], [ids + 1], "It")) == "It differs first at [0]."
 
 
 def test_ids_differ_in_a_token_before_they_differ_in_length() -> None:

@@ -443,7 +443,7 @@ def test_what_is_in_slow_memory_is_no_part_of_the_case() -> None:
     data = dict(trials(exercise)[0].cases[0].data)
     assert not any(isinstance(value, Tensor) for value in data.values())
     here: Any = exercise.services(data)["memory"]
-    before = model_seed.set(2**62)
+    before = model_seed.set(bytes(32))
     there: Any = exercise.services(data)["memory"]
     model_seed.reset(before)
     assert not torch.equal(here.load("keys", 0, 1), there.load("keys", 0, 1))

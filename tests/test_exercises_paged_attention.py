@@ -355,9 +355,9 @@ def make_room_without_an_end(self):
         self.manager.append(request.number)
 
 
-@wrong_at(MAKE_ROOM, PagedBatcher, "The number of free blocks is ")
+@wrong_at(MAKE_ROOM, PagedBatcher, "`running`, by number, is []; expected")
 def make_room_by_the_books(self):
-    """Takes a table away and gives back its first block only."""
+    """Edits what it reads of the manager, which is a copy, as in grading: no block gets free."""
     for request in list(self.running):
         while request in self.running and not self.manager.can_append(request.number):
             newest = self.running.pop()
@@ -365,7 +365,7 @@ def make_room_by_the_books(self):
             self.waiting.appendleft(newest)
             self.preemptions += 1
             del self.manager.lengths[newest.number]
-            self.manager.free_blocks.append(self.manager.tables.pop(newest.number)[0])
+            self.manager.free_blocks.extend(self.manager.tables.pop(newest.number))
         if request in self.running:
             self.manager.append(request.number)
 

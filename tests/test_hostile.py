@@ -2,31 +2,38 @@
 
 import os
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from autograder.grading.jail import Jail, JailError
 from autograder.grading.oracle import grade_one
 from autograder.grading.results import Result, from_json, to_json
+from autograder.grading.secret import key_of
 from autograder.grading.submission import Submission, read_submission
 from autograder.lesson import lessons
 from tests.hostile import CORPUS
-from tests.hostile.notebooks import Hostile
+from tests.hostile.notebooks import Hostile, as_bytes, solved
 from tests.hostile.reaching import WALLS
+from timing.peak import forget_peak, peak_bytes
 
 SECRET = bytes(range(32))
 SECONDS = 2.0  # of processor time for an exercise; the reference needs tenths
+MOST_MEMORY = 1_500_000_000  # bytes
+HONEST = Submission("ada", "generate", as_bytes(solved("generate")))
 
 EVERY = 4  # of a family, so many are tried by `make soak` for one that is tried each time
+WHOLE = {"honest", "spoiled", "lending"}  # families of which all are tried each time
 
 
 def samples() -> list[Hostile]:
-    """Every fourth of each family, and all honest ones."""
+    """Every fourth of most families, and all of the others."""
     numbers = Counter[str]()
     found = []
     for hostile in CORPUS:
-        if hostile.family == "honest" or numbers[hostile.family] % EVERY == 0:
+        if hostile.family in WHOLE or numbers[hostile.family] % EVERY == 0:
             found.append(hostile)
         numbers[hostile.family] += 1
     return found
@@ -52,24 +59,43 @@ def jail():
         pytest.skip(f"no sandbox: {error}")
 
 
+def graded(submission: Submission, jail: Jail) -> Result:
+    return grade_one(submission, key_of(SECRET, submission), jail)
+
+
 def require_walls(jail):
     """What comes after this kills, fills and floods whatever it can reach."""
-    outside = grade_one(Submission(WALLS.student, WALLS.lab, WALLS.content), SECRET, jail)
+    outside = graded(Submission(WALLS.student, WALLS.lab, WALLS.content), jail)
     assert outside.points == 0, "The sandbox has a hole: nothing hostile is run here."
+
+
+@dataclass(frozen=True)
+class Graded:
+    """result: of a hostile submission. memory: bytes that the grader took above its start, at most.
+    next: the result of an honest one that came after it, where it tried to leave something."""
+
+    result: Result
+    memory: int
+    next: Result | None
 
 
 @pytest.fixture(scope="module")
 def results(jail, tmp_path_factory):
-    """Grades a submission once, whichever test asks first."""
-    known: dict[str, Result] = {}
+    """Grades a submission once, whichever test asks first, and then an honest one."""
+    known: dict[str, Graded] = {}
 
-    def result_of(hostile: Hostile) -> Result:
+    def graded_once(hostile: Hostile) -> Graded:
         if hostile.name not in known:
-            folder = tmp_path_factory.mktemp("submitted")
-            known[hostile.name] = grade_one(handed_in(hostile, folder), SECRET, jail)
+            submission = handed_in(hostile, tmp_path_factory.mktemp("submitted"))
+            before = psutil.Process().memory_info().rss
+            forget_peak()
+            result = graded(submission, jail)
+            memory = peak_bytes() - before
+            leaves = hostile.family in ("spoiled", "left behind")
+            known[hostile.name] = Graded(result, memory, graded(HONEST, jail) if leaves else None)
         return known[hostile.name]
 
-    return result_of
+    return graded_once
 
 
 def handed_in(hostile: Hostile, submitted: Path) -> Submission:
@@ -77,6 +103,11 @@ def handed_in(hostile: Hostile, submitted: Path) -> Submission:
     folder = submitted / hostile.student / lesson.name
     hostile.files(folder, hostile.content)
     return read_submission(submitted, hostile.student, lesson)
+
+
+def lost(result: Result) -> dict[str, tuple[str, ...]]:
+    """What is said of each exercise that has not earned all its points."""
+    return {mark.exercise: mark.paragraphs for mark in result.marks if mark.points != mark.most}
 
 
 def words(result: Result, exercise: str | None) -> str:
@@ -89,14 +120,21 @@ def words(result: Result, exercise: str | None) -> str:
 
 @every_submission
 def test_every_score_is_exact_and_says_why(hostile, results):
-    result = results(hostile)
+    result = results(hostile).result
     assert {mark.exercise: mark.points for mark in result.marks} == hostile.points
     assert hostile.says in words(result, hostile.exercise)
 
 
 @every_submission
+def test_the_grader_keeps_its_memory_and_who_comes_next_all_points(hostile, results):
+    found = results(hostile)
+    assert found.memory <= MOST_MEMORY
+    assert found.next is None or lost(found.next) == {}
+
+
+@every_submission
 def test_what_is_told_can_be_kept_and_shown(hostile, results):
-    result = results(hostile)
+    result = results(hostile).result
     kept = to_json(result).encode()
     assert from_json(kept.decode()) == result
     told = [*result.remarks, *(p for mark in result.marks for p in mark.paragraphs)]
@@ -107,7 +145,7 @@ def test_what_is_told_can_be_kept_and_shown(hostile, results):
     "corpus", [SAMPLES, pytest.param(CORPUS, marks=pytest.mark.soak)], ids=["samples", "all"]
 )
 def test_no_forgery_no_abort_and_no_student_lost(corpus, results):
-    found = [(hostile, results(hostile)) for hostile in corpus]
+    found = [(hostile, results(hostile).result) for hostile in corpus]
     forged = [h.name for h, result in found if result.points > sum(h.points.values())]
     lost = [h.name for h, result in found if {m.exercise for m in result.marks} != {*h.points}]
     assert (forged, lost, len(found)) == ([], [], len(corpus))

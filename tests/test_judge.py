@@ -1,22 +1,28 @@
 """How an attempt is run and judged, whatever the exercise: shown on the two of lab 1."""
 
+import itertools
 import math
 import random
+import subprocess
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
 
 from autograder import judge as judge_module
-from autograder.drivers.seen import Seen, Strange, lending, plain
+from autograder.drivers.seen import NUMBER_TYPES, Seen, Strange, lending, plain
 from autograder.exercises import exercises
 from autograder.failure import TookTooLong
 from autograder.judge import (
@@ -29,7 +35,10 @@ from autograder.judge import (
     deadline,
     judge,
 )
+from autograder.reference import ROOT
+from autograder.verdict import verdict_card
 from solutions.generate import Metrics, generate, metrics
+from tests.common.attempts import with_method
 from tests.common.trials import cell, frozen
 
 GENERATE, METRICS = exercises()["generate.generate"], exercises()["generate.metrics"]
@@ -79,6 +88,30 @@ def test_a_block_that_ends_with_the_deadline_leaves_no_late_exception() -> None:
             while time.monotonic() < over + offset * 1e-5:
                 pass
         assert threading.active_count() == threads
+
+
+TRACED = """
+import sys, time
+from contextlib import suppress
+from autograder.failure import TookTooLong
+from autograder.judge import deadline
+
+for over in (time.monotonic() + 100, time.monotonic()):
+    with suppress(TookTooLong), deadline(over):
+        while over < time.monotonic() + 50:
+            pass
+
+def followed():
+    sys.settrace(None)
+
+sys.settrace(lambda *given: None)
+followed()
+"""
+
+
+def test_a_debugger_works_after_a_deadline() -> None:
+    command = [sys.executable, "-c", TRACED]
+    assert subprocess.run(command, cwd=ROOT, check=False, timeout=60).returncode == 0
 
 
 def test_a_loop_without_an_end_that_asks_the_model_is_stopped_by_its_work() -> None:
@@ -169,7 +202,7 @@ def test_who_changes_what_it_is_handed_is_told_what() -> None:
         return generate(model, input_ids, max_new_tokens, eos_token_id)
 
     assert "but `token_times` is no longer what it was" in judge(METRICS, sorts).message
-    assert "the weights of `model`" in judge(GENERATE, torch.no_grad()(trains)).message
+    assert "a weight of `model` is no longer" in judge(GENERATE, torch.no_grad()(trains)).message
 
 
 # ----------------------------------------------------------------------- attempted, or not yet
@@ -197,6 +230,11 @@ ATTEMPTED = {
         f"import torch\n{HEAD}    return torch.nn.Module()(start)\n",
         WRONG,
         'missing the required "forward" function',
+    ),
+    "torch's own, with no frame in between": (
+        f"import torch\n{HEAD}    return torch.eye(2).to_sparse().logsumexp(0)\n",
+        WRONG,
+        "It raised NotImplementedError: Could not run 'aten::logsumexp",
     ),
 }  # fmt: skip
 
@@ -239,6 +277,55 @@ def test_a_result_that_changes_by_itself_is_told_as_such(
     assert judgement.cause == cause
 
 
+HELD: list[object] = []
+
+
+def complaining(start, token_times):
+    HELD.append(object())  # each at an address of its own
+    raise ValueError(f"{HELD[-1]} is no time")
+
+
+def showing(model, input_ids, max_new_tokens, eos_token_id=None):
+    HELD.append(object())
+    return [str(HELD[-1])]
+
+
+def test_what_differs_in_an_address_alone_does_not_change_by_itself() -> None:
+    judgement = judge(METRICS, complaining)
+    assert judgement.message == "It raised ValueError: <object object> is no time"
+    assert judgement.cause != CHANGES_BY_ITSELF
+    assert judge(GENERATE, showing).cause != CHANGES_BY_ITSELF
+
+
+IN_CONTAINERS: dict[str, Callable[[Tensor], Any]] = {
+    "a list": lambda ids: [ids],
+    "a list of rows": list,
+    "a dict": lambda ids: {"ids": ids},
+    "a tuple": lambda ids: (ids, torch.full((1, 4), math.nan)),
+}
+
+
+@pytest.mark.parametrize("kind", IN_CONTAINERS)
+def test_tensors_in_a_container_are_compared_one_by_one(kind: str) -> None:
+    def attempt(model, input_ids, max_new_tokens, eos_token_id=None):
+        return IN_CONTAINERS[kind](generate(model, input_ids, max_new_tokens, eos_token_id))
+
+    judgement = judge(GENERATE, attempt)
+    assert f"should be a tensor of shape [1, 2], not {kind[:6].strip()}" in judgement.message
+    assert judgement.cause != CHANGES_BY_ITSELF
+
+
+def test_what_breaks_the_comparison_is_wrong_with_a_sentence() -> None:
+    def breaks(got: Any, expected: Any) -> None:
+        raise ZeroDivisionError("by zero")
+
+    judgement = judge(replace(METRICS, compare=breaks), metrics)
+    assert judgement.status == WRONG
+    assert judgement.uncompared
+    told = "What came of it could not be compared (ZeroDivisionError: by zero)."
+    assert judgement.message == told
+
+
 def test_what_nothing_explains_is_described_and_two_mistakes_are_a_perhaps() -> None:
     def doubled(start, token_times):
         return replace(metrics(start, token_times), ttft=2 * metrics(start, token_times).ttft)
@@ -260,7 +347,13 @@ def test_what_nothing_explains_is_described_and_two_mistakes_are_a_perhaps() -> 
 
 class Silent(Exception):
     def __str__(self) -> str:
-        raise RuntimeError("no words")
+        raise GeneratorExit("no words")
+
+
+class Nameless(Silent):
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        raise GeneratorExit("no name")
 
 
 @pytest.mark.parametrize(
@@ -268,10 +361,13 @@ class Silent(Exception):
     [
         (ValueError(), "It raised ValueError."),
         (ValueError("  why  "), "It raised ValueError: why"),
-        (Silent(), "It raised Silent."),
+        (Silent, "It raised Silent."),
+        (Nameless, "It raised Nameless."),
+        (NameError("what?", name=[]), "It raised NameError: what?"),  # type: ignore[arg-type]
+        (ValueError("a" * 5000), f"It raised ValueError: {'a' * 2000}"),
     ],
 )
-def test_every_exception_is_told(error: Exception, message: str) -> None:
+def test_every_exception_is_told(error: Exception | type[Exception], message: str) -> None:
     def fails(start, token_times):
         raise error
 
@@ -298,6 +394,40 @@ def test_with_books_of_its_own_it_is_right_if_it_is_as_built() -> None:
 ITSELF: list[Any] = []
 ITSELF.append(ITSELF)
 
+
+def counting() -> Iterator[int]:
+    yield 0
+
+
+class Endless(Mapping):
+    def __getitem__(self, key: Any) -> Any:
+        return key
+
+    def __iter__(self) -> Iterator[int]:
+        return itertools.count()
+
+    def __len__(self) -> int:
+        return 0
+
+
+class Subclass(Tensor):
+    """A tensor whose own methods can't be trusted."""
+
+    @classmethod
+    def __torch_function__(cls, *given: Any, **named: Any) -> Any:
+        raise GeneratorExit
+
+
+class Word(str):
+    __eq__ = __hash__ = Subclass.__torch_function__
+
+
+class Pretender:
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return bool
+
+
 PLAIN = [
     (3, 3),
     (True, True),
@@ -312,22 +442,34 @@ PLAIN = [
     (10**300, 10**300),
     (10**5000, Strange("a number of over 300 digits")),
     (torch.zeros(2, 3, device="meta"), Strange("a tensor of shape [2, 3] that holds no numbers")),
-    (torch.eye(2).to_sparse(), Strange("a tensor of shape [2, 2] that holds no numbers")),
+    (torch.eye(2).to_sparse(), Strange("a tensor of shape [2, 2] in the layout torch.sparse_coo")),
+    (torch.ones(2).to(torch.cfloat), Strange("a tensor of shape [2] of the type torch.complex64")),
+    (Subclass([1.0, 2.0]), torch.tensor([1.0, 2.0])),
     (
         torch.zeros(1).expand(2000, 3000),
         Strange("a tensor of shape [2000, 3000], 6,000,000 numbers"),
     ),
     ([object()], [Strange("an object")]),
     ({(1, 2): 3}, {"a tuple": 3}),
-    ((number for number in range(3)), Strange("a generator")),
-    (ITSELF, Strange("a list")),
+    (counting(), Strange("a generator")),
+    ((number for number in range(3)), Strange("a generator expression")),
+    (ITSELF, Strange("a list nested more than 16 deep")),
+    ([0] * 300_000, Strange("a list with more than 10,000 items")),
+    ([[0] * 1000] * 300, Strange("a list with more than 10,000 items")),
+    (Endless(), Strange("an Endless with more than 10,000 items")),
+    ("a" * 300_000, Strange("a text of 300,000 characters")),
+    ("is [<object object at 0x7f0123456789>]", "is [<object object>]"),
+    (Word("yes"), "yes"),
+    (Pretender(), Strange("a Pretender")),
+    ({np.int64(3): 1, 2**70: 2}, {3: 1, "an int": 2}),
 ]
 
 
 @pytest.mark.parametrize(("value", "expected"), PLAIN, ids=[str(n) for n in range(len(PLAIN))])
 def test_what_a_driver_saw_becomes_plain_data(value: Any, expected: Any) -> None:
-    assert plain(value) == expected
-    assert type(plain(value)) is type(expected)
+    found = plain(value)
+    assert type(found) is type(expected)
+    assert frozen(found) == frozen(expected)
 
 
 def test_a_plain_tensor_shares_nothing_with_what_was_seen() -> None:
@@ -336,3 +478,91 @@ def test_a_plain_tensor_shares_nothing_with_what_was_seen() -> None:
     seen.data.zero_()
     assert frozen(copy) == frozen(torch.ones(3))
     assert not copy.requires_grad
+
+
+# ------------------------------------------------------------------- whatever may be returned
+
+
+def refuses(*given: Any, **named: Any) -> Any:
+    raise GeneratorExit("not with me")
+
+
+ASKED = (
+    *("__eq__", "__hash__", "__bool__", "__len__", "__iter__", "__repr__", "__str__", "__format__"),
+    *("__getitem__", "__getattr__", "__index__", "__float__", "__lt__", "__contains__"),
+)
+TYPES = (*NUMBER_TYPES, torch.complex64, torch.uint16, torch.float8_e4m3fn, torch.quint8)
+SHAPES = ((), (1,), (1, 2), (0, 3))
+
+
+def ones(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    if dtype == torch.quint8:
+        return torch._empty_affine_quantized(shape, scale=0.1, zero_point=0, dtype=dtype)
+    return torch.ones(shape).to(dtype)
+
+
+# Made in the test alone: what goes wrong there is told by these names.
+LEAVES: dict[str, Callable[[], Any]] = {
+    **{f"ones {s}, {d}": partial(ones, s, d) for s in SHAPES for d in TYPES},
+    **{f"np.ones {s}, {d}": partial(np.ones, s, d) for s in SHAPES for d in ("f8", "?", "c8", "O")},
+    **{
+        f"a hostile {base.__name__}": type("Hostile", (base,), dict.fromkeys(ASKED, refuses))
+        for base in (object, list, str, int)
+    },
+    "what refuses its class": type("Hostile", (), {"__class__": property(refuses)}),
+    "a sparse tensor": lambda: torch.eye(2).to_sparse(),
+    "a meta tensor": lambda: torch.ones(1, 2, device="meta"),
+    "a leaf": lambda: torch.ones(1, 2, requires_grad=True),
+    "no numbers": lambda: torch.full((1, 2), math.nan),
+    "a wide view": lambda: torch.zeros(1).expand(2000, 2000),
+    "a tensor of a class of its own": lambda: Subclass([[1.0, 2.0]]),
+    "numpy's": lambda: np.float32(1.5),
+    "a set": lambda: {1, 2},
+    "a class": lambda: Endless,
+    "bytes": lambda: b"ab",
+    "complex": lambda: 1j,
+    "a generator expression": lambda: (number for number in range(3)),
+    **{made.__name__: made for made in (counting, Endless, Pretender, object)},
+}
+KEYS = st.text(max_size=3) | st.integers()
+VALUES = st.recursive(
+    st.sampled_from(sorted(LEAVES)) | st.none() | st.booleans() | st.integers() | st.floats(),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.tuples(inner, inner)
+        | st.dictionaries(KEYS, inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+KINDS = [
+    *("generate.generate", "generate.metrics", "kv_cache.causal_mask", "kv_cache.KVCache.truncate"),
+    *("batching.pad_left", "speculative.ngram_draft", "decoding.stop_at"),
+    "prefix_caching.choose_next",
+]
+
+
+def made_of(recipe: Any) -> Any:
+    match recipe:
+        case str():
+            return LEAVES[recipe]()
+        case list() | tuple():
+            return type(recipe)(map(made_of, recipe))
+        case dict():
+            return {key: made_of(value) for key, value in recipe.items()}
+    return recipe
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@given(st.sampled_from(KINDS), VALUES)
+def test_whatever_is_returned_gets_a_judgement(name: str, recipe: Any) -> None:
+    exercise, value = exercises()[name], made_of(recipe)
+
+    def attempt(*given: Any, **named: Any) -> Any:
+        return value
+
+    if isinstance(exercise.reference, type):
+        attempt = with_method(exercise.reference, name, attempt)
+    judgement = judge(exercise, attempt)
+    assert judgement.status == WRONG
+    assert not judgement.uncompared
+    assert judgement.message in repr(verdict_card(exercise, judgement))

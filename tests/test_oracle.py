@@ -3,6 +3,7 @@
 import ast
 import gc
 import shutil
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
@@ -22,6 +23,7 @@ from autograder.grading.oracle import Trying, grade_one, models_of
 from autograder.grading.rebuild import rebuild
 from autograder.grading.release import release_of
 from autograder.grading.results import Result
+from autograder.grading.secret import key_of
 from autograder.grading.submission import Submission
 from autograder.judge import NOT_ATTEMPTED, PASSED, WRONG, judge, run_all
 from autograder.reference import definitions, first_line
@@ -60,7 +62,8 @@ def handed_in(notebook: NotebookNode, lab: str, student: str = "ada") -> Submiss
 def grade(
     notebook: NotebookNode, lab: str, jail: Jail, secret: bytes = SECRETS[0], student: str = "ada"
 ) -> Result:
-    return grade_one(handed_in(notebook, lab, student), secret, jail)
+    submission = handed_in(notebook, lab, student)
+    return grade_one(submission, key_of(secret, submission), jail)
 
 
 def lost(result: Result) -> dict[str, tuple[str, ...]]:
@@ -191,7 +194,7 @@ def test_no_misconception_passes_under_any_secret(
         for attempt in misconception.attempts()
     ]
     for secret in secrets:
-        with models_of(secret):
+        with models_of(key_of(secret, hers(exercise))):
             trials = trials_under(secret, exercise)
             passed = [n for n, wrong in wrongs if not all(t.rejects(wrong) for t in trials)]
         assert passed == []
@@ -210,17 +213,16 @@ def trials_under(secret: bytes, exercise: Exercise) -> list[Trial]:
 # ------------------------------------------------------------------------------- its cases
 
 
-def drawn(
-    exercise: Exercise,
-    secret: bytes = SECRETS[0],
-    student: str = "ada",
-    content: bytes = b"her notebook",
-) -> list[Case]:
+def hers(exercise: Exercise, student: str = "ada", content: bytes = b"her notebook") -> Submission:
+    return Submission(student, exercise.lab, content)
+
+
+def drawn(exercise: Exercise, secret: bytes = SECRETS[0], **of: Any) -> list[Case]:
     """What a submission is tried on."""
-    submission = Submission(student, exercise.lab, content)
-    rebuilt = rebuild(submission, release_of(exercise.lab))
-    with models_of(secret):
-        return Trying(submission, rebuilt, secret, Jail()).cases(exercise)
+    submission = hers(exercise, **of)
+    rebuilt, key = rebuild(submission, release_of(exercise.lab)), key_of(secret, submission)
+    with models_of(key):
+        return Trying(submission, rebuilt, key, Jail()).cases(exercise)
 
 
 @every_exercise
@@ -291,6 +293,61 @@ def test_one_that_ended_or_was_left_unclean_does_not(monkeypatch: pytest.MonkeyP
         assert lost(grade(solved("generate"), "generate", jail)) == {}
         exercises = len(exercises_of("generate"))
         assert len(started) == before + 1 + exercises  # the first of these was there already
+
+
+def test_without_the_filter_of_system_calls_nobody_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = count_starts(monkeypatch)
+    with jailed() as jail:
+        jail.__dict__["filter"] = b""
+        for number in (1, 2):
+            before = len(started)
+            assert lost(grade(solved("generate"), "generate", jail)) == {}
+            assert (len(started), jail.idle) == (before + 1, {}), number
+
+
+def breaks(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """The next wires to sandboxes lead to nobody."""
+    begin, left = Sandbox.begin, iter(range(times))
+
+    def broken(sandbox: Sandbox) -> socket.socket:
+        connection = begin(sandbox)
+        if next(left, None) is not None:
+            connection.shutdown(socket.SHUT_RDWR)
+        return connection
+
+    monkeypatch.setattr(Sandbox, "begin", broken)
+
+
+def test_what_ends_before_the_attempt_has_begun_is_tried_once_more(
+    jail: Jail, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    breaks(monkeypatch, times=1)
+    assert lost(grade(solved("generate"), "generate", jail)) == {}
+
+
+def test_where_no_attempt_comes_to_begin_there_is_no_zero(
+    jail: Jail, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    breaks(monkeypatch, times=2)
+    with pytest.raises(JailError, match="before the attempt in them had begun"):
+        grade(solved("generate"), "generate", jail)
+    assert lost(grade(solved("generate"), "generate", jail)) == {}
+
+
+def test_where_the_sandbox_dies_under_an_attempt_it_is_tried_once_more(
+    jail: Jail, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel may have taken it, for memory that others use."""
+    end, left = Sandbox.end, iter([1])
+
+    def dies(sandbox: Sandbox) -> tuple[float, bool]:
+        if next(left, None):
+            sandbox.process.kill()
+            sandbox.process.wait()
+        return end(sandbox)
+
+    monkeypatch.setattr(Sandbox, "end", dies)
+    assert lost(grade(solved("generate"), "generate", jail)) == {}
 
 
 def count_starts(monkeypatch: pytest.MonkeyPatch) -> list[Sandbox]:

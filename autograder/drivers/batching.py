@@ -70,7 +70,7 @@ def generate_padded(
         if not isinstance(outputs, (list, tuple)):
             return [*seen, Seen("What it returned", outputs, where)]
         seen.append(Seen("What it returned", f"is a list of {len(outputs)}", where))
-        for row, output in enumerate(outputs):
+        for row, output in enumerate(outputs[: len(batch["prompts"])]):
             seen.append(Seen(f"What came back for prompts[{row}]", form_of(output), where))
             seen.append(Seen(f"The output for prompts[{row}]", copied(output), where))
     return seen

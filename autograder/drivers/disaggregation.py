@@ -27,26 +27,20 @@ from solutions.sides import reserve
 ROOMY = 64  # tokens: a wrong answer may store more than there are
 
 
-class Watched:
-    """A model, and what each of its forwards is handed."""
+class Forwards:
+    """What each forward of a model is handed, as the model itself tells it."""
 
-    def __init__(self, model: Any) -> None:
-        self.model, self.forwards, self.seen = model, 0, list[Seen]()
+    def __init__(self) -> None:
+        self.number, self.seen = 0, list[Seen]()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
-
-    def __call__(self, inputs: Any, position_ids: Any, kv_cache: Any) -> Any:
-        self.forwards += 1
-        forward = f"forward {self.forwards}"
+    def note(self, inputs: Any, position_ids: Any, kv_cache: Any = None) -> None:
+        self.number += 1
+        forward = f"forward {self.number}"
         self.seen += [
             Seen("The tensor of its tokens", snapshot(inputs), f"in {forward}"),
             Seen("The tensor of their positions", snapshot(position_ids), f"in {forward}"),
             Seen("The cache's `length`", getattr(kv_cache, "length", None), f"before {forward}"),
         ]
-        return self.model(inputs, position_ids, kv_cache)
-
-    forward = __call__
 
 
 def snapshot(value: Any) -> Any:
@@ -62,15 +56,16 @@ def prefill_in_chunks(
     model: Any,
 ) -> list[Seen]:
     """Then one decode step, with `next_ids`, behind what the cache holds."""
-    watched = Watched(model)
+    forwards = Forwards()
+    model.watch(forwards.note)
     kv_cache = KVCache(model.config, len(ids), ROOMY, dtype=torch.float64)
-    logits = snapshot(attempt(watched, kv_cache, ids, chunk))
-    length = kv_cache.length
+    logits = snapshot(attempt(model, kv_cache, ids, chunk))
+    number, seen, length = forwards.number, list(forwards.seen), kv_cache.length
     with torch.no_grad():
         decoded = model(next_ids, torch.full_like(next_ids, ids.shape[1]), kv_cache)
     return [
-        Seen("The number of forwards", watched.forwards),
-        *watched.seen,
+        Seen("The number of forwards", number),
+        *seen,
         Seen("What it returned", logits),
         Seen("The cache's `length`", length, "in the end"),
         Seen("The logits of a decode step behind it", decoded),

@@ -34,9 +34,18 @@ class Holding:
         self.driver, self.most, self.has_overflowed = driver, TIMES * most + SPARE, False
         self.handed: list[ref[Tensor]] = []
 
-    def hand(self, *tiles: Tensor) -> tuple[Tensor, ...]:
-        self.handed += map(ref, tiles)
-        return tiles
+    def watch(self, memory: Any) -> None:
+        """Look at each load and store, and count the tiles wherever they are kept.
+
+        The memory itself tells of each, also where an attempt gets past this `load`.
+        """
+        memory.watch(lambda: self.look(sys._getframe(1)))
+        load = memory.load
+        vars(memory)["load"] = lambda *tile, **named: self.hand(load(*tile, **named))
+
+    def hand(self, tile: Tensor) -> Tensor:
+        self.handed.append(ref(tile))
+        return tile
 
     def look(self, frame: FrameType | None) -> None:
         """frame: of the function that has come to load something, say."""
@@ -116,23 +125,6 @@ def snapshot(value: Any) -> Any:
 # ------------------------------------------------------------------------------------- tile by tile
 
 
-class Watched:
-    """The slow memory, as it is lent; looks at what is held whenever something is moved."""
-
-    def __init__(self, memory: Any, holding: Holding) -> None:
-        self.memory, self.holding = memory, holding
-        self.fast_numbers = memory.fast_numbers
-
-    def load(self, name: str, start: int, end: int) -> Tensor:
-        self.holding.look(sys._getframe(1))
-        (tile,) = self.holding.hand(self.memory.load(name, start, end))
-        return tile
-
-    def store(self, name: str, start: int, tile: Tensor) -> None:
-        self.holding.look(sys._getframe(1))
-        self.memory.store(name, start, tile)
-
-
 def flash_attention(
     attempt: Callable[..., Any],
     q_len: int,
@@ -148,7 +140,8 @@ def flash_attention(
     """heads, size and seed are for the memory, which is lent."""
     tile = min(block_q, q_len), min(block_k, k_len)
     holding = Holding(flash_attention, math.prod(heads) * fast_numbers_for(head_dim, *tile))
-    attempt(Watched(memory, holding), q_len, k_len, head_dim, block_q, block_k)
+    holding.watch(memory)
+    attempt(memory, q_len, k_len, head_dim, block_q, block_k)
     return [
         Seen("The output that is stored", memory.result("output")),
         Seen("The lse that is stored", memory.result("lse")),
@@ -222,7 +215,7 @@ def paged_decode(
         if not 0 <= block < pool.shape[1]:
             raise ValueError(f"The pool has the blocks 0 to {pool.shape[1] - 1}, and no {block}.")
         read.append(int(block))
-        return holding.hand(pool[0, block].clone(), pool[1, block].clone())
+        return holding.hand(pool[0, block].clone()), holding.hand(pool[1, block].clone())
 
     output = attempt(query, read_block, block_table, block_size, length)
     return [

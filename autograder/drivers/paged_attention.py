@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from inspect import unwrap
 from types import SimpleNamespace
 from typing import Any
 
@@ -210,7 +209,6 @@ def make_room(
     The first `running` of the requests run, the others wait. `manager` is lent in their state: it
     holds all tokens of those who run but the newest.
     """
-    manager.raises = getattr(unwrap(attempt.make_room), "__globals__", {}).get("OutOfBlocks")
     batcher = attempt(model, manager.num_blocks, manager.block_size, len(prompts) + 1)
     batcher.manager = batcher.kv_cache.manager = manager
     for prompt in prompts:

@@ -13,9 +13,8 @@ from autograder.draws import LAYERS, LOOP, draw, normal, prompt_list, prompt_whe
 from autograder.drivers import batching as drivers
 from autograder.exercise import Case, Exercise, Service
 from autograder.lending.cached import lend_cached_model
-from autograder.lending.caches import lend_model_and_caches
+from autograder.lending.caches import CachePerSlot, lend_model_and_caches
 from autograder.lending.lent import Lent
-from autograder.services import public_names
 from gpt import GPTConfig
 from solutions import batching as reference
 from solutions.kv_cache import CachedLMHead
@@ -383,7 +382,7 @@ def step_cases(generator: torch.Generator) -> list[Case]:
 class LentCache(Lent, reference.SlotCache):
     """The reference's cache, lent to a batcher whose own may be wrong."""
 
-    lends = public_names(reference.SlotCache(LOOP, 1, 1))
+    lends = CachePerSlot.lends
 
 
 def lend_model_and_cache(data: Mapping[str, Any]) -> dict[str, Service]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from autograder.draws import draw, normal, prompt_ids
 from autograder.drivers import disaggregation as drivers
 from autograder.drivers.disaggregation import VOCAB, logits_at
-from autograder.exercise import Case, Exercise, Service, no_services
+from autograder.exercise import Case, Exercise, Lends, Service, no_services
 from autograder.lending.cached import lend_cached_model
 from autograder.lending.lent import Lent
 from solutions.disaggregation import unpack_kv
@@ -317,7 +317,7 @@ def unpack_cases(generator: torch.Generator) -> list[Case]:
 class Writer(Lent):
     """Stands for unpack_kv where the pool is on the other side: says what is to stand in it."""
 
-    lends = frozenset({"written"})
+    lends = Lends(call={"written"})
 
     def written(self, pool: Tensor, table: list[int], start: int, kv: Tensor) -> Tensor:
         after = pool.clone()

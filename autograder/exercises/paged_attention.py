@@ -14,7 +14,6 @@ from autograder.exercise import Case, Exercise, Service
 from autograder.lending.cached import lend_cached_model
 from autograder.lending.ledger import lend_model_and_ledger
 from autograder.lending.lent import LentManager
-from autograder.services import public_names
 from gpt import GPTConfig
 from solutions import paged_attention as reference
 
@@ -310,19 +309,11 @@ def attend_cases(generator: torch.Generator) -> list[Case]:
 class ReferenceManager(LentManager, reference.BlockManager):
     """The reference's manager in a given state, lent to an attempt that needs one."""
 
-    lends = public_names(reference.BlockManager(1, 1)) | {"raises"}
-
     def __init__(self, num_blocks: int, block_size: int, state: Mapping[str, Any]) -> None:
         super().__init__(num_blocks, block_size)
         self.tables = {request: list(table) for request, table in state["tables"].items()}
         self.lengths, self.ref_counts = dict(state["lengths"]), list(state["ref_counts"])
         self.free_blocks = deque(state["free_blocks"])
-
-    def take_block(self) -> int:
-        try:
-            return super().take_block()
-        except reference.OutOfBlocks as error:
-            raise (self.raises or reference.OutOfBlocks)(str(error)) from None
 
     def can_append(self, request_id: int) -> bool:
         self.note_question()

@@ -24,6 +24,8 @@ from typing import Any, Self
 
 import psutil
 
+from autograder.grading.refused import writing_temporary
+from autograder.grading.temporary import Temporary
 from autograder.lesson import lessons
 from autograder.reference import GIVEN, ROOT, SOLUTIONS, parts_of
 
@@ -42,6 +44,8 @@ ENVIRONMENT = {
     "MKL_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
+# Of the kernel or the whole machine: some of these can be written by anybody.
+SWITCHES = [f"/proc/{name}" for name in ("sys", "sysrq-trigger", "irq", "bus", "pressure")]
 WORKER = (sys.executable, "-P", "-m", "autograder.sandbox")
 # What a student's code has no business with. Whatever else there is, the namespaces stand before.
 FORBIDDEN = (
@@ -90,12 +94,14 @@ class Jail:
 
     def __enter__(self) -> Self:
         """Raises JailError where no sandbox can be had."""
-        self.folder = Path(tempfile.mkdtemp(prefix="inference-grader-"))
+        with writing_temporary(JailError):
+            self.temporary = Temporary("grader")
+        self.folder = self.temporary.path
         self.folder.chmod(0o755)
         try:
             self.limits  # noqa: B018  (tries out which walls hold)
         except BaseException:
-            shutil.rmtree(self.folder)
+            self.temporary.remove()
             raise
         return self
 
@@ -103,7 +109,7 @@ class Jail:
         for sandbox in self.idle.values():
             sandbox.close()
         self.idle.clear()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self.temporary.remove()
 
     # ------------------------------------------------------------------------------ what it offers
 
@@ -119,9 +125,13 @@ class Jail:
     def give_back(self, lab: str, sandbox: "Sandbox") -> None:
         """Let the next submission have it: starting one takes most of the time that grading does.
 
-        Nothing of an attempt is left in it. What never was clean again must be closed instead.
+        It is as new, or it would have been closed. Without the filter of system calls an attempt
+        may have set something of its first process that isn't looked at: then nobody gets it.
         """
-        self.idle[lab] = sandbox
+        if self.filter or not self.sandboxed:
+            self.idle[lab] = sandbox
+        else:
+            sandbox.close()
 
     @property
     def resources(self) -> dict[str, int]:
@@ -163,7 +173,8 @@ class Jail:
     def stage(self, lab: str) -> Path:
         """A folder with the code that an attempt at this lab may see; no answer is in it."""
         if lab not in self.stages:
-            self.stages[lab] = staged(lab, self.folder / lab)
+            with writing_temporary(JailError):
+                self.stages[lab] = staged(lab, self.folder / lab)
         return self.stages[lab]
 
     @cached_property
@@ -180,7 +191,8 @@ class Jail:
                 "trust every line of every submission: --unsandboxed."
             )
         first = next(iter(lessons()))
-        said = ""
+        self.stage(first)  # if this fails, bubblewrap is not to blame
+        said: list[str] = []
         for is_root in [True, False] if os.geteuid() == 0 else [False]:
             self.__dict__["is_root"] = is_root
             try:
@@ -189,11 +201,12 @@ class Jail:
                 sandbox.close()
                 return is_root
             except JailError as error:
-                said = str(error)
+                said.append(str(error))
         del self.__dict__["is_root"]
         raise JailError(
-            f"bubblewrap is here and could not make a sandbox: {said} Are user namespaces switched "
-            "off? Where you trust every line of every submission: --unsandboxed."
+            f"bubblewrap is here and could not make a sandbox: {' '.join(said)} Are user "
+            "namespaces switched off? Where you trust every line of every submission: "
+            "--unsandboxed."
         )
 
     @cached_property
@@ -214,7 +227,7 @@ class Jail:
         rules.add_rule(pyseccomp.ERRNO(1), "socket", not_local)
         of_another = pyseccomp.Arg(0, pyseccomp.NE, 0)
         rules.add_rule(pyseccomp.ERRNO(1), "prlimit64", of_another)
-        with tempfile.TemporaryFile() as file:
+        with open(os.memfd_create("filter"), "w+b") as file:
             rules.export_bpf(file)
             file.seek(0)
             return file.read()
@@ -294,13 +307,26 @@ def system_folders() -> Iterator[tuple[str, ...]]:
         yield "--ro-bind", str(prefix), str(prefix)
 
 
+def devices() -> Iterator[str]:
+    """How bubblewrap shows the devices that a program needs: no terminals, and none can be made.
+
+    They are bound one by one into the read-only root, so that nothing stays in /dev.
+    """
+    yield from ("--perms", "0755", "--dir", "/dev")  # else only root could pass
+    for name in ("null", "zero", "full", "random", "urandom"):
+        yield from ("--dev-bind", f"/dev/{name}", f"/dev/{name}")
+    for name, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
+        yield from ("--symlink", f"/proc/self/fd/{number}", f"/dev/{name}")
+    yield from ("--symlink", "/proc/self/fd", "/dev/fd")
+
+
 class Sandbox:
     """A running sandbox. It tries exercises one after the other, each in a process of its own."""
 
     def __init__(self, jail: Jail, lab: str) -> None:
         self.control, theirs = socket.socketpair()
         self.control.settimeout(START)
-        self.scratch: Path | None = None
+        self.scratch: Temporary | None = None
         self.group: list[Path] = []
         self.log = tempfile.TemporaryFile()  # noqa: SIM115  (what is said of a start that fails)
         with theirs:
@@ -321,7 +347,8 @@ class Sandbox:
             "--gid",
             str(NOBODY),
         ]
-        to_leave_root = ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+        rights = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP")
+        to_leave_root = [part for right in rights for part in ("--cap-add", right)]
         command = ["bwrap", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
         command += ["--unshare-cgroup-try", "--hostname", "sandbox", "--cap-drop", "ALL"]
         command += to_leave_root if jail.is_root else own_user
@@ -333,8 +360,8 @@ class Sandbox:
             command += bind
         command += ["--ro-bind", str(jail.stage(lab)), str(COURSE)]
         command += ["--ro-bind", str(ROOT / "models"), str(COURSE / "models")]
-        command += ["--proc", "/proc", "--dev", "/dev"]
-        for file in ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus"):
+        command += ["--proc", "/proc", *devices()]
+        for file in SWITCHES:
             command += ["--ro-bind-try", file, file]
         for folder in (str(SCRATCH), "/dev/shm"):
             command += ["--perms", "1777", "--size", str(256 << 20), "--tmpfs", folder]
@@ -370,15 +397,17 @@ class Sandbox:
         return process
 
     def at_large(self, jail: Jail, lab: str, control: int) -> subprocess.Popen:
-        self.scratch = Path(tempfile.mkdtemp(prefix="inference-attempt-"))
+        with writing_temporary(JailError):
+            self.scratch = Temporary("attempt")
+        scratch = self.scratch.path
         return subprocess.Popen(
-            [*WORKER, str(control), str(self.scratch), lab, str(os.geteuid())],
+            [*WORKER, str(control), str(scratch), lab, str(os.geteuid())],
             pass_fds=[control],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self.log,
-            cwd=self.scratch,
-            env=environment(jail.stage(lab), self.scratch),
+            cwd=scratch,
+            env=environment(jail.stage(lab), scratch),
             start_new_session=True,
         )
 
@@ -392,8 +421,8 @@ class Sandbox:
         return ours
 
     def end(self) -> tuple[float, bool]:
-        """Everything of that exercise is gone: the processor seconds that it took, and whether the
-        sandbox is as it was. Raises JailError where the sandbox is gone as well."""
+        """Kill everything of that exercise: the processor seconds that it took, and whether the
+        sandbox is as new. Raises JailError where the sandbox is gone as well."""
         try:
             self.control.sendall(b"end")
             told = json.loads(self.control.recv(1024))
@@ -404,14 +433,27 @@ class Sandbox:
     def runs(self) -> bool:
         return self.process.poll() is None
 
+    def processes(self) -> list[psutil.Process]:
+        with suppress(psutil.Error):
+            return [self.root, *self.root.children(recursive=True)]
+        return []
+
     def used(self) -> float:
         """Processor seconds of all that has run in here."""
         total = 0.0
-        with suppress(psutil.Error):
-            for process in [self.root, *self.root.children(recursive=True)]:
-                with suppress(psutil.Error):
-                    total += sum(process.cpu_times()[:4])
+        for process in self.processes():
+            with suppress(psutil.Error):
+                total += sum(process.cpu_times()[:4])
         return total
+
+    def waits_for_a_disk(self) -> bool:
+        """Whether something in here is being read, a library's code for instance, on a busy
+        machine."""
+        for process in self.processes():
+            with suppress(psutil.Error):
+                if process.status() == psutil.STATUS_DISK_SLEEP:
+                    return True
+        return False
 
     def expect(self, message: bytes) -> None:
         try:
@@ -434,7 +476,7 @@ class Sandbox:
         if self.scratch is not None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
-            shutil.rmtree(self.scratch, ignore_errors=True)
+            self.scratch.remove()
         for folder in self.group:
             removed(folder)
 
@@ -461,6 +503,7 @@ def grouped(jail: Jail, processes: list[int]) -> list[Path]:
     """Put processes into cgroups with limits for all of them together, where that can be done."""
     made: list[Path] = []
     for parent, limit in cgroups():
+        remove_leftover_groups(parent)
         folder = parent / f"inference-grader-{processes[0]}"
         most = jail.processes + 8 if limit.startswith("pids") else jail.memory
         try:
@@ -472,6 +515,14 @@ def grouped(jail: Jail, processes: list[int]) -> list[Path]:
             continue
         made.append(folder)
     return list(dict.fromkeys(made))
+
+
+def remove_leftover_groups(parent: Path) -> None:
+    """Remove the cgroups of sandboxes whose grader was killed."""
+    for folder in parent.glob("inference-grader-*"):
+        if not psutil.pid_exists(int(folder.name.split("-")[-1])):
+            with suppress(OSError):  # one in use stays, of a grader in another container, say
+                folder.rmdir()
 
 
 def removed(folder: Path) -> None:

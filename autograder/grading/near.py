@@ -1,10 +1,11 @@
 """The trusted end of the wire: what an attempt may ask for, and how long it is waited for."""
 
 import dataclasses
+import math
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from autograder.drivers.seen import Strange
+from autograder.exercise import Lends
 from autograder.failure import TooMuchWork
 from autograder.grading.jail import Sandbox
 from autograder.sandbox.peer import Far, Message, Peer
@@ -23,7 +25,8 @@ IDLE = 10.0  # seconds without work, after which nothing is expected any more
 WORK = 0.02  # seconds of processor time that count as work
 HURRY = 6  # times its processor time may pass on the clock: others want the processor too
 MOST_QUESTIONS = 20_000  # of one run
-LARGEST = 100_000  # of the whole numbers that are handed over with a question
+LARGEST = 100_000  # of the numbers that may be sizes and are handed over with a question
+LARGEST_PRODUCT = 10_000_000  # of the largest of them and how many there are
 MOST_FOR_A_MODEL, MOST_FOR_OTHERS = 1 << 15, 1 << 13  # numbers in all
 
 
@@ -55,7 +58,8 @@ class Watch:
                 f"It was stopped after {self.seconds:.0f} seconds. Does every loop come to its end?"
             )
         # By looks and not by the clock: between two of them it may have waited for an answer.
-        self.idle = 0.0 if used - self.busy > WORK else self.idle + TICK
+        works = used - self.busy > WORK or self.sandbox.waits_for_a_disk()
+        self.idle = 0.0 if works else self.idle + TICK
         self.busy = max(self.busy, used) if self.idle == 0 else self.busy
         if self.idle > min(IDLE, self.seconds):
             raise Stopped(
@@ -67,7 +71,7 @@ class Watch:
 class Lent:
     """A right solution of another exercise, to be called from over there."""
 
-    lends = frozenset({""})
+    lends = Lends(call={""})
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -90,7 +94,7 @@ class Near(Peer):
         self.watch.look()
 
     def allows(self, thing: Any, verb: str, name: str) -> bool:
-        return name in thing.lends and (name != "" or verb == "call")
+        return thing.lends.allows(verb, name)
 
     def made(self, name: str, fields: dict[str, Any]) -> Any:
         cls = getattr(self.module, name, None)
@@ -111,11 +115,10 @@ class Near(Peer):
         super().answer(question)
 
     def ask(self, number: int, verb: str, name: str, *given: Any) -> Any:
-        """What comes back is measured as well: it is computed with out here."""
-        found = super().ask(number, verb, name, *given)
-        if size_of(found) > MOST_FOR_A_MODEL:
-            raise WireError("What came back is far more than what the case has.")
-        return found
+        return measured(super().ask(number, verb, name, *given))
+
+    def method_or_value(self, number: int, name: str) -> Any:
+        return measured(super().method_or_value(number, name))
 
     def error(self, name: str, args: list[Any], number: int | None) -> BaseException:
         """With the number by which it goes back as itself."""
@@ -134,22 +137,57 @@ class Near(Peer):
         return super().done(thing, verb, name, given)
 
 
+def measured(found: Any) -> Any:
+    """What came back of an attempt's object: it is computed with out here."""
+    if not callable(found) and size_of(found) > MOST_FOR_A_MODEL:
+        raise WireError("What came back is far more than what the case has.")
+    return found
+
+
+@dataclasses.dataclass
+class Extent:
+    """How much is handed over. numbers: in all. sizes, largest: of those that may be a size, whole
+    ones and floats that stand alone, how many there are, and the largest."""
+
+    numbers: float = 0
+    sizes: int = 0
+    largest: float = 0
+
+    @property
+    def is_large(self) -> bool:
+        return self.largest > LARGEST or self.largest * self.sizes > LARGEST_PRODUCT
+
+    def add(self, given: Any) -> None:
+        self.numbers += 1
+        if isinstance(given, Tensor):
+            self.numbers += given.numel() + given.ndim
+            if not given.is_floating_point() and given.dtype != torch.bool and given.numel():
+                self.note(given.numel(), float(given.double().abs().max()))
+        elif isinstance(given, (str, bytes)):
+            self.numbers += len(given) / 8
+        elif isinstance(given, (int, float)):
+            no_size = isinstance(given, float) and not math.isfinite(given)
+            self.note(1, 0 if no_size else abs(given))
+        elif isinstance(given, (list, tuple, deque)):
+            self.add_all(given)
+        elif isinstance(given, Mapping):
+            self.add_all(given)
+            self.add_all(given.values())
+        elif isinstance(given, SimpleNamespace) or dataclasses.is_dataclass(given):
+            self.add_all(vars(given).values())
+        elif not (given is None or isinstance(given, (Far, Strange)) or hasattr(given, "lends")):
+            self.numbers = math.inf
+
+    def add_all(self, things: Iterable[Any]) -> None:
+        for thing in things:
+            self.add(thing)
+
+    def note(self, sizes: int, largest: float) -> None:
+        self.sizes, self.largest = self.sizes + sizes, max(self.largest, largest)
+
+
 def size_of(given: Any) -> float:
-    """How many numbers there are; without end where one of them is out of all proportion."""
-    if isinstance(given, Tensor):
-        whole = not given.is_floating_point() and given.dtype != torch.bool
-        if whole and given.numel() and int(given.double().abs().max()) > LARGEST:
-            return float("inf")
-        return given.numel() + given.ndim
-    if isinstance(given, (list, tuple, deque)):
-        return 1 + sum(map(size_of, given))
-    if isinstance(given, Mapping):
-        return 1 + sum(map(size_of, given.values()))
-    if isinstance(given, SimpleNamespace) or dataclasses.is_dataclass(given):
-        return 1 + size_of(vars(given))
-    if isinstance(given, (str, bytes)):
-        return 1 + len(given) / 8
-    if isinstance(given, int):
-        return 1 if abs(given) <= LARGEST else float("inf")
-    known = given is None or isinstance(given, (float, Far, Strange)) or hasattr(given, "lends")
-    return 1 if known else float("inf")
+    """How many numbers there are; without end where they are out of all proportion."""
+    extent = Extent()
+    extent.add(given)
+    return math.inf if extent.is_large else extent.numbers

@@ -5,7 +5,7 @@ before its turn, and never touches the gradebook. What comes back from it is dat
 with what the reference does.
 """
 
-import itertools
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,25 +15,25 @@ from typing import Any
 
 import torch
 
-from autograder.draws import is_lively, model_seed
+from autograder.draws import model_seed
 from autograder.drivers.seen import Seen
 from autograder.exercise import Case, Driver, Exercise, Outcome, Service
 from autograder.exercises import exercises
 from autograder.failure import Failure, TooMuchWork
+from autograder.grading.bounds import bounded
 from autograder.grading.foreign import shown
 from autograder.grading.jail import Jail, JailError, Sandbox
 from autograder.grading.near import Lent, Near, Stopped, Watch
 from autograder.grading.rebuild import Rebuilt, rebuild
 from autograder.grading.release import heading_of, release_of
 from autograder.grading.results import Mark, Result
-from autograder.grading.secret import secret_id, seed_of
+from autograder.grading.secret import Key
 from autograder.grading.submission import Submission
 from autograder.grading.version import course_version
 from autograder.judge import (
     NOT_ATTEMPTED,
     NOTHING_YET,
     PASSED,
-    WRONG,
     Judgement,
     changed_part,
     judged,
@@ -48,20 +48,24 @@ from autograder.sandbox.shown import ShownModel
 from autograder.sandbox.wire import WireError
 from autograder.verdict import rows
 
-MOST_TOLD = 2000  # characters of a paragraph
-MOST_DRAWS = 50  # of cases for one exercise; one in ten fails at most
+MOST_TOLD = 600  # characters of a paragraph
+MOST_NUMBERS = 6  # of four digits and more that the words of an attempt may hold
+NUMBER = re.compile(r"\d[\d.]{3,}")
+MOST_DRAWS = 10  # of cases for one exercise with the same models; one in ten fails at most
+MOST_MODELS = 10
 
 
-def grade_one(submission: Submission, secret: bytes, jail: Jail) -> Result:
-    """What a submission earns. It depends on the submission, the secret and the course alone.
+def grade_one(submission: Submission, key: Key, jail: Jail) -> Result:
+    """What a submission earns. It depends on the submission, its key and the course alone.
 
-    Never raises for what a student handed in; JailError where no sandbox can be had.
+    Never raises for what a student handed in. Raises JailError where no sandbox can be had, and
+    whatever else stops it for a reason outside the student's code: no result comes of that.
     """
     began = time.process_time()
     lesson = lessons()[submission.lab]
     rebuilt = rebuild(submission, release_of(submission.lab))
-    tried = Trying(submission, rebuilt, secret, jail)
-    with models_of(secret), tried:
+    tried = Trying(submission, rebuilt, key, jail)
+    with tried:
         marks = tuple(
             tried.mark(exercise) for exercise in exercises().values() if exercise.lab == lesson.lab
         )
@@ -74,32 +78,22 @@ def grade_one(submission: Submission, secret: bytes, jail: Jail) -> Result:
         jail.limits,
         jail.sandboxed,
         course_version(),
-        secret_id(secret),
+        key.secret,
         time.process_time() - began + sum(mark.seconds for mark in marks),
     )
 
 
 @contextmanager
-def models_of(secret: bytes) -> Iterator[None]:
-    """In the block, small models have weights that come from the secret."""
-    before = model_seed.set(lively_seed(secret))
+def models_of(key: Key, number: int = 0) -> Iterator[None]:
+    """In the block, small models and slow memory hold numbers that follow from the key alone.
+
+    number: of the choice of them, since not from every model texts of every kind can be had.
+    """
+    before = model_seed.set(key.part("models", str(number)))
     try:
         yield
     finally:
         model_seed.reset(before)
-
-
-@cache
-def lively_seed(secret: bytes) -> int:
-    for number in itertools.count():
-        seed = seed_of(secret, "models", str(number))
-        before = model_seed.set(seed)
-        try:
-            if is_lively():
-                return seed
-        finally:
-            model_seed.reset(before)
-    raise AssertionError
 
 
 @dataclass
@@ -111,7 +105,7 @@ class Trying:
 
     submission: Submission
     rebuilt: Rebuilt
-    secret: bytes
+    key: Key
     jail: Jail
     sandbox: Sandbox | None = None
     spent: float = 0.0
@@ -150,33 +144,35 @@ class Trying:
             most,
             judgement.status,
             tuple(readable(text) for text in said(judgement)),
-            () if passed else tuple((label, readable(value)) for label, value in rows(judgement)),
+            () if passed else tuple(readable_rows(judgement)),
             judgement.misconception if judgement.sure else None,
             "" if passed else heading_of(exercise.name),
             attempt.seconds,
         )
 
     def judgement(self, exercise: Exercise, attempt: "There") -> Judgement:
-        cases = self.cases(exercise)
-        try:
-            return judged(exercise, attempt, cases)
-        except (JailError, KeyboardInterrupt):
-            raise
-        except Exception as error:  # of the comparison: what came back is like nothing known
-            told = f"What came of it could not be compared ({type(error).__name__}: {error})."
-            self.remarks.append(f"{exercise.name}: {readable(told)}")
-            return Judgement(WRONG, told)
-
-    def cases(self, exercise: Exercise) -> list[Case]:
-        """What this submission is tried on: the same each time, and known to nobody before."""
-        who = self.submission.student, exercise.name, self.submission.sha256
-        for trial in range(MOST_DRAWS):
-            seed = seed_of(self.secret, "cases", *who, str(trial))
-            try:
-                return exercise.cases(torch.Generator().manual_seed(seed))
-            except RuntimeError:  # the small model makes no text of some kind that is needed
-                continue
+        for number in range(MOST_MODELS):
+            with models_of(self.key, number):
+                if cases := self.cases(exercise, number):
+                    judgement = judged(exercise, attempt, cases)
+                    if judgement.uncompared:
+                        self.remarks.append(f"{exercise.name}: {readable(judgement.message)}")
+                    return judgement
         raise RuntimeError(f"No cases of {exercise.name} could be drawn from this secret.")
+
+    def cases(self, exercise: Exercise, number: int = 0) -> list[Case]:
+        """What this submission is tried on: the same each time, and known to nobody before.
+
+        None at all where the small models make no text of some kind that is needed, or hardly ever.
+        """
+        for trial in range(MOST_DRAWS):
+            drawn = self.key.part("cases", exercise.name, str(number), str(trial))
+            generator = torch.Generator().manual_seed(int.from_bytes(drawn[:8], "big"))
+            try:
+                return exercise.cases(generator)
+            except RuntimeError:
+                continue
+        return []
 
 
 def said(judgement: Judgement) -> tuple[str, ...]:
@@ -185,9 +181,21 @@ def said(judgement: Judgement) -> tuple[str, ...]:
     return (*cause, judgement.message)
 
 
-def readable(text: str) -> str:
-    """Words that may be a stranger's, on one line, with every character to be seen."""
-    return shown(" ".join(text.split()), MOST_TOLD)
+def readable_rows(judgement: Judgement) -> Iterator[tuple[str, str]]:
+    for label, value in rows(judgement):
+        yield label, readable(value, MOST_NUMBERS if label in ("got", "your line") else len(value))
+
+
+def readable(text: str, most_numbers: int = MOST_NUMBERS) -> str:
+    """Words that may be a stranger's, on one line, with every character to be seen.
+
+    They are cut at the first number too many: nobody shall read a model's weights in them.
+    """
+    line = " ".join(text.split())
+    numbers = list(NUMBER.finditer(line))
+    if len(numbers) > most_numbers:
+        line = f"{line[: numbers[most_numbers].start()]}…"
+    return shown(line, MOST_TOLD)
 
 
 # ------------------------------------------------------------------- an attempt in the sandbox
@@ -204,9 +212,15 @@ class There:
     def outcomes(
         self, driver: Driver, cases: Sequence[Case], expected: Sequence[Outcome]
     ) -> list[Outcome]:
-        outcomes: list[Outcome] = []
-        for outcome in self.run(driver, cases, expected):
-            outcomes.append(outcome)
+        """Raises JailError where the attempt never came to run, for which it can't be blamed."""
+        run = self.run(driver, cases, expected)
+        if not run.is_whole:
+            self.trying.leave()
+            run = self.run(driver, cases, expected)
+        if not run.begun:
+            self.trying.leave()
+            raise JailError("Two sandboxes ended before the attempt in them had begun.")
+        outcomes = run.outcomes
         stopped = outcomes[-1] if outcomes else Outcome(failure=Failure("It never began."))
         return outcomes + [stopped] * (len(cases) - len(outcomes))
 
@@ -219,36 +233,40 @@ class There:
     def line(self, failure: Failure) -> str | None:
         return failure.line
 
-    def run(
-        self, driver: Driver, cases: Sequence[Case], expected: Sequence[Outcome]
-    ) -> Iterator[Outcome]:
-        """The outcomes, case by case, up to the one at which it is stopped."""
-        trying, jail = self.trying, self.trying.jail
+    def run(self, driver: Driver, cases: Sequence[Case], expected: Sequence[Outcome]) -> "Run":
+        """Try the cases, up to the one at which the attempt is stopped."""
+        trying, jail, run = self.trying, self.trying.jail, Run()
         seconds = jail.seconds if trying.spent < jail.budget else jail.seconds / 5
         sandbox = trying.enter()
         watch = Watch(sandbox, seconds)
-        with sandbox.begin() as connection:
-            near = Near(connection, watch, self.exercise.module)
-            try:
-                yield from self.tried(near, driver, cases, expected, seconds)
-            except (Stopped, TooMuchWork) as error:
-                yield Outcome(failure=Failure(str(error), stopped=True))
-            except Gone:
-                yield Outcome(failure=Failure(GONE, stopped=True))
-            except Exception as error:
-                told = f"What its process sent is no answer: {error}"
-                yield Outcome(failure=Failure(told[:500], stopped=True))
+        began = time.thread_time()
+        try:
+            with sandbox.begin() as connection, bounded(seconds):
+                near = Near(connection, watch, self.exercise.module)
+                for outcome in self.tried(run, near, driver, cases, expected, seconds):
+                    run.outcomes.append(outcome)
+        except (Stopped, TooMuchWork) as error:
+            run.stop(str(error))
+        except Gone:
+            run.stop(GONE)
+        except MemoryError:
+            run.stop(TOO_LARGE)
+        except Exception as error:
+            run.stop(f"What its process sent is no answer: {error}"[:500])
+        here = time.thread_time() - began
         try:
             used, clean = sandbox.end()
         except JailError:
-            used, clean = seconds, False
+            used, clean, run.sandbox_lives = seconds, False, False
         if not clean:
             trying.leave()
         self.seconds += used
-        trying.spent += max(used, watch.waited / 4)  # others may want the processor too
+        trying.spent += max(used, watch.waited / 4) + here  # others may want the processor too
+        return run
 
     def tried(
         self,
+        run: "Run",
         near: Near,
         driver: Driver,
         cases: Sequence[Case],
@@ -270,6 +288,7 @@ class There:
                 "seconds": seconds,
             },
         )
+        run.begun = near.receive()[0] == "begun"
         kind, content = near.receive()
         if kind == "failed":
             yield Outcome(failure=failed(content))
@@ -279,6 +298,26 @@ class There:
             yield outcome
             if outcome.failure is not None and outcome.failure.stopped:
                 return
+
+
+@dataclass
+class Run:
+    """What came of trying some cases.
+
+    begun: whether it came as far as the student's code. sandbox_lives: whether the sandbox was
+    there at the end. Where one of them isn't so, the cause may lie outside that code.
+    """
+
+    outcomes: list[Outcome] = field(default_factory=list)
+    begun: bool = False
+    sandbox_lives: bool = True
+
+    @property
+    def is_whole(self) -> bool:
+        return self.begun and self.sandbox_lives
+
+    def stop(self, why: str) -> None:
+        self.outcomes.append(Outcome(failure=Failure(why, stopped=True)))
 
 
 @cache
@@ -295,6 +334,7 @@ def needed(exercise: Exercise) -> dict[str, Any]:
     return {name: function for name, function in lent(exercise).items() if name in found}
 
 
+TOO_LARGE = "It was stopped: what it sent takes more memory here than there is for an attempt."
 GONE = (
     "Its process ended before it had answered: it left Python, crashed, or took more memory than "
     "there is for it."
@@ -315,7 +355,7 @@ def outcome_of(near: Near, exercise: Exercise, case: Case, expected: Outcome) ->
     seen, after, shown = answered(kind, content)
     counts = {name: service.counts() for name, service in services.items()}
     touched = [n for n, s in services.items() if not same_embeddings(s, shown.get(n))]
-    changed = f"the weights of `{touched[0]}`" if touched else changed_part(after, data)
+    changed = f"a weight of `{touched[0]}`" if touched else changed_part(after, data)
     return Outcome(seen, counts, changed=changed)
 
 

@@ -1,11 +1,19 @@
-"""The secret that every case of a grade is derived from, and what is derived from it."""
+"""The secret that every case of a grade is derived from, and what is derived from it.
+
+    secret -> the key of one submission -> its cases, and the weights of the models that it is lent
+
+Whoever grades a submission, another process or another machine, gets its key and never the secret.
+"""
 
 import hashlib
 import hmac
 import os
 import secrets
 import stat
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from autograder.grading.submission import Submission
 
 BYTES = 32
 
@@ -40,9 +48,28 @@ def secret_id(secret: bytes) -> str:
     return hashlib.sha256(b"id" + secret).hexdigest()[:12]
 
 
-def seed_of(secret: bytes, *what: str) -> int:
-    """A seed that nobody can guess who doesn't know the secret."""
+@dataclass(frozen=True)
+class Key:
+    """What the cases and models of one submission are derived from; of no use for another.
+
+    secret: the id of the secret that it was derived from. value: 256 bits.
+    """
+
+    secret: str
+    value: bytes = field(repr=False)
+
+    def part(self, *what: str) -> bytes:
+        """256 bits for one purpose, from which neither the key nor another part follows."""
+        return derived(self.value, *what)
+
+
+def key_of(secret: bytes, submission: Submission) -> Key:
+    """The key of a submission: another student, lab or content has another one."""
+    who = submission.student, submission.lab, submission.sha256
+    return Key(secret_id(secret), derived(secret, "submission", *who))
+
+
+def derived(key: bytes, *what: str) -> bytes:
+    """HMAC-SHA-256; each part is preceded by its length, so that no two lists read the same."""
     message = "".join(f"{len(part)}:{part}" for part in what)
-    return int.from_bytes(
-        hmac.digest(secret, message.encode("utf-8", "replace"), "sha256")[:7], "big"
-    )
+    return hmac.digest(key, message.encode("utf-8", "surrogatepass"), "sha256")

@@ -8,16 +8,19 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from autograder.draws import LOOP
-from autograder.exercise import Service
+from autograder.exercise import Lends, Service
 from autograder.lending.cached import lend_cached_model
 from autograder.lending.lent import Lent
 from solutions.kv_cache import KVCache
 
 
 class CachePerSlot(Lent):
-    """lengths: of the texts in the slots, as a SlotCache has them."""
+    """lengths: of the texts in the slots; max_length: of one. Both as a SlotCache has them."""
+
+    lends = Lends(read={"lengths", "max_length"}, call={"select", "attend", "free"})
 
     def __init__(self, slots: int, max_length: int) -> None:
+        self.max_length = max_length
         self.caches = [KVCache(LOOP, 1, max_length, dtype=torch.float64) for _ in range(slots)]
         self.lengths = torch.zeros(slots, dtype=torch.int64)
         self.served: list[int] = []

@@ -10,7 +10,7 @@ from autograder.lending.lent import LentManager
 
 
 class OutOfBlocks(Exception):
-    """For an attempt that has no class of this name."""
+    """An attempt catches it by its own class of this name."""
 
 
 class Ledger(LentManager):
@@ -64,7 +64,7 @@ class Ledger(LentManager):
     def append(self, request_id: int) -> None:
         if self.is_full(request_id):
             if not self.free_blocks:
-                raise (self.raises or OutOfBlocks)(f"All {self.num_blocks} blocks are taken.")
+                raise OutOfBlocks(f"All {self.num_blocks} blocks are taken.")
             self.holders[self.free_blocks[0]] = request_id
         self.lengths[request_id] = self.lengths[request_id] + 1
 

@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
+from autograder.exercise import Lends
 from autograder.failure import TooMuchWork
 
 ASKED = "calls of `can_append`"
@@ -11,7 +13,7 @@ ASKED = "calls of `can_append`"
 class Lent:
     """A part that does no work of its own to be counted."""
 
-    lends: frozenset[str] = frozenset()
+    lends = Lends()
 
     def counts(self) -> dict[str, int]:
         return {}
@@ -23,13 +25,37 @@ class Lent:
         return True
 
 
-class LentManager(Lent):
-    """A block manager, which can't be asked without end whether there is room.
+class Watched:
+    """Something lent that tells a driver what is about to be done with it.
 
-    raises: the attempt's own OutOfBlocks, which it may want to catch.
+    It tells this on the trusted side, so there is no way around the driver: a wrapper beside the
+    student's code would hold what it wraps.
     """
 
-    raises: Callable[..., BaseException] | None = None
+    _look: Callable[..., Any] | None = None
+
+    def watch(self, look: Callable[..., Any]) -> None:
+        """Call `look` before each use from now on. It can't be undone, and the driver comes first.
+
+        Raises RuntimeError if it is watched already.
+        """
+        if self._look is not None:
+            raise RuntimeError("This is watched already.")
+        self._look = look
+
+    def tell(self, *given: Any, **named: Any) -> None:
+        if self._look is not None:
+            self._look(*given, **named)
+
+
+class LentManager(Lent):
+    """A block manager, which can't be asked without end whether there is room."""
+
+    lends = Lends(
+        read={"num_blocks", "block_size", "tables", "lengths", "ref_counts"}
+        | {"free_blocks", "used_blocks"},
+        call={"can_append", "append", "free", "blocks_for"},
+    )
     _asked: int = 0
     _most: float = math.inf
 

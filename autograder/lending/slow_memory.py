@@ -2,22 +2,41 @@
 
 import math
 from collections.abc import Mapping
+from operator import index
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from autograder.draws import model_seed, normal
-from autograder.exercise import Service
+from autograder.draws import hidden_normals
+from autograder.drivers.seen import kind_of
+from autograder.exercise import Lends, Service
 from autograder.failure import TooMuchWork
-from autograder.lending.lent import Lent
+from autograder.lending.lent import Lent, Watched
 from autograder.services import MOVED
 from solutions.slow_memory import Memory, fast_numbers_for
 
 
-class LentMemory(Lent, Memory):
-    lends = frozenset({"load", "store", "result", "fast_numbers"})
+class LentMemory(Lent, Watched, Memory):
+    """Slow memory that counts and limits what is moved, and tells a driver before it is moved."""
+
+    lends = Lends(read={"fast_numbers"}, call={"load", "store", "result", "watch"})
     _most: float = math.inf
+
+    def load(self, name: str, start: int, end: int) -> Tensor:
+        self.tell()
+        return super().load(name, index(start), index(end))
+
+    def store(self, name: str, start: int, tile: Tensor) -> None:
+        self.tell()
+        if not isinstance(tile, Tensor):
+            raise TypeError(f"A tile is a tensor; this is {kind_of(tile)}.")
+        super().store(name, index(start), tile)
+
+    def result(self, name: str) -> Tensor:
+        """What the attempt has stored. The inputs must be loaded, which is counted."""
+        if name in ("queries", "keys", "values"):
+            raise ValueError(f"{name!r} is no result: load it, tile by tile.")
+        return super().result(name)
 
     def counts(self) -> dict[str, int]:
         return {MOVED: self.moved}
@@ -39,10 +58,9 @@ def lend_memory(data: Mapping[str, Any]) -> dict[str, Service]:
 
     In grading nobody knows what is in it before it is loaded, as with the weights of a model.
     """
-    generator = torch.Generator().manual_seed((data["seed"] + model_seed.get()) % 2**63)
-    lengths = data["q_len"], data["k_len"], data["k_len"]
+    normal, lengths = hidden_normals(data["seed"]), (data["q_len"], data["k_len"], data["k_len"])
     queries, keys, values = (
-        normal(generator, *data["heads"], length, data["head_dim"]) for length in lengths
+        normal((*data["heads"], length, data["head_dim"])) for length in lengths
     )
     tile = min(data["block_q"], data["q_len"]), min(data["block_k"], data["k_len"])
     room = fast_numbers_for(data["head_dim"], *tile)

@@ -207,10 +207,7 @@ def fields_of(value: Any) -> dict[str, Any] | None:
 
 
 class Far:
-    """An object of the other side.
-
-    What is set here and can't be sent, a class for instance, stays here.
-    """
+    """An object of the other side."""
 
     def __init__(self, peer: Peer, number: int) -> None:
         vars(self).update(far_peer=peer, far_number=number)
@@ -227,10 +224,7 @@ class Far:
         return found
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if callable(value):
-            vars(self)[name] = value
-        else:
-            self.far_peer.ask(self.far_number, "set", name, value)
+        self.far_peer.ask(self.far_number, "set", name, value)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.far_peer.ask(self.far_number, "call", "", list(args), kwargs)

@@ -18,20 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from autograder.drivers.seen import Strange
+from autograder.drivers.seen import LONGEST_KEY, NUMBER_TYPES, Strange
 
 LENGTHS = struct.Struct(">II")
 MOST_HEADER, MOST_BODY = 2 << 20, 64 << 20  # bytes
 DEEPEST = 24  # lists in lists
 MOST_ITEMS = 200_000  # of a message, in all its lists, and tensors among them
-MOST_KEYS = 4096  # of a message, since keys can be made that take long to tell from one another
-DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
-        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
-    )
-}
+MOST_KEYS = 4096  # of a message
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in NUMBER_TYPES}
 SEQUENCES: dict[str, Callable[[list[Any]], Any]] = {"tuple": tuple, "deque": deque}
 
 # What takes an object that is no plain data to a JSON object, and back.
@@ -150,14 +144,21 @@ class Reader:
             self.keys += len(content)
             if self.keys > MOST_KEYS:
                 raise WireError("too many keys")
-            return {
-                self.value(key, depth + 1): self.value(item, depth + 1) for key, item in content
-            }
+            return {self.key(key, depth + 1): self.value(item, depth + 1) for key, item in content}
         if kind in SEQUENCES:
             return SEQUENCES[kind]([self.value(item, depth + 1) for item in content])
         if self.home is None:
             raise WireError(f"nothing is known of {kind!r}")
         return self.home(kind, self.value(content, depth + 1))
+
+    def key(self, found: Any, depth: int) -> Any:
+        """A key of a dict, of which no student can choose thousands with one hash."""
+        key = self.value(found, depth)
+        if isinstance(key, int) and key.bit_length() < LONGEST_KEY:
+            return key
+        if key is None or isinstance(key, (str, bytes)):
+            return key
+        raise WireError("a key is text, bytes, None or a whole number of a usual size")
 
     def tensor(self, dtype: str, shape: list[int]) -> Tensor:
         if dtype not in DTYPES or not isinstance(shape, list) or len(shape) > DEEPEST:

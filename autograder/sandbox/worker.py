@@ -2,7 +2,8 @@
 
 For each exercise the oracle sends "run" with one end of a fresh socket; the child talks over that,
 and to nobody else. At the oracle's "end", or when the child has ended, everything that it left
-behind is killed, what it wrote is wiped, and the processor time goes back.
+behind is killed. Back goes the processor time, and whether the folders that a child may write are
+as they were before the first one: where they aren't, the oracle throws this sandbox away.
 
 This process never runs a student's code. As the first of its namespace it can't be killed from
 within; it can't be read or traced from there either. It knows no answer, no seed and no other
@@ -15,10 +16,10 @@ import json
 import os
 import resource
 import select
-import shutil
 import signal
 import socket
 import sys
+import tempfile
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -46,6 +47,7 @@ def main(control: socket.socket, scratch: Path, lab: str) -> None:
     import_module(f"autograder.drivers.{lab}")
     gc.collect()
     gc.freeze()  # children then share the memory of what is loaded, untouched
+    before = written(scratch)
     control.sendall(b"ready")
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, 3, 1)
@@ -57,12 +59,14 @@ def main(control: socket.socket, scratch: Path, lab: str) -> None:
             child(socket.socket(fileno=descriptors[0]), scratch)
         os.close(descriptors[0])
         wait_for_end(control, pid)
-        control.sendall(json.dumps(clean_up(pid, scratch)).encode())
+        told = {"seconds": clean_up(pid), "clean": written(scratch) == before}
+        control.sendall(json.dumps(told).encode())
 
 
 def prepare() -> None:
     torch.set_num_threads(1)
     stand_ins.put_in_place()
+    tempfile.gettempdir()  # whoever asks first tries the folder, by writing into it
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
@@ -86,9 +90,8 @@ def kill_all(pid: int) -> None:
         os.kill(-1, signal.SIGKILL) if is_first else os.killpg(pid, signal.SIGKILL)
 
 
-def clean_up(pid: int, scratch: Path) -> dict[str, Any]:
-    """Nothing of a child stays. What it was: seconds of processor time; clean, whether all that it
-    wrote could be wiped."""
+def clean_up(pid: int) -> float:
+    """Kill a child and whatever it left behind; the seconds of processor time of them all."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     kill_all(pid)
     while True:
@@ -98,23 +101,28 @@ def clean_up(pid: int, scratch: Path) -> dict[str, Any]:
             break
         kill_all(pid)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds = sum(getattr(after, n) - getattr(before, n) for n in ("ru_utime", "ru_stime"))
+    return sum(getattr(after, n) - getattr(before, n) for n in ("ru_utime", "ru_stime"))
+
+
+def written(scratch: Path) -> list[Any]:
+    """Everything that a child can leave in the folders that it may write: equal, they are as new.
+
+    The owner, the rights and the times of a folder, its attributes and its entries; of a file
+    system of the sandbox's own also how much room there is, for what has no name any more.
+    """
     folders = [scratch, *([Path("/dev/shm")] if os.getpid() == 1 else [])]
-    left = [folder for folder in folders if folder.exists() and not wiped(folder)]
-    return {"seconds": seconds, "clean": not left}
+    return [state_of(folder) for folder in folders]
 
 
-def wiped(folder: Path) -> bool:
-    """Empty a folder; whether that was possible: what is hidden in it may be very deep."""
+def state_of(folder: Path) -> Any:
     try:
-        for path in folder.iterdir():
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-    except (OSError, RecursionError):
-        return False
-    return True
+        entries, found = os.listdir(folder), os.lstat(folder)
+        times = found.st_atime_ns, found.st_mtime_ns, found.st_ctime_ns
+        own = found.st_ino, found.st_uid, found.st_gid, found.st_mode, found.st_nlink
+        room = os.statvfs(folder) if folder.is_mount() else None
+        return entries, times, own, os.listxattr(folder), room
+    except OSError as error:
+        return repr(error)
 
 
 # ---------------------------------------------------------------------------------- one exercise
@@ -175,6 +183,7 @@ def serve(peer: Child) -> None:
     limit(order["limits"])
     driver = getattr(import_module(f"autograder.drivers.{order['lab']}"), order["driver"])
     hide_this()
+    peer.send("begun", None)  # what fails before this is no fault of the attempt's
     try:
         with processor_time(order["seconds"]):
             attempt = loaded(peer, order)
@@ -261,6 +270,9 @@ class FarModel(ShownModel):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.far_model(*args, **kwargs)
+
+    def watch(self, look: Callable[..., Any]) -> None:
+        self.far_model.watch(look)
 
 
 def service(peer: Peer, number: int, model: dict[str, Any] | None) -> Any:

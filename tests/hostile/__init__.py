@@ -12,15 +12,17 @@ from tests.hostile import (
     import_time,
     kills,
     left_behind,
+    lending,
     names,
     protocol,
     reaching,
+    spoiled,
     tampering,
 )
 from tests.hostile.notebooks import Hostile
 
 FAMILIES = (
     *(forgery, protocol, tampering, reaching, hangs, hogs, kills, floods, import_time),
-    *(left_behind, names, honest),
+    *(left_behind, spoiled, lending, names, honest),
 )
 CORPUS: list[Hostile] = [found for family in FAMILIES for found in family.CORPUS]

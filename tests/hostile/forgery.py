@@ -1,8 +1,18 @@
 """Submissions that are wrong and want to be taken for right."""
 
+import textwrap
 from functools import partial
 
-from tests.hostile.notebooks import BYTES, RIGHT, attempt, edited, spoils
+from tests.hostile.notebooks import (
+    BYTES,
+    RIGHT,
+    Hostile,
+    attempt,
+    edited,
+    guarded,
+    right_lines,
+    spoils,
+)
 
 FAMILY = "forgery"
 forged = partial(attempt, FAMILY)
@@ -11,6 +21,25 @@ wins_if = partial(spoils, FAMILY)
 MASK = "kv_cache.causal_mask"
 WRONG_MASK = "The mask has shape [1]; expected [1, 1, 1, 1]."
 WRONG_BYTES = "The number of bytes is 0; expected"
+
+FLASH, PREFILL = "flash_attention.flash_attention", "disaggregation.prefill_in_chunks"
+STEP, MAKE_ROOM = "batching.ContinuousBatcher.step", "paged_attention.PagedBatcher.make_room"
+ALL_AT_ONCE = """
+def all_at_once(slow, queries, keys, values):
+    scores = queries @ keys.mT / queries.shape[-1] ** 0.5
+    scores = hide_later_keys(scores, keys.shape[-2] - queries.shape[-2])
+    slow.store("output", 0, scores.softmax(dim=-1).nan_to_num(0.0) @ values)
+    slow.store("lse", 0, scores.logsumexp(dim=-1))
+"""
+
+
+def reaches(name: str, exercise: str, *ways: str) -> Hostile:
+    """A submission that is right only if one of these statements does something."""
+    attack = "\n".join(
+        f"try:\n    {way}\n    won = True\nexcept Exception:\n    pass" for way in ways
+    )
+    body = f"{guarded(attack)}\nif won:\n" + textwrap.indent(right_lines(exercise), "    ")
+    return attempt(FAMILY, name, exercise, body)
 
 
 @edited(FAMILY, "kv_cache", "released", "none", exercise=MASK, says="no code here yet")
@@ -578,5 +607,252 @@ CORPUS = [
                 return True
         return torch.zeros(1).as_subclass(Every), torch.zeros(1).as_subclass(Every)
         """,
+    ),
+    # --------------------------------------------------------------- what is lent, and its watch
+    forged(
+        "fast memory that is as large as anybody likes",
+        FLASH,
+        """
+        slow = getattr(memory, "memory", memory)
+        for thing in (memory, slow):
+            try:
+                thing.fast_numbers = 99_999
+            except Exception:
+                pass
+        queries = slow.load("queries", 0, q_len)
+        keys, values = slow.load("keys", 0, k_len), slow.load("values", 0, k_len)
+        all_at_once(slow, queries, keys, values)
+        """,
+        above=ALL_AT_ONCE,
+        says="It raised OutOfFastMemory",
+    ),
+    forged(
+        "slow memory that is read and not loaded",
+        FLASH,
+        """
+        slow = getattr(memory, "memory", memory)
+        names = "queries", "keys", "values"
+        for read in (
+            lambda: slow.tensors,
+            lambda: {name: slow.named(name) for name in names},
+            lambda: {name: slow.result(name) for name in names},
+        ):
+            try:
+                queries, keys, values = (read()[name] for name in names)
+                break
+            except Exception:
+                pass
+        all_at_once(slow, queries, keys, values)
+        """,
+        above=ALL_AT_ONCE,
+    ),
+    forged(
+        "tiles that are loaded past the watch, and joined",
+        FLASH,
+        """
+        def unwatched(name, *given):
+            for memory_itself in (
+                lambda: getattr(memory.memory, name)(*given),
+                lambda: memory.far_peer.ask(memory.far_number, "call", name, list(given), {}),
+                lambda: getattr(memory, name)(*given),
+            ):
+                try:
+                    return memory_itself()
+                except AttributeError:
+                    pass
+
+        for start in range(0, q_len, block_q):
+            end = min(start + block_q, q_len)
+            queries = unwatched("load", "queries", start, end)
+            keys = values = queries[..., :0, :]
+            for first in range(0, end + k_len - q_len, block_k):
+                last = min(first + block_k, k_len)
+                keys = torch.cat([keys, unwatched("load", "keys", first, last)], dim=-2)
+                values = torch.cat([values, unwatched("load", "values", first, last)], dim=-2)
+            state = empty_state(queries)
+            if keys.shape[-2]:
+                scores = queries @ keys.mT / head_dim**0.5
+                state = absorb(state, hide_later_keys(scores, start + k_len - q_len), values)
+            output, lse = finish(state)
+            unwatched("store", "output", start, output)
+            unwatched("store", "lse", start, lse)
+        """,
+        says="grows to far more than a tile of each",
+    ),
+    forged(
+        "results that are stored and not counted, by what only looks like a tensor",
+        FLASH,
+        """
+        class LooksLike:
+            def __init__(self, tensor):
+                self.tensor, self.ndim, self.shape = tensor, tensor.ndim, tuple(tensor.shape)
+
+            def new_full(self, shape, value):
+                return self.tensor
+
+        class Box:
+            outputs, lses = [], []
+
+        box = Box()
+        for start in range(0, q_len, block_q):
+            end = min(start + block_q, q_len)
+            memory.load("queries", start, end)
+            queries = memory.load("queries", start, end) / head_dim**0.5
+            state = empty_state(queries)
+            for first in range(0, end + k_len - q_len, block_k):
+                last = min(first + block_k, k_len)
+                scores = queries @ memory.load("keys", first, last).mT
+                scores = hide_later_keys(scores, start + k_len - q_len - first)
+                state = absorb(state, scores, memory.load("values", first, last))
+            output, lse = finish(state)
+            box.outputs.append(output)
+            box.lses.append(lse)
+        for name, parts, dim in (("output", box.outputs, -2), ("lse", box.lses, -1)):
+            try:
+                memory.store(name, 0, LooksLike(torch.cat(parts, dim=dim)))
+            except TypeError:
+                pass
+        """,
+    ),
+    forged(
+        "a prompt in one forward, past the watch, and chunks for show",
+        PREFILL,
+        """
+        class Show:
+            def __init__(self, length):
+                self.length = length
+
+            def attend(self, layer, queries, keys, values):
+                return queries
+
+        unwatched = getattr(model, "model", getattr(model, "far_model", model))
+        for start in range(0, ids.shape[1], chunk):
+            part = ids[:, start : start + chunk]
+            positions = torch.arange(start, start + part.shape[1]).expand_as(part)
+            model(part, positions, Show(start))
+        positions = torch.arange(ids.shape[1]).expand_as(ids)
+        return unwatched(ids, positions, kv_cache)[:, -1]
+        """,
+        says="The number of forwards is 2",
+    ),
+    forged(
+        "a watch that is called off",
+        PREFILL,
+        """
+        watched = getattr(model, "far_model", model)
+        for call_off in (
+            lambda: model.watch(lambda *given: None),
+            lambda: setattr(watched, "_look", None),
+            lambda: delattr(watched, "_look"),
+        ):
+            try:
+                call_off()
+                return model(ids, torch.arange(ids.shape[1]).expand_as(ids), kv_cache)[:, -1]
+            except Exception:
+                pass
+        """,
+    ),
+    reaches(
+        "the slow memory's books",
+        FLASH,
+        "memory.tensors",
+        "memory.moved",
+        "memory.trace",
+        "memory.places",
+        "memory._most",
+        "memory._look",
+        "memory.lends",
+        "memory.named('keys')",
+        "memory.result('keys')",
+        "memory.counts()",
+        "memory.limit({'numbers moved': 10**9})",
+        "memory.watch(lambda: None)",
+        "memory.moved = 0",
+        "memory._most = 10**9",
+        "memory._look = None",
+        "memory.lends = None",
+        "memory.load = memory.load",
+        "memory.result = memory.load",
+        "memory.fast_numbers = 99_999",
+        "del memory.fast_numbers",
+        "memory.far_peer.ask(memory.far_number, 'get', '__dict__')",
+        "memory.far_peer.ask(memory.far_number, 'set', 'fast_numbers', 99_999)",
+        "memory.far_peer.ask(memory.far_number, 'call', '__init__', [1, 2, 3], {})",
+        "memory.far_peer.ask(memory.far_number, 'call', '__setattr__', ['moved', 0], {})",
+    ),
+    reaches(
+        "the block manager's books",
+        MAKE_ROOM,
+        "self.manager.tables = self.manager.tables",
+        "self.manager.lengths = self.manager.lengths",
+        "self.manager.free_blocks = self.manager.free_blocks",
+        "self.manager.num_blocks = self.manager.num_blocks",
+        "self.manager.raises = None",
+        "self.manager.holders = []",
+        "self.manager.holders",
+        "self.manager._asked = 0",
+        "self.manager._most",
+        "self.manager.limit({'calls of `can_append`': 10**9})",
+        "self.manager.take_block",
+        "self.manager.allocate",
+        "self.manager.fork",
+        "del self.manager.tables",
+    ),
+    reaches(
+        "the slots' keys and values",
+        STEP,
+        "self.kv_cache.keys",
+        "self.kv_cache.values",
+        "self.kv_cache.selected",
+        "self.kv_cache.keys = self.kv_cache.keys",
+        "self.kv_cache.lengths = self.kv_cache.lengths",
+        "self.kv_cache.max_length = 99",
+        "del self.kv_cache.lengths",
+    ),
+    reaches(
+        "the model behind the one that is shown",
+        "kv_cache.generate_threaded",
+        "model.far_model.config",
+        "model.far_model.config = model.config",
+        "model.far_model.transformer",
+        "model.far_model.parameters()",
+        "model.far_model._model",
+        "model.far_model._forwards = 0",
+        "model.far_model._most",
+        "model.far_model.counts()",
+        "model.far_model.limit({})",
+        "model.far_model.untouched()",
+        "model.far_model.forward(input_ids, input_ids, None)",
+        "del model.far_model.config",
+    ),
+    reaches(
+        "the function behind a right neighbor",
+        "batching.padded_mask",
+        "padded_position_ids.function",
+        "padded_position_ids.function = lambda mask: mask",
+        "padded_position_ids.lends",
+        "padded_position_ids.__dict__['function']",
+        "del padded_position_ids.function",
+        "padded_position_ids.far_peer.ask(padded_position_ids.far_number, 'get', '__globals__')",
+    ),
+    forged(
+        "books that are edited where they lie",
+        MAKE_ROOM,
+        """
+        manager = self.manager
+        for request in list(self.running):
+            while request in self.running and not manager.can_append(request.number):
+                newest = self.running.pop()
+                newest.num_computed_tokens = 0
+                self.waiting.appendleft(newest)
+                self.preemptions += 1
+                del manager.lengths[newest.number]
+                for block in manager.tables.pop(newest.number):
+                    manager.ref_counts[block] = 0
+                    manager.free_blocks.append(block)
+            if request in self.running:
+                manager.append(request.number)
+        """,
+        says="`running`, by number, is []",
     ),
 ]

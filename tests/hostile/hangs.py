@@ -93,7 +93,7 @@ CORPUS = [
                     yield 1, 1
         return Metrics(*[Endless({1: 1})] * 4)
         """,
-        says=STOPPED,
+        says="more than 10,000 items",
     ),
     hangs(
         "an object that doesn't let go when it is thrown away",

@@ -6,10 +6,10 @@ them that exercise, where they can't be driven any more; it never costs the seco
 
 from functools import partial
 
-from tests.hostile.notebooks import ALL, LOOP, attempt, edited, first_does, prepend
+from tests.hostile.notebooks import ALL, LOOP, attempt, edited, prepend, works_and_does
 
 FAMILY = "import time"
-does = partial(first_does, FAMILY)
+does = partial(works_and_does, FAMILY)
 
 
 @edited(FAMILY, "generate", "solved", ALL)

@@ -2,11 +2,11 @@
 
 from functools import partial
 
-from tests.hostile.notebooks import Hostile, first_does, leaves
+from tests.hostile.notebooks import Hostile, leaves, works_and_does
 
 FAMILY = "left behind"
 left = partial(leaves, FAMILY)
-goes_on = partial(first_does, FAMILY)
+goes_on = partial(works_and_does, FAMILY)
 
 
 def left_file(name: str, folder: str, mode: int = 0o755) -> Hostile:

@@ -222,12 +222,15 @@ def right_lines(exercise: str) -> str:
     return textwrap.dedent("\n".join(lab_module(lab).stretch(path)))
 
 
-def first_does(family: str, name: str, source: str, expected: Expected = ALL) -> Hostile:
-    """Both exercises of lab 1 are right, and the first does something else before."""
+def works_and_does(
+    family: str, name: str, source: str, expected: Expected = ALL, last: bool = False
+) -> Hostile:
+    """Both exercises of lab 1 are right, and the first, or the last, does something else before."""
 
     def notebook(solved: NotebookNode, released: NotebookNode) -> bytes:
-        write(released, LOOP, f"{textwrap.dedent(source).strip()}\n{right_lines(LOOP)}")
-        return as_bytes(write(released, METRICS, right_lines(METRICS)))
+        does, other = (METRICS, LOOP) if last else (LOOP, METRICS)
+        write(released, does, f"{textwrap.dedent(source).strip()}\n{right_lines(does)}")
+        return as_bytes(write(released, other, right_lines(other)))
 
     return Hostile(name, family, "generate", notebook, expected)
 

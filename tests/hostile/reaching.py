@@ -120,7 +120,32 @@ CORPUS = [
                 pass
         """,
     ),
+    wins_if(
+        "has a capability, or could be given one",
+        """
+        for line in open("/proc/self/status"):
+            name, _, value = line.partition(":")
+            won = won or name.startswith("Cap") and int(value, 16) != 0
+            won = won or name == "NoNewPrivs" and int(value) == 0
+        """,
+    ),
     # --------------------------------------------------------------------------------- writing
+    wins_if(
+        "finds another place that it may write",
+        """
+        import os
+        devices = {f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom")}
+        for line in open("/proc/self/mountinfo"):
+            path, options = line.split()[4:6]
+            known = path in ("/scratch", "/dev/shm", "/proc") or path in devices
+            won = won or "rw" in options.split(",") and not known
+        for folder, _, files in os.walk("/proc"):
+            folder_of_its_own = any(part.isdigit() for part in folder.split("/"))
+            known = folder_of_its_own or "/self" in folder or "/thread-self" in folder
+            places = [os.path.join(folder, file) for file in files]
+            won = won or not known and any(os.access(place, os.W_OK) for place in places)
+        """,
+    ),
     wins_if(
         "writes beside the course's code",
         """
