@@ -35,7 +35,14 @@ from tests.common.trials import EXERCISES, LABS, is_rejected, skeleton
 
 LEARNER = ROOT / "tests" / "common" / "learner.py"
 ALONE = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in repr(f)]\n"
-every_lab = pytest.mark.parametrize("lab", LABS)
+# Every fourth lab each time, all of them in `make soak`: all bundles are made alike.
+every_lab = pytest.mark.parametrize(
+    "lab",
+    [
+        lab if number % 4 == 0 else pytest.param(lab, marks=pytest.mark.soak)
+        for number, lab in enumerate(LABS)
+    ],
+)
 
 
 @cache

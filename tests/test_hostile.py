@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from autograder.grading.jail import Jail, JailError
+from autograder.grading.local import graded_here
 from autograder.grading.oracle import grade_one
 from autograder.grading.results import Result, from_json, to_json
 from autograder.grading.secret import key_of
@@ -24,12 +25,13 @@ SECONDS = 2.0  # of processor time for an exercise; the reference needs tenths
 MOST_MEMORY = 1_500_000_000  # bytes
 HONEST = Submission("ada", "generate", as_bytes(solved("generate")))
 
-EVERY = 4  # of a family, so many are tried by `make soak` for one that is tried each time
-WHOLE = {"honest", "spoiled", "lending"}  # families of which all are tried each time
+EVERY = 5  # of a family, so many are tried by `make soak` for one that is tried each time
+WHOLE = {"honest", "spoiled", "lending", "reaching"}  # families of which all are tried each time
+CLASS = {"spoiled", "left behind", "lending", "kills"}  # those that might cost others something
 
 
 def samples() -> list[Hostile]:
-    """Every fourth of most families, and all of the others."""
+    """Every fifth of most families, and all of the others."""
     numbers = Counter[str]()
     found = []
     for hostile in CORPUS:
@@ -149,6 +151,18 @@ def test_no_forgery_no_abort_and_no_student_lost(corpus, results):
     forged = [h.name for h, result in found if result.points > sum(h.points.values())]
     lost = [h.name for h, result in found if {m.exercise for m in result.marks} != {*h.points}]
     assert (forged, lost, len(found)) == ([], [], len(corpus))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("hostile", [h for h in CORPUS if h.family in CLASS], ids=lambda h: h.name)
+def test_seven_classmates_of_an_attacker_have_full_marks(hostile, jail):
+    right = as_bytes(solved(hostile.lab))
+    honest = [Submission(f"student{number}", hostile.lab, right) for number in range(7)]
+    attacker = Submission(hostile.student, hostile.lab, hostile.content)
+    submissions = [*honest[:3], attacker, *honest[3:]]
+    found = dict(graded_here(submissions, SECRET, Jail(), jobs=2))
+    assert {each.student: lost(found[each]) for each in honest} == {e.student: {} for e in honest}
+    assert found[attacker].points == sum(hostile.points.values())
 
 
 def test_every_family_of_attacks_is_there():
