@@ -10,7 +10,7 @@ from typing import Any
 from autograder.drivers.seen import without_addresses
 from autograder.source import exercise_function, own_line
 
-MOST_TOLD = 2000  # characters of what an exception says
+MOST_TOLD = 1000  # characters of what an exception says
 RAISES = dis.opmap["RAISE_VARARGS"]  # what `raise` compiles to
 
 
@@ -65,7 +65,8 @@ def told(error: BaseException, seconds: float) -> str:
 def words_of(error: BaseException) -> str:
     """What an exception says, the same each time; even its `__str__` may be broken."""
     try:
-        return without_addresses(str(error).strip()[:MOST_TOLD])
+        words = str(error).strip()
+        return without_addresses(words[:MOST_TOLD]) + "…" * (len(words) > MOST_TOLD)
     except BaseException:
         return ""
 

@@ -385,6 +385,12 @@ def test_a_card_shows_the_part_that_differs(got: Any, expected: Any, parts: tupl
     assert verdict.part(got, expected) == parts
 
 
+def test_a_part_that_is_too_large_is_not_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verdict, "python", None)
+    got, expected = [torch.zeros(500, 500)], [torch.zeros(2)]
+    assert verdict.part(got, expected) == (got[0], expected[0])
+
+
 def test_a_card_is_html_with_plain_text_beside_it(notebook: nbformat.NotebookNode) -> None:
     passed, failed = notebook.cells[3].outputs[0].data, notebook.cells[7].outputs[0].data
     assert "<b>generate.generate</b>" in passed["text/html"]
