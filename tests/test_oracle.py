@@ -377,6 +377,15 @@ def test_without_bubblewrap_it_says_what_to_install(monkeypatch: pytest.MonkeyPa
         Jail().__enter__()
 
 
+def test_where_no_process_can_be_started_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("autograder.grading.jail.subprocess.Popen", refused)
+    with pytest.raises(JailError, match=r"No process could be started.*not permitted"):
+        Jail().__enter__()
+
+
 def test_a_course_that_the_sandbox_would_show_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autograder.grading.jail.ROOT", Path("/usr/src/course"))
     with pytest.raises(JailError, match=r"The course lies in /usr/src/course.*Move the course"):

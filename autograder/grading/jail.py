@@ -331,7 +331,10 @@ class Sandbox:
         self.log = tempfile.TemporaryFile()  # noqa: SIM115  (what is said of a start that fails)
         with theirs:
             start = self.shut_in if jail.sandboxed else self.at_large
-            self.process = start(jail, lab, theirs.fileno())
+            try:
+                self.process = start(jail, lab, theirs.fileno())
+            except OSError as error:
+                raise JailError(f"No process could be started for it: {error}.") from None
         self.root = psutil.Process(self.process.pid)
         self.expect(b"ready")
 
