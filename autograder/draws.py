@@ -26,7 +26,7 @@ LOOP = GPTConfig(300, n_positions=16, n_embd=30, n_layer=2, n_head=3, eos_token_
 OWN = 24  # a seed whose texts have token 0, EOS and much else, as not every seed's do
 
 # Of the small models' weights, and of all else that an attempt comes to by what it is lent alone.
-# For a grade it is a key that nobody can guess, so that the only way to such a model is to call it,
+# For a grade it is a key that can't be guessed, so that the only way to such a model is to call it,
 # where its work is counted.
 model_seed: ContextVar[int | bytes] = ContextVar("model_seed", default=OWN)
 

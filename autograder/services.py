@@ -82,8 +82,8 @@ Normals = Callable[[Sequence[int]], Tensor]  # of a shape: float64, mean 0, stan
 def normals(seed: int | bytes) -> Normals:
     """Random numbers, a tensor a call.
 
-    seed: a number, of which torch keeps 32 bits, so that whoever sees some of the numbers can find
-        the others in minutes; or a key of 128 bits and more, and then nobody can.
+    seed: a number, of which torch keeps 32 bits, so that from some of the numbers the others can be
+        found in minutes; or a key of 128 bits or more, from which they can't.
     """
     if isinstance(seed, int):
         generator = torch.Generator().manual_seed(seed)

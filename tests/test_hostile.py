@@ -1,6 +1,5 @@
 """Hostile submissions, and honest ones that look odd: each gets the points that it must get."""
 
-import os
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,13 +7,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autograder.grading.jail import Jail, JailError
+from autograder.grading.jail import Jail
 from autograder.grading.local import graded_here
 from autograder.grading.oracle import grade_one
 from autograder.grading.results import Result, from_json, to_json
 from autograder.grading.secret import key_of
 from autograder.grading.submission import Submission, read_submission
 from autograder.lesson import lessons
+from tests.common.jailed import jailed, lost
 from tests.hostile import CORPUS
 from tests.hostile.notebooks import Hostile, as_bytes, solved
 from tests.hostile.reaching import WALLS
@@ -51,14 +51,9 @@ every_submission = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module")
 def jail():
-    try:
-        with Jail(seconds=SECONDS) as jail:
-            require_walls(jail)
-            yield jail
-    except JailError as error:
-        if os.environ.get("CI"):
-            pytest.fail(f"CI is set, and there is no sandbox: {error}")
-        pytest.skip(f"no sandbox: {error}")
+    with jailed(seconds=SECONDS) as jail:
+        require_walls(jail)
+        yield jail
 
 
 def graded(submission: Submission, jail: Jail) -> Result:
@@ -105,11 +100,6 @@ def handed_in(hostile: Hostile, submitted: Path) -> Submission:
     folder = submitted / hostile.student / lesson.name
     hostile.files(folder, hostile.content)
     return read_submission(submitted, hostile.student, lesson)
-
-
-def lost(result: Result) -> dict[str, tuple[str, ...]]:
-    """What is said of each exercise that has not earned all its points."""
-    return {mark.exercise: mark.paragraphs for mark in result.marks if mark.points != mark.most}
 
 
 def words(result: Result, exercise: str | None) -> str:

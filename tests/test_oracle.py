@@ -27,7 +27,7 @@ from autograder.grading.secret import key_of
 from autograder.grading.submission import Submission
 from autograder.judge import NOT_ATTEMPTED, PASSED, WRONG, judge, run_all
 from autograder.reference import definitions, first_line
-from tests.common.jailed import jailed
+from tests.common.jailed import jailed, lost
 from tests.common.styles import in_another_style, names_in_another_style
 from tests.common.trials import EXERCISES, LABS, Trial, every_exercise, frozen
 from tests.hostile.notebooks import (
@@ -64,11 +64,6 @@ def grade(
 ) -> Result:
     submission = handed_in(notebook, lab, student)
     return grade_one(submission, key_of(secret, submission), jail)
-
-
-def lost(result: Result) -> dict[str, tuple[str, ...]]:
-    """What is said of each exercise that has not earned all its points."""
-    return {mark.exercise: mark.paragraphs for mark in result.marks if mark.points != mark.most}
 
 
 def exercises_of(lab: str) -> list[Exercise]:

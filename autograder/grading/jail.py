@@ -126,7 +126,7 @@ class Jail:
         """Let the next submission have it: starting one takes most of the time that grading does.
 
         It is as new, or it would have been closed. Without the filter of system calls an attempt
-        may have set something of its first process that isn't looked at: then nobody gets it.
+        may have set something of its first process that isn't looked at: then it is closed.
         """
         if self.filter or not self.sandboxed:
             self.idle[lab] = sandbox

@@ -161,7 +161,7 @@ class Trying:
         raise RuntimeError(f"No cases of {exercise.name} could be drawn from this secret.")
 
     def cases(self, exercise: Exercise, number: int = 0) -> list[Case]:
-        """What this submission is tried on: the same each time, and known to nobody before.
+        """What this submission is tried on: the same each time, and not known before.
 
         None at all where the small models make no text of some kind that is needed, or hardly ever.
         """
@@ -189,7 +189,7 @@ def readable_rows(judgement: Judgement) -> Iterator[tuple[str, str]]:
 def readable(text: str, most_numbers: int = MOST_NUMBERS) -> str:
     """Words that may be a stranger's, on one line, with every character to be seen.
 
-    They are cut at the first number too many: nobody shall read a model's weights in them.
+    They are cut at the first number too many, so that they show no model's weights.
     """
     line = " ".join(text.split())
     numbers = list(NUMBER.finditer(line))
@@ -243,8 +243,7 @@ class There:
         try:
             with sandbox.begin() as connection, bounded(seconds):
                 near = Near(connection, watch, self.exercise.module)
-                for outcome in self.tried(run, near, driver, cases, expected, seconds):
-                    run.outcomes.append(outcome)
+                self.converse(near, run, driver, cases, expected, seconds)
         except (Stopped, TooMuchWork) as error:
             run.stop(str(error))
         except Gone:
@@ -264,15 +263,16 @@ class There:
         trying.spent += max(used, watch.waited / 4) + here  # others may want the processor too
         return run
 
-    def tried(
+    def converse(
         self,
-        run: "Run",
         near: Near,
+        run: "Run",
         driver: Driver,
         cases: Sequence[Case],
         expected: Sequence[Outcome],
         seconds: float,
-    ) -> Iterator[Outcome]:
+    ) -> None:
+        """Hand over the order and then the cases; what comes of them goes into `run`."""
         exercise = self.exercise
         near.send(
             "order",
@@ -291,11 +291,11 @@ class There:
         run.begun = near.receive()[0] == "begun"
         kind, content = near.receive()
         if kind == "failed":
-            yield Outcome(failure=failed(content))
+            run.outcomes.append(Outcome(failure=failed(content)))
             return
         for case, right in zip(cases, expected, strict=True):
             outcome = outcome_of(near, exercise, case, right)
-            yield outcome
+            run.outcomes.append(outcome)
             if outcome.failure is not None and outcome.failure.stopped:
                 return
 

@@ -2,7 +2,7 @@
 
     secret -> the key of one submission -> its cases, and the weights of the models that it is lent
 
-Whoever grades a submission, another process or another machine, gets its key and never the secret.
+The process or machine that grades a submission gets its key and never the secret.
 """
 
 import hashlib

@@ -66,7 +66,7 @@ def main(control: socket.socket, scratch: Path, lab: str) -> None:
 def prepare() -> None:
     torch.set_num_threads(1)
     stand_ins.put_in_place()
-    tempfile.gettempdir()  # whoever asks first tries the folder, by writing into it
+    tempfile.gettempdir()  # the first call tries the folder, by writing into it
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""A sandbox for tests, where there is one."""
+"""A sandbox for tests, where there is one, and what came of an attempt in it."""
 
 import os
 from collections.abc import Iterator
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from autograder.grading.jail import Jail, JailError
+from autograder.grading.results import Result
 
 
 @contextmanager
@@ -21,3 +22,8 @@ def jailed(**settings: Any) -> Iterator[Jail]:
                 pytest.fail(f"CI is set, and there is no sandbox: {error}")
             pytest.skip(f"no sandbox: {error}")
         yield jail
+
+
+def lost(result: Result) -> dict[str, tuple[str, ...]]:
+    """What is said of each exercise that has not earned all its points."""
+    return {mark.exercise: mark.paragraphs for mark in result.marks if mark.points != mark.most}
