@@ -5,16 +5,18 @@ One Markdown file a lab, `misconceptions/kv_cache.md`:
     ## kv_cache.KVCache.truncate            the exercise
 
     ### length_stays                        a name
-
     Nothing is truncated: `length` says how many tokens the cache holds.      the sentence
+    - `self.length = n` → `self.length`     a form: an edit, as a student would have written it
 
-        -    self.length = n                an edit, indented, as a student would have written it
+An edit changes the reference's function, its signature included. In an item of the list, what
+stands before the arrow occurs there exactly once, and what stands behind it comes in its place:
+`` `old` → `new` ``. Several places are divided by commas; "or" divides the new code of several
+forms; `` no `old` `` leaves something out; code alone is the whole solution stretch.
 
-An edit is a diff: the lines that begin with a space or with `-` stand together exactly once in the
-reference's function, its signature included, indented as you like; those with `+` come in place of
-the ones with `-`. A blank line begins the next place. An indented block without any `-` or `+` is
-the whole solution stretch. Where people write the same mistake in several ways, the forms stand one
-after the other with the word "or" between them.
+What takes several lines is an indented block, a form for itself. Lines that begin with a space or
+with `-` stand together exactly once in the function, indented as you like; those with `+` come in
+place of the ones with `-`; `@@` begins the next place. A block without any `-` or `+` is the whole
+solution stretch.
 
 Nothing here runs before an answer is wrong; each judgement compiles what it needs afresh.
 """
@@ -119,12 +121,23 @@ def titled(text: str, mark: str) -> Iterator[tuple[str, str]]:
 
 
 def entry(exercise: str, name: str, body: str, file: str) -> Misconception:
-    """One misconception: prose, then indented forms."""
-    prose, _, rest = re.sub(r"\n\s*\n", "\n\n", body).strip("\n").partition("\n\n    ")
-    forms = tuple(textwrap.dedent(form) for form in re.split(r"\n\nor\n\n", "    " + rest))
-    if not prose or prose[0] == " " or not all(form.strip() for form in forms):
-        raise AuthorError(f"{file}: {name} needs a sentence, and below it an indented edit.")
-    return Misconception(exercise, name, " ".join(prose.split()), forms)
+    """One misconception: prose, then its forms."""
+    prose, *rest = re.split(r"^(?=- (?:no )?`|    )", body.strip("\n"), maxsplit=1, flags=re.M)
+    if not prose.strip() or not rest:
+        raise AuthorError(f"{file}: {name} needs a sentence, and below it an edit.")
+    return Misconception(exercise, name, " ".join(prose.split()), tuple(forms_in(rest[0])))
+
+
+def forms_in(text: str) -> Iterator[str]:
+    """The forms of a misconception: each item of a list, new code by new code, and each block."""
+    for part in re.split(r"\n(?=- )|\n\n+", text.rstrip("\n")):
+        if not part.startswith("- "):
+            yield textwrap.dedent(part)
+            continue
+        first, *others = re.split(r" or (?=`)", re.sub(r"\n +", " ", part.removeprefix("- ")))
+        old = first.split(" → ")[0]
+        yield first
+        yield from (f"{old} → {new}" if " → " in first else new for new in others)
 
 
 # -------------------------------------------------------------------------- edits of the reference
@@ -132,15 +145,44 @@ def entry(exercise: str, name: str, body: str, file: str) -> Misconception:
 
 def edited(module: Module, path: str, form: str, where: str) -> str:
     """The source of the object around the exercise `path`, changed as `form` says."""
-    lines = form.rstrip("\n").split("\n")
-    if not any(line[:1] in ("+", "-") for line in lines):
+    if is_whole(form):
         margin = indent_of(next(line for line in module.stretch(path) if line.strip()))
-        return module.with_stretch(path, [margin + line if line else "" for line in lines])
+        return module.with_stretch(path, [margin + line for line in form.strip("`").split("\n")])
     span = module.functions[path]
     function = [line for line in module.lines[span.start : span.stop] if "### " not in line]
-    for hunk in re.split(r"\n\n", form.rstrip("\n")):
+    if "`" in form:
+        return module.with_function(path, with_codes(function, form, where))
+    for hunk in form.split("\n@@\n"):
         function = with_hunk(function, hunk.split("\n"), where)
     return module.with_function(path, function)
+
+
+def is_whole(form: str) -> bool:
+    """Whether a form is all of the solution stretch, and no edit of it."""
+    if "`" in form:
+        return form.count("`") == 2 and form[0] == "`"
+    return not any(line[:1] in ("+", "-") for line in form.split("\n"))
+
+
+def with_codes(function: list[str], form: str, where: str) -> list[str]:
+    """The function's lines with new code in the place of old: `` `old` → `new`, no `old` ``."""
+    text = "\n".join(function)
+    for edit in re.split(r", (?=`|no `)", form):
+        read = re.fullmatch(r"no `([^`]+)`|`([^`]+)` → `([^`]+)`", edit)
+        if read is None:
+            raise AuthorError(f"{where}: this is no edit: {edit}")
+        old, new = read[1] or read[2], read[3] or ""
+        require_once(text.count(old), old, where)
+        text = text.replace(old, new)
+    return text.split("\n")
+
+
+def require_once(times: int, old: str, where: str) -> None:
+    if times != 1:
+        raise AuthorError(
+            f"{where}: this code occurs {times} times in the reference, and must occur there "
+            f"once:\n{old}"
+        )
 
 
 def with_hunk(function: list[str], hunk: list[str], where: str) -> list[str]:
@@ -148,11 +190,7 @@ def with_hunk(function: list[str], hunk: list[str], where: str) -> list[str]:
     old = [line[1:] for line in hunk if line[0] != "+"]
     new = [line[1:] for line in hunk if line[0] != "-"]
     places = [i for i in range(len(function)) if stands_at(function[i : i + len(old)], old)]
-    if not old or len(places) != 1:
-        raise AuthorError(
-            f"{where}: these lines stand {len(places)} times in the reference, and must stand "
-            "there once:\n" + "\n".join(old)
-        )
+    require_once(len(places) if old else 0, "\n".join(old), where)
     start = places[0]
     margin = margin_of(function[start], old[0])
     return function[:start] + [margin + line for line in new] + function[start + len(old) :]

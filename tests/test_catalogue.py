@@ -60,14 +60,24 @@ EDITS = {
         "a = 0|for _ in b:|    a += 1|print(a)|return a",
     ),
     "several places": (
-        "-a = 0\n+a = 1\n\n-return a\n+return -a",
+        "-a = 0\n+a = 1\n@@\n-return a\n+return -a",
         "a = 1|for _ in b:|    a += 1|    print(a)|print(a)|return -a",
     ),
     "a line moves out of the block": (
         "-    print(a)\n-print(a)\n+print(-a)",
         "a = 0|for _ in b:|    a += 1|print(-a)|return a",
     ),
-    "the whole stretch": ("if b:\n\n    return b\nreturn 0", "if b:||    return b|return 0"),
+    "the whole stretch": ("if b:\n    return b\nreturn 0", "if b:|    return b|return 0"),
+    "the whole stretch in a line": ("`return b`", "return b"),
+    "part of a line": (
+        "`+= 1` → `+= 2`",
+        "a = 0|for _ in b:|    a += 2|    print(a)|print(a)|return a",
+    ),
+    "parts of several lines": (
+        "`a += 1` → `a += f(b, c)`, `return a` → `return -a`",
+        "a = 0|for _ in b:|    a += f(b, c)|    print(a)|print(a)|return -a",
+    ),
+    "what is left out": ("no `a += `", "a = 0|for _ in b:|    1|    print(a)|print(a)|return a"),
 }
 
 
@@ -100,12 +110,15 @@ def test_of_a_class_only_the_method_changes(module: Module) -> None:
         ("-        a = 0\n-    for _ in b:", 0),  # indented otherwise
         ("+print(a)", 0),  # nowhere
         ("-return self.full", 0),  # somewhere else
+        ("`print(a)` → `print(b)`", 2),
+        ("`a = 0` → `a = 1`, `a = 5` → `a = 6`", 0),
+        ("no `a = 5`", 0),
     ],
 )
 def test_lines_that_do_not_stand_there_once_are_refused(
     form: str, times: int, module: Module
 ) -> None:
-    with pytest.raises(AuthorError, match=rf"^toys\.md, x: .* stand {times} times"):
+    with pytest.raises(AuthorError, match=rf"^toys\.md, x: this code occurs {times} times"):
         edited(module, "double", form, "toys.md, x")
 
 
@@ -113,19 +126,22 @@ def test_lines_that_do_not_stand_there_once_are_refused(
 
 ENTRY = """
 ### a_name
-
 One sentence,
 in two lines.
+- `a = 0` → `a = 1` or `a = 2`
+  or `a = 3`
+- no `b`,
+  `c` → `d`
+- `return 1` or `return 2`
 
     -a = 0
     +a = 1
-
+    @@
      return a
     +print()
 
-or
-
-    return 1
+    if b:
+        return 1
 """
 
 
@@ -133,15 +149,18 @@ def test_an_entry_is_a_name_a_sentence_and_its_forms() -> None:
     (entry,) = parsed(f"# Toys\n\nProse.\n\n## toys.double\n{ENTRY}", "toys.md")["toys.double"]
     assert (entry.exercise, entry.name) == ("toys.double", "a_name")
     assert entry.sentence == "One sentence, in two lines."
-    assert entry.forms == ("-a = 0\n+a = 1\n\n return a\n+print()", "return 1")
+    assert entry.forms == (
+        *("`a = 0` → `a = 1`", "`a = 0` → `a = 2`", "`a = 0` → `a = 3`"),
+        *("no `b`, `c` → `d`", "`return 1`", "`return 2`"),
+        *("-a = 0\n+a = 1\n@@\n return a\n+print()", "if b:\n    return 1"),
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
         (ENTRY.replace("One sentence,\nin two lines.\n", ""), "a_name needs a sentence, and below"),
-        ("\n### a_name\n\nA sentence alone.\n", "a_name needs a sentence, and below"),
-        ("\n### a_name\n\nAn edit that is\n    not apart.\n", "a_name needs a sentence, and below"),
+        ("\n### a_name\nA sentence alone.\n", "a_name needs a sentence, and below"),
         (ENTRY + ENTRY, "a title stands twice in or at toys.double"),
         (f"{ENTRY}\n## toys.double\n{ENTRY}", "a title stands twice in or at toys.double"),
     ],
@@ -170,7 +189,7 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("exercise", "edit", "sentence"),
     [
-        ("metrics", "-n = 12", r"generate\.md: generate\.metrics, slip: these lines stand 0 times"),
+        ("metrics", "-n = 12", r"generate\.md: generate\.metrics, slip: this code occurs 0 times"),
         ("metrics", "-n = len(token_times)\n    +n = (", r"generate\.metrics, slip: .* no Python"),
         ("metric", "-n = 12", r"generate\.md: there is no exercise generate\.metric "),
     ],
@@ -194,7 +213,7 @@ It remembers.
 
     -def metrics(start: float, token_times: Sequence[float]) -> Metrics:
     +def metrics(start, token_times, seen=[]):
-
+    @@
     -n = len(token_times)
     +seen.append(token_times)
     +return len(seen)
