@@ -209,10 +209,10 @@ def first_layers(model: CachedLMHead, n_layer: int) -> CachedLMHead:
             f"The model has 1 to {model.config.n_layer} layers to take, not {n_layer}."
         )
     with torch.device("meta"):
-        draft = CachedLMHead(replace(model.config, n_layer=n_layer))
+        draft = CachedLMHead(replace(model.config, n_layer=n_layer)).requires_grad_(False)
     weights = model.state_dict()
     draft.load_state_dict({name: weights[name] for name in draft.state_dict()}, assign=True)
-    return draft.eval().requires_grad_(False)
+    return draft.eval()
 
 
 # ------------------------------------------------------------------------------------ the loop

@@ -741,6 +741,13 @@ def test_the_first_layers_are_a_model_in_the_same_memory(config: GPTConfig) -> N
     assert len(target.transformer.h) == config.n_layer  # it is left as it was
 
 
+def test_a_model_made_in_inference_mode_has_first_layers_too() -> None:
+    """Nothing in inference mode may ask for gradients, not even for a moment."""
+    with torch.inference_mode():
+        target = random_model(CachedLMHead, CONFIGS[1], 0)
+    assert not any(weight.requires_grad for weight in first_layers(target, 1).parameters())
+
+
 # ------------------------------------------------------------------------------ when does it pay?
 
 

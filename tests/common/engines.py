@@ -30,8 +30,12 @@ configs, seeds = st.sampled_from(CONFIGS), st.integers(0, 3)
 
 @cache
 def model_of(cls: type, config: GPTConfig, seed: int) -> Any:
-    """One of the three models, with the same weights for the same config and seed."""
-    return random_model(cls, config, seed)
+    """One of the three models, with the same weights for the same config and seed.
+
+    Tests share it, so the first of them may not leave it without gradients for the others.
+    """
+    with torch.inference_mode(False):
+        return random_model(cls, config, seed)
 
 
 @contextmanager
