@@ -3,12 +3,13 @@
 import copy
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import takewhile
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from autograder.failure import Failure, TookTooLong, failure_of, line_of, words_
 from autograder.interrupt import interrupted
 from autograder.lending.borrowed import borrowed
 from autograder.source import exercise_function, own_statements
+from autograder.symptoms import symptom
 
 NOT_ATTEMPTED, WRONG, PASSED = "not attempted", "wrong", "passed"
 
@@ -71,26 +73,30 @@ class Uncompared(Exception):
     """What came of an attempt is like nothing that the comparison knows."""
 
 
-class Attempt(Protocol):
+class Attempt(ABC):
     """An attempt at an exercise, wherever its code runs."""
 
+    @abstractmethod
     def outcomes(
         self, driver: Driver, cases: Sequence[Case], expected: Sequence[Outcome]
     ) -> list[Outcome]:
         """What comes of it, case by case; stopped where it does many times the work expected."""
 
+    @abstractmethod
     def again(self, driver: Driver, case: Case) -> Outcome:
         """What comes of it now, at a case that it has had before."""
 
+    @abstractmethod
     def has_own_code(self) -> bool:
         """Whether the learner has written anything where the TODO stood."""
 
+    @abstractmethod
     def line(self, failure: Failure) -> str | None:
         """The learner's own line that a failure came from."""
 
 
 @dataclass(frozen=True)
-class Here:
+class Here(Attempt):
     """An attempt in this process, as a notebook hands it to `check`."""
 
     exercise: Exercise
@@ -99,10 +105,12 @@ class Here:
     def outcomes(
         self, driver: Driver, cases: Sequence[Case], expected: Sequence[Outcome]
     ) -> list[Outcome]:
-        return run_all(self.exercise, driver, self.code, cases, expected)
+        with judging:
+            return run_all(self.exercise, driver, self.code, cases, expected)
 
     def again(self, driver: Driver, case: Case) -> Outcome:
-        return run(self.exercise, driver, self.code, case, time.monotonic() + SECONDS)
+        with judging:
+            return run(self.exercise, driver, self.code, case, time.monotonic() + SECONDS)
 
     def has_own_code(self) -> bool:
         function = exercise_function(self.exercise.path, self.code)
@@ -126,65 +134,128 @@ def require_outside() -> None:
         raise SystemExit(INSIDE)
 
 
-def judge(exercise: Exercise, code: Any, seed: int = 0) -> Judgement:
-    """Judge an attempt in this process on the cases that `seed` draws.
+def judge(
+    exercise: Exercise, attempt: Attempt | Any, cases: Sequence[Case] | None = None
+) -> Judgement:
+    """Judge an attempt on some cases; tell the smallest that fails, and what led to it.
 
-    It is wrong where it calls a check itself, in whatever thread and whatever becomes of the error.
+    attempt: one that runs somewhere, or the function or class itself, which runs here. cases: those
+    that seed 0 draws, where none are given. An attempt is right that passes with one of the
+    exercise's drivers; misconceptions are tried only where it passes with none. It is wrong where
+    it calls a check itself, in whatever thread and whatever becomes of the error.
     """
-    require_outside()
-    with judging:
-        called_inside.clear()
-        judgement = judged(exercise, Here(exercise, code), drawn(exercise, seed))
-        if called_inside.is_set():
-            return replace(judgement, status=WRONG, message=INSIDE, cause=None, misconception=None)
-        return judgement
-
-
-def judged(exercise: Exercise, attempt: Attempt, cases: list[Case]) -> Judgement:
-    """Judge an attempt on some cases; tell the smallest that fails."""
+    if not isinstance(attempt, Attempt):
+        require_outside()
+        attempt = Here(exercise, attempt)
+    if cases is None:
+        cases = drawn(exercise)
+    called_inside.clear()
     try:
-        judgement = judge_with(exercise, exercise.driver, attempt, cases)
-        if judgement.status == WRONG and exercise.as_built is not None and not judgement.stopped:
-            as_built = judge_with(exercise, exercise.as_built, attempt, cases, diagnosed=False)
-            if as_built.status == PASSED:
-                return as_built
+        trial = Trial.of(exercise, exercise.driver, attempt, cases)
+        judgement = trial.judgement()
+        if judgement.status == WRONG:
+            judgement = trial.passed_as_built(judgement) or trial.explained(judgement)
     except Uncompared as error:
-        return Judgement(WRONG, str(error), uncompared=True)
+        judgement = Judgement(WRONG, str(error), uncompared=True)
+    if called_inside.is_set():
+        return replace(judgement, status=WRONG, message=INSIDE, cause=None, misconception=None)
     return judgement
 
 
 @cache
-def drawn(exercise: Exercise, seed: int) -> list[Case]:
+def drawn(exercise: Exercise, seed: int = 0) -> list[Case]:
     """The cases of an exercise. Nothing that runs changes them, so one draw serves all."""
     return exercise.cases(torch.Generator().manual_seed(seed))
 
 
-def judge_with(
-    exercise: Exercise, driver: Driver, attempt: Attempt, cases: list[Case], diagnosed: bool = True
-) -> Judgement:
-    expected = right_outcomes(exercise, driver, cases)
-    if fault := next((outcome.failure for outcome in expected if outcome.failure), None):
-        raise RuntimeError(f"The reference of {exercise.name} does not run.") from fault.error
-    got = attempt.outcomes(driver, cases, expected)
-    if (judgement := not_implemented(exercise, attempt, cases, got)) is not None:
-        return judgement
-    for case, mine, theirs in zip(cases, got, expected, strict=True):
-        found = difference(exercise, mine, theirs)
-        if found is None:
-            continue
-        line = attempt.line(mine.failure) if mine.failure else None
-        ended = len(list(takewhile(lambda outcome: not was_stopped(outcome), got)))
-        stopped = ended < len(got)
-        if was_stopped(mine) or not diagnosed:
-            return Judgement(WRONG, found.sentence, case, found, line=line, stopped=stopped)
-        known, sure = diagnose(exercise, driver, cases[:ended], got[:ended], expected[:ended])
-        if not (known and sure) and not coincide(exercise, attempt.again(driver, case), mine):
-            return Judgement(WRONG, found.sentence, case, found, CHANGES_BY_ITSELF, True, line)
-        cause, name = (known.sentence, known.name) if known else (None, None)
-        return Judgement(
-            WRONG, found.sentence, case, found, cause, sure, line, stopped, misconception=name
-        )
-    return Judgement(PASSED, "Right on every case.")
+@dataclass(frozen=True)
+class Trial:
+    """What an attempt did with each case, by one driver, beside what the reference does."""
+
+    exercise: Exercise
+    driver: Driver
+    attempt: Attempt
+    cases: Sequence[Case]
+    expected: list[Outcome]
+    got: list[Outcome]
+
+    @classmethod
+    def of(
+        cls, exercise: Exercise, driver: Driver, attempt: Attempt, cases: Sequence[Case]
+    ) -> "Trial":
+        expected = right_outcomes(exercise, driver, cases)
+        if fault := next((outcome.failure for outcome in expected if outcome.failure), None):
+            raise RuntimeError(f"The reference of {exercise.name} does not run.") from fault.error
+        got = attempt.outcomes(driver, cases, expected)
+        return cls(exercise, driver, attempt, cases, expected, got)
+
+    def judgement(self) -> Judgement:
+        """Passed, not attempted, or wrong: then with the first case that fails, and no cause."""
+        if (unwritten := self.not_implemented()) is not None:
+            return unwritten
+        stopped = any(was_stopped(outcome) for outcome in self.got)
+        for case, got, found in zip(self.cases, self.got, self.differences(), strict=True):
+            if found is not None:
+                line = self.attempt.line(got.failure) if got.failure else None
+                return Judgement(WRONG, found.sentence, case, found, line=line, stopped=stopped)
+        return Judgement(PASSED, "Right on every case.")
+
+    def differences(self) -> Iterator[Difference | None]:
+        """Between the attempt and the reference, case by case."""
+        for got, expected in zip(self.got, self.expected, strict=True):
+            yield difference(self.exercise, got, expected)
+
+    def not_implemented(self) -> Judgement | None:
+        """The judgement where the exercise's own code raised NotImplementedError."""
+        for case, outcome in zip(self.cases, self.got, strict=True):
+            if outcome.failure is None or not self.is_unwritten(outcome.failure):
+                continue
+            if self.attempt.has_own_code() or any(o.failure is None for o in self.got):
+                line = self.attempt.line(outcome.failure)
+                return Judgement(WRONG, STILL_RAISES, case, line=line)
+            return Judgement(NOT_ATTEMPTED, NOTHING_YET)
+        return None
+
+    def is_unwritten(self, failure: Failure) -> bool:
+        """Whether it stopped at its own TODO, or in a bundle at one before it, which isn't lent."""
+        if failure.unwritten or self.exercise.record is None:
+            return failure.unwritten
+        raised = isinstance(failure.error, NotImplementedError)
+        return raised and not self.attempt.has_own_code()
+
+    def passed_as_built(self, judgement: Judgement) -> Judgement | None:
+        """The judgement where an attempt's own methods lead it to what is right."""
+        if self.exercise.as_built is None or judgement.stopped:
+            return None
+        found = Trial.of(self.exercise, self.exercise.as_built, self.attempt, self.cases)
+        judgement = found.judgement()
+        return judgement if judgement.status == PASSED else None
+
+    def explained(self, judgement: Judgement) -> Judgement:
+        """A judgement with the cause of its difference, where one is found."""
+        smallest = next(i for i, case in enumerate(self.cases) if case is judgement.case)
+        ended = len(list(takewhile(lambda outcome: not was_stopped(outcome), self.got)))
+        if judgement.difference is None or smallest >= ended:
+            return judgement
+        got, expected, cases = self.got[:ended], self.expected[:ended], self.cases[:ended]
+        known, sure = replace(self, cases=cases, got=got, expected=expected).cause()
+        if not (known and sure):
+            again = self.attempt.again(self.driver, self.cases[smallest])
+            if not coincide(self.exercise, again, self.got[smallest]):
+                return replace(judgement, cause=CHANGES_BY_ITSELF, stopped=False)
+        if known is None:
+            return judgement
+        return replace(judgement, cause=known.sentence, sure=sure, misconception=known.name)
+
+    def cause(self) -> tuple[Misconception | None, bool]:
+        """The misconception that led to an attempt, or a symptom of one, and whether it is sure."""
+        known, sure = diagnose(self)
+        if known and sure:
+            return known, True
+        both = zip(self.got, self.expected, self.differences(), strict=True)
+        shown = [symptom(self.exercise, got, expected) for got, expected, found in both if found]
+        always = len({each and each.name for each in shown}) == 1
+        return (shown[0], True) if shown[0] and always else (known or shown[0], False)
 
 
 def right_outcomes(exercise: Exercise, driver: Driver, cases: Sequence[Case]) -> list[Outcome]:
@@ -321,9 +392,9 @@ def difference(exercise: Exercise, got: Outcome, expected: Outcome) -> Differenc
         raise Uncompared(f"What came of it could not be compared ({told}).") from error
     if found is not None or got.changed == expected.changed:
         return found
+    changed = got.changed or "something"
     return Difference(
-        f"The result is right, but {got.changed or 'something'} is no longer what it was before "
-        "the call: make new tensors and lists, and leave those you are handed as they were."
+        f"The result is right, but {changed} is no longer what it was before the call."
     )
 
 
@@ -334,47 +405,21 @@ def what_to_run(exercise: Exercise, failure: Failure) -> str:
     return f". `{failure.missing}` comes from a cell above: run the cells above."
 
 
-def not_implemented(
-    exercise: Exercise, attempt: Attempt, cases: Sequence[Case], got: Sequence[Outcome]
-) -> Judgement | None:
-    """The judgement where the exercise's own code raised NotImplementedError."""
-    for case, outcome in zip(cases, got, strict=True):
-        if outcome.failure is None or not is_unwritten(exercise, attempt, outcome.failure):
-            continue
-        if attempt.has_own_code() or any(o.failure is None for o in got):
-            return Judgement(WRONG, STILL_RAISES, case, line=attempt.line(outcome.failure))
-        return Judgement(NOT_ATTEMPTED, NOTHING_YET)
-    return None
-
-
-def is_unwritten(exercise: Exercise, attempt: Attempt, failure: Failure) -> bool:
-    """Whether it stopped at its own TODO, or in a bundle at one before it, which isn't lent."""
-    if failure.unwritten or exercise.record is None:
-        return failure.unwritten
-    return isinstance(failure.error, NotImplementedError) and not attempt.has_own_code()
-
-
 # ---------------------------------------------------------------------------------- diagnosing
 
 
-def diagnose(
-    exercise: Exercise,
-    driver: Driver,
-    cases: Sequence[Case],
-    got: Sequence[Outcome],
-    expected: Sequence[Outcome],
-) -> tuple[Misconception | None, bool]:
+def diagnose(trial: Trial) -> tuple[Misconception | None, bool]:
     """The misconception that led to an attempt, and whether that is sure.
 
     It is where one coincides with the attempt on every case. Else another mistake may have come on
     top: then one is likely that coincides on the smallest case that fails, and on most of the cases
     in which it goes wrong itself, two at least.
     """
-    wrong = [difference(exercise, *both) for both in zip(got, expected, strict=True)]
-    smallest = next(i for i, found in enumerate(wrong) if found)
+    exercise, got = trial.exercise, trial.got
+    smallest = next(i for i, found in enumerate(trial.differences()) if found)
     upto = smallest + 1
     likely, most = None, 1
-    for misconception, outcomes in wrong_outcomes(exercise, driver, cases, expected):
+    for misconception, outcomes in wrong_outcomes(trial):
         theirs = outcomes(slice(upto))
         if not coincide(exercise, got[smallest], theirs[smallest]):
             continue  # as most do, and the other cases need not run
@@ -382,7 +427,7 @@ def diagnose(
         same = [coincide(exercise, g, t) for g, t in zip(got, theirs, strict=True)]
         if all(same):
             return misconception, True
-        fails = [difference(exercise, t, e) for t, e in zip(theirs, expected, strict=True)]
+        fails = replace(trial, got=theirs).differences()
         explained = [s for s, failed in zip(same, fails, strict=True) if failed]
         if most < sum(explained) and len(explained) <= 2 * sum(explained):
             likely, most = misconception, sum(explained)
@@ -390,9 +435,10 @@ def diagnose(
 
 
 def wrong_outcomes(
-    exercise: Exercise, driver: Driver, cases: Sequence[Case], expected: Sequence[Outcome]
+    trial: Trial,
 ) -> Iterator[tuple[Misconception, Callable[[slice], list[Outcome]]]]:
     """The misconceptions, form by form, with what each does on a part of the cases, or did."""
+    exercise, driver, cases, expected = trial.exercise, trial.driver, trial.cases, trial.expected
     for misconception, outcomes in exercise.record.wrong if exercise.record else ():
         yield misconception, list(outcomes)[: len(cases)].__getitem__
     for misconception in exercise.misconceptions:

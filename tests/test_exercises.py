@@ -17,7 +17,7 @@ import torch
 
 from autograder import judge as judge_module
 from autograder.exercise import Exercise, Outcome
-from autograder.judge import NOT_ATTEMPTED, PASSED, WRONG, Here, coincide, judge, judge_with
+from autograder.judge import NOT_ATTEMPTED, PASSED, WRONG, Here, Trial, coincide, drawn, judge
 from autograder.reference import ROOT, lab_module
 from tests.common.attempts import with_method
 from tests.common.trials import (
@@ -48,7 +48,9 @@ def test_the_exercises_are_those_that_the_solutions_mark(lab: str) -> None:
 def test_the_reference_passes(exercise: Exercise) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert {judge(exercise, exercise.reference, seed).status for seed in range(3)} == {PASSED}
+        for seed in range(3):
+            judgement = judge(exercise, exercise.reference, drawn(exercise, seed))
+            assert judgement.status == PASSED, judgement
 
 
 @every_exercise
@@ -231,6 +233,6 @@ def test_whatever_is_returned_is_judged_with_a_sentence(
         if isinstance(exercise.reference, type):
             attempt = with_method(exercise.reference, exercise.name, attempt)
         here = Here(exercise, attempt)
-        found = judge_with(exercise, exercise.driver, here, trial.cases, diagnosed=False)
+        found = Trial.of(exercise, exercise.driver, here, trial.cases).judgement()
         assert found.status == WRONG, name
         assert len(found.message) > 10, name

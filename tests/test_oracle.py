@@ -29,7 +29,7 @@ from autograder.judge import NOT_ATTEMPTED, PASSED, WRONG, judge, run_all
 from autograder.reference import definitions, first_line
 from tests.common.jailed import jailed, lost
 from tests.common.styles import in_another_style, names_in_another_style
-from tests.common.trials import EXERCISES, LABS, Trial, every_exercise, frozen
+from tests.common.trials import EXERCISES, LABS, Trial, cases_of, every_exercise, frozen
 from tests.hostile.notebooks import (
     append,
     as_bytes,
@@ -96,7 +96,7 @@ def test_another_style_earns_all_points(lab: str, jail: Jail) -> None:
 @every_exercise
 def test_another_style_is_right_in_this_process_too(exercise: Exercise, seed: int) -> None:
     attempt = names_in_another_style(exercise.lab)[exercise.attempt_name]
-    assert judge(exercise, attempt, seed).status == PASSED
+    assert judge(exercise, attempt, cases_of(exercise, seed)).status == PASSED
 
 
 @every_lab

@@ -34,9 +34,10 @@ from autograder.judge import (
     NOT_ATTEMPTED,
     NOTHING_YET,
     PASSED,
+    Attempt,
     Judgement,
     changed_part,
-    judged,
+    judge,
     lent,
     limited,
 )
@@ -154,7 +155,7 @@ class Trying:
         for number in range(MOST_MODELS):
             with models_of(self.key, number):
                 if cases := self.cases(exercise, number):
-                    judgement = judged(exercise, attempt, cases)
+                    judgement = judge(exercise, attempt, cases)
                     if judgement.uncompared:
                         self.remarks.append(f"{exercise.name}: {readable(judgement.message)}")
                     return judgement
@@ -202,7 +203,7 @@ def readable(text: str, most_numbers: int = MOST_NUMBERS) -> str:
 
 
 @dataclass
-class There:
+class There(Attempt):
     """An attempt in the sandbox. seconds: the processor time that it took."""
 
     exercise: Exercise

@@ -160,7 +160,8 @@ CORPUS = [
         "imports the judge and makes it pass everything",
         """
         from autograder import judge
-        judge.judge = judge.judge_with = lambda *_, **__: judge.Judgement(judge.PASSED, "Right.")
+        passes = lambda *_, **__: judge.Judgement(judge.PASSED, "Right.")
+        judge.judge = judge.Trial.judgement = passes
         won = True
         """,
     ),
