@@ -67,9 +67,9 @@ def build(lessons: Path, course: Path, registry: Mapping[str, Exercise]) -> list
 
 def read_modules(folder: Path) -> dict[str, Module]:
     """The modules that lessons quote from: those of the course, and gpt.py."""
-    parts = {name for lab, names in FILES.items() for name in names if name != lab}
-    paths = [folder.parent / "gpt.py", *sorted(folder.glob("*.py"))]
-    return {p.stem: read_module(p) for p in paths if p.stem not in {"__init__", *parts}}
+    parts = {folder / f"{part}.py" for files in FILES.values() for part in files[:-1]}
+    paths = [folder.parent / "gpt.py", *sorted(folder.rglob("*.py"))]
+    return {p.stem: read_module(p) for p in paths if p.stem != "__init__" and p not in parts}
 
 
 def stretches(modules: Mapping[str, Module]) -> dict[str, list[str]]:

@@ -18,13 +18,20 @@ BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 
 # Where a lab's module is several files of `solutions`, those, in the order in which they are read,
 # the lab's own last; and what is given with it in further ones, which no earlier lab needs.
-FILES = {"engine": ("scheduler", "engine")}
+FILES = {"engine": ("engine/scheduler", "engine/engine")}
 GIVEN = {
-    "engine": ("sequence", "hooks", "runner"),
-    "disaggregation": ("messages", "sides", "router", "wire", "apart"),
-    "quantization": ("bits", "quantized"),
-    "kv_reduction": ("codes", "grouped", "masked", "streamed", "windowed", "swapping"),
-    "flash_attention": ("slow_memory", "triton_attention"),
+    "engine": ("engine/sequence", "engine/managers", "engine/runner"),
+    "disaggregation": tuple(
+        f"two_processes/{name}"
+        for name in ("messages", "sides", "router", "transport", "processes")
+    ),
+    "quantization": ("quality/bits_per_byte", "quantized_model"),
+    "kv_reduction": (
+        "quality/streamed",
+        *("kv_variants/packed_rows", "kv_variants/grouped_model", "kv_variants/masked_cache"),
+        *("kv_variants/window_engine", "kv_variants/swapping_engine"),
+    ),
+    "flash_attention": ("kernels/slow_memory", "kernels/triton_attention"),
 }
 
 Definition = ast.FunctionDef | ast.ClassDef
@@ -92,20 +99,25 @@ def read_module(path: Path) -> Module:
 
 
 def parts_of(lab: str) -> tuple[str, ...]:
-    """The names of the files in `solutions` that make up a lab's module."""
+    """The files in `solutions` that make up a lab's module: ("engine/scheduler", …)."""
     return FILES.get(lab, (lab,))
+
+
+def import_name(part: str) -> str:
+    """The name by which a file in `solutions` is imported: "solutions.engine.scheduler"."""
+    return f"solutions.{part.replace('/', '.')}"
 
 
 def joined(path: Path) -> list[Path]:
     """The files that are read as one module, of which `path` is the last."""
-    files = [path.with_name(f"{name}.py") for name in parts_of(path.stem)]
+    files = [path.with_name(f"{Path(part).name}.py") for part in parts_of(path.stem)]
     return [file for file in files if file == path or file.exists()]
 
 
 def own_lines(file: Path, files: list[Path]) -> list[str]:
     """The lines of a file; blank where it imports from others that it is joined with."""
     text = file.read_text(encoding="utf-8")
-    lines, others = text.splitlines(), {f"solutions.{other.stem}" for other in files}
+    lines, others = text.splitlines(), set(map(import_name, parts_of(files[-1].stem)))
     for node in ast.parse(text).body:
         if isinstance(node, ast.ImportFrom) and node.module in others:
             for number in range(node.lineno - 1, node.end_lineno or node.lineno):
@@ -121,12 +133,14 @@ def lab_module(lab: str) -> Module:
 
 def has_reference(lab: str) -> bool:
     """Whether the reference of a lab is here; a bundle has only those of earlier labs."""
-    return (SOLUTIONS / f"{lab}.py").exists()
+    return (SOLUTIONS / f"{parts_of(lab)[-1]}.py").exists()
 
 
 def module_file(lab: str) -> Path:
     """Where a lab's module stands; where its reference is not, what a learner gets of it."""
-    return (SOLUTIONS if has_reference(lab) else RECORDS) / f"{lab}.py"
+    if has_reference(lab):
+        return SOLUTIONS / f"{parts_of(lab)[-1]}.py"
+    return RECORDS / f"{lab}.py"
 
 
 @cache
@@ -134,7 +148,7 @@ def module_of(lab: str) -> ModuleType:
     """A lab's module, imported; where it is several files, one with the names of all."""
     if not has_reference(lab):
         return import_module(f"autograder.records.{lab}")
-    files = [import_module(f"solutions.{name}") for name in parts_of(lab)]
+    files = [import_module(import_name(part)) for part in parts_of(lab)]
     if len(files) == 1:
         return files[0]
     module = ModuleType(f"solutions.{lab}")

@@ -43,10 +43,10 @@ from models.train import (
     split_text,
     take_step,
 )
-from solutions.bits import HELD_OUT, Loss, Passage, bits_per_byte, loss, passages
-from solutions.grouped import grouped
 from solutions.kv_cache import CachedLMHead
 from solutions.kv_reduction import kv_bytes_per_token, pool_heads, require_groups
+from solutions.kv_variants.grouped_model import grouped
+from solutions.quality.bits_per_byte import HELD_OUT, Loss, Passage, bits_per_byte, loss, passages
 
 MODEL = "fable"
 SEED = 1

@@ -16,12 +16,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from solutions.engine import Engine
+from solutions.engine.engine import Engine
+from solutions.engine.scheduler import Plan, Scheduler
+from solutions.engine.sequence import Sequence
 from solutions.kv_cache import CachedLMHead, KVCache
-from solutions.messages import Prefilled
 from solutions.paged_attention import slot_mapping
-from solutions.scheduler import Plan, Scheduler
-from solutions.sequence import Sequence
+from solutions.two_processes.messages import Prefilled
 
 # ----------------------------------------------------------------------------- a prompt in chunks
 

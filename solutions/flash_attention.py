@@ -17,9 +17,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from solutions.grouped import store_new
+from solutions.kernels.slow_memory import Memory
+from solutions.kv_variants.grouped_model import store_new
 from solutions.paged_attention import PagedCache
-from solutions.slow_memory import Memory
 
 # ------------------------------------------------------------------------ the naive way, and counts
 

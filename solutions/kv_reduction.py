@@ -19,9 +19,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gpt import GPTConfig
-from solutions.codes import Codes, read_all, require_packable, require_recent
 from solutions.disaggregation import pack_kv, unpack_kv
 from solutions.kv_cache import causal_mask
+from solutions.kv_variants.packed_rows import Codes, read_all, require_packable, require_recent
 from solutions.paged_attention import PagedCache
 
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
-from solutions.hooks import EngineManager
-from solutions.scheduler import Scheduler
+from solutions.engine.managers import EngineManager
+from solutions.engine.scheduler import Scheduler
 
 # ----------------------------------------------------------------------------- blocks by their hash
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from gpt import Linear
 from solutions.kv_cache import CachedLMHead
-from solutions.quantized import Int4Kernel, Int8Embedding, Int8Kernel, QuantizedLMHead
+from solutions.quantized_model import Int4Kernel, Int8Embedding, Int8Kernel, QuantizedLMHead
 
 OUTLIER = 6.0  # LLM.int8()'s threshold, section 3.2
 GROUP = 32  # inputs that share a scale in 4 bits

@@ -17,7 +17,14 @@ settings.load_profile("default")
 # on a long one while the other has nothing left to do.
 LONGEST = (
     *("test_build", "test_exercises", "test_bundle", "test_cluster", "test_oracle"),
-    *("test_hostile", "test_nbgrader", "test_apart", "test_browser", "test_mutants", "test_demo"),
+    *(
+        "test_hostile",
+        "test_nbgrader",
+        "test_processes",
+        "test_browser",
+        "test_mutants",
+        "test_demo",
+    ),
 )
 
 

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt import GPTConfig
-from solutions import runner
 from solutions.disaggregation import (
     Leases,
     PrefillFirst,
@@ -22,12 +21,13 @@ from solutions.disaggregation import (
     token_gaps,
     unpack_kv,
 )
-from solutions.engine import Engine, Output, Parts, new_engine
-from solutions.hooks import EngineManager
+from solutions.engine import runner
+from solutions.engine.engine import Engine, Output, Parts, new_engine
+from solutions.engine.managers import EngineManager
 from solutions.kv_cache import CachedLMHead, KVCache
-from solutions.messages import Prefilled
 from solutions.prefix_caching import PrefixManager
-from solutions.sides import reserve
+from solutions.two_processes.messages import Prefilled
+from solutions.two_processes.sides import reserve
 from tests.common.engines import (
     CONFIGS,
     assert_same,

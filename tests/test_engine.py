@@ -22,14 +22,14 @@ from hypothesis import strategies as st
 
 from autograder.reference import fresh_copy
 from gpt import load_tokenizer
-from solutions import engine as lab_7
-from solutions import runner
 from solutions.decoding import GREEDY, SamplingParams, stream
-from solutions.engine import Output, Parts, new_engine
-from solutions.hooks import EngineManager, FreeBlocks
+from solutions.engine import engine as lab_7
+from solutions.engine import runner
+from solutions.engine.engine import Output, Parts, new_engine
+from solutions.engine.managers import EngineManager, FreeBlocks
+from solutions.engine.sequence import Sequence, stop_at_text
 from solutions.kv_cache import CachedLMHead
 from solutions.paged_attention import BlockManager, OutOfBlocks
-from solutions.sequence import Sequence, stop_at_text
 from solutions.speculative import ModelDrafter, NgramDrafter, generate_speculative
 from tests.common.engines import BAD_REQUESTS, CONFIGS, model_of, naive
 from tests.common.serving import (

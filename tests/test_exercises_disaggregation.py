@@ -19,7 +19,7 @@ from autograder.exercise import Exercise
 from autograder.exercises.disaggregation import EXERCISES as ALL
 from autograder.judge import PASSED, WRONG, judge
 from solutions.disaggregation import Leases, StallFree, adopt, pack_kv, prefill_in_chunks, unpack_kv
-from solutions.engine import Output
+from solutions.engine.engine import Output
 from tests.common.attempts import attempt_at
 from tests.common.trials import seen_of, trials
 

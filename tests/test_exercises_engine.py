@@ -13,10 +13,10 @@ import pytest
 from autograder.drivers.engine import logits_after
 from autograder.exercises import exercises
 from autograder.judge import PASSED, WRONG, judge
-from solutions.engine import Engine
+from solutions.engine.engine import Engine
+from solutions.engine.runner import Chunk
+from solutions.engine.scheduler import Scheduler
 from solutions.paged_attention import OutOfBlocks
-from solutions.runner import Chunk
-from solutions.scheduler import Scheduler
 from tests.common.attempts import attempt_at
 from tests.common.trials import seen_of, trials
 

@@ -14,7 +14,6 @@ from torch import Tensor
 from autograder.exercise import Exercise
 from autograder.exercises.kv_reduction import EXERCISES as ALL
 from autograder.judge import PASSED, WRONG, judge
-from solutions.codes import Codes
 from solutions.kv_reduction import (
     ChannelKeys,
     HostPool,
@@ -24,6 +23,7 @@ from solutions.kv_reduction import (
     pool_heads,
     window_mask,
 )
+from solutions.kv_variants.packed_rows import Codes
 from tests.common.attempts import attempt_at
 from tests.common.styles import names_in_another_style
 from tests.common.trials import seen_of, trials

@@ -16,7 +16,7 @@ from autograder.drivers import prefix_caching as drivers
 from autograder.exercises import exercises
 from autograder.judge import PASSED, WRONG, judge
 from autograder.reference import fresh_copy
-from solutions.hooks import FreeBlocks
+from solutions.engine.managers import FreeBlocks
 from solutions.paged_attention import OutOfBlocks
 from solutions.prefix_caching import PrefixManager, block_hashes
 from tests.common.attempts import attempt_at

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from gpt import GPTConfig
-from solutions.engine import Parts
+from solutions.engine.engine import Parts
 from solutions.flash_attention import (
     TiledCache,
     absorb,
@@ -39,8 +39,8 @@ from solutions.flash_attention import (
     split_decode,
     with_sink,
 )
+from solutions.kernels.slow_memory import Memory, OutOfFastMemory, fast_numbers_for
 from solutions.paged_attention import BlockManager, PagedCache
-from solutions.slow_memory import Memory, OutOfFastMemory, fast_numbers_for
 from tests.common.serving import Load, loads, serve
 
 seeds, leads = st.integers(0, 99), st.sampled_from([(), (1,), (3,), (2, 3)])

@@ -9,7 +9,7 @@ import pytest
 
 from autograder.exercises import exercises
 from autograder.lesson import LESSONS, lessons
-from autograder.reference import GIVEN, ROOT, parts_of
+from autograder.reference import GIVEN, ROOT, import_name, parts_of
 from tests.common.house import (
     imports,
     lacking,
@@ -131,10 +131,10 @@ SHARED = dict.fromkeys(("engine", "disaggregation"), ("autograder.drivers.queues
 def test_a_lab_needs_earlier_solutions_only(lab: str) -> None:
     given, own = GIVEN.get(lab, ()), parts_of(lab)
     before = [(*GIVEN.get(other, ()), *parts_of(other)) for other in LABS[: LABS.index(lab)]]
-    earlier = [f"solutions.{name}" for name in (*chain(*before), *given)]
+    earlier = [import_name(part) for part in (*chain(*before), *given)]
     files = {f"solutions/{name}.py": earlier for name in given}
     files |= {
-        f"solutions/{name}.py": [*earlier, *(f"solutions.{other}" for other in own[:number])]
+        f"solutions/{name}.py": [*earlier, *(import_name(other) for other in own[:number])]
         for number, name in enumerate(own)
     }
     files |= {f"autograder/drivers/{lab}.py": [*earlier, *SHARED.get(lab, ()), SEEN]}

@@ -9,7 +9,7 @@ import torch
 
 from gpt import Linear
 from solutions.kv_cache import CachedLMHead, KVCache
-from solutions.quantized import Int4Kernel, Int8Embedding, Int8Kernel, matrices
+from solutions.quantized_model import Int4Kernel, Int8Embedding, Int8Kernel, matrices
 from tests.common.checkpoints import write_tiny
 from timing import int8, stopwatch
 

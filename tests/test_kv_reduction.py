@@ -16,9 +16,7 @@ from torch import Tensor
 
 from gpt import GPTConfig
 from solutions import kv_cache as lab_2
-from solutions.codes import Codes, packed, unpacked
-from solutions.engine import Output, Parts, new_engine
-from solutions.grouped import grouped, grouped_pages
+from solutions.engine.engine import Output, Parts, new_engine
 from solutions.kv_cache import CachedLMHead, KVCache
 from solutions.kv_reduction import (
     ChannelKeys,
@@ -36,6 +34,8 @@ from solutions.kv_reduction import (
     take_rows,
     window_mask,
 )
+from solutions.kv_variants.grouped_model import grouped, grouped_pages
+from solutions.kv_variants.packed_rows import Codes, packed, unpacked
 from solutions.paged_attention import BlockManager, OutOfBlocks, PagedCache
 from tests.common.engines import CONFIGS, assert_same, configs, model_of, naive_logits, seeds
 

@@ -21,7 +21,7 @@ from autograder.lending.slow_memory import LentMemory
 from autograder.sandbox.peer import Far
 from autograder.sandbox.worker import Child
 from solutions.flash_attention import flash_attention
-from solutions.slow_memory import OutOfFastMemory
+from solutions.kernels.slow_memory import OutOfFastMemory
 from tests.common.trials import EXERCISES
 
 FLASH = next(e for e in EXERCISES if e.name == "flash_attention.flash_attention")

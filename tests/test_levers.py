@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
+from solutions.engine.runner import FastCache, FusedTransformer, Runner
 from solutions.kv_cache import CachedLMHead
 from solutions.paged_attention import PagedCache
-from solutions.runner import FastCache, FusedTransformer, Runner
 from timing import levers
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from gpt import GPTLMHead
-from solutions import quantized
-from solutions.bits import CALIBRATION, HELD_OUT, logits_of, passages
+from solutions import quantized_model as quantized
+from solutions.quality.bits_per_byte import CALIBRATION, HELD_OUT, logits_of, passages
 from solutions.quantization import OUTLIER, absmax, int8_matmul, split_outliers
-from solutions.quantized import inputs_of, matrices, planted_twin, with_activations
+from solutions.quantized_model import inputs_of, matrices, planted_twin, with_activations
 from tests.common.checkpoints import write_tiny
 from timing import losses
 from timing.losses import (

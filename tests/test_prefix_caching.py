@@ -20,8 +20,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gpt import GPTConfig
-from solutions import runner
-from solutions.engine import Engine, Parts, new_engine
+from solutions.engine import runner
+from solutions.engine.engine import Engine, Parts, new_engine
+from solutions.engine.scheduler import Scheduler
+from solutions.engine.sequence import Sequence as Waiting
 from solutions.kv_cache import CachedLMHead, KVCache
 from solutions.paged_attention import OutOfBlocks
 from solutions.prefix_caching import (
@@ -33,8 +35,6 @@ from solutions.prefix_caching import (
     choose_next,
     shared_length,
 )
-from solutions.scheduler import Scheduler
-from solutions.sequence import Sequence as Waiting
 from tests.common import serving
 from tests.common.engines import CONFIGS, assert_same, configs, model_of, naive, seeds
 from tests.common.serving import (

@@ -1,6 +1,6 @@
 """What was handed out earlier goes on working: learners' copies of the labs, and what they import.
 
-tests/data/ holds what the labs of the first release imported from the project, and the record that
+tests/data/ holds what labs imported from the project when they were released, and the record that
 `make lab` kept of them.
 """
 

@@ -15,7 +15,6 @@ from hypothesis import given, target
 from hypothesis import strategies as st
 
 from gpt import GPTConfig
-from solutions import runner
 from solutions.decoding import GREEDY, SamplingParams, stream
 from solutions.disaggregation import (
     Leases,
@@ -26,9 +25,13 @@ from solutions.disaggregation import (
     pack_kv,
     unpack_kv,
 )
-from solutions.engine import Output
+from solutions.engine import runner
+from solutions.engine.engine import Output
+from solutions.engine.scheduler import Scheduler
 from solutions.kv_cache import CachedLMHead
-from solutions.messages import (
+from solutions.paged_attention import BlockManager, OutOfBlocks
+from solutions.prefix_caching import PrefixManager
+from solutions.two_processes.messages import (
     Ask,
     Confirmed,
     Forget,
@@ -39,11 +42,8 @@ from solutions.messages import (
     Prefilled,
     fingerprint,
 )
-from solutions.paged_attention import BlockManager, OutOfBlocks
-from solutions.prefix_caching import PrefixManager
-from solutions.router import Router
-from solutions.scheduler import Scheduler
-from solutions.sides import DecodeSide, Pieces, PrefillSide, Room, reserve
+from solutions.two_processes.router import Router
+from solutions.two_processes.sides import DecodeSide, Pieces, PrefillSide, Room, reserve
 from tests.common.engines import CONFIGS, model_of, naive
 from tests.common.serving import Load, loads
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt import GPTConfig, GPTLMHead
-from solutions.bits import bits_per_byte, logits_of
 from solutions.kv_cache import CachedLMHead, KVCache
 from solutions.kv_reduction import HeavyCache, WindowCache
-from solutions.streamed import streamed_bits
+from solutions.quality.bits_per_byte import bits_per_byte, logits_of
+from solutions.quality.streamed import streamed_bits
 from tests.common.engines import model_of, seeds
 
 CONFIG = GPTConfig(vocab_size=4096, n_positions=16, n_embd=16, n_layer=2, n_head=2)

@@ -35,7 +35,7 @@ SHOWN: dict[str, tuple[Any, Any]] = {
 }
 
 
-def shown(got: Any, expected: Any, **other: Any) -> str | None:
+def shown(got: Any, expected: Any, **other: Any) -> Any:
     outcomes = Outcome((Seen("It", got),), **other), Outcome((Seen("It", expected),))
     found = symptom(EXERCISE, *outcomes)
     return found and found.name

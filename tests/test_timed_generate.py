@@ -38,8 +38,8 @@ from solutions import kv_reduction as lab11
 from solutions import paged_attention as lab4
 from solutions import quantization as lab10
 from solutions import speculative as lab6
-from solutions.bits import bits_per_byte, logits_of, loss, passages
-from solutions.quantized import QuantizedLMHead, bytes_of, matrices
+from solutions.quality.bits_per_byte import bits_per_byte, logits_of, loss, passages
+from solutions.quantized_model import QuantizedLMHead, bytes_of, matrices
 from tests.common.checkpoints import write_tiny
 from timing import kv_bytes
 from timing.lossy import in_8_bits, loss_of

@@ -24,7 +24,7 @@ def kernel() -> Callable[..., Any]:
     """Compiled where there is a GPU, else interpreted: that is chosen before triton is imported."""
     if DEVICE == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
-    from solutions.triton_attention import flash_attention_triton
+    from solutions.kernels.triton_attention import flash_attention_triton
 
     return flash_attention_triton
 
@@ -78,6 +78,6 @@ def test_what_it_cannot_do_is_refused(
 
 def test_without_triton_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
-    monkeypatch.delitem(sys.modules, "solutions.triton_attention", raising=False)
+    monkeypatch.delitem(sys.modules, "solutions.kernels.triton_attention", raising=False)
     with pytest.raises(ImportError, match=r"pip install -e \"\.\[gpu\]\""):
-        import solutions.triton_attention  # noqa: F401
+        import solutions.kernels.triton_attention  # noqa: F401

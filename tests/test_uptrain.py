@@ -13,10 +13,10 @@ from torch import Tensor
 from gpt import load_tokenizer
 from models import uptrain
 from models.train import encode
-from solutions.bits import Loss, passages
-from solutions.grouped import grouped
 from solutions.kv_cache import CachedLMHead
 from solutions.kv_reduction import WindowCache, pool_heads
+from solutions.kv_variants.grouped_model import grouped
+from solutions.quality.bits_per_byte import Loss, passages
 from tests.common.checkpoints import write_tiny
 from tests.common.engines import CONFIGS, assert_same, model_of
 

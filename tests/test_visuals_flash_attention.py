@@ -17,7 +17,7 @@ from solutions.flash_attention import (
     hide_later_keys,
     online_steps,
 )
-from solutions.slow_memory import Memory, fast_numbers_for
+from solutions.kernels.slow_memory import Memory, fast_numbers_for
 from tests.common.pictures import kind_of, legend_of, texts
 from visuals.flash_attention import (
     BEFORE,

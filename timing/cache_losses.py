@@ -18,8 +18,6 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from solutions.bits import LENGTH, SCORED, Passage, loss, passages
-from solutions.grouped import grouped
 from solutions.kv_cache import CachedLMHead
 from solutions.kv_reduction import (
     HeavyCache,
@@ -29,8 +27,10 @@ from solutions.kv_reduction import (
     WindowCache,
     pool_heads,
 )
-from solutions.masked import MaskedCache, last_and
-from solutions.streamed import streamed_bits
+from solutions.kv_variants.grouped_model import grouped
+from solutions.kv_variants.masked_cache import MaskedCache, last_and
+from solutions.quality.bits_per_byte import LENGTH, SCORED, Passage, loss, passages
+from solutions.quality.streamed import streamed_bits
 from timing.losses import number_of_passages
 from timing.threads import parse_with_threads
 

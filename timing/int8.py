@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from gpt import Linear
 from solutions.kv_cache import CachedLMHead, KVCache
 from solutions.quantization import int4_layer, int8_layer, quantized
-from solutions.quantized import matrices
+from solutions.quantized_model import matrices
 from timing.machine import processor_name
 from timing.stopwatch import median_seconds_of
 from timing.threads import parse_with_threads

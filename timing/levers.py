@@ -19,13 +19,13 @@ import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
 from gpt import load_tokenizer
-from solutions import runner
-from solutions.engine import Engine, Output
-from solutions.hooks import EngineManager
+from solutions.engine import runner
+from solutions.engine.engine import Engine, Output
+from solutions.engine.managers import EngineManager
+from solutions.engine.runner import FastCache, FusedTransformer, Linear, PackedCache, Runner
+from solutions.engine.scheduler import Scheduler
 from solutions.kv_cache import CachedLMHead
 from solutions.paged_attention import PagedCache
-from solutions.runner import FastCache, FusedTransformer, Linear, PackedCache, Runner
-from solutions.scheduler import Scheduler
 from timing.threads import parse_with_threads
 from timing.workloads import PROMPT
 

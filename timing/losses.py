@@ -21,7 +21,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from gpt import GPTLMHead
-from solutions.bits import (
+from solutions.quality.bits_per_byte import (
     CALIBRATION,
     HELD_OUT,
     LENGTH,
@@ -43,7 +43,7 @@ from solutions.quantization import (
     in_groups,
     smooth,
 )
-from solutions.quantized import (
+from solutions.quantized_model import (
     Matrix,
     inputs_of,
     matrices,

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from gpt import GPTLMHead
-from solutions.bits import LENGTH, Loss, loss, passages
 from solutions.kv_cache import CachedLMHead, KVCache
+from solutions.quality.bits_per_byte import LENGTH, Loss, loss, passages
+from solutions.quality.streamed import streamed_bits
 from solutions.quantization import absmax
-from solutions.quantized import with_matrices
-from solutions.streamed import streamed_bits
+from solutions.quantized_model import with_matrices
 
 PASSAGES = 4  # of the held-out text, on which the loss is measured
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from solutions.engine import Engine, Output
-from solutions.runner import Chunk
+from solutions.engine.engine import Engine, Output
+from solutions.engine.runner import Chunk
 from timing.lossy import Lossy
 from timing.runs import Ids, Run
 from timing.stopwatch import synchronize

@@ -18,7 +18,6 @@ from gpt import GPTLMHead, read_config
 from solutions import batching as lab3
 from solutions import decoding as lab5
 from solutions import disaggregation as lab9
-from solutions import engine as lab7
 from solutions import flash_attention as lab12
 from solutions import generate as lab1
 from solutions import kv_cache as lab2
@@ -27,7 +26,8 @@ from solutions import paged_attention as lab4
 from solutions import prefix_caching as lab8
 from solutions import quantization as lab10
 from solutions import speculative as lab6
-from solutions.windowed import windowed_engine
+from solutions.engine import engine as lab7
+from solutions.kv_variants.window_engine import windowed_engine
 from timing import kv_bytes
 from timing.lossy import Anew, Lossy, in_8_bits, loss_of
 from timing.runs import Batches, BestBatches, Continuous, Ids, Prepared, Rounds

@@ -14,13 +14,13 @@ from autograder.drivers.queues import schedule as schedule
 from autograder.drivers.seen import Seen, lending
 from gpt import GPTConfig
 from solutions.decoding import GREEDY, SamplingParams
-from solutions.engine import Engine
-from solutions.hooks import EngineManager
+from solutions.engine.engine import Engine
+from solutions.engine.managers import EngineManager
+from solutions.engine.scheduler import Scheduler
+from solutions.engine.sequence import Sequence
 from solutions.kv_cache import KVCache
-from solutions.messages import Prefilled
-from solutions.scheduler import Scheduler
-from solutions.sequence import Sequence
-from solutions.sides import reserve
+from solutions.two_processes.messages import Prefilled
+from solutions.two_processes.sides import reserve
 
 # ----------------------------------------------------------------------------- a prompt in chunks
 

@@ -15,7 +15,7 @@ from autograder.drivers.queues import schedule as schedule
 from autograder.drivers.seen import Seen
 from gpt import GPTConfig
 from solutions.decoding import GREEDY, SamplingParams
-from solutions.sequence import Sequence
+from solutions.engine.sequence import Sequence
 
 Plan = dict[int, int]
 PRIME = 101

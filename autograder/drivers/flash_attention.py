@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from autograder.drivers.seen import Seen, kind_of, two_things
-from solutions.slow_memory import fast_numbers_for
+from solutions.kernels.slow_memory import fast_numbers_for
 
 # ---------------------------------------------------------------------------------- what is held
 

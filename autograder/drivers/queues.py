@@ -6,9 +6,9 @@ from inspect import unwrap
 from typing import Any
 
 from autograder.drivers.seen import Seen, Strange, kind_of, plain
-from solutions.hooks import EngineManager
+from solutions.engine.managers import EngineManager
+from solutions.engine.sequence import Sequence
 from solutions.paged_attention import OutOfBlocks
-from solutions.sequence import Sequence
 
 MOST_SHOWN = 2000  # characters
 

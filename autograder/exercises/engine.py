@@ -11,9 +11,9 @@ from autograder.drivers import engine as drivers
 from autograder.drivers.engine import PRIME, Prescribed, TextRunner, logits_after
 from autograder.exercise import Case, Exercise
 from gpt import GPTConfig
-from solutions import engine as reference
-from solutions.hooks import EngineManager
-from solutions.scheduler import Plan, Scheduler
+from solutions.engine import engine as reference
+from solutions.engine.managers import EngineManager
+from solutions.engine.scheduler import Plan, Scheduler
 
 Request = dict[str, Any]
 

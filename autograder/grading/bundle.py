@@ -20,7 +20,7 @@ from autograder.grading.release import LABS, release_of
 from autograder.judge import drawn, run_all
 from autograder.lesson import LESSONS, REGION, Lesson, lessons
 from autograder.recorded import frame
-from autograder.reference import RECORDS, ROOT, lab_module, parts_of
+from autograder.reference import RECORDS, ROOT, import_name, lab_module, parts_of
 from autograder.sandbox.notebook import python_of
 
 FOLDER = "inference-labs"  # in the zip; later labs are unpacked over it
@@ -167,7 +167,8 @@ def modules(lab: str, own: Iterable[Exercise], skeleton: str) -> set[Path]:
         withheld |= {ROOT / f"{f}/{other}.py" for f in ("visuals", "autograder/exercises")}
         withheld.add(ROOT / f"autograder/drivers/{other}.py")
     looked_up = [
-        *(f"import solutions.{name}, autograder.exercises.{name}" for name in earlier),
+        *(f"import {import_name(part)}" for other in earlier for part in parts_of(other)),
+        *(f"import autograder.exercises.{other}" for other in earlier),
         *(f"import {function.__module__}" for exercise in own for function in functions(exercise)),
     ]
     code = [cell.source for cell in release_of(lab).cells if cell.cell_type == "code"]

@@ -245,11 +245,12 @@ def staged(lab: str, folder: Path) -> Path:
     """Copy what an attempt at this lab may see: the drivers and the solutions of earlier labs."""
     labs = list(lessons())
     from_here = labs[labs.index(lab) :]
-    answers = {f"{name}.py" for other in from_here for name in parts_of(other)}
-    hidden = answers | {f"{name}.py" for other in from_here[1:] for name in GIVEN.get(other, ())}
+    answers = {part for other in from_here for part in parts_of(other)}
+    hidden = answers | {part for other in from_here[1:] for part in GIVEN.get(other, ())}
+    hidden_files = {SOLUTIONS / f"{part}.py" for part in hidden}
     own = ROOT / "autograder"
     files = [ROOT / "gpt.py", own / "__init__.py"]
-    files += [path for path in SOLUTIONS.glob("*.py") if path.name not in hidden]
+    files += [path for path in SOLUTIONS.rglob("*.py") if path not in hidden_files]
     files += [own / "failure.py", own / "source.py", own / "reference.py"]
     files += [*(own / "sandbox").glob("*.py")]
     drivers = "__init__.py", "seen.py", "queues.py", f"{lab}.py"

@@ -6,7 +6,7 @@ from functools import cache
 from autograder.reference import ROOT
 
 PARTS = (
-    *("gpt.py", "solutions/*.py", "solutions/lessons/*.md", "labs/*/*.ipynb"),
+    *("gpt.py", "solutions/**/*.py", "solutions/lessons/*.md", "labs/*/*.ipynb"),
     *("autograder/*.py", "autograder/[!g]*/*.py", "autograder/misconceptions/*.md"),
     *(f"autograder/grading/{name}.py" for name in ("oracle", "near", "rebuild", "submission")),
 )

@@ -13,7 +13,7 @@ from autograder.exercise import Lends, Service
 from autograder.failure import TooMuchWork
 from autograder.lending.lent import Lent, Watched
 from autograder.services import MOVED
-from solutions.slow_memory import Memory, fast_numbers_for
+from solutions.kernels.slow_memory import Memory, fast_numbers_for
 
 
 class LentMemory(Lent, Watched, Memory):

@@ -9,10 +9,9 @@ import jupytext
 
 from autograder.catalogue import parsed
 from autograder.lesson import Lesson, read_lesson
-from autograder.reference import AuthorError, read_module
+from autograder.reference import AuthorError, parts_of, read_module
 
 FILES = {
-    "solutions/{lab}.py": "the solution",
     "visuals/{lab}.py": "its pictures",
     "autograder/drivers/{lab}.py": "how an attempt is run on a case",
     "autograder/exercises/{lab}.py": "the cases of each exercise",
@@ -40,17 +39,21 @@ def lacking(root: Path, registered: Container[str]) -> Iterator[str]:
             continue
         missing = [
             f"{path.name} has no {file.format(name=lesson.name, lab=lesson.lab)}: {what}."
-            for file, what in FILES.items()
+            for file, what in {solution_of(lesson.lab): "the solution", **FILES}.items()
             if not (root / file.format(name=lesson.name, lab=lesson.lab)).exists()
         ]
         yield from missing or exercises_lacking(root, lesson, registered)
         yield from lines_lacking(root, lesson)
 
 
+def solution_of(lab: str) -> str:
+    return f"solutions/{parts_of(lab)[-1]}.py"
+
+
 def exercises_lacking(root: Path, lesson: Lesson, registered: Container[str]) -> Iterator[str]:
     lab = lesson.lab
     catalogue = parsed(text(root / "autograder" / "misconceptions" / f"{lab}.md"), f"{lab}.md")
-    for path in read_module(root / "solutions" / f"{lab}.py").stretches:
+    for path in read_module(root / solution_of(lab)).stretches:
         name = f"{lab}.{path}"
         if name not in lesson.cards:
             yield f"{lesson.name}.md has no card with hints for {name}."

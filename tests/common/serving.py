@@ -12,7 +12,7 @@ from hypothesis import target
 
 from gpt import GPTConfig
 from solutions.decoding import GREEDY, SamplingParams
-from solutions.engine import Engine, Output, Parts, new_engine
+from solutions.engine.engine import Engine, Output, Parts, new_engine
 from solutions.kv_cache import CachedLMHead
 from solutions.paged_attention import PagedCache
 from solutions.speculative import Drafter, ModelDrafter, NgramDrafter

@@ -12,11 +12,10 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-import solutions
 from autograder.drivers.seen import Seen
 from autograder.exercise import Case, Exercise, Outcome
 from autograder.judge import lent, run_all
-from autograder.reference import fresh_copy, parts_of
+from autograder.reference import fresh_copy, import_name, parts_of
 from tests.common.trials import EXERCISES, LABS, cases_of
 
 OPEN = {"autograder", "autograder.drivers"}
@@ -35,14 +34,15 @@ def prepared(exercise: Exercise, answers: set[str]) -> tuple[Any, ...]:
 def answers_of(lab: str) -> set[str]:
     """The modules that answer a lab and those behind it."""
     later = LABS[LABS.index(lab) :]
-    return {f"solutions.{file}" for name in later for file in parts_of(name)}
+    return {import_name(part) for name in later for part in parts_of(name)}
 
 
 def close(lab: str, answers: set[str]) -> None:
     """From now on no import finds an answer, nor anything of ours but the drivers of the lab."""
     for name in answers:
         sys.modules[name] = None  # type: ignore[assignment]  # importing it now fails
-        vars(solutions).pop(name.split(".")[1], None)
+        package, _, module = name.rpartition(".")
+        vars(sys.modules[package]).pop(module, None)
     for name in [name for name in sys.modules if f"{name}.".startswith("autograder.")]:
         if name in OPEN or name == f"autograder.drivers.{lab}":
             del sys.modules[name]

@@ -512,7 +512,7 @@ CORPUS = [
         "a request that is adopted by its output alone",
         "disaggregation.adopt",
         """
-        from solutions.engine import Output
+        from solutions.engine.engine import Output
         engine.step = lambda: engine.on_output(Output(number, [message.first_token], "length"))
         """,
         says="The pool after request 0 was adopted",

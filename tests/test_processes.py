@@ -23,14 +23,14 @@ import torch
 from gpt import GPTLMHead
 from solutions import disaggregation
 from solutions import generate as lab_1
-from solutions.apart import DECODE, PREFILL, Apart
 from solutions.decoding import GREEDY, SamplingParams, stream
 from solutions.disaggregation import Leases, StallFree, adopt, pack_kv, unpack_kv
-from solutions.engine import Output
+from solutions.engine.engine import Output
 from solutions.kv_cache import CachedLMHead
-from solutions.messages import Ask, Piece
-from solutions.sides import Pieces, Room
-from solutions.wire import SLOT_BYTES, SLOTS, Raw, Wire
+from solutions.two_processes.messages import Ask, Piece
+from solutions.two_processes.processes import DECODE, PREFILL, Apart
+from solutions.two_processes.sides import Pieces, Room
+from solutions.two_processes.transport import SLOT_BYTES, SLOTS, Raw, Wire
 from tests.common.checkpoints import write_tiny
 
 pytestmark = pytest.mark.slow  # each process reads PyTorch first
@@ -262,8 +262,8 @@ def test_a_model_that_is_none_is_refused_before_anything_is_started(tmp_path: Pa
 
 
 NOTEBOOK = """
-from solutions.apart import Apart
-from solutions.sides import Pieces, Room
+from solutions.two_processes.processes import Apart
+from solutions.two_processes.sides import Pieces, Room
 
 pieces = Pieces(StallFree, pack_kv, unpack_kv, adopt, Leases)
 room = Room(64, 16, 32, 8)

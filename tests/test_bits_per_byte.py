@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt import GPTConfig, GPTLMHead, load_tokenizer
-from solutions.bits import (
+from solutions.quality.bits_per_byte import (
     CALIBRATION,
     HELD_OUT,
     LENGTH,

@@ -11,12 +11,12 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from solutions.engine import Engine, Output, Parts, new_engine
-from solutions.hooks import EngineHooks
+from solutions.engine.engine import Engine, Output, Parts, new_engine
+from solutions.engine.managers import EngineHooks
+from solutions.engine.scheduler import Plan, Scheduler
+from solutions.engine.sequence import Sequence
 from solutions.kv_cache import CachedLMHead
 from solutions.paged_attention import OutOfBlocks
-from solutions.scheduler import Plan, Scheduler
-from solutions.sequence import Sequence
 
 
 class FileStore(MutableMapping[int, Tensor]):

@@ -11,9 +11,9 @@ Sarathi-Serve", OSDI 2024 (chunks under a token budget).
 
 from collections import deque
 
-from solutions.hooks import EngineHooks
+from solutions.engine.managers import EngineHooks
+from solutions.engine.sequence import Sequence
 from solutions.paged_attention import OutOfBlocks
-from solutions.sequence import Sequence
 
 Plan = dict[int, int]  # by the number of a request: how many of its tokens to compute
 

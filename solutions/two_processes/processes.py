@@ -29,12 +29,12 @@ import torch
 from gpt import find_checkpoint, read_config
 from solutions.batching import require_request
 from solutions.decoding import GREEDY, SamplingParams
-from solutions.engine import Output
+from solutions.engine.engine import Output
 from solutions.kv_cache import CachedLMHead
-from solutions.messages import Forget, Job
-from solutions.router import Router
-from solutions.sides import DecodeSide, Pieces, PrefillSide, Room
-from solutions.wire import SLOT_BYTES, SLOTS, Statistics, Wire
+from solutions.two_processes.messages import Forget, Job
+from solutions.two_processes.router import Router
+from solutions.two_processes.sides import DecodeSide, Pieces, PrefillSide, Room
+from solutions.two_processes.transport import SLOT_BYTES, SLOTS, Statistics, Wire
 
 SPAWN = get_context("spawn")  # nothing of the parent goes along, on any system
 IDLE = 0.01  # seconds until a side without work looks at its leases

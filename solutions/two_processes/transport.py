@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from solutions.messages import Piece
+from solutions.two_processes.messages import Piece
 
 SLOTS, SLOT_BYTES = 16, 2**20  # of the memory that two sides share
 SPANS = 100_000  # that are remembered

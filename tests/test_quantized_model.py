@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from gpt import GPTConfig, GPTLMHead, Linear, load_tokenizer
 from solutions import kv_cache as lab_2
-from solutions.bits import CALIBRATION, logits_of, passages
-from solutions.engine import Output, Parts, new_engine
+from solutions.engine.engine import Output, Parts, new_engine
 from solutions.kv_cache import CachedLMHead, KVCache
 from solutions.paged_attention import PagedBatcher
+from solutions.quality.bits_per_byte import CALIBRATION, logits_of, passages
 from solutions.quantization import (
     GROUP,
     QuantizedLinear,
@@ -34,7 +34,7 @@ from solutions.quantization import (
     int8_layer,
     quantized,
 )
-from solutions.quantized import (
+from solutions.quantized_model import (
     FACTOR,
     PLANTED,
     Int8Embedding,

@@ -9,12 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from solutions import runner
 from solutions.decoding import GREEDY, SamplingParams
-from solutions.engine import Engine, Output, new_engine
+from solutions.engine import runner
+from solutions.engine.engine import Engine, Output, new_engine
 from solutions.kv_cache import CachedLMHead
 from solutions.kv_reduction import HostPool
-from solutions.swapping import FileStore, swapping_engine
+from solutions.kv_variants.swapping_engine import FileStore, swapping_engine
 from tests.common.engines import CONFIGS, model_of, naive
 from tests.common.serving import Load, drafters, loads
 

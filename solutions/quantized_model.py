@@ -10,8 +10,8 @@ from jaxtyping import BFloat16, Float, Int, Int8, UInt8
 from torch import Tensor, nn
 
 from gpt import GPTLMHead, Linear
-from solutions.bits import Passage, logits_of
 from solutions.kv_cache import CachedLMHead, KVCache
+from solutions.quality.bits_per_byte import Passage, logits_of
 
 Matrix = Float[Tensor, "n_in n_out"]
 Model = TypeVar("Model", bound=GPTLMHead)

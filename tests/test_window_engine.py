@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from solutions import runner
-from solutions.engine import Engine, Output
+from solutions.engine import runner
+from solutions.engine.engine import Engine, Output
 from solutions.kv_cache import CachedLMHead
 from solutions.kv_reduction import window_mask
-from solutions.windowed import GONE, windowed_engine
+from solutions.kv_variants.window_engine import GONE, windowed_engine
 from tests.common.engines import CONFIGS, configs, model_of, seeds
 from tests.common.serving import Load, drafters, loads
 

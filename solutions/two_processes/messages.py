@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gpt import GPTLMHead
 from solutions.decoding import GREEDY, SamplingParams
-from solutions.sequence import Sequence
+from solutions.engine.sequence import Sequence
 from solutions.speculative import new_uniforms
 
 

@@ -13,11 +13,11 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from solutions.engine import Engine, Output, Parts, new_engine
-from solutions.hooks import EngineManager
+from solutions.engine.engine import Engine, Output, Parts, new_engine
+from solutions.engine.managers import EngineManager
+from solutions.engine.runner import FastCache
 from solutions.kv_cache import CachedLMHead
 from solutions.paged_attention import PagedCache
-from solutions.runner import FastCache
 
 GONE = -1  # stands in a table for a block that was given back
 

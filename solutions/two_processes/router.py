@@ -7,8 +7,8 @@ from itertools import count
 from typing import Any
 
 from solutions.decoding import GREEDY, SamplingParams
-from solutions.engine import Output
-from solutions.messages import Forget, Holds, Job, Lost, Refused
+from solutions.engine.engine import Output
+from solutions.two_processes.messages import Forget, Holds, Job, Lost, Refused
 
 
 @dataclass

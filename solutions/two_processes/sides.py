@@ -3,7 +3,7 @@
 A side is an engine and the messages that it understands. It knows no process, no thread and no
 clock: `receive` hands it a message, `step` the time, and what it has to say goes out by `send`, to
 the other side, and by `tell`, to the router, which has the requests. So any story of delays, losses
-and deaths can be played in one process. Two processes are made of them in `solutions.apart`.
+and deaths can be played in one process. `processes.py` puts them into two.
 
 Blocks that wait for an answer from the other side are held under a lease.
 """
@@ -16,9 +16,13 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from solutions.engine import Engine, Output, Parts, new_engine
+from solutions.engine.engine import Engine, Output, Parts, new_engine
+from solutions.engine.runner import Chunk, PackedCache
+from solutions.engine.scheduler import Scheduler
+from solutions.engine.sequence import Sequence
 from solutions.kv_cache import CachedLMHead
-from solutions.messages import (
+from solutions.paged_attention import BlockManager, OutOfBlocks
+from solutions.two_processes.messages import (
     Ask,
     Confirmed,
     Forget,
@@ -34,10 +38,6 @@ from solutions.messages import (
     fingerprint,
     generator_after,
 )
-from solutions.paged_attention import BlockManager, OutOfBlocks
-from solutions.runner import Chunk, PackedCache
-from solutions.scheduler import Scheduler
-from solutions.sequence import Sequence
 
 # ------------------------------------------------------------------------------- what sides share
 

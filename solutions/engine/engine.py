@@ -21,12 +21,12 @@ from torch import Tensor
 from gpt import GPTConfig
 from solutions.batching import require_request
 from solutions.decoding import GREEDY, SamplingParams, next_token_probs
-from solutions.hooks import EngineHooks
+from solutions.engine.managers import EngineHooks
+from solutions.engine.runner import Chunk, FastCache, FusedTransformer, Linear, PackedCache, Runner
+from solutions.engine.scheduler import Scheduler
+from solutions.engine.sequence import Sequence, StopCondition
 from solutions.kv_cache import CachedLMHead
 from solutions.paged_attention import BlockManager, PagedCache
-from solutions.runner import Chunk, FastCache, FusedTransformer, Linear, PackedCache, Runner
-from solutions.scheduler import Scheduler
-from solutions.sequence import Sequence, StopCondition
 from solutions.speculative import Drafter, new_uniforms, prefixes, verify, verify_greedy
 
 STEPS = 10_000  # that the trace remembers

@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gpt import load_tokenizer
-from solutions.bits import SCORED, Passage, bits_of
 from solutions.kv_cache import CachedLMHead
+from solutions.quality.bits_per_byte import SCORED, Passage, bits_of
 
 
 @torch.inference_mode()

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt import GPTConfig
-from solutions.grouped import grouped
 from solutions.kv_cache import CachedLMHead
 from solutions.kv_reduction import WindowCache, pool_heads, window_mask
-from solutions.masked import MaskedCache, last_and
+from solutions.kv_variants.grouped_model import grouped
+from solutions.kv_variants.masked_cache import MaskedCache, last_and
 from tests.common.engines import CONFIGS, configs, model_of, seeds
 
 

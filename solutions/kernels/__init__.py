@@ -1,0 +1,1 @@
+"""Lab 12, given: a memory that counts its traffic, and the lab's loop as a GPU kernel."""

@@ -1,0 +1,1 @@
+"""Lab 9, given: prefill and decode in two processes, from the messages to the processes."""
