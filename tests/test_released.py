@@ -19,6 +19,8 @@ RECORD = json.loads((DATA / "released_labs.json").read_text())
 
 @pytest.mark.parametrize("statement", IMPORTS)
 def test_what_the_released_labs_import_is_there(statement):
+    if "triton" in statement:
+        pytest.importorskip("triton", reason="Triton isn't installed")
     exec(statement, {})
 
 
