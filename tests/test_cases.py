@@ -6,15 +6,32 @@ First what holds in every lab, then what one lab's cases promise, under its name
 import ast
 from collections.abc import Callable
 from inspect import signature
+from itertools import chain
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
+from autograder.compare import same_seen
+from autograder.draws import LOOP, small_model
 from autograder.exercise import Exercise
 from autograder.exercises import exercises
+from autograder.judge import judge
+from autograder.reference import lab_module
+from autograder.services import CountedModel, random_model, random_weights
+from gpt import GPTConfig, GPTLMHead
+from solutions.generate import generate
 from tests.common.attempts import with_method
-from tests.common.trials import EXERCISES, every_exercise, is_rejected, seen_of, trials
+from tests.common.trials import (
+    EXERCISES,
+    cases_of,
+    cell,
+    every_exercise,
+    is_rejected,
+    seen_of,
+    trials,
+)
 
 # ------------------------------------------------------------------------- what is handed over
 
@@ -58,9 +75,42 @@ def changing(exercise: Exercise, name: str) -> tuple[Any, list[bool]]:
                 items.append(items[-1] if items else 0)
         return result
 
-    is_method = isinstance(exercise.reference, type)
-    made = with_method(exercise.reference, exercise.name, attempt) if is_method else attempt
-    return made, was_changed
+    return as_attempt(exercise, attempt), was_changed
+
+
+def as_attempt(exercise: Exercise, function: Callable[..., Any]) -> Any:
+    """The function itself, or the right class with it for the exercise's method."""
+    right = exercise.reference
+    return with_method(right, exercise.name, function) if isinstance(right, type) else function
+
+
+# What every case hands over, so that a default isn't asked for.
+ALWAYS_GIVEN = {
+    "prefix_caching.block_hashes": {"salt"},
+    "prefix_caching.PrefixManager.match": {"salt"},
+    "prefix_caching.PrefixManager.admit": {"salt", "num_drafts"},
+    "quantization.absmax": {"dim"},
+}
+
+
+@every_exercise
+def test_a_default_is_needed(exercise: Exercise) -> None:
+    """The right solution, without the default of one parameter, is wrong."""
+    parameters = signature(own_function(exercise)).parameters.values()
+    optional = [each.name for each in parameters if each.default is not each.empty]
+    passed = {name for name in optional if not is_rejected(exercise, insisting_on(exercise, name))}
+    assert passed == ALWAYS_GIVEN.get(exercise.name, set())
+
+
+def insisting_on(exercise: Exercise, name: str) -> Any:
+    function = own_function(exercise)
+
+    def attempt(*given: Any, **named: Any) -> Any:
+        if name not in signature(function).bind(*given, **named).arguments:
+            raise TypeError(f"missing 1 required argument: {name!r}")
+        return function(*given, **named)
+
+    return as_attempt(exercise, attempt)
 
 
 # Of these no two cases have inputs of one shape and the same numbers beside them.
@@ -146,3 +196,86 @@ def test_no_plan_is_larger_than_the_budget(name: str) -> None:
         plans = [ast.literal_eval(plan.removeprefix("is ")) for plan in told]
         assert len(plans) == case.data["steps"]
         assert max(sum(plan.values()) for plan in plans) <= case.data["token_budget"]
+
+
+# ----------------------------------------------------------------------- lab 1: models worth asking
+
+
+def test_a_counted_model_counts_and_returns_what_the_model_does() -> None:
+    model = small_model(GPTLMHead)
+    ids = torch.arange(6).view(2, 3)
+    position_ids = torch.arange(3).expand_as(ids)
+    counted = CountedModel(model)
+    assert torch.equal(counted(ids, position_ids), model(ids, position_ids))
+    counted(ids[:, :1], position_ids=position_ids[:, :1])
+    assert counted.counts() == {"forward calls": 2, "tokens computed": 8}
+
+
+@pytest.mark.parametrize(
+    "config", [LOOP, GPTConfig(32, 12, 16, 1, 2), GPTConfig(40, 20, 24, 3, 3)], ids=str
+)
+def test_greedy_output_of_a_random_model_depends_on_all_that_it_should(config: GPTConfig) -> None:
+    """On the positions and on the first token: else errors in either would stay hidden."""
+    distinct = position_counts = first_counts = 0
+    for seed in range(8):
+        model = random_model(GPTLMHead, config, seed)
+        ids = torch.randint(
+            config.vocab_size, (4, 4), generator=torch.Generator().manual_seed(seed)
+        )
+        out, other = generate(model, ids, 6), ids.clone()
+        other[:, 0] = (other[:, 0] + 1) % config.vocab_size
+        position_ids = torch.arange(9).expand(4, 9)
+        best, shifted = (model(out[:, :-1], shift + position_ids).argmax(-1) for shift in (0, 1))
+        distinct += sum(len({*row}) for row in out[:, 4:].tolist())
+        position_counts += (best != shifted).any(dim=1).sum().item()
+        first_counts += (generate(model, other, 6)[:, 4:] != out[:, 4:]).any(dim=1).sum().item()
+    assert distinct > 3 * 8 * 4
+    assert position_counts == 8 * 4
+    assert first_counts > 0.8 * 8 * 4
+
+
+def test_random_weights_follow_from_the_seed_and_are_float64() -> None:
+    weights, again, other = (random_weights(LOOP, seed) for seed in (0, 0, 1))
+    assert all(weight.dtype == torch.float64 for weight in weights.values())
+    assert all(torch.equal(weights[name], again[name]) for name in weights)
+    assert not torch.equal(weights["transformer.wte.weight"], other["transformer.wte.weight"])
+
+
+# ---------------------------------------------------------------------------- lab 3: the line shown
+
+
+@pytest.mark.parametrize(
+    ("misconception", "line"),
+    [
+        ("request_handed_to_retire", "self.retire(request)"),
+        ("forward_of_nobody", "self.forward(veterans)"),
+        ("a_slot_instead_of_a_list", "self.forward(slot)"),
+    ],
+)
+def test_the_line_shown_stands_in_the_step_and_not_in_a_given_method(
+    misconception: str, line: str
+) -> None:
+    exercise = exercises()["batching.ContinuousBatcher.step"]
+    (known,) = (m for m in exercise.misconceptions if m.name == misconception)
+    names = cell(known.sources()[0], cell("\n".join(lab_module("batching").lines)))
+    shown = judge(exercise, names["ContinuousBatcher"]).line
+    assert shown is not None
+    assert shown.endswith(line)
+
+
+# ------------------------------------------------------------------ lab 5: rounding decides nothing
+
+
+OF_LOGITS = [
+    e for e in FUNCTIONS if e.lab == "decoding" and "logits" in signature(e.driver).parameters
+]
+
+
+@pytest.mark.parametrize("exercise", OF_LOGITS, ids=lambda e: e.name)
+def test_a_case_is_the_same_in_float32_and_in_float64(exercise: Exercise) -> None:
+    for case in chain.from_iterable(cases_of(exercise, seed) for seed in range(5)):
+        single, double = (
+            exercise.driver(exercise.reference, **{**case.data, "logits": logits})
+            for logits in (case.data["logits"].float(), case.data["logits"].double())
+        )
+        assert same_seen(single, double) is None, case.label
