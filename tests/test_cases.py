@@ -219,16 +219,15 @@ def test_greedy_output_of_a_random_model_depends_on_all_that_it_should(config: G
     distinct = position_counts = first_counts = 0
     for seed in range(8):
         model = random_model(GPTLMHead, config, seed)
-        ids = torch.randint(
-            config.vocab_size, (4, 4), generator=torch.Generator().manual_seed(seed)
-        )
+        generator = torch.Generator().manual_seed(seed)
+        ids = torch.randint(config.vocab_size, (4, 4), generator=generator)
         out, other = generate(model, ids, 6), ids.clone()
         other[:, 0] = (other[:, 0] + 1) % config.vocab_size
         position_ids = torch.arange(9).expand(4, 9)
         best, shifted = (model(out[:, :-1], shift + position_ids).argmax(-1) for shift in (0, 1))
         distinct += sum(len({*row}) for row in out[:, 4:].tolist())
-        position_counts += (best != shifted).any(dim=1).sum().item()
-        first_counts += (generate(model, other, 6)[:, 4:] != out[:, 4:]).any(dim=1).sum().item()
+        position_counts += int((best != shifted).any(dim=1).sum())
+        first_counts += int((generate(model, other, 6)[:, 4:] != out[:, 4:]).any(dim=1).sum())
     assert distinct > 3 * 8 * 4
     assert position_counts == 8 * 4
     assert first_counts > 0.8 * 8 * 4

@@ -14,7 +14,6 @@ from solutions.batching import (
     pad_left,
     padded_mask,
     padded_position_ids,
-    require_requests,
 )
 from solutions.kv_cache import causal_mask
 from tests.common.attempts import right, wrong
@@ -37,9 +36,9 @@ def by_column(prompts, pad_id=0):
     return [torch.tensor(columns[::-1]).T, mask]
 
 
-@wrong(PAD, "missing 1 required positional argument: 'pad_id'")
-def no_default(prompts, pad_id):
-    return pad_left(prompts, pad_id)
+wrong(PAD, "missing 1 required positional argument: 'pad_id'")(
+    lambda prompts, pad_id: pad_left(prompts, pad_id)
+)
 
 
 @right(POSITIONS)
@@ -55,9 +54,9 @@ def pads_see_everything(attention_mask, q_len):
     return visible | ~attention_mask[:, None, -q_len:, None]
 
 
-@wrong(MASK)
-def the_last_ten_keys(attention_mask, q_len):
-    return padded_mask(attention_mask, q_len) & (torch.arange(attention_mask.shape[1], 0, -1) <= 10)
+wrong(MASK)(  # the last ten keys alone
+    lambda mask, q_len: padded_mask(mask, q_len) & (torch.arange(mask.shape[1], 0, -1) <= 10)
+)
 
 
 @wrong(MASK, "A query that is a pad sees no key at all (query 0")
@@ -67,21 +66,15 @@ def one_pad_is_blind(attention_mask, q_len):
     return mask
 
 
-def beginning(model, prompts, max_new_tokens):
-    """The given lines."""
-    config, weight = model.config, model.transformer.wte.weight
-    require_requests(config, prompts, max_new_tokens, slots=len(prompts) or 1)
-    input_ids, attention_mask = (padded.to(weight.device) for padded in pad_left(prompts))
-    columns = input_ids.shape[1] + max(max_new_tokens)
-    kv_cache = PaddedCache(config, attention_mask, columns, weight.device, weight.dtype)
-    return input_ids, attention_mask, kv_cache, padded_position_ids(attention_mask)
-
-
 @right(GENERATE)
 @torch.no_grad()
 def a_whole_rectangle(model, prompts, max_new_tokens, eos_token_id=None):
-    """Then every row is cut behind its own end."""
-    ids, mask, kv_cache, positions = beginning(model, prompts, max_new_tokens)
+    """Then every row is cut behind its own end; its numbers are numpy's."""
+    ids, mask = pad_left(prompts)
+    kv_cache = PaddedCache(
+        model.config, mask, ids.shape[1] + max(max_new_tokens), dtype=torch.float64
+    )
+    positions = padded_position_ids(mask)
     lengths = mask.sum(1)
     limits = torch.tensor(max_new_tokens).minimum(model.config.n_positions - lengths)
     new, done = torch.zeros_like(limits), limits == 0
@@ -96,31 +89,7 @@ def a_whole_rectangle(model, prompts, max_new_tokens, eos_token_id=None):
         positions = torch.clamp(lengths + ids.shape[1] - mask.shape[1] - 1, max=15)[:, None]
     start = mask.shape[1]
     rows = zip(prompts, ids, new, strict=True)
-    return [[*prompt, *row[start : start + n].tolist()] for prompt, row, n in rows]
-
-
-@right(GENERATE)
-def numbers_of_numpy(model, prompts, max_new_tokens, eos_token_id=None):
-    """And rows that have ended stay at position 0."""
-    ids, _, kv_cache, positions = beginning(model, prompts, max_new_tokens)
-    left = np.minimum(
-        max_new_tokens, [model.config.n_positions - len(prompt) for prompt in prompts]
-    )
-    outputs = [list(prompt) for prompt in prompts]
-    while left.any():
-        best = model.forward(ids, positions, kv_cache)[:, -1].argmax(-1).numpy()
-        for row in left.nonzero()[0]:
-            outputs[row].append(best[row])
-        left = np.where((left > 0) & (best != eos_token_id), left - 1, 0)
-        ids = torch.from_numpy(best)[:, None]
-        rows = zip(outputs, left, strict=True)
-        positions = torch.tensor([[len(output) - 1 if n else 0] for output, n in rows])
-    return outputs
-
-
-@wrong(GENERATE, "What came back for prompts[0] is a tuple; expected: it is a")
-def tuples(*given, **named):
-    return [tuple(output) for output in generate_padded(*given, **named)]
+    return [[*prompt, *row[start : start + n].numpy()] for prompt, row, n in rows]
 
 
 @wrong(GENERATE)
@@ -129,22 +98,23 @@ def identity_for_equality(model, prompts, max_new_tokens, eos_token_id=None):
     return generate_padded(model, prompts, max_new_tokens, eos_token_id if small else None)
 
 
-@wrong(GENERATE, "took 6 forward calls; 3 suffice.")
-def one_row_after_the_other(model, prompts, max_new_tokens, eos_token_id=None):
-    return [
+wrong(GENERATE, "What came back for prompts[0] is a tuple; expected: it is a")(
+    lambda *given, **named: [tuple(output) for output in generate_padded(*given, **named)]
+)
+wrong(GENERATE, "took 6 forward calls; 3 suffice.")(
+    lambda model, prompts, max_new_tokens, eos_token_id=None: [
         generate_padded(model, [prompt], [limit], eos_token_id)[0]
         for prompt, limit in zip(prompts, max_new_tokens, strict=True)
     ]
+)
 
 
-@right(UTILISATION)
-def a_mean_in_float32(trace):
-    return torch.tensor([[request is not None for request in row] for row in trace]).float().mean()
+def busy(trace):
+    return [[request is not None for request in row] for row in trace]
 
 
-@right(UTILISATION)
-def by_numpy(trace):
-    return np.mean([[request is not None for request in row] for row in trace])
+right(UTILISATION)(lambda trace: torch.tensor(busy(trace)).float().mean())
+right(UTILISATION)(lambda trace: np.mean(busy(trace)))
 
 
 # ------------------------------------------------------------------------------------- SlotCache
@@ -174,9 +144,11 @@ class WithLengthsOfItsOwn(SlotCache):
         self.book[slot] = 0
 
 
-@right(ATTEND, base=SlotCache)
-def numbers_of_float32(self, layer, queries, keys, values):
-    return SlotCache.attend(self, layer, queries.float().double(), keys, values.float().double())
+right(ATTEND, base=SlotCache)(
+    lambda self, layer, queries, keys, values: SlotCache.attend(
+        self, layer, queries.float().double(), keys, values.float().double()
+    )
+)
 
 
 @wrong(SELECT, base=SlotCache)

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from solutions.decoding import (
     Beam,
     BeamSearch,
-    Candidate,
     apply_min_p,
     apply_repetition_penalty,
     apply_temperature,
@@ -40,31 +39,17 @@ BEST, STEP = "decoding.best_continuations", "decoding.BeamSearch.step"
 
 
 @right(TEMPERATURE)
-def in_place_on_a_clone(logits, temperature):
-    logits = logits.clone()
-    if temperature > 0:
-        return logits.div_(temperature)
-    best = logits.argmax(-1)
-    for row in range(len(logits)):
-        others = torch.ones(logits.shape[1], dtype=torch.bool)
-        others[best[row]] = False
-        logits[row, others] = NEVER
-    return logits
+def with_one_hot(logits, temperature):
+    if temperature:
+        return logits * (1 / temperature)
+    is_best = F.one_hot(logits.argmax(dim=1), logits.size(1)).bool()
+    return torch.where(is_best, logits, NEVER)
 
 
 @right(TOP_K)
 def top_k_as_in_transformers(logits, k):
     dropped = logits < torch.topk(logits, min(k, logits.size(-1)))[0][..., -1, None]
     return logits.masked_fill(dropped, -float("Inf"))
-
-
-@right(TOP_K)
-def top_k_in_numpy(logits, k):
-    values = logits.numpy().copy()
-    if k < values.shape[1]:
-        dropped = np.argpartition(values, -k, axis=-1)[:, :-k]
-        np.put_along_axis(values, dropped, -np.inf, axis=-1)
-    return torch.from_numpy(values)
 
 
 @right(TOP_P)
@@ -110,30 +95,11 @@ def a_distance_of_logits(logits, min_p):
     return torch.where(logits < threshold, NEVER, logits)
 
 
-@right(MIN_P)
-def min_p_as_in_transformers(logits, min_p):
-    probs = torch.softmax(logits, dim=-1)
-    top_probs, _ = probs.max(dim=-1, keepdim=True)
-    order = torch.argsort(logits, descending=True, dim=-1)
-    dropped = torch.gather(probs < min_p * top_probs, dim=-1, index=order)
-    dropped[..., :1] = False
-    return logits.masked_fill(dropped.scatter(1, order, dropped), NEVER)
-
-
 @right(PENALTY)
 def a_factor_for_each_token(logits, ids, penalty):
     counts = torch.stack([torch.bincount(text, minlength=logits.shape[1]) for text in ids])
     factor = torch.where(logits > 0, 1 / penalty, penalty)
     return logits * torch.where(counts > 0, factor, 1.0)
-
-
-@right(PENALTY)
-def penalty_in_numpy(logits, ids, penalty):
-    values = logits.numpy().copy()
-    for row, text in zip(values, ids.numpy(), strict=True):
-        tokens = np.unique(text)
-        row[tokens] = np.where(row[tokens] > 0, row[tokens] / penalty, row[tokens] * penalty)
-    return torch.from_numpy(values)
 
 
 @wrong(PENALTY, "Row 0 has NaN in it; expected: it has")
@@ -222,19 +188,6 @@ def from_normalised_rows(probs, uniforms):
 
 
 @right(DRAW)
-def piece_by_piece(probs, uniforms):
-    tokens = []
-    for row, uniform in zip(probs.tolist(), uniforms.tolist(), strict=True):
-        left = uniform * sum(row)
-        token = 0
-        while left >= row[token]:
-            left -= row[token]
-            token += 1
-        tokens.append(token)
-    return torch.tensor(tokens)
-
-
-@right(DRAW)
 def draw_in_numpy(probs, uniforms):
     ends = np.cumsum(probs.double().numpy(), axis=1)
     passed = ends <= uniforms.double().numpy()[:, None] * ends[:, -1:]
@@ -283,38 +236,29 @@ wrong(SAMPLE)(
 # ------------------------------------------------------------------------- where a text ends
 
 
-@right(STOP)
-def by_regular_expressions(pieces, stops):
-    whole = re.compile("|".join(map(re.escape, stops)) or r"(?!)")
-    parts = {stop[:n] for stop in stops for n in range(1, len(stop))}
-    longest_first = sorted(map(re.escape, parts), key=len, reverse=True)
-    begun = re.compile(rf"({'|'.join(longest_first)})\Z" if parts else r"(?!)")
-    held = ""
-    for piece in pieces:
-        held += piece
-        if found := whole.search(held):
-            yield held[: found.start()]
-            return
-        found = begun.search(held)
-        place = found.start() if found else len(held)
-        passed, held = held[:place], held[place:]
-        if passed:
-            yield passed
-    yield held
+def by_regular_expressions(escape):
+    def attempt(pieces, stops):
+        whole = re.compile("|".join(map(escape, stops)) or r"(?!)")
+        parts = {stop[:n] for stop in stops for n in range(1, len(stop))}
+        longest_first = sorted(map(escape, parts), key=len, reverse=True)
+        begun = re.compile(rf"({'|'.join(longest_first)})\Z" if parts else r"(?!)")
+        held = ""
+        for piece in pieces:
+            held += piece
+            if found := whole.search(held):
+                yield held[: found.start()]
+                return
+            found = begun.search(held)
+            place = found.start() if found else len(held)
+            yield held[:place]
+            held = held[place:]
+        yield held
+
+    return attempt
 
 
-@right(STOP)
-def character_by_character(pieces, stops):
-    held = ""
-    for character in (character for piece in pieces for character in piece):
-        held += character
-        if ended := [stop for stop in stops if held.endswith(stop)]:
-            yield held.removesuffix(max(ended, key=len))
-            return
-        while held and not any(stop.startswith(held) for stop in stops):
-            yield held[0]
-            held = held[1:]
-    yield from held
+right(STOP)(by_regular_expressions(re.escape))
+wrong(STOP)(by_regular_expressions(str))
 
 
 @right(STOP)
@@ -327,20 +271,6 @@ class AnIteratorOfItsOwn:
 
     def __next__(self):
         return next(self.parts)
-
-
-@wrong(STOP)
-def an_expression_that_is_not_escaped(pieces, stops):
-    held = ""
-    for piece in pieces:
-        held += piece
-        if stops and (found := re.search("|".join(stops), held)):
-            yield held[: found.start()]
-            return
-        begun = [n for stop in stops for n in range(len(stop)) if held.endswith(stop[:n])]
-        yield held[: len(held) - max(begun, default=0)]
-        held = held[len(held) - max(begun, default=0) :]
-    yield held
 
 
 @wrong(STOP)
@@ -371,7 +301,7 @@ wrong(STOP, "is a list; expected: it is an iterator, as `yield` makes one")(
     lambda pieces, stops: list(stop_at(pieces, stops))
 )
 wrong(STOP, "is None; expected: it is an iterator, as `yield` makes one")(
-    lambda pieces, stops: print(*stop_at(pieces, stops))
+    lambda pieces, stops: None
 )
 wrong(STOP, "'Pieces' object is not subscriptable")(lambda pieces, stops: pieces[0])
 
@@ -388,18 +318,10 @@ class Continuation(NamedTuple):
 
 
 @right(BEST)
-def by_sorting(scores, logits, count):
-    totals = scores.unsqueeze(1) + torch.softmax(logits, 1).log()
-    places = totals.flatten().argsort(descending=True)[:count]
-    found = [(*divmod(place, totals.shape[1]), totals) for place in places.tolist()]
-    return tuple(Continuation(p, t, totals[p, t].item()) for p, t, totals in found)
-
-
-@right(BEST)
-def best_by_numpy(scores, logits, count):
+def by_numpy(scores, logits, count):
     totals = (scores[:, None] + F.log_softmax(logits, -1)).numpy()
     parents, tokens = np.unravel_index(np.argsort(-totals, axis=None)[:count], totals.shape)
-    return [Candidate(totals[p, t], p, t) for p, t in zip(parents, tokens, strict=True)]
+    return tuple(Continuation(p, t, totals[p, t]) for p, t in zip(parents, tokens, strict=True))
 
 
 @wrong(BEST)
@@ -477,10 +399,9 @@ def children_share_a_list(self):
 
 @wrong(STEP, base=BeamSearch)
 def identity_for_equality(self):
-    eos_token_id, known = self.eos_token_id, [c.token for c in self.candidates()]
-    self.trace.pop()
-    small = eos_token_id is not None and eos_token_id <= 256  # Python keeps these only once
-    self.eos_token_id = eos_token_id if small or eos_token_id not in known else None
+    eos_token_id = self.eos_token_id
+    if eos_token_id is not None and eos_token_id > 256:  # Python keeps smaller ones only once
+        self.eos_token_id = -1
     BeamSearch.step(self)
     self.eos_token_id = eos_token_id
 

@@ -15,21 +15,6 @@ GENERATE, METRICS = "generate.generate", "generate.metrics"
 
 
 @right(GENERATE)
-def in_lists(model, input_ids, max_new_tokens, eos_token_id=None):
-    device = next(model.eval().parameters()).device
-    rows = input_ids.tolist()
-    for _ in range(max_new_tokens):
-        if len(rows[0]) == model.config.n_positions:
-            break
-        ids = torch.tensor(rows, device=device)
-        _, best = model(ids, torch.ones_like(ids).cumsum(1) - 1)[:, -1].max(-1)
-        rows = [[*row, int(new)] for row, new in zip(rows, best, strict=True)]
-        if rows[0][-1] == eos_token_id:
-            break
-    return torch.tensor(rows)
-
-
-@right(GENERATE)
 def padded_on_the_right(model, input_ids, max_new_tokens, eos_token_id=None):
     """Computes behind the end, where the causal mask keeps it from mattering."""
     full, seq = model.config.n_positions, input_ids.shape[1]
@@ -78,9 +63,7 @@ def a_spare_forward_at_the_end(model, input_ids, max_new_tokens, eos_token_id=No
     return out
 
 
-@wrong(GENERATE, "should be a tensor", "not None. Is a `return`")
-def nothing_returned(model, input_ids, max_new_tokens, eos_token_id=None):
-    generate(model, input_ids, max_new_tokens, eos_token_id)
+wrong(GENERATE, "should be a tensor", "not None. Is a `return`")(lambda *given, **named: None)
 
 
 # --------------------------------------------------------------------------------------- metrics
@@ -111,11 +94,7 @@ def tpot_of_the_first_gap_alone(start, token_times):
     return Metrics(found.ttft, tpot, found.latency, found.throughput)
 
 
-@wrong(METRICS, "What it returned is None; ", "Is a `return` missing")
-def no_metrics_returned(start, token_times):
-    metrics(start, token_times)
-
-
-@wrong(METRICS, "lacks `tpot`, `latency`, `throughput`")
-def ttft_alone(start, token_times):
-    return SimpleNamespace(ttft=token_times[0] - start)
+wrong(METRICS, "What it returned is None; ", "Is a `return` missing")(lambda *given: None)
+wrong(METRICS, "lacks `tpot`, `latency`, `throughput`")(
+    lambda start, token_times: SimpleNamespace(ttft=token_times[0] - start)
+)

@@ -28,26 +28,9 @@ ATTEND, TRUNCATE = "kv_cache.KVCache.attend", "kv_cache.KVCache.truncate"
 # -------------------------------------------------------------------------- causal_mask, the bytes
 
 
-@right(MASK)
-def by_difference(query_positions, key_positions):
-    return ~(query_positions.unsqueeze(-1) - key_positions.unsqueeze(-2) < 0).unsqueeze(1)
-
-
-@wrong(MASK)
-def with_a_window(query_positions, key_positions):
-    return causal_mask(query_positions, key_positions) & ~causal_mask(
-        query_positions - 30, key_positions
-    )
-
-
-@right(BYTES)
-def as_a_float(config, bytes_per_number=4):
-    return 2.0 * config.n_layer * config.n_embd * bytes_per_number
-
-
-@right(BYTES)
-def by_numpy(config, bytes_per_number=4):
-    return np.prod([2, config.n_layer, config.n_embd, bytes_per_number])
+wrong(MASK)(lambda q, k: causal_mask(q, k) & ~causal_mask(q - 30, k))  # in a window
+right(BYTES)(lambda config, n=4: 2.0 * config.n_layer * config.n_embd * n)
+right(BYTES)(lambda config, n=4: np.prod([2, config.n_layer, config.n_embd, n]))
 
 
 # ------------------------------------------------------------------------- the threaded forwards
@@ -104,22 +87,18 @@ def in_place_on_a_clone(self, hidden, kv_cache=None):
     return torch.add(self.mlp(self.ln_2(middle)), middle), result[1]
 
 
-@wrong(BLOCK, "is None; expected: it is two things, the output", "Is a `return` missing?")
-class NothingReturned(ThreadedBlock):
-    def forward(self, hidden, kv_cache=None):
-        super().forward(hidden, kv_cache)
-
-
-@wrong(BLOCK, "is a tensor of shape [1, 1, 10]; expected: it is two")
-class OutputAlone(ThreadedBlock):
-    def forward(self, hidden, kv_cache=None):
-        return super().forward(hidden, kv_cache)[0]
-
-
-@wrong(BLOCK, "is None; expected: it is a pair (keys, values).")
-class NoneForACache(ThreadedBlock):
-    def forward(self, hidden, kv_cache=None):
-        return super().forward(hidden, kv_cache)[0], None
+wrong(
+    BLOCK,
+    "is None; expected: it is two things, the output",
+    "Is a `return` missing?",
+    base=ThreadedBlock,
+)(lambda self, *given: None)
+wrong(BLOCK, "is a tensor of shape [1, 1, 10]; expected: it is two", base=ThreadedBlock)(
+    lambda self, *given: ThreadedBlock.forward(self, *given)[0]
+)
+wrong(BLOCK, "is None; expected: it is a pair (keys, values).", base=ThreadedBlock)(
+    lambda self, *given: (ThreadedBlock.forward(self, *given)[0], None)
+)
 
 
 @right(MODEL, base=ThreadedModel)
@@ -139,12 +118,6 @@ def one_cache_by_number(self, inputs, position_ids, kv_cache=None):
     for i in range(len(self.h)):
         hidden, kv_cache = self.h[i](hidden, kv_cache)
     return self.ln_f(hidden), kv_cache
-
-
-@wrong(MODEL, base=ThreadedModel)
-def positions_remembered_by_shape(self, inputs, position_ids, kv_cache=None, known={}):  # noqa: B006
-    position_ids = known.setdefault((inputs.shape, kv_cache is None), position_ids)
-    return ThreadedModel.forward(self, inputs, position_ids, kv_cache)
 
 
 @wrong(MODEL, base=ThreadedModel)
@@ -180,50 +153,14 @@ def in_two_phases(model, input_ids, max_new_tokens, eos_token_id=None):
     return ids
 
 
-@right(GENERATE)
-def into_lists(model, input_ids, max_new_tokens, eos_token_id=None):
-    device = next(model.parameters()).device
-    rows, new, kv_cache = input_ids.tolist(), input_ids, None
-    for _ in range(max_new_tokens):
-        length = len(rows[0])
-        if length >= model.config.n_positions:
-            break
-        positions = torch.arange(length - new.shape[1], length).repeat(len(rows), 1)
-        logits, kv_cache = model(new, position_ids=positions, kv_cache=kv_cache)
-        new = torch.topk(logits[:, -1], 1).indices
-        rows = [[*row, int(token)] for row, token in zip(rows, new, strict=True)]
-        if rows[0][-1] == eos_token_id:
-            break
-    return torch.tensor(rows, device=device)
-
-
-def with_another_forward(forward):
-    """The right loop around forward(model, ids, position_ids, kv_cache)."""
-
-    def attempt(model, input_ids, max_new_tokens, eos_token_id=None):
-        def other(ids, position_ids, kv_cache=None):
-            return forward(model, ids, position_ids, kv_cache)
-
-        other.config = model.config
-        return generate_threaded(other, input_ids, max_new_tokens, eos_token_id)
-
-    return attempt
-
-
 @wrong(GENERATE)
-@with_another_forward
-def keeping_a_window(model, ids, position_ids, kv_cache):
-    logits, kv_cache = model(ids, position_ids, kv_cache)
-    return logits, [tuple(part[:, :, -13:] for part in pair) for pair in kv_cache]
+def keeping_a_window(model, input_ids, max_new_tokens, eos_token_id=None):
+    def windowed(ids, position_ids, kv_cache=None):
+        logits, kv_cache = model(ids, position_ids, kv_cache)
+        return logits, [tuple(part[:, :, -13:] for part in pair) for pair in kv_cache]
 
-
-@wrong(GENERATE)
-@with_another_forward
-def prefill_in_chunks(model, ids, position_ids, kv_cache):
-    if ids.shape[1] > 2:
-        _, kv_cache = model(ids[:, :2], position_ids[:, :2], kv_cache)
-        ids, position_ids = ids[:, 2:], position_ids[:, 2:]
-    return model(ids, position_ids, kv_cache)
+    windowed.config = model.config
+    return generate_threaded(windowed, input_ids, max_new_tokens, eos_token_id)
 
 
 @wrong(
@@ -301,12 +238,6 @@ def from_pairs_of_its_own(self, layer, queries, keys, values):
     return F.scaled_dot_product_attention(queries, *own[layer], attn_mask=self.mask(start, end))
 
 
-@wrong(TRUNCATE, base=KVCache)
-def memory_copied(self, n):
-    KVCache.truncate(self, n)
-    self.keys, self.values = self.keys.clone(), self.values.clone()
-
-
 @wrong(TRUNCATE, "The memory for values, which `truncate` leaves alone,", base=KVCache)
 def values_erased(self, n):
     held = self.length
@@ -319,9 +250,3 @@ def refused_too_late(self, n):
     before, self.length = self.length, n
     if not 0 <= n <= before:
         raise ValueError(f"cannot keep {n}")
-
-
-@wrong(TRUNCATE, base=KVCache)
-def reservation_cut(self, n):
-    KVCache.truncate(self, n)
-    self.max_length = n
