@@ -54,6 +54,7 @@ DIFFERENT = [
     (torch.ones(1, 1), 1, "It should be the number 1, not a tensor of shape [1, 1]."),
     ([1], 1, "It should be the number 1, not a list."),
     (Strange("a generator"), 1, "not a generator. Take `yield` out of it"),
+    (Strange("a coroutine"), 1, "not a coroutine. Take `async` away"),
     (Strange("a generator"), (1, 2), "It should be a tuple, not a generator."),
     (Strange("a generator expression"), [1], "expression. `(… for … in …)` makes a generator:"),
     (Strange("a set"), Strange("a deque"), "It should be a deque, not a set."),

@@ -57,7 +57,7 @@ COMPLETE = {
     "labs/05_sampling/sampling.ipynb": "{}",
     "tests/test_sampling.py": "",
     "tests/test_visuals_sampling.py": "",
-    "tests/test_exercises_sampling.py": "",
+    "tests/answers/sampling.py": "",
     "timing/techniques.py": 'about = "draws of its own (lab 5)"',
     "README.md": "| lab | you build | time |\n| [5 · sampling](labs/05) | a draw | 1 h |\n",
 }

@@ -1,21 +1,45 @@
-"""What the tests of every lab's exercises share: attempts that nobody told the exercises about."""
+"""Attempts that the catalogue doesn't hold: tests/answers/ has a file a lab, full of them."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-import pytest
+
+@dataclass(frozen=True)
+class Answer:
+    """An attempt at an exercise. `said`: what its author must read, where it is wrong."""
+
+    exercise: str
+    attempt: Any
+    name: str
+    said: tuple[str, ...] = ()
 
 
-def attempt_at(kind: list[Any], exercise: str, base: type | None = None, *said: str) -> Callable:
-    """Add the function below to RIGHT or WRONGS; with a base, as its method.
+RIGHT: list[Answer] = []
+WRONG: list[Answer] = []
 
-    said: of a wrong one, something of what its author is told.
+
+def right(*exercises: str, base: type | None = None) -> Callable[[Any], Any]:
+    """Mark what stands below, a class or a function, as a right answer.
+
+    With a base, the function becomes that class's method of the exercise's name.
     """
+    return added_to(RIGHT, exercises, base)
 
-    def add(function: Callable) -> Callable:
-        attempt = function if base is None else with_method(base, exercise, function)
-        kind.append(pytest.param(exercise, attempt, *said, id=f"{exercise}-{function.__name__}"))
-        return function
+
+def wrong(exercise: str, *said: str, base: type | None = None) -> Callable[[Any], Any]:
+    """Mark what stands below as a wrong answer, whose author must read every part of `said`."""
+    return added_to(WRONG, [exercise], base, said)
+
+
+def added_to(
+    answers: list[Answer], exercises: Any, base: type | None, said: tuple[str, ...] = ()
+) -> Callable[[Any], Any]:
+    def add(written: Any) -> Any:
+        for exercise in exercises:
+            attempt = with_method(base, exercise, written) if base else written
+            answers.append(Answer(exercise, attempt, written.__name__, said))
+        return written
 
     return add
 

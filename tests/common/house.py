@@ -18,7 +18,7 @@ FILES = {
     "autograder/misconceptions/{lab}.md": "the wrong solutions that people write",
     "labs/{name}/{lab}.ipynb": "what `make labs` makes of the lesson",
     "tests/test_visuals_{lab}.py": "the tests of its pictures",
-    "tests/test_exercises_{lab}.py": "right answers in other styles, which must pass",
+    "tests/answers/{lab}.py": "right answers in other styles, and wrong ones that are told why",
 }
 WORDS_A_MINUTE, MINUTES_A_CELL, MINUTES_A_QUESTION = 120, 0.5, 5
 

@@ -1,0 +1,259 @@
+"""Answers to lab 8's exercises: hashes, a manager's four methods, a radix tree, who is next."""
+
+from bisect import insort
+from functools import partial
+from itertools import takewhile
+
+import numpy as np
+import torch
+
+from solutions.engine.managers import FreeBlocks
+from solutions.paged_attention import BlockManager, OutOfBlocks
+from solutions.prefix_caching import Node, PrefixManager, RadixTree, block_hashes, choose_next
+from tests.common.attempts import right, wrong
+
+HASHES, CHOOSE_NEXT = "prefix_caching.block_hashes", "prefix_caching.choose_next"
+METHODS = "match", "take_block", "admit", "publish"
+MATCH, TAKE, ADMIT, PUBLISH = (f"prefix_caching.PrefixManager.{method}" for method in METHODS)
+WALK, EVICT = "prefix_caching.RadixTree.walk", "prefix_caching.RadixTree.evict"
+
+
+# ----------------------------------------------------------------------------- blocks by their hash
+
+
+@right(HASHES)
+def that_are_the_texts(token_ids, block_size, salt=b""):
+    ends = range(block_size, len(token_ids) + 1, block_size)
+    return [(salt, *token_ids[:end]) for end in ends]
+
+
+@wrong(HASHES, "It raised TypeError: unhashable type: 'list'")
+def that_are_lists(token_ids, block_size, salt=b""):
+    return [list(key) for key in block_hashes(token_ids, block_size, salt)]
+
+
+@right(MATCH, base=PrefixManager)
+def by_the_blocks_themselves(self, token_ids, salt=b""):
+    found, keys = [], block_hashes(list(token_ids)[:-1], self.block_size, salt)
+    while len(found) < len(keys):
+        here = [block for block, key in self.block_hash.items() if key == keys[len(found)]]
+        if not here:
+            break
+        found += here
+    return tuple(found)
+
+
+@right(TAKE, base=PrefixManager)
+def the_books_made_anew(self):
+    self.require_free(1)
+    block, *others = self.free_blocks
+    self.free_blocks = FreeBlocks(others)
+    self.ref_counts = [count or int(b == block) for b, count in enumerate(self.ref_counts)]
+    self.block_hash = {b: key for b, key in self.block_hash.items() if b != block}
+    self.cached = {key: b for b, key in self.block_hash.items()}
+    return block
+
+
+@wrong(TAKE, "It raised KeyError: 'dictionary is empty'", base=PrefixManager)
+def taken_without_asking(self):
+    block = self.free_blocks.popleft()
+    self.ref_counts[block] = 1
+    self.cached.pop(self.block_hash.pop(block, None), None)
+    return block
+
+
+@right(ADMIT, base=PrefixManager)
+def by_the_allocate_of_lab_4(self, request, token_ids, num_drafts=0, salt=b""):
+    found = self.match(self.without_drafts(token_ids, num_drafts), salt)
+    computed = len(found) * self.block_size
+    free = {block for block in found if block in self.free_blocks}
+    self.require_free(len(free) + self.blocks_for(len(token_ids) - computed))
+    for block in free:
+        self.free_blocks.pop(block)
+    for block in found:
+        self.ref_counts[block] = self.ref_counts[block] + 1
+    self.allocate(request, len(token_ids) - computed)
+    self.tables[request][:0] = found
+    self.lengths[request] += computed
+    self.salts.update({request: salt})
+    self.hits, self.queried = self.hits + computed, self.queried + len(token_ids)
+    if num_drafts:
+        self.queried -= num_drafts + 1
+    return computed
+
+
+@wrong(
+    ADMIT, "What `take_block` has handed out after step 1 is []; expected: it", base=PrefixManager
+)
+def past_its_own_take_block(self, *given):
+    """What the blocks held before is still known."""
+    self.take_block = partial(BlockManager.take_block, self)
+    computed = PrefixManager.admit(self, *given)
+    del self.take_block
+    return computed
+
+
+@wrong(ADMIT, "It raised ValueError: too few", base=PrefixManager)
+def refused_in_its_own_words(self, request, token_ids, num_drafts=0, salt=b""):
+    try:
+        return PrefixManager.admit(self, request, token_ids, num_drafts, salt)
+    except OutOfBlocks:
+        raise ValueError("too few") from None
+
+
+@wrong(ADMIT, "`free_blocks` after step 1 is a list; expected: it is [", base=PrefixManager)
+def free_blocks_in_a_list(self, request, token_ids, num_drafts=0, salt=b""):
+    computed = PrefixManager.admit(self, request, token_ids, num_drafts, salt)
+    self.free_blocks = list(self.free_blocks)
+    return computed
+
+
+@right(MATCH, TAKE, ADMIT, PUBLISH)
+class WithTextsForHashes(PrefixManager):
+    """Finds blocks by texts, in a book that its own four methods keep."""
+
+    def __init__(self, num_blocks, block_size):
+        super().__init__(num_blocks, block_size)
+        self.block_with, self.texts = {}, [None] * num_blocks
+
+    def match(self, token_ids, salt=b""):
+        found, size = [], self.block_size
+        while (len(found) + 1) * size < len(token_ids):
+            text = salt, *token_ids[: (len(found) + 1) * size]
+            if text not in self.block_with:
+                break
+            found.append(self.block_with[text])
+        return found
+
+    def take_block(self):
+        self.require_free(1)
+        block = self.free_blocks.popleft()
+        self.ref_counts[block] = 1
+        self.block_with.pop(self.texts[block], None)
+        self.texts[block] = None
+        return block
+
+    def admit(self, request, token_ids, num_drafts=0, salt=b""):
+        computed = super().admit(request, token_ids, num_drafts, salt)
+        found = self.tables[request][: computed // self.block_size]
+        assert all(self.texts[block] for block in found)
+        return computed
+
+    def publish(self, request, token_ids, computed):
+        size = self.block_size
+        for place in range(min(computed, len(token_ids)) // size):
+            block = self.tables[request][place]
+            text = self.salts[request], *token_ids[: (place + 1) * size]
+            if text not in self.block_with:
+                self.block_with[text], self.texts[block] = block, text
+
+
+@wrong(MATCH)
+@wrong(TAKE)
+@wrong(ADMIT)
+@wrong(PUBLISH)
+class NeverForgets(WithTextsForHashes):
+    """A book of its own is no excuse: what has been taken is still found."""
+
+    def take_block(self):
+        self.require_free(1)
+        block = self.free_blocks.popleft()
+        self.ref_counts[block] = 1
+        return block
+
+
+# ------------------------------------------------------------------------------------ a radix tree
+
+
+@right(WALK, base=RadixTree)
+def with_a_new_lower_node(self, token_ids):
+    """The old node keeps its place and becomes the upper part."""
+    self.walks += 1
+    node, at = self.root, 0
+    node.stamp = self.walks
+    while at < len(token_ids):
+        if token_ids[at] not in node.children:
+            return node, at
+        node, start = node.children[token_ids[at]], at
+        before, node.stamp = node.stamp, self.walks
+        pairs = zip(node.ids, token_ids[start:], strict=False)
+        at += sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        if (cut := at - start) < len(node.ids):
+            lower = Node(node.ids[cut:], node.blocks[cut:], node, node.children, before)
+            for child in lower.children.values():
+                child.parent = lower
+            node.ids, node.blocks = node.ids[:cut], node.blocks[:cut]
+            node.children = {lower.ids[0]: lower}
+            return node, at
+    return node, at
+
+
+@wrong(WALK, "walk returns two things, a node and a length; this is a Node.", base=RadixTree)
+def the_node_alone(self, token_ids):
+    return RadixTree.walk(self, token_ids)[0]
+
+
+@wrong(
+    WALK, "The node that `walk([])` returned is not in the tree; expected: it is ", base=RadixTree
+)
+def a_copy_of_the_node(self, token_ids):
+    node, length = RadixTree.walk(self, token_ids)
+    return Node(node.ids, node.blocks, node.parent, node.children, node.stamp), length
+
+
+@right(EVICT, base=RadixTree)
+def from_a_sorted_list(self, needed, unused):
+    """What it returns begins with what went last: no order was promised."""
+    found = []
+    due = sorted(self.leaves(), key=lambda leaf: leaf.stamp)
+    while due and needed > len(found):
+        leaf = due.pop(0)
+        if [block for block in leaf.blocks if not unused(block)]:
+            continue
+        found = leaf.blocks + found
+        leaf.parent.children = {f: c for f, c in leaf.parent.children.items() if c is not leaf}
+        if leaf.parent is not self.root and not leaf.parent.children:
+            insort(due, leaf.parent, key=lambda leaf: leaf.stamp)
+    return found
+
+
+@wrong(EVICT, "Take `yield` out of it", base=RadixTree)
+def block_by_block(self, needed, unused):
+    yield from RadixTree.evict(self, needed, unused)
+
+
+@wrong(EVICT, "`evict(1, …)` returned is [", base=RadixTree)
+def no_more_than_needed(self, needed, unused):
+    return RadixTree.evict(self, needed, unused)[:needed]
+
+
+# ------------------------------------------------------------------------------ the next one served
+
+
+@right(CHOOSE_NEXT)
+def by_numpy(matched, waited, patience):
+    if not len(matched) == len(waited) > 0:
+        raise ValueError("none to choose")
+    late = np.where(np.array(waited) > patience, waited, -1)
+    return np.argmax(late) if late.max() >= 0 else np.argmax(matched)
+
+
+@right(CHOOSE_NEXT)
+def as_a_tensor(matched, waited, patience):
+    return torch.tensor(choose_next(matched, waited, patience))
+
+
+@wrong(CHOOSE_NEXT, "is 0.0; expected: it is 0.")
+def as_a_float(matched, waited, patience):
+    return float(choose_next(matched, waited, patience))
+
+
+@wrong(CHOOSE_NEXT, "The place from `choose_next([")
+def from_the_end(matched, waited, patience):
+    return choose_next(matched, waited, patience) - len(matched)
+
+
+@wrong(CHOOSE_NEXT, "went through; expected: it was refused with a ValueError.")
+def of_whatever_comes(matched, waited, patience):
+    pairs = list(zip(matched, waited, strict=False))
+    return choose_next(*map(list, zip(*pairs, strict=True)), patience) if pairs else 0
