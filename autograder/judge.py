@@ -248,14 +248,16 @@ class Trial:
         return replace(judgement, cause=known.sentence, sure=sure, misconception=known.name)
 
     def cause(self) -> tuple[Misconception | None, bool]:
-        """The misconception that led to an attempt, or a symptom of one, and whether it is sure."""
+        """What led to an attempt, and whether that is sure: a misconception, or what shows alike in
+        every case that fails.
+        """
         known, sure = diagnose(self)
         if known and sure:
             return known, True
         both = zip(self.got, self.expected, self.differences(), strict=True)
         shown = [symptom(self.exercise, got, expected) for got, expected, found in both if found]
-        always = len({each and each.name for each in shown}) == 1
-        return (shown[0], True) if shown[0] and always else (known or shown[0], False)
+        alike = len({each and each.name for each in shown}) == 1
+        return (shown[0], True) if shown[0] and alike else (known, False)
 
 
 def right_outcomes(exercise: Exercise, driver: Driver, cases: Sequence[Case]) -> list[Outcome]:

@@ -27,8 +27,11 @@ def symptom(exercise: Exercise, got: Outcome, expected: Outcome) -> Misconceptio
         wrong = values.get((what, where))
         if same_value(wrong, right, what) is None:
             continue
-        for rule in RULES if is_comparable(wrong, right) else ():
-            if (sentence := rule(as_tensor(wrong), as_tensor(right))) is not None:
+        if not is_comparable(wrong, right):
+            return None
+        pair = as_tensor(wrong), as_tensor(right)
+        for rule in () if same(*pair) else RULES:
+            if (sentence := rule(*pair)) is not None:
                 return Misconception(exercise.name, rule.__name__, sentence, ())
         return None
     if got.changed == expected.changed:
@@ -81,23 +84,30 @@ def zero_for_never(got: Tensor, expected: Tensor) -> str | None:
 
 def differs_only_at_never(got: Tensor, expected: Tensor) -> bool:
     never = expected.isneginf()
-    return got.shape == expected.shape and same(got[~never], expected[~never])
+    if got.shape != expected.shape or not never.any():
+        return False
+    return same(got[~never], expected[~never])
+
+
+def has_many_values(expected: Tensor) -> bool:
+    """Whether numbers can't be the results of another function by chance, as 0 and 1 can."""
+    return len(expected[expected.isfinite()].unique()) >= 3
 
 
 def probabilities_returned(got: Tensor, expected: Tensor) -> str | None:
-    if expected.ndim == 0 or not same(got, expected.softmax(dim=-1)):
+    if not has_many_values(expected) or not same(got, expected.softmax(dim=-1)):
         return None
     return "These are probabilities, and logits are expected: leave the softmax out."
 
 
 def logits_returned(got: Tensor, expected: Tensor) -> str | None:
-    if got.ndim == 0 or not same(got.softmax(dim=-1), expected):
+    if not has_many_values(expected) or not same(got.softmax(dim=-1), expected):
         return None
     return "These are logits, and probabilities are expected: a softmax over the last dimension."
 
 
 def logarithms_returned(got: Tensor, expected: Tensor) -> str | None:
-    if not same(got.exp(), expected):
+    if not has_many_values(expected) or not same(got.exp(), expected):
         return None
     return "These are the logarithms of what is expected: `exp` is missing, or `log` too many."
 
@@ -147,7 +157,7 @@ def sign_lost(got: Tensor, expected: Tensor) -> str | None:
 
 
 def in_another_order(got: Tensor, expected: Tensor) -> str | None:
-    if got.shape != expected.shape or got.ndim == 0 or got.shape[-1] < 3:
+    if got.shape != expected.shape or not has_many_values(expected):
         return None
     if not same(got.sort(dim=-1).values, expected.sort(dim=-1).values):
         return None

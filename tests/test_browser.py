@@ -87,6 +87,29 @@ def test_run_all_stops_at_the_first_check(page, cells):
     assert "Traceback" not in "".join(outputs(page, check).all_inner_texts())
 
 
+DIALOGS = """
+<button onclick="this.textContent = 'clicked'">below</button>
+<style>.jp-Dialog { position: fixed; inset: 0; background: white }</style>
+<script>
+for (const deaf of [0, 2]) {
+  const dialog = document.createElement("div");
+  let heard = 0;
+  dialog.className = "jp-Dialog";
+  dialog.innerHTML = '<button class="jp-Dialog-button">Wait</button>';
+  dialog.firstChild.onclick = () => { if (heard++ >= deaf) dialog.remove(); };
+  document.body.append(dialog);
+}
+</script>
+"""
+
+
+def test_dialogs_over_the_page_are_answered_until_they_are_gone(page):
+    page.set_content(DIALOGS)
+    below = page.get_by_role("button", name="below")
+    below.click()
+    expect(page.get_by_text("clicked")).to_be_visible()
+
+
 def test_with_the_solution_pasted_in_the_check_passes(page, cells):
     todo, check = first(cells, "raise NotImplementedError"), first(cells, 'check("')
     paste_over(page, todo, inspect.getsource(generate))

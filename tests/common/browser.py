@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from playwright.sync_api import Locator, Page, expect, sync_playwright
+from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT = 120_000  # milliseconds; a machine under load takes its time
@@ -108,18 +109,24 @@ def browser_page(width: int = 1400, height: int = 1000, scale: float = 1) -> Ite
         )
         page = context.new_page()
         page.set_default_timeout(TIMEOUT)
-        page.add_locator_handler(page.locator(".jp-Dialog"), accept)
+        page.add_locator_handler(page.locator(".jp-Dialog").last, accept, no_wait_after=True)
         yield page
         browser.close()
 
 
 def accept(dialog: Locator) -> None:
-    """Answer a dialog that stands in the way, as a person would.
+    """Answer a dialog that covers the page, until it is gone, as a person would.
 
-    On a busy machine JupyterLab asks to wait for a kernel that is not ready yet.
+    On a busy machine JupyterLab asks to wait for a kernel that is not ready yet, and a dialog that
+    is just appearing may not hear the first click.
     """
-    print(f"JupyterLab asks: {dialog.inner_text()}")
-    dialog.locator(".jp-Dialog-button").last.click()
+    for _ in range(10):
+        print(f"JupyterLab asks: {dialog.inner_text()}")
+        dialog.locator(".jp-Dialog-button").last.click()
+        try:
+            return dialog.wait_for(state="hidden", timeout=3_000)
+        except PlaywrightTimeout:
+            continue
 
 
 def open_notebook(page: Page, address: str, name: str) -> None:
