@@ -5,7 +5,7 @@ PYTHON ?= python3
 ARGS =
 JUPYTER_ARGS =
 
-.PHONY: help lab timed labs test soak
+.PHONY: help lab timed labs test test-all soak
 
 help:
 	@$(PYTHON) workbook.py --help
@@ -22,9 +22,13 @@ timed:
 labs:
 	@$(PYTHON) workbook.py labs
 
-# Lint, types and tests
+# Lint, types and the tests that take less than ten seconds each: five minutes
 test:
 	@$(PYTHON) workbook.py test $(ARGS)
+
+# Lint, types and all tests, as continuous integration runs them: a quarter of an hour
+test-all:
+	@$(PYTHON) workbook.py test-all $(ARGS)
 
 # The same tests, on many more random cases; takes long
 soak:

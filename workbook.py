@@ -3,7 +3,8 @@
     python3 workbook.py lab      open the workbook in JupyterLab
     python3 workbook.py timed    time every technique on one table; with --peers, other engines too
     python3 workbook.py labs     build labs/ from solutions/
-    python3 workbook.py test     lint, types and tests
+    python3 workbook.py test     lint, types and the quick tests
+    python3 workbook.py test-all lint, types and all tests
     python3 workbook.py soak     the tests, on many more random cases
 
 What follows the command goes on to JupyterLab, to timed_generate.py or to pytest.
@@ -52,6 +53,7 @@ def main(arguments: list[str]) -> int:
         "timed": (timed, []),
         "labs": (build_labs, ["grade"]),
         "test": (test, EXTRAS),
+        "test-all": (test_all, EXTRAS),
         "soak": (soak, EXTRAS),
     }
     if not arguments or arguments[0] not in commands:
@@ -324,6 +326,10 @@ def build_labs(python: Path, arguments: list[str]) -> int:
 
 
 def test(python: Path, arguments: list[str]) -> int:
+    return test_all(python, ["-m", "not slow", *arguments])
+
+
+def test_all(python: Path, arguments: list[str]) -> int:
     lint = run(python, "-m", "ruff", "check", ".")
     types = run(python, "-m", "mypy")
     tests = run(python, "-m", "pytest", "-n", "2", "--dist", "loadfile", *arguments)

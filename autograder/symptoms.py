@@ -2,7 +2,7 @@
 
 The catalogue knows the mistakes of each exercise. Some are made in all of them, and show by the
 values alone: a large negative number where -inf is expected, probabilities for logits, one element
-too many. A rule looks at the first value that differs and returns a sentence, or None.
+too many. A rule looks at the first numbers that differ and returns a sentence, or None.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,10 +25,9 @@ def symptom(exercise: Exercise, got: Outcome, expected: Outcome) -> Misconceptio
     values = {(record.what, record.where): record.value for record in got.seen}
     for what, right, where in expected.seen:
         wrong = values.get((what, where))
-        if same_value(wrong, right, what) is None:
+        differ = same_value(wrong, right, what) is not None
+        if not differ or not is_comparable(wrong, right):
             continue
-        if not is_comparable(wrong, right):
-            return None
         pair = as_tensor(wrong), as_tensor(right)
         for rule in () if same(*pair) else RULES:
             if (sentence := rule(*pair)) is not None:
@@ -89,19 +88,23 @@ def differs_only_at_never(got: Tensor, expected: Tensor) -> bool:
     return same(got[~never], expected[~never])
 
 
+def has_rows(tensor: Tensor) -> bool:
+    return tensor.ndim > 0 and tensor.shape[-1] > 1
+
+
 def has_many_values(expected: Tensor) -> bool:
     """Whether numbers can't be the results of another function by chance, as 0 and 1 can."""
     return len(expected[expected.isfinite()].unique()) >= 3
 
 
 def probabilities_returned(got: Tensor, expected: Tensor) -> str | None:
-    if not has_many_values(expected) or not same(got, expected.softmax(dim=-1)):
+    if not has_rows(expected) or not same(got, expected.softmax(dim=-1)):
         return None
     return "These are probabilities, and logits are expected: leave the softmax out."
 
 
 def logits_returned(got: Tensor, expected: Tensor) -> str | None:
-    if not has_many_values(expected) or not same(got.softmax(dim=-1), expected):
+    if not has_rows(got) or not same(got.softmax(dim=-1), expected):
         return None
     return "These are logits, and probabilities are expected: a softmax over the last dimension."
 

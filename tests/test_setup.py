@@ -424,6 +424,7 @@ def test_an_unknown_command_prints_the_commands(capsys):
         (["timed", "ARGS=--tokens 64"], "timed --tokens 64"),
         (["labs"], "labs"),
         (["test"], "test"),
+        (["test-all"], "test-all"),
         (["soak"], "soak"),
     ],
 )

@@ -89,3 +89,17 @@ def test_an_author_reads_what_the_symptom_is() -> None:
     probs = exercises()["decoding.next_token_probs"]
     judgement = judge(probs, lambda *given: -next_token_probs(*given))
     assert (judgement.misconception, judgement.sure) == ("sign_lost", True)
+
+
+@pytest.mark.parametrize("name", ["apply_temperature", "apply_top_k", "apply_top_p", "apply_min_p"])
+def test_what_the_catalogue_need_not_say_for_each_exercise(name: str) -> None:
+    exercise = exercises()[f"decoding.{name}"]
+
+    def clamped(*given: Any) -> Any:
+        return exercise.reference(*given).clamp(min=-1e9)
+
+    def overwritten(logits: Any, *given: Any) -> Any:
+        return logits.copy_(exercise.reference(logits, *given))
+
+    assert judge(exercise, clamped).misconception == "large_negative_number"
+    assert judge(exercise, overwritten).misconception == "changed"
