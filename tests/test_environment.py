@@ -209,11 +209,11 @@ def test_what_runs_before_the_set_up_needs_nothing_installed():
 
 
 def test_every_make_command_in_the_texts_exists():
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = {
         (path.name, command)
         for path in our_files(".md")
-        for command in re.findall(r"(?:`|^|&& )make ([a-z]+)", path.read_text(), re.MULTILINE)
+        for command in re.findall(r"(?:`|^|&& )make ([a-z-]+)", path.read_text(), re.MULTILINE)
     }
     assert {"lab", "test", "timed"} <= {command for _, command in named}
     assert {(name, command) for name, command in named if command not in targets} == set()
