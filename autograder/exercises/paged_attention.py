@@ -93,9 +93,7 @@ def allocate_cases(generator: torch.Generator) -> list[Case]:
 
 
 def append_cases(generator: torch.Generator) -> list[Case]:
-    def case(label: str, block_size: int, free: int, built: str, *to: int) -> Case:
-        asked = ", ".join(f"append {request}" for request in to)
-        return manager_case(generator, label, block_size, free, built, asked)
+    case = partial(manager_case, generator)
 
     def alike(length: int) -> str:
         return f"allocate 0 {length}, fork 0 1"
@@ -103,49 +101,46 @@ def append_cases(generator: torch.Generator) -> list[Case]:
     parted = f"{alike(4)}, append 0|0|1|1"
     two = "allocate 0 1, allocate 3 2"
     many = family(generator, 3, members=5, most=8)
-    turns = [draw(generator, 0, 4) for _ in range(12)]
+    turns = f"append {'|'.join(str(draw(generator, 0, 4)) for _ in range(12))}"
     return [
-        case("the last block has room", 4, 1, "allocate 0 2", 0),
-        case("the token fills its block", 4, 2, "allocate 0 3", 0),
-        case("the last block is full", 4, 2, "allocate 0 4", 0),
-        case("blocks of one token", 1, 3, "allocate 0 1", 0, 0),
-        case("a whole block, token by token", 2, 4, two, 0, 0, 0, 0, 0),
-        case("a shared last block has room", 4, 2, alike(6), 1),
-        case("a shared last block is full", 4, 2, alike(4), 1),
-        case("a shared beginning, and a last block of its own", 4, 2, parted, 1),
-        case("after a fork both append", 4, 2, alike(6), 1, 0),
-        case("three who share append in turn", 3, 4, f"{alike(7)}, fork 0 2", 2, 0, 1),
-        case("two who share a full block append twice", 2, 5, alike(2), 0, 1, 1, 0),
-        case("no block is free, and none is needed", 4, 0, "allocate 0 3", 0),
-        case("no block is free for one of two", 2, 0, "allocate 0 2, allocate 1 1", 0, 1),
-        case("no block is free for a copy", 4, 0, alike(6), 1, 0),
-        case("one block is free for two who share", 4, 1, alike(5), 1, 0, 1),
-        case("five requests, until the pool is full", 3, 6, many, *turns),
+        case("the last block has room", 4, 1, "allocate 0 2", "append 0"),
+        case("the token fills its block", 4, 2, "allocate 0 3", "append 0"),
+        case("the last block is full", 4, 2, "allocate 0 4", "append 0"),
+        case("blocks of one token", 1, 3, "allocate 0 1", "append 0|0"),
+        case("a whole block, token by token", 2, 4, two, "append 0|0|0|0|0"),
+        case("a shared last block has room", 4, 2, alike(6), "append 1"),
+        case("a shared last block is full", 4, 2, alike(4), "append 1"),
+        case("a shared beginning, and a last block of its own", 4, 2, parted, "append 1"),
+        case("after a fork both append", 4, 2, alike(6), "append 1|0"),
+        case("three who share append in turn", 3, 4, f"{alike(7)}, fork 0 2", "append 2|0|1"),
+        case("two who share a full block append twice", 2, 5, alike(2), "append 0|1|1|0"),
+        case("no block is free, and none is needed", 4, 0, "allocate 0 3", "append 0"),
+        case("no block is free for one of two", 2, 0, "allocate 0 2, allocate 1 1", "append 0|1"),
+        case("no block is free for a copy", 4, 0, alike(6), "append 1|0"),
+        case("one block is free for two who share", 4, 1, alike(5), "append 1|0|1"),
+        case("five requests, until the pool is full", 3, 6, many, turns),
     ]
 
 
 def free_cases(generator: torch.Generator) -> list[Case]:
-    def case(label: str, block_size: int, free: int, built: str, *gone: int) -> Case:
-        asked = ", ".join(f"free {request}" for request in gone)
-        return manager_case(generator, label, block_size, free, built, asked)
-
+    case = partial(manager_case, generator)
     two, full = "allocate 0 9, allocate 1 4", "allocate 7 6, allocate 3 1"
     both, three = "allocate 0 6, fork 0 1", "allocate 0 7, fork 0 1|2"
     ends = "allocate 0 4, fork 0 2, append 0|0|0|0, fork 0 1, append 0|1|2|2"
     ones = "allocate 5 2, fork 5 6, append 5|5|6"
     many = family(generator, 2, members=6, most=9)
-    order = torch.randperm(6, generator=generator).tolist()
+    order = f"free {'|'.join(map(str, torch.randperm(6, generator=generator).tolist()))}"
     return [
-        case("the only request, one block", 4, 1, "allocate 0 3", 0),
-        case("one of two requests, three blocks", 4, 1, two, 0),
-        case("three full blocks", 2, 0, full, 7),
-        case("one of two who share all blocks", 4, 2, both, 0),
-        case("both who share all blocks", 4, 2, both, 0, 1),
-        case("the child before its parent", 4, 0, both, 1, 0),
-        case("three who share all blocks, in turn", 4, 1, three, 1, 0, 2),
-        case("three who share only their beginnings", 4, 1, ends, 1, 0, 2),
-        case("blocks of one token", 1, 1, ones, 6, 5),
-        case("six requests in any order, until all is free", 2, 2, many, *order),
+        case("the only request, one block", 4, 1, "allocate 0 3", "free 0"),
+        case("one of two requests, three blocks", 4, 1, two, "free 0"),
+        case("three full blocks", 2, 0, full, "free 7"),
+        case("one of two who share all blocks", 4, 2, both, "free 0"),
+        case("both who share all blocks", 4, 2, both, "free 0|1"),
+        case("the child before its parent", 4, 0, both, "free 1|0"),
+        case("three who share all blocks, in turn", 4, 1, three, "free 1|0|2"),
+        case("three who share only their beginnings", 4, 1, ends, "free 1|0|2"),
+        case("blocks of one token", 1, 1, ones, "free 6|5"),
+        case("six requests in any order, until all is free", 2, 2, many, order),
     ]
 
 
