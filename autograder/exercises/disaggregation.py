@@ -11,6 +11,7 @@ from autograder.draws import draw, normal, prompt_ids
 from autograder.drivers import disaggregation as drivers
 from autograder.drivers.disaggregation import VOCAB, logits_at
 from autograder.exercise import Case, Exercise, Lends, Service, no_services
+from autograder.exercises.engine import FIRST_RUNS, ROOM_AT_ONCE, SMALL, Queue
 from autograder.lending.cached import lend_cached_model
 from autograder.lending.lent import Lent
 from solutions.disaggregation import unpack_kv
@@ -45,146 +46,47 @@ def prefill_cases(generator: torch.Generator) -> list[Case]:
 
 
 def schedule_cases(generator: torch.Generator) -> list[Case]:
-    def case(
-        label: str,
-        budget: int,
-        *requests: Request,
-        steps: int = 1,
-        blocks: int = 40,
-        block_size: int = 4,
-        max_running: int = 8,
-    ) -> Case:
-        limits = {"token_budget": budget, "max_running": max_running}
-        pool = {"num_blocks": blocks, "block_size": block_size}
-        return Case(label, {"requests": list(requests), "steps": steps, **pool, **limits})
-
-    def ids(length: int) -> list[int]:
-        return torch.randint(100, (length,), generator=generator).tolist()
-
-    def waits(length: int, new: int = 4, **about: Any) -> Request:
-        usual = {"comes": 1, "computed": None, "drafts": [], "gains": [1], "k": 0}
-        return {"ids": ids(length), "end": length + new, **usual, **about}
-
-    def started(length: int, computed: int, new: int = 4, **about: Any) -> Request:
-        """One that runs, and whose prompt has been computed in part."""
-        return waits(length, new, computed=computed, **about)
-
-    def decodes(length: int, new: int = 4, drafts: int = 0, **about: Any) -> Request:
-        """One that runs, and of which all but the newest token and the drafts is computed."""
-        return waits(length, new, computed=length - 1, drafts=ids(drafts), **about)
-
-    some = [
-        waits(
-            draw(generator, 1, 12),
-            draw(generator, 1, 6),
-            comes=draw(generator, 1, 6),
-            k=draw(generator, 0, 2),
-            gains=[draw(generator, 1, 3) for _ in range(3)],
-        )
-        for _ in range(7)
-    ]
-    small = {"blocks": 9, "block_size": 2, "max_running": 4}
+    queue = Queue(generator)
+    case, some = queue.case, list(queue.some(7, longest=12, latest=6))
+    first_runs = [case(*about) for about in FIRST_RUNS]
+    between = "started 2/6, decodes 5, started 4/12, decodes 3"
+    two_and_one, behind = "started 3/7|3/8, decodes 2", "started 2/9, decodes 5|3|4"
+    newcomer = "started 5/8, decodes 4, waits 6, waits 5"
+    too_many = "started 2/9, decodes 6 drafts=2, decodes 5 drafts=2, decodes 4, waits 3"
+    none_needed, adopted = "decodes 4, started 4/8, waits 2", "started 2/8, decodes 5+9"
+    three = "decodes 5 drafts=3, started 1/3, decodes 2"
     return [
-        case("nobody waits and nobody runs", 8),
-        case("one prompt waits", 8, waits(3)),
-        case("one request decodes", 8, decodes(5)),
-        case("the rest of a prompt", 8, started(7, 4)),
-        case("a prompt longer than the budget", 4, waits(7), steps=3),
-        case("a prompt of two whole chunks", 4, waits(8), steps=3),
-        case("a started prompt, and one that was adopted behind it", 4, started(9, 2), decodes(5)),
-        case("one decodes before a started prompt", 4, decodes(5), started(9, 2), steps=3),
-        case(
-            "started prompts between those who decode",
-            6,
-            *[started(6, 2), decodes(5), started(12, 4), decodes(3)],
-            steps=4,
-        ),
-        case("two started prompts, and room for the rest of both", 8, started(6, 3), started(7, 4)),
-        case(
-            "two started prompts, and room for one of them",
-            4,
-            *[started(7, 3), started(8, 3), decodes(2)],
-            steps=3,
-        ),
-        case("a started prompt takes all that is left", 4, started(9, 2), waits(3), steps=3),
-        case("a started prompt leaves room for a newcomer", 8, started(7, 4), waits(9), steps=2),
-        case(
-            "a newcomer behind decodes and a started prompt",
-            9,
-            *[started(8, 5), decodes(4), waits(6), waits(5)],
-            steps=3,
-        ),
-        case("two prompts wait, and share the budget", 8, waits(6), waits(5), steps=3),
-        case("a prompt as long as the budget, and one behind it", 4, waits(4), waits(3), steps=2),
-        case("a prompt that just fits behind a decode", 5, decodes(3), waits(4), waits(2)),
-        case("the decodes use up the budget", 2, decodes(5), decodes(3), waits(4), steps=2),
-        case("more decode than the budget has tokens", 2, *[decodes(n) for n in (5, 3, 4)]),
-        case(
-            "more decode than the budget has tokens, behind a started prompt",
-            2,
-            *[started(9, 2), *[decodes(n) for n in (5, 3, 4)]],
-            steps=2,
-        ),
-        case("a budget of one token", 1, waits(2, 2), waits(3, 2), steps=8),
-        case("as many run as may", 16, *[waits(n, 2) for n in (3, 2, 4)], steps=3, max_running=2),
-        case("drafts for which there is just room", 4, started(8, 2), decodes(5, drafts=2)),
-        case(
-            "drafts that don't fit into what is left",
-            5,
-            *[started(9, 2), decodes(6, drafts=2), decodes(5, drafts=2), decodes(4), waits(3)],
-            steps=2,
-        ),
-        case("drafts behind a prompt", 6, waits(4, 9, k=2, gains=[1, 3]), waits(7), steps=4),
-        case("a prompt of which only the last token is left", 8, started(6, 1), started(5, 4)),
-        case("a prompt of one token beside a started one", 3, started(9, 2), waits(1), steps=3),
-        case(
-            "no block is free, and none is needed",
-            8,
-            *[decodes(4), started(8, 4), waits(2)],
-            blocks=3,
-        ),
-        case("a decode finds no block", 8, decodes(5), started(4, 1), waits(1), blocks=2, steps=3),
-        case(
-            "the adopted one finds no block, behind a started prompt",
-            4,
-            *[started(8, 2), decodes(5, 9)],
-            blocks=3,
-            steps=3,
-        ),
-        case("the only one finds no block for its drafts", 8, decodes(4, drafts=2), blocks=1),
-        case(
-            "two are preempted for one",
-            8,
-            *[decodes(5, drafts=3), started(3, 1), decodes(2)],
-            blocks=5,
-            block_size=2,
-            steps=2,
-        ),
-        case(
-            "a preempted one for which there would be room at once",
-            8,
-            *[decodes(3), decodes(3, drafts=3), waits(1)],
-            blocks=9,
-            block_size=1,
-            steps=3,
-            max_running=2,
-        ),
-        case(
-            "recompute in chunks, beside decodes",
-            4,
-            *[decodes(9, 6), decodes(8, 6), decodes(6, 6)],
-            blocks=6,
-            steps=9,
-        ),
-        case(
-            "blocks of one token",
-            8,
-            *[waits(n, 3) for n in (4, 3, 2)],
-            blocks=11,
-            block_size=1,
-            steps=9,
-        ),
-        case("seven requests, a small pool, drafts", 6, *some, **small, steps=16),
+        *first_runs,
+        case("a started prompt, and one that was adopted behind it", 4, "started 2/9, decodes 5"),
+        case("one decodes before a started prompt", 4, "decodes 5, started 2/9", steps=3),
+        case("started prompts between those who decode", 6, between, steps=4),
+        case("two started prompts, and room for the rest of both", 8, "started 3/6, started 4/7"),
+        case("two started prompts, and room for one of them", 4, two_and_one, steps=3),
+        case("a started prompt takes all that is left", 4, "started 2/9, waits 3", steps=3),
+        case("a started prompt leaves room for a newcomer", 8, "started 4/7, waits 9", steps=2),
+        case("a newcomer behind decodes and a started prompt", 9, newcomer, steps=3),
+        case("two prompts wait, and share the budget", 8, "waits 6, waits 5", steps=3),
+        case("a prompt as long as the budget, and one behind it", 4, "waits 4, waits 3", steps=2),
+        case("a prompt that just fits behind a decode", 5, "decodes 3, waits 4, waits 2"),
+        case("the decodes use up the budget", 2, "decodes 5, decodes 3, waits 4", steps=2),
+        case("more decode than the budget has tokens", 2, "decodes 5|3|4"),
+        case("more decode than the budget has tokens, behind a started prompt", 2, behind, steps=2),
+        case("a budget of one token", 1, "waits 2+2, waits 3+2", steps=8),
+        case("as many run as may", 16, "waits 3+2|2+2|4+2", steps=3, max_running=2),
+        case("drafts for which there is just room", 4, "started 2/8, decodes 5 drafts=2"),
+        case("drafts that don't fit into what is left", 5, too_many, steps=2),
+        case("drafts behind a prompt", 6, "waits 4+9 k=2 gains=1+3, waits 7", steps=4),
+        case("a prompt of which only the last token is left", 8, "started 1/6, started 4/5"),
+        case("a prompt of one token beside a started one", 3, "started 2/9, waits 1", steps=3),
+        case("no block is free, and none is needed", 8, none_needed, blocks=3),
+        case("a decode finds no block", 8, "decodes 5, started 1/4, waits 1", blocks=2, steps=3),
+        case("the adopted one finds no block, behind a started prompt", 4, adopted, 3, blocks=3),
+        case("the only one finds no block for its drafts", 8, "decodes 4 drafts=2", blocks=1),
+        case("two are preempted for one", 8, three, steps=2, blocks=5, block_size=2),
+        case(*ROOM_AT_ONCE),
+        case("recompute in chunks, beside decodes", 4, "decodes 9+6|8+6|6+6", blocks=6, steps=9),
+        case("blocks of one token", 8, "waits 4+3|3+3|2+3", blocks=11, block_size=1, steps=9),
+        case("seven requests, a small pool, drafts", 6, some, 16, **SMALL),
     ]
 
 

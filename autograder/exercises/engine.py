@@ -1,12 +1,13 @@
 """The exercises of lab 7: the policy of the engine, and its step."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 import torch
 
-from autograder.draws import draw
+from autograder.draws import draw, number_or_word, steps_in
 from autograder.drivers import engine as drivers
 from autograder.drivers.engine import PRIME, Prescribed, TextRunner, logits_after
 from autograder.exercise import Case, Exercise
@@ -20,136 +21,121 @@ Request = dict[str, Any]
 # --------------------------------------------------------------------------------- the scheduler
 
 
-def schedule_cases(generator: torch.Generator) -> list[Case]:
+class Queue:
+    """Makes cases of a scheduler, from words for its requests.
+
+    "waits 7" is one with seven tokens; "started 2/7" runs, and two of its seven are computed;
+    "decodes 7 drafts=1" too, and all is computed but its newest token and the draft. Each may have
+    four new tokens; as many as it says with "7+2".
+    """
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator = generator
+
     def case(
+        self,
         label: str,
         budget: int,
-        *requests: Request,
+        requests: str | list[Request],
         steps: int = 1,
         blocks: int = 40,
         block_size: int = 4,
         max_running: int = 8,
     ) -> Case:
+        made = self.requests(requests) if isinstance(requests, str) else requests
         limits = {"token_budget": budget, "max_running": max_running}
         pool = {"num_blocks": blocks, "block_size": block_size}
-        return Case(label, {"requests": list(requests), "steps": steps, **pool, **limits})
+        return Case(label, {"requests": made, "steps": steps, **pool, **limits})
 
-    def request(length: int, new: int = 4, **about: Any) -> Request:
-        """One that waits, with so many tokens, if nothing else is said `about` it."""
-        ids = torch.randint(100, (length,), generator=generator).tolist()
+    def requests(self, words: str) -> list[Request]:
+        made = []
+        for kind, size, *about in steps_in(words):
+            given, (length, _, new) = options_in(about), str(size).partition("+")
+            computed, _, length = length.rpartition("/")
+            if kind == "started":
+                given["computed"] = int(computed)
+            if kind == "decodes":
+                given |= {"computed": int(length) - 1, "drafts": self.ids(given.get("drafts", 0))}
+            made.append(self.request(int(length), int(new or 4), **given))
+        return made
+
+    def request(self, length: int, new: int, **about: Any) -> Request:
         waits = {"comes": 1, "computed": None, "drafts": [], "gains": [1], "k": 0}
-        return {"ids": ids, "end": length + new, **waits, **about}
+        return {"ids": self.ids(length), "end": length + new, **waits, **about}
 
-    def started(length: int, computed: int, new: int = 4, **about: Any) -> Request:
-        """One that runs, and whose prompt has been computed in part."""
-        return request(length, new, computed=computed, **about)
+    def ids(self, length: int) -> list[int]:
+        return torch.randint(100, (length,), generator=self.generator).tolist()
 
-    def decoding(length: int, new: int = 4, drafts: int = 0, **about: Any) -> Request:
-        """One that runs, and of which all but the newest token and the drafts is computed."""
-        guessed = torch.randint(100, (drafts,), generator=generator).tolist()
-        return started(length, length - 1, new, drafts=guessed, **about)
+    def some(self, count: int, longest: int, latest: int) -> Iterator[Request]:
+        number = partial(draw, self.generator)
+        for _ in range(count):
+            length, new, comes = (number(1, most) for most in (longest, 6, latest))
+            k, gains = number(0, 2), [number(1, 3) for _ in range(3)]
+            yield self.request(length, new, comes=comes, k=k, gains=gains)
 
-    some = [
-        request(
-            draw(generator, 1, 9),
-            draw(generator, 1, 6),
-            comes=draw(generator, 1, 5),
-            k=draw(generator, 0, 2),
-            gains=[draw(generator, 1, 3) for _ in range(3)],
-        )
-        for _ in range(6)
-    ]
-    shape = {"blocks": 9, "block_size": 2, "max_running": 4}
+
+def options_in(words: Iterable[str]) -> dict[str, Any]:
+    """What is said by "k=2" and "gains=1+3"."""
+    pairs = (word.split("=") for word in words)
+    return {
+        name: [int(part) for part in value.split("+")] if "+" in value else number_or_word(value)
+        for name, value in pairs
+    }
+
+
+FIRST_RUNS = (  # of any scheduler: label, budget, requests, steps
+    ("nobody waits and nobody runs", 8, ""),
+    ("one prompt waits", 8, "waits 3"),
+    ("one request decodes", 8, "decodes 5"),
+    ("the rest of a prompt", 8, "started 4/7"),
+    ("a prompt longer than the budget", 4, "waits 7", 3),
+    ("a prompt of two whole chunks", 4, "waits 8", 3),
+)
+AT_ONCE = "a preempted one for which there would be room at once"
+ROOM_AT_ONCE = AT_ONCE, 8, "decodes 3, decodes 3 drafts=3, waits 1", 3, 9, 1, 2
+SMALL = {"blocks": 9, "block_size": 2, "max_running": 4}
+
+
+def schedule_cases(generator: torch.Generator) -> list[Case]:
+    queue = Queue(generator)
+    case, some = queue.case, list(queue.some(6, longest=9, latest=5))
+    first_runs = [case(*about) for about in FIRST_RUNS]
+    too_many = "decodes 6 drafts=2, decodes 5 drafts=2, decodes 4, waits 3"
+    drafting = "decodes 5+9 k=1, decodes 7+7 drafts=2 k=2"
+    too_long, three = "decodes 8, waits 9, waits 2", "decodes 5 drafts=3, decodes 2, decodes 3"
+    others = "decodes 5, decodes 7+9, waits 2, waits 3 comes=2"
     return [
-        case("nobody waits and nobody runs", 8),
-        case("one prompt waits", 8, request(3)),
-        case("one request decodes", 8, decoding(5)),
-        case("the rest of a prompt", 8, started(7, 4)),
-        case("a prompt longer than the budget", 4, request(7), steps=3),
-        case("a prompt of two whole chunks", 4, request(8), steps=3),
-        case("two prompts wait, and the budget is enough for both", 8, request(3), request(4)),
-        case("two prompts wait, and share the budget", 8, request(6), request(5), steps=3),
-        case("a prompt as long as the budget, and one behind it", 4, request(4), request(3)),
-        case("two decode, and a prompt waits", 8, decoding(5), decoding(3), request(4), steps=2),
-        case("those who run use up the budget", 2, decoding(5), decoding(3), request(4), steps=2),
-        case("more who run than the budget has tokens", 2, *[decoding(n) for n in (5, 3, 4)]),
-        case("a budget of one token", 1, request(2, 2), request(3, 2), steps=8),
-        case("a started prompt before one that decodes", 4, started(9, 2), decoding(5), steps=3),
-        case("one decodes before a started prompt", 4, decoding(5), started(9, 2), steps=3),
+        *first_runs,
+        case("two prompts wait, and the budget is enough for both", 8, "waits 3, waits 4"),
+        case("two prompts wait, and share the budget", 8, "waits 6, waits 5", steps=3),
+        case("a prompt as long as the budget, and one behind it", 4, "waits 4, waits 3"),
+        case("two decode, and a prompt waits", 8, "decodes 5, decodes 3, waits 4", steps=2),
+        case("those who run use up the budget", 2, "decodes 5, decodes 3, waits 4", steps=2),
+        case("more who run than the budget has tokens", 2, "decodes 5|3|4"),
+        case("a budget of one token", 1, "waits 2+2, waits 3+2", steps=8),
+        case("a started prompt before one that decodes", 4, "started 2/9, decodes 5", steps=3),
+        case("one decodes before a started prompt", 4, "decodes 5, started 2/9", steps=3),
+        case("as many run as may", 16, "waits 3+1|2+2|4+1|2+3", steps=4, max_running=2),
+        case("drafts for which there is just room", 3, "decodes 5 drafts=2"),
+        case("drafts that don't fit into what is left", 5, too_many, steps=2),
+        case("drafts behind a prompt", 6, "waits 4+9 k=2 gains=1+3", steps=4),
         case(
-            "as many run as may",
-            16,
-            *[request(3, 1), request(2, 2), request(4, 1), request(2, 3)],
-            steps=4,
-            max_running=2,
+            "a request that was preempted with its drafts", 5, drafting, 6, blocks=11, block_size=1
         ),
-        case("drafts for which there is just room", 3, decoding(5, drafts=2)),
+        case("no place in any block of the pool", 8, "waits 9", blocks=2),
         case(
-            "drafts that don't fit into what is left",
-            5,
-            *[decoding(6, drafts=2), decoding(5, drafts=2), decoding(4), request(3)],
-            steps=2,
+            "a prompt too long for the free blocks, a short one behind it", 16, too_long, blocks=4
         ),
-        case("drafts behind a prompt", 6, request(4, 9, k=2, gains=[1, 3]), steps=4),
-        case(
-            "a request that was preempted with its drafts",
-            5,
-            *[decoding(5, 9, k=1), decoding(7, 7, drafts=2, k=2)],
-            steps=6,
-            blocks=11,
-            block_size=1,
-        ),
-        case("no place in any block of the pool", 8, request(9), blocks=2),
-        case(
-            "a prompt too long for the free blocks, a short one behind it",
-            16,
-            *[decoding(8), request(9), request(2)],
-            blocks=4,
-        ),
-        case("no block is free, and none is needed", 8, decoding(4), decoding(7), blocks=3),
-        case("the oldest finds no block", 8, decoding(5), decoding(5), blocks=2, steps=2),
-        case("the newest finds no block", 8, decoding(4), decoding(5), blocks=2, steps=2),
-        case("the only one finds no block for its drafts", 8, decoding(4, drafts=2), blocks=1),
-        case(
-            "two are preempted for one",
-            8,
-            *[decoding(5, drafts=3), decoding(2), decoding(3)],
-            blocks=5,
-            block_size=2,
-            steps=2,
-        ),
-        case(
-            "a preempted one, with others that wait",
-            8,
-            *[decoding(5), decoding(7, 9), request(2), request(3, comes=2)],
-            blocks=4,
-            steps=5,
-        ),
-        case(
-            "a preempted one for which there would be room at once",
-            8,
-            *[decoding(3), decoding(3, drafts=3), request(1)],
-            blocks=9,
-            block_size=1,
-            steps=3,
-            max_running=2,
-        ),
-        case(
-            "recompute in chunks",
-            4,
-            *[decoding(9, 6), decoding(8, 6), decoding(6, 6)],
-            blocks=6,
-            steps=9,
-        ),
-        case(
-            "blocks of one token",
-            8,
-            *[request(n, 3) for n in (4, 3, 2)],
-            blocks=11,
-            block_size=1,
-            steps=9,
-        ),
-        case("six requests, a small pool, drafts", 7, *some, **shape, steps=14),
+        case("no block is free, and none is needed", 8, "decodes 4, decodes 7", blocks=3),
+        case("the oldest finds no block", 8, "decodes 5, decodes 5", blocks=2, steps=2),
+        case("the newest finds no block", 8, "decodes 4, decodes 5", blocks=2, steps=2),
+        case("the only one finds no block for its drafts", 8, "decodes 4 drafts=2", blocks=1),
+        case("two are preempted for one", 8, three, steps=2, blocks=5, block_size=2),
+        case("a preempted one, with others that wait", 8, others, steps=5, blocks=4),
+        case(*ROOM_AT_ONCE),
+        case("recompute in chunks", 4, "decodes 9+6, decodes 8+6, decodes 6+6", blocks=6, steps=9),
+        case("blocks of one token", 8, "waits 4+3|3+3|2+3", blocks=11, block_size=1, steps=9),
+        case("six requests, a small pool, drafts", 7, some, 14, **SMALL),
     ]
 
 
