@@ -1,13 +1,14 @@
 """The exercises of lab 9: chunks, stall-free batching, gaps, keys and values sent, and leases."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from autograder.draws import draw, normal, prompt_ids
+from autograder.draws import draw, normal, prompt_ids, steps_in
 from autograder.drivers import disaggregation as drivers
 from autograder.drivers.disaggregation import VOCAB, logits_at
 from autograder.exercise import Case, Exercise, Lends, Service, no_services
@@ -92,50 +93,39 @@ def schedule_cases(generator: torch.Generator) -> list[Case]:
 
 # ----------------------------------------------------------------------------------------- the gaps
 
-Served = tuple[int, int, bool]
-
 
 def gap_cases(generator: torch.Generator) -> list[Case]:
-    def case(label: str, *trace: Sequence[Served], request: int = 0) -> Case:
-        return Case(label, {"trace": [list(step) for step in trace], "request": request})
+    def case(label: str, *trace: str, request: int = 0) -> Case:
+        """In a step "0+3" is a chunk of three tokens with which request 0 gains one, "1:4" a chunk
+        of four with which request 1 gains none."""
+        steps = [[served(*re.split("([+:])", word)) for word in step.split()] for step in trace]
+        return Case(label, {"trace": steps, "request": request})
 
-    def gains(request: int, tokens: int = 1) -> Served:
-        return request, tokens, True
+    def served(request: str, sign: str, tokens: str) -> tuple[int, int, bool]:
+        return int(request), int(tokens), sign == "+"
 
-    def chunk(request: int, tokens: int) -> Served:
-        return request, tokens, False
-
-    def some_step() -> list[Served]:
-        served = torch.randperm(4, generator=generator)[: draw(generator, 0, 4)].tolist()
-        return [(r, draw(generator, 1, 9), draw(generator, 0, 2) > 0) for r in served]
+    def some_step() -> str:
+        requests = torch.randperm(4, generator=generator)[: draw(generator, 0, 4)].tolist()
+        chunks = [(r, draw(generator, 1, 9), draw(generator, 0, 2)) for r in requests]
+        return " ".join(f"{request}{'+' if gains else ':'}{n}" for request, n, gains in chunks)
 
     some = [some_step() for _ in range(20)]
     return [
-        case("one token", [gains(0, 5)]),
-        case("two tokens, nobody else", [gains(0, 5)], [gains(0)]),
-        case("three tokens, nobody else", [gains(0, 5)], [gains(0)], [gains(0)]),
-        case("a prompt in chunks", [chunk(0, 4)], [chunk(0, 4)], [gains(0, 2)], [gains(0)]),
-        case("a long prompt beside it", [gains(0, 3)], [gains(0), gains(1, 9)], [gains(0)]),
-        case(
-            "a long prompt beside it, in chunks",
-            *[[gains(0, 3)], [gains(0), chunk(1, 4)], [gains(0), chunk(1, 4)], [gains(0)]],
-        ),
-        case("steps of others between its tokens", [gains(0, 3)], [gains(1, 9)], [gains(0)]),
-        case(
-            "a step in which it is served and gains nothing",
-            *[[gains(0, 3)], [gains(0)], [chunk(0, 2), gains(1)], [gains(1), gains(0, 2)]],
-        ),
-        case("others come before it", [gains(1, 8)], [gains(1), gains(0, 3)], [gains(0)]),
-        case("others go on after it", [gains(0, 3), gains(1, 2)], [gains(0)], [gains(1)]),
-        case("a step that serves nobody", [gains(0, 3)], [], [gains(0)], []),
-        case("tokens are verified several at a time", [gains(0, 3)], [gains(0, 4)], [gains(0, 2)]),
-        case(
-            "the second of two requests",
-            *[[gains(4, 6), gains(7, 3)], [gains(4)], [gains(4), gains(7)], [gains(7)]],
-            request=7,
-        ),
-        case("a request that never gains a token", [gains(1, 4), chunk(0, 2)], [gains(1)]),
-        case("a request that isn't there", [gains(1, 4)], [gains(1)]),
+        case("one token", "0+5"),
+        case("two tokens, nobody else", "0+5", "0+1"),
+        case("three tokens, nobody else", "0+5", "0+1", "0+1"),
+        case("a prompt in chunks", "0:4", "0:4", "0+2", "0+1"),
+        case("a long prompt beside it", "0+3", "0+1 1+9", "0+1"),
+        case("a long prompt beside it, in chunks", "0+3", "0+1 1:4", "0+1 1:4", "0+1"),
+        case("steps of others between its tokens", "0+3", "1+9", "0+1"),
+        case("a step in which it is served and gains nothing", "0+3", "0+1", "0:2 1+1", "1+1 0+2"),
+        case("others come before it", "1+8", "1+1 0+3", "0+1"),
+        case("others go on after it", "0+3 1+2", "0+1", "1+1"),
+        case("a step that serves nobody", "0+3", "", "0+1", ""),
+        case("tokens are verified several at a time", "0+3", "0+4", "0+2"),
+        case("the second of two requests", "4+6 7+3", "4+1", "4+1 7+1", "7+1", request=7),
+        case("a request that never gains a token", "1+4 0:2", "1+1"),
+        case("a request that isn't there", "1+4", "1+1"),
         case("no step at all"),
         case("twenty steps, four requests", *some, request=draw(generator, 0, 3)),
         case("the same for another", *some, request=3),
@@ -311,58 +301,52 @@ def adopt_cases(generator: torch.Generator) -> list[Case]:
 
 
 def due_cases(generator: torch.Generator) -> list[Case]:
-    def case(label: str, *events: tuple[Any, ...], seconds: float = 10.0) -> Case:
-        return Case(label, {"seconds": seconds, "events": list(events)})
+    def case(label: str, events: str, seconds: float = 10.0) -> Case:
+        """ "hold 3 1.5" is a lease for request 3 at 1.5 s, "due 2 3 4" a look at 2 s, by when the
+        requests 3 and 4 are confirmed."""
+        made = [event(*step) for step in steps_in(events)]
+        return Case(label, {"seconds": seconds, "events": made})
 
-    def hold(request: int, now: float = 0.0) -> tuple[Any, ...]:
-        return "hold", request, now
-
-    def due(now: float, *confirmed: int) -> tuple[Any, ...]:
-        return "due", now, list(confirmed)
+    def event(what: str, first: float, *rest: Any) -> tuple[Any, ...]:
+        if what == "hold":
+            return what, first, *map(float, rest or [0])
+        return what, float(first), list(rest)
 
     order = torch.randperm(12, generator=generator).tolist()
-    held = [hold(request, float(n)) for n, request in enumerate(order)]
-    first, second = order[3:5], [*order[:2], order[8], order[3]]
+    held = [f"hold {request} {second}" for second, request in enumerate(order)]
+    first, second = order[3:5], [*order[:2], order[8], order[3], 40]
+    early, late = (" ".join(map(str, numbers)) for numbers in (first, second))
+    twelve = [*held[:6], f"due 6 {early}", *held[6:], f"due 12 {late}", "due 14|18|30"]
     return [
-        case("nobody has a lease", due(5.0)),
-        case("nothing happens yet", hold(0), due(5.0)),
-        case("one is confirmed", hold(0), due(5.0, 0), due(6.0)),
-        case("one lease ends", hold(0), due(10.5), due(11.0)),
-        case("a look at the very end of a lease", hold(0), due(10.0)),
-        case("a look just before the end of a lease", hold(0), due(9.5), due(10.0)),
-        case("a lease that begins later", hold(0, 7.0), due(10.0), due(16.5), due(17.5)),
-        case("one is looked at again and again", hold(0), *[due(t) for t in (4.0, 8.0, 12.0)]),
-        case("a confirmation comes twice", hold(3), due(2.0, 3), due(3.0, 3), due(20.0)),
-        case("a confirmation comes twice at once", hold(3), hold(4), due(2.0, 3, 3), due(4.0, 4)),
-        case("a confirmation comes too late", hold(3), due(11.0), due(12.0, 3), due(13.0)),
-        case("a confirmation comes just when the lease ends", hold(3), due(12.0, 3), due(13.0)),
-        case("a confirmation for one who never had a lease", hold(3), due(2.0, 8), due(3.0, 3)),
-        case("two, and one of them is confirmed", hold(0), hold(1), due(2.0, 1), due(12.0)),
-        case("two, and one lease ends", hold(0), hold(1, 4.0), due(11.0), due(13.0), due(14.0)),
-        case("two, and both leases end", hold(7), hold(2), due(12.0), due(13.0)),
-        case(
-            "three, confirmed in another order",
-            *[hold(5), hold(2), hold(9), due(3.0, 9, 5, 2), due(20.0)],
-        ),
+        case("nobody has a lease", "due 5"),
+        case("nothing happens yet", "hold 0, due 5"),
+        case("one is confirmed", "hold 0, due 5 0, due 6"),
+        case("one lease ends", "hold 0, due 10.5|11"),
+        case("a look at the very end of a lease", "hold 0, due 10"),
+        case("a look just before the end of a lease", "hold 0, due 9.5|10"),
+        case("a lease that begins later", "hold 0 7, due 10|16.5|17.5"),
+        case("one is looked at again and again", "hold 0, due 4|8|12"),
+        case("a confirmation comes twice", "hold 3, due 2 3, due 3 3, due 20"),
+        case("a confirmation comes twice at once", "hold 3|4, due 2 3 3, due 4 4"),
+        case("a confirmation comes too late", "hold 3, due 11, due 12 3, due 13"),
+        case("a confirmation comes just when the lease ends", "hold 3, due 12 3, due 13"),
+        case("a confirmation for one who never had a lease", "hold 3, due 2 8, due 3 3"),
+        case("two, and one of them is confirmed", "hold 0|1, due 2 1, due 12"),
+        case("two, and one lease ends", "hold 0, hold 1 4, due 11|13|14"),
+        case("two, and both leases end", "hold 7|2, due 12|13"),
+        case("three, confirmed in another order", "hold 5|2|9, due 3 9 5 2, due 20"),
         case(
             "one is confirmed and the leases of others end",
-            *[hold(5), hold(2), hold(9, 1.0), due(12.0, 9), due(13.0, 5)],
+            "hold 5|2, hold 9 1, due 12 9, due 13 5",
         ),
         case(
             "one is confirmed whose lease would go on, another's ends",
-            *[hold(1), hold(6, 5.0), due(10.0, 6), due(30.0)],
+            "hold 1, hold 6 5, due 10 6, due 30",
         ),
-        case("request 0 and others", hold(1), hold(0), due(4.0, 0, 1), due(15.0, 1, 0)),
-        case("one that comes later", hold(4), due(10.0), hold(6, 11.0), due(20.0), due(21.0)),
-        case("short leases", hold(4), hold(6, 0.25), due(0.5), due(0.75, 4), seconds=0.5),
-        case(
-            "twelve requests",
-            *held[:6],
-            due(6.0, *first),
-            *held[6:],
-            due(12.0, *second, 40),
-            *[due(float(t)) for t in (14, 18, 30)],
-        ),
+        case("request 0 and others", "hold 1|0, due 4 0 1, due 15 1 0"),
+        case("one that comes later", "hold 4, due 10, hold 6 11, due 20|21"),
+        case("short leases", "hold 4, hold 6 0.25, due 0.5, due 0.75 4", seconds=0.5),
+        case("twelve requests", ", ".join(twelve)),
     ]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from autograder.draws import draw, number_or_word, steps_in
+from autograder.draws import draw, number_or_word, steps_in, until
 from autograder.drivers import engine as drivers
 from autograder.drivers.engine import PRIME, Prescribed, TextRunner, logits_after
 from autograder.exercise import Case, Exercise
@@ -175,141 +175,112 @@ def turns_of(requests: list[Request], k: int, salt: int, budget: int, **pool: in
     return scheduler.turns
 
 
-def text_of(prompt: list[int], new: int, salt: int) -> list[int]:
-    """The greedy text."""
-    text = list(prompt)
-    for _ in range(new):
-        text.append(int(logits_after(text, salt).argmax()))
-    return text
+class Texts:
+    """Makes requests of words: "3+6" is a prompt of three tokens, with six new ones, all different.
+
+    `wrong` are those of the new tokens that its drafter doesn't guess, `eos` is the one that is
+    EOS, counted from 0; with a `temperature`, `top_k` or `top_p` tokens are drawn. "2..5+6" is a
+    prompt of two to five tokens.
+    """
+
+    def __init__(self, generator: torch.Generator, salt: int) -> None:
+        self.generator, self.salt = generator, salt
+
+    def requests(self, words: str) -> list[Request]:
+        return [self.request(*step) for step in steps_in(words)]
+
+    def request(self, size: str, *about: str) -> Request:
+        lengths, new = size.split("+")
+        low, _, high = lengths.partition("..")
+        length = draw(self.generator, int(low), int(high)) if high else int(low)
+        given: Request = {"params": None, "seed": 0, "eos_token_id": None, "comes": 1}
+        given |= {"aborted": None, **options_in(about)}
+        sampling = [name for name in ("temperature", "top_k", "top_p") if name in given]
+        drawn = {name: given.pop(name) for name in sampling}
+        if drawn:
+            seed = draw(self.generator, 0, 10**4)
+            given |= {"params": {"temperature": 1.0, **drawn}, "seed": seed}
+        text = until(
+            lambda text: len({*text[length:]}) == int(new), lambda: self.text(length, int(new))
+        )
+        if "eos" in given:
+            given["eos_token_id"] = text[length + given.pop("eos")]
+        prompt, wrong = text[:length], given.pop("wrong", [])
+        for place in wrong if isinstance(wrong, list) else [wrong]:
+            text[length + place] = (text[length + place] + 1) % (PRIME - 1)
+        return {"prompt": prompt, "max_new_tokens": int(new), "guesses": text, **given}
+
+    def text(self, length: int, new: int) -> list[int]:
+        """A prompt, and the greedy text behind it."""
+        text = torch.randint(PRIME - 1, (length,), generator=self.generator).tolist()
+        for _ in range(new):
+            text.append(int(logits_after(text, self.salt).argmax()))
+        return text
 
 
 def step_cases(generator: torch.Generator) -> list[Case]:
     salt = draw(generator, 1, 10**4)
+    texts = Texts(generator, salt)
 
     def case(
         label: str,
         budget: int,
-        *requests: Request,
+        words: str,
         k: int = 0,
         blocks: int = 40,
         block_size: int = 4,
         max_running: int = 8,
     ) -> Case:
+        requests = texts.requests(words)
         pool = {"blocks": blocks, "block_size": block_size, "max_running": max_running}
-        turns = turns_of(list(requests), k, salt, budget, **pool)
-        own = {"config": asdict(CONFIG), "requests": list(requests), "k": k, "turns": turns}
+        turns = turns_of(requests, k, salt, budget, **pool)
+        own = {"config": asdict(CONFIG), "requests": requests, "k": k, "turns": turns}
         return Case(label, {**own, "token_budget": budget, "salt": salt})
-
-    def request(length: int, new: int, wrong: tuple[int, ...] = (), **about: Any) -> Request:
-        """wrong: which of the new tokens its drafter doesn't guess."""
-        while True:
-            prompt = torch.randint(PRIME - 1, (length,), generator=generator).tolist()
-            text = text_of(prompt, new, salt)
-            if len({*text[length:]}) == new:
-                break
-        for place in wrong:
-            text[length + place] = (text[length + place] + 1) % (PRIME - 1)
-        usual = {"params": None, "seed": 0, "eos_token_id": None, "comes": 1, "aborted": None}
-        return {"prompt": prompt, "max_new_tokens": new, "guesses": text, **usual, **about}
-
-    def ending(length: int, new: int, at: int, **about: Any) -> Request:
-        """One whose new token number `at`, counted from 0, is EOS."""
-        made = request(length, new, **about)
-        return {**made, "eos_token_id": made["guesses"][length + at]}
-
-    def sampled(length: int, new: int, **params: float) -> Request:
-        seed = draw(generator, 0, 10**4)
-        return request(length, new, params={"temperature": 1.0, **params}, seed=seed)
 
     full = CONFIG.n_positions
     small = {"blocks": 6, "block_size": 2}
+    filled = f"{full}+0 max_new_tokens=3, 2+2"
+    reaching = f"{full - 2}+2 max_new_tokens=9, 3+4"
+    five = (
+        "2..6+6 wrong=2+3, 1..5+5 top_p=0.7, 1..5+6 eos=3, 2..7+3 comes=3, 1..5+5 comes=4 aborted=8"
+    )
     return [
-        case("nobody is there", 8, request(2, 1, comes=2)),
-        case("one new token", 8, request(3, 1)),
-        case("three new tokens", 8, request(3, 3)),
-        case("a prompt in two chunks", 4, request(6, 3)),
-        case("a prompt of two whole chunks", 3, request(6, 2)),
-        case("two requests of one length", 8, request(3, 2), request(3, 3)),
-        case("a long prompt before a short one", 16, request(7, 3), request(2, 3)),
-        case(
-            "a prompt beside requests in decode",
-            16,
-            request(2, 6),
-            request(3, 4),
-            request(9, 3, comes=3),
-        ),
-        case("a budget of one token", 1, request(2, 2), request(2, 2)),
-        case("three prompts under a small budget", 5, request(6, 2), request(4, 3), request(3, 2)),
-        case("EOS ends one of two", 8, ending(3, 5, at=1), request(2, 4)),
-        case("the first new token is EOS", 8, ending(3, 5, at=0), request(2, 3)),
-        case("drafts, all of them right", 8, request(3, 6), k=2),
-        case("drafts, some of them wrong", 8, request(3, 8, wrong=(1, 4)), k=3),
-        case("drafts, all of them wrong", 8, request(2, 4, wrong=(0, 1, 2, 3)), k=2),
+        case("nobody is there", 8, "2+1 comes=2"),
+        case("one new token", 8, "3+1"),
+        case("three new tokens", 8, "3+3"),
+        case("a prompt in two chunks", 4, "6+3"),
+        case("a prompt of two whole chunks", 3, "6+2"),
+        case("two requests of one length", 8, "3+2, 3+3"),
+        case("a long prompt before a short one", 16, "7+3, 2+3"),
+        case("a prompt beside requests in decode", 16, "2+6, 3+4, 9+3 comes=3"),
+        case("a budget of one token", 1, "2+2, 2+2"),
+        case("three prompts under a small budget", 5, "6+2, 4+3, 3+2"),
+        case("EOS ends one of two", 8, "3+5 eos=1, 2+4"),
+        case("the first new token is EOS", 8, "3+5 eos=0, 2+3"),
+        case("drafts, all of them right", 8, "3+6", k=2),
+        case("drafts, some of them wrong", 8, "3+8 wrong=1+4", k=3),
+        case("drafts, all of them wrong", 8, "2+4 wrong=0+1+2+3", k=2),
         case(
             "drafts for two, a prompt beside them",
             16,
-            request(3, 7, wrong=(3,)),
-            request(2, 8, wrong=(2, 3)),
-            request(5, 3, comes=3),
+            "3+7 wrong=3, 2+8 wrong=2+3, 5+3 comes=3",
             k=2,
         ),
-        case("EOS among the drafts", 8, ending(3, 7, at=2), request(2, 5, wrong=(1,)), k=3),
-        case(
-            "drafts and a budget too small for all",
-            4,
-            request(3, 6),
-            request(2, 6, wrong=(2,)),
-            k=2,
-        ),
-        case("one is preempted", 8, request(3, 6), request(4, 6), **small),
-        case("recompute in chunks", 3, request(4, 7), request(3, 6), request(2, 3), **small),
-        case(
-            "preempted with its drafts", 6, request(4, 7), request(4, 7, wrong=(3,)), k=2, **small
-        ),
-        case("blocks of one token", 5, request(3, 4), request(2, 5), blocks=9, block_size=1),
-        case("one is aborted while it runs", 8, request(3, 5, aborted=3), request(2, 5)),
-        case(
-            "one is aborted while it waits",
-            8,
-            request(3, 4),
-            request(2, 4, aborted=2),
-            max_running=1,
-        ),
-        case(
-            "one is aborted in the middle of its prompt",
-            4,
-            request(10, 3, aborted=2),
-            request(2, 3),
-        ),
-        case("all who are there are aborted", 8, request(3, 5, aborted=2), request(2, 3, comes=4)),
-        case("a prompt fills the context", 32, request(full, 0, max_new_tokens=3), request(2, 2)),
-        case(
-            "a text reaches the end of the context",
-            32,
-            request(full - 2, 2, max_new_tokens=9),
-            request(3, 4),
-        ),
-        case("tokens are drawn", 8, sampled(3, 5), sampled(2, 4, temperature=0.6)),
-        case(
-            "one is drawn, one is greedy, with drafts",
-            8,
-            sampled(3, 8, top_k=3),
-            request(2, 6),
-            k=2,
-        ),
-        case(
-            "five requests, a small pool, drafts",
-            7,
-            request(draw(generator, 2, 6), 6, wrong=(2, 3)),
-            sampled(draw(generator, 1, 5), 5, top_p=0.7),
-            ending(draw(generator, 1, 5), 6, at=3),
-            request(draw(generator, 2, 7), 3, comes=3),
-            request(draw(generator, 1, 5), 5, comes=4, aborted=8),
-            k=2,
-            blocks=10,
-            block_size=2,
-            max_running=3,
-        ),
+        case("EOS among the drafts", 8, "3+7 eos=2, 2+5 wrong=1", k=3),
+        case("drafts and a budget too small for all", 4, "3+6, 2+6 wrong=2", k=2),
+        case("one is preempted", 8, "3+6, 4+6", **small),
+        case("recompute in chunks", 3, "4+7, 3+6, 2+3", **small),
+        case("preempted with its drafts", 6, "4+7, 4+7 wrong=3", k=2, **small),
+        case("blocks of one token", 5, "3+4, 2+5", blocks=9, block_size=1),
+        case("one is aborted while it runs", 8, "3+5 aborted=3, 2+5"),
+        case("one is aborted while it waits", 8, "3+4, 2+4 aborted=2", max_running=1),
+        case("one is aborted in the middle of its prompt", 4, "10+3 aborted=2, 2+3"),
+        case("all who are there are aborted", 8, "3+5 aborted=2, 2+3 comes=4"),
+        case("a prompt fills the context", 32, filled),
+        case("a text reaches the end of the context", 32, reaching),
+        case("tokens are drawn", 8, "3+5 temperature=1.0, 2+4 temperature=0.6"),
+        case("one is drawn, one is greedy, with drafts", 8, "3+8 top_k=3, 2+6", k=2),
+        case("five requests, a small pool, drafts", 7, five, 2, 10, 2, max_running=3),
     ]
 
 
