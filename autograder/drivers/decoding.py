@@ -1,6 +1,6 @@
 """Drivers of lab 5: logits to logits, a token, texts and their ends."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -9,7 +9,15 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from autograder.drivers.seen import Seen, copied, kind_of, plain, uniforms_given
+from autograder.drivers.seen import (
+    Attempt,
+    Seen,
+    copied,
+    form_of,
+    kind_of,
+    one_call,
+    uniforms_given,
+)
 
 
 @dataclass(frozen=True)
@@ -28,22 +36,9 @@ class SamplingParams:
 Logits = Float[Tensor, "rows vocab"]
 
 
-def apply_temperature(
-    attempt: Callable[..., Any], logits: Logits, temperature: float
-) -> list[Seen]:
-    return [*kept(attempt(logits, temperature), logits)]
-
-
-def apply_top_k(attempt: Callable[..., Any], logits: Logits, k: int) -> list[Seen]:
-    return [*kept(attempt(logits, k), logits)]
-
-
-def apply_top_p(attempt: Callable[..., Any], logits: Logits, p: float) -> list[Seen]:
-    return [*kept(attempt(logits, p), logits)]
-
-
-def apply_min_p(attempt: Callable[..., Any], logits: Logits, min_p: float) -> list[Seen]:
-    return [*kept(attempt(logits, min_p), logits)]
+def filtered(attempt: Attempt, logits: Logits, **threshold: float) -> list[Seen]:
+    """Called with the logits and one number, by whatever name."""
+    return [*kept(attempt(logits, *threshold.values()), logits)]
 
 
 def kept(returned: Any, logits: Logits) -> Iterator[Seen]:
@@ -57,7 +52,7 @@ def kept(returned: Any, logits: Logits) -> Iterator[Seen]:
 
 
 def apply_repetition_penalty(
-    attempt: Callable[..., Any], logits: Logits, ids: Int[Tensor, "rows seq"], penalty: float
+    attempt: Attempt, logits: Logits, ids: Int[Tensor, "rows seq"], penalty: float
 ) -> list[Seen]:
     """Which tokens of each row get another logit, then the logits."""
     before = logits.clone()
@@ -73,10 +68,7 @@ def apply_repetition_penalty(
 
 
 def next_token_probs(
-    attempt: Callable[..., Any],
-    logits: Logits,
-    ids: Int[Tensor, "rows seq"],
-    params: dict[str, Any],
+    attempt: Attempt, logits: Logits, ids: Int[Tensor, "rows seq"], params: dict[str, Any]
 ) -> list[Seen]:
     """Which tokens of each row can be drawn, then the probabilities. `params` may lack what is
     neutral."""
@@ -88,14 +80,6 @@ def next_token_probs(
         possible = f"can draw {tokens_where(probs != 0)}"
         seen.append(Seen(f"Row {row}", "has NaN in it" if probs.isnan().any() else possible))
     return [*seen, Seen("The tensor of probabilities", returned)]
-
-
-def form_of(value: Any) -> Any:
-    """What a tensor is, in words; anything else as plain data, which `==` compares."""
-    if not isinstance(value, Tensor):
-        return plain(value)
-    numbers = "floats" if value.is_floating_point() else f"the type {value.dtype}"
-    return f"is a tensor of {numbers}, of shape {list(value.shape)}"
 
 
 def tokens_where(chosen: Bool[Tensor, " vocab"]) -> str:
@@ -114,19 +98,11 @@ def tokens_where(chosen: Bool[Tensor, " vocab"]) -> str:
 # ----------------------------------------------------------------------------- a token is drawn
 
 
-def draw(
-    attempt: Callable[..., Any],
-    probs: Float[Tensor, "rows vocab"],
-    uniforms: Float[Tensor, " rows"],
-) -> list[Seen]:
-    return [Seen("The tensor of tokens", attempt(probs, uniforms))]
+draw = one_call(__name__, "draw", "The tensor of tokens", "probs", "uniforms")
 
 
 def sample(
-    attempt: Callable[..., Any],
-    params: dict[str, Any],
-    seeds: list[int],
-    steps: list[dict[str, Any]],
+    attempt: Attempt, params: dict[str, Any], seeds: list[int], steps: list[dict[str, Any]]
 ) -> list[Seen]:
     """Steps: the requests that are served, their logits and texts. Each has a generator of its own.
 
@@ -163,7 +139,7 @@ def gave(state: Tensor, generator: torch.Generator) -> str:
 
 
 def best_continuations(
-    attempt: Callable[..., Any],
+    attempt: Attempt,
     scores: Float[Tensor, " beams"],
     logits: Float[Tensor, "beams vocab"],
     count: int,
@@ -323,7 +299,7 @@ class Pieces:
         return piece
 
 
-def stop_at(attempt: Callable[..., Any], pieces: list[str], stops: list[str]) -> list[Seen]:
+def stop_at(attempt: Attempt, pieces: list[str], stops: list[str]) -> list[Seen]:
     source = Pieces(pieces)
     text = attempt(source, stops)
     if not isinstance(text, Iterator):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from autograder.drivers.queues import by_number, numbered, shown
 from autograder.drivers.queues import schedule as schedule
-from autograder.drivers.seen import Seen, lending
+from autograder.drivers.seen import Attempt, Seen, lending, one_call, snapshot
 from gpt import GPTConfig
 from solutions.decoding import GREEDY, SamplingParams
 from solutions.engine import Engine
@@ -43,13 +43,8 @@ class Forwards:
         ]
 
 
-def snapshot(value: Any) -> Any:
-    """A tensor as it is now, whatever becomes of its memory."""
-    return value.clone() if isinstance(value, Tensor) else value
-
-
 def prefill_in_chunks(
-    attempt: Callable[..., Any],
+    attempt: Attempt,
     ids: Int[Tensor, "batch seq"],
     chunk: int,
     next_ids: Int[Tensor, "batch 1"],
@@ -75,17 +70,13 @@ def prefill_in_chunks(
 # ----------------------------------------------------------------------------------------- the gaps
 
 
-def token_gaps(
-    attempt: Callable[..., Any], trace: list[list[tuple[int, int, bool]]], request: int
-) -> list[Seen]:
-    return [Seen("What it returned", attempt(trace, request))]
-
+token_gaps = one_call(__name__, "token_gaps", "What it returned", "trace", "request")
 
 # ---------------------------------------------------------------------------- keys and values sent
 
 
 def pack_kv(
-    attempt: Callable[..., Any],
+    attempt: Attempt,
     pool: Float[Tensor, "2 layers blocks block_size heads head_dim"],
     table: list[int],
     start: int,
@@ -110,7 +101,7 @@ def pack_kv(
 
 
 def unpack_kv(
-    attempt: Callable[..., Any],
+    attempt: Attempt,
     pool: Float[Tensor, "2 layers blocks block_size heads head_dim"],
     table: list[int],
     start: int,
@@ -174,7 +165,7 @@ def logits_at(place: int, token: int, salt: int) -> Float[Tensor, " vocab"]:
 
 
 def adopt(
-    attempt: Callable[..., Any],
+    attempt: Attempt,
     pool: Float[Tensor, "2 layers blocks block_size heads head_dim"],
     requests: list[dict[str, Any]],
     steps: int,
@@ -218,7 +209,7 @@ def unpacking(writer: Any) -> Callable[..., None]:
     return unpack_kv
 
 
-def came(attempt: Callable[..., Any], engine: Any, request: dict[str, Any]) -> Iterator[Seen]:
+def came(attempt: Attempt, engine: Any, request: dict[str, Any]) -> Iterator[Seen]:
     """What is there once a request has been adopted."""
     if request["first_token"] is None:
         engine.submit(request["prompt"], request["end"] - len(request["prompt"]))

@@ -8,10 +8,20 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from autograder.drivers.seen import Seen, kind_of, lending, tried, two_things
+from autograder.drivers.seen import (
+    Attempt,
+    Seen,
+    is_out_of_blocks,
+    kind_of,
+    lending,
+    one_call,
+    snapshot,
+    tried,
+    two_things,
+)
 from gpt import GPTConfig
 from solutions.disaggregation import pack_kv, unpack_kv
 from solutions.paged_attention import BlockManager, PagedCache
@@ -20,24 +30,19 @@ from solutions.paged_attention import BlockManager, PagedCache
 
 
 def kv_bytes_per_token(
-    attempt: Callable[..., Any], config: dict[str, Any], kv_heads: int, kind: dict[str, int]
+    attempt: Attempt, config: dict[str, Any], kv_heads: int, kind: dict[str, int]
 ) -> list[Seen]:
     """kind: `bits` and `group`, or what is given of them."""
     return [Seen("The number of bytes", attempt(GPTConfig(**config), kv_heads, **kind))]
 
 
-def grouped_attention(
-    attempt: Callable[..., Any],
-    queries: Float[Tensor, "batch heads q_len head_dim"],
-    keys: Float[Tensor, "batch kv_heads k_len head_dim"],
-    values: Float[Tensor, "batch kv_heads k_len head_dim"],
-    mask: Bool[Tensor, "batch 1 q_len k_len"] | None,
-) -> list[Seen]:
-    return [Seen("The output", attempt(queries, keys, values, mask))]
+grouped_attention = one_call(
+    __name__, "grouped_attention", "The output", "queries", "keys", "values", "mask"
+)
 
 
 def pool_heads(
-    attempt: Callable[..., Any],
+    attempt: Attempt,
     weight: Float[Tensor, "n_embd 3*n_embd"],
     bias: Float[Tensor, " 3*n_embd"],
     n_head: int,
@@ -51,14 +56,9 @@ def pool_heads(
 # --------------------------------------------------------------------------------------- a window
 
 
-def window_mask(
-    attempt: Callable[..., Any],
-    query_positions: Int[Tensor, "batch q_len"],
-    key_positions: Int[Tensor, "batch k_len"],
-    window: int,
-    sinks: int,
-) -> list[Seen]:
-    return [Seen("The mask", attempt(query_positions, key_positions, window, sinks))]
+window_mask = one_call(
+    __name__, "window_mask", "The mask", "query_positions", "key_positions", "window", "sinks"
+)
 
 
 @torch.no_grad()
@@ -95,8 +95,7 @@ def forward(
     for layer, given in enumerate(zip(queries, keys, values, strict=True)):
         where, own = f"layer {layer} in step {number}", [part.clone() for part in given]
         output = cache.attend(layer, *own)
-        now = output.clone() if isinstance(output, Tensor) else output
-        yield Seen("The output", now, f"of {where}")
+        yield Seen("The output", snapshot(output), f"of {where}")
         yield Seen("`length`", cache.length, f"after {where}")
     row = 2 * values[0, :, :, 0].nbytes  # a key and a value, in the whole batch
     rows = memory_of(vars(cache)) / (row * n_layer)
@@ -125,11 +124,7 @@ def floats_in(thing: Any, depth: int = 6) -> Iterator[Tensor]:
 # ------------------------------------------------------------------------------------- heavy rows
 
 
-def keep_heavy(
-    attempt: Callable[..., Any], mass: Float[Tensor, "heads k_len"], budget: int, recent: int
-) -> list[Seen]:
-    return [Seen("The rows that are kept", attempt(mass, budget, recent))]
-
+keep_heavy = one_call(__name__, "keep_heavy", "The rows that are kept", "mass", "budget", "recent")
 
 # ------------------------------------------------------------------------------------------ codes
 
@@ -159,7 +154,7 @@ def codes_seen(kept: Any, where: str) -> Iterator[Seen]:
         yield Seen(f"`groups[{number}].scale`", codes.scale, where)
         yield Seen(f"`groups[{number}].zero`", codes.zero, where)
     waiting = kept.waiting
-    yield Seen("`waiting`", waiting.clone() if isinstance(waiting, Tensor) else waiting, where)
+    yield Seen("`waiting`", snapshot(waiting), where)
     if isinstance(waiting, Tensor):
         spare = waiting.untyped_storage().nbytes() > waiting.nbytes
         state = "is that of more keys than wait" if spare else "is that of the keys that wait"
@@ -231,9 +226,7 @@ def swap_out(
             host.swap_out(cache, request)
         seen.append(Seen("What is in the store", in_store(store), where))
         for other, kv in store.items():
-            seen.append(
-                Seen(f"`store[{other}]`", kv.clone() if isinstance(kv, Tensor) else kv, where)
-            )
+            seen.append(Seen(f"`store[{other}]`", snapshot(kv), where))
             if isinstance(kv, Tensor):
                 numbers = kv.untyped_storage().nbytes() // kv.element_size()
                 told = f"holds {numbers} numbers"
@@ -271,11 +264,11 @@ def swap_in(
 
 
 def done(method: Callable[..., Any], *given: Any) -> str:
-    """What became of a call. OutOfBlocks may be another lab's class, so its name must do."""
+    """What became of a call."""
     try:
         method(*given)
     except Exception as error:
-        if "OutOfBlocks" in [kind.__name__ for kind in type(error).__mro__]:
+        if is_out_of_blocks(error):
             return "was refused with OutOfBlocks"
         raise
     return "went through"

@@ -1,6 +1,6 @@
 """Drivers of lab 6: what is accepted, a draft model that runs ahead, n-grams, and the loop."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from numbers import Integral
 from typing import Any
 
@@ -9,7 +9,15 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from autograder.drivers.seen import Seen, copied, kind_of, two_things, uniforms_given
+from autograder.drivers.seen import (
+    Attempt,
+    Seen,
+    copied,
+    kind_of,
+    one_call,
+    two_things,
+    uniforms_given,
+)
 from solutions.decoding import SamplingParams
 
 Probs = Float[Tensor, "rows vocab"]
@@ -17,20 +25,15 @@ Probs = Float[Tensor, "rows vocab"]
 # ----------------------------------------------------------------------------------- verifying
 
 
-def verify_greedy(attempt: Callable[..., Any], choices: list[int], drafts: list[int]) -> list[Seen]:
+def verify_greedy(attempt: Attempt, choices: list[int], drafts: list[int]) -> list[Seen]:
     return verified("verify_greedy", attempt(choices, drafts))
 
 
-def residual(
-    attempt: Callable[..., Any],
-    target_probs: Float[Tensor, " vocab"],
-    draft_probs: Float[Tensor, " vocab"],
-) -> list[Seen]:
-    return [Seen("The residual", attempt(target_probs, draft_probs))]
+residual = one_call(__name__, "residual", "The residual", "target_probs", "draft_probs")
 
 
 def verify(
-    attempt: Callable[..., Any],
+    attempt: Attempt,
     target_probs: Probs,
     draft_probs: Probs,
     drafts: list[int],
@@ -109,7 +112,7 @@ def numbers_given(before: Tensor, generator: torch.Generator) -> str:
     return f"gave {count} number{'s' * (count != 1)}"
 
 
-def ngram_draft(attempt: Callable[..., Any], ids: list[int], k: int, **longest: int) -> list[Seen]:
+def ngram_draft(attempt: Attempt, ids: list[int], k: int, **longest: int) -> list[Seen]:
     """`longest` is handed on where the case has one."""
     draft = attempt(ids, k, **longest)
     return [Seen("The draft", copied(draft)), Seen("What it returned", list_kind(draft))]
@@ -119,7 +122,7 @@ def ngram_draft(attempt: Callable[..., Any], ids: list[int], k: int, **longest: 
 
 
 def generate_speculative(
-    attempt: Callable[..., Any],
+    attempt: Attempt,
     prompt: list[int],
     max_new_tokens: int,
     k: int,
@@ -224,11 +227,7 @@ def speculated(found: Any) -> Iterator[Seen]:
 # ---------------------------------------------------------------------------- when does it pay?
 
 
-def expected_tokens(attempt: Callable[..., Any], acceptance: float, k: int) -> list[Seen]:
-    return [Seen("The number of tokens", attempt(acceptance, k))]
-
-
-def speed_up(
-    attempt: Callable[..., Any], acceptance: float, k: int, draft_cost: float, verify_cost: float
-) -> list[Seen]:
-    return [Seen("The speed-up", attempt(acceptance, k, draft_cost, verify_cost))]
+expected_tokens = one_call(__name__, "expected_tokens", "The number of tokens", "acceptance", "k")
+speed_up = one_call(
+    __name__, "speed_up", "The speed-up", "acceptance", "k", "draft_cost", "verify_cost"
+)

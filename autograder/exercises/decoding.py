@@ -735,10 +735,10 @@ def random_stop(generator: torch.Generator) -> Case:
 
 
 EXERCISES: tuple[Exercise, ...] = (
-    Exercise("decoding.apply_temperature", drivers.apply_temperature, temperature_cases),
-    Exercise("decoding.apply_top_k", drivers.apply_top_k, top_k_cases),
-    Exercise("decoding.apply_top_p", drivers.apply_top_p, top_p_cases),
-    Exercise("decoding.apply_min_p", drivers.apply_min_p, min_p_cases),
+    Exercise("decoding.apply_temperature", drivers.filtered, temperature_cases),
+    Exercise("decoding.apply_top_k", drivers.filtered, top_k_cases),
+    Exercise("decoding.apply_top_p", drivers.filtered, top_p_cases),
+    Exercise("decoding.apply_min_p", drivers.filtered, min_p_cases),
     Exercise("decoding.apply_repetition_penalty", drivers.apply_repetition_penalty, penalty_cases),
     Exercise("decoding.next_token_probs", drivers.next_token_probs, probs_cases),
     Exercise("decoding.draw", drivers.draw, draw_cases),
