@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from autograder.drivers.seen import Attempt, Seen, kind_of, one_call, place_of, snapshot, two_things
+from autograder.drivers.seen import Attempt, Seen, kind_of, one_call, place_of, snapshot, things
 from gpt import GPTConfig
 
 Config = dict[str, Any]  # the fields of a GPTConfig
@@ -19,7 +19,7 @@ Config = dict[str, Any]  # the fields of a GPTConfig
 def pad_left(attempt: Attempt, prompts: list[list[int]], **pad_id: int) -> list[Seen]:
     """`pad_id` is handed on where the case has one."""
     rule = "pad_left returns two things, the ids and the attention mask"
-    input_ids, attention_mask = two_things(attempt(prompts, **pad_id), rule)
+    input_ids, attention_mask = things(2, attempt(prompts, **pad_id), rule)
     return [Seen("`input_ids`", input_ids), Seen("`attention_mask`", attention_mask)]
 
 
@@ -90,6 +90,9 @@ utilisation = one_call(__name__, "utilisation", "The utilisation", "trace")
 # ------------------------------------------------------------------------------------- SlotCache
 
 
+Fill = Callable[[Any, Int[Tensor, " slots"]], None]
+
+
 def select(attempt: type, **case: Any) -> list[Seen]:
     """The lengths are set by hand, so that nothing need be stored."""
 
@@ -123,14 +126,9 @@ def select_as_built(attempt: type, **case: Any) -> list[Seen]:
 
 
 def selected(
-    attempt: type,
-    fill: Callable[[Any, Int[Tensor, " slots"]], None],
-    config: Config,
-    slots: int,
-    max_length: int,
-    steps: list[tuple[Int[Tensor, " slots"], list[int], int]],
+    attempt: type, fill: Fill, config: Config, slots: int, max_length: int, steps: list[Any]
 ) -> list[Seen]:
-    """Steps: the length of every slot, and what is asked of `select`."""
+    """Steps: the length of every slot, and what is asked of `select`: slots and q_len."""
     cache = attempt(GPTConfig(**config), slots, max_length, dtype=torch.float64)
     seen: list[Seen] = []
     for number, (lengths, served, q_len) in enumerate(steps, 1):
@@ -174,12 +172,7 @@ def attend_as_built(attempt: type, **case: Any) -> list[Seen]:
 
 @torch.no_grad()
 def attended(
-    attempt: type,
-    select: Select,
-    config: Config,
-    slots: int,
-    max_length: int,
-    steps: list[tuple[str, Any]],
+    attempt: type, select: Select, config: Config, slots: int, max_length: int, steps: list[Any]
 ) -> list[Seen]:
     """Steps: ("forward", slots, positions, mask, queries, keys, values), the last three of all
     layers, and ("free", slot).

@@ -98,7 +98,7 @@ def tokens_where(chosen: Bool[Tensor, " vocab"]) -> str:
 # ----------------------------------------------------------------------------- a token is drawn
 
 
-draw = one_call(__name__, "draw", "The tensor of tokens", "probs", "uniforms")
+draw = one_call(__name__, "draw", "The tensor of tokens", "probs uniforms")
 
 
 def sample(
@@ -138,12 +138,7 @@ def gave(state: Tensor, generator: torch.Generator) -> str:
 # ------------------------------------------------------------------------------- beam search
 
 
-def best_continuations(
-    attempt: Attempt,
-    scores: Float[Tensor, " beams"],
-    logits: Float[Tensor, "beams vocab"],
-    count: int,
-) -> list[Seen]:
+def best_continuations(attempt: Attempt, scores: Tensor, logits: Logits, count: int) -> list[Seen]:
     found = attempt(scores, logits, count)
     form = told_of(found)
     seen = [Seen("What it returned", form)]

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from autograder.drivers.queues import by_number, numbered, shown
+from autograder.drivers.queues import by_number, numbered, outgoing, shown
 from autograder.drivers.queues import schedule as schedule
 from autograder.drivers.seen import Attempt, Seen, lending, one_call, snapshot
 from gpt import GPTConfig
@@ -70,18 +70,15 @@ def prefill_in_chunks(
 # ----------------------------------------------------------------------------------------- the gaps
 
 
-token_gaps = one_call(__name__, "token_gaps", "What it returned", "trace", "request")
+token_gaps = one_call(__name__, "token_gaps", "What it returned", "trace request")
 
 # ---------------------------------------------------------------------------- keys and values sent
 
+Pool = Float[Tensor, "2 layers blocks block_size heads head_dim"]
+Sent = Float[Tensor, "2 layers tokens heads head_dim"]
 
-def pack_kv(
-    attempt: Attempt,
-    pool: Float[Tensor, "2 layers blocks block_size heads head_dim"],
-    table: list[int],
-    start: int,
-    end: int,
-) -> list[Seen]:
+
+def pack_kv(attempt: Attempt, pool: Pool, table: list[int], start: int, end: int) -> list[Seen]:
     """What comes back is looked at again once everything in the pool has been overwritten."""
     own = pool.clone()
     kv = attempt(own, table, start, end)
@@ -100,13 +97,7 @@ def pack_kv(
     ]
 
 
-def unpack_kv(
-    attempt: Attempt,
-    pool: Float[Tensor, "2 layers blocks block_size heads head_dim"],
-    table: list[int],
-    start: int,
-    kv: Float[Tensor, "2 layers tokens heads head_dim"],
-) -> list[Seen]:
+def unpack_kv(attempt: Attempt, pool: Pool, table: list[int], start: int, kv: Sent) -> list[Seen]:
     own = pool.clone()
     attempt(own, table, start, kv)
     return [Seen("The pool", own, "afterwards")]
@@ -166,7 +157,7 @@ def logits_at(place: int, token: int, salt: int) -> Float[Tensor, " vocab"]:
 
 def adopt(
     attempt: Attempt,
-    pool: Float[Tensor, "2 layers blocks block_size heads head_dim"],
+    pool: Pool,
     requests: list[dict[str, Any]],
     steps: int,
     token_budget: int,
@@ -244,10 +235,7 @@ def may_go_on(engine: Any) -> bool:
 
 def stepped(engine: Any, outputs: list[Any], where: str, after: str) -> Iterator[Seen]:
     yield Seen("What the runner is asked for, by request,", shown(engine.runner.asked), where)
-    by_request: dict[int, list[Any]] = {}
-    for output in outputs:
-        by_request.setdefault(output.request, []).append([output.new_ids, output.finish_reason])
-    yield Seen("What goes out, by request,", shown(by_request), where)
+    yield outgoing(outputs, where)
     yield from state(engine, after)
 
 

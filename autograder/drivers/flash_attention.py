@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from autograder.drivers.seen import Attempt, Seen, snapshot, things, two_things
+from autograder.drivers.seen import Attempt, Seen, snapshot, things
 from solutions.slow_memory import fast_numbers_for
 
 # ---------------------------------------------------------------------------------- what is held
@@ -76,11 +76,17 @@ def floats_in(value: Any, depth: int = 0) -> Iterator[Tensor]:
 
 
 def count_traffic(attempt: Attempt, **sizes: int) -> list[Seen]:
-    naive, tiled = two_things(attempt(**sizes), "count_traffic returns two numbers")
+    naive, tiled = things(2, attempt(**sizes), "count_traffic returns two numbers")
     return [Seen("The count of the naive way", naive), Seen("The count of the tiles", tiled)]
 
 
 # ------------------------------------------------------------------------------ the running softmax
+
+
+Queries = Float[Tensor, "... q_len head_dim"]
+Keys = Float[Tensor, "... k_len head_dim"]
+Lses = Float[Tensor, "... q_len"]
+Query = Float[Tensor, "heads head_dim"]
 
 
 class State(NamedTuple):
@@ -140,16 +146,12 @@ def merge(
 
 
 def output_and_lse(found: Any, name: str) -> list[Seen]:
-    output, lse = two_things(found, f"{name} returns output and lse")
+    output, lse = things(2, found, f"{name} returns output and lse")
     return [Seen("The output", output), Seen("The lse", lse)]
 
 
 def split_decode(
-    attempt: Attempt,
-    query: Float[Tensor, "heads head_dim"],
-    keys: Float[Tensor, "heads length head_dim"],
-    values: Float[Tensor, "heads length head_dim"],
-    parts: int,
+    attempt: Attempt, query: Query, keys: Keys, values: Keys, parts: int
 ) -> list[Seen]:
     """The workers are right; what each gets is looked at."""
     length, given = keys.shape[1], list[tuple[int, int]]()

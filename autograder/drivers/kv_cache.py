@@ -13,14 +13,23 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from autograder.drivers.seen import Attempt, Seen, kind_of, one_by_one, one_call, place_of, tried
+from autograder.drivers.seen import (
+    Attempt,
+    Seen,
+    kind_of,
+    one_by_one,
+    one_call,
+    place_of,
+    tried,
+)
 from gpt import GPTConfig, GPTModel
 
+Rows = Float[Tensor, "layers batch heads q_len head_dim"]
 Config = dict[str, Any]  # the fields of a GPTConfig
 Prompt = list[dict[str, Tensor]]  # its chunks: what a forward is handed besides the cache
 
 
-causal_mask = one_call(__name__, "causal_mask", "The mask", "query_positions", "key_positions")
+causal_mask = one_call(__name__, "causal_mask", "The mask", "query_positions key_positions")
 
 # ------------------------------------------------------------------------ the threaded forwards
 
@@ -252,13 +261,7 @@ def through_steps(
     return seen
 
 
-def forward(
-    cache: Any,
-    number: int,
-    queries: Float[Tensor, "layers batch heads q_len head_dim"],
-    keys: Float[Tensor, "layers batch heads q_len head_dim"],
-    values: Float[Tensor, "layers batch heads q_len head_dim"],
-) -> Iterator[Seen]:
+def forward(cache: Any, number: int, queries: Rows, keys: Rows, values: Rows) -> Iterator[Seen]:
     memory, before = (cache.keys, cache.values), (cache.keys.clone(), cache.values.clone())
     for layer, given in enumerate(zip(queries, keys, values, strict=True)):
         output, how = tried(cache.attend, layer, *given)

@@ -19,12 +19,14 @@ from autograder.drivers.seen import (
     lending,
     one_call,
     snapshot,
+    things,
     tried,
-    two_things,
 )
 from gpt import GPTConfig
 from solutions.disaggregation import pack_kv, unpack_kv
 from solutions.paged_attention import BlockManager, PagedCache
+
+Rows = Float[Tensor, "layers batch heads q_len head_dim"]
 
 # ------------------------------------------------------------------------- bytes, and fewer heads
 
@@ -37,19 +39,15 @@ def kv_bytes_per_token(
 
 
 grouped_attention = one_call(
-    __name__, "grouped_attention", "The output", "queries", "keys", "values", "mask"
+    __name__, "grouped_attention", "The output", "queries keys values mask"
 )
 
 
 def pool_heads(
-    attempt: Attempt,
-    weight: Float[Tensor, "n_embd 3*n_embd"],
-    bias: Float[Tensor, " 3*n_embd"],
-    n_head: int,
-    kv_heads: int,
+    attempt: Attempt, weight: Tensor, bias: Tensor, n_head: int, kv_heads: int
 ) -> list[Seen]:
     found = attempt(weight, bias, n_head, kv_heads)
-    new_weight, new_bias = two_things(found, "pool_heads returns two tensors, weight and bias")
+    new_weight, new_bias = things(2, found, "pool_heads returns two tensors, weight and bias")
     return [Seen("The weight", new_weight), Seen("The bias", new_bias)]
 
 
@@ -57,7 +55,7 @@ def pool_heads(
 
 
 window_mask = one_call(
-    __name__, "window_mask", "The mask", "query_positions", "key_positions", "window", "sinks"
+    __name__, "window_mask", "The mask", "query_positions key_positions window sinks"
 )
 
 
@@ -83,13 +81,7 @@ def window_cache(
 
 
 def forward(
-    cache: Any,
-    number: int,
-    n_layer: int,
-    most: int,
-    queries: Float[Tensor, "layers batch heads q_len head_dim"],
-    keys: Float[Tensor, "layers batch kv_heads q_len head_dim"],
-    values: Float[Tensor, "layers batch kv_heads q_len head_dim"],
+    cache: Any, number: int, n_layer: int, most: int, queries: Rows, keys: Rows, values: Rows
 ) -> Iterator[Seen]:
     """The caller's tensors are its own: once they have been handed over, they are overwritten."""
     for layer, given in enumerate(zip(queries, keys, values, strict=True)):
@@ -124,21 +116,16 @@ def floats_in(thing: Any, depth: int = 6) -> Iterator[Tensor]:
 # ------------------------------------------------------------------------------------- heavy rows
 
 
-keep_heavy = one_call(__name__, "keep_heavy", "The rows that are kept", "mass", "budget", "recent")
+keep_heavy = one_call(__name__, "keep_heavy", "The rows that are kept", "mass budget recent")
 
 # ------------------------------------------------------------------------------------------ codes
 
 
 def channel_keys(
-    attempt: type,
-    bits: int,
-    group: int,
-    recent: int,
-    keys: Float[Tensor, "batch heads tokens head_dim"],
-    sizes: list[int],
+    attempt: type, keys: Float[Tensor, "batch heads tokens head_dim"], sizes: list[int], **kind: int
 ) -> list[Seen]:
     """The keys arrive in so many calls, of so many tokens each."""
-    kept, seen, start = attempt(bits, group, recent), list[Seen](), 0
+    kept, seen, start = attempt(kind["bits"], kind["group"], kind["recent"]), list[Seen](), 0
     for size in sizes:
         kept.append(keys[:, :, start : start + size].clone())
         start += size
@@ -192,7 +179,10 @@ class Reused(BlockManager):
 
 
 def a_cache(
-    config: dict[str, Any], pool: Tensor, order: list[int], requests: dict[int, Any]
+    config: dict[str, Any],
+    pool: Float[Tensor, "2 layers blocks block_size heads head_dim"],
+    order: list[int],
+    requests: dict[int, Any],
 ) -> PagedCache:
     """A cache whose free blocks come in an order. Requests: so many tokens, or whose fork it is."""
     manager = Reused(*pool.shape[2:4])
@@ -209,16 +199,9 @@ def a_cache(
     return cache
 
 
-def swap_out(
-    attempt: type,
-    config: dict[str, Any],
-    pool: Float[Tensor, "2 layers blocks block_size heads head_dim"],
-    order: list[int],
-    requests: dict[int, Any],
-    out: list[int],
-) -> list[Seen]:
-    """The requests of `out` are swapped out, one after the other."""
-    cache, store, seen = a_cache(config, pool, order, requests), dict[int, Any](), list[Seen]()
+def swap_out(attempt: type, out: list[int], **about: Any) -> list[Seen]:
+    """The requests of `out` are swapped out, one after the other, of a cache that is told about."""
+    cache, store, seen = a_cache(**about), dict[int, Any](), list[Seen]()
     host = attempt(store)
     for request in out:
         where = f"after request {request} was swapped out"
@@ -236,16 +219,10 @@ def swap_out(
 
 
 def swap_in(
-    attempt: type,
-    config: dict[str, Any],
-    pool: Float[Tensor, "2 layers blocks block_size heads head_dim"],
-    order: list[int],
-    requests: dict[int, Any],
-    steps: list[tuple[str, int]],
-    store: dict[int, Tensor],
+    attempt: type, steps: list[tuple[str, int]], store: dict[int, Tensor], **about: Any
 ) -> list[Seen]:
     """Steps: ("swap_in", request), and ("free", request) of one that has ended meanwhile."""
-    cache, seen = a_cache(config, pool, order, requests), list[Seen]()
+    cache, seen = a_cache(**about), list[Seen]()
     kept = {request: kv.clone() for request, kv in store.items()}
     host = attempt(kept)
     for number, (what, request) in enumerate(steps, 1):

@@ -132,7 +132,7 @@ def shown(value: Any) -> str:
 
 
 slot_mapping = one_call(
-    __name__, "slot_mapping", "The tensor of slots", "block_tables", "positions", "block_size"
+    __name__, "slot_mapping", "The tensor of slots", "block_tables positions block_size"
 )
 
 

@@ -13,8 +13,8 @@ from autograder.drivers.seen import (
     is_out_of_blocks,
     kind_of,
     plain,
+    things,
     tried,
-    two_things,
 )
 from solutions.paged_attention import BlockManager
 
@@ -242,7 +242,7 @@ def walk(attempt: type, steps: list[list[Any]]) -> list[Seen]:
         if method == "insert":
             seen.append(Seen("The number of known tokens", returned, f"that {call} returned"))
         else:
-            node, length = two_things(returned, "walk returns two things, a node and a length")
+            node, length = things(2, returned, "walk returns two things, a node and a length")
             seen.append(Seen("The length", length, f"that {call} returned"))
             seen.append(Seen("The node", where_it_stands(node, placed), f"that {call} returned"))
         seen += told_of(placed, f"after {call}")

@@ -9,12 +9,15 @@ from torch import Tensor, nn
 
 from autograder.drivers.seen import Attempt, Seen, form_of, one_call, snapshot
 
+Weight = Float[Tensor, "n_in n_out"]
+Codes = Int8[Tensor, "n_in n_out"]
+Scale = Float[Tensor, "1 n_out"]
+Row = Float[Tensor, " numbers"]
+
 # -------------------------------------------------------------------------------- codes and scales
 
 
-def absmax(
-    attempt: Attempt, weight: Float[Tensor, "n_in n_out"], bits: int, dim: int | None
-) -> list[Seen]:
+def absmax(attempt: Attempt, weight: Weight, bits: int, dim: int | None) -> list[Seen]:
     """The scale comes first: where it is wrong, so are the codes."""
     found = attempt(weight, bits, dim)
     seen = [Seen("What it returned", told_of(found, "codes", "scale"))]
@@ -81,11 +84,7 @@ def unpack(attempt: Attempt, packed: UInt8[Tensor, "rows n_out"]) -> list[Seen]:
 
 
 def forward(
-    attempt: type,
-    codes: Int8[Tensor, "n_in n_out"],
-    scale: Float[Tensor, "1 n_out"],
-    bias: Float[Tensor, " n_out"],
-    hidden: Float[Tensor, "*rows n_in"],
+    attempt: type, codes: Codes, scale: Scale, bias: Row, hidden: Float[Tensor, "*rows n_in"]
 ) -> list[Seen]:
     """Two calls, then a look at what the layer holds."""
     layer = attempt(codes.clone(), scale.clone(), bias.clone())
@@ -120,27 +119,18 @@ def tensors_in(thing: Any) -> Iterator[Tensor]:
 # ------------------------------------------------------------------------ weights and activations
 
 
-int8_matmul = one_call(__name__, "int8_matmul", "What it returned", "hidden", "codes", "scale")
+int8_matmul = one_call(__name__, "int8_matmul", "What it returned", "hidden codes scale")
 
 
 def split_outliers(
-    attempt: Attempt,
-    hidden: Float[Tensor, "tokens n_in"],
-    codes: Int8[Tensor, "n_in n_out"],
-    scale: Float[Tensor, "1 n_out"],
-    **threshold: float,
+    attempt: Attempt, hidden: Weight, codes: Codes, scale: Scale, **threshold: float
 ) -> list[Seen]:
     """Where no threshold is given, the attempt's own holds."""
     return [Seen("What it returned", attempt(hidden, codes, scale, **threshold))]
 
 
 def smooth(
-    attempt: Attempt,
-    gain: Float[Tensor, " n_in"],
-    bias: Float[Tensor, " n_in"],
-    weight: Float[Tensor, "n_in n_out"],
-    peaks: Float[Tensor, " n_in"],
-    **alpha: float,
+    attempt: Attempt, gain: Row, bias: Row, weight: Weight, peaks: Row, **alpha: float
 ) -> list[Seen]:
     """Where no alpha is given, the attempt's own holds."""
     found = attempt(gain, bias, weight, peaks, **alpha)
@@ -154,4 +144,4 @@ def smooth(
 # --------------------------------------------------------------------- rounding that looks ahead
 
 
-gptq = one_call(__name__, "gptq", "The tensor of codes", "weight", "hessian", "scale", "bits")
+gptq = one_call(__name__, "gptq", "The tensor of codes", "weight hessian scale bits")

@@ -27,6 +27,13 @@ def by_number(sequences: list[Sequence], where: str) -> Iterator[Seen]:
         yield Seen(f"`{name}`, by request,", shown(values), where)
 
 
+def outgoing(outputs: list[Any], where: str) -> Seen:
+    by_request: dict[int, list[Any]] = {}
+    for output in outputs:
+        by_request.setdefault(output.request, []).append([output.new_ids, output.finish_reason])
+    return Seen("What goes out, by request,", shown(by_request), where)
+
+
 def shown(value: Any) -> Any:
     """A value as it ends a sentence; a dict by its keys, in whatever order it was made."""
     value = plain(value)

@@ -161,11 +161,6 @@ def things(count: int, found: Any, rule: str) -> Any:
     raise TypeError(f"{rule}; this is {what}.{missing}")
 
 
-def two_things(found: Any, rule: str) -> tuple[Any, Any]:
-    first, second = things(2, found, rule)
-    return first, second
-
-
 def copied(value: Any) -> Any:
     """A list as it is now, whatever the attempt may do with it later."""
     return list(value) if isinstance(value, list) else value
@@ -205,11 +200,11 @@ def uniforms_given(before: Tensor, generator: torch.Generator, most: int) -> int
     return None
 
 
-def one_call(module: str, name: str, what: str, *given: str) -> Callable[..., list[Seen]]:
+def one_call(module: str, name: str, what: str, given: str) -> Callable[..., list[Seen]]:
     """The driver `name` of a module: makes one call, with what a case has by these names."""
 
     def driver(attempt: Attempt, **case: Any) -> list[Seen]:
-        return [Seen(what, attempt(*(case[part] for part in given)))]
+        return [Seen(what, attempt(*(case[part] for part in given.split())))]
 
     driver.__module__, driver.__name__ = module, name
     return driver

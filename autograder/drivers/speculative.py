@@ -9,18 +9,11 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from autograder.drivers.seen import (
-    Attempt,
-    Seen,
-    copied,
-    kind_of,
-    one_call,
-    two_things,
-    uniforms_given,
-)
+from autograder.drivers.seen import Attempt, Seen, copied, kind_of, one_call, things, uniforms_given
 from solutions.decoding import SamplingParams
 
 Probs = Float[Tensor, "rows vocab"]
+Row = Float[Tensor, " numbers"]
 
 # ----------------------------------------------------------------------------------- verifying
 
@@ -29,22 +22,18 @@ def verify_greedy(attempt: Attempt, choices: list[int], drafts: list[int]) -> li
     return verified("verify_greedy", attempt(choices, drafts))
 
 
-residual = one_call(__name__, "residual", "The residual", "target_probs", "draft_probs")
+residual = one_call(__name__, "residual", "The residual", "target_probs draft_probs")
 
 
 def verify(
-    attempt: Attempt,
-    target_probs: Probs,
-    draft_probs: Probs,
-    drafts: list[int],
-    uniforms: Float[Tensor, " k+1"],
+    attempt: Attempt, target_probs: Probs, draft_probs: Probs, drafts: list[int], uniforms: Row
 ) -> list[Seen]:
     return verified("verify", attempt(target_probs, draft_probs, drafts, uniforms))
 
 
 def verified(name: str, found: Any) -> list[Seen]:
     rule = f"{name} returns two things, the number of accepted drafts and the next token"
-    accepted, token = two_things(found, rule)
+    accepted, token = things(2, found, rule)
     return [
         Seen("The number of accepted drafts", accepted),
         Seen("The next token", token),
@@ -86,7 +75,7 @@ def propose(
     for number, (k, accepted, token) in enumerate(rounds, 1):
         this, handed, before = f"round {number}", list(text), generator.get_state()
         found = drafter.propose(handed, k, sampling, generator)
-        drafts, probs = two_things(found, "propose returns two things, drafts and probabilities")
+        drafts, probs = things(2, found, "propose returns two things, drafts and probabilities")
         same = "is as it was" if handed == text else "has been changed"
         seen += [
             Seen("The list of drafts", list_kind(drafts), f"of {this}"),
@@ -227,7 +216,5 @@ def speculated(found: Any) -> Iterator[Seen]:
 # ---------------------------------------------------------------------------- when does it pay?
 
 
-expected_tokens = one_call(__name__, "expected_tokens", "The number of tokens", "acceptance", "k")
-speed_up = one_call(
-    __name__, "speed_up", "The speed-up", "acceptance", "k", "draft_cost", "verify_cost"
-)
+expected_tokens = one_call(__name__, "expected_tokens", "The number of tokens", "acceptance k")
+speed_up = one_call(__name__, "speed_up", "The speed-up", "acceptance k draft_cost verify_cost")
