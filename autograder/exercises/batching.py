@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from autograder.draws import (
     steps_in,
 )
 from autograder.drivers import batching as drivers
-from autograder.exercise import Case, Exercise, Service
+from autograder.exercise import Case, Exercise, Service, case_of
 from autograder.lending.cached import lend_cached_model
 from autograder.lending.caches import CachePerSlot, lend_model_and_caches
 from autograder.lending.lent import Lent
@@ -34,8 +35,10 @@ FULL = LOOP.n_positions
 
 
 def pad_left_cases(generator: torch.Generator) -> list[Case]:
+    given = case_of("prompts")
+
     def case(label: str, lengths: list[int], **pad_id: int) -> Case:
-        return Case(label, {"prompts": [prompt_list(generator, n) for n in lengths], **pad_id})
+        return given(label, [prompt_list(generator, n) for n in lengths], **pad_id)
 
     return [
         case("one prompt of one token", [1]),
@@ -45,12 +48,9 @@ def pad_left_cases(generator: torch.Generator) -> list[Case]:
         case("two others of the same lengths", [3, 1]),
         case("two prompts, the first one shorter", [2, 3], pad_id=7),
         case("four prompts of very different lengths", [2, 9, 1, 5], pad_id=1),
-        Case(
-            "a pad id that is also a token of the prompts",
-            {"prompts": [[5, 8, 5], [5], [8, 5]], "pad_id": 5},
-        ),
-        Case("prompts that hold token 0", {"prompts": [[0, 3, 0], [4, 0]]}),
-        Case("the same prompt twice", {"prompts": [[4, 7], [9], [4, 7]]}),
+        given("a pad id that is also a token of the prompts", [[5, 8, 5], [5], [8, 5]], pad_id=5),
+        given("prompts that hold token 0", [[0, 3, 0], [4, 0]]),
+        given("the same prompt twice", [[4, 7], [9], [4, 7]]),
     ]
 
 
@@ -353,37 +353,21 @@ def lend_model_and_cache(data: Mapping[str, Any]) -> dict[str, Service]:
     return {**lend_cached_model(data), "kv_cache": kv_cache}
 
 
+with_model = partial(Exercise, compare=compare_with_work, services=lend_cached_model)
+SELECT, ATTEND = drivers.select_as_built, drivers.attend_as_built
+
 EXERCISES = (
     Exercise("batching.pad_left", drivers.pad_left, pad_left_cases),
     Exercise("batching.padded_position_ids", drivers.padded_position_ids, position_cases),
     Exercise("batching.padded_mask", drivers.padded_mask, padded_mask_cases),
-    Exercise(
-        "batching.generate_padded",
-        drivers.generate_padded,
-        generate_cases,
-        compare_with_work,
-        lend_cached_model,
-    ),
+    with_model("batching.generate_padded", drivers.generate_padded, generate_cases),
     Exercise("batching.utilisation", drivers.utilisation, utilisation_cases),
-    Exercise(
-        "batching.SlotCache.select", drivers.select, select_cases, as_built=drivers.select_as_built
-    ),
-    Exercise(
-        "batching.SlotCache.attend", drivers.attend, attend_cases, as_built=drivers.attend_as_built
-    ),
-    Exercise(
-        "batching.ContinuousBatcher.admit",
-        drivers.admit,
-        admit_cases,
-        compare_with_work,
-        lend_cached_model,
-    ),
+    Exercise("batching.SlotCache.select", drivers.select, select_cases, as_built=SELECT),
+    Exercise("batching.SlotCache.attend", drivers.attend, attend_cases, as_built=ATTEND),
+    with_model("batching.ContinuousBatcher.admit", drivers.admit, admit_cases),
     Exercise(
         "batching.ContinuousBatcher.step",
-        drivers.step,
-        step_cases,
-        compare_with_work,
-        lend_model_and_cache,
+        *(drivers.step, step_cases, compare_with_work, lend_model_and_cache),
         as_built=drivers.step_as_built,
         in_bundle=lend_model_and_caches,
     ),

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -312,6 +313,7 @@ def due_cases(generator: torch.Generator) -> list[Case]:
             return what, first, *map(float, rest or [0])
         return what, float(first), list(rest)
 
+    others, longer = "hold 5|2, hold 9 1, due 12 9, due 13 5", "hold 1, hold 6 5, due 10 6, due 30"
     order = torch.randperm(12, generator=generator).tolist()
     held = [f"hold {request} {second}" for second, request in enumerate(order)]
     first, second = order[3:5], [*order[:2], order[8], order[3], 40]
@@ -335,14 +337,8 @@ def due_cases(generator: torch.Generator) -> list[Case]:
         case("two, and one lease ends", "hold 0, hold 1 4, due 11|13|14"),
         case("two, and both leases end", "hold 7|2, due 12|13"),
         case("three, confirmed in another order", "hold 5|2|9, due 3 9 5 2, due 20"),
-        case(
-            "one is confirmed and the leases of others end",
-            "hold 5|2, hold 9 1, due 12 9, due 13 5",
-        ),
-        case(
-            "one is confirmed whose lease would go on, another's ends",
-            "hold 1, hold 6 5, due 10 6, due 30",
-        ),
+        case("one is confirmed and the leases of others end", others),
+        case("one is confirmed whose lease would go on, another's ends", longer),
         case("request 0 and others", "hold 1|0, due 4 0 1, due 15 1 0"),
         case("one that comes later", "hold 4, due 10, hold 6 11, due 20|21"),
         case("short leases", "hold 4, hold 6 0.25, due 0.5, due 0.75 4", seconds=0.5),
@@ -350,23 +346,15 @@ def due_cases(generator: torch.Generator) -> list[Case]:
     ]
 
 
+with_model = partial(Exercise, services=lend_cached_model)
+with_writer = partial(Exercise, services=lend_writer, in_bundle=no_services)
+
 EXERCISES = (
-    Exercise(
-        "disaggregation.prefill_in_chunks",
-        drivers.prefill_in_chunks,
-        prefill_cases,
-        services=lend_cached_model,
-    ),
+    with_model("disaggregation.prefill_in_chunks", drivers.prefill_in_chunks, prefill_cases),
     Exercise("disaggregation.StallFree.schedule", drivers.schedule, schedule_cases),
     Exercise("disaggregation.token_gaps", drivers.token_gaps, gap_cases),
     Exercise("disaggregation.pack_kv", drivers.pack_kv, pack_cases),
     Exercise("disaggregation.unpack_kv", drivers.unpack_kv, unpack_cases),
-    Exercise(
-        "disaggregation.adopt",
-        drivers.adopt,
-        adopt_cases,
-        services=lend_writer,
-        in_bundle=no_services,
-    ),
+    with_writer("disaggregation.adopt", drivers.adopt, adopt_cases),
     Exercise("disaggregation.Leases.due", drivers.due, due_cases),
 )

@@ -119,11 +119,14 @@ def id_cases(part: str, without: str) -> Callable[[torch.Generator], list[Case]]
     return cases
 
 
-def weights_without(
-    inner: tuple[str, ...], part: str, generator: torch.Generator
-) -> dict[str, Tensor]:
+def weights_without(inner: tuple[str, ...], part: str, generator: Any) -> dict[str, Tensor]:
     return {n: w for n, w in weights_of(part, generator).items() if not n.startswith(inner)}
 
+
+attention_cases = hidden_cases("transformer.h.1.attn.")
+block_cases = hidden_cases("transformer.h.1.", without=("attn.",))
+model_cases = id_cases("transformer.", without="h.")
+lm_head_cases = id_cases("", without="transformer.h.")
 
 # ----------------------------------------------------------------------------- generate_threaded
 
@@ -193,6 +196,7 @@ def attend_cases(generator: torch.Generator) -> list[Case]:
     some = [draw(generator, 1, 4) for _ in range(3)]
     rolled = "forward 2|3, roll_back 2, forward 3, roll_back 3, forward 2|1"
     refused = "forward 2|3, refused_roll_back 9, roll_back 2, forward 1|2"
+    reordered = "forward 3, reorder 2+0+0, forward 2"
     chunks = f"forward {some[0]}|{some[1]}|{some[2]}|{16 - sum(some)}"
     return [
         case("one layer, one token", "forward 1", n_layer=1, max_length=1),
@@ -207,11 +211,7 @@ def attend_cases(generator: torch.Generator) -> list[Case]:
         ),
         case("rolled back twice, and filled again with other tokens", rolled),
         case("rolled back to two, after a refusal to keep nine of five", refused),
-        case(
-            "three rows, reordered between two forwards",
-            "forward 3, reorder 2+0+0, forward 2",
-            batch=3,
-        ),
+        case("three rows, reordered between two forwards", reordered, batch=3),
         case("a long text in chunks", chunks, batch=3, max_length=16),
     ]
 
@@ -237,26 +237,10 @@ def truncate_cases(generator: torch.Generator) -> list[Case]:
 
 EXERCISES = (
     Exercise("kv_cache.causal_mask", drivers.causal_mask, causal_mask_cases),
-    Exercise(
-        "kv_cache.ThreadedAttention.forward",
-        drivers.threaded_attention,
-        hidden_cases("transformer.h.1.attn."),
-    ),
-    Exercise(
-        "kv_cache.ThreadedBlock.forward",
-        drivers.threaded_block,
-        hidden_cases("transformer.h.1.", without=("attn.",)),
-    ),
-    Exercise(
-        "kv_cache.ThreadedModel.forward",
-        drivers.threaded_model,
-        id_cases("transformer.", without="h."),
-    ),
-    Exercise(
-        "kv_cache.ThreadedLMHead.forward",
-        drivers.threaded_lm_head,
-        id_cases("", without="transformer.h."),
-    ),
+    Exercise("kv_cache.ThreadedAttention.forward", drivers.threaded_attention, attention_cases),
+    Exercise("kv_cache.ThreadedBlock.forward", drivers.threaded_block, block_cases),
+    Exercise("kv_cache.ThreadedModel.forward", drivers.threaded_model, model_cases),
+    Exercise("kv_cache.ThreadedLMHead.forward", drivers.threaded_lm_head, lm_head_cases),
     Exercise(
         "kv_cache.generate_threaded",
         drivers.generate_threaded,

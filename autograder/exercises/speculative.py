@@ -515,25 +515,15 @@ def speed_up_cases(generator: torch.Generator) -> list[Case]:
     ]
 
 
+with_model = partial(Exercise, compare=compare_with_work, services=lend_cached_model)
+
 EXERCISES = (
     Exercise("speculative.verify_greedy", drivers.verify_greedy, verify_greedy_cases),
     Exercise("speculative.residual", drivers.residual, residual_cases),
     Exercise("speculative.verify", drivers.verify, verify_cases),
-    Exercise(
-        "speculative.ModelDrafter.propose",
-        drivers.propose,
-        propose_cases,
-        compare_with_work,
-        lend_cached_model,
-    ),
+    with_model("speculative.ModelDrafter.propose", drivers.propose, propose_cases),
     Exercise("speculative.ngram_draft", drivers.ngram_draft, ngram_cases),
-    Exercise(
-        "speculative.generate_speculative",
-        drivers.generate_speculative,
-        generate_cases,
-        compare_with_work,
-        lend_cached_model,
-    ),
+    with_model("speculative.generate_speculative", drivers.generate_speculative, generate_cases),
     Exercise("speculative.expected_tokens", drivers.expected_tokens, expected_cases),
     Exercise("speculative.speed_up", drivers.speed_up, speed_up_cases),
 )
