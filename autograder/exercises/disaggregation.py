@@ -13,7 +13,7 @@ from autograder.draws import draw, normal, prompt_ids, steps_in
 from autograder.drivers import disaggregation as drivers
 from autograder.drivers.disaggregation import VOCAB, logits_at
 from autograder.exercise import Case, Exercise, Lends, Service, no_services
-from autograder.exercises.engine import FIRST_RUNS, ROOM_AT_ONCE, SMALL, Queue
+from autograder.exercises.engine import AT_ONCE, FIRST_RUNS, ROOM_FOR_TWO, SMALL, TWO_AND_ONE, Queue
 from autograder.lending.cached import lend_cached_model
 from autograder.lending.lent import Lent
 from solutions.disaggregation import unpack_kv
@@ -55,7 +55,7 @@ def schedule_cases(generator: torch.Generator) -> list[Case]:
     two_and_one, behind = "started 3/7|3/8, decodes 2", "started 2/9, decodes 5|3|4"
     newcomer = "started 5/8, decodes 4, waits 6, waits 5"
     too_many = "started 2/9, decodes 6 drafts=2, decodes 5 drafts=2, decodes 4, waits 3"
-    none_needed, adopted = "decodes 4, started 4/8, waits 2", "started 2/8, decodes 5+9"
+    none_needed, late = "decodes 4, started 4/8, waits 2", "started 2/8, decodes 5+9"
     three = "decodes 5 drafts=3, started 1/3, decodes 2"
     return [
         *first_runs,
@@ -80,14 +80,14 @@ def schedule_cases(generator: torch.Generator) -> list[Case]:
         case("drafts behind a prompt", 6, "waits 4+9 k=2 gains=1+3, waits 7", steps=4),
         case("a prompt of which only the last token is left", 8, "started 1/6, started 4/5"),
         case("a prompt of one token beside a started one", 3, "started 2/9, waits 1", steps=3),
-        case("no block is free, and none is needed", 8, none_needed, blocks=3),
-        case("a decode finds no block", 8, "decodes 5, started 1/4, waits 1", blocks=2, steps=3),
-        case("the adopted one finds no block, behind a started prompt", 4, adopted, 3, blocks=3),
-        case("the only one finds no block for its drafts", 8, "decodes 4 drafts=2", blocks=1),
-        case("two are preempted for one", 8, three, steps=2, blocks=5, block_size=2),
-        case(*ROOM_AT_ONCE),
-        case("recompute in chunks, beside decodes", 4, "decodes 9+6|8+6|6+6", blocks=6, steps=9),
-        case("blocks of one token", 8, "waits 4+3|3+3|2+3", blocks=11, block_size=1, steps=9),
+        case("no block is free, and none is needed", 8, none_needed, num_blocks=3),
+        case("a decode finds no block", 8, "decodes 5, started 1/4, waits 1", 3, num_blocks=2),
+        case("the adopted one finds no block, behind a started prompt", 4, late, 3, num_blocks=3),
+        case("the only one finds no block for its drafts", 8, "decodes 4 drafts=2", num_blocks=1),
+        case("two are preempted for one", 8, three, steps=2, num_blocks=5, block_size=2),
+        case(AT_ONCE, 8, TWO_AND_ONE, steps=3, **ROOM_FOR_TWO),
+        case("recompute in chunks, beside decodes", 4, "decodes 9+6|8+6|6+6", 9, num_blocks=6),
+        case("blocks of one token", 8, "waits 4+3|3+3|2+3", num_blocks=11, block_size=1, steps=9),
         case("seven requests, a small pool, drafts", 6, some, 16, **SMALL),
     ]
 
@@ -226,16 +226,10 @@ def adopt_cases(generator: torch.Generator) -> list[Case]:
     salt = draw(generator, 0, 10**6)
 
     def case(
-        label: str,
-        *requests: Request,
-        steps: int = 4,
-        blocks: int = 8,
-        block_size: int = 4,
-        token_budget: int = 8,
-        max_running: int = 4,
+        label: str, *requests: Request, blocks: int = 8, block_size: int = 4, **more: int
     ) -> Case:
+        limits = {"steps": 4, "token_budget": 8, "max_running": 4} | more
         pool = a_pool(generator, blocks, block_size)
-        limits = {"steps": steps, "token_budget": token_budget, "max_running": max_running}
         return Case(label, {"pool": pool, "requests": list(requests), **limits, "salt": salt})
 
     def here(length: int, new: int, comes: int = 1) -> Request:

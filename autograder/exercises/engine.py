@@ -33,19 +33,11 @@ class Queue:
         self.generator = generator
 
     def case(
-        self,
-        label: str,
-        budget: int,
-        requests: str | list[Request],
-        steps: int = 1,
-        blocks: int = 40,
-        block_size: int = 4,
-        max_running: int = 8,
+        self, label: str, budget: int, about: str | list[Request], steps: int = 1, **limits: int
     ) -> Case:
-        made = self.requests(requests) if isinstance(requests, str) else requests
-        limits = {"token_budget": budget, "max_running": max_running}
-        pool = {"num_blocks": blocks, "block_size": block_size}
-        return Case(label, {"requests": made, "steps": steps, **pool, **limits})
+        requests = self.requests(about) if isinstance(about, str) else about
+        pool = {"num_blocks": 40, "block_size": 4, "token_budget": budget, "max_running": 8}
+        return Case(label, {"requests": requests, "steps": steps, **pool, **limits})
 
     def requests(self, words: str) -> list[Request]:
         made = []
@@ -92,8 +84,9 @@ FIRST_RUNS = (  # of any scheduler: label, budget, requests, steps
     ("a prompt of two whole chunks", 4, "waits 8", 3),
 )
 AT_ONCE = "a preempted one for which there would be room at once"
-ROOM_AT_ONCE = AT_ONCE, 8, "decodes 3, decodes 3 drafts=3, waits 1", 3, 9, 1, 2
-SMALL = {"blocks": 9, "block_size": 2, "max_running": 4}
+TWO_AND_ONE = "decodes 3, decodes 3 drafts=3, waits 1"
+ROOM_FOR_TWO = {"num_blocks": 9, "block_size": 1, "max_running": 2}
+SMALL = {"num_blocks": 9, "block_size": 2, "max_running": 4}
 
 
 def schedule_cases(generator: torch.Generator) -> list[Case]:
@@ -102,7 +95,8 @@ def schedule_cases(generator: torch.Generator) -> list[Case]:
     first_runs = [case(*about) for about in FIRST_RUNS]
     too_many = "decodes 6 drafts=2, decodes 5 drafts=2, decodes 4, waits 3"
     drafting = "decodes 5+9 k=1, decodes 7+7 drafts=2 k=2"
-    too_long, three = "decodes 8, waits 9, waits 2", "decodes 5 drafts=3, decodes 2, decodes 3"
+    long, three = "decodes 8, waits 9, waits 2", "decodes 5 drafts=3, decodes 2, decodes 3"
+    ones = {"num_blocks": 11, "block_size": 1}
     others = "decodes 5, decodes 7+9, waits 2, waits 3 comes=2"
     return [
         *first_runs,
@@ -120,21 +114,26 @@ def schedule_cases(generator: torch.Generator) -> list[Case]:
         case("drafts that don't fit into what is left", 5, too_many, steps=2),
         case("drafts behind a prompt", 6, "waits 4+9 k=2 gains=1+3", steps=4),
         case(
-            "a request that was preempted with its drafts", 5, drafting, 6, blocks=11, block_size=1
+            "a request that was preempted with its drafts",
+            5,
+            drafting,
+            6,
+            num_blocks=11,
+            block_size=1,
         ),
-        case("no place in any block of the pool", 8, "waits 9", blocks=2),
+        case("no place in any block of the pool", 8, "waits 9", num_blocks=2),
         case(
-            "a prompt too long for the free blocks, a short one behind it", 16, too_long, blocks=4
+            "a prompt too long for the free blocks, a short one behind it", 16, long, num_blocks=4
         ),
-        case("no block is free, and none is needed", 8, "decodes 4, decodes 7", blocks=3),
-        case("the oldest finds no block", 8, "decodes 5, decodes 5", blocks=2, steps=2),
-        case("the newest finds no block", 8, "decodes 4, decodes 5", blocks=2, steps=2),
-        case("the only one finds no block for its drafts", 8, "decodes 4 drafts=2", blocks=1),
-        case("two are preempted for one", 8, three, steps=2, blocks=5, block_size=2),
-        case("a preempted one, with others that wait", 8, others, steps=5, blocks=4),
-        case(*ROOM_AT_ONCE),
-        case("recompute in chunks", 4, "decodes 9+6, decodes 8+6, decodes 6+6", blocks=6, steps=9),
-        case("blocks of one token", 8, "waits 4+3|3+3|2+3", blocks=11, block_size=1, steps=9),
+        case("no block is free, and none is needed", 8, "decodes 4, decodes 7", num_blocks=3),
+        case("the oldest finds no block", 8, "decodes 5, decodes 5", num_blocks=2, steps=2),
+        case("the newest finds no block", 8, "decodes 4, decodes 5", num_blocks=2, steps=2),
+        case("the only one finds no block for its drafts", 8, "decodes 4 drafts=2", num_blocks=1),
+        case("two are preempted for one", 8, three, steps=2, num_blocks=5, block_size=2),
+        case("a preempted one, with others that wait", 8, others, steps=5, num_blocks=4),
+        case(AT_ONCE, 8, TWO_AND_ONE, steps=3, **ROOM_FOR_TWO),
+        case("recompute in chunks", 4, "decodes 9+6|8+6|6+6", num_blocks=6, steps=9),
+        case("blocks of one token", 8, "waits 4+3|3+3|2+3", **ones, steps=9),
         case("six requests, a small pool, drafts", 7, some, 14, **SMALL),
     ]
 
@@ -222,23 +221,17 @@ def step_cases(generator: torch.Generator) -> list[Case]:
     salt = draw(generator, 1, 10**4)
     texts = Texts(generator, salt)
 
-    def case(
-        label: str,
-        budget: int,
-        words: str,
-        k: int = 0,
-        blocks: int = 40,
-        block_size: int = 4,
-        max_running: int = 8,
-    ) -> Case:
+    def case(label: str, budget: int, words: str, k: int = 0, **limits: int) -> Case:
         requests = texts.requests(words)
-        pool = {"blocks": blocks, "block_size": block_size, "max_running": max_running}
+        pool = {"blocks": 40, "block_size": 4, "max_running": 8} | limits
         turns = turns_of(requests, k, salt, budget, **pool)
         own = {"config": asdict(CONFIG), "requests": requests, "k": k, "turns": turns}
         return Case(label, {**own, "token_budget": budget, "salt": salt})
 
     full = CONFIG.n_positions
     small = {"blocks": 6, "block_size": 2}
+    crowded = {"blocks": 10, "block_size": 2, "max_running": 3}
+    for_two = "3+7 wrong=3, 2+8 wrong=2+3, 5+3 comes=3"
     filled = f"{full}+0 max_new_tokens=3, 2+2"
     reaching = f"{full - 2}+2 max_new_tokens=9, 3+4"
     five = (
@@ -260,12 +253,7 @@ def step_cases(generator: torch.Generator) -> list[Case]:
         case("drafts, all of them right", 8, "3+6", k=2),
         case("drafts, some of them wrong", 8, "3+8 wrong=1+4", k=3),
         case("drafts, all of them wrong", 8, "2+4 wrong=0+1+2+3", k=2),
-        case(
-            "drafts for two, a prompt beside them",
-            16,
-            "3+7 wrong=3, 2+8 wrong=2+3, 5+3 comes=3",
-            k=2,
-        ),
+        case("drafts for two, a prompt beside them", 16, for_two, k=2),
         case("EOS among the drafts", 8, "3+7 eos=2, 2+5 wrong=1", k=3),
         case("drafts and a budget too small for all", 4, "3+6, 2+6 wrong=2", k=2),
         case("one is preempted", 8, "3+6, 4+6", **small),
@@ -280,7 +268,7 @@ def step_cases(generator: torch.Generator) -> list[Case]:
         case("a text reaches the end of the context", 32, reaching),
         case("tokens are drawn", 8, "3+5 temperature=1.0, 2+4 temperature=0.6"),
         case("one is drawn, one is greedy, with drafts", 8, "3+8 top_k=3, 2+6", k=2),
-        case("five requests, a small pool, drafts", 7, five, 2, 10, 2, max_running=3),
+        case("five requests, a small pool, drafts", 7, five, k=2, **crowded),
     ]
 
 

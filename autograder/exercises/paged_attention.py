@@ -291,15 +291,9 @@ def make_room_cases(generator: torch.Generator) -> list[Case]:
         built += [f"allocate 99 {others * block_size}"] if others else []
         lengths = [length + 1 for length in running] + [3] * waiting
         found = manager_case(generator, label, block_size, free, ", ".join(built)).data
-        return Case(
-            label,
-            {
-                "prompts": [prompt_list(generator, length) for length in lengths],
-                "running": len(running),
-                "rounds": rounds,
-                **{name: found[name] for name in ("num_blocks", "block_size", "state")},
-            },
-        )
+        pool = {name: found[name] for name in ("num_blocks", "block_size", "state")}
+        prompts = [prompt_list(generator, length) for length in lengths]
+        return Case(label, {"prompts": prompts, "running": len(running), "rounds": rounds, **pool})
 
     lengths = [draw(generator, 1, 9) for _ in range(4)]
     return [
@@ -325,6 +319,8 @@ def of_the_manager(method: str, cases: Callable[[torch.Generator], list[Case]]) 
     return Exercise(name, drivers.by_hand, cases, as_built=drivers.as_built)
 
 
+with_manager = partial(Exercise, services=lend_model_and_manager, in_bundle=lend_model_and_ledger)
+
 EXERCISES = (
     of_the_manager("allocate", allocate_cases),
     of_the_manager("append", append_cases),
@@ -332,11 +328,5 @@ EXERCISES = (
     of_the_manager("fork", fork_cases),
     Exercise("paged_attention.slot_mapping", drivers.slot_mapping, slot_cases),
     Exercise("paged_attention.PagedCache.attend", drivers.attend, attend_cases),
-    Exercise(
-        "paged_attention.PagedBatcher.make_room",
-        drivers.make_room,
-        make_room_cases,
-        services=lend_model_and_manager,
-        in_bundle=lend_model_and_ledger,
-    ),
+    with_manager("paged_attention.PagedBatcher.make_room", drivers.make_room, make_room_cases),
 )
