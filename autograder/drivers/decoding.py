@@ -1,6 +1,6 @@
 """Drivers of lab 5: logits to logits, a token, texts and their ends."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -34,52 +34,49 @@ class SamplingParams:
 # ----------------------------------------------------------------------------- logits to logits
 
 Logits = Float[Tensor, "rows vocab"]
+NEVER = float("-inf")
 
 
 def filtered(attempt: Attempt, logits: Logits, **threshold: float) -> list[Seen]:
-    """Called with the logits and one number, by whatever name."""
-    return [*kept(attempt(logits, *threshold.values()), logits)]
+    """Which tokens of each row stay. Called with the logits and one number, by whatever name."""
+    returned = attempt(logits, *threshold.values())
+    return by_row(
+        returned, logits, "logits", lambda row, now: f"keeps {tokens_where(now != NEVER)}"
+    )
 
 
-def kept(returned: Any, logits: Logits) -> Iterator[Seen]:
-    """Which tokens of each row stay, then the logits."""
-    yield Seen("What it returned", form_of(returned))
-    if form_of(returned) == form_of(logits):
-        for row, values in enumerate(returned):
-            stay = f"keeps {tokens_where(values != float('-inf'))}"
-            yield Seen(f"Row {row}", "has NaN in it" if values.isnan().any() else stay)
-        yield Seen("The tensor of logits", returned)
+def by_row(
+    returned: Any, like: Logits, what: str, told: Callable[[int, Tensor], str]
+) -> list[Seen]:
+    """What there is to tell of each row, then the tensor, if its form is right."""
+    seen = [Seen("What it returned", form_of(returned))]
+    if form_of(returned) != form_of(like):
+        return seen
+    for row, now in enumerate(returned):
+        seen.append(Seen(f"Row {row}", "has NaN in it" if now.isnan().any() else told(row, now)))
+    return [*seen, Seen(f"The tensor of {what}", returned)]
 
 
 def apply_repetition_penalty(
     attempt: Attempt, logits: Logits, ids: Int[Tensor, "rows seq"], penalty: float
 ) -> list[Seen]:
-    """Which tokens of each row get another logit, then the logits."""
+    """Which tokens of each row get another logit."""
     before = logits.clone()
-    returned = attempt(logits, ids, penalty)
-    seen = [Seen("What it returned", form_of(returned))]
-    if form_of(returned) != form_of(before):
-        return seen
-    for row, (now, was) in enumerate(zip(returned, before, strict=True)):
-        other = tokens_where(~torch.isclose(now.to(was.dtype), was))
-        told = "has NaN in it" if now.isnan().any() else f"has another logit for {other}"
-        seen.append(Seen(f"Row {row}", told))
-    return [*seen, Seen("The tensor of logits", returned)]
+
+    def told(row: int, now: Tensor) -> str:
+        other = ~torch.isclose(now.to(before.dtype), before[row])
+        return f"has another logit for {tokens_where(other)}"
+
+    return by_row(attempt(logits, ids, penalty), before, "logits", told)
 
 
 def next_token_probs(
     attempt: Attempt, logits: Logits, ids: Int[Tensor, "rows seq"], params: dict[str, Any]
 ) -> list[Seen]:
-    """Which tokens of each row can be drawn, then the probabilities. `params` may lack what is
-    neutral."""
+    """Which tokens of each row can be drawn. `params` may lack what is neutral."""
     returned = attempt(logits, ids, SamplingParams(**params))
-    seen = [Seen("What it returned", form_of(returned))]
-    if form_of(returned) != form_of(logits):
-        return seen
-    for row, probs in enumerate(returned):
-        possible = f"can draw {tokens_where(probs != 0)}"
-        seen.append(Seen(f"Row {row}", "has NaN in it" if probs.isnan().any() else possible))
-    return [*seen, Seen("The tensor of probabilities", returned)]
+    told = "probabilities", lambda row, probs: f"can draw {tokens_where(probs != 0)}"
+    return by_row(returned, logits, *told)
 
 
 def tokens_where(chosen: Bool[Tensor, " vocab"]) -> str:
@@ -144,9 +141,8 @@ def best_continuations(attempt: Attempt, scores: Tensor, logits: Logits, count: 
     seen = [Seen("What it returned", form)]
     if isinstance(form, str) and form.startswith("is a list of"):
         for rank, candidate in enumerate(found):
-            seen.append(Seen("The parent", candidate.parent, f"of candidate {rank}"))
-            seen.append(Seen("The token", candidate.token, f"of candidate {rank}"))
-            seen.append(Seen("The score", candidate.score, f"of candidate {rank}"))
+            for name in ("parent", "token", "score"):
+                seen.append(Seen(f"The {name}", getattr(candidate, name), f"of candidate {rank}"))
     return seen
 
 
@@ -163,18 +159,17 @@ def told_of(found: Any) -> Any:
     return f"is a list of {counted(len(found), 'Candidate')}"
 
 
+Places = Float[Tensor, "places vocab size"]
+Head = Float[Tensor, "size vocab"]
+
+
 class Texts:
     """Stands for `rows`: its logits depend on every token and its place, so another text shows.
 
     calls: what it was told in this step.
     """
 
-    def __init__(
-        self,
-        prompt: list[int],
-        embedding: Float[Tensor, "places vocab size"],
-        head: Float[Tensor, "size vocab"],
-    ) -> None:
+    def __init__(self, prompt: list[int], embedding: Places, head: Head) -> None:
         self.embedding, self.head = embedding, head
         self.texts, self.calls = [list(prompt)], list[str]()
         self.logits = self.computed()
@@ -218,12 +213,7 @@ def integers(values: Any, what: str) -> list[int]:
 
 
 def step(
-    attempt: type,
-    prompt: list[int],
-    embedding: Float[Tensor, "places vocab size"],
-    head: Float[Tensor, "size vocab"],
-    steps: int,
-    **options: Any,
+    attempt: type, prompt: list[int], embedding: Places, head: Head, steps: int, **options: Any
 ) -> list[Seen]:
     """A search of so many steps, after the last of which it is done."""
     rows = Texts(prompt, embedding, head)

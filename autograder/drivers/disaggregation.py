@@ -24,6 +24,7 @@ from solutions.sides import reserve
 
 # ----------------------------------------------------------------------------- a prompt in chunks
 
+Ids = Int[Tensor, "batch seq"]
 ROOMY = 64  # tokens: a wrong answer may store more than there are
 
 
@@ -44,11 +45,7 @@ class Forwards:
 
 
 def prefill_in_chunks(
-    attempt: Attempt,
-    ids: Int[Tensor, "batch seq"],
-    chunk: int,
-    next_ids: Int[Tensor, "batch 1"],
-    model: Any,
+    attempt: Attempt, ids: Ids, chunk: int, next_ids: Ids, model: Any
 ) -> list[Seen]:
     """Then one decode step, with `next_ids`, behind what the cache holds."""
     forwards = Forwards()

@@ -18,6 +18,7 @@ from solutions.decoding import GREEDY, SamplingParams
 from solutions.sequence import Sequence
 
 Plan = dict[int, int]
+Turns = list[dict[str, Any]]
 PRIME = 101
 
 
@@ -101,11 +102,7 @@ class Planned:
     """
 
     def __init__(
-        self,
-        turns: list[dict[str, Any]],
-        token_budget: int,
-        runner: TextRunner,
-        drafter: Prescribed | None,
+        self, turns: Turns, token_budget: int, runner: TextRunner, drafter: Prescribed | None
     ) -> None:
         self.turns, self.token_budget, self.waiting = turns, token_budget, Queue(drafter)
         self.running: list[Sequence] = []
@@ -162,7 +159,7 @@ def step(
     config: dict[str, Any],
     requests: list[dict[str, Any]],
     k: int,
-    turns: list[dict[str, Any]],
+    turns: Turns,
     token_budget: int,
     salt: int,
 ) -> list[Seen]:

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from autograder.drivers.seen import Attempt, Seen, snapshot, things
+from autograder.drivers.seen import Attempt, Seen, snapshot, tensors_in, things
 from solutions.slow_memory import fast_numbers_for
 
 # ---------------------------------------------------------------------------------- what is held
@@ -62,14 +62,10 @@ class Holding:
         return Seen("What it keeps in tensors", grows if self.has_overflowed else fits, when)
 
 
-def floats_in(value: Any, depth: int = 0) -> Iterator[Tensor]:
-    """The tensors of floats that a value is or holds."""
-    if isinstance(value, Tensor):
-        if value.is_floating_point() and value.layout == torch.strided and not value.is_meta:
-            yield value
-    elif isinstance(value, (list, tuple, deque, set, dict)) and depth < DEEPEST:
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from floats_in(item, depth + 1)
+def floats_in(value: Any) -> Iterator[Tensor]:
+    for tensor in tensors_in(value, depth=DEEPEST):
+        if tensor.is_floating_point() and tensor.layout == torch.strided and not tensor.is_meta:
+            yield tensor
 
 
 # ------------------------------------------------------------------------------------------ counts
@@ -86,6 +82,7 @@ def count_traffic(attempt: Attempt, **sizes: int) -> list[Seen]:
 Queries = Float[Tensor, "... q_len head_dim"]
 Keys = Float[Tensor, "... k_len head_dim"]
 Lses = Float[Tensor, "... q_len"]
+Pool = Float[Tensor, "2 blocks heads block_size head_dim"]
 Query = Float[Tensor, "heads head_dim"]
 
 
@@ -180,11 +177,7 @@ def split_decode(
 
 
 def paged_decode(
-    attempt: Attempt,
-    query: Float[Tensor, "heads head_dim"],
-    pool: Float[Tensor, "2 blocks heads block_size head_dim"],
-    block_table: list[int],
-    length: int,
+    attempt: Attempt, query: Query, pool: Pool, block_table: list[int], length: int
 ) -> list[Seen]:
     """The blocks are handed out one by one; all that nobody stored is noise."""
     heads, block_size, head_dim = pool.shape[2:]

@@ -14,11 +14,13 @@ from torch import Tensor
 from autograder.drivers.seen import (
     Attempt,
     Seen,
+    bytes_of,
     is_out_of_blocks,
     kind_of,
     lending,
     one_call,
     snapshot,
+    tensors_in,
     things,
     tried,
 )
@@ -96,21 +98,8 @@ def forward(
 
 
 def memory_of(thing: Any) -> int:
-    """Bytes of all memory that the tensors of floats in an object keep alive, counted once."""
-    storages = [tensor.untyped_storage() for tensor in floats_in(thing)]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-
-
-def floats_in(thing: Any, depth: int = 6) -> Iterator[Tensor]:
-    if isinstance(thing, Tensor):
-        yield from [thing] if thing.is_floating_point() else []
-    elif isinstance(thing, dict):
-        yield from floats_in(list(thing.values()), depth)
-    elif isinstance(thing, (list, tuple, set)) and depth:
-        for item in thing:
-            yield from floats_in(item, depth - 1)
-    elif hasattr(thing, "__dict__") and depth:
-        yield from floats_in(vars(thing), depth - 1)
+    """Bytes of all memory that the tensors of floats in an object keep alive."""
+    return bytes_of(t for t in tensors_in(thing, object, depth=6) if t.is_floating_point())
 
 
 # ------------------------------------------------------------------------------------- heavy rows

@@ -16,6 +16,8 @@ from solutions.batching import ContinuousBatcher, Request
 Step = tuple[Any, ...]  # the name of a method, and what it is given: ("append", 1)
 Steps = list[Step]
 State = dict[str, Any]
+Fields = dict[str, Any]  # of a GPTConfig
+Pool = Float[Tensor, "2 layers blocks block_size heads head_dim"]
 
 
 # ----------------------------------------------------------------------------- the block manager
@@ -138,12 +140,7 @@ slot_mapping = one_call(
 
 @torch.no_grad()
 def attend(
-    attempt: type,
-    config: dict[str, Any],
-    num_blocks: int,
-    block_size: int,
-    pool: Float[Tensor, "2 layers blocks block_size heads head_dim"],
-    forwards: list[dict[str, Any]],
+    attempt: type, config: Fields, num_blocks: int, block_size: int, pool: Pool, forwards: list[Any]
 ) -> list[Seen]:
     """Forwards: the tables and lengths that a manager would have, and the blocks to be copied
     before; the requests that are served; their queries, keys and values, one for every layer."""

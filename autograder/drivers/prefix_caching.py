@@ -417,15 +417,10 @@ class Beginnings:
 
 
 def served(
-    attempt: Attempt,
-    texts: list[list[int]],
-    at_once: int,
-    patience: int,
-    num_blocks: int,
-    block_size: int,
+    attempt: Attempt, texts: list[list[int]], at_once: int, patience: int, **pool: int
 ) -> list[Seen]:
     """Serve them one by one. So many wait at once: with each that is served another one comes."""
-    cache, coming = Beginnings(num_blocks, block_size), deque(range(len(texts)))
+    cache, coming = Beginnings(**pool), deque(range(len(texts)))
     waiting = [coming.popleft() for _ in range(at_once)]
     times = [0] * len(texts)
     order, computed = list[int](), 0

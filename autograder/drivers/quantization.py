@@ -1,13 +1,13 @@
 """Drivers of lab 10: codes and scales, bytes, a layer and what it holds, products, smoothing."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import starmap
 from typing import Any
 
 from jaxtyping import Float, Int8, UInt8
 from torch import Tensor, nn
 
-from autograder.drivers.seen import Attempt, Seen, form_of, one_call, snapshot
+from autograder.drivers.seen import Attempt, Seen, bytes_of, form_of, one_call, snapshot, tensors_in
 
 Weight = Float[Tensor, "n_in n_out"]
 Codes = Int8[Tensor, "n_in n_out"]
@@ -100,20 +100,7 @@ LAYER = "codes", "scale", "bias"
 
 
 def bytes_in(layer: Any) -> int:
-    """Of all the memory that a layer's tensors lie in."""
-    memory = [tensor.untyped_storage() for tensor in tensors_in(vars(layer))]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in memory}.values())
-
-
-def tensors_in(thing: Any) -> Iterator[Tensor]:
-    if isinstance(thing, Tensor):
-        yield thing
-        return
-    parts = vars(thing) if isinstance(thing, nn.Module) else thing
-    if isinstance(parts, Mapping):
-        parts = list(parts.values())
-    for part in parts if isinstance(parts, (list, tuple, set)) else ():
-        yield from tensors_in(part)
+    return bytes_of(tensors_in(vars(layer), nn.Module))
 
 
 # ------------------------------------------------------------------------ weights and activations

@@ -10,6 +10,7 @@ from solutions.hooks import EngineManager
 from solutions.paged_attention import OutOfBlocks
 from solutions.sequence import Sequence
 
+Requests = list[dict[str, Any]]
 MOST_SHOWN = 2000  # characters
 
 
@@ -62,13 +63,7 @@ class Pool(EngineManager):
 
 
 def schedule(
-    attempt: Any,
-    requests: list[dict[str, Any]],
-    steps: int,
-    num_blocks: int,
-    block_size: int,
-    token_budget: int,
-    max_running: int,
+    attempt: Any, requests: Requests, steps: int, token_budget: int, max_running: int, **pool: int
 ) -> list[Seen]:
     """Several steps, without a model: after each the requests are where an engine would have them.
 
@@ -77,7 +72,7 @@ def schedule(
     gains one of the numbers in `gains`, in turn, and gets up to `k` new drafts.
     """
     names = getattr(unwrap(attempt.make_room), "__globals__", {})
-    manager = Pool(num_blocks, block_size, names.get("OutOfBlocks", OutOfBlocks))
+    manager = Pool(**pool, raises=names.get("OutOfBlocks", OutOfBlocks))
     scheduler = attempt(manager, token_budget, max_running)
     sequences = [
         Sequence(number, list(request["ids"]), request["end"])

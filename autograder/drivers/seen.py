@@ -1,7 +1,8 @@
 """What a driver saw: records of plain data, so that they can be compared, shown and sent."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from inspect import unwrap
 from operator import index
@@ -198,6 +199,26 @@ def uniforms_given(before: Tensor, generator: torch.Generator, most: int) -> int
             return count
         torch.rand(1, generator=again)
     return None
+
+
+def tensors_in(thing: Any, inside: type | tuple[()] = (), depth: int = 12) -> Iterator[Tensor]:
+    """The tensors that a value is or holds; also those in objects of the type `inside`."""
+    if isinstance(thing, Tensor):
+        yield thing
+        return
+    if isinstance(thing, Mapping):
+        thing = list(thing.values())
+    elif isinstance(thing, inside) and hasattr(thing, "__dict__"):
+        thing = list(vars(thing).values())
+    if depth and isinstance(thing, (list, tuple, set, deque)):
+        for part in thing:
+            yield from tensors_in(part, inside, depth - 1)
+
+
+def bytes_of(tensors: Iterable[Tensor]) -> int:
+    """Of all the memory that tensors lie in, counted once; a slice keeps all of it alive."""
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def one_call(module: str, name: str, what: str, given: str) -> Callable[..., list[Seen]]:

@@ -1,6 +1,7 @@
 """Drivers of lab 6: what is accepted, a draft model that runs ahead, n-grams, and the loop."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any
 
@@ -14,6 +15,7 @@ from solutions.decoding import SamplingParams
 
 Probs = Float[Tensor, "rows vocab"]
 Row = Float[Tensor, " numbers"]
+Params = dict[str, Any]  # of SamplingParams
 
 # ----------------------------------------------------------------------------------- verifying
 
@@ -59,12 +61,7 @@ def list_kind(value: Any) -> str:
 
 
 def propose(
-    attempt: type,
-    prompt: list[int],
-    params: dict[str, Any],
-    seed: int,
-    rounds: list[tuple[int, int, int]],
-    model: Any,
+    attempt: type, prompt: list[int], params: Params, seed: int, rounds: list[Any], model: Any
 ) -> list[Seen]:
     """As the loop would call it. Rounds: how many drafts are asked for, how many of them are
     accepted, and the token after those."""
@@ -118,7 +115,7 @@ def generate_speculative(
     drafts: list[list[int]],
     draft_probs: list[Probs] | None,
     model: Any,
-    params: dict[str, Any] | None,
+    params: Params | None,
     seed: int | None,
     eos_token_id: int | None,
 ) -> list[Seen]:
@@ -132,6 +129,7 @@ def generate_speculative(
     return [*speculated(found), *drafter.seen]
 
 
+@dataclass
 class Prescribed:
     """Stands for a drafter: in each round it proposes what is prescribed, or the first k of it.
 
@@ -139,18 +137,13 @@ class Prescribed:
     text and the drafts before it, so that the last one has not been seen.
     """
 
-    def __init__(
-        self,
-        vocab_size: int,
-        drafts: list[list[int]],
-        draft_probs: list[Probs] | None,
-        given: dict[str, Any],
-    ) -> None:
-        self.vocab_size, self.given = vocab_size, given
-        self.drafts, self.draft_probs = drafts, draft_probs
-        self.held: list[int] = []
-        self.seen: list[Seen] = []
-        self.calls = 0
+    vocab_size: int
+    drafts: list[list[int]]
+    draft_probs: list[Probs] | None
+    given: dict[str, Any]
+    held: list[int] = field(default_factory=list)
+    seen: list[Seen] = field(default_factory=list)
+    calls: int = 0
 
     def propose(
         self, ids: Any, k: int, params: Any, generator: torch.Generator
