@@ -2,10 +2,11 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from contextvars import ContextVar
 from functools import lru_cache
 from itertools import count, islice
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -22,6 +23,7 @@ LAYERS = GPTConfig(vocab_size=11, n_positions=16, n_embd=10, n_layer=3, n_head=2
 EOS = 29
 LOOP = GPTConfig(300, n_positions=16, n_embd=30, n_layer=2, n_head=3, eos_token_id=EOS)
 
+T = TypeVar("T")
 
 OWN = 24  # a seed whose texts have token 0, EOS and much else, as not every seed's do
 
@@ -100,6 +102,31 @@ def prompt_ids(generator: torch.Generator, seq: int, batch: int = 1) -> Int[Tens
 
 def prompt_list(generator: torch.Generator, seq: int) -> list[int]:
     return prompt_ids(generator, seq)[0].tolist()
+
+
+def until(wanted: Callable[[T], bool], drawn: Callable[[], T], tries: int = 5_000) -> T:
+    """The first of what is drawn, again and again, that is as wanted."""
+    for _ in range(tries):
+        if wanted(found := drawn()):
+            return found
+    raise RuntimeError(f"{tries:,} draws, and none of them is as wanted.")
+
+
+def steps_in(words: str) -> list[tuple[Any, ...]]:
+    """Steps as a case tells them: "free 0, append 2|3" is free 0, then append 2, then append 3."""
+    steps = [step.split() for step in words.split(", ") if step]
+    return [
+        tuple(map(number_or_word, [*before, last]))
+        for *before, lasts in steps
+        for last in lasts.split("|")
+    ]
+
+
+def number_or_word(word: str) -> int | float | str:
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(word)
+    return word
 
 
 def weights_of(part: str, generator: torch.Generator) -> dict[str, Tensor]:

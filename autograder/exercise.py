@@ -34,6 +34,15 @@ class Case:
     data: Mapping[str, Any]
 
 
+def case_of(*names: str) -> Callable[..., Case]:
+    """Makes cases of values in the order of these names; what more there is goes by its own."""
+
+    def case(label: str, *values: Any, **more: Any) -> Case:
+        return Case(label, {**dict(zip(names, values, strict=True)), **more})
+
+    return case
+
+
 @dataclass(frozen=True)
 class Lends:
     """The names of a lent thing that an attempt may read and call: "" is the thing itself.

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from autograder.drivers.seen import Seen, kind_of, two_things
+from autograder.drivers.seen import Attempt, Seen, kind_of, one_call, place_of, snapshot, things
 from gpt import GPTConfig
 
 Config = dict[str, Any]  # the fields of a GPTConfig
@@ -16,16 +16,14 @@ Config = dict[str, Any]  # the fields of a GPTConfig
 # ------------------------------------------------------------------------------ static batching
 
 
-def pad_left(attempt: Callable[..., Any], prompts: list[list[int]], **pad_id: int) -> list[Seen]:
+def pad_left(attempt: Attempt, prompts: list[list[int]], **pad_id: int) -> list[Seen]:
     """`pad_id` is handed on where the case has one."""
     rule = "pad_left returns two things, the ids and the attention mask"
-    input_ids, attention_mask = two_things(attempt(prompts, **pad_id), rule)
+    input_ids, attention_mask = things(2, attempt(prompts, **pad_id), rule)
     return [Seen("`input_ids`", input_ids), Seen("`attention_mask`", attention_mask)]
 
 
-def padded_position_ids(
-    attempt: Callable[..., Any], attention_mask: Bool[Tensor, "batch seq"]
-) -> list[Seen]:
+def padded_position_ids(attempt: Attempt, attention_mask: Bool[Tensor, "batch seq"]) -> list[Seen]:
     """The positions of tokens, with 0 for the pads; a pad may have any that the model accepts."""
     is_pad, seq = ~attention_mask, attention_mask.shape[1]
     position_ids = attempt(attention_mask)
@@ -40,7 +38,7 @@ def padded_position_ids(
 
 
 def padded_mask(
-    attempt: Callable[..., Any], attention_mask: Bool[Tensor, "batch k_len"], q_len: int
+    attempt: Attempt, attention_mask: Bool[Tensor, "batch k_len"], q_len: int
 ) -> list[Seen]:
     """What tokens see, with nothing for the pads; a pad may see what it likes, but not nothing."""
     is_pad = ~attention_mask[:, -q_len:]
@@ -59,9 +57,7 @@ def padded_mask(
     ]
 
 
-def generate_padded(
-    attempt: Callable[..., Any], batches: list[dict[str, Any]], model: Any
-) -> list[Seen]:
+def generate_padded(attempt: Attempt, batches: list[dict[str, Any]], model: Any) -> list[Seen]:
     """Serve the batches one after the other with one model."""
     seen: list[Seen] = []
     for number, batch in enumerate(batches, 1):
@@ -88,11 +84,13 @@ def copied(value: Any) -> Any:
     return list(value) if isinstance(value, (list, tuple)) else value
 
 
-def utilisation(attempt: Callable[..., Any], trace: list[list[int | None]]) -> list[Seen]:
-    return [Seen("The utilisation", attempt(trace))]
+utilisation = one_call(__name__, "utilisation", "The utilisation", "trace")
 
 
 # ------------------------------------------------------------------------------------- SlotCache
+
+
+Fill = Callable[[Any, Int[Tensor, " slots"]], None]
 
 
 def select(attempt: type, **case: Any) -> list[Seen]:
@@ -128,14 +126,9 @@ def select_as_built(attempt: type, **case: Any) -> list[Seen]:
 
 
 def selected(
-    attempt: type,
-    fill: Callable[[Any, Int[Tensor, " slots"]], None],
-    config: Config,
-    slots: int,
-    max_length: int,
-    steps: list[tuple[Int[Tensor, " slots"], list[int], int]],
+    attempt: type, fill: Fill, config: Config, slots: int, max_length: int, steps: list[Any]
 ) -> list[Seen]:
-    """Steps: the length of every slot, and what is asked of `select`."""
+    """Steps: the length of every slot, and what is asked of `select`: slots and q_len."""
     cache = attempt(GPTConfig(**config), slots, max_length, dtype=torch.float64)
     seen: list[Seen] = []
     for number, (lengths, served, q_len) in enumerate(steps, 1):
@@ -153,10 +146,6 @@ def kept(cache: Any, name: str) -> Any:
     if not hasattr(cache, name):
         raise AttributeError(f"`select` keeps no self.{name}, and `attend` will look for it there.")
     return snapshot(getattr(cache, name))
-
-
-def snapshot(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
 
 
 Select = Callable[[Any, list[int], Tensor, Tensor], Any]
@@ -183,12 +172,7 @@ def attend_as_built(attempt: type, **case: Any) -> list[Seen]:
 
 @torch.no_grad()
 def attended(
-    attempt: type,
-    select: Select,
-    config: Config,
-    slots: int,
-    max_length: int,
-    steps: list[tuple[str, Any]],
+    attempt: type, select: Select, config: Config, slots: int, max_length: int, steps: list[Any]
 ) -> list[Seen]:
     """Steps: ("forward", slots, positions, mask, queries, keys, values), the last three of all
     layers, and ("free", slot).
@@ -213,10 +197,9 @@ def attended(
 
 def stored(cache: Any, memory: tuple[Tensor, Tensor], where: str) -> Iterator[Seen]:
     """The tokens that the slots hold, with 0 beyond; and whether the memory is the one reserved."""
-    both = zip(memory, (cache.keys, cache.values), strict=True)
-    same = all(was.data_ptr() == now.data_ptr() and was.shape == now.shape for was, now in both)
-    yield Seen("The memory", "is the same as before" if same else "has been made anew", where)
-    if same:
+    state = place_of(memory, cache)
+    yield Seen("The memory", state, where)
+    if state == "is the same as before":
         filled = torch.arange(cache.max_length) < cache.lengths[:, None]
         yield Seen("`keys`", cache.keys * filled[:, None, :, None], where)
         yield Seen("`values`", cache.values * filled[:, None, :, None], where)

@@ -9,7 +9,15 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from autograder.drivers.seen import Seen, copied, kind_of, plain, uniforms_given
+from autograder.drivers.seen import (
+    Attempt,
+    Seen,
+    copied,
+    form_of,
+    kind_of,
+    one_call,
+    uniforms_given,
+)
 
 
 @dataclass(frozen=True)
@@ -26,76 +34,49 @@ class SamplingParams:
 # ----------------------------------------------------------------------------- logits to logits
 
 Logits = Float[Tensor, "rows vocab"]
+NEVER = float("-inf")
 
 
-def apply_temperature(
-    attempt: Callable[..., Any], logits: Logits, temperature: float
+def filtered(attempt: Attempt, logits: Logits, **threshold: float) -> list[Seen]:
+    """Which tokens of each row stay. Called with the logits and one number, by whatever name."""
+    returned = attempt(logits, *threshold.values())
+    return by_row(
+        returned, logits, "logits", lambda row, now: f"keeps {tokens_where(now != NEVER)}"
+    )
+
+
+def by_row(
+    returned: Any, like: Logits, what: str, told: Callable[[int, Tensor], str]
 ) -> list[Seen]:
-    return [*kept(attempt(logits, temperature), logits)]
-
-
-def apply_top_k(attempt: Callable[..., Any], logits: Logits, k: int) -> list[Seen]:
-    return [*kept(attempt(logits, k), logits)]
-
-
-def apply_top_p(attempt: Callable[..., Any], logits: Logits, p: float) -> list[Seen]:
-    return [*kept(attempt(logits, p), logits)]
-
-
-def apply_min_p(attempt: Callable[..., Any], logits: Logits, min_p: float) -> list[Seen]:
-    return [*kept(attempt(logits, min_p), logits)]
-
-
-def kept(returned: Any, logits: Logits) -> Iterator[Seen]:
-    """Which tokens of each row stay, then the logits."""
-    yield Seen("What it returned", form_of(returned))
-    if form_of(returned) == form_of(logits):
-        for row, values in enumerate(returned):
-            stay = f"keeps {tokens_where(values != float('-inf'))}"
-            yield Seen(f"Row {row}", "has NaN in it" if values.isnan().any() else stay)
-        yield Seen("The tensor of logits", returned)
+    """What there is to tell of each row, then the tensor, if its form is right."""
+    seen = [Seen("What it returned", form_of(returned))]
+    if form_of(returned) != form_of(like):
+        return seen
+    for row, now in enumerate(returned):
+        seen.append(Seen(f"Row {row}", "has NaN in it" if now.isnan().any() else told(row, now)))
+    return [*seen, Seen(f"The tensor of {what}", returned)]
 
 
 def apply_repetition_penalty(
-    attempt: Callable[..., Any], logits: Logits, ids: Int[Tensor, "rows seq"], penalty: float
+    attempt: Attempt, logits: Logits, ids: Int[Tensor, "rows seq"], penalty: float
 ) -> list[Seen]:
-    """Which tokens of each row get another logit, then the logits."""
+    """Which tokens of each row get another logit."""
     before = logits.clone()
-    returned = attempt(logits, ids, penalty)
-    seen = [Seen("What it returned", form_of(returned))]
-    if form_of(returned) != form_of(before):
-        return seen
-    for row, (now, was) in enumerate(zip(returned, before, strict=True)):
-        other = tokens_where(~torch.isclose(now.to(was.dtype), was))
-        told = "has NaN in it" if now.isnan().any() else f"has another logit for {other}"
-        seen.append(Seen(f"Row {row}", told))
-    return [*seen, Seen("The tensor of logits", returned)]
+
+    def told(row: int, now: Tensor) -> str:
+        other = ~torch.isclose(now.to(before.dtype), before[row])
+        return f"has another logit for {tokens_where(other)}"
+
+    return by_row(attempt(logits, ids, penalty), before, "logits", told)
 
 
 def next_token_probs(
-    attempt: Callable[..., Any],
-    logits: Logits,
-    ids: Int[Tensor, "rows seq"],
-    params: dict[str, Any],
+    attempt: Attempt, logits: Logits, ids: Int[Tensor, "rows seq"], params: dict[str, Any]
 ) -> list[Seen]:
-    """Which tokens of each row can be drawn, then the probabilities. `params` may lack what is
-    neutral."""
+    """Which tokens of each row can be drawn. `params` may lack what is neutral."""
     returned = attempt(logits, ids, SamplingParams(**params))
-    seen = [Seen("What it returned", form_of(returned))]
-    if form_of(returned) != form_of(logits):
-        return seen
-    for row, probs in enumerate(returned):
-        possible = f"can draw {tokens_where(probs != 0)}"
-        seen.append(Seen(f"Row {row}", "has NaN in it" if probs.isnan().any() else possible))
-    return [*seen, Seen("The tensor of probabilities", returned)]
-
-
-def form_of(value: Any) -> Any:
-    """What a tensor is, in words; anything else as plain data, which `==` compares."""
-    if not isinstance(value, Tensor):
-        return plain(value)
-    numbers = "floats" if value.is_floating_point() else f"the type {value.dtype}"
-    return f"is a tensor of {numbers}, of shape {list(value.shape)}"
+    told = "probabilities", lambda row, probs: f"can draw {tokens_where(probs != 0)}"
+    return by_row(returned, logits, *told)
 
 
 def tokens_where(chosen: Bool[Tensor, " vocab"]) -> str:
@@ -114,19 +95,11 @@ def tokens_where(chosen: Bool[Tensor, " vocab"]) -> str:
 # ----------------------------------------------------------------------------- a token is drawn
 
 
-def draw(
-    attempt: Callable[..., Any],
-    probs: Float[Tensor, "rows vocab"],
-    uniforms: Float[Tensor, " rows"],
-) -> list[Seen]:
-    return [Seen("The tensor of tokens", attempt(probs, uniforms))]
+draw = one_call(__name__, "draw", "The tensor of tokens", "probs uniforms")
 
 
 def sample(
-    attempt: Callable[..., Any],
-    params: dict[str, Any],
-    seeds: list[int],
-    steps: list[dict[str, Any]],
+    attempt: Attempt, params: dict[str, Any], seeds: list[int], steps: list[dict[str, Any]]
 ) -> list[Seen]:
     """Steps: the requests that are served, their logits and texts. Each has a generator of its own.
 
@@ -162,20 +135,14 @@ def gave(state: Tensor, generator: torch.Generator) -> str:
 # ------------------------------------------------------------------------------- beam search
 
 
-def best_continuations(
-    attempt: Callable[..., Any],
-    scores: Float[Tensor, " beams"],
-    logits: Float[Tensor, "beams vocab"],
-    count: int,
-) -> list[Seen]:
+def best_continuations(attempt: Attempt, scores: Tensor, logits: Logits, count: int) -> list[Seen]:
     found = attempt(scores, logits, count)
     form = told_of(found)
     seen = [Seen("What it returned", form)]
     if isinstance(form, str) and form.startswith("is a list of"):
         for rank, candidate in enumerate(found):
-            seen.append(Seen("The parent", candidate.parent, f"of candidate {rank}"))
-            seen.append(Seen("The token", candidate.token, f"of candidate {rank}"))
-            seen.append(Seen("The score", candidate.score, f"of candidate {rank}"))
+            for name in ("parent", "token", "score"):
+                seen.append(Seen(f"The {name}", getattr(candidate, name), f"of candidate {rank}"))
     return seen
 
 
@@ -192,18 +159,17 @@ def told_of(found: Any) -> Any:
     return f"is a list of {counted(len(found), 'Candidate')}"
 
 
+Places = Float[Tensor, "places vocab size"]
+Head = Float[Tensor, "size vocab"]
+
+
 class Texts:
     """Stands for `rows`: its logits depend on every token and its place, so another text shows.
 
     calls: what it was told in this step.
     """
 
-    def __init__(
-        self,
-        prompt: list[int],
-        embedding: Float[Tensor, "places vocab size"],
-        head: Float[Tensor, "size vocab"],
-    ) -> None:
+    def __init__(self, prompt: list[int], embedding: Places, head: Head) -> None:
         self.embedding, self.head = embedding, head
         self.texts, self.calls = [list(prompt)], list[str]()
         self.logits = self.computed()
@@ -247,12 +213,7 @@ def integers(values: Any, what: str) -> list[int]:
 
 
 def step(
-    attempt: type,
-    prompt: list[int],
-    embedding: Float[Tensor, "places vocab size"],
-    head: Float[Tensor, "size vocab"],
-    steps: int,
-    **options: Any,
+    attempt: type, prompt: list[int], embedding: Places, head: Head, steps: int, **options: Any
 ) -> list[Seen]:
     """A search of so many steps, after the last of which it is done."""
     rows = Texts(prompt, embedding, head)
@@ -323,7 +284,7 @@ class Pieces:
         return piece
 
 
-def stop_at(attempt: Callable[..., Any], pieces: list[str], stops: list[str]) -> list[Seen]:
+def stop_at(attempt: Attempt, pieces: list[str], stops: list[str]) -> list[Seen]:
     source = Pieces(pieces)
     text = attempt(source, stops)
     if not isinstance(text, Iterator):

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from autograder.drivers.queues import by_number, numbered, shown
+from autograder.drivers.queues import by_number, numbered, outgoing, shown
 from autograder.drivers.queues import schedule as schedule
-from autograder.drivers.seen import Seen, lending
+from autograder.drivers.seen import Attempt, Seen, lending, one_call, snapshot
 from gpt import GPTConfig
 from solutions.decoding import GREEDY, SamplingParams
 from solutions.engine.engine import Engine
@@ -24,6 +24,7 @@ from solutions.two_processes.sides import reserve
 
 # ----------------------------------------------------------------------------- a prompt in chunks
 
+Ids = Int[Tensor, "batch seq"]
 ROOMY = 64  # tokens: a wrong answer may store more than there are
 
 
@@ -43,17 +44,8 @@ class Forwards:
         ]
 
 
-def snapshot(value: Any) -> Any:
-    """A tensor as it is now, whatever becomes of its memory."""
-    return value.clone() if isinstance(value, Tensor) else value
-
-
 def prefill_in_chunks(
-    attempt: Callable[..., Any],
-    ids: Int[Tensor, "batch seq"],
-    chunk: int,
-    next_ids: Int[Tensor, "batch 1"],
-    model: Any,
+    attempt: Attempt, ids: Ids, chunk: int, next_ids: Ids, model: Any
 ) -> list[Seen]:
     """Then one decode step, with `next_ids`, behind what the cache holds."""
     forwards = Forwards()
@@ -75,22 +67,15 @@ def prefill_in_chunks(
 # ----------------------------------------------------------------------------------------- the gaps
 
 
-def token_gaps(
-    attempt: Callable[..., Any], trace: list[list[tuple[int, int, bool]]], request: int
-) -> list[Seen]:
-    return [Seen("What it returned", attempt(trace, request))]
-
+token_gaps = one_call(__name__, "token_gaps", "What it returned", "trace request")
 
 # ---------------------------------------------------------------------------- keys and values sent
 
+Pool = Float[Tensor, "2 layers blocks block_size heads head_dim"]
+Sent = Float[Tensor, "2 layers tokens heads head_dim"]
 
-def pack_kv(
-    attempt: Callable[..., Any],
-    pool: Float[Tensor, "2 layers blocks block_size heads head_dim"],
-    table: list[int],
-    start: int,
-    end: int,
-) -> list[Seen]:
+
+def pack_kv(attempt: Attempt, pool: Pool, table: list[int], start: int, end: int) -> list[Seen]:
     """What comes back is looked at again once everything in the pool has been overwritten."""
     own = pool.clone()
     kv = attempt(own, table, start, end)
@@ -109,13 +94,7 @@ def pack_kv(
     ]
 
 
-def unpack_kv(
-    attempt: Callable[..., Any],
-    pool: Float[Tensor, "2 layers blocks block_size heads head_dim"],
-    table: list[int],
-    start: int,
-    kv: Float[Tensor, "2 layers tokens heads head_dim"],
-) -> list[Seen]:
+def unpack_kv(attempt: Attempt, pool: Pool, table: list[int], start: int, kv: Sent) -> list[Seen]:
     own = pool.clone()
     attempt(own, table, start, kv)
     return [Seen("The pool", own, "afterwards")]
@@ -174,8 +153,8 @@ def logits_at(place: int, token: int, salt: int) -> Float[Tensor, " vocab"]:
 
 
 def adopt(
-    attempt: Callable[..., Any],
-    pool: Float[Tensor, "2 layers blocks block_size heads head_dim"],
+    attempt: Attempt,
+    pool: Pool,
     requests: list[dict[str, Any]],
     steps: int,
     token_budget: int,
@@ -218,7 +197,7 @@ def unpacking(writer: Any) -> Callable[..., None]:
     return unpack_kv
 
 
-def came(attempt: Callable[..., Any], engine: Any, request: dict[str, Any]) -> Iterator[Seen]:
+def came(attempt: Attempt, engine: Any, request: dict[str, Any]) -> Iterator[Seen]:
     """What is there once a request has been adopted."""
     if request["first_token"] is None:
         engine.submit(request["prompt"], request["end"] - len(request["prompt"]))
@@ -253,10 +232,7 @@ def may_go_on(engine: Any) -> bool:
 
 def stepped(engine: Any, outputs: list[Any], where: str, after: str) -> Iterator[Seen]:
     yield Seen("What the runner is asked for, by request,", shown(engine.runner.asked), where)
-    by_request: dict[int, list[Any]] = {}
-    for output in outputs:
-        by_request.setdefault(output.request, []).append([output.new_ids, output.finish_reason])
-    yield Seen("What goes out, by request,", shown(by_request), where)
+    yield outgoing(outputs, where)
     yield from state(engine, after)
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from autograder.drivers.queues import by_number, numbered, shown
+from autograder.drivers.queues import by_number, numbered, outgoing, shown
 from autograder.drivers.queues import schedule as schedule
 from autograder.drivers.seen import Seen
 from gpt import GPTConfig
@@ -18,6 +18,7 @@ from solutions.decoding import GREEDY, SamplingParams
 from solutions.engine.sequence import Sequence
 
 Plan = dict[int, int]
+Turns = list[dict[str, Any]]
 PRIME = 101
 
 
@@ -101,11 +102,7 @@ class Planned:
     """
 
     def __init__(
-        self,
-        turns: list[dict[str, Any]],
-        token_budget: int,
-        runner: TextRunner,
-        drafter: Prescribed | None,
+        self, turns: Turns, token_budget: int, runner: TextRunner, drafter: Prescribed | None
     ) -> None:
         self.turns, self.token_budget, self.waiting = turns, token_budget, Queue(drafter)
         self.running: list[Sequence] = []
@@ -162,7 +159,7 @@ def step(
     config: dict[str, Any],
     requests: list[dict[str, Any]],
     k: int,
-    turns: list[dict[str, Any]],
+    turns: Turns,
     token_budget: int,
     salt: int,
 ) -> list[Seen]:
@@ -212,10 +209,7 @@ def stepped(engine: Any, outputs: list[Any], rows: int, where: str, after: str) 
     asked = {request: chunk for batch in batches for request, chunk in batch.items()}
     yield Seen("The number of forwards", len(batches), where)
     yield Seen("What the runner is asked for, by request,", shown(asked), where)
-    by_request: dict[int, list[Any]] = {}
-    for output in outputs:
-        by_request.setdefault(output.request, []).append([output.new_ids, output.finish_reason])
-    yield Seen("What goes out, by request,", shown(by_request), where)
+    yield outgoing(outputs, where)
     published = engine.scheduler.manager.told
     yield Seen("What `publish` is told, by request,", shown(published), where)
     added = [plain_row(row) for row in list(engine.trace)[rows:]]

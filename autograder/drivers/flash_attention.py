@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from autograder.drivers.seen import Seen, kind_of, two_things
+from autograder.drivers.seen import Attempt, Seen, snapshot, tensors_in, things
 from solutions.kernels.slow_memory import fast_numbers_for
 
 # ---------------------------------------------------------------------------------- what is held
@@ -62,25 +62,28 @@ class Holding:
         return Seen("What it keeps in tensors", grows if self.has_overflowed else fits, when)
 
 
-def floats_in(value: Any, depth: int = 0) -> Iterator[Tensor]:
-    """The tensors of floats that a value is or holds."""
-    if isinstance(value, Tensor):
-        if value.is_floating_point() and value.layout == torch.strided and not value.is_meta:
-            yield value
-    elif isinstance(value, (list, tuple, deque, set, dict)) and depth < DEEPEST:
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from floats_in(item, depth + 1)
+def floats_in(value: Any) -> Iterator[Tensor]:
+    for tensor in tensors_in(value, depth=DEEPEST):
+        if tensor.is_floating_point() and tensor.layout == torch.strided and not tensor.is_meta:
+            yield tensor
 
 
 # ------------------------------------------------------------------------------------------ counts
 
 
-def count_traffic(attempt: Callable[..., Any], **sizes: int) -> list[Seen]:
-    naive, tiled = two_things(attempt(**sizes), "count_traffic returns two numbers")
+def count_traffic(attempt: Attempt, **sizes: int) -> list[Seen]:
+    naive, tiled = things(2, attempt(**sizes), "count_traffic returns two numbers")
     return [Seen("The count of the naive way", naive), Seen("The count of the tiles", tiled)]
 
 
 # ------------------------------------------------------------------------------ the running softmax
+
+
+Queries = Float[Tensor, "... q_len head_dim"]
+Keys = Float[Tensor, "... k_len head_dim"]
+Lses = Float[Tensor, "... q_len"]
+Pool = Float[Tensor, "2 blocks heads block_size head_dim"]
+Query = Float[Tensor, "heads head_dim"]
 
 
 class State(NamedTuple):
@@ -91,15 +94,11 @@ class State(NamedTuple):
     weighted: Any
 
 
-def absorb(
-    attempt: Callable[..., Any],
-    state: list[Tensor],
-    tiles: list[tuple[Tensor, Tensor]],
-) -> list[Seen]:
+def absorb(attempt: Attempt, state: list[Tensor], tiles: list[tuple[Tensor, Tensor]]) -> list[Seen]:
     """state: of queries that have seen nothing, or more. tiles: scores and values of each."""
     current, seen = State(*state), []
     for number, (scores, values) in enumerate(tiles, 1):
-        current = State(*three_things(attempt(current, scores, values), "absorb returns a State"))
+        current = State(*things(3, attempt(current, scores, values), "absorb returns a State"))
         where = f"after tile {number}" if len(tiles) > 1 else ""
         seen += [
             Seen(f"`{part}`", snapshot(getattr(current, part)), where) for part in State._fields
@@ -107,26 +106,11 @@ def absorb(
     return seen
 
 
-def three_things(found: Any, rule: str) -> tuple[Any, Any, Any]:
-    """What a function returned, if it returned three things as it should. Raises TypeError."""
-    if isinstance(found, (tuple, list)) and len(found) == 3:
-        return found[0], found[1], found[2]
-    several = isinstance(found, (tuple, list))
-    what = f"{len(found)} things" if several else "None" if found is None else kind_of(found)
-    missing = " Is a `return` missing?" if found is None else ""
-    raise TypeError(f"{rule}; this is {what}.{missing}")
-
-
-def snapshot(value: Any) -> Any:
-    """A tensor as it is now, whatever becomes of its memory."""
-    return value.clone() if isinstance(value, Tensor) else value
-
-
 # ------------------------------------------------------------------------------------- tile by tile
 
 
 def flash_attention(
-    attempt: Callable[..., Any],
+    attempt: Attempt,
     q_len: int,
     k_len: int,
     head_dim: int,
@@ -153,24 +137,18 @@ def flash_attention(
 
 
 def merge(
-    attempt: Callable[..., Any],
-    outputs: Float[Tensor, "parts ... head_dim"],
-    lses: Float[Tensor, "parts ..."],
+    attempt: Attempt, outputs: Float[Tensor, "parts ... head_dim"], lses: Float[Tensor, "parts ..."]
 ) -> list[Seen]:
     return output_and_lse(attempt(outputs, lses), "merge")
 
 
 def output_and_lse(found: Any, name: str) -> list[Seen]:
-    output, lse = two_things(found, f"{name} returns output and lse")
+    output, lse = things(2, found, f"{name} returns output and lse")
     return [Seen("The output", output), Seen("The lse", lse)]
 
 
 def split_decode(
-    attempt: Callable[..., Any],
-    query: Float[Tensor, "heads head_dim"],
-    keys: Float[Tensor, "heads length head_dim"],
-    values: Float[Tensor, "heads length head_dim"],
-    parts: int,
+    attempt: Attempt, query: Query, keys: Keys, values: Keys, parts: int
 ) -> list[Seen]:
     """The workers are right; what each gets is looked at."""
     length, given = keys.shape[1], list[tuple[int, int]]()
@@ -199,11 +177,7 @@ def split_decode(
 
 
 def paged_decode(
-    attempt: Callable[..., Any],
-    query: Float[Tensor, "heads head_dim"],
-    pool: Float[Tensor, "2 blocks heads block_size head_dim"],
-    block_table: list[int],
-    length: int,
+    attempt: Attempt, query: Query, pool: Pool, block_table: list[int], length: int
 ) -> list[Seen]:
     """The blocks are handed out one by one; all that nobody stored is noise."""
     heads, block_size, head_dim = pool.shape[2:]
@@ -229,7 +203,7 @@ def paged_decode(
 
 
 def backward_tile(
-    attempt: Callable[..., Any],
+    attempt: Attempt,
     queries: Float[Tensor, "... q_len head_dim"],
     keys: Float[Tensor, "... k_len head_dim"],
     values: Float[Tensor, "... k_len head_dim"],
@@ -244,7 +218,7 @@ def backward_tile(
         tile = slice(first, first + block_k)
         own = keys[..., tile, :].clone(), values[..., tile, :].clone()
         found = attempt(queries, *own, output, lse, grad_output, k_len - q_len - first)
-        parts = three_things(found, "backward_tile returns three gradients")
+        parts = things(3, found, "backward_tile returns three gradients")
         where = f"from tile {first // block_k + 1}" if k_len > block_k else ""
         for name, part in zip(("queries", "keys", "values"), parts, strict=True):
             seen.append(Seen(f"The gradient of the {name}", part, where))

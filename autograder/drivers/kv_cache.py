@@ -13,67 +13,60 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from autograder.drivers.seen import Seen, kind_of, tried
+from autograder.drivers.seen import (
+    Attempt,
+    Seen,
+    kind_of,
+    one_by_one,
+    one_call,
+    place_of,
+    tried,
+)
 from gpt import GPTConfig, GPTModel
 
+Rows = Float[Tensor, "layers batch heads q_len head_dim"]
 Config = dict[str, Any]  # the fields of a GPTConfig
-Weights = dict[str, Tensor]
 Prompt = list[dict[str, Tensor]]  # its chunks: what a forward is handed besides the cache
 
 
-def causal_mask(
-    attempt: Callable[..., Any],
-    query_positions: Int[Tensor, "batch q_len"],
-    key_positions: Int[Tensor, "batch k_len"],
-) -> list[Seen]:
-    return [Seen("The mask", attempt(query_positions, key_positions))]
-
+causal_mask = one_call(__name__, "causal_mask", "The mask", "query_positions key_positions")
 
 # ------------------------------------------------------------------------ the threaded forwards
 
 
-def threaded_attention(
-    attempt: type[nn.Module], config: Config, idx: int, weights: Weights, **prompts: Any
-) -> list[Seen]:
-    return through_chunks(loaded(attempt(GPTConfig(**config), idx), weights), **prompts)
+def threaded_attention(attempt: Attempt, config: Config, idx: int, **case: Any) -> list[Seen]:
+    return through_chunks(attempt(GPTConfig(**config), idx), **case)
 
 
-def threaded_block(
-    attempt: type[nn.Module], config: Config, idx: int, weights: Weights, **prompts: Any
-) -> list[Seen]:
+def threaded_block(attempt: Attempt, config: Config, idx: int, **case: Any) -> list[Seen]:
     block = attempt(GPTConfig(**config), idx)
     block.attn = StandIn(GPTConfig(**config), idx)
-    return through_chunks(loaded(block, weights), **prompts)
+    return through_chunks(block, **case)
 
 
-def threaded_model(
-    attempt: type[nn.Module], config: Config, weights: Weights, **prompts: Any
-) -> list[Seen]:
+def threaded_model(attempt: Attempt, config: Config, **case: Any) -> list[Seen]:
     model = attempt(GPTConfig(**config))
     model.h = stand_ins(GPTConfig(**config))
-    return through_chunks(loaded(model, weights), **prompts)
+    return through_chunks(model, **case)
 
 
-def threaded_lm_head(
-    attempt: type[nn.Module], config: Config, weights: Weights, **prompts: Any
-) -> list[Seen]:
+def threaded_lm_head(attempt: Attempt, config: Config, **case: Any) -> list[Seen]:
     head = attempt(GPTConfig(**config))
     head.transformer = StandInModel(GPTConfig(**config))
-    return through_chunks(loaded(head, weights), **prompts)
-
-
-def loaded(module: nn.Module, weights: Weights) -> nn.Module:
-    torch.set_default_dtype(torch.float64)  # for what an attempt makes without naming a dtype
-    module.double().load_state_dict(weights)
-    return module.eval()
+    return through_chunks(head, **case)
 
 
 @torch.no_grad()
-def through_chunks(layer: nn.Module, prompts: list[Prompt], in_turns: bool = False) -> list[Seen]:
+def through_chunks(
+    layer: nn.Module, weights: dict[str, Tensor], prompts: list[Prompt], in_turns: bool
+) -> list[Seen]:
     """One prompt after the other, or a chunk of each in turns, as an engine may serve them.
 
     At the start of the first prompt the cache is None; at that of the others it is left out.
     """
+    torch.set_default_dtype(torch.float64)  # for what an attempt makes without naming a dtype
+    layer.double().load_state_dict(weights)
+    layer.eval()
     seen: list[Seen] = []
     handed: list[list[Any]] = [[None], *([] for _ in prompts[1:])]
     returned: list[tuple[Any, list[Seen]]] = []
@@ -105,11 +98,9 @@ def through_chunks(layer: nn.Module, prompts: list[Prompt], in_turns: bool = Fal
 
 def order_of(prompts: list[Prompt], in_turns: bool) -> Iterator[tuple[int, dict[str, Tensor]]]:
     """The chunks with their prompts' numbers."""
-    for turn in range(max(map(len, prompts))) if in_turns else ():
-        for number, prompt in enumerate(prompts):
-            yield from ((number, chunk) for chunk in prompt[turn : turn + 1])
-    for number, prompt in enumerate(prompts) if not in_turns else ():
-        yield from ((number, chunk) for chunk in prompt)
+    turns = [(turn, number) for number, prompt in enumerate(prompts) for turn in range(len(prompt))]
+    for turn, number in sorted(turns) if in_turns else turns:
+        yield number, prompts[number][turn]
 
 
 def tokens(first: int, last: int) -> str:
@@ -195,21 +186,11 @@ class StandInModel(GPTModel):
 # -------------------------------------------------------------------------------- the loop, bytes
 
 
-def generate_threaded(
-    attempt: Callable[..., Any], requests: list[dict[str, Any]], model: Any
-) -> list[Seen]:
-    """Serve the requests one after the other with one model."""
-    returned = [attempt(model, **request) for request in requests]
-    several = len(returned) > 1
-    return [
-        Seen("What it returned", ids, f"for prompt {number}" if several else "")
-        for number, ids in enumerate(returned, 1)
-    ]
+def generate_threaded(attempt: Attempt, requests: list[dict[str, Any]], model: Any) -> list[Seen]:
+    return one_by_one(attempt, requests, model, "for prompt")
 
 
-def kv_bytes_per_token(
-    attempt: Callable[..., Any], config: Config, bytes_per_number: list[int]
-) -> list[Seen]:
+def kv_bytes_per_token(attempt: Attempt, config: Config, bytes_per_number: list[int]) -> list[Seen]:
     return [Seen("The number of bytes", attempt(GPTConfig(**config), *bytes_per_number))]
 
 
@@ -280,13 +261,7 @@ def through_steps(
     return seen
 
 
-def forward(
-    cache: Any,
-    number: int,
-    queries: Float[Tensor, "layers batch heads q_len head_dim"],
-    keys: Float[Tensor, "layers batch heads q_len head_dim"],
-    values: Float[Tensor, "layers batch heads q_len head_dim"],
-) -> Iterator[Seen]:
+def forward(cache: Any, number: int, queries: Rows, keys: Rows, values: Rows) -> Iterator[Seen]:
     memory, before = (cache.keys, cache.values), (cache.keys.clone(), cache.values.clone())
     for layer, given in enumerate(zip(queries, keys, values, strict=True)):
         output, how = tried(cache.attend, layer, *given)
@@ -314,10 +289,3 @@ def truncate(cache: Any, number: int, n: int) -> Iterator[Seen]:
     yield Seen("The memory", place_of(memory, cache), where)
     for name, whole in (("keys", cache.keys), ("values", cache.values)):
         yield Seen(f"The memory for {name}, which `truncate` leaves alone,", whole.clone(), where)
-
-
-def place_of(memory: tuple[Tensor, Tensor], cache: Any) -> str:
-    """What became of the memory that was a cache's `keys` and `values`."""
-    both = zip(memory, (cache.keys, cache.values), strict=True)
-    same = all(was.data_ptr() == now.data_ptr() and was.shape == now.shape for was, now in both)
-    return "is the same as before" if same else "has been made anew"

@@ -8,57 +8,57 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from autograder.drivers.seen import Seen, kind_of, lending, tried, two_things
+from autograder.drivers.seen import (
+    Attempt,
+    Seen,
+    bytes_of,
+    is_out_of_blocks,
+    kind_of,
+    lending,
+    one_call,
+    snapshot,
+    tensors_in,
+    things,
+    tried,
+)
 from gpt import GPTConfig
 from solutions.disaggregation import pack_kv, unpack_kv
 from solutions.paged_attention import BlockManager, PagedCache
+
+Rows = Float[Tensor, "layers batch heads q_len head_dim"]
 
 # ------------------------------------------------------------------------- bytes, and fewer heads
 
 
 def kv_bytes_per_token(
-    attempt: Callable[..., Any], config: dict[str, Any], kv_heads: int, kind: dict[str, int]
+    attempt: Attempt, config: dict[str, Any], kv_heads: int, kind: dict[str, int]
 ) -> list[Seen]:
     """kind: `bits` and `group`, or what is given of them."""
     return [Seen("The number of bytes", attempt(GPTConfig(**config), kv_heads, **kind))]
 
 
-def grouped_attention(
-    attempt: Callable[..., Any],
-    queries: Float[Tensor, "batch heads q_len head_dim"],
-    keys: Float[Tensor, "batch kv_heads k_len head_dim"],
-    values: Float[Tensor, "batch kv_heads k_len head_dim"],
-    mask: Bool[Tensor, "batch 1 q_len k_len"] | None,
-) -> list[Seen]:
-    return [Seen("The output", attempt(queries, keys, values, mask))]
+grouped_attention = one_call(
+    __name__, "grouped_attention", "The output", "queries keys values mask"
+)
 
 
 def pool_heads(
-    attempt: Callable[..., Any],
-    weight: Float[Tensor, "n_embd 3*n_embd"],
-    bias: Float[Tensor, " 3*n_embd"],
-    n_head: int,
-    kv_heads: int,
+    attempt: Attempt, weight: Tensor, bias: Tensor, n_head: int, kv_heads: int
 ) -> list[Seen]:
     found = attempt(weight, bias, n_head, kv_heads)
-    new_weight, new_bias = two_things(found, "pool_heads returns two tensors, weight and bias")
+    new_weight, new_bias = things(2, found, "pool_heads returns two tensors, weight and bias")
     return [Seen("The weight", new_weight), Seen("The bias", new_bias)]
 
 
 # --------------------------------------------------------------------------------------- a window
 
 
-def window_mask(
-    attempt: Callable[..., Any],
-    query_positions: Int[Tensor, "batch q_len"],
-    key_positions: Int[Tensor, "batch k_len"],
-    window: int,
-    sinks: int,
-) -> list[Seen]:
-    return [Seen("The mask", attempt(query_positions, key_positions, window, sinks))]
+window_mask = one_call(
+    __name__, "window_mask", "The mask", "query_positions key_positions window sinks"
+)
 
 
 @torch.no_grad()
@@ -83,20 +83,13 @@ def window_cache(
 
 
 def forward(
-    cache: Any,
-    number: int,
-    n_layer: int,
-    most: int,
-    queries: Float[Tensor, "layers batch heads q_len head_dim"],
-    keys: Float[Tensor, "layers batch kv_heads q_len head_dim"],
-    values: Float[Tensor, "layers batch kv_heads q_len head_dim"],
+    cache: Any, number: int, n_layer: int, most: int, queries: Rows, keys: Rows, values: Rows
 ) -> Iterator[Seen]:
     """The caller's tensors are its own: once they have been handed over, they are overwritten."""
     for layer, given in enumerate(zip(queries, keys, values, strict=True)):
         where, own = f"layer {layer} in step {number}", [part.clone() for part in given]
         output = cache.attend(layer, *own)
-        now = output.clone() if isinstance(output, Tensor) else output
-        yield Seen("The output", now, f"of {where}")
+        yield Seen("The output", snapshot(output), f"of {where}")
         yield Seen("`length`", cache.length, f"after {where}")
     row = 2 * values[0, :, :, 0].nbytes  # a key and a value, in the whole batch
     rows = memory_of(vars(cache)) / (row * n_layer)
@@ -105,45 +98,23 @@ def forward(
 
 
 def memory_of(thing: Any) -> int:
-    """Bytes of all memory that the tensors of floats in an object keep alive, counted once."""
-    storages = [tensor.untyped_storage() for tensor in floats_in(thing)]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-
-
-def floats_in(thing: Any, depth: int = 6) -> Iterator[Tensor]:
-    if isinstance(thing, Tensor):
-        yield from [thing] if thing.is_floating_point() else []
-    elif isinstance(thing, dict):
-        yield from floats_in(list(thing.values()), depth)
-    elif isinstance(thing, (list, tuple, set)) and depth:
-        for item in thing:
-            yield from floats_in(item, depth - 1)
-    elif hasattr(thing, "__dict__") and depth:
-        yield from floats_in(vars(thing), depth - 1)
+    """Bytes of all memory that the tensors of floats in an object keep alive."""
+    return bytes_of(t for t in tensors_in(thing, object, depth=6) if t.is_floating_point())
 
 
 # ------------------------------------------------------------------------------------- heavy rows
 
 
-def keep_heavy(
-    attempt: Callable[..., Any], mass: Float[Tensor, "heads k_len"], budget: int, recent: int
-) -> list[Seen]:
-    return [Seen("The rows that are kept", attempt(mass, budget, recent))]
-
+keep_heavy = one_call(__name__, "keep_heavy", "The rows that are kept", "mass budget recent")
 
 # ------------------------------------------------------------------------------------------ codes
 
 
 def channel_keys(
-    attempt: type,
-    bits: int,
-    group: int,
-    recent: int,
-    keys: Float[Tensor, "batch heads tokens head_dim"],
-    sizes: list[int],
+    attempt: type, keys: Float[Tensor, "batch heads tokens head_dim"], sizes: list[int], **kind: int
 ) -> list[Seen]:
     """The keys arrive in so many calls, of so many tokens each."""
-    kept, seen, start = attempt(bits, group, recent), list[Seen](), 0
+    kept, seen, start = attempt(kind["bits"], kind["group"], kind["recent"]), list[Seen](), 0
     for size in sizes:
         kept.append(keys[:, :, start : start + size].clone())
         start += size
@@ -159,7 +130,7 @@ def codes_seen(kept: Any, where: str) -> Iterator[Seen]:
         yield Seen(f"`groups[{number}].scale`", codes.scale, where)
         yield Seen(f"`groups[{number}].zero`", codes.zero, where)
     waiting = kept.waiting
-    yield Seen("`waiting`", waiting.clone() if isinstance(waiting, Tensor) else waiting, where)
+    yield Seen("`waiting`", snapshot(waiting), where)
     if isinstance(waiting, Tensor):
         spare = waiting.untyped_storage().nbytes() > waiting.nbytes
         state = "is that of more keys than wait" if spare else "is that of the keys that wait"
@@ -197,7 +168,10 @@ class Reused(BlockManager):
 
 
 def a_cache(
-    config: dict[str, Any], pool: Tensor, order: list[int], requests: dict[int, Any]
+    config: dict[str, Any],
+    pool: Float[Tensor, "2 layers blocks block_size heads head_dim"],
+    order: list[int],
+    requests: dict[int, Any],
 ) -> PagedCache:
     """A cache whose free blocks come in an order. Requests: so many tokens, or whose fork it is."""
     manager = Reused(*pool.shape[2:4])
@@ -214,16 +188,9 @@ def a_cache(
     return cache
 
 
-def swap_out(
-    attempt: type,
-    config: dict[str, Any],
-    pool: Float[Tensor, "2 layers blocks block_size heads head_dim"],
-    order: list[int],
-    requests: dict[int, Any],
-    out: list[int],
-) -> list[Seen]:
-    """The requests of `out` are swapped out, one after the other."""
-    cache, store, seen = a_cache(config, pool, order, requests), dict[int, Any](), list[Seen]()
+def swap_out(attempt: type, out: list[int], **about: Any) -> list[Seen]:
+    """The requests of `out` are swapped out, one after the other, of a cache that is told about."""
+    cache, store, seen = a_cache(**about), dict[int, Any](), list[Seen]()
     host = attempt(store)
     for request in out:
         where = f"after request {request} was swapped out"
@@ -231,9 +198,7 @@ def swap_out(
             host.swap_out(cache, request)
         seen.append(Seen("What is in the store", in_store(store), where))
         for other, kv in store.items():
-            seen.append(
-                Seen(f"`store[{other}]`", kv.clone() if isinstance(kv, Tensor) else kv, where)
-            )
+            seen.append(Seen(f"`store[{other}]`", snapshot(kv), where))
             if isinstance(kv, Tensor):
                 numbers = kv.untyped_storage().nbytes() // kv.element_size()
                 told = f"holds {numbers} numbers"
@@ -243,16 +208,10 @@ def swap_out(
 
 
 def swap_in(
-    attempt: type,
-    config: dict[str, Any],
-    pool: Float[Tensor, "2 layers blocks block_size heads head_dim"],
-    order: list[int],
-    requests: dict[int, Any],
-    steps: list[tuple[str, int]],
-    store: dict[int, Tensor],
+    attempt: type, steps: list[tuple[str, int]], store: dict[int, Tensor], **about: Any
 ) -> list[Seen]:
     """Steps: ("swap_in", request), and ("free", request) of one that has ended meanwhile."""
-    cache, seen = a_cache(config, pool, order, requests), list[Seen]()
+    cache, seen = a_cache(**about), list[Seen]()
     kept = {request: kv.clone() for request, kv in store.items()}
     host = attempt(kept)
     for number, (what, request) in enumerate(steps, 1):
@@ -271,11 +230,11 @@ def swap_in(
 
 
 def done(method: Callable[..., Any], *given: Any) -> str:
-    """What became of a call. OutOfBlocks may be another lab's class, so its name must do."""
+    """What became of a call."""
     try:
         method(*given)
     except Exception as error:
-        if "OutOfBlocks" in [kind.__name__ for kind in type(error).__mro__]:
+        if is_out_of_blocks(error):
             return "was refused with OutOfBlocks"
         raise
     return "went through"

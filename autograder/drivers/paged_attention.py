@@ -1,31 +1,30 @@
 """Drivers of lab 4: a pool's books after every step, slots, a paged cache, and who gives way."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from autograder.drivers.seen import Seen, kind_of
+from autograder.drivers.seen import Seen, is_out_of_blocks, kind_of, one_call
 from gpt import GPTConfig
 from solutions.batching import ContinuousBatcher, Request
 
 Step = tuple[Any, ...]  # the name of a method, and what it is given: ("append", 1)
+Steps = list[Step]
+State = dict[str, Any]
+Fields = dict[str, Any]  # of a GPTConfig
+Pool = Float[Tensor, "2 layers blocks block_size heads head_dim"]
 
 
 # ----------------------------------------------------------------------------- the block manager
 
 
 def by_hand(
-    attempt: type,
-    order: list[int],
-    built: list[Step],
-    state: dict[str, Any],
-    steps: list[Step],
-    **pool: int,
+    attempt: type, order: list[int], built: Steps, state: State, steps: Steps, **pool: int
 ) -> list[Seen]:
     """Put a new manager into a state, so that no method is needed but the one in `steps`."""
     manager = attempt(**pool)
@@ -36,12 +35,7 @@ def by_hand(
 
 
 def as_built(
-    attempt: type,
-    order: list[int],
-    built: list[Step],
-    state: dict[str, Any],
-    steps: list[Step],
-    **pool: int,
+    attempt: type, order: list[int], built: Steps, state: State, steps: Steps, **pool: int
 ) -> list[Seen]:
     """Let a new manager, whose blocks lie in some order, get there by its own methods."""
     manager = with_free_blocks(attempt(**pool), order)
@@ -73,11 +67,11 @@ def books_after(manager: Any, steps: list[Step]) -> list[Seen]:
 
 
 def done(manager: Any, method: str, *given: Any) -> str:
-    """What became of a call. OutOfBlocks is the attempt's own class, so its name must do."""
+    """What became of a call."""
     try:
         returned = getattr(manager, method)(*given)
     except Exception as error:
-        if "OutOfBlocks" in [kind.__name__ for kind in type(error).__mro__]:
+        if is_out_of_blocks(error):
             return "was refused with OutOfBlocks"
         if isinstance(error, ValueError):
             return f"was refused with a ValueError ({error})"
@@ -139,23 +133,14 @@ def shown(value: Any) -> str:
 # ------------------------------------------------------------------------- slots, and the cache
 
 
-def slot_mapping(
-    attempt: Callable[..., Any],
-    block_tables: Int[Tensor, "batch blocks"],
-    positions: Int[Tensor, "batch seq"],
-    block_size: int,
-) -> list[Seen]:
-    return [Seen("The tensor of slots", attempt(block_tables, positions, block_size))]
+slot_mapping = one_call(
+    __name__, "slot_mapping", "The tensor of slots", "block_tables positions block_size"
+)
 
 
 @torch.no_grad()
 def attend(
-    attempt: type,
-    config: dict[str, Any],
-    num_blocks: int,
-    block_size: int,
-    pool: Float[Tensor, "2 layers blocks block_size heads head_dim"],
-    forwards: list[dict[str, Any]],
+    attempt: type, config: Fields, num_blocks: int, block_size: int, pool: Pool, forwards: list[Any]
 ) -> list[Seen]:
     """Forwards: the tables and lengths that a manager would have, and the blocks to be copied
     before; the requests that are served; their queries, keys and values, one for every layer."""

@@ -1,21 +1,33 @@
 """Drivers of lab 8: a manager's books by their texts, a tree node by node, a queue in turn."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import index
 from typing import Any, NamedTuple
 
-from autograder.drivers.seen import Seen, Strange, kind_of, plain, tried, two_things
+from autograder.drivers.seen import (
+    Attempt,
+    Seen,
+    Strange,
+    is_out_of_blocks,
+    kind_of,
+    plain,
+    things,
+    tried,
+)
 from solutions.paged_attention import BlockManager
 
 Step = tuple[Any, ...]  # the name of a method, and what it is given: ("free", 1)
 Text = tuple[list[int], str]  # its tokens, and its salt
+Steps = list[Step]
+Texts = list[Text]
+State = dict[str, Any]
 
 # ----------------------------------------------------------------------------- blocks by their hash
 
 
-def block_hashes(attempt: Callable[..., Any], texts: list[Text], block_size: int) -> list[Seen]:
+def block_hashes(attempt: Attempt, texts: list[Text], block_size: int) -> list[Seen]:
     """A hash may be whatever a dict can look up; it is told by a number, as new ones come."""
     numbers: dict[Any, int] = {}
     seen = []
@@ -33,12 +45,7 @@ def block_hashes(attempt: Callable[..., Any], texts: list[Text], block_size: int
 
 
 def by_hashes(
-    attempt: type,
-    life: list[Step],
-    state: dict[str, Any],
-    steps: list[Step],
-    texts: list[Text],
-    **pool: int,
+    attempt: type, life: Steps, state: State, steps: Steps, texts: Texts, **pool: int
 ) -> list[Seen]:
     """Put a new manager into the state, so that no method is needed but the one in `steps`.
 
@@ -55,12 +62,7 @@ def by_hashes(
 
 
 def by_names(
-    attempt: type,
-    life: list[Step],
-    state: dict[str, Any],
-    steps: list[Step],
-    texts: list[Text],
-    **pool: int,
+    attempt: type, life: Steps, state: State, steps: Steps, texts: Texts, **pool: int
 ) -> list[Seen]:
     """The same for a method that makes no hashes: words take their place."""
     names = names_in(state)
@@ -68,12 +70,7 @@ def by_names(
 
 
 def admit(
-    attempt: type,
-    life: list[Step],
-    state: dict[str, Any],
-    steps: list[Step],
-    texts: list[Text],
-    **pool: int,
+    attempt: type, life: Steps, state: State, steps: Steps, texts: Texts, **pool: int
 ) -> list[Seen]:
     """The same, with a `match` and a `take_block` that are not the attempt's own."""
     names = names_in(state)
@@ -109,12 +106,7 @@ class Prescribed:
 
 
 def as_built(
-    attempt: type,
-    life: list[Step],
-    state: dict[str, Any],
-    steps: list[Step],
-    texts: list[Text],
-    **pool: int,
+    attempt: type, life: Steps, state: State, steps: Steps, texts: Texts, **pool: int
 ) -> list[Seen]:
     """Let a new manager live by its own methods, whatever else it keeps, and ask it what it finds.
 
@@ -180,14 +172,14 @@ def known(manager: Any, names: dict[Any, str], number: int) -> Iterator[Seen]:
 
 
 def called(manager: Any, step: Step, number: int) -> Seen:
-    """What became of a call. OutOfBlocks may be a notebook's own class, so its name must do."""
+    """What became of a call."""
     method, *given = step
     given = [part.encode() if isinstance(part, str) else part for part in given]
     call, where = f"`{method}({', '.join(map(repr, given))})`", f"in step {number}"
     try:
         returned = getattr(manager, method)(*given)
     except Exception as error:
-        if "OutOfBlocks" in [kind.__name__ for kind in type(error).__mro__]:
+        if is_out_of_blocks(error):
             return Seen(call, "is refused with OutOfBlocks", where)
         raise
     if method in ("match", "take_block", "admit"):
@@ -250,7 +242,7 @@ def walk(attempt: type, steps: list[list[Any]]) -> list[Seen]:
         if method == "insert":
             seen.append(Seen("The number of known tokens", returned, f"that {call} returned"))
         else:
-            node, length = two_things(returned, "walk returns two things, a node and a length")
+            node, length = things(2, returned, "walk returns two things, a node and a length")
             seen.append(Seen("The length", length, f"that {call} returned"))
             seen.append(Seen("The node", where_it_stands(node, placed), f"that {call} returned"))
         seen += told_of(placed, f"after {call}")
@@ -366,7 +358,7 @@ def shown(value: Any) -> str:
 
 
 def choose_next(
-    attempt: Callable[..., Any], choices: list[list[Any]], queue: dict[str, Any] | None
+    attempt: Attempt, choices: list[list[Any]], queue: dict[str, Any] | None
 ) -> list[Seen]:
     """Single choices, each [matched, waited, patience]; then a queue, where there is one."""
     seen = []
@@ -425,15 +417,10 @@ class Beginnings:
 
 
 def served(
-    attempt: Callable[..., Any],
-    texts: list[list[int]],
-    at_once: int,
-    patience: int,
-    num_blocks: int,
-    block_size: int,
+    attempt: Attempt, texts: list[list[int]], at_once: int, patience: int, **pool: int
 ) -> list[Seen]:
     """Serve them one by one. So many wait at once: with each that is served another one comes."""
-    cache, coming = Beginnings(num_blocks, block_size), deque(range(len(texts)))
+    cache, coming = Beginnings(**pool), deque(range(len(texts)))
     waiting = [coming.popleft() for _ in range(at_once)]
     times = [0] * len(texts)
     order, computed = list[int](), 0

@@ -1,20 +1,23 @@
 """Drivers of lab 10: codes and scales, bytes, a layer and what it holds, products, smoothing."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from itertools import starmap
 from typing import Any
 
 from jaxtyping import Float, Int8, UInt8
 from torch import Tensor, nn
 
-from autograder.drivers.seen import Seen
+from autograder.drivers.seen import Attempt, Seen, bytes_of, form_of, one_call, snapshot, tensors_in
+
+Weight = Float[Tensor, "n_in n_out"]
+Codes = Int8[Tensor, "n_in n_out"]
+Scale = Float[Tensor, "1 n_out"]
+Row = Float[Tensor, " numbers"]
 
 # -------------------------------------------------------------------------------- codes and scales
 
 
-def absmax(
-    attempt: Callable[..., Any], weight: Float[Tensor, "n_in n_out"], bits: int, dim: int | None
-) -> list[Seen]:
+def absmax(attempt: Attempt, weight: Weight, bits: int, dim: int | None) -> list[Seen]:
     """The scale comes first: where it is wrong, so are the codes."""
     found = attempt(weight, bits, dim)
     seen = [Seen("What it returned", told_of(found, "codes", "scale"))]
@@ -24,9 +27,7 @@ def absmax(
     return [*seen, *each_of(scale), Seen("`codes`", codes)]
 
 
-def affine(
-    attempt: Callable[..., Any], groups: Float[Tensor, "groups size"], bits: int
-) -> list[Seen]:
+def affine(attempt: Attempt, groups: Float[Tensor, "groups size"], bits: int) -> list[Seen]:
     found = attempt(groups, bits)
     seen = [Seen("What it returned", told_of(found, "codes", "scale", "zero"))]
     if not is_several(found, 3):
@@ -59,19 +60,8 @@ def each_of(scale: Any) -> Iterator[Seen]:
                 yield Seen(f"`scale[{row}, {column}]`", value)
 
 
-def form_of(value: Any) -> Any:
-    """What a tensor is, in words; anything else as it is."""
-    if not isinstance(value, Tensor):
-        return value
-    numbers = "floats" if value.is_floating_point() else f"the type {value.dtype}"
-    return f"is a tensor of {numbers}, of shape {list(value.shape)}"
-
-
 def calibrate(
-    attempt: Callable[..., Any],
-    values: Float[Tensor, " values"],
-    bits: int,
-    scales: Float[Tensor, " scales"],
+    attempt: Attempt, values: Float[Tensor, " values"], bits: int, scales: Float[Tensor, " scales"]
 ) -> list[Seen]:
     """A plain number serves as well as a tensor of it."""
     found = attempt(values, bits, scales)
@@ -82,11 +72,11 @@ def calibrate(
 # ---------------------------------------------------------------------------- two codes in a byte
 
 
-def pack(attempt: Callable[..., Any], codes: UInt8[Tensor, "n_in n_out"]) -> list[Seen]:
+def pack(attempt: Attempt, codes: UInt8[Tensor, "n_in n_out"]) -> list[Seen]:
     return [Seen("What it returned", attempt(codes))]
 
 
-def unpack(attempt: Callable[..., Any], packed: UInt8[Tensor, "rows n_out"]) -> list[Seen]:
+def unpack(attempt: Attempt, packed: UInt8[Tensor, "rows n_out"]) -> list[Seen]:
     return [Seen("What it returned", attempt(packed))]
 
 
@@ -94,11 +84,7 @@ def unpack(attempt: Callable[..., Any], packed: UInt8[Tensor, "rows n_out"]) -> 
 
 
 def forward(
-    attempt: type,
-    codes: Int8[Tensor, "n_in n_out"],
-    scale: Float[Tensor, "1 n_out"],
-    bias: Float[Tensor, " n_out"],
-    hidden: Float[Tensor, "*rows n_in"],
+    attempt: type, codes: Codes, scale: Scale, bias: Row, hidden: Float[Tensor, "*rows n_in"]
 ) -> list[Seen]:
     """Two calls, then a look at what the layer holds."""
     layer = attempt(codes.clone(), scale.clone(), bias.clone())
@@ -113,58 +99,25 @@ def forward(
 LAYER = "codes", "scale", "bias"
 
 
-def snapshot(value: Any) -> Any:
-    """A tensor as it is now, whatever becomes of its memory."""
-    return value.clone() if isinstance(value, Tensor) else value
-
-
 def bytes_in(layer: Any) -> int:
-    """Of all the memory that a layer's tensors lie in."""
-    memory = [tensor.untyped_storage() for tensor in tensors_in(vars(layer))]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in memory}.values())
-
-
-def tensors_in(thing: Any) -> Iterator[Tensor]:
-    if isinstance(thing, Tensor):
-        yield thing
-        return
-    parts = vars(thing) if isinstance(thing, nn.Module) else thing
-    if isinstance(parts, Mapping):
-        parts = list(parts.values())
-    for part in parts if isinstance(parts, (list, tuple, set)) else ():
-        yield from tensors_in(part)
+    return bytes_of(tensors_in(vars(layer), nn.Module))
 
 
 # ------------------------------------------------------------------------ weights and activations
 
 
-def int8_matmul(
-    attempt: Callable[..., Any],
-    hidden: Float[Tensor, "tokens n_in"],
-    codes: Int8[Tensor, "n_in n_out"],
-    scale: Float[Tensor, "1 n_out"],
-) -> list[Seen]:
-    return [Seen("What it returned", attempt(hidden, codes, scale))]
+int8_matmul = one_call(__name__, "int8_matmul", "What it returned", "hidden codes scale")
 
 
 def split_outliers(
-    attempt: Callable[..., Any],
-    hidden: Float[Tensor, "tokens n_in"],
-    codes: Int8[Tensor, "n_in n_out"],
-    scale: Float[Tensor, "1 n_out"],
-    **threshold: float,
+    attempt: Attempt, hidden: Weight, codes: Codes, scale: Scale, **threshold: float
 ) -> list[Seen]:
     """Where no threshold is given, the attempt's own holds."""
     return [Seen("What it returned", attempt(hidden, codes, scale, **threshold))]
 
 
 def smooth(
-    attempt: Callable[..., Any],
-    gain: Float[Tensor, " n_in"],
-    bias: Float[Tensor, " n_in"],
-    weight: Float[Tensor, "n_in n_out"],
-    peaks: Float[Tensor, " n_in"],
-    **alpha: float,
+    attempt: Attempt, gain: Row, bias: Row, weight: Weight, peaks: Row, **alpha: float
 ) -> list[Seen]:
     """Where no alpha is given, the attempt's own holds."""
     found = attempt(gain, bias, weight, peaks, **alpha)
@@ -178,11 +131,4 @@ def smooth(
 # --------------------------------------------------------------------- rounding that looks ahead
 
 
-def gptq(
-    attempt: Callable[..., Any],
-    weight: Float[Tensor, "n_in n_out"],
-    hessian: Float[Tensor, "n_in n_in"],
-    scale: Float[Tensor, "#n_in n_out"],
-    bits: int,
-) -> list[Seen]:
-    return [Seen("The tensor of codes", attempt(weight, hessian, scale, bits))]
+gptq = one_call(__name__, "gptq", "The tensor of codes", "weight hessian scale bits")

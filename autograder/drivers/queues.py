@@ -10,6 +10,7 @@ from solutions.engine.managers import EngineManager
 from solutions.engine.sequence import Sequence
 from solutions.paged_attention import OutOfBlocks
 
+Requests = list[dict[str, Any]]
 MOST_SHOWN = 2000  # characters
 
 
@@ -25,6 +26,13 @@ def by_number(sequences: list[Sequence], where: str) -> Iterator[Seen]:
     for name in ("num_computed_tokens", "ids", "drafts"):
         values = {sequence.number: getattr(sequence, name) for sequence in sequences}
         yield Seen(f"`{name}`, by request,", shown(values), where)
+
+
+def outgoing(outputs: list[Any], where: str) -> Seen:
+    by_request: dict[int, list[Any]] = {}
+    for output in outputs:
+        by_request.setdefault(output.request, []).append([output.new_ids, output.finish_reason])
+    return Seen("What goes out, by request,", shown(by_request), where)
 
 
 def shown(value: Any) -> Any:
@@ -55,13 +63,7 @@ class Pool(EngineManager):
 
 
 def schedule(
-    attempt: Any,
-    requests: list[dict[str, Any]],
-    steps: int,
-    num_blocks: int,
-    block_size: int,
-    token_budget: int,
-    max_running: int,
+    attempt: Any, requests: Requests, steps: int, token_budget: int, max_running: int, **pool: int
 ) -> list[Seen]:
     """Several steps, without a model: after each the requests are where an engine would have them.
 
@@ -70,7 +72,7 @@ def schedule(
     gains one of the numbers in `gains`, in turn, and gets up to `k` new drafts.
     """
     names = getattr(unwrap(attempt.make_room), "__globals__", {})
-    manager = Pool(num_blocks, block_size, names.get("OutOfBlocks", OutOfBlocks))
+    manager = Pool(**pool, raises=names.get("OutOfBlocks", OutOfBlocks))
     scheduler = attempt(manager, token_budget, max_running)
     sequences = [
         Sequence(number, list(request["ids"]), request["end"])

@@ -1,7 +1,8 @@
 """What a driver saw: records of plain data, so that they can be compared, shown and sent."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from inspect import unwrap
 from operator import index
@@ -21,6 +22,7 @@ NUMBER_TYPES = (  # of the tensors that can be compared, and sent
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
 )
+Attempt = Callable[..., Any]  # a function; the class, where it is a method
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
@@ -150,11 +152,11 @@ def kind_of(value: Any) -> str:
     return f"{'an' if name[:1] in 'aeiouAEIOU' else 'a'} {name}"
 
 
-def two_things(found: Any, rule: str) -> tuple[Any, Any]:
-    """What a function returned, if it returned two things as it should. Raises TypeError."""
-    if isinstance(found, (tuple, list)) and len(found) == 2:
-        return found[0], found[1]
+def things(count: int, found: Any, rule: str) -> Any:
+    """What a function returned, if it returned so many things as it should. Raises TypeError."""
     several = isinstance(found, (tuple, list))
+    if several and len(found) == count:
+        return found
     what = f"{len(found)} things" if several else "None" if found is None else kind_of(found)
     missing = " Is a `return` missing?" if found is None else ""
     raise TypeError(f"{rule}; this is {what}.{missing}")
@@ -163,6 +165,26 @@ def two_things(found: Any, rule: str) -> tuple[Any, Any]:
 def copied(value: Any) -> Any:
     """A list as it is now, whatever the attempt may do with it later."""
     return list(value) if isinstance(value, list) else value
+
+
+def snapshot(value: Any) -> Any:
+    """A tensor as it is now, whatever becomes of its memory."""
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def form_of(value: Any) -> Any:
+    """What a tensor is, in words; anything else as plain data, which `==` compares."""
+    if not isinstance(value, Tensor):
+        return plain(value)
+    numbers = "floats" if value.is_floating_point() else f"the type {value.dtype}"
+    return f"is a tensor of {numbers}, of shape {list(value.shape)}"
+
+
+def place_of(memory: tuple[Tensor, Tensor], cache: Any) -> str:
+    """What became of the memory that was a cache's `keys` and `values`."""
+    both = zip(memory, (cache.keys, cache.values), strict=True)
+    same = all(was.data_ptr() == now.data_ptr() and was.shape == now.shape for was, now in both)
+    return "is the same as before" if same else "has been made anew"
 
 
 def uniforms_given(before: Tensor, generator: torch.Generator, most: int) -> int | None:
@@ -177,6 +199,50 @@ def uniforms_given(before: Tensor, generator: torch.Generator, most: int) -> int
             return count
         torch.rand(1, generator=again)
     return None
+
+
+def tensors_in(thing: Any, inside: type | tuple[()] = (), depth: int = 12) -> Iterator[Tensor]:
+    """The tensors that a value is or holds; also those in objects of the type `inside`."""
+    if isinstance(thing, Tensor):
+        yield thing
+        return
+    if isinstance(thing, Mapping):
+        thing = list(thing.values())
+    elif isinstance(thing, inside) and hasattr(thing, "__dict__"):
+        thing = list(vars(thing).values())
+    if depth and isinstance(thing, (list, tuple, set, deque)):
+        for part in thing:
+            yield from tensors_in(part, inside, depth - 1)
+
+
+def bytes_of(tensors: Iterable[Tensor]) -> int:
+    """Of all the memory that tensors lie in, counted once; a slice keeps all of it alive."""
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def one_call(module: str, name: str, what: str, given: str) -> Callable[..., list[Seen]]:
+    """The driver `name` of a module: makes one call, with what a case has by these names."""
+
+    def driver(attempt: Attempt, **case: Any) -> list[Seen]:
+        return [Seen(what, attempt(*(case[part] for part in given.split())))]
+
+    driver.__module__, driver.__name__ = module, name
+    return driver
+
+
+def one_by_one(attempt: Attempt, requests: list[dict[str, Any]], model: Any, of: str) -> list[Seen]:
+    """Serve the requests one after the other with one model."""
+    returned = [attempt(model, **request) for request in requests]
+    return [
+        Seen("What it returned", ids, f"{of} {number}" if len(requests) > 1 else "")
+        for number, ids in enumerate(returned, 1)
+    ]
+
+
+def is_out_of_blocks(error: Exception) -> bool:
+    """OutOfBlocks may be a class of the attempt's notebook, so its name must do."""
+    return "OutOfBlocks" in [kind.__name__ for kind in type(error).__mro__]
 
 
 def tried(method: Callable[..., Any], *given: Any) -> tuple[Any, str]:

@@ -1,6 +1,7 @@
 """Drivers of lab 6: what is accepted, a draft model that runs ahead, n-grams, and the loop."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any
 
@@ -9,39 +10,32 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from autograder.drivers.seen import Seen, copied, kind_of, two_things, uniforms_given
+from autograder.drivers.seen import Attempt, Seen, copied, kind_of, one_call, things, uniforms_given
 from solutions.decoding import SamplingParams
 
 Probs = Float[Tensor, "rows vocab"]
+Row = Float[Tensor, " numbers"]
+Params = dict[str, Any]  # of SamplingParams
 
 # ----------------------------------------------------------------------------------- verifying
 
 
-def verify_greedy(attempt: Callable[..., Any], choices: list[int], drafts: list[int]) -> list[Seen]:
+def verify_greedy(attempt: Attempt, choices: list[int], drafts: list[int]) -> list[Seen]:
     return verified("verify_greedy", attempt(choices, drafts))
 
 
-def residual(
-    attempt: Callable[..., Any],
-    target_probs: Float[Tensor, " vocab"],
-    draft_probs: Float[Tensor, " vocab"],
-) -> list[Seen]:
-    return [Seen("The residual", attempt(target_probs, draft_probs))]
+residual = one_call(__name__, "residual", "The residual", "target_probs draft_probs")
 
 
 def verify(
-    attempt: Callable[..., Any],
-    target_probs: Probs,
-    draft_probs: Probs,
-    drafts: list[int],
-    uniforms: Float[Tensor, " k+1"],
+    attempt: Attempt, target_probs: Probs, draft_probs: Probs, drafts: list[int], uniforms: Row
 ) -> list[Seen]:
     return verified("verify", attempt(target_probs, draft_probs, drafts, uniforms))
 
 
 def verified(name: str, found: Any) -> list[Seen]:
     rule = f"{name} returns two things, the number of accepted drafts and the next token"
-    accepted, token = two_things(found, rule)
+    accepted, token = things(2, found, rule)
     return [
         Seen("The number of accepted drafts", accepted),
         Seen("The next token", token),
@@ -67,12 +61,7 @@ def list_kind(value: Any) -> str:
 
 
 def propose(
-    attempt: type,
-    prompt: list[int],
-    params: dict[str, Any],
-    seed: int,
-    rounds: list[tuple[int, int, int]],
-    model: Any,
+    attempt: type, prompt: list[int], params: Params, seed: int, rounds: list[Any], model: Any
 ) -> list[Seen]:
     """As the loop would call it. Rounds: how many drafts are asked for, how many of them are
     accepted, and the token after those."""
@@ -83,7 +72,7 @@ def propose(
     for number, (k, accepted, token) in enumerate(rounds, 1):
         this, handed, before = f"round {number}", list(text), generator.get_state()
         found = drafter.propose(handed, k, sampling, generator)
-        drafts, probs = two_things(found, "propose returns two things, drafts and probabilities")
+        drafts, probs = things(2, found, "propose returns two things, drafts and probabilities")
         same = "is as it was" if handed == text else "has been changed"
         seen += [
             Seen("The list of drafts", list_kind(drafts), f"of {this}"),
@@ -109,7 +98,7 @@ def numbers_given(before: Tensor, generator: torch.Generator) -> str:
     return f"gave {count} number{'s' * (count != 1)}"
 
 
-def ngram_draft(attempt: Callable[..., Any], ids: list[int], k: int, **longest: int) -> list[Seen]:
+def ngram_draft(attempt: Attempt, ids: list[int], k: int, **longest: int) -> list[Seen]:
     """`longest` is handed on where the case has one."""
     draft = attempt(ids, k, **longest)
     return [Seen("The draft", copied(draft)), Seen("What it returned", list_kind(draft))]
@@ -119,14 +108,14 @@ def ngram_draft(attempt: Callable[..., Any], ids: list[int], k: int, **longest: 
 
 
 def generate_speculative(
-    attempt: Callable[..., Any],
+    attempt: Attempt,
     prompt: list[int],
     max_new_tokens: int,
     k: int,
     drafts: list[list[int]],
     draft_probs: list[Probs] | None,
     model: Any,
-    params: dict[str, Any] | None,
+    params: Params | None,
     seed: int | None,
     eos_token_id: int | None,
 ) -> list[Seen]:
@@ -140,6 +129,7 @@ def generate_speculative(
     return [*speculated(found), *drafter.seen]
 
 
+@dataclass
 class Prescribed:
     """Stands for a drafter: in each round it proposes what is prescribed, or the first k of it.
 
@@ -147,18 +137,13 @@ class Prescribed:
     text and the drafts before it, so that the last one has not been seen.
     """
 
-    def __init__(
-        self,
-        vocab_size: int,
-        drafts: list[list[int]],
-        draft_probs: list[Probs] | None,
-        given: dict[str, Any],
-    ) -> None:
-        self.vocab_size, self.given = vocab_size, given
-        self.drafts, self.draft_probs = drafts, draft_probs
-        self.held: list[int] = []
-        self.seen: list[Seen] = []
-        self.calls = 0
+    vocab_size: int
+    drafts: list[list[int]]
+    draft_probs: list[Probs] | None
+    given: dict[str, Any]
+    held: list[int] = field(default_factory=list)
+    seen: list[Seen] = field(default_factory=list)
+    calls: int = 0
 
     def propose(
         self, ids: Any, k: int, params: Any, generator: torch.Generator
@@ -224,11 +209,5 @@ def speculated(found: Any) -> Iterator[Seen]:
 # ---------------------------------------------------------------------------- when does it pay?
 
 
-def expected_tokens(attempt: Callable[..., Any], acceptance: float, k: int) -> list[Seen]:
-    return [Seen("The number of tokens", attempt(acceptance, k))]
-
-
-def speed_up(
-    attempt: Callable[..., Any], acceptance: float, k: int, draft_cost: float, verify_cost: float
-) -> list[Seen]:
-    return [Seen("The speed-up", attempt(acceptance, k, draft_cost, verify_cost))]
+expected_tokens = one_call(__name__, "expected_tokens", "The number of tokens", "acceptance k")
+speed_up = one_call(__name__, "speed_up", "The speed-up", "acceptance k draft_cost verify_cost")

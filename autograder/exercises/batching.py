@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,9 +10,18 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from autograder.comparisons import compare_with_work
-from autograder.draws import LAYERS, LOOP, draw, normal, prompt_list, prompt_where, small_model
+from autograder.draws import (
+    LAYERS,
+    LOOP,
+    draw,
+    normal,
+    prompt_list,
+    prompt_where,
+    small_model,
+    steps_in,
+)
 from autograder.drivers import batching as drivers
-from autograder.exercise import Case, Exercise, Service
+from autograder.exercise import Case, Exercise, Service, case_of
 from autograder.lending.cached import lend_cached_model
 from autograder.lending.caches import CachePerSlot, lend_model_and_caches
 from autograder.lending.lent import Lent
@@ -25,8 +35,10 @@ FULL = LOOP.n_positions
 
 
 def pad_left_cases(generator: torch.Generator) -> list[Case]:
+    given = case_of("prompts")
+
     def case(label: str, lengths: list[int], **pad_id: int) -> Case:
-        return Case(label, {"prompts": [prompt_list(generator, n) for n in lengths], **pad_id})
+        return given(label, [prompt_list(generator, n) for n in lengths], **pad_id)
 
     return [
         case("one prompt of one token", [1]),
@@ -36,12 +48,9 @@ def pad_left_cases(generator: torch.Generator) -> list[Case]:
         case("two others of the same lengths", [3, 1]),
         case("two prompts, the first one shorter", [2, 3], pad_id=7),
         case("four prompts of very different lengths", [2, 9, 1, 5], pad_id=1),
-        Case(
-            "a pad id that is also a token of the prompts",
-            {"prompts": [[5, 8, 5], [5], [8, 5]], "pad_id": 5},
-        ),
-        Case("prompts that hold token 0", {"prompts": [[0, 3, 0], [4, 0]]}),
-        Case("the same prompt twice", {"prompts": [[4, 7], [9], [4, 7]]}),
+        given("a pad id that is also a token of the prompts", [[5, 8, 5], [5], [8, 5]], pad_id=5),
+        given("prompts that hold token 0", [[0, 3, 0], [4, 0]]),
+        given("the same prompt twice", [[4, 7], [9], [4, 7]]),
     ]
 
 
@@ -186,6 +195,7 @@ def select_cases(generator: torch.Generator) -> list[Case]:
         return Case(label, {"config": asdict(LAYERS), **sizes, "steps": drawn})
 
     some = [draw(generator, 1, 9) for _ in range(4)]
+    again = [([first, second], [0, 1], 1) for first, second in ((3, 5), (4, 6), (7, 6), (2, 6))]
     return [
         case("one empty slot, one token", ([0], [0], 1)),
         case("one empty slot, a prompt of three tokens", ([0], [0], 3)),
@@ -200,76 +210,49 @@ def select_cases(generator: torch.Generator) -> list[Case]:
         case("the last place of a slot", ([3, 5], [0, 1], 1), max_length=6),
         case("a long text beside a short one", ([20, 3], [0, 1], 1), max_length=32),
         case("several forwards", (some, [3, 1], 2), (some, [0, 1, 2, 3], 1), (some, [2], 3)),
-        case(
-            "the same slots again and again, with other lengths",
-            *(([3, 5], [0, 1], 1), ([4, 6], [0, 1], 1), ([7, 6], [0, 1], 1), ([2, 6], [0, 1], 1)),
-        ),
+        case("the same slots again and again, with other lengths", *again),
         case("a long slot, then a short one", ([8, 2], [0], 1), ([8, 2], [1], 1)),
     ]
 
 
 def attend_cases(generator: torch.Generator) -> list[Case]:
-    def case(label: str, n_layer: int, slots: int, *steps: Any) -> Case:
-        """Steps: (slots, q_len), with what a right `select` keeps for it; or ("free", slot)."""
+    def case(label: str, n_layer: int, slots: int, steps: str) -> Case:
+        """Steps: "0+2 3" is three tokens for each of the slots 0 and 2, with what a right `select`
+        keeps for it; "free 0"."""
         config = asdict(LAYERS) | {"n_layer": n_layer}
         cache = reference.SlotCache(GPTConfig(**config), slots, LAYERS.n_positions)
         drawn: list[Any] = []
-        for step in steps:
-            if step[0] == "free":
-                cache.free(step[1])
-                drawn.append(step)
+        for what, number in steps_in(steps):
+            if what == "free":
+                cache.free(number)
+                drawn.append((what, number))
                 continue
-            served, q_len = step
-            positions = cache.select(served, q_len)
-            cache.lengths[cache.slots] += q_len
-            shape = n_layer, len(served), LAYERS.n_head, q_len, LAYERS.head_dim
+            served = [int(slot) for slot in str(what).split("+")]
+            positions = cache.select(served, number)
+            cache.lengths[cache.slots] += number
+            shape = n_layer, len(served), LAYERS.n_head, number, LAYERS.head_dim
             projected = (normal(generator, *shape) for _ in range(3))
             drawn.append(("forward", served, positions, cache.mask, *projected))
         sizes = {"slots": slots, "max_length": LAYERS.n_positions}
         return Case(label, {"config": config, **sizes, "steps": drawn})
 
     some = [draw(generator, 1, 4) for _ in range(3)]
+    chunks = "1 3, 0 1, 0+1 2, 1+2 2"
+    four = f"3 {some[0]}, 1 {some[1]}, 1+3 {some[2]}, 0+2 2, 0+1+2+3 1"
     return [
-        case("one layer, one slot, one token", 1, 1, ([0], 1)),
-        case("one layer, one slot, a prompt of three tokens", 1, 1, ([0], 3)),
-        case("one layer, the second of two slots, a prompt of three tokens", 1, 2, ([1], 3)),
-        case("two layers, a prompt, then one token at a time", 2, 1, ([0], 3), ([0], 1), ([0], 1)),
-        case("one layer, a long prompt, then one token", 1, 1, ([0], 13), ([0], 1)),
-        case("a slot is filled to its last place", 2, 1, ([0], 15), ([0], 1)),
-        case("two slots, prompts, then both", 2, 2, ([0], 2), ([1], 4), ([0, 1], 1)),
-        case(
-            "three slots, one of them idle",
-            2,
-            3,
-            *[([0], 3), ([1], 2), ([2], 1), ([0, 2], 1), ([0, 1, 2], 1)],
-        ),
-        case(
-            "three slots, 2 before 0", 1, 3, ([0], 2), ([2], 4), ([2, 0], 1), ([2, 0], 1), ([0], 1)
-        ),
-        case(
-            "a slot freed, and given to a shorter prompt",
-            2,
-            2,
-            *[([0], 5), ([1], 2), ("free", 0), ([0], 2), ([0, 1], 1)],
-        ),
-        case(
-            "a slot freed while the others go on",
-            3,
-            3,
-            *[([0, 1, 2], 4), ("free", 1), ([0, 2], 1), ([1], 1), ([2, 0, 1], 1)],
-        ),
-        case(
-            "three layers, chunks of two for slots of different lengths",
-            3,
-            3,
-            *[([1], 3), ([0], 1), ([0, 1], 2), ([1, 2], 2)],
-        ),
-        case(
-            "four slots, three layers",
-            3,
-            4,
-            *[([3], some[0]), ([1], some[1]), ([1, 3], some[2]), ([0, 2], 2), ([0, 1, 2, 3], 1)],
-        ),
+        case("one layer, one slot, one token", 1, 1, "0 1"),
+        case("one layer, one slot, a prompt of three tokens", 1, 1, "0 3"),
+        case("one layer, the second of two slots, a prompt of three tokens", 1, 2, "1 3"),
+        case("two layers, a prompt, then one token at a time", 2, 1, "0 3|1|1"),
+        case("one layer, a long prompt, then one token", 1, 1, "0 13|1"),
+        case("a slot is filled to its last place", 2, 1, "0 15|1"),
+        case("two slots, prompts, then both", 2, 2, "0 2, 1 4, 0+1 1"),
+        case("three slots, one of them idle", 2, 3, "0 3, 1 2, 2 1, 0+2 1, 0+1+2 1"),
+        case("three slots, 2 before 0", 1, 3, "0 2, 2 4, 2+0 1|1, 0 1"),
+        case("a slot freed, and given to a shorter prompt", 2, 2, "0 5, 1 2, free 0, 0 2, 0+1 1"),
+        case("a slot freed while the others go on", 3, 3, "0+1+2 4, free 1, 0+2 1, 1 1, 2+0+1 1"),
+        case("three layers, chunks of two for slots of different lengths", 3, 3, chunks),
+        case("four slots, three layers", 3, 4, four),
     ]
 
 
@@ -311,20 +294,18 @@ def admit_cases(generator: torch.Generator) -> list[Case]:
     ]
 
 
-Arrivals = list[list[tuple[list[int], int]]]  # (prompt, max_new_tokens) of who comes, by step
-
-
 def step_cases(generator: torch.Generator) -> list[Case]:
-    def case(
-        label: str, slots: int, *arrivals: list[tuple[list[int], int]], eos: int | None = None
-    ) -> Case:
-        """As many steps as it takes until nobody is left, and whom a right `admit` puts where."""
-        coming: Arrivals = [*arrivals]
+    def case(label: str, slots: int, *arriving: str, eos: int | None = None) -> Case:
+        """As many steps as it takes until nobody is left, and whom a right `admit` puts where.
+
+        "3+2 ends+6" come with a step: three tokens, and two new ones; the prompt `ends`, and six.
+        """
+        coming = [[request(*word.split("+")) for word in words.split()] for words in arriving]
         sizes = slots, max(min(len(p) + n, FULL) for step in coming for p, n in step)
         batcher = reference.ContinuousBatcher(small_model(CachedLMHead), *sizes, eos)
-        for arriving in arrivals:
-            for request in arriving:
-                batcher.submit(*request)
+        for requests in coming:
+            for prompt, limit in requests:
+                batcher.submit(prompt, limit)
             batcher.step()
         batcher.run()
         coming += [[]] * (len(batcher.trace) - len(coming))
@@ -332,50 +313,32 @@ def step_cases(generator: torch.Generator) -> list[Case]:
         own = {"slots": slots, "max_length": sizes[1], "eos_token_id": eos, "arrivals": coming}
         return Case(label, {**own, "admissions": list(dict.fromkeys(served))})
 
-    def request(seq: int, limit: int) -> tuple[list[int], int]:
-        return prompt_list(generator, seq), limit
+    def request(prompt: str, limit: str) -> tuple[list[int], int]:
+        return known.get(prompt) or prompt_list(generator, int(prompt)), int(limit)
 
     ends, new, goes_on = one_ends(generator)
     zero, _ = prompt_where(generator, 3, lambda _, new: 0 in new[1:3] and new[0] != 0)
     no_zero, _ = prompt_where(generator, 2, lambda _, new: 0 not in new)
     inside = eos_inside(generator)
     some = [draw(generator, 1, 5) for _ in range(4)]
+    seven = f"{some[0]}+3 2+5 {some[1]}+1 4+2", "", f"{some[2]}+4 1+3 {some[3]}+2"
+    known = {"ends": ends, "goes_on": goes_on, "zero": zero, "no_zero": no_zero, "inside": inside}
     return [
-        case("one slot, one new token", 1, [request(1, 1)]),
-        case("one slot, three new tokens", 1, [request(2, 3)]),
-        case("one slot, two requests", 1, [request(3, 2), request(2, 2)]),
-        case("two slots, two requests of one length", 2, [request(2, 2), request(2, 2)]),
-        case("two slots, two prompts of different lengths", 2, [request(4, 2), request(1, 3)]),
-        case("two slots, three requests", 2, [request(2, 2), request(2, 4), request(4, 2)]),
-        case(
-            "three slots, all end in the same step",
-            3,
-            [request(2, 2), request(3, 2), request(1, 2), request(2, 1)],
-        ),
-        case(
-            "a request with one new token beside others",
-            2,
-            [request(3, 3), request(2, 1), request(2, 2)],
-        ),
-        case(
-            "two newcomers beside a request that runs",
-            3,
-            *[[request(2, 5)], [], [request(1, 2), request(3, 2)]],
-        ),
-        case("EOS ends one of two", 2, [(ends, 6), (goes_on, 4), request(3, 2)], eos=new[1]),
-        case(
-            "the first new token is EOS", 2, [(goes_on, 3), (ends, 4)], [request(2, 2)], eos=new[0]
-        ),
-        case("the EOS token's id is 0", 2, [(zero, 5), (no_zero, 4)], eos=0),
-        case("the EOS token stands in a prompt", 1, [(inside, 3)], eos=inside[1]),
-        case("one request fills the context", 2, [request(FULL - 2, 5), request(3, 4)]),
-        case(
-            "seven requests for three slots",
-            3,
-            [request(some[0], 3), request(2, 5), request(some[1], 1), request(4, 2)],
-            [],
-            [request(some[2], 4), request(1, 3), request(some[3], 2)],
-        ),
+        case("one slot, one new token", 1, "1+1"),
+        case("one slot, three new tokens", 1, "2+3"),
+        case("one slot, two requests", 1, "3+2 2+2"),
+        case("two slots, two requests of one length", 2, "2+2 2+2"),
+        case("two slots, two prompts of different lengths", 2, "4+2 1+3"),
+        case("two slots, three requests", 2, "2+2 2+4 4+2"),
+        case("three slots, all end in the same step", 3, "2+2 3+2 1+2 2+1"),
+        case("a request with one new token beside others", 2, "3+3 2+1 2+2"),
+        case("two newcomers beside a request that runs", 3, "2+5", "", "1+2 3+2"),
+        case("EOS ends one of two", 2, "ends+6 goes_on+4 3+2", eos=new[1]),
+        case("the first new token is EOS", 2, "goes_on+3 ends+4", "2+2", eos=new[0]),
+        case("the EOS token's id is 0", 2, "zero+5 no_zero+4", eos=0),
+        case("the EOS token stands in a prompt", 1, "inside+3", eos=inside[1]),
+        case("one request fills the context", 2, f"{FULL - 2}+5 3+4"),
+        case("seven requests for three slots", 3, *seven),
     ]
 
 
@@ -390,37 +353,21 @@ def lend_model_and_cache(data: Mapping[str, Any]) -> dict[str, Service]:
     return {**lend_cached_model(data), "kv_cache": kv_cache}
 
 
+with_model = partial(Exercise, compare=compare_with_work, services=lend_cached_model)
+SELECT, ATTEND = drivers.select_as_built, drivers.attend_as_built
+
 EXERCISES = (
     Exercise("batching.pad_left", drivers.pad_left, pad_left_cases),
     Exercise("batching.padded_position_ids", drivers.padded_position_ids, position_cases),
     Exercise("batching.padded_mask", drivers.padded_mask, padded_mask_cases),
-    Exercise(
-        "batching.generate_padded",
-        drivers.generate_padded,
-        generate_cases,
-        compare_with_work,
-        lend_cached_model,
-    ),
+    with_model("batching.generate_padded", drivers.generate_padded, generate_cases),
     Exercise("batching.utilisation", drivers.utilisation, utilisation_cases),
-    Exercise(
-        "batching.SlotCache.select", drivers.select, select_cases, as_built=drivers.select_as_built
-    ),
-    Exercise(
-        "batching.SlotCache.attend", drivers.attend, attend_cases, as_built=drivers.attend_as_built
-    ),
-    Exercise(
-        "batching.ContinuousBatcher.admit",
-        drivers.admit,
-        admit_cases,
-        compare_with_work,
-        lend_cached_model,
-    ),
+    Exercise("batching.SlotCache.select", drivers.select, select_cases, as_built=SELECT),
+    Exercise("batching.SlotCache.attend", drivers.attend, attend_cases, as_built=ATTEND),
+    with_model("batching.ContinuousBatcher.admit", drivers.admit, admit_cases),
     Exercise(
         "batching.ContinuousBatcher.step",
-        drivers.step,
-        step_cases,
-        compare_with_work,
-        lend_model_and_cache,
+        *(drivers.step, step_cases, compare_with_work, lend_model_and_cache),
         as_built=drivers.step_as_built,
         in_bundle=lend_model_and_caches,
     ),

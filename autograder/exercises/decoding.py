@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from autograder.draws import draw, normal
 from autograder.drivers import decoding as drivers
-from autograder.exercise import Case, Exercise
+from autograder.exercise import Case, Exercise, case_of
 from solutions import decoding as reference
 
 # ----------------------------------------------------------------------------- logits to logits
@@ -51,12 +52,7 @@ def rows_of(generator: torch.Generator, rows: int, vocab: int, **kind: Any) -> L
 
 
 def temperature_cases(generator: torch.Generator) -> list[Case]:
-    def case(label: str, temperature: float, logits: Logits) -> Case:
-        return Case(label, {"logits": logits, "temperature": temperature})
-
-    def some(rows: int, vocab: int, **kind: Any) -> Logits:
-        return rows_of(generator, rows, vocab, **kind)
-
+    case, some = case_of("temperature", "logits"), partial(rows_of, generator)
     tied = some(2, 6)
     tied[0, 2] = tied[0, 4] = tied[0].max() + 1
     tied[1, 1] = tied[1, 3] = tied[1, 5] = tied[1].max() + 1
@@ -83,11 +79,7 @@ def temperature_cases(generator: torch.Generator) -> list[Case]:
 
 
 def top_k_cases(generator: torch.Generator) -> list[Case]:
-    def case(label: str, k: int, logits: Logits) -> Case:
-        return Case(label, {"logits": logits, "k": k})
-
-    def some(rows: int, vocab: int, **kind: Any) -> Logits:
-        return rows_of(generator, rows, vocab, **kind)
+    case, some = case_of("k", "logits"), partial(rows_of, generator)
 
     def below_0(row: Logits) -> bool:
         return bool(row.max() < 0)
@@ -201,8 +193,7 @@ def penalty_cases(generator: torch.Generator) -> list[Case]:
         tensors = {"logits": torch.as_tensor(logits), "ids": torch.tensor(ids)}
         return Case(label, {**tensors, "penalty": penalty})
 
-    def some(rows: int, vocab: int, **kind: Any) -> Logits:
-        return rows_of(generator, rows, vocab, **kind)
+    some = partial(rows_of, generator)
 
     def texts(rows: int, seq: int, vocab: int) -> list[list[int]]:
         return torch.randint(vocab, (rows, seq), generator=generator).tolist()
@@ -612,11 +603,26 @@ def step_cases(generator: torch.Generator) -> list[Case]:
     def three(search: Search) -> bool:
         return parents(search, 2) in ([2, 0, 2], [1, 0, 1], [1, 0, 0], [2, 0, 0])
 
+    def is_best(search: Search) -> bool:
+        return lasts(search) and ends(search, 2)[:1] == [0]
+
+    def ending(
+        label: str, width: int, new: int, *ranks: list[int], is_late: bool = False, **options: Any
+    ) -> Case:
+        """A search to its last step, with one of these ranks of EOS, token 3, in the second."""
+
+        def wanted(search: Search) -> bool:
+            return lasts(search) and ends(search, 2) in ranks and (late(search) or not is_late)
+
+        return case(label, width, new, wanted, eos_token_id=3, **options)
+
     def goes_on_when_full(search: Search) -> bool:
         """As many have ended as there is room for, and a better one comes later."""
         return lasts(search) and all(ends(search, n)[:1] in ([0], [1]) for n in (2, 3, 4))
 
-    eos = 3
+    first_and_third = "EOS is the likeliest and the third likeliest, for two beams"
+    none_as_good = "none can become as good as those that have ended"
+    better_later = "as many have ended as are kept, and a better one ends later"
     return [
         case("one beam, one token", 1, 1),
         case("one beam, three tokens", 1, 3),
@@ -624,68 +630,23 @@ def step_cases(generator: torch.Generator) -> list[Case]:
         case("two beams change places", 2, 2, lambda s: parents(s, 2) == [1, 0]),
         case("both beams continue the same one", 2, 3, forgets),
         case("three beams, one is forgotten", 3, 4, three),
+        ending("the likeliest token is EOS", 2, 3, [0], is_late=True),
+        ending("EOS is the second likeliest", 2, 3, [1]),
+        ending("EOS is the third likeliest, for two beams", 2, 3, [2], is_late=True),
+        ending("two of three beams end in one step", 3, 4, [0, 1], [0, 2], [1, 2]),
+        ending(first_and_third, 2, 3, [0, 2], is_late=True),
         case(
-            "the likeliest token is EOS",
-            *(2, 3, lambda s: lasts(s) and ends(s, 2) == [0] and late(s)),
-            eos_token_id=eos,
+            "EOS in the first step", 2, 3, lambda s: lasts(s) and ends(s, 1) == [0], eos_token_id=3
         ),
+        case("EOS in the last step", 2, 2, is_best, eos_token_id=3),
+        ending("one beam, which ends", 1, 4, [0]),
         case(
-            "EOS is the second likeliest",
-            *(2, 3, lambda s: lasts(s) and ends(s, 2) == [1]),
-            eos_token_id=eos,
+            none_as_good, 2, 6, lambda s: 2 < len(s.trace) < 5, eos_token_id=3, length_penalty=0.0
         ),
-        case(
-            "EOS is the third likeliest, for two beams",
-            *(2, 3, lambda s: lasts(s) and ends(s, 2) == [2] and late(s)),
-            eos_token_id=eos,
-        ),
-        case(
-            "two of three beams end in one step",
-            *(3, 4, lambda s: lasts(s) and ends(s, 2) in ([0, 1], [0, 2], [1, 2])),
-            eos_token_id=eos,
-        ),
-        case(
-            "EOS is the likeliest and the third likeliest, for two beams",
-            *(2, 3, lambda s: lasts(s) and ends(s, 2) == [0, 2] and late(s)),
-            eos_token_id=eos,
-        ),
-        case(
-            "EOS in the first step",
-            *(2, 3, lambda s: lasts(s) and ends(s, 1) == [0]),
-            eos_token_id=eos,
-        ),
-        case(
-            "EOS in the last step",
-            *(2, 2, lambda s: lasts(s) and ends(s, 2)[:1] == [0]),
-            eos_token_id=eos,
-        ),
-        case(
-            "one beam, which ends", 1, 4, lambda s: lasts(s) and ends(s, 2) == [0], eos_token_id=eos
-        ),
-        case(
-            "none can become as good as those that have ended",
-            *(2, 6, lambda s: 2 < len(s.trace) < 5),
-            eos_token_id=eos,
-            length_penalty=0.0,
-        ),
-        case(
-            "as many have ended as are kept, and a better one ends later",
-            *(2, 4, goes_on_when_full),
-            eos_token_id=eos,
-            length_penalty=2.0,
-        ),
-        case(
-            "the EOS token's id is 0",
-            *(2, 3, lambda s: lasts(s) and ends(s, 2)[:1] == [0]),
-            eos_token_id=0,
-        ),
+        case(better_later, 2, 4, goes_on_when_full, eos_token_id=3, length_penalty=2.0),
+        case("the EOS token's id is 0", 2, 3, is_best, eos_token_id=0),
         case("token 0 comes, and no EOS is asked for", 2, 3, lambda s: s.trace[1][0].token == 0),
-        case(
-            "the EOS token stands in the prompt",
-            *(2, 3, lambda s: lasts(s) and ends(s, 2) == [0]),
-            prompt=(3, 1, 3),
-            eos_token_id=eos,
-        ),
+        ending("the EOS token stands in the prompt", 2, 3, [0], prompt=(3, 1, 3)),
         case("more beams than tokens", 4, 3, vocab=3),
         case("more beams than tokens, and EOS", 4, 3, lasts, vocab=3, eos_token_id=1),
         case(
@@ -774,10 +735,10 @@ def random_stop(generator: torch.Generator) -> Case:
 
 
 EXERCISES: tuple[Exercise, ...] = (
-    Exercise("decoding.apply_temperature", drivers.apply_temperature, temperature_cases),
-    Exercise("decoding.apply_top_k", drivers.apply_top_k, top_k_cases),
-    Exercise("decoding.apply_top_p", drivers.apply_top_p, top_p_cases),
-    Exercise("decoding.apply_min_p", drivers.apply_min_p, min_p_cases),
+    Exercise("decoding.apply_temperature", drivers.filtered, temperature_cases),
+    Exercise("decoding.apply_top_k", drivers.filtered, top_k_cases),
+    Exercise("decoding.apply_top_p", drivers.filtered, top_p_cases),
+    Exercise("decoding.apply_min_p", drivers.filtered, min_p_cases),
     Exercise("decoding.apply_repetition_penalty", drivers.apply_repetition_penalty, penalty_cases),
     Exercise("decoding.next_token_probs", drivers.next_token_probs, probs_cases),
     Exercise("decoding.draw", drivers.draw, draw_cases),

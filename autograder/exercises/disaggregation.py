@@ -1,16 +1,19 @@
 """The exercises of lab 9: chunks, stall-free batching, gaps, keys and values sent, and leases."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from autograder.draws import draw, normal, prompt_ids
+from autograder.draws import draw, normal, prompt_ids, steps_in
 from autograder.drivers import disaggregation as drivers
 from autograder.drivers.disaggregation import VOCAB, logits_at
 from autograder.exercise import Case, Exercise, Lends, Service, no_services
+from autograder.exercises.engine import AT_ONCE, FIRST_RUNS, ROOM_FOR_TWO, SMALL, TWO_AND_ONE, Queue
 from autograder.lending.cached import lend_cached_model
 from autograder.lending.lent import Lent
 from solutions.disaggregation import unpack_kv
@@ -45,195 +48,85 @@ def prefill_cases(generator: torch.Generator) -> list[Case]:
 
 
 def schedule_cases(generator: torch.Generator) -> list[Case]:
-    def case(
-        label: str,
-        budget: int,
-        *requests: Request,
-        steps: int = 1,
-        blocks: int = 40,
-        block_size: int = 4,
-        max_running: int = 8,
-    ) -> Case:
-        limits = {"token_budget": budget, "max_running": max_running}
-        pool = {"num_blocks": blocks, "block_size": block_size}
-        return Case(label, {"requests": list(requests), "steps": steps, **pool, **limits})
-
-    def ids(length: int) -> list[int]:
-        return torch.randint(100, (length,), generator=generator).tolist()
-
-    def waits(length: int, new: int = 4, **about: Any) -> Request:
-        usual = {"comes": 1, "computed": None, "drafts": [], "gains": [1], "k": 0}
-        return {"ids": ids(length), "end": length + new, **usual, **about}
-
-    def started(length: int, computed: int, new: int = 4, **about: Any) -> Request:
-        """One that runs, and whose prompt has been computed in part."""
-        return waits(length, new, computed=computed, **about)
-
-    def decodes(length: int, new: int = 4, drafts: int = 0, **about: Any) -> Request:
-        """One that runs, and of which all but the newest token and the drafts is computed."""
-        return waits(length, new, computed=length - 1, drafts=ids(drafts), **about)
-
-    some = [
-        waits(
-            draw(generator, 1, 12),
-            draw(generator, 1, 6),
-            comes=draw(generator, 1, 6),
-            k=draw(generator, 0, 2),
-            gains=[draw(generator, 1, 3) for _ in range(3)],
-        )
-        for _ in range(7)
-    ]
-    small = {"blocks": 9, "block_size": 2, "max_running": 4}
+    queue = Queue(generator)
+    case, some = queue.case, list(queue.some(7, longest=12, latest=6))
+    first_runs = [case(*about) for about in FIRST_RUNS]
+    between = "started 2/6, decodes 5, started 4/12, decodes 3"
+    two_and_one, behind = "started 3/7|3/8, decodes 2", "started 2/9, decodes 5|3|4"
+    newcomer = "started 5/8, decodes 4, waits 6, waits 5"
+    too_many = "started 2/9, decodes 6 drafts=2, decodes 5 drafts=2, decodes 4, waits 3"
+    none_needed, late = "decodes 4, started 4/8, waits 2", "started 2/8, decodes 5+9"
+    three = "decodes 5 drafts=3, started 1/3, decodes 2"
     return [
-        case("nobody waits and nobody runs", 8),
-        case("one prompt waits", 8, waits(3)),
-        case("one request decodes", 8, decodes(5)),
-        case("the rest of a prompt", 8, started(7, 4)),
-        case("a prompt longer than the budget", 4, waits(7), steps=3),
-        case("a prompt of two whole chunks", 4, waits(8), steps=3),
-        case("a started prompt, and one that was adopted behind it", 4, started(9, 2), decodes(5)),
-        case("one decodes before a started prompt", 4, decodes(5), started(9, 2), steps=3),
-        case(
-            "started prompts between those who decode",
-            6,
-            *[started(6, 2), decodes(5), started(12, 4), decodes(3)],
-            steps=4,
-        ),
-        case("two started prompts, and room for the rest of both", 8, started(6, 3), started(7, 4)),
-        case(
-            "two started prompts, and room for one of them",
-            4,
-            *[started(7, 3), started(8, 3), decodes(2)],
-            steps=3,
-        ),
-        case("a started prompt takes all that is left", 4, started(9, 2), waits(3), steps=3),
-        case("a started prompt leaves room for a newcomer", 8, started(7, 4), waits(9), steps=2),
-        case(
-            "a newcomer behind decodes and a started prompt",
-            9,
-            *[started(8, 5), decodes(4), waits(6), waits(5)],
-            steps=3,
-        ),
-        case("two prompts wait, and share the budget", 8, waits(6), waits(5), steps=3),
-        case("a prompt as long as the budget, and one behind it", 4, waits(4), waits(3), steps=2),
-        case("a prompt that just fits behind a decode", 5, decodes(3), waits(4), waits(2)),
-        case("the decodes use up the budget", 2, decodes(5), decodes(3), waits(4), steps=2),
-        case("more decode than the budget has tokens", 2, *[decodes(n) for n in (5, 3, 4)]),
-        case(
-            "more decode than the budget has tokens, behind a started prompt",
-            2,
-            *[started(9, 2), *[decodes(n) for n in (5, 3, 4)]],
-            steps=2,
-        ),
-        case("a budget of one token", 1, waits(2, 2), waits(3, 2), steps=8),
-        case("as many run as may", 16, *[waits(n, 2) for n in (3, 2, 4)], steps=3, max_running=2),
-        case("drafts for which there is just room", 4, started(8, 2), decodes(5, drafts=2)),
-        case(
-            "drafts that don't fit into what is left",
-            5,
-            *[started(9, 2), decodes(6, drafts=2), decodes(5, drafts=2), decodes(4), waits(3)],
-            steps=2,
-        ),
-        case("drafts behind a prompt", 6, waits(4, 9, k=2, gains=[1, 3]), waits(7), steps=4),
-        case("a prompt of which only the last token is left", 8, started(6, 1), started(5, 4)),
-        case("a prompt of one token beside a started one", 3, started(9, 2), waits(1), steps=3),
-        case(
-            "no block is free, and none is needed",
-            8,
-            *[decodes(4), started(8, 4), waits(2)],
-            blocks=3,
-        ),
-        case("a decode finds no block", 8, decodes(5), started(4, 1), waits(1), blocks=2, steps=3),
-        case(
-            "the adopted one finds no block, behind a started prompt",
-            4,
-            *[started(8, 2), decodes(5, 9)],
-            blocks=3,
-            steps=3,
-        ),
-        case("the only one finds no block for its drafts", 8, decodes(4, drafts=2), blocks=1),
-        case(
-            "two are preempted for one",
-            8,
-            *[decodes(5, drafts=3), started(3, 1), decodes(2)],
-            blocks=5,
-            block_size=2,
-            steps=2,
-        ),
-        case(
-            "a preempted one for which there would be room at once",
-            8,
-            *[decodes(3), decodes(3, drafts=3), waits(1)],
-            blocks=9,
-            block_size=1,
-            steps=3,
-            max_running=2,
-        ),
-        case(
-            "recompute in chunks, beside decodes",
-            4,
-            *[decodes(9, 6), decodes(8, 6), decodes(6, 6)],
-            blocks=6,
-            steps=9,
-        ),
-        case(
-            "blocks of one token",
-            8,
-            *[waits(n, 3) for n in (4, 3, 2)],
-            blocks=11,
-            block_size=1,
-            steps=9,
-        ),
-        case("seven requests, a small pool, drafts", 6, *some, **small, steps=16),
+        *first_runs,
+        case("a started prompt, and one that was adopted behind it", 4, "started 2/9, decodes 5"),
+        case("one decodes before a started prompt", 4, "decodes 5, started 2/9", steps=3),
+        case("started prompts between those who decode", 6, between, steps=4),
+        case("two started prompts, and room for the rest of both", 8, "started 3/6, started 4/7"),
+        case("two started prompts, and room for one of them", 4, two_and_one, steps=3),
+        case("a started prompt takes all that is left", 4, "started 2/9, waits 3", steps=3),
+        case("a started prompt leaves room for a newcomer", 8, "started 4/7, waits 9", steps=2),
+        case("a newcomer behind decodes and a started prompt", 9, newcomer, steps=3),
+        case("two prompts wait, and share the budget", 8, "waits 6, waits 5", steps=3),
+        case("a prompt as long as the budget, and one behind it", 4, "waits 4, waits 3", steps=2),
+        case("a prompt that just fits behind a decode", 5, "decodes 3, waits 4, waits 2"),
+        case("the decodes use up the budget", 2, "decodes 5, decodes 3, waits 4", steps=2),
+        case("more decode than the budget has tokens", 2, "decodes 5|3|4"),
+        case("more decode than the budget has tokens, behind a started prompt", 2, behind, steps=2),
+        case("a budget of one token", 1, "waits 2+2, waits 3+2", steps=8),
+        case("as many run as may", 16, "waits 3+2|2+2|4+2", steps=3, max_running=2),
+        case("drafts for which there is just room", 4, "started 2/8, decodes 5 drafts=2"),
+        case("drafts that don't fit into what is left", 5, too_many, steps=2),
+        case("drafts behind a prompt", 6, "waits 4+9 k=2 gains=1+3, waits 7", steps=4),
+        case("a prompt of which only the last token is left", 8, "started 1/6, started 4/5"),
+        case("a prompt of one token beside a started one", 3, "started 2/9, waits 1", steps=3),
+        case("no block is free, and none is needed", 8, none_needed, num_blocks=3),
+        case("a decode finds no block", 8, "decodes 5, started 1/4, waits 1", 3, num_blocks=2),
+        case("the adopted one finds no block, behind a started prompt", 4, late, 3, num_blocks=3),
+        case("the only one finds no block for its drafts", 8, "decodes 4 drafts=2", num_blocks=1),
+        case("two are preempted for one", 8, three, steps=2, num_blocks=5, block_size=2),
+        case(AT_ONCE, 8, TWO_AND_ONE, steps=3, **ROOM_FOR_TWO),
+        case("recompute in chunks, beside decodes", 4, "decodes 9+6|8+6|6+6", 9, num_blocks=6),
+        case("blocks of one token", 8, "waits 4+3|3+3|2+3", num_blocks=11, block_size=1, steps=9),
+        case("seven requests, a small pool, drafts", 6, some, 16, **SMALL),
     ]
 
 
 # ----------------------------------------------------------------------------------------- the gaps
 
-Served = tuple[int, int, bool]
-
 
 def gap_cases(generator: torch.Generator) -> list[Case]:
-    def case(label: str, *trace: Sequence[Served], request: int = 0) -> Case:
-        return Case(label, {"trace": [list(step) for step in trace], "request": request})
+    def case(label: str, *trace: str, request: int = 0) -> Case:
+        """In a step "0+3" is a chunk of three tokens with which request 0 gains one, "1:4" a chunk
+        of four with which request 1 gains none."""
+        steps = [[served(*re.split("([+:])", word)) for word in step.split()] for step in trace]
+        return Case(label, {"trace": steps, "request": request})
 
-    def gains(request: int, tokens: int = 1) -> Served:
-        return request, tokens, True
+    def served(request: str, sign: str, tokens: str) -> tuple[int, int, bool]:
+        return int(request), int(tokens), sign == "+"
 
-    def chunk(request: int, tokens: int) -> Served:
-        return request, tokens, False
-
-    def some_step() -> list[Served]:
-        served = torch.randperm(4, generator=generator)[: draw(generator, 0, 4)].tolist()
-        return [(r, draw(generator, 1, 9), draw(generator, 0, 2) > 0) for r in served]
+    def some_step() -> str:
+        requests = torch.randperm(4, generator=generator)[: draw(generator, 0, 4)].tolist()
+        chunks = [(r, draw(generator, 1, 9), draw(generator, 0, 2)) for r in requests]
+        return " ".join(f"{request}{'+' if gains else ':'}{n}" for request, n, gains in chunks)
 
     some = [some_step() for _ in range(20)]
     return [
-        case("one token", [gains(0, 5)]),
-        case("two tokens, nobody else", [gains(0, 5)], [gains(0)]),
-        case("three tokens, nobody else", [gains(0, 5)], [gains(0)], [gains(0)]),
-        case("a prompt in chunks", [chunk(0, 4)], [chunk(0, 4)], [gains(0, 2)], [gains(0)]),
-        case("a long prompt beside it", [gains(0, 3)], [gains(0), gains(1, 9)], [gains(0)]),
-        case(
-            "a long prompt beside it, in chunks",
-            *[[gains(0, 3)], [gains(0), chunk(1, 4)], [gains(0), chunk(1, 4)], [gains(0)]],
-        ),
-        case("steps of others between its tokens", [gains(0, 3)], [gains(1, 9)], [gains(0)]),
-        case(
-            "a step in which it is served and gains nothing",
-            *[[gains(0, 3)], [gains(0)], [chunk(0, 2), gains(1)], [gains(1), gains(0, 2)]],
-        ),
-        case("others come before it", [gains(1, 8)], [gains(1), gains(0, 3)], [gains(0)]),
-        case("others go on after it", [gains(0, 3), gains(1, 2)], [gains(0)], [gains(1)]),
-        case("a step that serves nobody", [gains(0, 3)], [], [gains(0)], []),
-        case("tokens are verified several at a time", [gains(0, 3)], [gains(0, 4)], [gains(0, 2)]),
-        case(
-            "the second of two requests",
-            *[[gains(4, 6), gains(7, 3)], [gains(4)], [gains(4), gains(7)], [gains(7)]],
-            request=7,
-        ),
-        case("a request that never gains a token", [gains(1, 4), chunk(0, 2)], [gains(1)]),
-        case("a request that isn't there", [gains(1, 4)], [gains(1)]),
+        case("one token", "0+5"),
+        case("two tokens, nobody else", "0+5", "0+1"),
+        case("three tokens, nobody else", "0+5", "0+1", "0+1"),
+        case("a prompt in chunks", "0:4", "0:4", "0+2", "0+1"),
+        case("a long prompt beside it", "0+3", "0+1 1+9", "0+1"),
+        case("a long prompt beside it, in chunks", "0+3", "0+1 1:4", "0+1 1:4", "0+1"),
+        case("steps of others between its tokens", "0+3", "1+9", "0+1"),
+        case("a step in which it is served and gains nothing", "0+3", "0+1", "0:2 1+1", "1+1 0+2"),
+        case("others come before it", "1+8", "1+1 0+3", "0+1"),
+        case("others go on after it", "0+3 1+2", "0+1", "1+1"),
+        case("a step that serves nobody", "0+3", "", "0+1", ""),
+        case("tokens are verified several at a time", "0+3", "0+4", "0+2"),
+        case("the second of two requests", "4+6 7+3", "4+1", "4+1 7+1", "7+1", request=7),
+        case("a request that never gains a token", "1+4 0:2", "1+1"),
+        case("a request that isn't there", "1+4", "1+1"),
         case("no step at all"),
         case("twenty steps, four requests", *some, request=draw(generator, 0, 3)),
         case("the same for another", *some, request=3),
@@ -333,16 +226,10 @@ def adopt_cases(generator: torch.Generator) -> list[Case]:
     salt = draw(generator, 0, 10**6)
 
     def case(
-        label: str,
-        *requests: Request,
-        steps: int = 4,
-        blocks: int = 8,
-        block_size: int = 4,
-        token_budget: int = 8,
-        max_running: int = 4,
+        label: str, *requests: Request, blocks: int = 8, block_size: int = 4, **more: int
     ) -> Case:
+        limits = {"steps": 4, "token_budget": 8, "max_running": 4} | more
         pool = a_pool(generator, blocks, block_size)
-        limits = {"steps": steps, "token_budget": token_budget, "max_running": max_running}
         return Case(label, {"pool": pool, "requests": list(requests), **limits, "salt": salt})
 
     def here(length: int, new: int, comes: int = 1) -> Request:
@@ -409,78 +296,59 @@ def adopt_cases(generator: torch.Generator) -> list[Case]:
 
 
 def due_cases(generator: torch.Generator) -> list[Case]:
-    def case(label: str, *events: tuple[Any, ...], seconds: float = 10.0) -> Case:
-        return Case(label, {"seconds": seconds, "events": list(events)})
+    def case(label: str, events: str, seconds: float = 10.0) -> Case:
+        """ "hold 3 1.5" is a lease for request 3 at 1.5 s, "due 2 3 4" a look at 2 s, by when the
+        requests 3 and 4 are confirmed."""
+        made = [event(*step) for step in steps_in(events)]
+        return Case(label, {"seconds": seconds, "events": made})
 
-    def hold(request: int, now: float = 0.0) -> tuple[Any, ...]:
-        return "hold", request, now
+    def event(what: str, first: float, *rest: Any) -> tuple[Any, ...]:
+        if what == "hold":
+            return what, first, *map(float, rest or [0])
+        return what, float(first), list(rest)
 
-    def due(now: float, *confirmed: int) -> tuple[Any, ...]:
-        return "due", now, list(confirmed)
-
+    others, longer = "hold 5|2, hold 9 1, due 12 9, due 13 5", "hold 1, hold 6 5, due 10 6, due 30"
     order = torch.randperm(12, generator=generator).tolist()
-    held = [hold(request, float(n)) for n, request in enumerate(order)]
-    first, second = order[3:5], [*order[:2], order[8], order[3]]
+    held = [f"hold {request} {second}" for second, request in enumerate(order)]
+    first, second = order[3:5], [*order[:2], order[8], order[3], 40]
+    early, late = (" ".join(map(str, numbers)) for numbers in (first, second))
+    twelve = [*held[:6], f"due 6 {early}", *held[6:], f"due 12 {late}", "due 14|18|30"]
     return [
-        case("nobody has a lease", due(5.0)),
-        case("nothing happens yet", hold(0), due(5.0)),
-        case("one is confirmed", hold(0), due(5.0, 0), due(6.0)),
-        case("one lease ends", hold(0), due(10.5), due(11.0)),
-        case("a look at the very end of a lease", hold(0), due(10.0)),
-        case("a look just before the end of a lease", hold(0), due(9.5), due(10.0)),
-        case("a lease that begins later", hold(0, 7.0), due(10.0), due(16.5), due(17.5)),
-        case("one is looked at again and again", hold(0), *[due(t) for t in (4.0, 8.0, 12.0)]),
-        case("a confirmation comes twice", hold(3), due(2.0, 3), due(3.0, 3), due(20.0)),
-        case("a confirmation comes twice at once", hold(3), hold(4), due(2.0, 3, 3), due(4.0, 4)),
-        case("a confirmation comes too late", hold(3), due(11.0), due(12.0, 3), due(13.0)),
-        case("a confirmation comes just when the lease ends", hold(3), due(12.0, 3), due(13.0)),
-        case("a confirmation for one who never had a lease", hold(3), due(2.0, 8), due(3.0, 3)),
-        case("two, and one of them is confirmed", hold(0), hold(1), due(2.0, 1), due(12.0)),
-        case("two, and one lease ends", hold(0), hold(1, 4.0), due(11.0), due(13.0), due(14.0)),
-        case("two, and both leases end", hold(7), hold(2), due(12.0), due(13.0)),
-        case(
-            "three, confirmed in another order",
-            *[hold(5), hold(2), hold(9), due(3.0, 9, 5, 2), due(20.0)],
-        ),
-        case(
-            "one is confirmed and the leases of others end",
-            *[hold(5), hold(2), hold(9, 1.0), due(12.0, 9), due(13.0, 5)],
-        ),
-        case(
-            "one is confirmed whose lease would go on, another's ends",
-            *[hold(1), hold(6, 5.0), due(10.0, 6), due(30.0)],
-        ),
-        case("request 0 and others", hold(1), hold(0), due(4.0, 0, 1), due(15.0, 1, 0)),
-        case("one that comes later", hold(4), due(10.0), hold(6, 11.0), due(20.0), due(21.0)),
-        case("short leases", hold(4), hold(6, 0.25), due(0.5), due(0.75, 4), seconds=0.5),
-        case(
-            "twelve requests",
-            *held[:6],
-            due(6.0, *first),
-            *held[6:],
-            due(12.0, *second, 40),
-            *[due(float(t)) for t in (14, 18, 30)],
-        ),
+        case("nobody has a lease", "due 5"),
+        case("nothing happens yet", "hold 0, due 5"),
+        case("one is confirmed", "hold 0, due 5 0, due 6"),
+        case("one lease ends", "hold 0, due 10.5|11"),
+        case("a look at the very end of a lease", "hold 0, due 10"),
+        case("a look just before the end of a lease", "hold 0, due 9.5|10"),
+        case("a lease that begins later", "hold 0 7, due 10|16.5|17.5"),
+        case("one is looked at again and again", "hold 0, due 4|8|12"),
+        case("a confirmation comes twice", "hold 3, due 2 3, due 3 3, due 20"),
+        case("a confirmation comes twice at once", "hold 3|4, due 2 3 3, due 4 4"),
+        case("a confirmation comes too late", "hold 3, due 11, due 12 3, due 13"),
+        case("a confirmation comes just when the lease ends", "hold 3, due 12 3, due 13"),
+        case("a confirmation for one who never had a lease", "hold 3, due 2 8, due 3 3"),
+        case("two, and one of them is confirmed", "hold 0|1, due 2 1, due 12"),
+        case("two, and one lease ends", "hold 0, hold 1 4, due 11|13|14"),
+        case("two, and both leases end", "hold 7|2, due 12|13"),
+        case("three, confirmed in another order", "hold 5|2|9, due 3 9 5 2, due 20"),
+        case("one is confirmed and the leases of others end", others),
+        case("one is confirmed whose lease would go on, another's ends", longer),
+        case("request 0 and others", "hold 1|0, due 4 0 1, due 15 1 0"),
+        case("one that comes later", "hold 4, due 10, hold 6 11, due 20|21"),
+        case("short leases", "hold 4, hold 6 0.25, due 0.5, due 0.75 4", seconds=0.5),
+        case("twelve requests", ", ".join(twelve)),
     ]
 
 
+with_model = partial(Exercise, services=lend_cached_model)
+with_writer = partial(Exercise, services=lend_writer, in_bundle=no_services)
+
 EXERCISES = (
-    Exercise(
-        "disaggregation.prefill_in_chunks",
-        drivers.prefill_in_chunks,
-        prefill_cases,
-        services=lend_cached_model,
-    ),
+    with_model("disaggregation.prefill_in_chunks", drivers.prefill_in_chunks, prefill_cases),
     Exercise("disaggregation.StallFree.schedule", drivers.schedule, schedule_cases),
     Exercise("disaggregation.token_gaps", drivers.token_gaps, gap_cases),
     Exercise("disaggregation.pack_kv", drivers.pack_kv, pack_cases),
     Exercise("disaggregation.unpack_kv", drivers.unpack_kv, unpack_cases),
-    Exercise(
-        "disaggregation.adopt",
-        drivers.adopt,
-        adopt_cases,
-        services=lend_writer,
-        in_bundle=no_services,
-    ),
+    with_writer("disaggregation.adopt", drivers.adopt, adopt_cases),
     Exercise("disaggregation.Leases.due", drivers.due, due_cases),
 )

@@ -1,12 +1,13 @@
 """The exercises of lab 7: the policy of the engine, and its step."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 import torch
 
-from autograder.draws import draw
+from autograder.draws import draw, number_or_word, steps_in, until
 from autograder.drivers import engine as drivers
 from autograder.drivers.engine import PRIME, Prescribed, TextRunner, logits_after
 from autograder.exercise import Case, Exercise
@@ -20,136 +21,120 @@ Request = dict[str, Any]
 # --------------------------------------------------------------------------------- the scheduler
 
 
-def schedule_cases(generator: torch.Generator) -> list[Case]:
+class Queue:
+    """Makes cases of a scheduler, from words for its requests.
+
+    "waits 7" is one with seven tokens; "started 2/7" runs, and two of its seven are computed;
+    "decodes 7 drafts=1" too, and all is computed but its newest token and the draft. Each may have
+    four new tokens; as many as it says with "7+2".
+    """
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator = generator
+
     def case(
-        label: str,
-        budget: int,
-        *requests: Request,
-        steps: int = 1,
-        blocks: int = 40,
-        block_size: int = 4,
-        max_running: int = 8,
+        self, label: str, budget: int, about: str | list[Request], steps: int = 1, **limits: int
     ) -> Case:
-        limits = {"token_budget": budget, "max_running": max_running}
-        pool = {"num_blocks": blocks, "block_size": block_size}
-        return Case(label, {"requests": list(requests), "steps": steps, **pool, **limits})
+        requests = self.requests(about) if isinstance(about, str) else about
+        pool = {"num_blocks": 40, "block_size": 4, "token_budget": budget, "max_running": 8}
+        return Case(label, {"requests": requests, "steps": steps, **pool, **limits})
 
-    def request(length: int, new: int = 4, **about: Any) -> Request:
-        """One that waits, with so many tokens, if nothing else is said `about` it."""
-        ids = torch.randint(100, (length,), generator=generator).tolist()
+    def requests(self, words: str) -> list[Request]:
+        made = []
+        for kind, size, *about in steps_in(words):
+            given, (length, _, new) = options_in(about), str(size).partition("+")
+            computed, _, length = length.rpartition("/")
+            if kind == "started":
+                given["computed"] = int(computed)
+            if kind == "decodes":
+                given |= {"computed": int(length) - 1, "drafts": self.ids(given.get("drafts", 0))}
+            made.append(self.request(int(length), int(new or 4), **given))
+        return made
+
+    def request(self, length: int, new: int, **about: Any) -> Request:
         waits = {"comes": 1, "computed": None, "drafts": [], "gains": [1], "k": 0}
-        return {"ids": ids, "end": length + new, **waits, **about}
+        return {"ids": self.ids(length), "end": length + new, **waits, **about}
 
-    def started(length: int, computed: int, new: int = 4, **about: Any) -> Request:
-        """One that runs, and whose prompt has been computed in part."""
-        return request(length, new, computed=computed, **about)
+    def ids(self, length: int) -> list[int]:
+        return torch.randint(100, (length,), generator=self.generator).tolist()
 
-    def decoding(length: int, new: int = 4, drafts: int = 0, **about: Any) -> Request:
-        """One that runs, and of which all but the newest token and the drafts is computed."""
-        guessed = torch.randint(100, (drafts,), generator=generator).tolist()
-        return started(length, length - 1, new, drafts=guessed, **about)
+    def some(self, count: int, longest: int, latest: int) -> Iterator[Request]:
+        number = partial(draw, self.generator)
+        for _ in range(count):
+            length, new, comes = (number(1, most) for most in (longest, 6, latest))
+            k, gains = number(0, 2), [number(1, 3) for _ in range(3)]
+            yield self.request(length, new, comes=comes, k=k, gains=gains)
 
-    some = [
-        request(
-            draw(generator, 1, 9),
-            draw(generator, 1, 6),
-            comes=draw(generator, 1, 5),
-            k=draw(generator, 0, 2),
-            gains=[draw(generator, 1, 3) for _ in range(3)],
-        )
-        for _ in range(6)
-    ]
-    shape = {"blocks": 9, "block_size": 2, "max_running": 4}
+
+def options_in(words: Iterable[str]) -> dict[str, Any]:
+    """What is said by "k=2" and "gains=1+3"."""
+    pairs = (word.split("=") for word in words)
+    return {
+        name: [int(part) for part in value.split("+")] if "+" in value else number_or_word(value)
+        for name, value in pairs
+    }
+
+
+FIRST_RUNS = (  # of any scheduler: label, budget, requests, steps
+    ("nobody waits and nobody runs", 8, ""),
+    ("one prompt waits", 8, "waits 3"),
+    ("one request decodes", 8, "decodes 5"),
+    ("the rest of a prompt", 8, "started 4/7"),
+    ("a prompt longer than the budget", 4, "waits 7", 3),
+    ("a prompt of two whole chunks", 4, "waits 8", 3),
+)
+AT_ONCE = "a preempted one for which there would be room at once"
+TWO_AND_ONE = "decodes 3, decodes 3 drafts=3, waits 1"
+ROOM_FOR_TWO = {"num_blocks": 9, "block_size": 1, "max_running": 2}
+SMALL = {"num_blocks": 9, "block_size": 2, "max_running": 4}
+
+
+def schedule_cases(generator: torch.Generator) -> list[Case]:
+    queue = Queue(generator)
+    case, some = queue.case, list(queue.some(6, longest=9, latest=5))
+    first_runs = [case(*about) for about in FIRST_RUNS]
+    too_many = "decodes 6 drafts=2, decodes 5 drafts=2, decodes 4, waits 3"
+    drafting = "decodes 5+9 k=1, decodes 7+7 drafts=2 k=2"
+    long, three = "decodes 8, waits 9, waits 2", "decodes 5 drafts=3, decodes 2, decodes 3"
+    ones = {"num_blocks": 11, "block_size": 1}
+    others = "decodes 5, decodes 7+9, waits 2, waits 3 comes=2"
     return [
-        case("nobody waits and nobody runs", 8),
-        case("one prompt waits", 8, request(3)),
-        case("one request decodes", 8, decoding(5)),
-        case("the rest of a prompt", 8, started(7, 4)),
-        case("a prompt longer than the budget", 4, request(7), steps=3),
-        case("a prompt of two whole chunks", 4, request(8), steps=3),
-        case("two prompts wait, and the budget is enough for both", 8, request(3), request(4)),
-        case("two prompts wait, and share the budget", 8, request(6), request(5), steps=3),
-        case("a prompt as long as the budget, and one behind it", 4, request(4), request(3)),
-        case("two decode, and a prompt waits", 8, decoding(5), decoding(3), request(4), steps=2),
-        case("those who run use up the budget", 2, decoding(5), decoding(3), request(4), steps=2),
-        case("more who run than the budget has tokens", 2, *[decoding(n) for n in (5, 3, 4)]),
-        case("a budget of one token", 1, request(2, 2), request(3, 2), steps=8),
-        case("a started prompt before one that decodes", 4, started(9, 2), decoding(5), steps=3),
-        case("one decodes before a started prompt", 4, decoding(5), started(9, 2), steps=3),
-        case(
-            "as many run as may",
-            16,
-            *[request(3, 1), request(2, 2), request(4, 1), request(2, 3)],
-            steps=4,
-            max_running=2,
-        ),
-        case("drafts for which there is just room", 3, decoding(5, drafts=2)),
-        case(
-            "drafts that don't fit into what is left",
-            5,
-            *[decoding(6, drafts=2), decoding(5, drafts=2), decoding(4), request(3)],
-            steps=2,
-        ),
-        case("drafts behind a prompt", 6, request(4, 9, k=2, gains=[1, 3]), steps=4),
+        *first_runs,
+        case("two prompts wait, and the budget is enough for both", 8, "waits 3, waits 4"),
+        case("two prompts wait, and share the budget", 8, "waits 6, waits 5", steps=3),
+        case("a prompt as long as the budget, and one behind it", 4, "waits 4, waits 3"),
+        case("two decode, and a prompt waits", 8, "decodes 5, decodes 3, waits 4", steps=2),
+        case("those who run use up the budget", 2, "decodes 5, decodes 3, waits 4", steps=2),
+        case("more who run than the budget has tokens", 2, "decodes 5|3|4"),
+        case("a budget of one token", 1, "waits 2+2, waits 3+2", steps=8),
+        case("a started prompt before one that decodes", 4, "started 2/9, decodes 5", steps=3),
+        case("one decodes before a started prompt", 4, "decodes 5, started 2/9", steps=3),
+        case("as many run as may", 16, "waits 3+1|2+2|4+1|2+3", steps=4, max_running=2),
+        case("drafts for which there is just room", 3, "decodes 5 drafts=2"),
+        case("drafts that don't fit into what is left", 5, too_many, steps=2),
+        case("drafts behind a prompt", 6, "waits 4+9 k=2 gains=1+3", steps=4),
         case(
             "a request that was preempted with its drafts",
             5,
-            *[decoding(5, 9, k=1), decoding(7, 7, drafts=2, k=2)],
-            steps=6,
-            blocks=11,
+            drafting,
+            6,
+            num_blocks=11,
             block_size=1,
         ),
-        case("no place in any block of the pool", 8, request(9), blocks=2),
+        case("no place in any block of the pool", 8, "waits 9", num_blocks=2),
         case(
-            "a prompt too long for the free blocks, a short one behind it",
-            16,
-            *[decoding(8), request(9), request(2)],
-            blocks=4,
+            "a prompt too long for the free blocks, a short one behind it", 16, long, num_blocks=4
         ),
-        case("no block is free, and none is needed", 8, decoding(4), decoding(7), blocks=3),
-        case("the oldest finds no block", 8, decoding(5), decoding(5), blocks=2, steps=2),
-        case("the newest finds no block", 8, decoding(4), decoding(5), blocks=2, steps=2),
-        case("the only one finds no block for its drafts", 8, decoding(4, drafts=2), blocks=1),
-        case(
-            "two are preempted for one",
-            8,
-            *[decoding(5, drafts=3), decoding(2), decoding(3)],
-            blocks=5,
-            block_size=2,
-            steps=2,
-        ),
-        case(
-            "a preempted one, with others that wait",
-            8,
-            *[decoding(5), decoding(7, 9), request(2), request(3, comes=2)],
-            blocks=4,
-            steps=5,
-        ),
-        case(
-            "a preempted one for which there would be room at once",
-            8,
-            *[decoding(3), decoding(3, drafts=3), request(1)],
-            blocks=9,
-            block_size=1,
-            steps=3,
-            max_running=2,
-        ),
-        case(
-            "recompute in chunks",
-            4,
-            *[decoding(9, 6), decoding(8, 6), decoding(6, 6)],
-            blocks=6,
-            steps=9,
-        ),
-        case(
-            "blocks of one token",
-            8,
-            *[request(n, 3) for n in (4, 3, 2)],
-            blocks=11,
-            block_size=1,
-            steps=9,
-        ),
-        case("six requests, a small pool, drafts", 7, *some, **shape, steps=14),
+        case("no block is free, and none is needed", 8, "decodes 4, decodes 7", num_blocks=3),
+        case("the oldest finds no block", 8, "decodes 5, decodes 5", num_blocks=2, steps=2),
+        case("the newest finds no block", 8, "decodes 4, decodes 5", num_blocks=2, steps=2),
+        case("the only one finds no block for its drafts", 8, "decodes 4 drafts=2", num_blocks=1),
+        case("two are preempted for one", 8, three, steps=2, num_blocks=5, block_size=2),
+        case("a preempted one, with others that wait", 8, others, steps=5, num_blocks=4),
+        case(AT_ONCE, 8, TWO_AND_ONE, steps=3, **ROOM_FOR_TWO),
+        case("recompute in chunks", 4, "decodes 9+6|8+6|6+6", num_blocks=6, steps=9),
+        case("blocks of one token", 8, "waits 4+3|3+3|2+3", **ones, steps=9),
+        case("six requests, a small pool, drafts", 7, some, 14, **SMALL),
     ]
 
 
@@ -189,141 +174,101 @@ def turns_of(requests: list[Request], k: int, salt: int, budget: int, **pool: in
     return scheduler.turns
 
 
-def text_of(prompt: list[int], new: int, salt: int) -> list[int]:
-    """The greedy text."""
-    text = list(prompt)
-    for _ in range(new):
-        text.append(int(logits_after(text, salt).argmax()))
-    return text
+class Texts:
+    """Makes requests of words: "3+6" is a prompt of three tokens, with six new ones, all different.
+
+    `wrong` are those of the new tokens that its drafter doesn't guess, `eos` is the one that is
+    EOS, counted from 0; with a `temperature`, `top_k` or `top_p` tokens are drawn. "2..5+6" is a
+    prompt of two to five tokens.
+    """
+
+    def __init__(self, generator: torch.Generator, salt: int) -> None:
+        self.generator, self.salt = generator, salt
+
+    def requests(self, words: str) -> list[Request]:
+        return [self.request(*step) for step in steps_in(words)]
+
+    def request(self, size: str, *about: str) -> Request:
+        lengths, new = size.split("+")
+        low, _, high = lengths.partition("..")
+        length = draw(self.generator, int(low), int(high)) if high else int(low)
+        given: Request = {"params": None, "seed": 0, "eos_token_id": None, "comes": 1}
+        given |= {"aborted": None, **options_in(about)}
+        sampling = [name for name in ("temperature", "top_k", "top_p") if name in given]
+        drawn = {name: given.pop(name) for name in sampling}
+        if drawn:
+            seed = draw(self.generator, 0, 10**4)
+            given |= {"params": {"temperature": 1.0, **drawn}, "seed": seed}
+        text = until(
+            lambda text: len({*text[length:]}) == int(new), lambda: self.text(length, int(new))
+        )
+        if "eos" in given:
+            given["eos_token_id"] = text[length + given.pop("eos")]
+        prompt, wrong = text[:length], given.pop("wrong", [])
+        for place in wrong if isinstance(wrong, list) else [wrong]:
+            text[length + place] = (text[length + place] + 1) % (PRIME - 1)
+        return {"prompt": prompt, "max_new_tokens": int(new), "guesses": text, **given}
+
+    def text(self, length: int, new: int) -> list[int]:
+        """A prompt, and the greedy text behind it."""
+        text = torch.randint(PRIME - 1, (length,), generator=self.generator).tolist()
+        for _ in range(new):
+            text.append(int(logits_after(text, self.salt).argmax()))
+        return text
 
 
 def step_cases(generator: torch.Generator) -> list[Case]:
     salt = draw(generator, 1, 10**4)
+    texts = Texts(generator, salt)
 
-    def case(
-        label: str,
-        budget: int,
-        *requests: Request,
-        k: int = 0,
-        blocks: int = 40,
-        block_size: int = 4,
-        max_running: int = 8,
-    ) -> Case:
-        pool = {"blocks": blocks, "block_size": block_size, "max_running": max_running}
-        turns = turns_of(list(requests), k, salt, budget, **pool)
-        own = {"config": asdict(CONFIG), "requests": list(requests), "k": k, "turns": turns}
+    def case(label: str, budget: int, words: str, k: int = 0, **limits: int) -> Case:
+        requests = texts.requests(words)
+        pool = {"blocks": 40, "block_size": 4, "max_running": 8} | limits
+        turns = turns_of(requests, k, salt, budget, **pool)
+        own = {"config": asdict(CONFIG), "requests": requests, "k": k, "turns": turns}
         return Case(label, {**own, "token_budget": budget, "salt": salt})
-
-    def request(length: int, new: int, wrong: tuple[int, ...] = (), **about: Any) -> Request:
-        """wrong: which of the new tokens its drafter doesn't guess."""
-        while True:
-            prompt = torch.randint(PRIME - 1, (length,), generator=generator).tolist()
-            text = text_of(prompt, new, salt)
-            if len({*text[length:]}) == new:
-                break
-        for place in wrong:
-            text[length + place] = (text[length + place] + 1) % (PRIME - 1)
-        usual = {"params": None, "seed": 0, "eos_token_id": None, "comes": 1, "aborted": None}
-        return {"prompt": prompt, "max_new_tokens": new, "guesses": text, **usual, **about}
-
-    def ending(length: int, new: int, at: int, **about: Any) -> Request:
-        """One whose new token number `at`, counted from 0, is EOS."""
-        made = request(length, new, **about)
-        return {**made, "eos_token_id": made["guesses"][length + at]}
-
-    def sampled(length: int, new: int, **params: float) -> Request:
-        seed = draw(generator, 0, 10**4)
-        return request(length, new, params={"temperature": 1.0, **params}, seed=seed)
 
     full = CONFIG.n_positions
     small = {"blocks": 6, "block_size": 2}
+    crowded = {"blocks": 10, "block_size": 2, "max_running": 3}
+    for_two = "3+7 wrong=3, 2+8 wrong=2+3, 5+3 comes=3"
+    filled = f"{full}+0 max_new_tokens=3, 2+2"
+    reaching = f"{full - 2}+2 max_new_tokens=9, 3+4"
+    five = (
+        "2..6+6 wrong=2+3, 1..5+5 top_p=0.7, 1..5+6 eos=3, 2..7+3 comes=3, 1..5+5 comes=4 aborted=8"
+    )
     return [
-        case("nobody is there", 8, request(2, 1, comes=2)),
-        case("one new token", 8, request(3, 1)),
-        case("three new tokens", 8, request(3, 3)),
-        case("a prompt in two chunks", 4, request(6, 3)),
-        case("a prompt of two whole chunks", 3, request(6, 2)),
-        case("two requests of one length", 8, request(3, 2), request(3, 3)),
-        case("a long prompt before a short one", 16, request(7, 3), request(2, 3)),
-        case(
-            "a prompt beside requests in decode",
-            16,
-            request(2, 6),
-            request(3, 4),
-            request(9, 3, comes=3),
-        ),
-        case("a budget of one token", 1, request(2, 2), request(2, 2)),
-        case("three prompts under a small budget", 5, request(6, 2), request(4, 3), request(3, 2)),
-        case("EOS ends one of two", 8, ending(3, 5, at=1), request(2, 4)),
-        case("the first new token is EOS", 8, ending(3, 5, at=0), request(2, 3)),
-        case("drafts, all of them right", 8, request(3, 6), k=2),
-        case("drafts, some of them wrong", 8, request(3, 8, wrong=(1, 4)), k=3),
-        case("drafts, all of them wrong", 8, request(2, 4, wrong=(0, 1, 2, 3)), k=2),
-        case(
-            "drafts for two, a prompt beside them",
-            16,
-            request(3, 7, wrong=(3,)),
-            request(2, 8, wrong=(2, 3)),
-            request(5, 3, comes=3),
-            k=2,
-        ),
-        case("EOS among the drafts", 8, ending(3, 7, at=2), request(2, 5, wrong=(1,)), k=3),
-        case(
-            "drafts and a budget too small for all",
-            4,
-            request(3, 6),
-            request(2, 6, wrong=(2,)),
-            k=2,
-        ),
-        case("one is preempted", 8, request(3, 6), request(4, 6), **small),
-        case("recompute in chunks", 3, request(4, 7), request(3, 6), request(2, 3), **small),
-        case(
-            "preempted with its drafts", 6, request(4, 7), request(4, 7, wrong=(3,)), k=2, **small
-        ),
-        case("blocks of one token", 5, request(3, 4), request(2, 5), blocks=9, block_size=1),
-        case("one is aborted while it runs", 8, request(3, 5, aborted=3), request(2, 5)),
-        case(
-            "one is aborted while it waits",
-            8,
-            request(3, 4),
-            request(2, 4, aborted=2),
-            max_running=1,
-        ),
-        case(
-            "one is aborted in the middle of its prompt",
-            4,
-            request(10, 3, aborted=2),
-            request(2, 3),
-        ),
-        case("all who are there are aborted", 8, request(3, 5, aborted=2), request(2, 3, comes=4)),
-        case("a prompt fills the context", 32, request(full, 0, max_new_tokens=3), request(2, 2)),
-        case(
-            "a text reaches the end of the context",
-            32,
-            request(full - 2, 2, max_new_tokens=9),
-            request(3, 4),
-        ),
-        case("tokens are drawn", 8, sampled(3, 5), sampled(2, 4, temperature=0.6)),
-        case(
-            "one is drawn, one is greedy, with drafts",
-            8,
-            sampled(3, 8, top_k=3),
-            request(2, 6),
-            k=2,
-        ),
-        case(
-            "five requests, a small pool, drafts",
-            7,
-            request(draw(generator, 2, 6), 6, wrong=(2, 3)),
-            sampled(draw(generator, 1, 5), 5, top_p=0.7),
-            ending(draw(generator, 1, 5), 6, at=3),
-            request(draw(generator, 2, 7), 3, comes=3),
-            request(draw(generator, 1, 5), 5, comes=4, aborted=8),
-            k=2,
-            blocks=10,
-            block_size=2,
-            max_running=3,
-        ),
+        case("nobody is there", 8, "2+1 comes=2"),
+        case("one new token", 8, "3+1"),
+        case("three new tokens", 8, "3+3"),
+        case("a prompt in two chunks", 4, "6+3"),
+        case("a prompt of two whole chunks", 3, "6+2"),
+        case("two requests of one length", 8, "3+2, 3+3"),
+        case("a long prompt before a short one", 16, "7+3, 2+3"),
+        case("a prompt beside requests in decode", 16, "2+6, 3+4, 9+3 comes=3"),
+        case("a budget of one token", 1, "2+2, 2+2"),
+        case("three prompts under a small budget", 5, "6+2, 4+3, 3+2"),
+        case("EOS ends one of two", 8, "3+5 eos=1, 2+4"),
+        case("the first new token is EOS", 8, "3+5 eos=0, 2+3"),
+        case("drafts, all of them right", 8, "3+6", k=2),
+        case("drafts, some of them wrong", 8, "3+8 wrong=1+4", k=3),
+        case("drafts, all of them wrong", 8, "2+4 wrong=0+1+2+3", k=2),
+        case("drafts for two, a prompt beside them", 16, for_two, k=2),
+        case("EOS among the drafts", 8, "3+7 eos=2, 2+5 wrong=1", k=3),
+        case("drafts and a budget too small for all", 4, "3+6, 2+6 wrong=2", k=2),
+        case("one is preempted", 8, "3+6, 4+6", **small),
+        case("recompute in chunks", 3, "4+7, 3+6, 2+3", **small),
+        case("preempted with its drafts", 6, "4+7, 4+7 wrong=3", k=2, **small),
+        case("blocks of one token", 5, "3+4, 2+5", blocks=9, block_size=1),
+        case("one is aborted while it runs", 8, "3+5 aborted=3, 2+5"),
+        case("one is aborted while it waits", 8, "3+4, 2+4 aborted=2", max_running=1),
+        case("one is aborted in the middle of its prompt", 4, "10+3 aborted=2, 2+3"),
+        case("all who are there are aborted", 8, "3+5 aborted=2, 2+3 comes=4"),
+        case("a prompt fills the context", 32, filled),
+        case("a text reaches the end of the context", 32, reaching),
+        case("tokens are drawn", 8, "3+5 temperature=1.0, 2+4 temperature=0.6"),
+        case("one is drawn, one is greedy, with drafts", 8, "3+8 top_k=3, 2+6", k=2),
+        case("five requests, a small pool, drafts", 7, five, k=2, **crowded),
     ]
 
 

@@ -1,6 +1,8 @@
 """The exercises of lab 12: traffic, the running softmax, tiles, parts, blocks, and gradients."""
 
 import math
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,21 +10,17 @@ from torch import Tensor
 from autograder.comparisons import compare_with_traffic
 from autograder.draws import draw, normal
 from autograder.drivers import flash_attention as drivers
-from autograder.exercise import Case, Exercise
+from autograder.exercise import Case, Exercise, case_of
 from autograder.lending.slow_memory import lend_memory
 
 HIDDEN = -math.inf
+Two = tuple[int, int]
 
 # ------------------------------------------------------------------------------------------ counts
 
 
 def traffic_cases(generator: torch.Generator) -> list[Case]:
-    def case(
-        label: str, q_len: int, k_len: int, block_q: int, block_k: int, head_dim: int = 5
-    ) -> Case:
-        sizes = {"q_len": q_len, "k_len": k_len, "head_dim": head_dim}
-        return Case(label, {**sizes, "block_q": block_q, "block_k": block_k})
-
+    case = partial(case_of("q_len", "k_len", "block_q", "block_k"), head_dim=5)
     q_len = draw(generator, 5, 40)
     drawn = q_len, q_len + draw(generator, 1, 40), draw(generator, 2, 9), draw(generator, 2, 9)
     return [
@@ -41,8 +39,8 @@ def traffic_cases(generator: torch.Generator) -> list[Case]:
         case("more queries than keys", 7, 4, 2, 2),
         case("many more queries than keys", 12, 3, 2, 2),
         case("more queries than keys, tiles of one", 5, 3, 1, 1),
-        case("1,024 tokens in tiles of 128, head_dim 32", 1024, 1024, 128, 128, 32),
-        case("other lengths and tiles", *drawn, draw(generator, 1, 64)),
+        case("1,024 tokens in tiles of 128, head_dim 32", 1024, 1024, 128, 128, head_dim=32),
+        case("other lengths and tiles", *drawn, head_dim=draw(generator, 1, 64)),
     ]
 
 
@@ -67,8 +65,8 @@ def absorb_cases(generator: torch.Generator) -> list[Case]:
             state[2] = normal(generator, *rows, head_dim)
         return Case(label, {"state": state, "tiles": list(tiles)})
 
-    def some(*shape: int, around: float = 0.0, size: float = 1.0) -> Tensor:
-        return around + size * normal(generator, *shape)
+    def some(*shape: int, at: float = 0.0, size: float = 1.0) -> Tensor:
+        return at + size * normal(generator, *shape)
 
     def hidden(*shape: int) -> Tensor:
         return torch.full(shape, HIDDEN).double()
@@ -79,20 +77,19 @@ def absorb_cases(generator: torch.Generator) -> list[Case]:
         behind = torch.ones(scores.shape, dtype=torch.bool).triu(before + 1)
         return scores.masked_fill(behind, HIDDEN)
 
+    ones = torch.ones(2, 2).double()
     many = [tile(some(2, draw(generator, 1, 4), size=3.0)) for _ in range(6)]
     return [
         case("one query, one key", tile(some(1, 1))),
         case("one query, three keys", tile(some(1, 3))),
         case("two queries, three keys", tile(some(2, 3))),
-        case("a tile behind others, with higher scores", tile(some(2, 3, around=4.0)), seen=True),
-        case("a tile behind others, with lower scores", tile(some(2, 3, around=-4.0)), seen=True),
-        case("two tiles, the second one higher", tile(some(2, 3)), tile(some(2, 3, around=5.0))),
-        case("two tiles, the second one lower", tile(some(2, 3)), tile(some(2, 3, around=-5.0))),
+        case("a tile behind others, with higher scores", tile(some(2, 3, at=4.0)), seen=True),
+        case("a tile behind others, with lower scores", tile(some(2, 3, at=-4.0)), seen=True),
+        case("two tiles, the second one higher", tile(some(2, 3)), tile(some(2, 3, at=5.0))),
+        case("two tiles, the second one lower", tile(some(2, 3)), tile(some(2, 3, at=-5.0))),
         case("tiles of one key", *[tile(some(2, 1)) for _ in range(4)]),
         case("one query rises, one falls", *[tile(some(2, 2, size=6.0)) for _ in range(3)]),
-        case(
-            "the same score twice", tile(torch.ones(2, 1).double()), tile(torch.ones(2, 2).double())
-        ),
+        case("the same score twice", tile(ones[:, :1]), tile(ones)),
         case("some keys are hidden", tile(some(2, 2), hidden(2, 1), some(2, 1))),
         case("causal tiles", *[tile(scores) for scores in causal(4, 2).split(2, dim=-1)]),
         case("the first tile is hidden", tile(hidden(2, 3)), tile(some(2, 3))),
@@ -103,17 +100,11 @@ def absorb_cases(generator: torch.Generator) -> list[Case]:
             "a query that sees nothing beside one that does",
             tile(torch.cat([some(1, 3), hidden(1, 3)])),
         ),
-        case(
-            "scores around 2,000", tile(some(2, 3, around=2000.0)), tile(some(2, 3, around=2001.0))
-        ),
-        case("scores around -2,000", tile(some(2, 3, around=-2e3)), tile(some(2, 3, around=-2e3))),
-        case(
-            "scores around -20,000, and a hidden key", tile(some(2, 3, around=-2e4), hidden(2, 1))
-        ),
-        case(
-            "from 2,000 down to -2,000", tile(some(2, 2, around=2e3)), tile(some(2, 2, around=-2e3))
-        ),
-        case("three heads", tile(some(3, 2, 4)), tile(some(3, 2, 4, around=2.0))),
+        case("scores around 2,000", tile(some(2, 3, at=2000.0)), tile(some(2, 3, at=2001.0))),
+        case("scores around -2,000", tile(some(2, 3, at=-2e3)), tile(some(2, 3, at=-2e3))),
+        case("scores around -20,000, and a hidden key", tile(some(2, 3, at=-2e4), hidden(2, 1))),
+        case("from 2,000 down to -2,000", tile(some(2, 2, at=2e3)), tile(some(2, 2, at=-2e3))),
+        case("three heads", tile(some(3, 2, 4)), tile(some(3, 2, 4, at=2.0))),
         case("two texts of three heads", tile(some(2, 3, 2, 4)), tile(some(2, 3, 2, 1))),
         case("six tiles of different sizes", *many),
     ]
@@ -123,20 +114,14 @@ def absorb_cases(generator: torch.Generator) -> list[Case]:
 
 
 def flash_cases(generator: torch.Generator) -> list[Case]:
-    def case(
-        label: str,
-        lengths: tuple[int, int],
-        blocks: tuple[int, int] = (4, 4),
-        head_dim: int = 5,
-        heads: tuple[int, ...] = (),
-        size: float = 1.0,
-    ) -> Case:
-        about = {"heads": list(heads), "size": size, "seed": draw(generator, 0, 10**6)}
+    def case(label: str, lengths: Two, blocks: Two = (4, 4), **given: Any) -> Case:
+        usual = {"head_dim": 5, "heads": [], "size": 1.0} | given
         sizes = dict(zip(("q_len", "k_len", "block_q", "block_k"), lengths + blocks, strict=True))
-        return Case(label, {**sizes, "head_dim": head_dim, **about})
+        return Case(label, {**sizes, **usual, "seed": draw(generator, 0, 10**6)})
 
-    q_len = draw(generator, 5, 14)
-    drawn = q_len, q_len + draw(generator, 1, 14)
+    number = partial(draw, generator)
+    q_len = number(5, 14)
+    drawn = q_len, q_len + number(1, 14)
     return [
         case("one query, one key", (1, 1)),
         case("one tile of each", (4, 4)),
@@ -154,10 +139,10 @@ def flash_cases(generator: torch.Generator) -> list[Case]:
         case("more queries than keys", (7, 4), (3, 2)),
         case("a tile of queries that see nothing", (9, 3), (3, 2)),
         case("scores in the thousands", (9, 9), size=2000.0),
-        case("three heads", (6, 9), heads=(3,)),
-        case("two texts of three heads", (5, 5), (2, 2), heads=(2, 3)),
+        case("three heads", (6, 9), heads=[3]),
+        case("two texts of three heads", (5, 5), (2, 2), heads=[2, 3]),
         case("eight queries behind a long text", (8, 96), head_dim=4),
-        case("other lengths and tiles", drawn, (draw(generator, 2, 5), draw(generator, 2, 5)), 8),
+        case("other lengths and tiles", drawn, (number(2, 5), number(2, 5)), head_dim=8),
     ]
 
 
@@ -166,15 +151,11 @@ def flash_cases(generator: torch.Generator) -> list[Case]:
 
 def merge_cases(generator: torch.Generator) -> list[Case]:
     def case(
-        label: str,
-        parts: int,
-        rows: tuple[int, ...] = (4,),
-        around: float = 0.0,
-        empty: tuple[tuple[int, int], ...] = (),
+        label: str, parts: int, rows: Any = (4,), at: float = 0.0, empty: tuple[Two, ...] = ()
     ) -> Case:
         """empty: (part, row) of those that saw nothing; what stands there as their output is
         whatever the memory held before."""
-        lses = around + 2 * normal(generator, parts, *rows)
+        lses = at + 2 * normal(generator, parts, *rows)
         outputs = normal(generator, parts, *rows, 3)
         for place in empty:
             lses[place], outputs[place] = HIDDEN, 1e3 * outputs[place]
@@ -194,9 +175,9 @@ def merge_cases(generator: torch.Generator) -> list[Case]:
         case("one query saw nothing in the first part", 2, empty=((0, 2),)),
         case("one query saw nothing in any part", 2, empty=((0, 1), (1, 1))),
         case("nobody saw anything", 2, empty=everywhere),
-        case("logarithms around 2,000", 3, around=2000.0),
-        case("logarithms around -2,000", 3, around=-2000.0),
-        case("logarithms around -2,000, and a part saw nothing", 2, around=-2e3, empty=((0, 0),)),
+        case("logarithms around 2,000", 3, at=2000.0),
+        case("logarithms around -2,000", 3, at=-2000.0),
+        case("logarithms around -2,000, and a part saw nothing", 2, at=-2e3, empty=((0, 0),)),
     ]
 
 
@@ -308,16 +289,12 @@ def backward_cases(generator: torch.Generator) -> list[Case]:
     ]
 
 
+with_memory = partial(Exercise, compare=compare_with_traffic, services=lend_memory)
+
 EXERCISES = (
     Exercise("flash_attention.count_traffic", drivers.count_traffic, traffic_cases),
     Exercise("flash_attention.absorb", drivers.absorb, absorb_cases),
-    Exercise(
-        "flash_attention.flash_attention",
-        drivers.flash_attention,
-        flash_cases,
-        compare=compare_with_traffic,
-        services=lend_memory,
-    ),
+    with_memory("flash_attention.flash_attention", drivers.flash_attention, flash_cases),
     Exercise("flash_attention.merge", drivers.merge, merge_cases),
     Exercise("flash_attention.split_decode", drivers.split_decode, split_cases),
     Exercise("flash_attention.paged_decode", drivers.paged_decode, paged_cases),

@@ -1,5 +1,6 @@
 """The exercises of lab 1: the naive loop, and the figures that describe a request."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,10 +20,7 @@ def generate_cases(generator: torch.Generator) -> list[Case]:
         names = "input_ids", "max_new_tokens", "eos_token_id"
         return Case(label, {"requests": [dict(zip(names, r, strict=False)) for r in requests]})
 
-    def prompt(seq: int, batch: int = 1) -> Any:
-        return prompt_ids(generator, seq, batch)
-
-    full = LOOP.n_positions
+    prompt, full = partial(prompt_ids, generator), LOOP.n_positions
     # Python keeps the numbers up to 256 once, so that `is` looks right for them.
     varied, new = prompt_where(
         generator, 4, lambda ids, new: len({*ids, *new}) == 10 and new[2] > 256
@@ -31,7 +29,7 @@ def generate_cases(generator: torch.Generator) -> list[Case]:
     inside, _ = prompt_where(generator, 4, lambda ids, new: ids[1] not in new)
     last, _ = prompt_where(generator, 3, lambda ids, new: ids[-1] in new[2:5] and ids[-1] != new[0])
     own, _ = prompt_where(generator, 3, lambda _, new: LOOP.eos_token_id in new[:4])
-    ids = torch.tensor([varied])
+    ids, several = torch.tensor([varied]), "prompts of several lengths, one after the other"
     return [
         case("a one-token prompt, one new token", (prompt(1), 1)),
         case("three new tokens", (prompt(2), 3)),
@@ -47,15 +45,9 @@ def generate_cases(generator: torch.Generator) -> list[Case]:
         case("the prompt leaves room for two tokens in the context", (prompt(full - 2), 5)),
         case("the prompt fills the context", (prompt(full), 3)),
         case(
-            "three prompts of one length, one after the other",
-            *((prompt(4), 3) for _ in range(3)),
+            "three prompts of one length, one after the other", *((prompt(4), 3) for _ in range(3))
         ),
-        case(
-            "prompts of several lengths, one after the other",
-            (prompt(5), 4),
-            (prompt(2), 3),
-            (prompt(3, batch=2), 2),
-        ),
+        case(several, (prompt(5), 4), (prompt(2), 3), (prompt(3, batch=2), 2)),
     ]
 
 

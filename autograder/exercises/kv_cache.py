@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from autograder.comparisons import compare_ids_from_a_cache
-from autograder.draws import LAYERS, LOOP, draw, normal, prompt_ids, weights_of
+from autograder.draws import LAYERS, LOOP, draw, normal, prompt_ids, steps_in, weights_of
 from autograder.drivers import kv_cache as drivers
-from autograder.exercise import Case, Exercise, Service
+from autograder.exercise import Case, Exercise, Service, case_of
 from autograder.exercises.generate import generate_cases
 from autograder.lending.naive import lend_model
 from autograder.lending.recomputing import lend_recomputing_model
@@ -24,12 +24,12 @@ FULL = LAYERS.n_positions
 
 
 def causal_mask_cases(generator: torch.Generator) -> list[Case]:
-    def case(label: str, queries: list[list[int]], keys: list[list[int]]) -> Case:
-        positions = {"query_positions": torch.tensor(queries), "key_positions": torch.tensor(keys)}
-        return Case(label, positions)
+    def case(label: str, *positions: list[list[int]]) -> Case:
+        return case_of("query_positions", "key_positions")(label, *map(torch.tensor, positions))
 
     prefix, chunk = draw(generator, 3, 6), draw(generator, 2, 4)
     text = list(range(prefix + chunk))
+    three, first = [[0, 1, 2, 3, 4], [0, 0, 0, 1, 2], [2, 3, 4, 5, 6]], [0, 0, 1]
     shuffled = torch.randperm(7, generator=generator).tolist()
     return [
         case("one token, which sees itself", [[0]], [[0]]),
@@ -39,15 +39,9 @@ def causal_mask_cases(generator: torch.Generator) -> list[Case]:
         case("decode, with keys beyond the query", [[2]], [[0, 1, 2, 3, 4]]),
         case("decode, with as many keys, none of them beyond the query", [[4]], [[0, 1, 2, 3, 4]]),
         case("decode, two rows of different lengths", [[1], [4]], [[0, 1, 2, 3, 4]] * 2),
-        case(
-            "a chunk, three rows at different positions",
-            [[3, 4], [1, 2], [5, 6]],
-            [[0, 1, 2, 3, 4], [0, 0, 0, 1, 2], [2, 3, 4, 5, 6]],
-        ),
+        case("a chunk, three rows at different positions", [[3, 4], [1, 2], [5, 6]], three),
         case("keys in any order", [[5, 2, 3]], [shuffled]),
-        case(
-            "as many keys as queries, in any order", [[5, 2, 3], [0, 0, 1]], [[2, 5, 3], [0, 0, 1]]
-        ),
+        case("as many keys as queries, in any order", [[5, 2, 3], first], [[2, 5, 3], first]),
         case("a chunk behind a long prefix", [[38, 39]], [list(range(40))]),
     ]
 
@@ -109,6 +103,7 @@ def id_cases(part: str, without: str) -> Callable[[torch.Generator], list[Case]]
             data = {"config": config, "weights": weights, "prompts": list(prompts)}
             return Case(label, {**data, "in_turns": in_turns})
 
+        one_by_one = "three prompts of one length, one after the other"
         return [
             case("one layer, a prompt of one token", prompt(1), n_layer=1),
             case("one layer, two tokens, then one more", prompt(2, 1), n_layer=1),
@@ -117,23 +112,21 @@ def id_cases(part: str, without: str) -> Callable[[torch.Generator], list[Case]]
             case("a batch of two, four tokens, then a chunk of three", prompt(4, 3, batch=2)),
             case("rows at different positions", prompt(2, 2, 1, batch=3, offsets=(0, 4, 1))),
             case("the last token that the context holds", prompt(FULL - 1, 1)),
-            case(
-                "three prompts of one length, one after the other",
-                prompt(3, 1),
-                prompt(3, 1),
-                prompt(3, 1, offsets=(5,)),
-            ),
+            case(one_by_one, prompt(3, 1), prompt(3, 1), prompt(3, 1, offsets=(5,))),
             case("two prompts in turns", prompt(2, 1, 2), prompt(2, 1, 2), in_turns=True),
         ]
 
     return cases
 
 
-def weights_without(
-    inner: tuple[str, ...], part: str, generator: torch.Generator
-) -> dict[str, Tensor]:
+def weights_without(inner: tuple[str, ...], part: str, generator: Any) -> dict[str, Tensor]:
     return {n: w for n, w in weights_of(part, generator).items() if not n.startswith(inner)}
 
+
+attention_cases = hidden_cases("transformer.h.1.attn.")
+block_cases = hidden_cases("transformer.h.1.", without=("attn.",))
+model_cases = id_cases("transformer.", without="h.")
+lm_head_cases = id_cases("", without="transformer.h.")
 
 # ----------------------------------------------------------------------------- generate_threaded
 
@@ -158,6 +151,7 @@ def kv_bytes_cases(generator: torch.Generator) -> list[Case]:
         return Case(label, {"config": asdict(config), "bytes_per_number": list(bytes_per_number)})
 
     n_layer, n_head = draw(generator, 2, 9), draw(generator, 2, 9)
+    some = f"{n_layer} layers of {16 * n_head}, {n_head} heads, 1 byte a number"
     return [
         case("one layer, one head of two numbers, one byte each", 1, 2, 1, 1),
         case("one layer, two heads of two numbers, float32", 1, 4, 2),
@@ -165,13 +159,7 @@ def kv_bytes_cases(generator: torch.Generator) -> list[Case]:
         case("gpt2: 12 layers of 768, 12 heads, float32", 12, 768, 12),
         case("gpt2 with 2 bytes a number", 12, 768, 12, 2),
         case("a 13B OPT: 40 layers of 5,120, 40 heads, 2 bytes a number", 40, 5120, 40, 2),
-        case(
-            f"{n_layer} layers of {16 * n_head}, {n_head} heads, 1 byte a number",
-            n_layer,
-            16 * n_head,
-            n_head,
-            1,
-        ),
+        case(some, n_layer, 16 * n_head, n_head, 1),
     ]
 
 
@@ -184,7 +172,7 @@ TENSORS = {"forward": 3, "fill": 2}  # that such a step is given: (queries,) key
 def cache_case(
     generator: torch.Generator,
     label: str,
-    *steps: tuple[str, Any],
+    steps: str,
     n_layer: int = LAYERS.n_layer,
     batch: int = 1,
     max_length: int = 8,
@@ -193,99 +181,66 @@ def cache_case(
 
     def drawn(what: str, given: Any) -> tuple[Any, ...]:
         if what not in TENSORS:
-            return what, given
+            rows = str(given).split("+")  # "reorder 2+0+0"
+            return what.replace("_", " "), torch.tensor([*map(int, rows)]) if rows[1:] else given
         shape = n_layer, batch, LAYERS.n_head, given, LAYERS.head_dim
         return (what, *(normal(generator, *shape) for _ in range(TENSORS[what])))
 
-    data = {"batch": batch, "max_length": max_length, "steps": [drawn(*step) for step in steps]}
+    made = [drawn(*step) for step in steps_in(steps)]
+    data = {"batch": batch, "max_length": max_length, "steps": made}
     return Case(label, {"config": asdict(LAYERS) | {"n_layer": n_layer}, **data})
 
 
 def attend_cases(generator: torch.Generator) -> list[Case]:
     case = partial(cache_case, generator)
-
-    def new(*sizes: int) -> list[tuple[str, int]]:
-        return [("forward", n) for n in sizes]
-
-    reorder = "reorder", torch.tensor([2, 0, 0])
-    back_to_2, back_to_3 = ("roll back", 2), ("roll back", 3)
     some = [draw(generator, 1, 4) for _ in range(3)]
+    rolled = "forward 2|3, roll_back 2, forward 3, roll_back 3, forward 2|1"
+    refused = "forward 2|3, refused_roll_back 9, roll_back 2, forward 1|2"
+    reordered = "forward 3, reorder 2+0+0, forward 2"
+    chunks = f"forward {some[0]}|{some[1]}|{some[2]}|{16 - sum(some)}"
     return [
-        case("one layer, one token", *new(1), n_layer=1, max_length=1),
-        case("one layer, a prompt of three tokens in memory for eight", *new(3), n_layer=1),
-        case("two layers, a prompt of three tokens", *new(3), n_layer=2),
-        case("two layers, three tokens, then one at a time", *new(3, 1, 1), n_layer=2),
-        case("two layers, two tokens, then a chunk of three", *new(2, 3), n_layer=2),
-        case("a batch of two, until the memory is full", *new(2, 4, 1), batch=2, max_length=7),
-        case("one token more than fits", *new(3, 1, 1), n_layer=2, max_length=4),
-        case("a chunk that doesn't fit, then one that does", *new(3, 3, 2), batch=2, max_length=5),
+        case("one layer, one token", "forward 1", n_layer=1, max_length=1),
+        case("one layer, a prompt of three tokens in memory for eight", "forward 3", n_layer=1),
+        case("two layers, a prompt of three tokens", "forward 3", n_layer=2),
+        case("two layers, three tokens, then one at a time", "forward 3|1|1", n_layer=2),
+        case("two layers, two tokens, then a chunk of three", "forward 2|3", n_layer=2),
+        case("a batch of two, until the memory is full", "forward 2|4|1", batch=2, max_length=7),
+        case("one token more than fits", "forward 3|1|1", n_layer=2, max_length=4),
         case(
-            "rolled back twice, and filled again with other tokens",
-            *(*new(2, 3), back_to_2, *new(3), back_to_3, *new(2, 1)),
+            "a chunk that doesn't fit, then one that does", "forward 3|3|2", batch=2, max_length=5
         ),
-        case(
-            "rolled back to two, after a refusal to keep nine of five",
-            *(*new(2, 3), ("refused roll back", 9), back_to_2, *new(1, 2)),
-        ),
-        case("three rows, reordered between two forwards", *new(3), reorder, *new(2), batch=3),
-        case("a long text in chunks", *new(*some, 16 - sum(some)), batch=3, max_length=16),
+        case("rolled back twice, and filled again with other tokens", rolled),
+        case("rolled back to two, after a refusal to keep nine of five", refused),
+        case("three rows, reordered between two forwards", reordered, batch=3),
+        case("a long text in chunks", chunks, batch=3, max_length=16),
     ]
 
 
 def truncate_cases(generator: torch.Generator) -> list[Case]:
     case = partial(cache_case, generator)
-
-    def keep(n: int) -> tuple[str, int]:
-        return "truncate", n
-
-    def fill(n: int) -> tuple[str, int]:
-        return "fill", n
-
     held, kept = draw(generator, 6, 8), draw(generator, 2, 4)
-    too_many = keep(held)
+    twice = f"fill {held}, truncate {kept}|{held}, fill 1, truncate {kept + 2}|{kept + 1}"
+    refilled = "fill 8, truncate 0, fill 8, truncate 1, fill 1"
     return [
-        case("three tokens, the first two kept", fill(3), keep(2)),
-        case("three tokens, all kept", fill(3), keep(3)),
-        case("three tokens, none kept", fill(3), keep(0)),
-        case("an empty cache, nothing to keep", keep(0)),
-        case("four tokens of three", fill(3), keep(4)),
-        case("more tokens than the memory has room for", fill(3), keep(9)),
-        case("fewer tokens than none", fill(3), keep(-1), keep(-3)),
-        case("two tokens of five, then four of five", fill(5), keep(2), fill(3), keep(4)),
-        case(
-            "a full memory, emptied and filled again", fill(8), keep(0), fill(8), keep(1), fill(1)
-        ),
-        case(
-            "a batch of three, asked twice for too many",
-            *(fill(held), keep(kept), too_many, fill(1), keep(kept + 2), keep(kept + 1)),
-            batch=3,
-            max_length=10,
-        ),
+        case("three tokens, the first two kept", "fill 3, truncate 2"),
+        case("three tokens, all kept", "fill 3, truncate 3"),
+        case("three tokens, none kept", "fill 3, truncate 0"),
+        case("an empty cache, nothing to keep", "truncate 0"),
+        case("four tokens of three", "fill 3, truncate 4"),
+        case("more tokens than the memory has room for", "fill 3, truncate 9"),
+        case("fewer tokens than none", "fill 3, truncate -1|-3"),
+        case("two tokens of five, then four of five", "fill 5, truncate 2, fill 3, truncate 4"),
+        case("a full memory, emptied and filled again", refilled),
+        case("a batch of three, asked twice for too many", twice, batch=3, max_length=10),
     ]
 
 
 EXERCISES = (
     Exercise("kv_cache.causal_mask", drivers.causal_mask, causal_mask_cases),
-    Exercise(
-        "kv_cache.ThreadedAttention.forward",
-        drivers.threaded_attention,
-        hidden_cases("transformer.h.1.attn."),
-    ),
-    Exercise(
-        "kv_cache.ThreadedBlock.forward",
-        drivers.threaded_block,
-        hidden_cases("transformer.h.1.", without=("attn.",)),
-    ),
-    Exercise(
-        "kv_cache.ThreadedModel.forward",
-        drivers.threaded_model,
-        id_cases("transformer.", without="h."),
-    ),
-    Exercise(
-        "kv_cache.ThreadedLMHead.forward",
-        drivers.threaded_lm_head,
-        id_cases("", without="transformer.h."),
-    ),
+    Exercise("kv_cache.ThreadedAttention.forward", drivers.threaded_attention, attention_cases),
+    Exercise("kv_cache.ThreadedBlock.forward", drivers.threaded_block, block_cases),
+    Exercise("kv_cache.ThreadedModel.forward", drivers.threaded_model, model_cases),
+    Exercise("kv_cache.ThreadedLMHead.forward", drivers.threaded_lm_head, lm_head_cases),
     Exercise(
         "kv_cache.generate_threaded",
         drivers.generate_threaded,

@@ -5,9 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autograder.draws import draw, normal
+from autograder.draws import draw, normal, steps_in
 from autograder.drivers import kv_reduction as drivers
 from autograder.exercise import Case, Exercise
+from autograder.exercises.disaggregation import HEAD_DIM, HEADS, LAYERS, a_pool
 
 # ----------------------------------------------------------------------------------------- bytes
 
@@ -38,19 +39,10 @@ def bytes_cases(generator: torch.Generator) -> list[Case]:
 
 # ----------------------------------------------------------------------------------- fewer heads
 
-HEAD_DIM = 5
-
 
 def attention_cases(generator: torch.Generator) -> list[Case]:
-    def case(
-        label: str,
-        heads: int,
-        kv_heads: int,
-        q_len: int,
-        k_len: int,
-        batch: int = 1,
-        mask: Any = None,
-    ) -> Case:
+    def case(label: str, *sizes: int, batch: int = 1, mask: Any = None) -> Case:
+        heads, kv_heads, q_len, k_len = sizes
         keys, values = (normal(generator, batch, kv_heads, k_len, HEAD_DIM) for _ in range(2))
         queries = normal(generator, batch, heads, q_len, HEAD_DIM)
         return Case(label, {"queries": queries, "keys": keys, "values": values, "mask": mask})
@@ -125,9 +117,6 @@ def mask_cases(generator: torch.Generator) -> list[Case]:
         case("keys in any order", [[4, 7], [8, 5]], [order, order[::-1]], window, 2),
         case("a chunk of some length", [upto(9)[start:]], [upto(9)], window, draw(generator, 1, 2)),
     ]
-
-
-LAYERS, HEADS = 3, 2
 
 
 def cache_cases(generator: torch.Generator) -> list[Case]:
@@ -264,11 +253,6 @@ def codes_cases(generator: torch.Generator) -> list[Case]:
 SMALL = {"vocab_size": 11, "n_positions": 16, "n_embd": 10, "n_layer": 3, "n_head": 2}
 
 
-def a_pool(generator: torch.Generator, blocks: int, block_size: int) -> Tensor:
-    """There is something in every slot."""
-    return normal(generator, 2, LAYERS, blocks, block_size, HEADS, HEAD_DIM)
-
-
 Requests = dict[int, Any]  # how many tokens each has; a text names the one whose fork it is
 
 
@@ -298,43 +282,34 @@ def out_cases(generator: torch.Generator) -> list[Case]:
 
 def in_cases(generator: torch.Generator) -> list[Case]:
     def case(
-        label: str,
-        block_size: int,
-        requests: Requests,
-        swapped: dict[int, int],
-        *steps: tuple[str, int],
-        blocks: int = 8,
+        label: str, block_size: int, requests: Requests, swapped: dict[int, int], steps: str
     ) -> Case:
-        order = torch.randperm(blocks, generator=generator).tolist()
+        order = torch.randperm(8, generator=generator).tolist()
         shape = 2, LAYERS, HEADS, HEAD_DIM
         store = {r: normal(generator, *shape[:2], n, *shape[2:]) for r, n in swapped.items()}
-        pool = {"pool": a_pool(generator, blocks, block_size), "order": order, "store": store}
-        return Case(label, {"config": SMALL, **pool, "requests": requests, "steps": list(steps)})
-
-    def back(request: int) -> tuple[str, int]:
-        return "swap_in", request
-
-    def ends(request: int) -> tuple[str, int]:
-        return "free", request
+        pool = {"pool": a_pool(generator, 8, block_size), "order": order, "store": store}
+        return Case(
+            label, {"config": SMALL, **pool, "requests": requests, "steps": steps_in(steps)}
+        )
 
     number, length = draw(generator, 3, 9), draw(generator, 5, 9)
     return [
-        case("one token, blocks of one", 1, {}, {0: 1}, back(0)),
-        case("one token, blocks of four", 4, {}, {0: 1}, back(0)),
-        case("a full block", 4, {}, {0: 4}, back(0)),
-        case("two blocks, the last one partly filled", 4, {}, {0: 7}, back(0)),
-        case("two blocks, both full", 4, {}, {0: 8}, back(0)),
-        case("blocks of one token", 1, {}, {3: 4}, back(3)),
-        case("beside another request", 4, {1: 6}, {0: 5}, back(0)),
-        case("one of two that are out", 2, {1: 3}, {0: 5, 4: 4}, back(4)),
-        case("two that are out, one after the other", 2, {1: 3}, {0: 5, 4: 4}, back(4), back(0)),
-        case("into blocks that others had", 2, {1: 7, 2: 3}, {0: 5}, ends(1), back(0)),
-        case("the whole pool", 2, {}, {0: 16}, back(0)),
-        case("no room", 2, {1: 13}, {0: 5}, back(0)),
-        case("no room, by one block", 2, {1: 11}, {0: 5}, back(0)),
-        case("no room at first", 2, {1: 13, 2: 2}, {0: 5}, back(0), ends(1), back(0)),
-        case("no room for one of two", 2, {1: 9}, {0: 7, 6: 4}, back(0), back(6)),
-        case("of some length", 3, {0: 4, 1: 3}, {number: length}, back(number)),
+        case("one token, blocks of one", 1, {}, {0: 1}, "swap_in 0"),
+        case("one token, blocks of four", 4, {}, {0: 1}, "swap_in 0"),
+        case("a full block", 4, {}, {0: 4}, "swap_in 0"),
+        case("two blocks, the last one partly filled", 4, {}, {0: 7}, "swap_in 0"),
+        case("two blocks, both full", 4, {}, {0: 8}, "swap_in 0"),
+        case("blocks of one token", 1, {}, {3: 4}, "swap_in 3"),
+        case("beside another request", 4, {1: 6}, {0: 5}, "swap_in 0"),
+        case("one of two that are out", 2, {1: 3}, {0: 5, 4: 4}, "swap_in 4"),
+        case("two that are out, one after the other", 2, {1: 3}, {0: 5, 4: 4}, "swap_in 4|0"),
+        case("into blocks that others had", 2, {1: 7, 2: 3}, {0: 5}, "free 1, swap_in 0"),
+        case("the whole pool", 2, {}, {0: 16}, "swap_in 0"),
+        case("no room", 2, {1: 13}, {0: 5}, "swap_in 0"),
+        case("no room, by one block", 2, {1: 11}, {0: 5}, "swap_in 0"),
+        case("no room at first", 2, {1: 13, 2: 2}, {0: 5}, "swap_in 0, free 1, swap_in 0"),
+        case("no room for one of two", 2, {1: 9}, {0: 7, 6: 4}, "swap_in 0|6"),
+        case("of some length", 3, {0: 4, 1: 3}, {number: length}, f"swap_in {number}"),
     ]
 
 

@@ -3,11 +3,12 @@
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
 
-from autograder.draws import LAYERS, draw, normal, prompt_list
+from autograder.draws import LAYERS, draw, normal, prompt_list, steps_in
 from autograder.drivers import paged_attention as drivers
 from autograder.drivers.paged_attention import Step
 from autograder.exercise import Case, Exercise, Service
@@ -25,13 +26,14 @@ def manager_case(
     label: str,
     block_size: int,
     free: int,
-    built: list[Step],
-    *steps: Step,
+    begun: str,
+    asked: str = "",
 ) -> Case:
-    """A manager with `free` blocks beside those that `built` takes; then the steps to be judged.
+    """A manager with `free` blocks beside those that were taken; then the steps to be judged.
 
     `order` is that of the free blocks before anything is built, and `state` where it leads to.
     """
+    built, steps = steps_in(begun), steps_in(asked)
     roomy = after(reference.BlockManager(100, block_size), built)
     sizes = {"num_blocks": roomy.used_blocks + free, "block_size": block_size}
     order = torch.randperm(sizes["num_blocks"], generator=generator).tolist()
@@ -43,7 +45,7 @@ def manager_case(
         "ref_counts": manager.ref_counts,
         "free_blocks": list(manager.free_blocks),
     }
-    script = {"order": order, "built": built, "state": state, "steps": list(steps)}
+    script = {"order": order, "built": built, "state": state, "steps": steps}
     return Case(label, {**sizes, **script})
 
 
@@ -53,140 +55,111 @@ def after(manager: reference.BlockManager, steps: list[Step]) -> reference.Block
     return manager
 
 
-def allocate(request: int, num_tokens: int) -> Step:
-    return "allocate", request, num_tokens
-
-
-def append(request: int) -> Step:
-    return "append", request
-
-
-def free(request: int) -> Step:
-    return "free", request
-
-
-def fork(parent: int, child: int) -> Step:
-    return "fork", parent, child
-
-
-def family(generator: torch.Generator, block_size: int, members: int, most: int) -> list[Step]:
+def family(generator: torch.Generator, block_size: int, members: int, most: int) -> str:
     """Requests of up to `most` tokens, where each may share a beginning with an earlier one."""
-    steps = [allocate(0, draw(generator, 1, most))]
-    lengths = [steps[0][2]]
+    lengths = [draw(generator, 1, most)]
+    steps = [f"allocate 0 {lengths[0]}"]
     for member in range(1, members):
         parent = draw(generator, 0, member - 1)
         if draw(generator, 0, 3):
             more = draw(generator, 0, most - lengths[parent])
-            steps += [fork(parent, member), *[append(member)] * more]
+            steps += [f"fork {parent} {member}", *[f"append {member}"] * more]
             lengths.append(lengths[parent] + more)
         else:
             lengths.append(draw(generator, 1, most))
-            steps.append(allocate(member, lengths[-1]))
-    return steps
+            steps.append(f"allocate {member} {lengths[-1]}")
+    return ", ".join(steps)
 
 
 def allocate_cases(generator: torch.Generator) -> list[Case]:
-    def case(label: str, block_size: int, free: int, built: list[Step], *steps: Step) -> Case:
-        return manager_case(generator, label, block_size, free, built, *steps)
-
-    some = [allocate(10 + i, draw(generator, 1, 11)) for i in range(6)]
-    beside = [allocate(0, 7)]
+    case = partial(manager_case, generator)
+    some = ", ".join(f"allocate {10 + i} {draw(generator, 1, 11)}" for i in range(6))
+    beside = "allocate 0 7"
     return [
-        case("one token, blocks of four", 4, 3, [], allocate(0, 1)),
-        case("three tokens, blocks of four", 4, 3, [], allocate(0, 3)),
-        case("four tokens, blocks of four", 4, 3, [], allocate(0, 4)),
-        case("five tokens, blocks of four", 4, 3, [], allocate(0, 5)),
-        case("three tokens, blocks of one", 1, 5, [], allocate(0, 3)),
-        case("beside another request", 4, 3, beside, allocate(9, 6)),
-        case("exactly as many blocks as are free", 4, 3, beside, allocate(9, 12)),
-        case("one block too few, then fewer tokens", 4, 2, beside, allocate(9, 9), allocate(9, 8)),
-        case("more than the whole pool has room for", 4, 3, [], allocate(0, 40), allocate(0, 12)),
-        case("no block is free", 4, 0, beside, allocate(9, 1)),
-        case("seventeen tokens, blocks of sixteen", 16, 3, [], allocate(0, 17)),
-        case("eight blocks for one request", 3, 9, [], allocate(0, 23)),
-        case("six requests, until the pool is full", 3, 12, [], *some),
+        case("one token, blocks of four", 4, 3, "", "allocate 0 1"),
+        case("three tokens, blocks of four", 4, 3, "", "allocate 0 3"),
+        case("four tokens, blocks of four", 4, 3, "", "allocate 0 4"),
+        case("five tokens, blocks of four", 4, 3, "", "allocate 0 5"),
+        case("three tokens, blocks of one", 1, 5, "", "allocate 0 3"),
+        case("beside another request", 4, 3, beside, "allocate 9 6"),
+        case("exactly as many blocks as are free", 4, 3, beside, "allocate 9 12"),
+        case("one block too few, then fewer tokens", 4, 2, beside, "allocate 9 9|8"),
+        case("more than the whole pool has room for", 4, 3, "", "allocate 0 40|12"),
+        case("no block is free", 4, 0, beside, "allocate 9 1"),
+        case("seventeen tokens, blocks of sixteen", 16, 3, "", "allocate 0 17"),
+        case("eight blocks for one request", 3, 9, "", "allocate 0 23"),
+        case("six requests, until the pool is full", 3, 12, "", some),
     ]
 
 
 def append_cases(generator: torch.Generator) -> list[Case]:
-    def case(label: str, block_size: int, free: int, built: list[Step], *to: int) -> Case:
-        steps = [append(request) for request in to]
-        return manager_case(generator, label, block_size, free, built, *steps)
+    case = partial(manager_case, generator)
 
-    def alike(length: int, holders: int = 2) -> list[Step]:
-        return [allocate(0, length), *(fork(0, child) for child in range(1, holders))]
+    def alike(length: int) -> str:
+        return f"allocate 0 {length}, fork 0 1"
 
-    parted = [*alike(4), append(0), append(0), append(1), append(1)]
-    two = [allocate(0, 1), allocate(3, 2)]
+    parted = f"{alike(4)}, append 0|0|1|1"
+    two = "allocate 0 1, allocate 3 2"
     many = family(generator, 3, members=5, most=8)
-    turns = [draw(generator, 0, 4) for _ in range(12)]
+    turns = f"append {'|'.join(str(draw(generator, 0, 4)) for _ in range(12))}"
     return [
-        case("the last block has room", 4, 1, [allocate(0, 2)], 0),
-        case("the token fills its block", 4, 2, [allocate(0, 3)], 0),
-        case("the last block is full", 4, 2, [allocate(0, 4)], 0),
-        case("blocks of one token", 1, 3, [allocate(0, 1)], 0, 0),
-        case("a whole block, token by token", 2, 4, two, 0, 0, 0, 0, 0),
-        case("a shared last block has room", 4, 2, alike(6), 1),
-        case("a shared last block is full", 4, 2, alike(4), 1),
-        case("a shared beginning, and a last block of its own", 4, 2, parted, 1),
-        case("after a fork both append", 4, 2, alike(6), 1, 0),
-        case("three who share append in turn", 3, 4, alike(7, holders=3), 2, 0, 1),
-        case("two who share a full block append twice", 2, 5, alike(2), 0, 1, 1, 0),
-        case("no block is free, and none is needed", 4, 0, [allocate(0, 3)], 0),
-        case("no block is free for one of two", 2, 0, [allocate(0, 2), allocate(1, 1)], 0, 1),
-        case("no block is free for a copy", 4, 0, alike(6), 1, 0),
-        case("one block is free for two who share", 4, 1, alike(5), 1, 0, 1),
-        case("five requests, until the pool is full", 3, 6, many, *turns),
+        case("the last block has room", 4, 1, "allocate 0 2", "append 0"),
+        case("the token fills its block", 4, 2, "allocate 0 3", "append 0"),
+        case("the last block is full", 4, 2, "allocate 0 4", "append 0"),
+        case("blocks of one token", 1, 3, "allocate 0 1", "append 0|0"),
+        case("a whole block, token by token", 2, 4, two, "append 0|0|0|0|0"),
+        case("a shared last block has room", 4, 2, alike(6), "append 1"),
+        case("a shared last block is full", 4, 2, alike(4), "append 1"),
+        case("a shared beginning, and a last block of its own", 4, 2, parted, "append 1"),
+        case("after a fork both append", 4, 2, alike(6), "append 1|0"),
+        case("three who share append in turn", 3, 4, f"{alike(7)}, fork 0 2", "append 2|0|1"),
+        case("two who share a full block append twice", 2, 5, alike(2), "append 0|1|1|0"),
+        case("no block is free, and none is needed", 4, 0, "allocate 0 3", "append 0"),
+        case("no block is free for one of two", 2, 0, "allocate 0 2, allocate 1 1", "append 0|1"),
+        case("no block is free for a copy", 4, 0, alike(6), "append 1|0"),
+        case("one block is free for two who share", 4, 1, alike(5), "append 1|0|1"),
+        case("five requests, until the pool is full", 3, 6, many, turns),
     ]
 
 
 def free_cases(generator: torch.Generator) -> list[Case]:
-    def case(label: str, block_size: int, free_blocks: int, built: list[Step], *gone: int) -> Case:
-        steps = [free(request) for request in gone]
-        return manager_case(generator, label, block_size, free_blocks, built, *steps)
-
-    two = [allocate(0, 9), allocate(1, 4)]
-    full = [allocate(7, 6), allocate(3, 1)]
-    both = [allocate(0, 6), fork(0, 1)]
-    three = [allocate(0, 7), fork(0, 1), fork(0, 2)]
-    ends = [allocate(0, 4), fork(0, 2), *[append(0)] * 4, fork(0, 1)]
-    ends += [append(0), append(1), append(2), append(2)]
-    ones = [allocate(5, 2), fork(5, 6), append(5), append(5), append(6)]
+    case = partial(manager_case, generator)
+    two, full = "allocate 0 9, allocate 1 4", "allocate 7 6, allocate 3 1"
+    both, three = "allocate 0 6, fork 0 1", "allocate 0 7, fork 0 1|2"
+    ends = "allocate 0 4, fork 0 2, append 0|0|0|0, fork 0 1, append 0|1|2|2"
+    ones = "allocate 5 2, fork 5 6, append 5|5|6"
     many = family(generator, 2, members=6, most=9)
-    order = torch.randperm(6, generator=generator).tolist()
+    order = f"free {'|'.join(map(str, torch.randperm(6, generator=generator).tolist()))}"
     return [
-        case("the only request, one block", 4, 1, [allocate(0, 3)], 0),
-        case("one of two requests, three blocks", 4, 1, two, 0),
-        case("three full blocks", 2, 0, full, 7),
-        case("one of two who share all blocks", 4, 2, both, 0),
-        case("both who share all blocks", 4, 2, both, 0, 1),
-        case("the child before its parent", 4, 0, both, 1, 0),
-        case("three who share all blocks, in turn", 4, 1, three, 1, 0, 2),
-        case("three who share only their beginnings", 4, 1, ends, 1, 0, 2),
-        case("blocks of one token", 1, 1, ones, 6, 5),
-        case("six requests in any order, until all is free", 2, 2, many, *order),
+        case("the only request, one block", 4, 1, "allocate 0 3", "free 0"),
+        case("one of two requests, three blocks", 4, 1, two, "free 0"),
+        case("three full blocks", 2, 0, full, "free 7"),
+        case("one of two who share all blocks", 4, 2, both, "free 0"),
+        case("both who share all blocks", 4, 2, both, "free 0|1"),
+        case("the child before its parent", 4, 0, both, "free 1|0"),
+        case("three who share all blocks, in turn", 4, 1, three, "free 1|0|2"),
+        case("three who share only their beginnings", 4, 1, ends, "free 1|0|2"),
+        case("blocks of one token", 1, 1, ones, "free 6|5"),
+        case("six requests in any order, until all is free", 2, 2, many, order),
     ]
 
 
 def fork_cases(generator: torch.Generator) -> list[Case]:
-    def case(label: str, block_size: int, free: int, built: list[Step], *steps: Step) -> Case:
-        return manager_case(generator, label, block_size, free, built, *steps)
-
-    two = [allocate(7, 6), allocate(2, 3)]
-    sharing = [allocate(0, 4), fork(0, 1), append(0), append(1), append(1)]
+    case = partial(manager_case, generator)
+    sharing = "allocate 0 4, fork 0 1, append 0|1|1"
     many = family(generator, 3, members=4, most=8)
-    forks = [fork(draw(generator, 0, child - 1), child) for child in range(4, 8)]
+    forks = ", ".join(f"fork {draw(generator, 0, child - 1)} {child}" for child in range(4, 8))
     return [
-        case("one block with one token", 4, 1, [allocate(0, 1)], fork(0, 1)),
-        case("three blocks, the last one with room", 4, 4, [allocate(0, 10)], fork(0, 1)),
-        case("three full blocks", 2, 4, [allocate(0, 6)], fork(0, 1)),
-        case("no block is free", 4, 0, [allocate(0, 6)], fork(0, 1)),
-        case("one of two requests", 4, 2, two, fork(7, 9)),
-        case("two children of one request", 4, 3, [allocate(0, 6)], fork(0, 1), fork(0, 2)),
-        case("a child of a child", 4, 3, [allocate(0, 7)], fork(0, 1), fork(1, 2)),
-        case("a request that shares blocks already", 4, 3, sharing, fork(1, 2)),
-        case("blocks of one token", 1, 4, [allocate(3, 3)], fork(3, 4)),
-        case("several forks of several requests", 3, 3, many, *forks),
+        case("one block with one token", 4, 1, "allocate 0 1", "fork 0 1"),
+        case("three blocks, the last one with room", 4, 4, "allocate 0 10", "fork 0 1"),
+        case("three full blocks", 2, 4, "allocate 0 6", "fork 0 1"),
+        case("no block is free", 4, 0, "allocate 0 6", "fork 0 1"),
+        case("one of two requests", 4, 2, "allocate 7 6, allocate 2 3", "fork 7 9"),
+        case("two children of one request", 4, 3, "allocate 0 6", "fork 0 1|2"),
+        case("a child of a child", 4, 3, "allocate 0 7", "fork 0 1, fork 1 2"),
+        case("a request that shares blocks already", 4, 3, sharing, "fork 1 2"),
+        case("blocks of one token", 1, 4, "allocate 3 3", "fork 3 4"),
+        case("several forks of several requests", 3, 3, many, forks),
     ]
 
 
@@ -221,19 +194,20 @@ def slot_cases(generator: torch.Generator) -> list[Case]:
 
 def attend_cases(generator: torch.Generator) -> list[Case]:
     def case(
-        label: str, block_size: int, num_blocks: int, *script: Step, n_layer: int = LAYERS.n_layer
+        label: str, block_size: int, num_blocks: int, script: str, n_layer: int = LAYERS.n_layer
     ) -> Case:
-        """The script calls a manager's methods, and runs forwards: ("forward", requests, q_len)."""
+        """The script calls a manager's methods, and runs forwards: "forward 0+1 3", three
+        tokens of each of the requests 0 and 1."""
         config = GPTConfig(**asdict(LAYERS) | {"n_layer": n_layer})
         manager = reference.BlockManager(num_blocks, block_size)
         manager.free_blocks = deque(torch.randperm(num_blocks, generator=generator).tolist())
         forwards: list[dict[str, Any]] = []
         copies = []
-        for what, *given in script:
+        for what, *given in steps_in(script):
             if what != "forward":
                 copies += [copy] if (copy := getattr(manager, what)(*given)) else []
                 continue
-            requests, q_len = given
+            requests, q_len = [int(request) for request in str(given[0]).split("+")], given[1]
             rows = n_layer, len(requests), config.n_head, q_len, config.head_dim
             new = {name: normal(generator, *rows) for name in ("queries", "keys", "values")}
             tables = {request: list(manager.tables[request]) for request in requests}
@@ -246,60 +220,34 @@ def attend_cases(generator: torch.Generator) -> list[Case]:
         shape = 2, n_layer, num_blocks, block_size, config.n_head, config.head_dim
         return Case(label, {**sizes, "pool": 2 * normal(generator, *shape), "forwards": forwards})
 
-    def forward(requests: list[int], q_len: int) -> Step:
-        return "forward", requests, q_len
-
-    some = [append(draw(generator, 0, 2)) for _ in range(5)]
-    three = [append(request) for request in (0, 1, 2)]
+    some = ", ".join(f"append {draw(generator, 0, 2)}" for _ in range(5))
+    decode = "allocate 0 5, forward 0 5, append 0, forward 0 1, append 0, forward 0 1"
+    two_others = (
+        "allocate 0 6, allocate 1 3, forward 1+0 1, allocate 2 2, allocate 3 6, forward 3+2 1"
+    )
+    one_of_three = "allocate 0 6, allocate 1 5, allocate 2 4, forward 1 5"
+    parting = (
+        "allocate 0 6, forward 0 6, fork 0 1, append 0|1, forward 0+1 1, append 0|1, forward 1+0 1"
+    )
+    three_rows = (
+        "allocate 0 3, allocate 1 5, allocate 2 2, forward 0+1+2 2, append 0|1|2, forward 2+0+1 1"
+    )
+    in_chunks = (
+        f"allocate 0 4, forward 0 4, fork 0 1|2, {some}, append 0|1|2|0|1|2, forward 2+0+1 2"
+    )
     return [
-        case("one layer, one token", 1, 2, allocate(0, 1), forward([0], 1), n_layer=1),
-        case("a prompt of three tokens in one block", 4, 3, allocate(0, 3), forward([0], 3)),
-        case("a prompt of five tokens, blocks of two", 2, 6, allocate(0, 5), forward([0], 5)),
-        case("one new token behind four", 3, 4, allocate(0, 5), forward([0], 1)),
-        case("a chunk of three behind a prefix of four", 3, 5, allocate(0, 7), forward([0], 3)),
-        case("one new token behind forty, in a full pool", 4, 11, allocate(0, 41), forward([0], 1)),
-        case(
-            "a prompt, then decode over a block's end",
-            3,
-            5,
-            *[allocate(0, 5), forward([0], 5)],
-            *[append(0), forward([0], 1), append(0), forward([0], 1)],
-        ),
-        case(
-            "decode in two rows of different lengths, then in two others",
-            2,
-            12,
-            *[allocate(0, 6), allocate(1, 3), forward([1, 0], 1)],
-            *[allocate(2, 2), allocate(3, 6), forward([3, 2], 1)],
-        ),
-        case(
-            "one request out of three",
-            4,
-            8,
-            *[allocate(0, 6), allocate(1, 5), allocate(2, 4), forward([1], 5)],
-        ),
-        case(
-            "a fork whose two rows part in the middle of a block",
-            4,
-            6,
-            *[allocate(0, 6), forward([0], 6), fork(0, 1)],
-            *[append(0), append(1), forward([0, 1], 1)],
-            *[append(0), append(1), forward([1, 0], 1)],
-        ),
-        case(
-            "blocks of one token, three rows",
-            1,
-            16,
-            *[allocate(0, 3), allocate(1, 5), allocate(2, 2), forward([0, 1, 2], 2)],
-            *[*three, forward([2, 0, 1], 1)],
-        ),
-        case(
-            "three rows that share a beginning, in chunks",
-            3,
-            16,
-            *[allocate(0, 4), forward([0], 4), fork(0, 1), fork(0, 2)],
-            *[*some, *three, *three, forward([2, 0, 1], 2)],
-        ),
+        case("one layer, one token", 1, 2, "allocate 0 1, forward 0 1", n_layer=1),
+        case("a prompt of three tokens in one block", 4, 3, "allocate 0 3, forward 0 3"),
+        case("a prompt of five tokens, blocks of two", 2, 6, "allocate 0 5, forward 0 5"),
+        case("one new token behind four", 3, 4, "allocate 0 5, forward 0 1"),
+        case("a chunk of three behind a prefix of four", 3, 5, "allocate 0 7, forward 0 3"),
+        case("one new token behind forty, in a full pool", 4, 11, "allocate 0 41, forward 0 1"),
+        case("a prompt, then decode over a block's end", 3, 5, decode),
+        case("decode in two rows of different lengths, then in two others", 2, 12, two_others),
+        case("one request out of three", 4, 8, one_of_three),
+        case("a fork whose two rows part in the middle of a block", 4, 6, parting),
+        case("blocks of one token, three rows", 1, 16, three_rows),
+        case("three rows that share a beginning, in chunks", 3, 16, in_chunks),
     ]
 
 
@@ -339,19 +287,13 @@ def make_room_cases(generator: torch.Generator) -> list[Case]:
 
         others: how many blocks somebody else holds. Requests are numbered as they come.
         """
-        built = [allocate(number, length) for number, length in enumerate(running)]
-        built += [allocate(99, others * block_size)] if others else []
+        built = [f"allocate {number} {length}" for number, length in enumerate(running)]
+        built += [f"allocate 99 {others * block_size}"] if others else []
         lengths = [length + 1 for length in running] + [3] * waiting
-        found = manager_case(generator, label, block_size, free, built).data
-        return Case(
-            label,
-            {
-                "prompts": [prompt_list(generator, length) for length in lengths],
-                "running": len(running),
-                "rounds": rounds,
-                **{name: found[name] for name in ("num_blocks", "block_size", "state")},
-            },
-        )
+        found = manager_case(generator, label, block_size, free, ", ".join(built)).data
+        pool = {name: found[name] for name in ("num_blocks", "block_size", "state")}
+        prompts = [prompt_list(generator, length) for length in lengths]
+        return Case(label, {"prompts": prompts, "running": len(running), "rounds": rounds, **pool})
 
     lengths = [draw(generator, 1, 9) for _ in range(4)]
     return [
@@ -377,6 +319,8 @@ def of_the_manager(method: str, cases: Callable[[torch.Generator], list[Case]]) 
     return Exercise(name, drivers.by_hand, cases, as_built=drivers.as_built)
 
 
+with_manager = partial(Exercise, services=lend_model_and_manager, in_bundle=lend_model_and_ledger)
+
 EXERCISES = (
     of_the_manager("allocate", allocate_cases),
     of_the_manager("append", append_cases),
@@ -384,11 +328,5 @@ EXERCISES = (
     of_the_manager("fork", fork_cases),
     Exercise("paged_attention.slot_mapping", drivers.slot_mapping, slot_cases),
     Exercise("paged_attention.PagedCache.attend", drivers.attend, attend_cases),
-    Exercise(
-        "paged_attention.PagedBatcher.make_room",
-        drivers.make_room,
-        make_room_cases,
-        services=lend_model_and_manager,
-        in_bundle=lend_model_and_ledger,
-    ),
+    with_manager("paged_attention.PagedBatcher.make_room", drivers.make_room, make_room_cases),
 )

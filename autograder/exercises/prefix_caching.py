@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from string import ascii_lowercase, ascii_uppercase
 from typing import Any
 
 import torch
 
-from autograder.draws import draw
+from autograder.draws import draw, steps_in
 from autograder.drivers import prefix_caching as drivers
 from autograder.drivers.prefix_caching import Step, Text
 from autograder.exercise import Case, Driver, Exercise
@@ -16,21 +17,14 @@ from solutions.paged_attention import OutOfBlocks
 # ----------------------------------------------------------------------------- blocks by their hash
 
 
-def tokens(generator: torch.Generator, *lengths: int) -> Iterator[list[int]]:
-    """Texts of these lengths; no token comes twice in them."""
-    ids = (10 + torch.randperm(90, generator=generator)).tolist()
-    for length in lengths:
-        yield ids[:length]
-        ids = ids[length:]
-
-
 def hash_cases(generator: torch.Generator) -> list[Case]:
     def case(label: str, block_size: int, *texts: list[int], salts: tuple[str, ...] = ()) -> Case:
         """Without salts, or each text with each of them."""
         salted = [(text, salt) for text in texts for salt in salts or ("",)]
         return Case(label, {"texts": salted, "block_size": block_size})
 
-    one, other, third = tokens(generator, 20, 20, 20)
+    ids = (10 + torch.randperm(90, generator=generator)).tolist()
+    one, other, third = ids[:20], ids[20:40], ids[40:60]
     letters = [1, 2, 3, 12, 23, 123, 257, 258]  # some are others written together, or 256 apart
     written = [[1, 23], [12, 3], [1, 2, 3, 12], [12, 3, 1, 2]]
     picked = [
@@ -57,46 +51,44 @@ def hash_cases(generator: torch.Generator) -> list[Case]:
     ]
 
 
-# What is asked of a manager, as the drivers take it.
+# What is asked of a manager is written in words, in which each letter is a token: "admit 0 abc" is
+# request 0 with a text of three; "+2" behind it is two drafts at its end, "/x" a salt.
+
+ONE = ascii_lowercase + "αβγδεζηθικλμνξ"  # a long text without a token that comes twice
+OTHER = ascii_uppercase[:20]
 
 
-def admit(request: int, ids: list[int], num_drafts: int = 0, salt: str = "") -> Step:
-    return "admit", request, ids, num_drafts, salt
+class Script:
+    """Makes steps, as the drivers take them, of words. token_of: what each letter stands for."""
 
+    def __init__(self, generator: torch.Generator) -> None:
+        ids = (10 + torch.randperm(90, generator=generator)).tolist()
+        self.token_of = dict(zip(ONE + ascii_uppercase, ids, strict=False))
 
-def grow(request: int, num_tokens: int) -> Step:
-    return "grow", request, num_tokens
+    def case(self, label: str, num_blocks: int, block_size: int, life: str, steps: str) -> Case:
+        return manager_case(label, num_blocks, block_size, self.steps(life), self.steps(steps))
 
+    def steps(self, words: str) -> list[Step]:
+        return [made for step in steps_in(words) for made in self.made(*step)]
 
-def publish(request: int, ids: list[int], computed: int) -> Step:
-    return "publish", request, ids, computed
+    def made(self, what: str, *words: Any) -> list[Step]:
+        salt = "".join(word[1:] for word in words if str(word).startswith("/"))
+        given = [self.given(word) for word in words if not str(word).startswith("/")]
+        if what == "match":
+            return [("match", *given, salt)]
+        if what == "admit":
+            request, ids, *drafts = given
+            return [("admit", request, ids, *(drafts or [0]), salt)]
+        if what in ("running", "served", "unknown"):  # who is unknown has computed nothing
+            request, ids = given
+            computed = [("publish", request, ids, len(ids))] if what != "unknown" else []
+            gone = [("free", request)] if what != "running" else []
+            return [("admit", request, ids, 0, salt), *computed, *gone]
+        return [(what, *given)]
 
-
-def free(request: int) -> Step:
-    return "free", request
-
-
-def match(ids: list[int], salt: str = "") -> Step:
-    return "match", ids, salt
-
-
-def take(times: int) -> list[Step]:
-    return [("take_block",)] * times
-
-
-def running(request: int, ids: list[int], salt: str = "") -> list[Step]:
-    """A request whose tokens are computed."""
-    return [admit(request, ids, salt=salt), publish(request, ids, len(ids))]
-
-
-def served(request: int, ids: list[int], salt: str = "") -> list[Step]:
-    """A request that has come, was computed and has gone."""
-    return [*running(request, ids, salt), free(request)]
-
-
-def unknown(request: int, ids: list[int]) -> list[Step]:
-    """One that has gone before anything of it was computed."""
-    return [admit(request, ids), free(request)]
+    def given(self, word: Any) -> Any:
+        """A number, or a text; "-" is one without tokens."""
+        return [self.token_of[c] for c in word.strip("-")] if isinstance(word, str) else word
 
 
 def manager_case(
@@ -183,14 +175,14 @@ def a_life(
         who, what = draw(generator, 0, 3), draw(generator, 0, 4)
         if who not in manager.tables:
             texts[who] = few_tokens(generator, 3 * block_size + 1)
-            life.append(admit(who, texts[who], salt=some_salt(generator)))
+            life.append(("admit", who, texts[who], 0, some_salt(generator)))
         elif what == 0:
-            life.append(free(who))
+            life.append(("free", who))
         elif what == 1 and manager.free_blocks:
             texts[who] = texts[who] + [draw(generator, 11, 12)]
-            life.append(grow(who, len(texts[who])))
+            life.append(("grow", who, len(texts[who])))
         else:
-            life.append(publish(who, texts[who], draw(generator, 1, len(texts[who]))))
+            life.append(("publish", who, texts[who], draw(generator, 1, len(texts[who]))))
         play(manager, life[-1])
     return life, {who: texts[who] for who in manager.tables}
 
@@ -211,264 +203,138 @@ def random_cases(generator: torch.Generator, asked: Asked) -> Iterator[Case]:
 
 
 def match_cases(generator: torch.Generator) -> list[Case]:
-    case = manager_case
-    one, other, third = tokens(generator, 40, 20, 20)
+    case = Script(generator).case
 
     def any_texts(gen: torch.Generator, _: Any, block_size: int) -> list[Step]:
-        return [match(few_tokens(gen, 4 * block_size), some_salt(gen)) for _ in range(8)]
+        return [("match", few_tokens(gen, 4 * block_size), some_salt(gen)) for _ in range(8)]
 
-    ahead = [publish(0, one[:5], 2), publish(1, one[:5], 4)]
-    aside = [admit(0, one[:5]), admit(1, one[:5]), *ahead, free(0), admit(2, other[:5])]
-    shared = [*running(0, one[:8]), *running(1, one[:4] + other[:3]), free(0)]
-    tenants = [*served(0, one[:4], "a"), *served(1, one[:4]), *running(2, other[:4], "b")]
+    ahead = "publish 0 abcde 2, publish 1 abcde 4, free 0"
+    aside = f"admit 0 abcde, admit 1 abcde, {ahead}, admit 2 ABCDE"
+    eight, nine, taken = "served 0 abcdefgh", "match abcdefghi", "served 0 abcdef, admit 1 A"
+    shared = "running 0 abcdefgh, running 1 abcdABC, free 0"
+    tenants = "served 0 abcd /a, served 1 abcd, running 2 ABCD /b"
+    salted = "match abcde /a, match abcde, match abcde /b, match ABCDE /b"
     return [
-        case("nothing is known", 4, 2, [], [match(one[:3])]),
-        case("one block is known, and held", 4, 2, running(0, one[:2]), [match(one[:3])]),
-        case("one block is known, and free", 4, 2, served(0, one[:2]), [match(one[:3])]),
-        case("no token, and one", 4, 1, served(0, one[:2]), [match([]), match(one[:1])]),
-        case("a text that is known to its end", 4, 4, served(0, one[:8]), [match(one[:8])]),
-        case(
-            "a known text, a token less and a token more",
-            5,
-            4,
-            served(0, one[:8]),
-            [match(one[:7]), match([*one[:8], other[0]])],
-        ),
-        case(
-            "blocks of one token",
-            8,
-            1,
-            served(0, one[:4]),
-            [match(one[:4]), match(one[:5]), match([*one[:2], *other[:3]]), match(one[1:4])],
-        ),
-        case("another text after two blocks", 8, 2, served(0, one[:8]), [match(one[:5] + other)]),
-        case(
-            "a known block behind another one", 8, 2, served(0, one[:4]), [match(third[:2] + one)]
-        ),
-        case(
-            "a request that has computed nothing yet", 6, 2, [admit(0, one[:9])], [match(one[:9])]
-        ),
-        case("a shared beginning that is held, and a free end", 8, 2, shared, [match(one[:9])]),
-        case(
-            "the end of a text has been taken",
-            3,
-            2,
-            [*served(0, one[:6]), admit(1, other[:1])],
-            [match(one[:7]), match(one[:4])],
-        ),
-        case("the first block is known no more, the second is", 6, 2, aside, [match(one[:5])]),
-        case(
-            "texts with salts",
-            9,
-            2,
-            tenants,
-            [match(one[:5], "a"), match(one[:5]), match(one[:5], "b"), match(other[:5], "b")],
-        ),
-        case(
-            "another's salt", 9, 2, served(0, one[:4], "a"), [match(one[:5]), match(one[:5], "b")]
-        ),
-        case("blocks of sixteen", 5, 16, served(0, one), [match(one), match(one[:33])]),
+        case("nothing is known", 4, 2, "", "match abc"),
+        case("one block is known, and held", 4, 2, "running 0 ab", "match abc"),
+        case("one block is known, and free", 4, 2, "served 0 ab", "match abc"),
+        case("no token, and one", 4, 1, "served 0 ab", "match -|a"),
+        case("a text that is known to its end", 4, 4, eight, "match abcdefgh"),
+        case("a known text, a token less and a token more", 5, 4, eight, "match abcdefg|abcdefghA"),
+        case("blocks of one token", 8, 1, "served 0 abcd", "match abcd|abcde|abABC|bcd"),
+        case("another text after two blocks", 8, 2, eight, f"match abcde{OTHER}"),
+        case("a known block behind another one", 8, 2, "served 0 abcd", f"match UV{ONE}"),
+        case("a request that has computed nothing yet", 6, 2, "admit 0 abcdefghi", nine),
+        case("a shared beginning that is held, and a free end", 8, 2, shared, nine),
+        case("the end of a text has been taken", 3, 2, taken, "match abcdefg|abcd"),
+        case("the first block is known no more, the second is", 6, 2, aside, "match abcde"),
+        case("texts with salts", 9, 2, tenants, salted),
+        case("another's salt", 9, 2, "served 0 abcd /a", "match abcde, match abcde /b"),
+        case("blocks of sixteen", 5, 16, f"served 0 {ONE}", f"match {ONE}|{ONE[:33]}"),
         *random_cases(generator, any_texts),
     ]
 
 
 def take_block_cases(generator: torch.Generator) -> list[Case]:
-    case = manager_case
-    one, other, third = tokens(generator, 20, 20, 20)
-    # A second text takes the first one's block and gives it back; the first is elsewhere by then.
-    in_turn = [*served(0, one[:3]), *unknown(1, other[:5]), admit(2, third[:1])]
-    in_turn += [*running(3, one[:3]), free(2)]
-    held = [*running(0, one[:4]), *running(1, other[:4]), free(1)]
+    case = Script(generator).case
+
+    def take(times: int) -> str:
+        return ", ".join(["take_block"] * times)
 
     def until_none_is_left(*_: Any) -> list[Step]:
-        return take(12)
+        return [("take_block",)] * 12
 
+    # A second text takes the first one's block and gives it back; the first is elsewhere by then.
+    in_turn = "served 0 abc, unknown 1 uvwxy, admit 2 A, running 3 abc, free 2"
+    held = "running 0 abcd, running 1 uvwx, free 1"
     return [
-        case("nothing is known", 3, 2, [], take(2)),
-        case("no block is free", 1, 2, [admit(0, one[:1])], take(1)),
-        case("one block, which is known", 1, 2, served(0, one[:2]), take(2)),
-        case("all free blocks are known", 3, 2, served(0, one[:6]), take(4)),
-        case("known blocks behind others", 4, 2, served(0, one[:4]), take(4)),
-        case(
-            "known blocks before others",
-            4,
-            2,
-            [*served(0, one[:4]), *unknown(1, other[:3])],
-            take(3),
-        ),
+        case("nothing is known", 3, 2, "", take(2)),
+        case("no block is free", 1, 2, "admit 0 a", take(1)),
+        case("one block, which is known", 1, 2, "served 0 ab", take(2)),
+        case("all free blocks are known", 3, 2, "served 0 abcdef", take(4)),
+        case("known blocks behind others", 4, 2, "served 0 abcd", take(4)),
+        case("known blocks before others", 4, 2, "served 0 abcd, unknown 1 uvw", take(3)),
         case("known blocks, some of them held", 6, 2, held, take(4)),
-        case("blocks of one token", 4, 1, served(0, one[:3]), take(2)),
+        case("blocks of one token", 4, 1, "served 0 abc", take(2)),
         case("a block that has held two texts in turn", 3, 2, in_turn, take(1)),
-        case("two texts with salts", 4, 2, served(0, one[:4], "a") + served(1, one[:4]), take(3)),
+        case("two texts with salts", 4, 2, "served 0 abcd /a, served 1 abcd", take(3)),
         *random_cases(generator, until_none_is_left),
     ]
 
 
 def admit_cases(generator: torch.Generator) -> list[Case]:
-    case = manager_case
-    one, other, third = tokens(generator, 40, 20, 20)
+    case = Script(generator).case
 
     def newcomers(gen: torch.Generator, _: Any, block_size: int) -> list[Step]:
         texts = [few_tokens(gen, 4 * block_size) for _ in range(6)]
         drafts = [draw(gen, 0, min(2, len(text) - 1)) for text in texts]
-        return [
-            admit(10 + number, text, drafts[number], some_salt(gen))
-            for number, text in enumerate(texts)
-        ]
+        both = enumerate(zip(texts, drafts, strict=True), 10)
+        return [("admit", number, *about, some_salt(gen)) for number, about in both]
 
-    first_in_line = [*served(0, one[:4]), *unknown(1, other[:3])]
-    big, small = [*one[:4], *third[:5]], [*one[:4], *third[:4]]
-    in_part = [*running(0, one[:8]), *running(1, one[:4]), free(0)]
+    first_in_line = "served 0 abcd, unknown 1 ABC"
+    in_part = "running 0 abcdefgh, running 1 abcd, free 0"
+    big_big_small = "admit 2 abcdUVWXY|abcdUVWXY|abcdUVWX"
+    less_and_more, both = "admit 1 abcdefg, admit 2 abcdefghi", "admit 1 abcdUVWX, admit 2 abcdU"
+    known = "admit 1 abcde +2, admit 2 abcdef +1, admit 3 abc +2"
+    needy = "admit 1 abcdUVW +2, admit 2 abUVW +1"
+    four = "admit 1 abcdB, admit 2 abcdC, admit 3 abcdD"
+    salted = "admit 2 abcde, admit 3 abcde /a, admit 4 ABCDE /b, admit 5 ABCDE"
     return [
-        case("one token", 3, 4, [], [admit(0, one[:1])]),
-        case("five tokens, blocks of four", 3, 4, [], [admit(0, one[:5])]),
-        case("a beginning that another holds", 6, 2, running(0, one[:4]), [admit(1, one[:5])]),
-        case("a beginning that is free", 6, 2, served(0, one[:4]), [admit(1, one[:5])]),
-        case("a beginning, held in part", 9, 2, in_part, [admit(2, one[:8] + other[:3])]),
-        case("a text that is known to its end", 4, 2, served(0, one[:6]), [admit(1, one[:6])]),
-        case(
-            "a token less, a token more",
-            6,
-            4,
-            served(0, one[:8]),
-            [admit(1, one[:7]), admit(2, one[:9])],
-        ),
-        case(
-            "blocks of one token", 8, 1, served(0, one[:4]), [admit(1, one[:4]), admit(2, one[:5])]
-        ),
-        case(
-            "four who share",
-            9,
-            2,
-            running(0, one[:4]),
-            [admit(number, [*one[:4], other[number]]) for number in (1, 2, 3)],
-        ),
-        case("two alike at once", 6, 2, [], [admit(0, one[:5]), admit(1, one[:5])]),
-        case("as many blocks as there are", 3, 2, served(0, one[:3]), [admit(1, other[:6])]),
-        case(
-            "one block more than there are",
-            3,
-            2,
-            [admit(0, one[:1])],
-            [admit(1, other[:5]), admit(1, other[:4])],
-        ),
-        case("what is found is the next to be taken", 4, 2, first_in_line, [admit(2, small)]),
-        case(
-            "what is found is free, and one block is missing",
-            4,
-            2,
-            first_in_line,
-            [admit(2, big), admit(2, big), admit(2, small)],
-        ),
-        case(
-            "what is found is held, and just enough is free",
-            4,
-            2,
-            running(0, one[:4]),
-            [admit(1, small), admit(2, [*one[:4], third[0]])],
-        ),
-        case("drafts", 5, 2, [], [admit(0, one[:6], 2)]),
-        case(
-            "drafts that are known",
-            9,
-            1,
-            served(0, one[:6]),
-            [admit(1, one[:5], 2), admit(2, one[:6], 1), admit(3, one[:3], 2)],
-        ),
-        case(
-            "drafts that need a block",
-            4,
-            2,
-            served(0, one[:4]),
-            [admit(1, [*one[:4], *third[:3]], 2), admit(2, [*one[:2], *third[:3]], 1)],
-        ),
-        case(
-            "salts",
-            12,
-            2,
-            served(0, one[:4], "a") + running(1, other[:4]),
-            [
-                admit(2, one[:5]),
-                admit(3, one[:5], 0, "a"),
-                admit(4, other[:5], 0, "b"),
-                admit(5, other[:5]),
-            ],
-        ),
-        case("blocks of sixteen", 6, 16, served(0, one[:36]), [admit(1, one[:33] + other)]),
+        case("one token", 3, 4, "", "admit 0 a"),
+        case("five tokens, blocks of four", 3, 4, "", "admit 0 abcde"),
+        case("a beginning that another holds", 6, 2, "running 0 abcd", "admit 1 abcde"),
+        case("a beginning that is free", 6, 2, "served 0 abcd", "admit 1 abcde"),
+        case("a beginning, held in part", 9, 2, in_part, "admit 2 abcdefghABC"),
+        case("a text that is known to its end", 4, 2, "served 0 abcdef", "admit 1 abcdef"),
+        case("a token less, a token more", 6, 4, "served 0 abcdefgh", less_and_more),
+        case("blocks of one token", 8, 1, "served 0 abcd", "admit 1 abcd, admit 2 abcde"),
+        case("four who share", 9, 2, "running 0 abcd", four),
+        case("two alike at once", 6, 2, "", "admit 0 abcde, admit 1 abcde"),
+        case("as many blocks as there are", 3, 2, "served 0 abc", "admit 1 ABCDEF"),
+        case("one block more than there are", 3, 2, "admit 0 a", "admit 1 ABCDE|ABCD"),
+        case("what is found is the next to be taken", 4, 2, first_in_line, "admit 2 abcdUVWX"),
+        case("what is found is free, and one block is missing", 4, 2, first_in_line, big_big_small),
+        case("what is found is held, and just enough is free", 4, 2, "running 0 abcd", both),
+        case("drafts", 5, 2, "", "admit 0 abcdef +2"),
+        case("drafts that are known", 9, 1, "served 0 abcdef", known),
+        case("drafts that need a block", 4, 2, "served 0 abcd", needy),
+        case("salts", 12, 2, "served 0 abcd /a, running 1 ABCD", salted),
+        case("blocks of sixteen", 6, 16, f"served 0 {ONE[:36]}", f"admit 1 {ONE[:33]}{OTHER}"),
         *random_cases(generator, newcomers),
     ]
 
 
 def publish_cases(generator: torch.Generator) -> list[Case]:
-    case = manager_case
-    one, other = tokens(generator, 40, 20)
+    case = Script(generator).case
 
     def all_who_run(gen: torch.Generator, texts: dict[int, list[int]], _: int) -> list[Step]:
-        parts = [publish(who, ids, draw(gen, 1, len(ids))) for who, ids in texts.items()]
-        return parts + [publish(who, ids, len(ids)) for who, ids in texts.items()]
+        parts = [("publish", who, ids, draw(gen, 1, len(ids))) for who, ids in texts.items()]
+        return [*parts, *(("publish", who, ids, len(ids)) for who, ids in texts.items())]
 
-    alike = [admit(0, one[:5]), admit(1, one[:5])]
-    text = [*one[:4], *other[:5]]
-    tenants = [admit(0, one[:4], salt="a"), admit(1, one[:4]), admit(2, one[:4], salt="b")]
-    taken = [*served(0, one[:4]), *running(1, other[:6]), free(1), admit(2, one[:5])]
+    alike = "admit 0 abcde, admit 1 abcde"
+    ahead = "publish 0 abcde 2, publish 1 abcde 5, publish 0 abcde 5"
+    growing = ", ".join(f"publish 0 {ONE[: computed + 1]} {computed}" for computed in range(2, 9))
+    tenants = "admit 0 abcd /a, admit 1 abcd, admit 2 abcd /b"
+    for_all = "publish 0 abcd 4, publish 1 abcd 4, publish 2 abcd 4"
+    taken = "served 0 abcd, running 1 ABCDEF, free 1, admit 2 abcde"
+    behind = "served 0 abcd, admit 1 abcdABCDE"
+    drafts = "publish 0 abcde 8, publish 0 abcdeABC 8"
     return [
-        case("a block", 3, 4, [admit(0, one[:4])], [publish(0, one[:4], 4)]),
-        case("three tokens, blocks of four", 3, 4, [admit(0, one[:3])], [publish(0, one[:3], 3)]),
-        case("two blocks and a token", 4, 4, [admit(0, one[:9])], [publish(0, one[:9], 9)]),
-        case("not all is computed", 4, 4, [admit(0, one[:10])], [publish(0, one[:10], 6)]),
-        case(
-            "in chunks",
-            4,
-            4,
-            [admit(0, one[:10])],
-            [publish(0, one[:10], computed) for computed in (3, 6, 9, 10)],
-        ),
-        case(
-            "token by token",
-            4,
-            3,
-            [admit(0, one[:2]), grow(0, 8)],
-            [publish(0, one[: computed + 1], computed) for computed in range(2, 9)],
-        ),
-        case(
-            "blocks of one token",
-            4,
-            1,
-            [admit(0, one[:4])],
-            [publish(0, one[:4], computed) for computed in (1, 2, 4)],
-        ),
-        case(
-            "drafts behind the tokens",
-            4,
-            2,
-            [admit(0, one[:8], 3)],
-            [publish(0, one[:5], 8), publish(0, [*one[:5], *other[:3]], 8)],
-        ),
-        case("the same once more", 4, 2, [admit(0, one[:5])], [publish(0, one[:5], 5)] * 2),
-        case("two equal texts", 8, 2, alike, [publish(0, one[:5], 5), publish(1, one[:5], 5)]),
-        case(
-            "two equal texts, one ahead of the other",
-            8,
-            2,
-            alike,
-            [publish(0, one[:5], 2), publish(1, one[:5], 5), publish(0, one[:5], 5)],
-        ),
-        case(
-            "behind a known beginning",
-            8,
-            2,
-            [*served(0, one[:4]), admit(1, text)],
-            [publish(1, text, 6), publish(1, text, 9)],
-        ),
-        case("salts", 9, 2, tenants, [publish(number, one[:4], 4) for number in (0, 1, 2)]),
-        case("of blocks that held other texts", 4, 2, taken, [publish(2, one[:5], 5)]),
-        case(
-            "blocks of sixteen",
-            5,
-            16,
-            [admit(0, one)],
-            [publish(0, one, computed) for computed in (15, 33)],
-        ),
+        case("a block", 3, 4, "admit 0 abcd", "publish 0 abcd 4"),
+        case("three tokens, blocks of four", 3, 4, "admit 0 abc", "publish 0 abc 3"),
+        case("two blocks and a token", 4, 4, "admit 0 abcdefghi", "publish 0 abcdefghi 9"),
+        case("not all is computed", 4, 4, "admit 0 abcdefghij", "publish 0 abcdefghij 6"),
+        case("in chunks", 4, 4, "admit 0 abcdefghij", "publish 0 abcdefghij 3|6|9|10"),
+        case("token by token", 4, 3, "admit 0 ab, grow 0 8", growing),
+        case("blocks of one token", 4, 1, "admit 0 abcd", "publish 0 abcd 1|2|4"),
+        case("drafts behind the tokens", 4, 2, "admit 0 abcdefgh +3", drafts),
+        case("the same once more", 4, 2, "admit 0 abcde", "publish 0 abcde 5|5"),
+        case("two equal texts", 8, 2, alike, "publish 0 abcde 5, publish 1 abcde 5"),
+        case("two equal texts, one ahead of the other", 8, 2, alike, ahead),
+        case("behind a known beginning", 8, 2, behind, "publish 1 abcdABCDE 6|9"),
+        case("salts", 9, 2, tenants, for_all),
+        case("of blocks that held other texts", 4, 2, taken, "publish 2 abcde 5"),
+        case("blocks of sixteen", 5, 16, f"admit 0 {ONE}", f"publish 0 {ONE} 15|33"),
         *random_cases(generator, all_who_run),
     ]
 
@@ -615,9 +481,6 @@ def nodes_of(tree: reference.RadixTree) -> list[list[Any]]:
 
 
 def choose_next_cases(generator: torch.Generator) -> list[Case]:
-    def case(label: str, matched: list[int], waited: list[int], patience: int) -> Case:
-        return Case(label, {"choices": [[matched, waited, patience]], "queue": None})
-
     def queue(label: str, order: str, at_once: int, patience: int, num_blocks: int = 3) -> Case:
         """Texts of three blocks; two of them are those of its group, which is a letter."""
         groups = {letter: text_of(8) for letter in sorted({*order})}
@@ -634,39 +497,25 @@ def choose_next_cases(generator: torch.Generator) -> list[Case]:
     times = draw(generator, 4, 9)
     refused = [[[few], [1], times], [[], [], times], [[few], [], times], [[few, most], [0], times]]
     groups = "".join("abcd"[draw(generator, 0, 3)] for _ in range(20))
+
+    def case(label: str, matched: list[int], waited: list[int], patience: int = times) -> Case:
+        return Case(label, {"choices": [[matched, waited, patience]], "queue": None})
+
+    second, first = [times + 1, times + 5, times + 2, 0], [0, times + 1, times]
+    two = [0, times + 2, times + 2, times + 1]
     return [
-        case("one waits", [few], [0], times),
-        case("two wait, and the second finds more", [few, most], [1, 0], times),
-        case("two wait, and the first finds more", [most, few], [1, 0], times),
-        case("nobody finds anything", [0, 0, 0], [2, 1, 0], times),
-        case("two of three find most", [few, most, most], [2, 1, 0], times),
-        case("all have waited just as often as they may", [few, most, some], [times] * 3, times),
-        case("one has waited too often", [few, most, some], [times + 1, times, 0], times),
-        case("one has waited too often, and finds nothing", [0, most], [times + 4, 1], times),
-        case(
-            "three have waited too often",
-            [few, some, most],
-            [times + 3, times + 2, times + 1],
-            times,
-        ),
-        case(
-            "who has waited longest came second",
-            [most, few, some, most],
-            [times + 1, times + 5, times + 2, 0],
-            times,
-        ),
-        case(
-            "two have waited longest",
-            [most, few, some, few],
-            [0, times + 2, times + 2, times + 1],
-            times,
-        ),
-        case(
-            "who came first was preempted, and has waited for nobody",
-            [few, some, most],
-            [0, times + 1, times],
-            times,
-        ),
+        case("one waits", [few], [0]),
+        case("two wait, and the second finds more", [few, most], [1, 0]),
+        case("two wait, and the first finds more", [most, few], [1, 0]),
+        case("nobody finds anything", [0, 0, 0], [2, 1, 0]),
+        case("two of three find most", [few, most, most], [2, 1, 0]),
+        case("all have waited just as often as they may", [few, most, some], [times] * 3),
+        case("one has waited too often", [few, most, some], [times + 1, times, 0]),
+        case("one has waited too often, and finds nothing", [0, most], [times + 4, 1]),
+        case("three have waited too often", [few, some, most], [times + 3, times + 2, times + 1]),
+        case("who has waited longest came second", [most, few, some, most], second),
+        case("two have waited longest", [most, few, some, few], two),
+        case("who came first was preempted, and has waited for nobody", [few, some, most], first),
         case("no patience, and nobody has waited yet", [few, most, some], [0, 0, 0], 0),
         case("no patience", [few, some, most], [2, 1, 0], 0),
         Case(

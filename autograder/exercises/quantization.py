@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int8, UInt8
 from torch import Tensor
 
-from autograder.draws import draw, normal
+from autograder.draws import draw, normal, until
 from autograder.drivers import quantization as drivers
 from autograder.exercise import Case, Exercise
 from solutions import quantization as reference
@@ -33,21 +33,28 @@ def settled(steps: Tensor) -> bool:
 
 
 def drawn(
-    generator: torch.Generator,
-    shape: tuple[int, int],
-    change: Change,
-    steps: Callable[[Tensor], Tensor],
+    generator: torch.Generator, shape: tuple[int, ...], change: Change, steps: Change
 ) -> Float[Tensor, "rows columns"]:
     """A random matrix of two decimals, changed, of which steps(matrix) is settled."""
-    for _ in range(1000):
-        matrix = change(normal(generator, *shape).round(decimals=2))
-        if settled(steps(matrix)):
-            return matrix
-    raise RuntimeError("No matrix is like this.")
+    return until(
+        lambda matrix: settled(steps(matrix)),
+        lambda: change(normal(generator, *shape).round(decimals=2)),
+        tries=1000,
+    )
 
 
-def as_it_is(matrix: Tensor) -> Tensor:
-    return matrix
+def setting(*place: Any, to: float = 0.0) -> Change:
+    """Changes a part of a matrix."""
+
+    def change(matrix: Tensor) -> Tensor:
+        matrix[place] = to
+        return matrix
+
+    return change
+
+
+with_zero_row, with_zero_column = setting(1), setting(slice(None), 1)
+with_huge_entry = setting(2, 1, to=-50)
 
 
 def above_0(matrix: Tensor) -> Tensor:
@@ -62,34 +69,14 @@ def tiny(matrix: Tensor) -> Tensor:
     return matrix * 1e-7
 
 
-def with_zero_row(matrix: Tensor) -> Tensor:
-    matrix[1] = 0
-    return matrix
-
-
-def with_zero_column(matrix: Tensor) -> Tensor:
-    matrix[:, 1] = 0
-    return matrix
-
-
-def with_huge_entry(matrix: Tensor) -> Tensor:
-    matrix[2, 1] = -50
-    return matrix
-
-
 def absmax_cases(generator: torch.Generator) -> list[Case]:
     def case(
-        label: str,
-        bits: int,
-        dim: int | None,
-        n_in: int = 6,
-        n_out: int = 4,
-        change: Change = as_it_is,
+        label: str, bits: int, dim: int | None, *shape: int, change: Change = torch.clone
     ) -> Case:
         def steps(weight: Tensor) -> Tensor:
             return weight / reference.absmax(weight, bits, dim)[1]
 
-        weight = drawn(generator, (n_in, n_out), change, steps)
+        weight = drawn(generator, shape or (6, 4), change, steps)
         return Case(f"{label}, {bits} bits", {"weight": weight, "bits": bits, "dim": dim})
 
     return [
@@ -125,13 +112,11 @@ def absmax_cases(generator: torch.Generator) -> list[Case]:
 
 
 def affine_cases(generator: torch.Generator) -> list[Case]:
-    def case(
-        label: str, bits: int, groups: int = 4, size: int = 6, change: Change = as_it_is
-    ) -> Case:
+    def case(label: str, bits: int, *shape: int, change: Change = torch.clone) -> Case:
         def steps(groups: Tensor) -> Tensor:
             return groups / reference.affine(groups, bits)[1]
 
-        numbers = drawn(generator, (groups, size), change, steps)
+        numbers = drawn(generator, shape or (4, 6), change, steps)
         return Case(f"{label}, {bits} bits", {"groups": numbers, "bits": bits})
 
     def on_both_sides(groups: Tensor) -> Tensor:
@@ -160,7 +145,7 @@ def affine_cases(generator: torch.Generator) -> list[Case]:
         case("numbers far from 0", 8, change=far_from_0),
         case("two groups of equal numbers, two of others", 4, change=constant),
         case("a group of zeros", 8, change=with_zero_row),
-        case("nothing but zeros", 4, 2, change=torch.zeros_like),
+        case("nothing but zeros", 4, 2, 6, change=torch.zeros_like),
         case("a zero in every group", 4, change=with_zero_column),
         case("a huge entry", 4, change=with_huge_entry),
         case("tiny numbers", 8, change=tiny),
@@ -175,12 +160,7 @@ APART = 1e-3  # by how much more the values lose with the second best scale, rel
 
 def calibrate_cases(generator: torch.Generator) -> list[Case]:
     def case(
-        label: str,
-        bits: int,
-        count: int,
-        scales: int,
-        outliers: int = 0,
-        shares: tuple[float, float] = (0.1, 1.1),
+        label: str, bits: int, count: int, scales: int, outliers: int = 0, shares: Any = (0.1, 1.1)
     ) -> Case:
         """Outliers lie six times as far out. Scales are shares of the one that `absmax` takes,
         in any order."""
@@ -284,13 +264,14 @@ def codes_within(generator: torch.Generator, last: int, *shape: int) -> Codes:
     return torch.randint(-last, last + 1, shape, generator=generator).to(torch.int8)
 
 
+def coded(generator: torch.Generator, last: int, n_in: int, n_out: int) -> dict[str, Tensor]:
+    codes = codes_within(generator, last, n_in, n_out)
+    return {"codes": codes, "scale": positive(generator, 1, n_out) / 100}
+
+
 def forward_cases(generator: torch.Generator) -> list[Case]:
     def case(label: str, *rows: int, n_in: int, n_out: int, last: int = 90) -> Case:
-        layer = {
-            "codes": codes_within(generator, last, n_in, n_out),
-            "scale": positive(generator, 1, n_out) / 100,
-            "bias": normal(generator, n_out),
-        }
+        layer = {**coded(generator, last, n_in, n_out), "bias": normal(generator, n_out)}
         return Case(label, {**layer, "hidden": normal(generator, *rows, n_in)})
 
     apart = case("scales that are far apart", 3, n_in=5, n_out=3)
@@ -341,9 +322,7 @@ def hidden_states(
 
 def matmul_cases(generator: torch.Generator) -> list[Case]:
     def case(label: str, hidden: Hidden, n_out: int, last: int = 90) -> Case:
-        codes = codes_within(generator, last, hidden.shape[1], n_out)
-        scale = positive(generator, 1, n_out) / 100
-        return Case(label, {"hidden": hidden, "codes": codes, "scale": scale})
+        return Case(label, {"hidden": hidden, **coded(generator, last, hidden.shape[1], n_out)})
 
     def states(tokens: int, n_in: int, *times: float, large: Large | None = None) -> Hidden:
         return hidden_states(generator, tokens, n_in, times or (1.0,), large)
@@ -395,9 +374,7 @@ def split_cases(generator: torch.Generator) -> list[Case]:
     ) -> Case:
         least = threshold.get("threshold", OUTLIER)
         hidden = hidden_states(generator, tokens, n_in, large=large, threshold=least)
-        codes = codes_within(generator, 90, n_in, n_out)
-        scale = positive(generator, 1, n_out) / 100
-        return Case(label, {"hidden": hidden, "codes": codes, "scale": scale, **threshold})
+        return Case(label, {"hidden": hidden, **coded(generator, 90, n_in, n_out), **threshold})
 
     some: Large = {(draw(generator, 0, 3), n): 10.0 * draw(generator, 1, 9) for n in (3, 8, 17)}
     every: Large = {(n % 2, n): 9.0 + n for n in range(4)}

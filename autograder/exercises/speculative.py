@@ -10,16 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from autograder.comparisons import compare_with_work
-from autograder.draws import (
-    LOOP,
-    draw,
-    normal,
-    prompt_list,
-    prompt_where,
-    small_model,
-)
+from autograder.draws import LOOP, draw, normal, prompt_list, prompt_where, small_model
 from autograder.drivers import speculative as drivers
-from autograder.exercise import Case, Exercise
+from autograder.exercise import Case, Exercise, case_of
 from autograder.lending.cached import lend_cached_model
 from gpt import GPTLMHead
 from solutions import speculative as reference
@@ -95,6 +88,8 @@ def distribution(generator: torch.Generator, vocab: int) -> Row:
 
 
 def verify_cases(generator: torch.Generator) -> list[Case]:
+    as_case = case_of("target_probs", "draft_probs", "drafts", "uniforms")
+
     def case(
         label: str,
         k: int,
@@ -110,21 +105,17 @@ def verify_cases(generator: torch.Generator) -> list[Case]:
         q = torch.stack([place[0] for place in places]) if k else p[:0]
         uniforms = torch.tensor([place[2] for place in places] + [0.0])
         uniforms[-1] = last_uniform(generator, p, q, uniforms, accepted)
-        probs = {"target_probs": p.to(dtype), "draft_probs": q.to(dtype)}
-        return Case(
-            label, {**probs, "drafts": [place[1] for place in places], "uniforms": uniforms}
-        )
+        return as_case(label, p.to(dtype), q.to(dtype), [place[1] for place in places], uniforms)
 
     def equal_case(label: str, k: int) -> Case:
         p = torch.stack([distribution(generator, VOCAB) for _ in range(k + 1)])
         drafts = torch.multinomial(p[:k], 1, generator=generator)[:, 0].tolist()
         uniforms = torch.full((k + 1,), 0.99)
         uniforms[-1] = last_uniform(generator, p, p[:k], uniforms, k)
-        given = {"target_probs": p, "draft_probs": p[:k].clone()}
-        return Case(label, {**given, "drafts": drafts, "uniforms": uniforms})
+        return as_case(label, p, p[:k].clone(), drafts, uniforms)
 
-    never = [[0.0, 0.25, 0.75], [0.5, 0.25, 0.25]]  # the target's, for a draft of token 0
-    float32 = torch.float32
+    never = torch.tensor([[0.0, 0.25, 0.75], [0.5, 0.25, 0.25]])  # of token 0, says the target
+    at_0, float32 = torch.tensor([0.0, 0.5]), torch.float32
     return [
         case("no draft, three tokens", 0, 0, vocab=3),
         case("one draft is accepted, three tokens", 1, 1, vocab=3),
@@ -147,14 +138,8 @@ def verify_cases(generator: torch.Generator) -> list[Case]:
         case("greedy: both are certain, all accepted", 4, 4, target=certain, draft=certain),
         case("greedy: both are certain, one is rejected", 4, 2, target=certain, draft=certain),
         equal_case("target and draft are equal", 4),
-        Case(
-            "a uniform of 0, for a draft that the target never says",
-            {
-                "target_probs": torch.tensor(never),
-                "draft_probs": torch.tensor([[0.5, 0.25, 0.25]]),
-                "drafts": [0],
-                "uniforms": torch.tensor([0.0, 0.5]),
-            },
+        as_case(
+            "a uniform of 0, for a draft that the target never says", never, never[1:], [0], at_0
         ),
     ]
 
@@ -272,9 +257,7 @@ def said_after(generator: torch.Generator, seq: int) -> list[int]:
 
 
 def ngram_cases(generator: torch.Generator) -> list[Case]:
-    def case(label: str, ids: list[int], k: int, **longest: int) -> Case:
-        return Case(label, {"ids": ids, "k": k, **longest})
-
+    case = case_of("ids", "k")
     some = torch.randint(290, 293, (30,), generator=generator).tolist()
     large = torch.tensor([298, 297, 296, 299, 298, 297], dtype=torch.int64).tolist()
     song = [1, 2, 3, 4, 5, 9, 2, 3, 4, 6, 9, 8, 2, 3]
@@ -341,19 +324,10 @@ def generate_cases(generator: torch.Generator) -> list[Case]:
                 continue
         else:
             raise RuntimeError(f"No drafts will do for: {label}.")
-        return Case(
-            label,
-            {
-                "prompt": ids,
-                "max_new_tokens": new,
-                "k": k,
-                "drafts": drafter.drafts,
-                "draft_probs": None if is_certain else drafter.probs,
-                "params": params or None,
-                "seed": seed,
-                "eos_token_id": eos_token_id,
-            },
-        )
+        probs = None if is_certain else drafter.probs
+        asked = {"prompt": ids, "max_new_tokens": new, "k": k, "drafts": drafter.drafts}
+        own = {"params": params or None, "seed": seed, "eos_token_id": eos_token_id}
+        return Case(label, {**asked, "draft_probs": probs, **own})
 
     zero, _ = prompt_where(generator, 3, lambda _, new: 0 in new[1:4] and new[0] != 0)
     own, _ = prompt_where(generator, 3, lambda _, new: LOOP.eos_token_id in new[:4])
@@ -510,9 +484,7 @@ def rounds_of(
 
 
 def expected_cases(generator: torch.Generator) -> list[Case]:
-    def case(label: str, acceptance: float, k: int) -> Case:
-        return Case(label, {"acceptance": acceptance, "k": k})
-
+    case = case_of("acceptance", "k")
     some = round(0.3 + 0.5 * float(torch.rand((), generator=generator)), 2)
     return [
         case("no draft", 0.5, 0),
@@ -528,10 +500,7 @@ def expected_cases(generator: torch.Generator) -> list[Case]:
 
 
 def speed_up_cases(generator: torch.Generator) -> list[Case]:
-    def case(label: str, acceptance: float, k: int, draft_cost: float, verify_cost: float) -> Case:
-        costs = {"draft_cost": draft_cost, "verify_cost": verify_cost}
-        return Case(label, {"acceptance": acceptance, "k": k, **costs})
-
+    case = case_of("acceptance", "k", "draft_cost", "verify_cost")
     some = [round(float(u), 2) for u in torch.rand(3, generator=generator)]
     return [
         case("no draft", 0.5, 0, 0.25, 1.0),
@@ -546,25 +515,15 @@ def speed_up_cases(generator: torch.Generator) -> list[Case]:
     ]
 
 
+with_model = partial(Exercise, compare=compare_with_work, services=lend_cached_model)
+
 EXERCISES = (
     Exercise("speculative.verify_greedy", drivers.verify_greedy, verify_greedy_cases),
     Exercise("speculative.residual", drivers.residual, residual_cases),
     Exercise("speculative.verify", drivers.verify, verify_cases),
-    Exercise(
-        "speculative.ModelDrafter.propose",
-        drivers.propose,
-        propose_cases,
-        compare_with_work,
-        lend_cached_model,
-    ),
+    with_model("speculative.ModelDrafter.propose", drivers.propose, propose_cases),
     Exercise("speculative.ngram_draft", drivers.ngram_draft, ngram_cases),
-    Exercise(
-        "speculative.generate_speculative",
-        drivers.generate_speculative,
-        generate_cases,
-        compare_with_work,
-        lend_cached_model,
-    ),
+    with_model("speculative.generate_speculative", drivers.generate_speculative, generate_cases),
     Exercise("speculative.expected_tokens", drivers.expected_tokens, expected_cases),
     Exercise("speculative.speed_up", drivers.speed_up, speed_up_cases),
 )
