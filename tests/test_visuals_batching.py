@@ -5,28 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import visuals.batching as lab
+from tests.common import samples
 from tests.common.pictures import cells, curves, dots, names, numbers_in, title_of, widths
-from tests.common.samples import (
-    CONTINUOUS,
-    IS_TOKEN,
-    PADDED,
-    POSITIONS,
-    SLOTS,
-    STATIC,
-    STEP_SECONDS,
-    decode,
-)
-from visuals.batching import (
-    in_words,
-    runs,
-    served,
-    show_padded_mask,
-    show_padding,
-    show_slots,
-    throughput_and_latency,
-    timeline,
-    timelines,
-)
 
 
 def hatched(axes) -> set[tuple[float, float, float]]:
@@ -39,7 +20,9 @@ def hatched(axes) -> set[tuple[float, float, float]]:
 
 
 def test_padding_shows_each_token_with_its_position_and_hatches_the_pads():
-    (axes,) = show_padding(PADDED, IS_TOKEN, POSITIONS, decode).axes
+    (axes,) = lab.show_padding(
+        samples.PADDED, samples.IS_TOKEN, samples.POSITIONS, samples.decode
+    ).axes
     rows = [["the 0", "␣king 1", "␣and 2"], ["pad 0", "pad 0", "␣queen 0"]]
     assert cells(axes) == {(x, y): text for y, row in enumerate(rows) for x, text in enumerate(row)}
     assert hatched(axes) == {(0, 1, 1), (1, 1, 1)}
@@ -49,14 +32,14 @@ def test_padding_shows_each_token_with_its_position_and_hatches_the_pads():
 def test_a_padded_mask_has_a_dot_where_the_query_sees_the_key_and_hatches_the_pads():
     is_token = torch.tensor([[True, True, True], [False, True, True]])
     mask = torch.ones(2, 1, 2, 3).tril(1).bool() & is_token[:, None, None, :]
-    figure = show_padded_mask(mask, is_token)
+    figure = lab.show_padded_mask(mask, is_token)
     for axes, seen in zip(figure.axes, mask[:, 0], strict=True):
         assert dots(axes) == {(row + 0.5, column + 0.5) for row, column in seen.nonzero().tolist()}
     assert [hatched(axes) for axes in figure.axes] == [set(), {(0, 0, 1), (0, 1, 1)}]
 
 
 def test_a_pad_that_is_seen_is_not_hidden_and_one_that_asks_is_called_so():
-    figure = show_padded_mask(torch.ones(2, 1, 2, 3).bool(), IS_TOKEN)
+    figure = lab.show_padded_mask(torch.ones(2, 1, 2, 3).bool(), samples.IS_TOKEN)
     assert [hatched(axes) for axes in figure.axes] == [set(), set()]
     assert [names(axes.yaxis) for axes in figure.axes] == [["1", "2"], ["pad 1", "2"]]
 
@@ -67,7 +50,9 @@ def test_a_pad_that_is_seen_is_not_hidden_and_one_that_asks_is_called_so():
 @pytest.mark.parametrize("slots", [2, 4, 8, 16])
 def test_requests_that_follow_one_another_in_a_static_batch_differ_in_colour(slots):
     bars = (
-        timeline([[first + slot for slot in range(slots)] for first in (0, slots)]).axes[0].patches
+        lab.timeline([[first + slot for slot in range(slots)] for first in (0, slots)])
+        .axes[0]
+        .patches
     )
     for slot in range(slots):
         one, other = (bar.get_facecolor() for bar in bars if int(bar.get_y()) == slot)
@@ -75,9 +60,9 @@ def test_requests_that_follow_one_another_in_a_static_batch_differ_in_colour(slo
 
 
 def test_the_timeline_holds_the_request_in_each_cell_and_marks_its_end():
-    (axes,) = timeline(STATIC).axes
+    (axes,) = lab.timeline(samples.STATIC).axes
     shown = cells(axes)
-    for step, slots in enumerate(STATIC):
+    for step, slots in enumerate(samples.STATIC):
         for slot, request in enumerate(slots):
             name = "" if request is None else f"S{request + 1}"
             assert shown.get((step, slot), "").removesuffix("\nEND") == name
@@ -88,14 +73,16 @@ def test_the_timeline_holds_the_request_in_each_cell_and_marks_its_end():
 
 
 def test_timelines_share_their_axis_of_steps():
-    figure = timelines({"static": STATIC + STATIC[:3], "continuous": CONTINUOUS})
+    figure = lab.timelines(
+        {"static": samples.STATIC + samples.STATIC[:3], "continuous": samples.CONTINUOUS}
+    )
     assert [axes.get_xlim() for axes in figure.axes] == [(0, 11), (0, 11)]
     assert cells(figure.axes[1])[7, 0] == "S6\nEND"
     assert hatched(figure.axes[1]) == set()
 
 
 def test_a_long_trace_names_the_requests_that_have_room_and_edges_every_end():
-    (axes,) = timeline([[step // 25, 10 + step] for step in range(50)]).axes
+    (axes,) = lab.timeline([[step // 25, 10 + step] for step in range(50)]).axes
     assert sorted(cells(axes).values()) == ["S1", "S2"]
     lines = [line for lines in axes.collections for line in lines.get_segments()]
     edges = sorted((float(line[0][0]), int(line[0][1])) for line in lines)
@@ -114,26 +101,26 @@ traces = st.integers(1, 5).flatmap(
 def test_the_runs_of_a_slot_are_its_column_and_served_counts_the_cells_with_a_request(trace):
     for slot in range(len(trace[0])):
         column = []
-        for start, length, request in runs(trace, slot):
+        for start, length, request in lab.runs(trace, slot):
             assert start == len(column)
             column += [request] * length
         assert column == [step[slot] for step in trace]
     everything = [request for step in trace for request in step]
-    assert served(trace) == (len(everything) - everything.count(None), len(everything))
+    assert lab.served(trace) == (len(everything) - everything.count(None), len(everything))
 
 
 # ------------------------------------------------------------ slots, throughput against latency
 
 
 def test_slots_are_as_long_as_the_tokens_they_hold():
-    (axes,) = show_slots(SLOTS).axes
+    (axes,) = lab.show_slots(samples.SLOTS).axes
     assert widths(axes) == [7, 0, 5]
     assert {(x, width) for x, _, width in hatched(axes)} == {(7, 5), (0, 12), (5, 7)}
     assert numbers_in(title_of(axes)) == [12, 36, 33]  # held, reserved, %
 
 
 def test_throughput_counts_the_tokens_of_all_requests_and_tpot_those_of_one():
-    left, right = throughput_and_latency(STEP_SECONDS, chosen=16).axes
+    left, right = lab.throughput_and_latency(samples.STEP_SECONDS, chosen=16).axes
     throughput, if_free, pointed_at = curves(left)
     assert throughput == pytest.approx({1: 250, 2: 400, 16: 1600})
     assert if_free == pytest.approx({1: 250, 2: 500, 16: 4000})
@@ -145,4 +132,4 @@ def test_throughput_counts_the_tokens_of_all_requests_and_tpot_those_of_one():
 
 
 def test_the_words_tell_tokens_a_second_gain_wait_and_slowdown():
-    assert numbers_in(in_words(STEP_SECONDS, 16)) == [16, 1600, 6.4, 10, 2.5]
+    assert numbers_in(lab.in_words(samples.STEP_SECONDS, 16)) == [16, 1600, 6.4, 10, 2.5]

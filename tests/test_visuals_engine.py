@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import visuals.engine as lab
 from tests.common.pictures import (
     cells,
     curves,
@@ -18,32 +19,11 @@ from tests.common.pictures import (
     title_of,
 )
 from tests.common.samples import SNAPSHOTS, TRACE
-from visuals.engine import (
-    CELLS,
-    DECODE,
-    LATEST,
-    LONGEST,
-    MARKS,
-    NOTHING,
-    PREEMPTED,
-    PREFILL,
-    RECOMPUTE,
-    VERIFY,
-    WAITS,
-    Snapshot,
-    Streams,
-    kinds,
-    pool_and_queue,
-    preemptions,
-    show_latencies,
-    snapshot,
-    timeline,
-)
 
 KINDS = {
-    0: [PREFILL, DECODE, VERIFY, DECODE],
-    1: [PREFILL, PREFILL, PREEMPTED, PREEMPTED, RECOMPUTE, RECOMPUTE],
-    2: [WAITS, WAITS, WAITS, PREFILL, NOTHING, DECODE],
+    0: [lab.PREFILL, lab.DECODE, lab.VERIFY, lab.DECODE],
+    1: [lab.PREFILL, lab.PREFILL, lab.PREEMPTED, lab.PREEMPTED, lab.RECOMPUTE, lab.RECOMPUTE],
+    2: [lab.WAITS, lab.WAITS, lab.WAITS, lab.PREFILL, lab.NOTHING, lab.DECODE],
 }
 
 
@@ -52,10 +32,10 @@ def test_a_snapshot_says_who_waits_and_who_holds_how_much_and_stays_so():
     manager = SimpleNamespace(tables={3: [7, 1]})
     waiting = [request[4], request[2]]
     scheduler = SimpleNamespace(waiting=waiting, running=[request[3]], manager=manager)
-    moment = snapshot(scheduler)
+    moment = lab.snapshot(scheduler)
     waiting.clear()
     manager.tables[3].append(5)
-    assert moment == Snapshot((4, 2), {3: 2})
+    assert moment == lab.Snapshot((4, 2), {3: 2})
 
 
 # --------------------------------------------------------------------------- what a cell shows
@@ -63,33 +43,37 @@ def test_a_snapshot_says_who_waits_and_who_holds_how_much_and_stays_so():
 
 def test_every_cell_is_told_by_the_old_name_of_what_was_done():
     found: dict[int, list[str]] = {}
-    for step, request, kind in kinds(TRACE, SNAPSHOTS):
+    for step, request, kind in lab.kinds(TRACE, SNAPSHOTS):
         found.setdefault(request, []).append(kind)
         assert step == len(found[request]) - 1  # in every step one, up to its end
     assert found == KINDS
 
 
 def test_after_recompute_a_request_decodes_again():
-    *_, last = kinds([*TRACE, [(1, 1, True)]], [*SNAPSHOTS, Snapshot((), {1: 3})])
-    assert last == (6, 1, DECODE)
+    *_, last = lab.kinds([*TRACE, [(1, 1, True)]], [*SNAPSHOTS, lab.Snapshot((), {1: 3})])
+    assert last == (6, 1, lab.DECODE)
 
 
 def test_a_request_preempted_before_its_first_token_computes_again_too():
     trace = [[(0, 4, False)], [], [(0, 4, True)]]
-    snapshots = [Snapshot((), {0: 1}), Snapshot((0,), {}), Snapshot((), {0: 1})]
-    assert [kind for _, _, kind in kinds(trace, snapshots)] == [PREFILL, PREEMPTED, RECOMPUTE]
+    snapshots = [lab.Snapshot((), {0: 1}), lab.Snapshot((0,), {}), lab.Snapshot((), {0: 1})]
+    assert [kind for _, _, kind in lab.kinds(trace, snapshots)] == [
+        lab.PREFILL,
+        lab.PREEMPTED,
+        lab.RECOMPUTE,
+    ]
 
 
 def test_the_kinds_differ_in_more_than_colour():
-    looks = [(hatch, MARKS.get(kind)) for kind, (_, _, hatch) in CELLS.items()]
+    looks = [(hatch, lab.MARKS.get(kind)) for kind, (_, _, hatch) in lab.CELLS.items()]
     assert all(one != other for one, other in combinations(looks, 2))
 
 
 @given(st.lists(st.lists(st.integers(1, 9), max_size=4), min_size=1, max_size=8))
 def test_each_request_that_was_served_has_a_cell_of_work_in_that_step(served):
     trace = [[(n, tokens, True) for n, tokens in enumerate(line)] for line in served]
-    snapshots = [Snapshot((), dict.fromkeys(range(len(line)), 1)) for line in served]
-    found = [(step, request) for step, request, _ in kinds(trace, snapshots)]
+    snapshots = [lab.Snapshot((), dict.fromkeys(range(len(line)), 1)) for line in served]
+    found = [(step, request) for step, request, _ in lab.kinds(trace, snapshots)]
     assert found == [(step, n) for step, line in enumerate(served) for n in range(len(line))]
 
 
@@ -97,13 +81,13 @@ def test_each_request_that_was_served_has_a_cell_of_work_in_that_step(served):
 
 
 def test_a_cell_holds_the_tokens_computed_or_a_mark_and_is_bold_where_one_was_sampled():
-    (axes,) = timeline(TRACE, SNAPSHOTS).axes
+    (axes,) = lab.timeline(TRACE, SNAPSHOTS).axes
     shown = cells(axes)
     marks = {
-        (step, request): MARKS[kind]
+        (step, request): lab.MARKS[kind]
         for request, row in KINDS.items()
         for step, kind in enumerate(row)
-        if kind in MARKS
+        if kind in lab.MARKS
     }
     served = [(step, *one) for step, line in enumerate(TRACE) for one in line]
     assert shown == marks | {(step, n): str(tokens) for step, n, tokens, _ in served} | {
@@ -115,18 +99,18 @@ def test_a_cell_holds_the_tokens_computed_or_a_mark_and_is_bold_where_one_was_sa
 
 
 def test_only_a_request_that_has_ended_has_a_dark_edge():
-    (axes,) = timeline(TRACE, SNAPSHOTS).axes
+    (axes,) = lab.timeline(TRACE, SNAPSHOTS).axes
     lines = [line for lines in axes.collections for line in lines.get_segments()]
     assert {(float(line[0][0]), int(line[0][1])) for line in lines} == {(4, 0), (6, 2)}
 
 
 def test_the_legend_names_the_kinds_that_occur():
-    named = legend_of(timeline(TRACE[:2], SNAPSHOTS[:2]))
-    assert named == [PREFILL, DECODE, f"{WAITS}  {MARKS[WAITS]}"]
+    named = legend_of(lab.timeline(TRACE[:2], SNAPSHOTS[:2]))
+    assert named == [lab.PREFILL, lab.DECODE, f"{lab.WAITS}  {lab.MARKS[lab.WAITS]}"]
 
 
 def test_what_does_not_fit_into_a_cell_is_left_out_and_the_axis_stays_legible():
-    (axes,) = timeline(TRACE, SNAPSHOTS, columns=400).axes
+    (axes,) = lab.timeline(TRACE, SNAPSHOTS, columns=400).axes
     assert texts(axes) == []
     assert len(axes.get_xticks()) <= 13
     assert axes.get_xlim()[1] > 400
@@ -136,7 +120,7 @@ def test_what_does_not_fit_into_a_cell_is_left_out_and_the_axis_stays_legible():
 
 
 def test_the_pool_is_filled_by_the_requests_that_hold_blocks():
-    pool, _ = pool_and_queue(SNAPSHOTS, num_blocks=5).axes
+    pool, _ = lab.pool_and_queue(SNAPSHOTS, num_blocks=5).axes
     held = [0.0] * len(SNAPSHOTS)
     for bars in pool.containers:
         for step, bar in enumerate(bars):
@@ -147,28 +131,28 @@ def test_the_pool_is_filled_by_the_requests_that_hold_blocks():
 
 
 def test_the_queue_counts_who_runs_and_who_waits():
-    _, queue = pool_and_queue(SNAPSHOTS, num_blocks=5).axes
+    _, queue = lab.pool_and_queue(SNAPSHOTS, num_blocks=5).axes
     running, waiting = curves(queue)
     assert [*running.values()] == [2, 2, 1, 1, 2, 1]
     assert [*waiting.values()] == [1, 1, 2, 1, 0, 0]
 
 
 def test_preemptions_are_counted_where_they_happen():
-    assert preemptions(SNAPSHOTS) == [3]
-    assert preemptions(SNAPSHOTS[:2]) == []
-    pool, _ = pool_and_queue(SNAPSHOTS[:2], num_blocks=5).axes
+    assert lab.preemptions(SNAPSHOTS) == [3]
+    assert lab.preemptions(SNAPSHOTS[:2]) == []
+    pool, _ = lab.pool_and_queue(SNAPSHOTS[:2], num_blocks=5).axes
     assert "preempted" not in title_of(pool)
 
 
 def test_latencies_are_drawn_in_milliseconds_with_their_percentiles():
-    ttft, tpot = show_latencies([0.1, 0.2, 0.4], [0.01, None, 0.03]).axes
+    ttft, tpot = lab.show_latencies([0.1, 0.2, 0.4], [0.01, None, 0.03]).axes
     assert [bar.get_width() for bar in ttft.patches] == pytest.approx([100, 200, 400])
     assert [bar.get_width() for bar in tpot.patches] == pytest.approx([10, 30])
     assert [round(bar.get_y() + 0.35) for bar in tpot.patches] == [0, 2]  # the second has none
     assert [line.get_xdata()[0] for line in ttft.lines] == pytest.approx([200, 380])
     assert numbers_in(title_of(ttft)) == [50, 200, 95, 380]
     assert ttft.lines[0].get_linestyle() != ttft.lines[1].get_linestyle()
-    _, tpot = show_latencies([0.1], [None]).axes
+    _, tpot = lab.show_latencies([0.1], [None]).axes
     assert heights(tpot) == curves(tpot) == []
 
 
@@ -177,7 +161,7 @@ def test_latencies_are_drawn_in_milliseconds_with_their_percentiles():
 
 def streamed(prompts: list[str], *outputs: tuple[int, list[int], str | None]) -> str:
     """What is read once these have come: the number of a request, its new ids, why it ended."""
-    streams = Streams(prompts, lambda ids: "".join(f" w{token}" for token in ids))
+    streams = lab.Streams(prompts, lambda ids: "".join(f" w{token}" for token in ids))
     for request, new_ids, reason in outputs:
         output = SimpleNamespace(request=request, new_ids=new_ids, finish_reason=reason)
         streams.receive(output)
@@ -192,13 +176,13 @@ def test_texts_grow_behind_their_prompts_and_tell_how_they_ended():
 
 
 def test_of_a_long_prompt_the_end_is_shown():
-    assert streamed([f"begin {'x' * LONGEST}"]).startswith(f"0… {'x' * LONGEST}")
+    assert streamed([f"begin {'x' * lab.LONGEST}"]).startswith(f"0… {'x' * lab.LONGEST}")
 
 
 def test_pieces_stand_in_the_order_in_which_they_came_and_of_many_the_last():
     shown = streamed(["a", "b"], (1, [6, 7], None), (0, [5], None), (1, [], "abort"))
     assert shown.endswith("in their order1␣w6␣w70␣w5")
-    shown = streamed(["a"], *((0, [token], None) for token in range(LATEST + 3)))
+    shown = streamed(["a"], *((0, [token], None) for token in range(lab.LATEST + 3)))
     pieces = shown.split("order")[1]
     assert pieces.startswith("0␣w3")
-    assert pieces.endswith(f"0␣w{LATEST + 2}")
+    assert pieces.endswith(f"0␣w{lab.LATEST + 2}")

@@ -11,6 +11,7 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 
 import visuals.flash_attention as lab
 from solutions.flash_attention import hide_later_keys
+from tests.common import samples
 from tests.common.pictures import (
     curves,
     heights,
@@ -23,32 +24,20 @@ from tests.common.pictures import (
     title_of,
     widths,
 )
-from tests.common.samples import (
-    FAST_NUMBERS,
-    LENGTH_TIMES,
-    NAIVE,
-    PARTS,
-    SCORES,
-    STATES,
-    TILED,
-    loads_of,
-    states_of,
-)
-from visuals.flash_attention import BEFORE, HELD, LOADED, MASKED, NOW, OTHER, REST, SHRUNK, SKIPPED
 
 # ---------------------------------------------------------------------- what tiles save, and take
 
 
 def test_bars_are_what_is_moved_and_held_beside_a_line_at_the_naive_way():
-    above, below = lab.traffic_bars(TILED, NAIVE, FAST_NUMBERS).axes
+    above, below = lab.traffic_bars(samples.TILED, samples.NAIVE, samples.FAST_NUMBERS).axes
     assert heights(above) == [2_000, 500]
     assert heights(below) == [30, 1_200]
     assert [numbers_in(text) for text in texts(above)] == [[2_000, 2.5], [500, 10]]  # times less
     assert texts(below) == ["30", "1,200"]
     assert names(above.xaxis) == names(below.xaxis) == ["16", "64"]
-    assert set(above.lines[0].get_ydata()) == {NAIVE}
-    assert above.get_ylim()[1] > NAIVE
-    above, _ = lab.traffic_bars({1: 7_000}, NAIVE, {1: 5}).axes
+    assert set(above.lines[0].get_ydata()) == {samples.NAIVE}
+    assert above.get_ylim()[1] > samples.NAIVE
+    above, _ = lab.traffic_bars({1: 7_000}, samples.NAIVE, {1: 5}).axes
     assert above.get_ylim()[1] > 7_000  # more than the naive way
 
 
@@ -69,14 +58,14 @@ def as_drawn(keys, weights):
 
 
 def test_a_panel_for_each_tile_has_its_weights_beside_those_of_the_tiles_before():
-    _, *tiles, _ = lab.online_softmax(SCORES, STATES, 3).axes
+    _, *tiles, _ = lab.online_softmax(samples.SCORES, samples.STATES, 3).axes
     assert len(tiles) == 3
-    for number, (axes, (_, total, weighted)) in enumerate(zip(tiles, STATES, strict=True)):
+    for number, (axes, (_, total, weighted)) in enumerate(zip(tiles, samples.STATES, strict=True)):
         start, end = 3 * number, min(3 * number + 3, 7)
-        assert weights_of(axes, BEFORE) == as_drawn(range(start), weighted[0])
-        assert weights_of(axes, NOW) == as_drawn(range(start, end), weighted[0])
+        assert weights_of(axes, lab.BEFORE) == as_drawn(range(start), weighted[0])
+        assert weights_of(axes, lab.NOW) == as_drawn(range(start, end), weighted[0])
         shrunk = range(3) if number == 1 else []  # where the peak rises
-        assert weights_of(axes, SHRUNK) == as_drawn(shrunk, STATES[0][2][0])
+        assert weights_of(axes, lab.SHRUNK) == as_drawn(shrunk, samples.STATES[0][2][0])
         assert numbers_in(axes.get_title("right")) == [round(float(total), 2)]
     told = [numbers_in(title_of(axes)) for axes in tiles]  # tile, peak, factor of all before
     assert told == [[1, 1.0], [2, 3.0, 0.14], [3, 3.0]]
@@ -84,31 +73,31 @@ def test_a_panel_for_each_tile_has_its_weights_beside_those_of_the_tiles_before(
 
 def test_a_factor_that_is_tiny_is_not_told_as_zero():
     scores = torch.tensor([0.0, 20.0])
-    axes = lab.online_softmax(scores, states_of(scores, 1), 1).axes[2]
+    axes = lab.online_softmax(scores, samples.states_of(scores, 1), 1).axes[2]
     assert numbers_in(title_of(axes))[-1] == 2.1e-09
 
 
 def test_all_scores_stand_above_with_the_peak_so_far():
-    axes = lab.online_softmax(SCORES, STATES, 3).axes[0]
-    assert [*curves(axes)[-1].values()] == SCORES.tolist()
+    axes = lab.online_softmax(samples.SCORES, samples.STATES, 3).axes[0]
+    assert [*curves(axes)[-1].values()] == samples.SCORES.tolist()
     peaks = [lines.get_segments()[0].tolist() for lines in axes.collections[1:]]
     assert peaks == [[[-0.5, 1], [2.5, 1]], [[2.5, 3], [5.5, 3]], [[5.5, 3], [6.5, 3]]]
 
 
 @pytest.mark.parametrize("wrong", [1, 2])
 def test_in_the_end_stands_what_was_handed_over_the_total_beside_dots_at_the_softmax(wrong):
-    peak, total, weighted = STATES[-1]
-    handed = [*STATES[:-1], (peak, wrong * total, weighted)]
-    axes = lab.online_softmax(SCORES, handed, 3).axes[-1]
-    softmax = SCORES.softmax(dim=0)
-    assert weights_of(axes, BEFORE) == as_drawn(range(7), softmax / wrong)
+    peak, total, weighted = samples.STATES[-1]
+    handed = [*samples.STATES[:-1], (peak, wrong * total, weighted)]
+    axes = lab.online_softmax(samples.SCORES, handed, 3).axes[-1]
+    softmax = samples.SCORES.softmax(dim=0)
+    assert weights_of(axes, lab.BEFORE) == as_drawn(range(7), softmax / wrong)
     assert curves(axes)[0] == as_drawn(range(7), softmax)
     assert numbers_in(title_of(axes)) == [round(wrong * float(total), 2)]
 
 
 def test_tiles_of_which_nothing_is_seen_have_no_peak():
     scores = torch.tensor([-torch.inf, -torch.inf, 1.0, 2.0, -torch.inf, -torch.inf])
-    _, *tiles, _ = lab.online_softmax(scores, states_of(scores, 2), 2).axes
+    _, *tiles, _ = lab.online_softmax(scores, samples.states_of(scores, 2), 2).axes
     assert [numbers_in(title_of(axes)) for axes in tiles] == [[1], [2, 2.0], [3, 2.0]]
 
 
@@ -116,7 +105,7 @@ def test_tiles_of_which_nothing_is_seen_have_no_peak():
 
 
 def grid_of(*sizes, loads=None):
-    return lab.tile_grid(loads_of(*sizes) if loads is None else loads, *sizes).axes[0]
+    return lab.tile_grid(samples.loads_of(*sizes) if loads is None else loads, *sizes).axes[0]
 
 
 def cells(axes):
@@ -147,7 +136,7 @@ def test_each_tile_is_loaded_masked_or_skipped_as_its_pairs_are_seen(
     for (top, bottom, left, right), kind in drawn.items():
         tile = table[top:bottom, left:right]
         assert tile.shape == (bottom - top, right - left)  # none reaches beyond the last token
-        assert kind == (LOADED if tile.all() else MASKED if tile.any() else SKIPPED)
+        assert kind == (lab.LOADED if tile.all() else lab.MASKED if tile.any() else lab.SKIPPED)
 
 
 def test_tiles_are_numbered_in_the_order_in_which_keys_came():
@@ -155,7 +144,7 @@ def test_tiles_are_numbered_in_the_order_in_which_keys_came():
     assert found == {(1, 1): "1", (3, 1): "2", (1, 3): "3", (3, 3): "4", (5, 3): "5"}
     axes = grid_of(4, 6, 2, 2, loads=[("queries", 2, 4), ("keys", 4, 6), ("keys", 0, 2)])
     assert numbers(axes) == {(5, 3): "1", (1, 3): "2"}
-    assert list(cells(axes).values()).count(SKIPPED) == 4
+    assert list(cells(axes).values()).count(lab.SKIPPED) == 4
 
 
 @pytest.mark.parametrize(
@@ -189,11 +178,11 @@ def test_many_tiles_are_drawn_without_numbers_and_with_few_ticks():
 
 
 def test_each_way_has_its_times_and_a_ring_where_it_becomes_faster_than_the_first():
-    figure = lab.over_length(LENGTH_TIMES)
+    figure = lab.over_length(samples.LENGTH_TIMES)
     (axes,) = figure.axes
     rings = [line.get_markersize() == lab.WON["ms"] for line in axes.lines]
     drawn = list(zip(rings, curves(axes), strict=True))
-    assert [curve for ring, curve in drawn if not ring] == [*LENGTH_TIMES.values()]
+    assert [curve for ring, curve in drawn if not ring] == [*samples.LENGTH_TIMES.values()]
     assert all(list(curve) == sorted(curve) for curve in curves(axes))
     assert [curve for ring, curve in drawn if ring] == [{512: 7.0}, {128: 0.5}]
     assert [numbers_in(name) for name in legend_of(figure)] == [[], [512], [128], []]
@@ -220,7 +209,7 @@ def test_faster_from_a_length_on_means_at_all_that_follow(other, won):
 
 
 def test_a_lane_has_the_keys_of_its_worker_and_its_weight():
-    keys, merged = lab.lanes(PARTS).axes
+    keys, merged = lab.lanes(samples.PARTS).axes
     assert spans(keys) == [(0, 6), (6, 12), (12, 16)]
     weights = torch.tensor([1.0, 3.0, -math.inf]).softmax(dim=0).tolist()
     assert widths(merged) == pytest.approx(weights)
@@ -264,7 +253,7 @@ def circles(axes):
 
 def test_blocks_are_filled_by_the_tokens_that_they_hold_and_numbered_as_they_were_read():
     (axes,) = lab.walk([4, 0, 2], [4, 0, 2], 8, 22, 6).axes
-    other, full, last = {OTHER: 1}, {REST: 1, HELD: 1}, {REST: 1, HELD: 6 / 8}
+    other, full, last = {lab.OTHER: 1}, {lab.REST: 1, lab.HELD: 1}, {lab.REST: 1, lab.HELD: 6 / 8}
     assert boxes(axes) == {0: full, 1: other, 2: last, 3: other, 4: full, 5: other}
     assert [text for text in texts(axes) if "/" in text] == ["8/8", "6/8", "8/8"]
     assert circles(axes) == {4: "1", 0: "2", 2: "3"}
@@ -284,11 +273,11 @@ def test_what_is_read_is_drawn_even_where_it_is_wrong():
     """A block twice, one of another request, and one of the table not at all."""
     (axes,) = lab.walk([1, 5, 1], [1, 3], 4, 8, 6).axes
     assert circles(axes) == {1: "1, 3", 5: "2"}
-    assert boxes(axes)[5] == {OTHER: 1}
-    assert boxes(axes)[3] == {REST: 1, HELD: 1}
+    assert boxes(axes)[5] == {lab.OTHER: 1}
+    assert boxes(axes)[3] == {lab.REST: 1, lab.HELD: 1}
 
 
 def test_a_block_of_the_table_behind_all_tokens_holds_none():
     (axes,) = lab.walk([2], [2, 0], 4, 4, 3).axes
-    assert boxes(axes)[0] == {REST: 1}
+    assert boxes(axes)[0] == {lab.REST: 1}
     assert "0/4" in texts(axes)

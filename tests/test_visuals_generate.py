@@ -5,22 +5,15 @@ import re
 import pytest
 import torch
 
+import visuals.generate as lab
 from tests.common.pictures import curves, names, numbers_in, texts, title_of, widths
 from tests.common.samples import decode, randn
-from visuals.generate import (
-    cost_of_generating,
-    explore_next_token,
-    next_token_bars,
-    request_timeline,
-    show_tokens,
-    tokens_computed,
-)
 from visuals.predict import reveal
 from visuals.style import visible
 
 
 def test_tokens_stand_in_order_with_their_ids_and_with_spaces_made_visible():
-    html = show_tokens(["Once", " upon", "<b>"], [7, 42, 3]).data
+    html = lab.show_tokens(["Once", " upon", "<b>"], [7, 42, 3]).data
     found = re.findall(r">([^<>]+)<br><small>(\d+)<", html)
     assert found == [("Once", "7"), ("␣upon", "42"), ("&lt;b&gt;", "3")]
 
@@ -35,7 +28,7 @@ PROBS = torch.tensor([0.1, 0.5, 0.02, 0.2, 0.08, 0.1])
 
 
 def test_bars_are_the_most_probable_tokens_with_their_probabilities():
-    (axes,) = next_token_bars(PROBS.log(), decode, after="the", top=3).axes
+    (axes,) = lab.next_token_bars(PROBS.log(), decode, after="the", top=3).axes
     assert names(axes.yaxis)[:2] == ["␣king", "␣queen"]
     assert widths(axes) == pytest.approx([0.5, 0.2, 0.1])
 
@@ -43,12 +36,12 @@ def test_bars_are_the_most_probable_tokens_with_their_probabilities():
 @pytest.mark.parametrize(("largest", "end"), [(0.09, "10%"), (0.3, "50%"), (0.9, "100%")])
 def test_the_axis_ends_where_the_bars_can_still_be_seen(largest, end):
     probs = torch.tensor([largest, *[(1 - largest) / 15] * 15])
-    assert names(next_token_bars(probs.log(), str, after="the").axes[0].xaxis)[-1] == end
+    assert names(lab.next_token_bars(probs.log(), str, after="the").axes[0].xaxis)[-1] == end
 
 
 def test_the_token_that_follows_is_marked_even_where_it_has_no_bar():
     for actual, rank, colours in ((2, 6, 1), (3, 2, 2)):
-        (axes,) = next_token_bars(PROBS.log(), decode, after="the", actual=actual, top=3).axes
+        (axes,) = lab.next_token_bars(PROBS.log(), decode, after="the", actual=actual, top=3).axes
         told = texts(axes)[-1]
         assert visible(decode([actual])) in told
         assert numbers_in(told) == pytest.approx([100 * PROBS[actual].item(), rank])
@@ -56,18 +49,18 @@ def test_the_token_that_follows_is_marked_even_where_it_has_no_bar():
 
 
 def test_a_long_text_shows_its_end_on_one_line():
-    title = title_of(next_token_bars(PROBS, decode, after="x" * 90 + "\nend").axes[0])
+    title = title_of(lab.next_token_bars(PROBS, decode, after="x" * 90 + "\nend").axes[0])
     assert title.endswith("x↵end”")
     assert len(title) < 70
 
 
 def test_the_slider_shows_the_row_that_it_stands_at():
     logits = randn(3, 6)
-    row, picture = explore_next_token(logits, [0, 1, 5], decode).children
-    first = next_token_bars(logits[0], decode, after="the", actual=1)
+    row, picture = lab.explore_next_token(logits, [0, 1, 5], decode).children
+    first = lab.next_token_bars(logits[0], decode, after="the", actual=1)
     assert bytes(picture.value) == first._repr_png_()
     row.value = row.max
-    last = next_token_bars(logits[2], decode, after="the king$x$")
+    last = lab.next_token_bars(logits[2], decode, after="the king$x$")
     assert bytes(picture.value) == last._repr_png_()
 
 
@@ -75,10 +68,10 @@ def test_the_slider_shows_the_row_that_it_stands_at():
 
 
 def test_a_request_is_its_ttft_and_one_piece_for_each_gap():
-    (axes,) = request_timeline(10.0, [10.5, 10.6, 10.9]).axes
+    (axes,) = lab.request_timeline(10.0, [10.5, 10.6, 10.9]).axes
     assert widths(axes) == pytest.approx([500, 100, 300])
     assert any("2 gaps" in text for text in texts(axes))
-    (axes,) = request_timeline(10.0, [10.5]).axes
+    (axes,) = lab.request_timeline(10.0, [10.5]).axes
     assert widths(axes) == pytest.approx([500])
     assert not any("gaps" in text for text in texts(axes))
 
@@ -88,14 +81,14 @@ def test_a_request_is_its_ttft_and_one_piece_for_each_gap():
     [([2, 3, 4], [[2, 2, 0, 0], [1, 1, 2, 0], [1, 1, 1, 2]]), ([1], [[2]])],
 )
 def test_cells_are_computed_first_again_or_not_at_all(counts, grid):
-    (axes,) = tokens_computed(counts).axes
+    (axes,) = lab.tokens_computed(counts).axes
     assert axes.collections[0].get_array().tolist() == grid
     flat = [cell for row in grid for cell in row]
     assert numbers_in(title_of(axes)) == [flat.count(2), flat.count(1)]
 
 
 def test_cost_adds_up_above_and_stands_alone_below():
-    total, each = cost_of_generating([2, 3, 4], [0.1, 0.2, 0.3]).axes
+    total, each = lab.cost_of_generating([2, 3, 4], [0.1, 0.2, 0.3]).axes
     assert curves(total) == [{1: 2, 2: 5, 3: 9}, {1: 2, 2: 3, 3: 4}]  # computed, needed
     assert curves(each) == [pytest.approx({2: 100, 3: 200, 4: 300})]
 

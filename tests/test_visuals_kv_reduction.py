@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import visuals.kv_reduction as lab
 from solutions.kv_reduction import HeavyCache, WindowCache, window_mask
+from tests.common import samples
 from tests.common.pictures import (
     heights,
     kind_of,
@@ -17,17 +18,6 @@ from tests.common.pictures import (
     spans,
     texts,
     title_of,
-)
-from tests.common.samples import (
-    BYTES,
-    CHANNELS,
-    CONTROLS,
-    EVEN,
-    HEAVY,
-    MASS,
-    PREEMPTED,
-    WINDOW,
-    randn,
 )
 from visuals.kv_cache import show_masks
 
@@ -51,8 +41,8 @@ def cells(axes):
 @pytest.mark.parametrize(
     ("kept", "words"),
     [
-        (WINDOW, ["l", "ll", "gll", "ggll", "gggll"]),
-        (HEAVY, ["l", "ll", "fgl", "fgll", "fgbgl"]),
+        (samples.WINDOW, ["l", "ll", "gll", "ggll", "gggll"]),
+        (samples.HEAVY, ["l", "ll", "fgl", "fgll", "fgbgl"]),
         ([[0, 1, 2], [0]], ["lll", "fgg"]),  # the newest was seen, and none has it any more
         ([[0, 1], []], ["ll", "gg"]),
     ],
@@ -88,7 +78,7 @@ def test_the_caches_of_the_lab_are_shown_as_they_are():
     def positions(cache, of):
         found = []
         for _ in range(6):
-            cache.attend(0, *randn(3, 1, 1, 1, 4))
+            cache.attend(0, *samples.randn(3, 1, 1, 1, 4))
             found.append(of(cache).tolist())
         return found
 
@@ -101,7 +91,11 @@ def test_the_caches_of_the_lab_are_shown_as_they_are():
 
 @pytest.mark.parametrize(
     ("kept", "told"),
-    [({"window": WINDOW, "short": HEAVY[:2]}, "5, 2"), ({"window": []}, "0"), ({}, "none")],
+    [
+        ({"window": samples.WINDOW, "short": samples.HEAVY[:2]}, "5, 2"),
+        ({"window": []}, "0"),
+        ({}, "none"),
+    ],
 )
 def test_ways_of_unequal_length_are_refused(kept, told):
     with pytest.raises(ValueError, match=f"the same steps, one at least; here they have {told}"):
@@ -112,13 +106,13 @@ def test_ways_of_unequal_length_are_refused(kept, told):
 
 
 def test_each_head_is_a_dot_at_its_layer_beside_a_line_at_even_shares():
-    shares, _ = lab.first_token_mass(MASS, EVEN, CONTROLS).axes
+    shares, _ = lab.first_token_mass(samples.MASS, samples.EVEN, samples.CONTROLS).axes
     (dots,) = marked(shares, lab.HEAD)
-    assert [y for _, y in dots] == MASS.flatten().tolist()
+    assert [y for _, y in dots] == samples.MASS.flatten().tolist()
     assert [round(x) for x, _ in dots] == [0, 0, 1, 1, 2, 2]
-    assert len({x for x, _ in dots}) == MASS.numel()  # none hides another
+    assert len({x for x, _ in dots}) == samples.MASS.numel()  # none hides another
     (line,) = [line for line in shares.lines if line.get_linestyle() == "--"]
-    assert set(line.get_ydata()) == {EVEN}
+    assert set(line.get_ydata()) == {samples.EVEN}
     assert numbers_in(title_of(shares)) == [50]  # the largest, in %
     low, high = shares.get_ylim()
     assert low < 0 < 0.5 < high
@@ -126,12 +120,14 @@ def test_each_head_is_a_dot_at_its_layer_beside_a_line_at_even_shares():
 
 
 def test_each_control_is_a_bar_with_its_error_and_its_numbers():
-    _, losses = lab.first_token_mass(MASS, EVEN, CONTROLS).axes
-    assert [bar.get_width() for bar in losses.patches] == [bits for bits, _ in CONTROLS.values()]
+    _, losses = lab.first_token_mass(samples.MASS, samples.EVEN, samples.CONTROLS).axes
+    assert [bar.get_width() for bar in losses.patches] == [
+        bits for bits, _ in samples.CONTROLS.values()
+    ]
     drawn = [lines.get_segments()[0][:, 0].tolist() for lines in losses.collections]
-    ends = [[bits - error, bits + error] for bits, error in CONTROLS.values()]
+    ends = [[bits - error, bits + error] for bits, error in samples.CONTROLS.values()]
     assert drawn == [pytest.approx(pair) for pair in ends]
-    both = zip(losses.patches, losses.texts, CONTROLS.items(), strict=True)
+    both = zip(losses.patches, losses.texts, samples.CONTROLS.items(), strict=True)
     for row, (bar, text, (name, numbers)) in enumerate(both):
         assert text.get_text().startswith(name)
         assert numbers_in(text.get_text().removeprefix(name)) == list(numbers)
@@ -142,11 +138,11 @@ def test_each_control_is_a_bar_with_its_error_and_its_numbers():
 # ------------------------------------------------------------------------------- keys by channel
 
 
-@pytest.mark.parametrize("keys", [CHANNELS, torch.nn.Parameter(CHANNELS)])
+@pytest.mark.parametrize("keys", [samples.CHANNELS, torch.nn.Parameter(samples.CHANNELS)])
 def test_keys_are_an_image_and_bars_in_the_margins_go_from_smallest_to_largest(keys):
     panels = {axes.get_label(): axes for axes in lab.key_channels(keys).axes}
     (image,) = panels["keys"].images
-    assert image.get_array().tolist() == CHANNELS.tolist()
+    assert image.get_array().tolist() == samples.CHANNELS.tolist()
     assert image.get_clim() == (-6, 6)  # even around 0
     bars = panels["channels"].patches
     ends = [(bar.get_y(), bar.get_y() + bar.get_height()) for bar in bars]
@@ -157,7 +153,7 @@ def test_keys_are_an_image_and_bars_in_the_margins_go_from_smallest_to_largest(k
 
 
 def test_margins_tell_their_median_and_have_one_scale_that_holds_all():
-    panels = {axes.get_label(): axes for axes in lab.key_channels(CHANNELS).axes}
+    panels = {axes.get_label(): axes for axes in lab.key_channels(samples.CHANNELS).axes}
     channels, tokens, keys = (panels[name] for name in ("channels", "tokens", "keys"))
     assert numbers_in(title_of(channels)) == [1.5]
     assert numbers_in(tokens.get_xlabel()) == [6.5]
@@ -172,31 +168,35 @@ def test_margins_tell_their_median_and_have_one_scale_that_holds_all():
 
 
 def test_a_bar_has_its_parts_one_behind_the_other_and_behind_them_the_sum():
-    figure = lab.token_bytes(BYTES)
+    figure = lab.token_bytes(samples.BYTES)
     (axes,) = figure.axes
     looks = dict(zip(legend_of(figure), lab.PARTS, strict=False))
     found, ends = {}, {}
     for bar in axes.patches:
-        way = list(BYTES)[round(bar.get_y() + bar.get_height() / 2)]
+        way = list(samples.BYTES)[round(bar.get_y() + bar.get_height() / 2)]
         assert bar.get_x() == ends.get(way, 0)
         ends[way] = bar.get_x() + bar.get_width()
         found.setdefault(way, {})[kind_of(bar, looks)] = bar.get_width()
-    assert found == BYTES
-    assert names(axes.yaxis) == list(BYTES)
+    assert found == samples.BYTES
+    assert names(axes.yaxis) == list(samples.BYTES)
     less = [numbers_in(text) for text in texts(axes)]  # bytes, and times less than the first
     assert less == [[24_576], [3_072, 8], [30_720, 0.8]]
     assert [text.xy for text in axes.texts] == [(24_576, 0), (3_072, 1), (30_720, 2)]
 
 
 def test_each_way_has_a_bar_for_its_tokens_and_one_for_its_bytes():
-    computed, copied = lab.preemption(PREEMPTED).axes
+    computed, copied = lab.preemption(samples.PREEMPTED).axes
     assert heights(computed) == [5_321, 3_010]
     assert heights(copied) == [0, 45_678_912]
     assert texts(computed) == ["5,321", "3,010"]
     assert texts(copied) == ["0.0", "45.7"]
-    looks = dict(zip(PREEMPTED, lab.WAYS, strict=True))
+    looks = dict(zip(samples.PREEMPTED, lab.WAYS, strict=True))
     for axes in (computed, copied):
-        assert names(axes.xaxis) == [kind_of(bar, looks) for bar in axes.patches] == [*PREEMPTED]
+        assert (
+            names(axes.xaxis)
+            == [kind_of(bar, looks) for bar in axes.patches]
+            == [*samples.PREEMPTED]
+        )
 
 
 # ------------------------------------------------------------------------- a window, with sliders
@@ -221,7 +221,7 @@ def test_moving_a_slider_draws_the_mask_that_it_stands_for(monkeypatch):
 @pytest.mark.parametrize(("window", "sinks"), [(1, 0), (4, 0), (4, 2), (10, 10), (1, 10)])
 def test_the_words_tell_how_many_rows_a_cache_holds(window, sinks):
     cache = WindowCache(1, window, sinks)
-    cache.attend(0, *randn(3, 1, 1, 10, 4))
+    cache.attend(0, *samples.randn(3, 1, 1, 10, 4))
     sliders = lab.explore_window(window_mask, tokens=10).children
     sliders[0].value, sliders[1].value = window, sinks
     assert numbers_in(sliders[2].value) == [10, cache.positions[0].shape[1], 10]

@@ -6,29 +6,21 @@ import pytest
 from matplotlib.colors import to_rgba
 from matplotlib.patches import ConnectionPatch, Rectangle
 
+import visuals.paged_attention as lab
 from tests.common.pictures import heights, names, numbers_in, spans, texts
 from tests.common.samples import BLOCK_WORDS, HELD, USES, BlockManager
-from visuals.paged_attention import (
-    block_size_costs,
-    look_of,
-    memory_bars,
-    memory_card,
-    show_blocks,
-    show_schedule,
-    snapshot,
-)
 
 # ----------------------------------------------------------------------- where the memory goes
 
 
 def test_the_card_is_as_wide_as_its_memory_and_names_every_part():
-    (axes,) = memory_card({"weights": 26, "cache": 12, "the rest": 2}).axes
+    (axes,) = lab.memory_card({"weights": 26, "cache": 12, "the rest": 2}).axes
     assert spans(axes) == [(0, 26), (26, 38), (38, 40)]
     assert [numbers_in(text) for text in texts(axes)] == [[26, 65], [12, 30], [2, 5]]  # GB, %
 
 
 def test_memory_bars_fill_the_memory_and_count_the_requests():
-    (axes,) = memory_bars(USES).axes
+    (axes,) = lab.memory_bars(USES).axes
     for row, use in enumerate(USES.values()):
         widths = [bars[row].get_width() for bars in axes.containers]
         starts = [bars[row].get_x() for bars in axes.containers]
@@ -39,7 +31,7 @@ def test_memory_bars_fill_the_memory_and_count_the_requests():
 
 
 def test_block_size_costs_are_the_empty_slots_and_the_entries():
-    left, right = block_size_costs({1: 1.0, 16: 0.985}, {1: 480.0, 16: 30.5}).axes
+    left, right = lab.block_size_costs({1: 1.0, 16: 0.985}, {1: 480.0, 16: 30.5}).axes
     assert heights(left) == pytest.approx([0, 1.5])
     assert heights(right) == [480, 30.5]
     assert names(left.xaxis) == ["1", "16"]
@@ -50,7 +42,7 @@ def test_block_size_costs_are_the_empty_slots_and_the_entries():
 
 @pytest.fixture
 def axes():
-    return show_blocks(BlockManager(), BLOCK_WORDS, "after the copy").axes[0]
+    return lab.show_blocks(BlockManager(), BLOCK_WORDS, "after the copy").axes[0]
 
 
 def under(axes, heading: str) -> list[str]:
@@ -91,7 +83,7 @@ def test_a_shared_block_is_framed_and_striped_by_the_requests_that_hold_it(axes)
     assert int(frame.get_x()) == 3
     filled = [box for box in boxes if box.get_fill() and box.get_y() == frame.get_y()]
     fills = [box.get_facecolor() for box in filled if box.get_x() > 3]
-    assert fills == [to_rgba(look_of(5)[0]), to_rgba(look_of(6)[0])]
+    assert fills == [to_rgba(lab.look_of(5)[0]), to_rgba(lab.look_of(6)[0])]
 
 
 def test_the_newest_token_of_each_request_is_bold(axes):
@@ -102,19 +94,19 @@ def test_the_newest_token_of_each_request_is_bold(axes):
 
 def test_a_snapshot_stays_as_it_was():
     manager = BlockManager()
-    moment = snapshot(manager, BLOCK_WORDS)
+    moment = lab.snapshot(manager, BLOCK_WORDS)
     manager.tables[5].append(2)
     manager.lengths[5] += 5
     manager.ref_counts[2] = 1
     manager.free_blocks.clear()
-    assert moment == snapshot(BlockManager(), BLOCK_WORDS)
+    assert moment == lab.snapshot(BlockManager(), BLOCK_WORDS)
 
 
 def test_an_empty_pool_can_be_shown():
     manager = BlockManager()
     manager.tables, manager.lengths = {}, {}
     manager.ref_counts, manager.free_blocks = [0] * 4, deque([3, 1, 0, 2])
-    (axes,) = show_blocks(manager, {}).axes
+    (axes,) = lab.show_blocks(manager, {}).axes
     assert "The pool. Free blocks, next one first: 3, 1, 0, 2" in texts(axes)
 
 
@@ -122,7 +114,7 @@ def test_an_empty_pool_can_be_shown():
 
 
 def test_the_schedule_tells_waiting_from_preempted_and_counts_what_is_taken():
-    (axes,) = show_schedule(HELD, num_blocks=4).axes
+    (axes,) = lab.show_schedule(HELD, num_blocks=4).axes
     rows: dict[float, list[str]] = {}
     for text in sorted(axes.texts, key=lambda text: text.get_position()):
         rows.setdefault(text.get_position()[1], []).append(text.get_text())

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 
 import visuals.prefix_caching as lab
+from tests.common import samples
 from tests.common.pictures import (
     curves,
     heights,
@@ -17,18 +18,6 @@ from tests.common.pictures import (
     read,
     texts,
     title_of,
-)
-from tests.common.samples import (
-    CHATS,
-    CIRCLE,
-    MOMENTS,
-    RATES,
-    Node,
-    decode,
-    knowing_manager,
-    split,
-    split_tree,
-    tree,
 )
 from visuals.prefix_caching import Block, keep
 
@@ -45,7 +34,7 @@ def stretches(axes):
 
 
 def test_a_turn_is_what_it_found_then_what_it_computed_then_its_answer():
-    rows = stretches(lab.chat_turns(CHATS).axes[0])
+    rows = stretches(lab.chat_turns(samples.CHATS).axes[0])
     found, computed, answer = lab.STRETCHES
     first, second, *others = rows.values()
     assert first == [(computed, 0, 10), (answer, 10, 4)]
@@ -55,7 +44,7 @@ def test_a_turn_is_what_it_found_then_what_it_computed_then_its_answer():
 
 
 def test_chats_have_their_names_beside_them_and_the_title_counts_what_was_found():
-    (axes,) = lab.chat_turns(CHATS).axes
+    (axes,) = lab.chat_turns(samples.CHATS).axes
     assert names(axes.yaxis) == ["chat 0", "chat 1"]
     assert axes.get_yticks() == pytest.approx([0.5, 3.6])
     assert numbers_in(title_of(axes)) == [58, 86, 67]  # found, of how many, %
@@ -66,7 +55,7 @@ def test_chats_have_their_names_beside_them_and_the_title_counts_what_was_found(
 
 
 def test_the_strip_is_filled_by_held_known_and_empty_blocks_below_its_evictions():
-    (axes,) = lab.pool_strip(MOMENTS, num_blocks=8).axes
+    (axes,) = lab.pool_strip(samples.MOMENTS, num_blocks=8).axes
     areas = [(patch.get_data().baseline, patch.get_data().values) for patch in axes.patches]
     (_, held), (below_known, known), (below_empty, empty) = areas
     assert list(held) == list(below_known) == [3, 5, 4, 6]
@@ -80,7 +69,7 @@ def test_the_strip_is_filled_by_held_known_and_empty_blocks_below_its_evictions(
 
 
 def test_a_pool_that_evicts_nothing_has_no_ticks_and_one_without_steps_is_refused():
-    (axes,) = lab.pool_strip(MOMENTS[:2], num_blocks=8).axes
+    (axes,) = lab.pool_strip(samples.MOMENTS[:2], num_blocks=8).axes
     assert curves(axes)[1] == {}
     assert numbers_in(title_of(axes)) == [8]
     with pytest.raises(ValueError, match="no steps to show"):
@@ -91,7 +80,7 @@ def test_a_pool_that_evicts_nothing_has_no_ticks_and_one_without_steps_is_refuse
 
 
 def test_a_block_is_kept_with_its_holders_and_its_place_among_the_free():
-    manager = knowing_manager()
+    manager = samples.knowing_manager()
     blocks = lab.keep_pool(manager)
     manager.tables.clear()
     assert blocks == [
@@ -104,7 +93,7 @@ def test_a_block_is_kept_with_its_holders_and_its_place_among_the_free():
 
 
 def test_the_pool_is_a_table_of_moments_and_blocks():
-    html = lab.show_pool({"<before>": lab.keep_pool(knowing_manager()), "after": []}).data
+    html = lab.show_pool({"<before>": lab.keep_pool(samples.knowing_manager()), "after": []}).data
     rows = [re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row) for row in html.split("<tr>")[1:]]
     assert rows[0] == ["block", "0", "1", "2", "3", "4"]
     assert [read(cell.replace("<br>", " ")).strip() for cell in rows[1]] == [
@@ -118,17 +107,17 @@ def test_the_pool_is_a_table_of_moments_and_blocks():
 
 
 def test_a_node_shows_its_text_and_its_stamp_and_no_markup():
-    html = lab.show_tree(split_tree(), decode).data
+    html = lab.show_tree(samples.split_tree(), samples.decode).data
     edges = ["the␣<b>fox</b> 2 tokens, stamp 2", "␣and 1 token, stamp 1"]
     assert read(html) == f"root stamp 2{edges[0]}{edges[1]}␣queen↵ 2 tokens, stamp 2"
-    assert read(lab.show_tree(Node(), decode).data) == "root stamp 0"
-    html = lab.show_trees({"<i>now</i>": keep(tree())}, decode).data
+    assert read(lab.show_tree(samples.Node(), samples.decode).data) == "root stamp 0"
+    html = lab.show_trees({"<i>now</i>": keep(samples.tree())}, samples.decode).data
     assert "<b>fox" not in html
     assert "&lt;i&gt;now" in html
 
 
 def test_children_stand_inside_their_parents():
-    html = lab.show_tree(split_tree(), decode).data
+    html = lab.show_tree(samples.split_tree(), samples.decode).data
     before = [html[: html.index(word)] for word in ("root", "fox", "and", "queen")]
     root, fox, end, queen = (part.count("<div") - part.count("</div") for part in before)
     assert root < fox < end == queen
@@ -137,11 +126,11 @@ def test_children_stand_inside_their_parents():
 def test_holders_are_told_of_all_but_the_root():
     asked = []
 
-    def holders(node: Node) -> int:
+    def holders(node: samples.Node) -> int:
         asked.append(node.ids)
         return len(node.children)
 
-    shown = read(lab.show_tree(split_tree(), decode, holders).data)
+    shown = read(lab.show_tree(samples.split_tree(), samples.decode, holders).data)
     assert asked == [[2], [3, 4], [0, 6]]
     assert "root stamp 2the" in shown
     assert "2 tokens, held by 2, stamp 2" in shown
@@ -149,22 +138,22 @@ def test_holders_are_told_of_all_but_the_root():
 
 
 def test_what_was_kept_stays_when_the_tree_changes():
-    root = tree()
+    root = samples.tree()
     before = keep(root)
-    split(root)
+    samples.split(root)
     root.children.clear()
     (child,) = before.children.values()
     assert (child.ids, child.stamp, before.stamp) == ((0, 6, 2), 1, 1)
 
 
 def test_a_split_marks_the_edges_that_were_not_there_before():
-    root = tree()
-    root.children[4] = Node([4], stamp=1)
+    root = samples.tree()
+    root.children[4] = samples.Node([4], stamp=1)
     before = keep(root)
-    split(root)
-    first, second = lab.show_trees({"before": before, "after": keep(root)}, decode).data.split(
-        "after</b>"
-    )
+    samples.split(root)
+    first, second = lab.show_trees(
+        {"before": before, "after": keep(root)}, samples.decode
+    ).data.split("after</b>")
     assert "new" not in read(first)
     marked = re.findall(r"font-weight:bold\">(.*?)</span>", second)
     assert [unescape(edge) for edge in marked] == ["the␣<b>fox</b>", "␣and", "␣queen↵"]
@@ -172,7 +161,12 @@ def test_a_split_marks_the_edges_that_were_not_there_before():
 
 
 def test_edges_of_equal_tokens_in_other_places_are_two():
-    root = Node(children={1: Node([1], {3: Node([3])}), 2: Node([2], {3: Node([3])})})
+    root = samples.Node(
+        children={
+            1: samples.Node([1], {3: samples.Node([3])}),
+            2: samples.Node([2], {3: samples.Node([3])}),
+        }
+    )
     expected = {((), ()), ((), (1,)), ((), (2,)), ((1,), (3,)), ((2,), (3,))}
     assert lab.edges(keep(root)) == expected
 
@@ -188,22 +182,22 @@ def test_of_a_long_edge_both_ends_are_shown():
 
 
 def test_each_order_has_a_line_from_small_pools_to_large():
-    (axes,) = lab.hit_rate_curves(RATES).axes
-    assert curves(axes) == [*RATES.values()]
+    (axes,) = lab.hit_rate_curves(samples.RATES).axes
+    assert curves(axes) == [*samples.RATES.values()]
     assert list(curves(axes)[0]) == [6, 8, 9, 10]
     low, high = axes.get_ylim()
     assert low < 0 < 1 < high
 
 
 def test_the_cliff_and_the_working_set_are_marked_and_named():
-    figure = lab.hit_rate_curves(RATES, working_set=9)
+    figure = lab.hit_rate_curves(samples.RATES, working_set=9)
     (axes,) = figure.axes
     (fall,) = axes.patches
     assert (fall.get_x(), fall.get_width()) == (8, 1)
     assert list(axes.lines[2].get_xdata()) == [9, 9]
-    told = sorted(numbers_in(name) for name in legend_of(figure) if name not in RATES)
+    told = sorted(numbers_in(name) for name in legend_of(figure) if name not in samples.RATES)
     assert told == [[0.7, 0], [9]]
-    gentle = {"oldest first": {6: 0.4, 8: 0.5, 10: 0.7}, "newest first": CIRCLE}
+    gentle = {"oldest first": {6: 0.4, 8: 0.5, 10: 0.7}, "newest first": samples.CIRCLE}
     figure = lab.hit_rate_curves(gentle)
     assert heights(figure.axes[0]) == []
     assert legend_of(figure) == list(gentle)
@@ -212,7 +206,7 @@ def test_the_cliff_and_the_working_set_are_marked_and_named():
 @pytest.mark.parametrize(
     ("curve", "found"),
     [
-        (CIRCLE, (8, 9)),
+        (samples.CIRCLE, (8, 9)),
         ({1: 0.4, 2: 0.8}, None),  # half of the best is no cliff yet
         ({1: 0.39, 2: 0.8}, (1, 2)),
         ({1: 0.9, 2: 0.0}, None),  # a larger pool that finds less is something else

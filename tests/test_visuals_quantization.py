@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from matplotlib.text import Text
 
 import visuals.quantization as lab
+from tests.common import samples
 from tests.common.pictures import (
     curves,
     heights,
@@ -18,22 +19,6 @@ from tests.common.pictures import (
     numbers_in,
     texts,
     title_of,
-)
-from tests.common.samples import (
-    ACTIVATIONS,
-    CHOSEN,
-    CLIPPED,
-    ERRORS,
-    FORMATS,
-    INT3,
-    NORMAL,
-    POINTS,
-    ROWS,
-    SCALES,
-    UINT2,
-    WEIGHT,
-    randn,
-    to_steps,
 )
 
 # ---------------------------------------------------------------------- what a format can hold
@@ -45,7 +30,7 @@ def lines_at(axes):
 
 
 def test_each_format_has_a_line_with_its_ticks_in_the_range_of_the_coarsest():
-    (axes,) = lab.number_line(FORMATS, near=0.7).axes
+    (axes,) = lab.number_line(samples.FORMATS, near=0.7).axes
     base, halves, finer_base, quarters = lines_at(axes)
     assert base == finer_base == [(0, 1.5)]
     assert halves == [(x / 2, x / 2) for x in range(4)]
@@ -53,7 +38,7 @@ def test_each_format_has_a_line_with_its_ticks_in_the_range_of_the_coarsest():
 
 
 def test_the_value_and_what_it_becomes_are_marked_and_told():
-    (axes,) = lab.number_line(FORMATS, near=0.7).axes
+    (axes,) = lab.number_line(samples.FORMATS, near=0.7).axes
     assert marked(axes, lab.ROUNDED) == [[(0.5, 0)], [(0.75, 1)]]
     assert [x for ((x, _),) in marked(axes, lab.TRUNCATED)] == [0.5, 0.5]
     assert axes.lines[-1].get_xdata() == [0.7, 0.7]
@@ -72,7 +57,7 @@ def test_rounded_is_nearest_and_truncated_is_the_next_towards_0(handed, near):
 
 def test_numbers_that_would_touch_are_a_band():
     fine = [n / 1024 for n in range(-1024, 2048)]
-    (axes,) = lab.number_line({"fine": fine, "halves": FORMATS["halves"]}, near=0.7).axes
+    (axes,) = lab.number_line({"fine": fine, "halves": samples.FORMATS["halves"]}, near=0.7).axes
     (band,) = axes.patches
     left, right = axes.get_xlim()
     assert band.get_hatch()
@@ -124,7 +109,9 @@ def hollow(axes):
 
 def test_a_bar_is_a_codes_count_and_what_is_unused_is_hollow():
     ranges = {"absmax": range(-3, 4), "affine": range(4)}
-    absmax, affine = lab.codes_histogram({"absmax": INT3, "affine": UINT2}, ranges).axes
+    absmax, affine = lab.codes_histogram(
+        {"absmax": samples.INT3, "affine": samples.UINT2}, ranges
+    ).axes
     assert bars(absmax) == {-3: 1, 0: 3, 1: 1, 3: 1}
     assert hollow(absmax) == [[-2, -1], [2]]
     assert bars(affine) == {0: 1, 1: 1, 2: 1, 3: 2}
@@ -166,11 +153,11 @@ def cells(axes):
     return [image.get_array().tolist() for image in images]
 
 
-@pytest.mark.parametrize("weight", [WEIGHT, torch.nn.Parameter(WEIGHT)])
+@pytest.mark.parametrize("weight", [samples.WEIGHT, torch.nn.Parameter(samples.WEIGHT)])
 def test_above_the_weights_that_share_a_scale_stands_the_largest_of_them(weight):
     figure = lab.grain(weight, size=2)
     tensor, channel, group = (cells(axes) for axes in figure.axes)
-    shown = [pytest.approx(row) for row in WEIGHT.abs().tolist()]
+    shown = [pytest.approx(row) for row in samples.WEIGHT.abs().tolist()]
     assert tensor == [[[6]], shown]
     assert channel == [[[4, 6, 5]], shown]
     assert group == [[[4, 2, 3]], shown[:2], [[pytest.approx(0.1), 6, 5]], shown[2:]]
@@ -181,7 +168,7 @@ def test_above_the_weights_that_share_a_scale_stands_the_largest_of_them(weight)
 
 @pytest.mark.parametrize(("groups", "size", "n_out"), [(1, 1, 1), (2, 3, 4), (3, 1, 2), (1, 4, 3)])
 def test_a_dot_stands_on_the_largest_weight_of_each_scale(groups, size, n_out):
-    figure = lab.grain(randn(groups * size, n_out), size)
+    figure = lab.grain(samples.randn(groups * size, n_out), size)
     for axes, scales in zip(figure.axes, (1, n_out, groups * n_out), strict=True):
         dots = [dot for line in marked(axes, lab.LARGEST) for dot in line]
         assert len(dots) == scales
@@ -198,23 +185,25 @@ def test_a_dot_stands_on_the_largest_weight_of_each_scale(groups, size, n_out):
 @pytest.mark.parametrize("size", [3, 0, 8])
 def test_groups_that_do_not_divide_the_inputs_are_refused(size):
     with pytest.raises(ValueError, match=f"Groups of {size} don't divide the 4 inputs"):
-        lab.grain(WEIGHT, size)
+        lab.grain(samples.WEIGHT, size)
 
 
 # -------------------------------------------------------------------- what a smaller scale loses
 
 
 def test_the_ranges_chosen_stand_on_both_sides_of_the_histogram():
-    figure = lab.clipping(CLIPPED, SCALES, ERRORS, CHOSEN, last=2)
+    figure = lab.clipping(samples.CLIPPED, samples.SCALES, samples.ERRORS, samples.CHOSEN, last=2)
     counts, _ = figure.axes
-    assert sum(heights(counts)) == len(CLIPPED)
+    assert sum(heights(counts)) == len(samples.CLIPPED)
     assert [line.get_xdata()[0] for line in counts.lines] == [-8, 8, -2, 2, -4, 4]
     ranges = [numbers_in(name)[-1] for name in legend_of(figure) if "±" in name]
     assert ranges == [8, 2, 4]
 
 
 def test_losses_lie_on_top_of_each_other_and_choices_on_their_sum():
-    _, lost = lab.clipping(CLIPPED, SCALES, ERRORS, CHOSEN, last=2).axes
+    _, lost = lab.clipping(
+        samples.CLIPPED, samples.SCALES, samples.ERRORS, samples.CHOSEN, last=2
+    ).axes
     rounding, cut = ({tuple(p) for p in area.get_paths()[0].vertices} for area in lost.collections)
     assert {(0.5, 1), (1, 2), (2, 4), (4, 8), (0.5, 0), (4, 0)} <= rounding
     assert {(0.5, 1), (0.5, 91), (1, 8), (2, 5), (4, 8)} <= cut
@@ -230,7 +219,9 @@ def test_losses_lie_on_top_of_each_other_and_choices_on_their_sum():
 
 
 def test_a_column_is_a_channels_largest_distance_from_0():
-    figure = lab.channels(ACTIVATIONS, ACTIVATIONS / 2, ROWS, ROWS * 2)
+    figure = lab.channels(
+        samples.ACTIVATIONS, samples.ACTIVATIONS / 2, samples.ROWS, samples.ROWS * 2
+    )
     activations, weights = [2, 40, 2, 0.5], [1, 0.1, 2, 4]
     drawn = [axes.patches[0].get_data().values.tolist() for axes in figure.axes]
     assert drawn == [
@@ -244,7 +235,9 @@ def test_a_column_is_a_channels_largest_distance_from_0():
 
 
 def test_the_largest_channels_are_named_everywhere_and_rows_share_a_scale():
-    figure = lab.channels(ACTIVATIONS, ACTIVATIONS / 2, ROWS, ROWS * 2)
+    figure = lab.channels(
+        samples.ACTIVATIONS, samples.ACTIVATIONS / 2, samples.ROWS, samples.ROWS * 2
+    )
     for axes in figure.axes:
         first, *others = texts(axes)
         assert first == "1"
@@ -256,7 +249,7 @@ def test_the_largest_channels_are_named_everywhere_and_rows_share_a_scale():
     assert top[0] < 0.25 < 40 < top[1]
 
 
-@pytest.mark.parametrize("weight", [ROWS, torch.nn.Parameter(ROWS)])
+@pytest.mark.parametrize("weight", [samples.ROWS, torch.nn.Parameter(samples.ROWS)])
 def test_without_an_after_there_is_a_column_of_panels(weight):
     silent = torch.tensor([[0.0, 0.0, 0.0, 5.0]])
     activations, weights = lab.channels(silent, None, weight, None).axes
@@ -278,34 +271,34 @@ def test_the_errors_of_both_are_drawn_and_told_as_they_were_handed():
 
 
 def test_each_method_is_a_point_with_its_bar_and_its_label():
-    (axes,) = lab.pareto(POINTS).axes
+    (axes,) = lab.pareto(samples.POINTS).axes
     drawn = {}
     for (point, _, (bar,)), text in zip(axes.containers, axes.texts, strict=True):
         name, lost = text.get_text().rsplit(": ")
         (low, high) = bar.get_segments()[0][:, 1]
         drawn[name] = (point.get_xdata()[0], point.get_ydata()[0], (high - low) / 2)
         assert text.xy == drawn[name][:2]
-        assert float(lost) == POINTS[name][1]
-    assert drawn == {name: pytest.approx(point, abs=1e-9) for name, point in POINTS.items()}
+        assert float(lost) == samples.POINTS[name][1]
+    assert drawn == {name: pytest.approx(point, abs=1e-9) for name, point in samples.POINTS.items()}
 
 
 def test_labels_stand_beside_the_points_in_the_order_of_the_losses():
-    figure = lab.pareto(POINTS)
+    figure = lab.pareto(samples.POINTS)
     figure.draw_without_rendering()
     (axes,) = figure.axes
     losses = [text.xy[1] for text in sorted(axes.texts, key=lambda text: text.xyann[1])]
-    assert losses == sorted(loss for _, loss, _ in POINTS.values())
+    assert losses == sorted(loss for _, loss, _ in samples.POINTS.values())
     shown = axes.get_window_extent()
     assert all(shown.x1 < Text.get_window_extent(text).x0 for text in axes.texts)
     assert shown.width > figure.bbox.width / 3
 
 
 def test_a_point_is_full_where_nothing_beats_it():
-    (axes,) = lab.pareto(POINTS).axes
+    (axes,) = lab.pareto(samples.POINTS).axes
     names = [text.get_text().rsplit(":")[0] for text in axes.texts]
     faces = [container[0].get_markerfacecolor() for container in axes.containers]
     beaten = {name for name, face in zip(names, faces, strict=True) if face == "white"}
-    assert beaten == {"int3", "float32"} == POINTS.keys() - lab.unbeaten(POINTS)
+    assert beaten == {"int3", "float32"} == samples.POINTS.keys() - lab.unbeaten(samples.POINTS)
 
 
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(-3, 3)), min_size=1))
@@ -334,9 +327,9 @@ def test_other_sizes_than_bits_a_weight_and_small_losses_have_a_scale_too():
 
 @pytest.mark.parametrize(("grain", "share"), [("channel", 64), ("group", 32)])
 def test_below_the_weights_stand_the_values_that_those_of_a_column_have(grain, share):
-    rounded = to_steps(NORMAL, 3, grain)
-    (axes,) = lab.weights_and_grid(NORMAL, rounded, grain).axes
-    assert sum(heights(axes)) == NORMAL.numel()
+    rounded = samples.to_steps(samples.NORMAL, 3, grain)
+    (axes,) = lab.weights_and_grid(samples.NORMAL, rounded, grain).axes
+    assert sum(heights(axes)) == samples.NORMAL.numel()
     (ticks,) = lines_at(axes)
     assert [x for x, _ in ticks] == rounded[:share, 0].unique().tolist()
     assert numbers_in(title_of(axes))[0] == len(ticks)
@@ -358,9 +351,9 @@ def test_the_slider_and_the_choice_ask_for_other_weights():
 
     def quantize(weight, bits, grain):
         asked.append((bits, grain))
-        return to_steps(weight, bits, grain)
+        return samples.to_steps(weight, bits, grain)
 
-    bits, chosen, *_ = lab.explore_bits(torch.nn.Parameter(NORMAL), quantize).children
+    bits, chosen, *_ = lab.explore_bits(torch.nn.Parameter(samples.NORMAL), quantize).children
     assert (bits.min, bits.max) == (2, 8)
     assert [grain for _, grain in chosen.options] == list(lab.GRAINS)
     bits.value, chosen.value = 2, "group"

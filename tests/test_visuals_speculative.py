@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import visuals.speculative as lab
 from tests.common.pictures import curves, legend_of, names, numbers_in, read, texts, title_of
 from tests.common.samples import (
     ALL_ACCEPTED,
@@ -19,23 +20,6 @@ from tests.common.samples import (
     Round,
     expected_tokens,
 )
-from visuals.speculative import (
-    ACCEPTED,
-    BEYOND,
-    BONUS,
-    CORRECTED,
-    LOOKS,
-    MOST_ROWS,
-    REJECTED,
-    UNDRAFTED,
-    kinds,
-    round_in_words,
-    show_acceptance,
-    show_rounds,
-    speed_up_curves,
-    tokens_a_round,
-    verify_costs,
-)
 
 # -------------------------------------------------------------------------------- the rounds
 
@@ -44,7 +28,7 @@ WORDS = ["<|end|>", " an", " old", " king", "\n", "&"]
 
 def parts(prompt: str, rounds: list[Round], words: list[str] = WORDS) -> list[str]:
     """The pieces of the picture: legend, text, summary, then a row for each call."""
-    html = show_rounds(prompt, rounds, words.__getitem__).data
+    html = lab.show_rounds(prompt, rounds, words.__getitem__).data
     return re.findall(r"<div[^>]*>((?:(?!<div).)*?)</div>", html, flags=re.DOTALL)
 
 
@@ -57,17 +41,17 @@ def marked(html: str) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("one", "expected"),
     [
-        (ALL_ACCEPTED, [(1, ACCEPTED), (2, ACCEPTED), (3, BONUS)]),
-        (CORRECTION, [(1, ACCEPTED), (2, REJECTED), (4, REJECTED), (3, CORRECTED)]),
-        (NO_DRAFT, [(5, UNDRAFTED)]),
-        (CUT, [(1, ACCEPTED), (END, ACCEPTED), (2, BEYOND), (4, REJECTED)]),
-        (Round([1, END], 2, [1, END]), [(1, ACCEPTED), (END, ACCEPTED)]),
-        (Round([1, 2], 1, [1, END]), [(1, ACCEPTED), (2, REJECTED), (END, CORRECTED)]),
-        (Round([1], 1, [1, END]), [(1, ACCEPTED), (END, BONUS)]),
+        (ALL_ACCEPTED, [(1, lab.ACCEPTED), (2, lab.ACCEPTED), (3, lab.BONUS)]),
+        (CORRECTION, [(1, lab.ACCEPTED), (2, lab.REJECTED), (4, lab.REJECTED), (3, lab.CORRECTED)]),
+        (NO_DRAFT, [(5, lab.UNDRAFTED)]),
+        (CUT, [(1, lab.ACCEPTED), (END, lab.ACCEPTED), (2, lab.BEYOND), (4, lab.REJECTED)]),
+        (Round([1, END], 2, [1, END]), [(1, lab.ACCEPTED), (END, lab.ACCEPTED)]),
+        (Round([1, 2], 1, [1, END]), [(1, lab.ACCEPTED), (2, lab.REJECTED), (END, lab.CORRECTED)]),
+        (Round([1], 1, [1, END]), [(1, lab.ACCEPTED), (END, lab.BONUS)]),
     ],
 )
 def test_every_token_of_a_round_is_told_what_became_of_it(one, expected):
-    assert list(kinds(one)) == expected
+    assert list(lab.kinds(one)) == expected
 
 
 @given(st.lists(st.integers(1, 9), max_size=5), st.data())
@@ -75,11 +59,11 @@ def test_a_round_shows_all_its_drafts_and_all_its_new_tokens_once(drafts, data):
     accepted = data.draw(st.integers(0, len(drafts)))
     whole = [*drafts[:accepted], 99]
     new = whole[: data.draw(st.integers(1, len(whole)))]  # EOS may have cut it
-    shown = list(kinds(Round(drafts, accepted, new)))
-    in_text = [token for token, kind in shown if kind not in (REJECTED, BEYOND)]
+    shown = list(lab.kinds(Round(drafts, accepted, new)))
+    in_text = [token for token, kind in shown if kind not in (lab.REJECTED, lab.BEYOND)]
     assert in_text == new
     assert [token for token, _ in shown if token != 99] == drafts
-    assert sum(kind == REJECTED for _, kind in shown) == len(drafts) - accepted
+    assert sum(kind == lab.REJECTED for _, kind in shown) == len(drafts) - accepted
 
 
 def test_the_text_can_be_read_with_its_spaces_and_lines():
@@ -92,7 +76,7 @@ def test_below_the_text_there_is_a_row_for_each_target_call():
     _, text, _, *rows = parts("", [ALL_ACCEPTED, CORRECTION, NO_DRAFT])
     assert [token for row in rows for token in marked(row)] == marked(text)
     assert marked(rows[1]) == [
-        *((ACCEPTED, "an"), (REJECTED, "old"), (REJECTED, "↵"), (CORRECTED, "king"))
+        *((lab.ACCEPTED, "an"), (lab.REJECTED, "old"), (lab.REJECTED, "↵"), (lab.CORRECTED, "king"))
     ]
     gains = [re.findall(r"<b>(.+?)</b>", row) for row in rows]
     assert gains == [["+3"], ["+2"], ["+1"]]
@@ -104,7 +88,7 @@ def test_a_rejected_line_break_does_not_break_the_line():
 
 def test_tokens_that_are_spaces_or_nothing_can_be_seen():
     _, text, *_ = parts("", [Round([], 0, [token]) for token in (0, 1)], ["  ", ""])
-    assert marked(text) == [(UNDRAFTED, "␣␣"), (UNDRAFTED, "(empty)")]
+    assert marked(text) == [(lab.UNDRAFTED, "␣␣"), (lab.UNDRAFTED, "(empty)")]
 
 
 def test_the_summary_counts_tokens_calls_and_drafts():
@@ -118,19 +102,24 @@ def test_the_summary_counts_tokens_calls_and_drafts():
 
 def test_the_legend_explains_the_kinds_that_occur():
     legend, *_ = parts("", [ALL_ACCEPTED, NO_DRAFT])
-    assert [kind for kind, _ in marked(legend)] == [ACCEPTED, BONUS, UNDRAFTED]
+    assert [kind for kind, _ in marked(legend)] == [lab.ACCEPTED, lab.BONUS, lab.UNDRAFTED]
     legend, *_ = parts("", [CORRECTION, CUT])
-    assert [kind for kind, _ in marked(legend)] == [ACCEPTED, REJECTED, CORRECTED, BEYOND]
+    assert [kind for kind, _ in marked(legend)] == [
+        lab.ACCEPTED,
+        lab.REJECTED,
+        lab.CORRECTED,
+        lab.BEYOND,
+    ]
 
 
 def test_the_kinds_differ_in_more_than_colour():
-    styles = [re.sub(r"(background|color):[^;]+;?|#\w{6}", "", look) for look in LOOKS.values()]
+    styles = [re.sub(r"(background|color):[^;]+;?|#\w{6}", "", look) for look in lab.LOOKS.values()]
     assert all(one != other for one, other in combinations(styles, 2))
 
 
 def test_of_many_calls_the_first_are_shown_and_the_others_counted():
-    *_, last_row, more = parts("", [NO_DRAFT] * (MOST_ROWS + 7))
-    assert read(last_row).startswith(str(MOST_ROWS))
+    *_, last_row, more = parts("", [NO_DRAFT] * (lab.MOST_ROWS + 7))
+    assert read(last_row).startswith(str(lab.MOST_ROWS))
     assert numbers_in(more) == [7]
 
 
@@ -139,7 +128,7 @@ def test_of_many_calls_the_first_are_shown_and_the_others_counted():
 
 def test_the_shares_of_a_place_add_up_to_target_and_draft():
     target, draft = torch.tensor([0.5, 0.2, 0.3]), torch.tensor([0.1, 0.6, 0.3])
-    figure = show_acceptance([" a", "$", "\n"], target, draft)
+    figure = lab.show_acceptance([" a", "$", "\n"], target, draft)
     (axes,) = figure.axes
     heights = [[bar.get_height() for bar in bars] for bars in axes.containers]
     bottoms = [[bar.get_y() for bar in bars] for bars in axes.containers]
@@ -153,7 +142,7 @@ def test_the_shares_of_a_place_add_up_to_target_and_draft():
 
 
 def test_lines_stand_at_the_height_of_p_and_q():
-    (axes,) = show_acceptance(["a", "b"], [0.7, 0.3], [0.4, 0.6]).axes
+    (axes,) = lab.show_acceptance(["a", "b"], [0.7, 0.3], [0.4, 0.6]).axes
     levels = [[line[0][1] for line in lines.get_segments()] for lines in axes.collections]
     assert levels == [[0.7, 0.3], [0.4, 0.6]]
 
@@ -162,18 +151,18 @@ def test_lines_stand_at_the_height_of_p_and_q():
 
 
 def test_tokens_a_round_are_those_of_the_function_with_the_chosen_k_marked():
-    most, expected, chosen = curves(tokens_a_round(expected_tokens, 0.5, 4).axes[0])
+    most, expected, chosen = curves(lab.tokens_a_round(expected_tokens, 0.5, 4).axes[0])
     assert most == {k: k + 1 for k in range(13)}
     assert expected == pytest.approx({k: 1 + 0.5 * k for k in range(13)})
     assert chosen == {4: 3}
 
 
 def test_the_words_tell_k_acceptance_tokens_and_what_one_more_would_add():
-    assert numbers_in(round_in_words(expected_tokens, 0.5, 4)) == [4, 0.5, 3, 0.5]
+    assert numbers_in(lab.round_in_words(expected_tokens, 0.5, 4)) == [4, 0.5, 3, 0.5]
 
 
 def test_verifying_is_measured_in_decode_steps():
-    (axes,) = verify_costs({4: 0.006, 1: 0.004, 2: 0.005}).axes
+    (axes,) = lab.verify_costs({4: 0.006, 1: 0.004, 2: 0.005}).axes
     separate, together = curves(axes)
     assert separate == {1: 1, 2: 2, 4: 4}
     assert together == pytest.approx({1: 1, 2: 1.25, 4: 1.5})
@@ -182,11 +171,11 @@ def test_verifying_is_measured_in_decode_steps():
 
 def test_speed_up_has_a_line_a_draft_its_points_and_the_line_of_no_gain():
     drafts = {"shipped": [1, 1.4, 1.5], "n-gram": [1, 0.9]}
-    figure = speed_up_curves(drafts, {"shipped": {2: 1.45}})
+    figure = lab.speed_up_curves(drafts, {"shipped": {2: 1.45}})
     (axes,) = figure.axes
     one, *drawn = curves(axes)
     assert set(one.values()) == {1}
     assert drawn == [{0: 1, 1: 1.4, 2: 1.5}, {2: 1.45}, {0: 1, 1: 0.9}, {}]
     assert legend_of(figure) == list(drafts)
     assert "measured" in title_of(axes)
-    assert "measured" not in title_of(speed_up_curves(drafts).axes[0])
+    assert "measured" not in title_of(lab.speed_up_curves(drafts).axes[0])
