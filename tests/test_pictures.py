@@ -6,10 +6,12 @@ Whether a picture shows the right numbers is tested beside the others of its lab
 import pickle
 import pkgutil
 import re
+from collections import deque
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from inspect import isfunction
 from itertools import combinations
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import ipywidgets as widgets
@@ -61,16 +63,25 @@ def of(draw: Callable[..., Any], *handed: Any) -> Example:
 
 
 MANY = {f"first {n} + window": [range(t + 1) for t in range(40)] for n in range(4)}
+EMPTY_POOL = vars(given.BlockManager()) | {"tables": {}, "lengths": {}, "ref_counts": [0] * 4}
 WIDE = [[(step // 5) * 16 + slot for slot in range(16)] for step in range(40)]
 NOTHING_SEEN = torch.full((2,), -torch.inf)
-TWO_ROUNDS = [given.Candidate(-1, 0, 1), given.Candidate(-2, 0, 2)]
-LONG_SEARCH = given.Search(1, 1, 0, [given.Beam([4] + [1] * 30)], [], [TWO_ROUNDS] * 30)
+LONG_SEARCH = given.search(
+    [[given.Candidate(-1, 0, 1), given.Candidate(-2, 0, 2)]] * 30, *[1] * 31, width=1
+)
+LAYERS = [given.randn(3, 1, 2, 4, 8, seed=n) for n in range(3)]
+BEFORE, AFTER = (
+    paged_attention.snapshot(given.BlockManager(), given.BLOCK_WORDS, what)
+    for what in ("before", "after")
+)
+METHODS = {f"a method with a name, {n}": (4.06, n // 3 / 1000, 0.001) for n in range(20)}
 MACHINE = Machine(bandwidth=10e9, flops=50e9)
 WORKS = [Work("prefill", 128e9, 1e9, 4.0), Work("decode", 1e9, 2e9, 0.5)]
 
 EXAMPLES = (
     of(generate.show_tokens, ["Once", " upon", "<b>"], [7, 42, 3]),
     of(generate.next_token_bars, given.randn(8), given.decode, "the king", 3, 5),
+    of(generate.next_token_bars, given.randn(16), str, "x" * 90 + "\nend"),
     of(generate.explore_next_token, given.randn(3, 8), [0, 1, 5], given.decode),
     of(generate.request_timeline, 10.0, [10.5, 10.6, 10.9]),
     of(generate.request_timeline, 10.0, [10.5]),
@@ -78,11 +89,7 @@ EXAMPLES = (
     of(generate.tokens_computed, [1]),
     of(generate.cost_of_generating, [2, 3, 4], [0.1, 0.2, 0.3]),
     of(kv_cache.score_times_value, *given.ONE_HEAD, ["The", " king", "\n", "a", "b"], 2),
-    of(
-        kv_cache.explore_attention,
-        [given.randn(3, 1, 2, 4, 8, seed=n) for n in range(3)],
-        ["a", "b", "c", "d"],
-    ),
+    of(kv_cache.explore_attention, LAYERS, ["a", "b", "c", "d"]),
     of(kv_cache.show_masks, given.MASKS),
     of(kv_cache.growing_cache, given.growing(3, 4, 5)),
     of(kv_cache.show_cache, given.preallocated(filled=6, length=2)),
@@ -99,25 +106,18 @@ EXAMPLES = (
     of(paged_attention.memory_bars, given.USES),
     of(paged_attention.block_size_costs, {1: 1.0, 16: 0.985}, {1: 480.0, 16: 30.5}),
     of(paged_attention.show_blocks, given.BlockManager(), given.BLOCK_WORDS, "after the copy"),
-    of(
-        paged_attention.draw_snapshot,
-        paged_attention.snapshot(given.BlockManager(), given.BLOCK_WORDS),
-    ),
-    of(
-        paged_attention.step_through,
-        [
-            paged_attention.snapshot(given.BlockManager(), given.BLOCK_WORDS, what)
-            for what in ("before", "after")
-        ],
-    ),
+    of(paged_attention.show_blocks, SimpleNamespace(**EMPTY_POOL), {}),
+    of(paged_attention.draw_snapshot, BEFORE),
+    of(paged_attention.step_through, [BEFORE, AFTER]),
     of(paged_attention.show_schedule, given.HELD, 4),
     of(decoding.distributions, ["a", "b"], {str(n): [n / 10, 1 - n / 10] for n in range(6)}),
     of(decoding.explore_sampling, given.probs_with, given.word),
     of(decoding.before_and_after, torch.tensor([0.1, 0.9]), torch.tensor([0.0, 1]), given.word),
     of(decoding.show_repetition, [*"ab<d", *"xab<y"], 3),
     of(decoding.side_by_side, {"T < 1": "a\n  b & <i>c</i>", "T = 1": "d"}),
-    of(decoding.show_tree, given.Search(), given.word),
-    of(decoding.show_tree, given.Search(1, 1, None, [given.Beam([4])], [], []), given.word),
+    of(decoding.show_tree, given.SEARCH, given.word),
+    of(decoding.show_tree, given.search([], 4), given.word),
+    of(decoding.show_tree, given.search([], *[4, 1] * 20, prompt=40), given.word),
     of(decoding.show_tree, LONG_SEARCH, given.word),
     of(decoding.sorting_costs, {"heap": 5120, "sort": 61000}, {"heap": 0.002, "sort": 0.003}),
     of(speculative.show_rounds, "so", [given.ALL_ACCEPTED, given.CORRECTION], given.word),
@@ -137,17 +137,9 @@ EXAMPLES = (
     of(prefix_caching.chat_turns, []),
     of(prefix_caching.show_pool, {"<now>": prefix_caching.keep_pool(given.knowing_manager())}),
     of(prefix_caching.pool_strip, given.MOMENTS, 8),
-    of(
-        prefix_caching.explore_pools,
-        {8: given.MOMENTS, 9: given.MOMENTS},
-        {8: "small", 9: "large"},
-    ),
+    of(prefix_caching.explore_pools, dict.fromkeys((8, 9), given.MOMENTS), {8: "few", 9: "more"}),
     of(prefix_caching.show_tree, given.split_tree(), given.decode),
-    of(
-        prefix_caching.show_trees,
-        {"<i>now</i>": prefix_caching.keep(given.split_tree())},
-        given.decode,
-    ),
+    of(prefix_caching.show_trees, {"<i>": prefix_caching.keep(given.tree())}, given.decode),
     of(prefix_caching.hit_rate_curves, given.RATES, 9),
     of(prefix_caching.hit_rate_curves, {}),
     of(prefix_caching.grain, {16: 2368, 1: 1960}, 1960),
@@ -157,14 +149,11 @@ EXAMPLES = (
         for trace in given.LITTLE
     ),
     of(disaggregation.steps_of, given.POLICIES, 2),
+    of(disaggregation.steps_of, {"an engine's own": deque(given.CHUNKS)}, 2),
     of(disaggregation.gaps_of, given.POLICIES, 2),
+    of(disaggregation.gaps_of, {"an engine's own": deque(given.CHUNKS)}, 2),
     of(disaggregation.steps_and_gaps, given.CHUNKS, 2, [given.CHUNKS, given.WHOLE]),
-    of(
-        disaggregation.explore_budget,
-        {12: given.WHOLE, 8: given.CHUNKS},
-        2,
-        {12: "whole", 8: "small"},
-    ),
+    of(disaggregation.explore_budget, given.BUDGETS, 2, {12: "whole", 8: "small"}),
     of(disaggregation.chunk_mask, 20, 8),
     of(disaggregation.chunk_mask, 640, 16),
     of(disaggregation.chunk_mask, 1, 1),
@@ -183,21 +172,12 @@ EXAMPLES = (
     of(quantization.grain, torch.zeros(1, 1), 1),
     of(quantization.grain, torch.nn.Parameter(given.WEIGHT), 2),
     of(quantization.clipping, given.CLIPPED, given.SCALES, given.ERRORS, given.CHOSEN, 2),
-    of(
-        quantization.channels,
-        given.ACTIVATIONS,
-        given.ACTIVATIONS / 2,
-        given.ROWS,
-        given.ROWS * 2,
-    ),
+    of(quantization.channels, *given.SMOOTHED),
     of(quantization.channels, torch.tensor([[0.0, 0, 0, 5]]), None, given.ROWS, None),
     of(quantization.ahead, torch.tensor([1.0, 3.0]), torch.tensor([1.0, 2.0])),
     of(quantization.ahead, torch.tensor([1.0]), torch.tensor([1.0])),
     of(quantization.pareto, given.POINTS),
-    of(
-        quantization.pareto,
-        {f"a method with a name, {n}": (4.06, n // 3 / 1000, 0.001) for n in range(20)},
-    ),
+    of(quantization.pareto, METHODS),
     of(quantization.pareto, {"one": (4, 0.1, 0.01)}, "KB of cache"),
     of(quantization.weights_and_grid, given.NORMAL, given.NORMAL, "tensor"),
     of(quantization.explore_bits, torch.nn.Parameter(given.NORMAL), given.to_steps),
@@ -221,7 +201,7 @@ EXAMPLES = (
     of(flash_attention.online_softmax, NOTHING_SEEN, given.states_of(NOTHING_SEEN, 2), 2),
     *(
         of(flash_attention.tile_grid, given.loads_of(*sizes), *sizes)
-        for sizes in ((9, 9, 2, 2), (1, 1, 1, 1), (3, 9, 2, 4), (9, 3, 2, 4))
+        for sizes in ((9, 9, 2, 2), (1, 1, 1, 1), (17, 17, 1, 1), (3, 9, 2, 4), (9, 3, 2, 4))
     ),
     of(flash_attention.over_length, given.LENGTH_TIMES),
     of(flash_attention.over_length, {"naive": {128: 1.0}}),

@@ -9,8 +9,8 @@ from matplotlib.colors import to_rgba
 from matplotlib.patches import FancyBboxPatch, PathPatch
 
 import visuals.decoding as lab
-from tests.common.pictures import legend_of, names, numbers_in, read, texts, title_of, widths
-from tests.common.samples import END, Beam, Candidate, Search, decode, probs_with, word
+from tests.common.pictures import names, numbers_in, read, texts, title_of, widths
+from tests.common.samples import BEAM_STEPS, END, SEARCH, Candidate, probs_with, search, word
 from visuals.decoding import ENDED, KEPT, MOST_STEPS, PRUNED
 from visuals.style import INK, MUTED
 
@@ -37,14 +37,6 @@ def test_each_distribution_has_its_panel_and_what_was_dropped_is_hatched():
     assert names(figure.axes[0].yaxis) == ["mat", "couch", "$"]
 
 
-def test_panels_share_their_axis_and_those_beyond_a_row_go_below():
-    figure = lab.distributions(["a", "b"], {str(n): [n / 10, 1 - n / 10] for n in range(1, 6)})
-    shown = [axes for axes in figure.axes if axes.get_visible()]
-    assert [title_of(axes) for axes in shown] == ["1", "2", "3", "4", "5"]
-    assert len({axes.get_xlim() for axes in shown}) == 1
-    assert names(shown[3].yaxis) == ["a", "b"]
-
-
 # ------------------------------------------------------------------------ sampling, with sliders
 
 
@@ -56,13 +48,6 @@ def test_the_sliders_begin_with_the_models_own_distribution_and_the_words_count_
         before, control.value = control.value, value
         assert numbers_in(sentence.value)[:2] == [count, 4]
         control.value = before
-
-
-def test_sliders_reach_from_greedy_to_twice_the_temperature_and_from_one_token_to_all():
-    temperature, top_k, top_p, min_p, *_ = lab.explore_sampling(probs_with, word).children
-    assert (temperature.min, temperature.max) == (0, 2)
-    assert (top_k.options[0], top_k.options[-2:]) == (1, (50, "all"))
-    assert (top_p.min, top_p.max, min_p.min, min_p.max) == (0.05, 1, 0, 0.5)
 
 
 def test_bars_stand_before_and_after_with_the_likeliest_first():
@@ -106,8 +91,8 @@ def test_texts_keep_their_labels_their_lines_and_their_signs():
 # ------------------------------------------------------------------------------ the beam tree
 
 
-def draw(search: Search):
-    return lab.show_tree(search, word).axes[0]
+def draw(beam_search):
+    return lab.show_tree(beam_search, word).axes[0]
 
 
 def boxes(axes) -> dict[tuple[float, float], FancyBboxPatch]:
@@ -139,7 +124,7 @@ def edges(axes) -> dict[tuple[float, float], tuple[tuple[float, float], PathPatc
 
 
 def test_the_first_ones_that_are_not_eos_go_on_and_eos_ends_among_the_first():
-    first, second, third = Search().trace
+    first, second, third = BEAM_STEPS
     assert lab.fates(first, 2, END) == [KEPT, KEPT, PRUNED, PRUNED]
     assert lab.fates(second, 2, END) == [KEPT, ENDED, KEPT, PRUNED]
     assert lab.fates(third, 2, END) == [ENDED, KEPT, KEPT, PRUNED]
@@ -147,7 +132,7 @@ def test_the_first_ones_that_are_not_eos_go_on_and_eos_ends_among_the_first():
 
 
 def test_the_tree_has_a_row_a_step_with_words_and_log_probabilities():
-    axes = draw(Search())
+    axes = draw(SEARCH)
     assert texts(axes)[0] == "↵"
     fox, queen = "␣<b>fox</b>", "␣queen"
     rows = [
@@ -161,7 +146,7 @@ def test_the_tree_has_a_row_a_step_with_words_and_log_probabilities():
 
 
 def test_edges_lead_from_the_parents_and_do_not_cross():
-    parents = {child: parent for child, (parent, _) in edges(draw(Search())).items()}
+    parents = {child: parent for child, (parent, _) in edges(draw(SEARCH)).items()}
     assert parents == {
         **{(x, 1): (2, 0) for x in (0.5, 1.5, 2.5, 3.5)},
         **{(x, 2): (0.5, 1) for x in (0.5, 1.5)},
@@ -174,36 +159,35 @@ def test_edges_lead_from_the_parents_and_do_not_cross():
 @given(st.data())
 def test_no_tree_has_crossing_edges(data):
     width = data.draw(st.integers(1, 3))
-    search = Search(width=width, trace=[], finished=[])
+    steps = []
     beams = 1
     for _ in range(4):
         pairs = [(parent, token) for parent in range(beams) for token in range(2 * width + 1)]
         order = data.draw(st.permutations(pairs))[: 2 * width]
-        search.trace.append([Candidate(0, *pair) for pair in order])
-        beams = lab.fates(search.trace[-1], width, END).count(KEPT)
+        steps.append([Candidate(0, *pair) for pair in order])
+        beams = lab.fates(steps[-1], width, END).count(KEPT)
         if not beams:
             break
-    for row, candidates in zip(lab.tree_of(search), search.trace, strict=True):
+    for row, candidates in zip(lab.tree_of(search(steps, 4, width=width)), steps, strict=True):
         parents = [node.parent for node in row]
         assert parents == sorted(parents)
         assert {node.candidate for node in row} == set(candidates)
 
 
 def test_the_path_of_the_best_text_is_bold_and_thick():
-    axes = draw(Search())
+    axes = draw(SEARCH)
     best = {(1.5, 1), (2.5, 2), (2.5, 3)}
     assert {place for place, (*_, bold) in nodes(axes).items() if bold} == best
     assert {child for child, (_, line) in edges(axes).items() if line.get_linewidth() > 2} == best
 
 
 def test_while_no_text_has_ended_the_best_beam_is_bold():
-    beams = [Beam([4, 5, 7]), Beam([4, 6, 5])]
-    axes = draw(Search(trace=Search().trace[:2], finished=[], beams=beams))
+    axes = draw(search(BEAM_STEPS[:2], 4, 5, 7))
     assert {place for place, (*_, bold) in nodes(axes).items() if bold} == {(1.5, 1), (2.5, 2)}
 
 
 def test_kept_ended_and_pruned_differ_in_box_and_dashes():
-    axes = draw(Search())
+    axes = draw(SEARCH)
     transparent = to_rgba("none")
     kept, ended, pruned = (boxes(axes)[place] for place in ((0.5, 1), (2.5, 3), (3.5, 1)))
     assert kept.get_edgecolor() != transparent
@@ -216,24 +200,11 @@ def test_kept_ended_and_pruned_differ_in_box_and_dashes():
     assert muted == ["END", "-3.00", "&", "-4.00", "␣queen", "-3.50", "END", "-5.00"]
 
 
-def test_the_legend_names_only_what_is_shown():
-    assert len(legend_of(lab.show_tree(Search(), word))) == 4  # with the best text
-    without_end = Search(eos_token_id=None, trace=Search().trace[:1])
-    assert ENDED not in legend_of(lab.show_tree(without_end, word))
-
-
 def test_a_long_search_is_drawn_as_far_as_it_can_be_read():
     step = [Candidate(-1, 0, 1), Candidate(-2, 0, 2)]
-    search = Search(width=1, trace=[step] * 30, finished=[], beams=[Beam([4] + [1] * 30)])
-    axes = draw(search)
+    axes = draw(search([step] * 30, 4, *[1] * 30, width=1))
     assert max(y for _, y in nodes(axes)) == MOST_STEPS
     assert numbers_in(title_of(axes)) == [MOST_STEPS, 30]
-
-
-def test_the_end_of_a_long_prompt_stands_on_one_line():
-    search = Search(prompt_length=40, beams=[Beam([4, 1] * 20)], finished=[], trace=[])
-    assert texts(draw(search)) == ["…" + "↵ king" * 10]
-    assert decode([4, 1]) == "\n king"
 
 
 # ------------------------------------------------------------------------------ finding top k

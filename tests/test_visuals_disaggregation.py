@@ -1,7 +1,5 @@
 """The pictures of lab 9 show what they are handed: these tests read the drawn data back."""
 
-from collections import deque
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -154,14 +152,6 @@ def test_a_trace_by_steps_and_by_work_leaves_room_for_the_others():
     assert steps.get_ylim() == together.get_ylim()
     assert gaps.get_xlim() == by_work.get_xlim()
     assert (facts(steps), facts(gaps)) == (facts(together), facts(by_work))
-
-
-def test_an_engines_own_trace_is_drawn_as_it_is():
-    trace = deque(CHUNKS, maxlen=100)
-    for draw in (lab.steps_of, lab.gaps_of):
-        one, other = draw({"deque": trace, "list": CHUNKS}, newcomer=2).axes
-        assert facts(one) == facts(other)
-        assert len(one.patches) == len(other.patches)
 
 
 # ------------------------------------------------------------------------- the mask of the chunks

@@ -12,10 +12,8 @@ from tests.common.pictures import (
     cells,
     curves,
     heights,
-    legend_of,
     numbers_in,
     read,
-    texts,
     title_of,
 )
 from tests.common.samples import SNAPSHOTS, TRACE
@@ -102,18 +100,6 @@ def test_only_a_request_that_has_ended_has_a_dark_edge():
     (axes,) = lab.timeline(TRACE, SNAPSHOTS).axes
     lines = [line for lines in axes.collections for line in lines.get_segments()]
     assert {(float(line[0][0]), int(line[0][1])) for line in lines} == {(4, 0), (6, 2)}
-
-
-def test_the_legend_names_the_kinds_that_occur():
-    named = legend_of(lab.timeline(TRACE[:2], SNAPSHOTS[:2]))
-    assert named == [lab.PREFILL, lab.DECODE, f"{lab.WAITS}  {lab.MARKS[lab.WAITS]}"]
-
-
-def test_what_does_not_fit_into_a_cell_is_left_out_and_the_axis_stays_legible():
-    (axes,) = lab.timeline(TRACE, SNAPSHOTS, columns=400).axes
-    assert texts(axes) == []
-    assert len(axes.get_xticks()) <= 13
-    assert axes.get_xlim()[1] > 400
 
 
 # ---------------------------------------------------------------------- pool, queue, latencies

@@ -165,15 +165,6 @@ def test_the_diagonal_ends_at_the_last_query_and_the_last_key():
     assert (axes.get_xlim(), axes.get_ylim()) == ((0, 10), (4, 0))
 
 
-def test_many_tiles_are_drawn_without_numbers_and_with_few_ticks():
-    length = lab.MOST_NUMBERED + 1
-    axes = grid_of(length, length, 1, 1)
-    assert len(axes.patches) == length**2
-    assert texts(axes) == []
-    assert len(axes.get_xticks()) <= lab.MOST_NUMBERED
-    assert texts(grid_of(length - 1, 1, 1, 1)) == ["1"]  # the last query alone sees the key
-
-
 # ------------------------------------------------------------------------- milliseconds over length
 
 

@@ -1,7 +1,5 @@
 """The pictures of lab 4 show what they are handed: these tests read the drawn data back."""
 
-from collections import deque
-
 import pytest
 from matplotlib.colors import to_rgba
 from matplotlib.patches import ConnectionPatch, Rectangle
@@ -100,14 +98,6 @@ def test_a_snapshot_stays_as_it_was():
     manager.ref_counts[2] = 1
     manager.free_blocks.clear()
     assert moment == lab.snapshot(BlockManager(), BLOCK_WORDS)
-
-
-def test_an_empty_pool_can_be_shown():
-    manager = BlockManager()
-    manager.tables, manager.lengths = {}, {}
-    manager.ref_counts, manager.free_blocks = [0] * 4, deque([3, 1, 0, 2])
-    (axes,) = lab.show_blocks(manager, {}).axes
-    assert "The pool. Free blocks, next one first: 3, 1, 0, 2" in texts(axes)
 
 
 # ------------------------------------------------------------------------- who has blocks, when

@@ -71,9 +71,8 @@ STEP_SECONDS = {1: 0.004, 2: 0.005, 16: 0.010}
 # ------------------------------------------------------------------------------------- 4: blocks
 
 
-@dataclass
-class Use:
-    """The shares of a memory."""
+class Use(NamedTuple):
+    """The shares of a memory, and how many requests run."""
 
     tokens: float
     later: float
@@ -122,49 +121,33 @@ class Candidate(NamedTuple):
     token: int
 
 
-@dataclass
-class Beam:
-    ids: list[int]
-
-
-@dataclass
-class Search:
-    """A beam search of width 2, whose best text is 5 7 END behind a prompt of one token, 4."""
-
-    width: int = 2
-    prompt_length: int = 1
-    eos_token_id: int | None = END
-    beams: list[Beam] = field(default_factory=lambda: [Beam([4, 6, 5]), Beam([4, 5, 3])])
-    finished: list[Beam] = field(default_factory=lambda: [Beam([4, 5, 7, END])])
-    trace: list[list[Candidate]] = field(
-        default_factory=lambda: [
-            [
-                Candidate(-1, 0, 6),
-                Candidate(-1.25, 0, 5),
-                Candidate(-3, 0, END),  # third: too late to end a text
-                Candidate(-4, 0, 7),
-            ],
-            [
-                Candidate(-1.5, 1, 7),
-                Candidate(-2, 0, END),
-                Candidate(-2.5, 0, 5),
-                Candidate(-3.5, 1, 3),
-            ],
-            [
-                Candidate(-1.75, 0, END),
-                Candidate(-3.25, 1, 5),
-                Candidate(-4.5, 0, 3),
-                Candidate(-5, 1, END),
-            ],
-        ]
+BEAM_STEPS = [
+    [Candidate(*one) for one in step]
+    for step in (
+        [(-1, 0, 6), (-1.25, 0, 5), (-3, 0, END), (-4, 0, 7)],  # END is too late to end a text
+        [(-1.5, 1, 7), (-2, 0, END), (-2.5, 0, 5), (-3.5, 1, 3)],
+        [(-1.75, 0, END), (-3.25, 1, 5), (-4.5, 0, 3), (-5, 1, END)],
     )
+]
+
+
+def search(steps: list[list[Candidate]], *best: int, width: int = 2, prompt: int = 1) -> Any:
+    """A beam search. best: its best text, which has ended if END is its last token."""
+    text, other = SimpleNamespace(ids=[*best]), SimpleNamespace(ids=[4, 6, 5])
+    finished = [text] if best[-1] == END else []
+    names = {"width": width, "prompt_length": prompt, "eos_token_id": END}
+    return SimpleNamespace(
+        beams=[other] if finished else [text], finished=finished, trace=steps, **names
+    )
+
+
+SEARCH = search(BEAM_STEPS, 4, 5, 7, END)
 
 
 # -------------------------------------------------------------------------------- 6: speculative
 
 
-@dataclass(frozen=True)
-class Round:
+class Round(NamedTuple):
     drafts: list[int]
     accepted: int
     new: list[int]
@@ -265,6 +248,7 @@ CHUNKS = [
     [(2, 1, True)],
 ]
 POLICIES = {"whole prompts": WHOLE, "chunks": CHUNKS}
+BUDGETS = {12: WHOLE, 8: CHUNKS}
 LITTLE: list[Trace] = [
     [],
     [[]],
@@ -299,6 +283,7 @@ ERRORS = {
 CHOSEN = {"min-max": 4.0, "99 %": 1.0, "least squared error": 2.0}
 ACTIVATIONS = torch.tensor([[1.0, -40.0, 2.0, 0.5], [-2.0, 10.0, 1.0, 0.25]])
 ROWS = torch.tensor([[0.5, -1.0], [0.1, 0.05], [2.0, 0.0], [1.0, -4.0]])
+SMOOTHED = ACTIVATIONS, ACTIVATIONS / 2, ROWS, ROWS * 2
 POINTS = {
     "int8": (8.06, -0.0003, 0.0001),
     "int4": (4.06, 0.006, 0.0015),
