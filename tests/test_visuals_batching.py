@@ -7,16 +7,13 @@ from hypothesis import strategies as st
 
 import visuals.batching as lab
 from tests.common import samples
-from tests.common.pictures import cells, curves, dots, names, numbers_in, title_of, widths
+from tests.common.pictures import cells, curves, dots, names, numbers_in, told, widths
 
 
 def hatched(axes) -> set[tuple[float, float, float]]:
     """The idle stretches: (column, row, width)."""
     idle = [patch for patch in axes.patches if patch.get_hatch()]
     return {(patch.get_x(), patch.get_y(), patch.get_width()) for patch in idle}
-
-
-# --------------------------------------------------------------------------- a padded batch
 
 
 def test_padding_shows_each_token_with_its_position_and_hatches_the_pads():
@@ -26,7 +23,7 @@ def test_padding_shows_each_token_with_its_position_and_hatches_the_pads():
     rows = [["the 0", "␣king 1", "␣and 2"], ["pad 0", "pad 0", "␣queen 0"]]
     assert cells(axes) == {(x, y): text for y, row in enumerate(rows) for x, text in enumerate(row)}
     assert hatched(axes) == {(0, 1, 1), (1, 1, 1)}
-    assert numbers_in(title_of(axes)) == [2, 3, 6, 2]  # 2 x 3 = 6 cells, 2 of them pads
+    assert told(axes) == [2, 3, 6, 2]  # 2 x 3 = 6 cells, 2 of them pads
 
 
 def test_a_padded_mask_has_a_dot_where_the_query_sees_the_key_and_hatches_the_pads():
@@ -42,9 +39,6 @@ def test_a_pad_that_is_seen_is_not_hidden_and_one_that_asks_is_called_so():
     figure = lab.show_padded_mask(torch.ones(2, 1, 2, 3).bool(), samples.IS_TOKEN)
     assert [hatched(axes) for axes in figure.axes] == [set(), set()]
     assert [names(axes.yaxis) for axes in figure.axes] == [["1", "2"], ["pad 1", "2"]]
-
-
-# ------------------------------------------------------------------------- the batch timeline
 
 
 @pytest.mark.parametrize("slots", [2, 4, 8, 16])
@@ -69,7 +63,7 @@ def test_the_timeline_holds_the_request_in_each_cell_and_marks_its_end():
     ends = {place for place, text in shown.items() if text.endswith("END")}
     assert ends == {(3, 0), (7, 1), (2, 2), (4, 3)}
     assert hatched(axes) == {(4, 0, 4), (3, 2, 5), (5, 3, 3)}
-    assert numbers_in(title_of(axes)) == [8, 20, 32, 62]  # steps, cells in use, of how many, %
+    assert told(axes) == [8, 20, 32, 62]  # steps, cells in use, of how many, %
 
 
 def test_timelines_share_their_axis_of_steps():
@@ -109,14 +103,11 @@ def test_the_runs_of_a_slot_are_its_column_and_served_counts_the_cells_with_a_re
     assert lab.served(trace) == (len(everything) - everything.count(None), len(everything))
 
 
-# ------------------------------------------------------------ slots, throughput against latency
-
-
 def test_slots_are_as_long_as_the_tokens_they_hold():
     (axes,) = lab.show_slots(samples.SLOTS).axes
     assert widths(axes) == [7, 0, 5]
     assert {(x, width) for x, _, width in hatched(axes)} == {(7, 5), (0, 12), (5, 7)}
-    assert numbers_in(title_of(axes)) == [12, 36, 33]  # held, reserved, %
+    assert told(axes) == [12, 36, 33]  # held, reserved, %
 
 
 def test_throughput_counts_the_tokens_of_all_requests_and_tpot_those_of_one():

@@ -5,7 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import visuals.disaggregation as lab
-from tests.common.pictures import curves, kind_of, marked, names, numbers_in, texts, title_of
+from tests.common.pictures import (
+    curves,
+    kind_of,
+    marked,
+    middle,
+    names,
+    numbers_in,
+    texts,
+    title_of,
+    told,
+)
 from tests.common.samples import CHUNKS, EVENTS, LITTLE, POLICIES, TOKEN_TIMES, WHOLE
 from visuals.disaggregation import DECODES, KINDS, NEWCOMER, OTHERS
 
@@ -64,7 +74,7 @@ def columns(axes):
     """Each piece of a column: (step, kind, from, up to)."""
     pieces = []
     for bar in axes.patches:
-        step, bottom = round(bar.get_x() + bar.get_width() / 2), bar.get_y()
+        step, bottom = middle(bar)[0], bar.get_y()
         pieces.append((step, kind_of(bar, KINDS), bottom, bottom + bar.get_height()))
     return sorted(pieces)
 
@@ -185,7 +195,7 @@ def test_a_query_sees_the_keys_before_its_chunk_in_the_cache_and_its_own_up_to_i
 
 def test_the_chunks_are_counted_and_named_and_of_many_some():
     (axes,) = lab.chunk_mask(20, 8).axes
-    assert numbers_in(title_of(axes)) == [20, 8, 3]  # tokens, in a chunk, forwards
+    assert told(axes) == [20, 8, 3]  # tokens, in a chunk, forwards
     own = [[1, 0, 8], [2, 8, 8], [3, 16, 4]]  # number, cached, own
     assert [numbers_in(text.replace("+", "")) for text in texts(axes)] == own
     (axes,) = lab.chunk_mask(640, 16).axes
@@ -218,9 +228,7 @@ def test_dots_begin_at_their_first_and_the_longest_gap_stands_below():
 
 def test_events_lie_in_their_lanes_from_the_first_start_on():
     (axes,) = lab.lanes(EVENTS).axes
-    drawn = [
-        (round(bar.get_y() + bar.get_height() / 2), kind_of(bar, lab.WORK)) for bar in axes.patches
-    ]
+    drawn = [(middle(bar)[1], kind_of(bar, lab.WORK)) for bar in axes.patches]
     events = [(row, *event) for row, lane in enumerate(EVENTS.values()) for event in lane]
     assert drawn == [(row, kind) for row, kind, _, _ in events]
     starts = [1000 * (start - 5) for *_, start, _ in events]

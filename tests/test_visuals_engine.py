@@ -8,14 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import visuals.engine as lab
-from tests.common.pictures import (
-    cells,
-    curves,
-    heights,
-    numbers_in,
-    read,
-    title_of,
-)
+from tests.common.pictures import cells, curves, heights, read, title_of, told
 from tests.common.samples import SNAPSHOTS, TRACE
 
 KINDS = {
@@ -113,7 +106,7 @@ def test_the_pool_is_filled_by_the_requests_that_hold_blocks():
             assert bar.get_y() == held[step]  # on top of the others
             held[step] += bar.get_height()
     assert held == [sum(moment.held.values()) for moment in SNAPSHOTS]
-    assert numbers_in(title_of(pool)) == [5, 60]  # blocks, and % held on average
+    assert told(pool) == [5, 60]  # blocks, and % held on average
 
 
 def test_the_queue_counts_who_runs_and_who_waits():
@@ -136,7 +129,7 @@ def test_latencies_are_drawn_in_milliseconds_with_their_percentiles():
     assert [bar.get_width() for bar in tpot.patches] == pytest.approx([10, 30])
     assert [round(bar.get_y() + 0.35) for bar in tpot.patches] == [0, 2]  # the second has none
     assert [line.get_xdata()[0] for line in ttft.lines] == pytest.approx([200, 380])
-    assert numbers_in(title_of(ttft)) == [50, 200, 95, 380]
+    assert told(ttft) == [50, 200, 95, 380]
     assert ttft.lines[0].get_linestyle() != ttft.lines[1].get_linestyle()
     _, tpot = lab.show_latencies([0.1], [None]).axes
     assert heights(tpot) == curves(tpot) == []

@@ -17,11 +17,13 @@ from tests.common.pictures import (
     heights,
     kind_of,
     legend_of,
+    middle,
     names,
     numbers_in,
+    said,
     spans,
     texts,
-    title_of,
+    told,
     widths,
 )
 
@@ -32,7 +34,7 @@ def test_bars_are_what_is_moved_and_held_beside_a_line_at_the_naive_way():
     above, below = lab.traffic_bars(samples.TILED, samples.NAIVE, samples.FAST_NUMBERS).axes
     assert heights(above) == [2_000, 500]
     assert heights(below) == [30, 1_200]
-    assert [numbers_in(text) for text in texts(above)] == [[2_000, 2.5], [500, 10]]  # times less
+    assert said(above) == [[2_000, 2.5], [500, 10]]  # times less
     assert texts(below) == ["30", "1,200"]
     assert names(above.xaxis) == names(below.xaxis) == ["16", "64"]
     assert set(above.lines[0].get_ydata()) == {samples.NAIVE}
@@ -47,7 +49,7 @@ def test_bars_are_what_is_moved_and_held_beside_a_line_at_the_naive_way():
 def weights_of(axes, kind):
     """The weights by key that are drawn in the look of a kind."""
     return {
-        round(bar.get_x() + bar.get_width() / 2): bar.get_height()
+        middle(bar)[0]: bar.get_height()
         for bar in axes.patches
         if kind_of(bar, lab.WEIGHTS) == kind
     }
@@ -67,14 +69,14 @@ def test_a_panel_for_each_tile_has_its_weights_beside_those_of_the_tiles_before(
         shrunk = range(3) if number == 1 else []  # where the peak rises
         assert weights_of(axes, lab.SHRUNK) == as_drawn(shrunk, samples.STATES[0][2][0])
         assert numbers_in(axes.get_title("right")) == [round(float(total), 2)]
-    told = [numbers_in(title_of(axes)) for axes in tiles]  # tile, peak, factor of all before
-    assert told == [[1, 1.0], [2, 3.0, 0.14], [3, 3.0]]
+    # the number of a tile, the peak, and the factor of all before
+    assert [told(axes) for axes in tiles] == [[1, 1.0], [2, 3.0, 0.14], [3, 3.0]]
 
 
 def test_a_factor_that_is_tiny_is_not_told_as_zero():
     scores = torch.tensor([0.0, 20.0])
     axes = lab.online_softmax(scores, samples.states_of(scores, 1), 1).axes[2]
-    assert numbers_in(title_of(axes))[-1] == 2.1e-09
+    assert told(axes)[-1] == 2.1e-09
 
 
 def test_all_scores_stand_above_with_the_peak_so_far():
@@ -92,13 +94,13 @@ def test_in_the_end_stands_what_was_handed_over_the_total_beside_dots_at_the_sof
     softmax = samples.SCORES.softmax(dim=0)
     assert weights_of(axes, lab.BEFORE) == as_drawn(range(7), softmax / wrong)
     assert curves(axes)[0] == as_drawn(range(7), softmax)
-    assert numbers_in(title_of(axes)) == [round(wrong * float(total), 2)]
+    assert told(axes) == [round(wrong * float(total), 2)]
 
 
 def test_tiles_of_which_nothing_is_seen_have_no_peak():
     scores = torch.tensor([-torch.inf, -torch.inf, 1.0, 2.0, -torch.inf, -torch.inf])
     _, *tiles, _ = lab.online_softmax(scores, samples.states_of(scores, 2), 2).axes
-    assert [numbers_in(title_of(axes)) for axes in tiles] == [[1], [2, 2.0], [3, 2.0]]
+    assert [told(axes) for axes in tiles] == [[1], [2, 2.0], [3, 2.0]]
 
 
 # ------------------------------------------------------------------------------- the grid of tiles
@@ -148,15 +150,15 @@ def test_tiles_are_numbered_in_the_order_in_which_keys_came():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "loads", "told"),  # loaded, of how many, masked in part
+    ("sizes", "loads", "counts"),  # loaded, of how many, masked in part
     [
         ((256, 256, 32, 32), None, [36, 64, 8]),
         ((1, 10, 1, 4), None, [3, 3, 0]),
         ((4, 4, 2, 2), [], [0, 4, 0]),
     ],
 )
-def test_what_is_loaded_and_masked_is_counted(sizes, loads, told):
-    assert numbers_in(title_of(grid_of(*sizes, loads=loads))) == told
+def test_what_is_loaded_and_masked_is_counted(sizes, loads, counts):
+    assert told(grid_of(*sizes, loads=loads)) == counts
 
 
 def test_the_diagonal_ends_at_the_last_query_and_the_last_key():
@@ -204,12 +206,12 @@ def test_a_lane_has_the_keys_of_its_worker_and_its_weight():
     assert spans(keys) == [(0, 6), (6, 12), (12, 16)]
     weights = torch.tensor([1.0, 3.0, -math.inf]).softmax(dim=0).tolist()
     assert widths(merged) == pytest.approx(weights)
-    assert [numbers_in(text) for text in texts(merged)] == [[11.9], [88.1], [0]]
+    assert said(merged) == [[11.9], [88.1], [0]]
     for row, (lane, weight) in enumerate(zip(keys.patches, merged.patches, strict=True)):
         assert lane.get_y() + lane.get_height() / 2 == pytest.approx(row)
         assert weight.get_y() == lane.get_y()
     assert keys.get_ylim() == merged.get_ylim()
-    assert numbers_in(title_of(keys)) == [6]  # keys of the longest part
+    assert told(keys) == [6]  # keys of the longest part
 
 
 @pytest.mark.parametrize(
@@ -248,7 +250,7 @@ def test_blocks_are_filled_by_the_tokens_that_they_hold_and_numbered_as_they_wer
     assert boxes(axes) == {0: full, 1: other, 2: last, 3: other, 4: full, 5: other}
     assert [text for text in texts(axes) if "/" in text] == ["8/8", "6/8", "8/8"]
     assert circles(axes) == {4: "1", 0: "2", 2: "3"}
-    assert numbers_in(title_of(axes)) == [3]  # that were read
+    assert told(axes) == [3]  # that were read
 
 
 def test_arrows_go_from_each_block_to_the_next():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import visuals.generate as lab
-from tests.common.pictures import curves, names, numbers_in, texts, title_of, widths
+from tests.common.pictures import curves, names, numbers_in, texts, told, widths
 from tests.common.samples import decode, randn
 from visuals.predict import reveal
 from visuals.style import visible
@@ -22,8 +22,6 @@ def test_every_token_can_be_seen():
     assert [*map(visible, [" king", "\n", "", "a"])] == ["␣king", "↵", "(empty)", "a"]
 
 
-# --------------------------------------------------------------------------- the next token
-
 PROBS = torch.tensor([0.1, 0.5, 0.02, 0.2, 0.08, 0.1])
 
 
@@ -36,9 +34,9 @@ def test_bars_are_the_most_probable_tokens_with_their_probabilities():
 def test_the_token_that_follows_is_marked_even_where_it_has_no_bar():
     for actual, rank, colours in ((2, 6, 1), (3, 2, 2)):
         (axes,) = lab.next_token_bars(PROBS.log(), decode, after="the", actual=actual, top=3).axes
-        told = texts(axes)[-1]
-        assert visible(decode([actual])) in told
-        assert numbers_in(told) == pytest.approx([100 * PROBS[actual].item(), rank])
+        text = texts(axes)[-1]
+        assert visible(decode([actual])) in text
+        assert numbers_in(text) == pytest.approx([100 * PROBS[actual].item(), rank])
         assert len({bar.get_facecolor() for bar in axes.patches}) == colours
 
 
@@ -50,9 +48,6 @@ def test_the_slider_shows_the_row_that_it_stands_at():
     row.value = row.max
     last = lab.next_token_bars(logits[2], decode, after="the king$x$")
     assert bytes(picture.value) == last._repr_png_()
-
-
-# -------------------------------------------------------------- a request over time, the cost
 
 
 def test_a_request_is_its_ttft_and_one_piece_for_each_gap():
@@ -72,7 +67,7 @@ def test_cells_are_computed_first_again_or_not_at_all(counts, grid):
     (axes,) = lab.tokens_computed(counts).axes
     assert axes.collections[0].get_array().tolist() == grid
     flat = [cell for row in grid for cell in row]
-    assert numbers_in(title_of(axes)) == [flat.count(2), flat.count(1)]
+    assert told(axes) == [flat.count(2), flat.count(1)]
 
 
 def test_cost_adds_up_above_and_stands_alone_below():
@@ -80,8 +75,6 @@ def test_cost_adds_up_above_and_stands_alone_below():
     assert curves(total) == [{1: 2, 2: 5, 3: 9}, {1: 2, 2: 3, 3: 4}]  # computed, needed
     assert curves(each) == [pytest.approx({2: 100, 3: 200, 4: 300})]
 
-
-# ------------------------------------------------------------------------------- predictions
 
 DIFFERS, RIGHT = "That differs: find out why.", "Exactly right."
 ONLY_EXACT = "here only the exact number is right."

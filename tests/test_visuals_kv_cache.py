@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import visuals.kv_cache as lab
-from tests.common.pictures import curves, dots, names, numbers_in, texts, title_of, widths
+from tests.common.pictures import curves, dots, names, said, told, widths
 from tests.common.samples import KEYS, MASKS, ONE_HEAD, QUERIES, VALUES, growing, preallocated
 
 
@@ -51,8 +51,8 @@ def test_masks_are_drawn_cell_by_cell_with_a_dot_where_the_key_is_seen():
 def test_growing_cache_marks_each_position_in_the_step_that_computed_it():
     (axes,) = lab.growing_cache(growing(3, 4, 5)).axes
     assert image(axes).tolist() == [[2, 2, 2, 0, 0], [1, 1, 1, 2, 0], [1, 1, 1, 1, 2]]
-    assert [numbers_in(text) for text in texts(axes)] == [[6], [8], [10]]  # KB
-    assert numbers_in(title_of(axes)) == [5, 12]  # computed, and by the naive loop
+    assert said(axes) == [[6], [8], [10]]  # KB
+    assert told(axes) == [5, 12]  # computed, and by the naive loop
 
 
 @pytest.mark.parametrize("length", [6, 2])
@@ -61,7 +61,7 @@ def test_show_cache_draws_what_lies_there_and_a_line_at_its_length(length):
     filled = ~torch.tensor(axes.images[0].get_array().filled(float("nan"))).isnan()
     assert filled.tolist() == [[True] * 6 + [False] * 2] * 2
     assert list(curves(axes)[0]) == [length - 0.5]
-    assert numbers_in(title_of(axes)) == [length, 8, length, 8]  # positions, and KB
+    assert told(axes) == [length, 8, length, 8]  # positions, and KB
 
 
 def test_time_per_token_leaves_out_the_prefill_and_places_each_token():

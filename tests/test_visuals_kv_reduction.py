@@ -13,11 +13,13 @@ from tests.common.pictures import (
     kind_of,
     legend_of,
     marked,
+    middle,
     names,
     numbers_in,
+    said,
     spans,
     texts,
-    title_of,
+    told,
 )
 from visuals.kv_cache import show_masks
 
@@ -30,7 +32,7 @@ def cells(axes):
     """A word for each step, a letter for each token that it has a box for."""
     rows = {}
     for box in axes.patches:
-        step = round(box.get_y() + box.get_height() / 2)
+        step = middle(box)[1]
         assert round(box.get_x() + 0.5) == len(rows.get(step, ""))  # no gap, nothing twice
         word = LETTERS[kind_of(box, lab.ROWS)] * round(box.get_width())
         rows[step] = rows.get(step, "") + word
@@ -51,7 +53,7 @@ def test_each_token_is_among_the_first_the_last_between_or_gone(kept, words):
     figure = lab.kept_rows({"a way": kept})
     (axes,) = figure.axes
     assert cells(axes) == words
-    assert numbers_in(title_of(axes)) == [max(map(len, kept))]  # rows at most
+    assert told(axes) == [max(map(len, kept))]  # rows at most
     occurring = {kind for kind, letter in LETTERS.items() if letter in "".join(words)}
     assert set(legend_of(figure)) == occurring
 
@@ -113,7 +115,7 @@ def test_each_head_is_a_dot_at_its_layer_beside_a_line_at_even_shares():
     assert len({x for x, _ in dots}) == samples.MASS.numel()  # none hides another
     (line,) = [line for line in shares.lines if line.get_linestyle() == "--"]
     assert set(line.get_ydata()) == {samples.EVEN}
-    assert numbers_in(title_of(shares)) == [50]  # the largest, in %
+    assert told(shares) == [50]  # the largest, in %
     low, high = shares.get_ylim()
     assert low < 0 < 0.5 < high
     assert shares.get_yscale() == "symlog"
@@ -155,7 +157,7 @@ def test_keys_are_an_image_and_bars_in_the_margins_go_from_smallest_to_largest(k
 def test_margins_tell_their_median_and_have_one_scale_that_holds_all():
     panels = {axes.get_label(): axes for axes in lab.key_channels(samples.CHANNELS).axes}
     channels, tokens, keys = (panels[name] for name in ("channels", "tokens", "keys"))
-    assert numbers_in(title_of(channels)) == [1.5]
+    assert told(channels) == [1.5]
     assert numbers_in(tokens.get_xlabel()) == [6.5]
     low, high = channels.get_ylim()
     assert tokens.get_xlim() == (low, high)
@@ -173,13 +175,13 @@ def test_a_bar_has_its_parts_one_behind_the_other_and_behind_them_the_sum():
     looks = dict(zip(legend_of(figure), lab.PARTS, strict=False))
     found, ends = {}, {}
     for bar in axes.patches:
-        way = list(samples.BYTES)[round(bar.get_y() + bar.get_height() / 2)]
+        way = list(samples.BYTES)[middle(bar)[1]]
         assert bar.get_x() == ends.get(way, 0)
         ends[way] = bar.get_x() + bar.get_width()
         found.setdefault(way, {})[kind_of(bar, looks)] = bar.get_width()
     assert found == samples.BYTES
     assert names(axes.yaxis) == list(samples.BYTES)
-    less = [numbers_in(text) for text in texts(axes)]  # bytes, and times less than the first
+    less = said(axes)  # bytes, and times less than the first
     assert less == [[24_576], [3_072, 8], [30_720, 0.8]]
     assert [text.xy for text in axes.texts] == [(24_576, 0), (3_072, 1), (30_720, 2)]
 

@@ -5,16 +5,14 @@ from matplotlib.colors import to_rgba
 from matplotlib.patches import ConnectionPatch, Rectangle
 
 import visuals.paged_attention as lab
-from tests.common.pictures import heights, names, numbers_in, spans, texts
+from tests.common.pictures import heights, names, numbers_in, said, spans, texts
 from tests.common.samples import BLOCK_WORDS, HELD, USES, BlockManager
-
-# ----------------------------------------------------------------------- where the memory goes
 
 
 def test_the_card_is_as_wide_as_its_memory_and_names_every_part():
     (axes,) = lab.memory_card({"weights": 26, "cache": 12, "the rest": 2}).axes
     assert spans(axes) == [(0, 26), (26, 38), (38, 40)]
-    assert [numbers_in(text) for text in texts(axes)] == [[26, 65], [12, 30], [2, 5]]  # GB, %
+    assert said(axes) == [[26, 65], [12, 30], [2, 5]]  # GB, %
 
 
 def test_memory_bars_fill_the_memory_and_count_the_requests():
@@ -33,9 +31,6 @@ def test_block_size_costs_are_the_empty_slots_and_the_entries():
     assert heights(left) == pytest.approx([0, 1.5])
     assert heights(right) == [480, 30.5]
     assert names(left.xaxis) == ["1", "16"]
-
-
-# ------------------------------------------------------------------------- blocks and tables
 
 
 @pytest.fixture
@@ -98,9 +93,6 @@ def test_a_snapshot_stays_as_it_was():
     manager.ref_counts[2] = 1
     manager.free_blocks.clear()
     assert moment == lab.snapshot(BlockManager(), BLOCK_WORDS)
-
-
-# ------------------------------------------------------------------------- who has blocks, when
 
 
 def test_the_schedule_tells_waiting_from_preempted_and_counts_what_is_taken():

@@ -17,7 +17,7 @@ from tests.common.pictures import (
     numbers_in,
     read,
     texts,
-    title_of,
+    told,
 )
 from visuals.prefix_caching import Block, keep
 
@@ -47,8 +47,8 @@ def test_chats_have_their_names_beside_them_and_the_title_counts_what_was_found(
     (axes,) = lab.chat_turns(samples.CHATS).axes
     assert names(axes.yaxis) == ["chat 0", "chat 1"]
     assert axes.get_yticks() == pytest.approx([0.5, 3.6])
-    assert numbers_in(title_of(axes)) == [58, 86, 67]  # found, of how many, %
-    assert numbers_in(title_of(lab.chat_turns([]).axes[0])) == [0, 0]
+    assert told(axes) == [58, 86, 67]  # found, of how many, %
+    assert told(lab.chat_turns([]).axes[0]) == [0, 0]
 
 
 # --------------------------------------------------------------------------- the pool over time
@@ -65,13 +65,13 @@ def test_the_strip_is_filled_by_held_known_and_empty_blocks_below_its_evictions(
     _, ticks = curves(axes)
     assert list(ticks) == [3, 4]
     assert all(8 < height < axes.get_ylim()[1] for height in ticks.values())
-    assert numbers_in(title_of(axes)) == [8, 5]  # blocks, evicted
+    assert told(axes) == [8, 5]  # blocks, evicted
 
 
 def test_a_pool_that_evicts_nothing_has_no_ticks_and_one_without_steps_is_refused():
     (axes,) = lab.pool_strip(samples.MOMENTS[:2], num_blocks=8).axes
     assert curves(axes)[1] == {}
-    assert numbers_in(title_of(axes)) == [8]
+    assert told(axes) == [8]
     with pytest.raises(ValueError, match="no steps to show"):
         lab.pool_strip([], num_blocks=8)
 

@@ -15,9 +15,12 @@ from tests.common.pictures import (
     kind_of,
     legend_of,
     marked,
+    middle,
     numbers_in,
+    said,
     texts,
     title_of,
+    told,
 )
 
 # ---------------------------------------------------------------------- what a format can hold
@@ -41,8 +44,7 @@ def test_the_value_and_what_it_becomes_are_marked_and_told():
     assert marked(axes, lab.ROUNDED) == [[(0.5, 0)], [(0.75, 1)]]
     assert [x for ((x, _),) in marked(axes, lab.TRUNCATED)] == [0.5, 0.5]
     assert axes.lines[-1].get_xdata() == [0.7, 0.7]
-    told = [numbers_in(text) for text in texts(axes)]  # rounded, truncated, one every
-    assert told == [[0.5, 0.5, 0.5], [0.75, 0.5, 0.25]]
+    assert said(axes) == [[0.5, 0.5, 0.5], [0.75, 0.5, 0.25]]  # rounded, truncated, one every
 
 
 @given(st.lists(st.integers(-50, 50), min_size=2, unique=True), st.floats(-50, 50))
@@ -71,7 +73,7 @@ def test_floats_near_a_small_number_are_told_by_enough_digits():
         "another": [n * 2.0**-24 for n in range(1640, 1720)],
     }
     (axes,) = lab.number_line(floats, near=0.0001).axes
-    assert [numbers_in(text) for text in texts(axes)] == [
+    assert said(axes) == [
         [0.00010014, 0.00009966, 4.8e-07],
         [0.000100017, 0.000099957, 6e-08],
     ]
@@ -91,7 +93,7 @@ def test_a_grid_may_end_near_the_value_but_not_before_it():
 def bars(axes):
     """By code, how high the bar of what is used is."""
     return {
-        round(bar.get_x() + bar.get_width() / 2): bar.get_height()
+        middle(bar)[0]: bar.get_height()
         for bar in axes.patches
         if kind_of(bar, lab.CODES) == "used"
     }
@@ -160,7 +162,7 @@ def test_above_the_weights_that_share_a_scale_stands_the_largest_of_them(weight)
     assert tensor == [[[6]], shown]
     assert channel == [[[4, 6, 5]], shown]
     assert group == [[[4, 2, 3]], shown[:2], [[pytest.approx(0.1), 6, 5]], shown[2:]]
-    assert [numbers_in(title_of(axes)) for axes in figure.axes] == [[1], [3], [6, 2]]
+    assert [told(axes) for axes in figure.axes] == [[1], [3], [6, 2]]
     colours = {image.get_clim() for axes in figure.axes for image in axes.images}
     assert colours == {(0, 6)}
 
@@ -227,8 +229,8 @@ def test_a_column_is_a_channels_largest_distance_from_0():
         pytest.approx(weights),
         pytest.approx([size * 2 for size in weights]),
     ]
-    told = [numbers_in(title_of(axes)) for axes in figure.axes]  # largest, times the median
-    assert told == [[40, 20], [20, 20], [4, 4], [8, 4]]
+    largest = [told(axes) for axes in figure.axes]  # and how many times the median
+    assert largest == [[40, 20], [20, 20], [4, 4], [8, 4]]
 
 
 def test_the_largest_channels_are_named_everywhere_and_rows_share_a_scale():
@@ -249,7 +251,7 @@ def test_without_an_after_there_is_a_column_of_panels(weight):
     silent = torch.tensor([[0.0, 0.0, 0.0, 5.0]])
     activations, weights = lab.channels(silent, None, weight, None).axes
     assert "inf × the median" in title_of(activations)
-    assert numbers_in(title_of(weights)) == [4, 4]
+    assert told(weights) == [4, 4]
 
 
 # ---------------------------------------------------------------------- rounding that looks ahead
@@ -258,8 +260,8 @@ def test_without_an_after_there_is_a_column_of_panels(weight):
 def test_the_errors_of_both_are_drawn_and_told_as_they_were_handed():
     (axes,) = lab.ahead(torch.tensor([1.0, 3.0, 12345.0]), torch.tensor([1.0, 2.0, 2.5])).axes
     assert curves(axes) == [{1: 1, 2: 3, 3: 12345}, {1: 1, 2: 2, 3: 2.5}]
-    told = [numbers_in(text.get_text()) for text in axes.get_legend().get_texts()]
-    assert told == [[12345], [2.5]]
+    named = [numbers_in(text.get_text()) for text in axes.get_legend().get_texts()]
+    assert named == [[12345], [2.5]]
 
 
 # ------------------------------------------------------------------------- bytes against quality
@@ -306,7 +308,7 @@ def test_below_the_weights_stand_the_values_that_those_of_a_column_have(grain, s
     assert sum(heights(axes)) == samples.NORMAL.numel()
     (ticks,) = lines_at(axes)
     assert [x for x, _ in ticks] == rounded[:share, 0].unique().tolist()
-    assert numbers_in(title_of(axes))[0] == len(ticks)
+    assert told(axes)[0] == len(ticks)
 
 
 @pytest.mark.parametrize(

@@ -47,12 +47,26 @@ def numbers_in(text: str) -> list[float]:
     return [float(number.replace(",", "")) for number in NUMBER.findall(text)]
 
 
+def told(axes: Axes) -> list[float]:
+    """The numbers of a title."""
+    return numbers_in(title_of(axes))
+
+
+def said(axes: Axes) -> list[list[float]]:
+    """The numbers of each text."""
+    return [numbers_in(text) for text in texts(axes)]
+
+
 def read(html: str) -> str:
     """What is read of it."""
     return unescape(re.sub("<[^>]+>", "", html))
 
 
 # --------------------------------------------------------------------------------- what is drawn
+
+
+def middle(bar: Any) -> tuple[int, int]:
+    return round(bar.get_x() + bar.get_width() / 2), round(bar.get_y() + bar.get_height() / 2)
 
 
 def widths(axes: Any) -> list[float]:
