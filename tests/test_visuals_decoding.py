@@ -20,9 +20,6 @@ def hatched(axes) -> list[int]:
     return [round(bar.get_y() + 0.36) for bar in axes.patches if bar.get_hatch()]
 
 
-# ----------------------------------------------------------------------------- distributions
-
-
 def test_each_distribution_has_its_panel_and_what_was_dropped_is_hatched():
     named = {"as it is": [0.5, 0.3, 0.2], "top-k 2": torch.tensor([0.625, 0.375, 0])}
     figure = lab.distributions(["mat", "couch", "$"], named)
@@ -35,9 +32,6 @@ def test_each_distribution_has_its_panel_and_what_was_dropped_is_hatched():
         ["0.625", "0.375", "dropped"],
     ]
     assert names(figure.axes[0].yaxis) == ["mat", "couch", "$"]
-
-
-# ------------------------------------------------------------------------ sampling, with sliders
 
 
 def test_the_sliders_begin_with_the_models_own_distribution_and_the_words_count_what_stays():
@@ -59,9 +53,6 @@ def test_bars_stand_before_and_after_with_the_likeliest_first():
     assert names(axes.yaxis) == ["␣king", "␣and", "the"]
     assert texts(axes) == ["60.0% → 80.0%", "30.0% → 20.0%", "10.0% → dropped"]
     assert hatched(axes) == [2]
-
-
-# ------------------------------------------------------------------------------- whole texts
 
 
 def test_a_run_that_stood_there_before_is_marked_and_nothing_else():
@@ -86,9 +77,6 @@ def test_texts_keep_their_labels_their_lines_and_their_signs():
     assert read(html) == "T < 1a\n  b & <i>c</i>T = 1d"
     assert "pre-wrap" in html
     assert "flex-wrap" in html
-
-
-# ------------------------------------------------------------------------------ the beam tree
 
 
 def draw(beam_search):
@@ -205,9 +193,6 @@ def test_a_long_search_is_drawn_as_far_as_it_can_be_read():
     axes = draw(search([step] * 30, 4, *[1] * 30, width=1))
     assert max(y for _, y in nodes(axes)) == MOST_STEPS
     assert told(axes) == [MOST_STEPS, 30]
-
-
-# ------------------------------------------------------------------------------ finding top k
 
 
 def test_sorting_costs_are_counted_left_and_timed_right():

@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 import visuals.disaggregation as lab
 from tests.common.pictures import (
+    boxes,
     curves,
     kind_of,
     marked,
-    middle,
     names,
     numbers_in,
     texts,
@@ -27,9 +27,6 @@ TRACES = st.lists(
 def facts(axes) -> list[float]:
     """The numbers that stand above a panel, on the right."""
     return numbers_in(axes.get_title("right"))
-
-
-# ------------------------------------------------------------------------------- read from a trace
 
 
 def test_a_request_computes_its_prompt_until_it_has_had_a_token():
@@ -67,16 +64,10 @@ def test_a_stall_stands_between_two_tokens_of_a_request(trace, stalled):
     assert lab.stalls(trace) == stalled
 
 
-# ------------------------------------------------------------------------ what every step computes
-
-
 def columns(axes):
     """Each piece of a column: (step, kind, from, up to)."""
-    pieces = []
-    for bar in axes.patches:
-        step, bottom = middle(bar)[0], bar.get_y()
-        pieces.append((step, kind_of(bar, KINDS), bottom, bottom + bar.get_height()))
-    return sorted(pieces)
+    pieces = boxes(axes, KINDS)
+    return sorted((round((x + end) / 2), kind, y, top) for kind, x, end, y, top in pieces)
 
 
 def test_a_column_has_decodes_below_and_prompts_on_top():
@@ -121,15 +112,9 @@ def test_panels_tell_their_numbers_and_share_their_scales(draw, whole, chunks, l
     assert [facts(draw({"": trace}, newcomer=2).axes[0]) for trace in LITTLE] == little
 
 
-# ---------------------------------------------------------------------------- work in place of time
-
-
 def test_a_step_is_as_wide_as_its_tokens():
     _, chunks = lab.gaps_of(POLICIES, newcomer=2).axes
-    cells = {
-        (int(box.get_y()), kind_of(box, KINDS), box.get_x(), box.get_x() + box.get_width())
-        for box in chunks.patches
-    }
+    cells = {(int(y), kind, x, end) for kind, x, end, y, _ in boxes(chunks, KINDS)}
     assert len(cells) == len(chunks.patches)
     assert cells == {
         *((0, OTHERS, 0, 5), (0, DECODES, 5, 7), (0, DECODES, 7, 15), (0, DECODES, 15, 22)),
@@ -163,8 +148,6 @@ def test_a_trace_by_steps_and_by_work_leaves_room_for_the_others():
     assert gaps.get_xlim() == by_work.get_xlim()
     assert (facts(steps), facts(gaps)) == (facts(together), facts(by_work))
 
-
-# ------------------------------------------------------------------------- the mask of the chunks
 
 LOOKS = {"cached": lab.CACHED, "own": lab.OWN[0], "next": lab.OWN[1]}
 
@@ -210,9 +193,6 @@ def test_a_mask_of_nothing_is_refused(prompt, chunk):
         lab.chunk_mask(prompt, chunk)
 
 
-# ------------------------------------------------- the times of one decoder, two sides, the wire
-
-
 def test_dots_begin_at_their_first_and_the_longest_gap_stands_below():
     (axes,) = lab.token_dots(TOKEN_TIMES).axes
     dots = [list(line.get_xdata()) for line in axes.lines if line.get_marker() == "o"]
@@ -228,13 +208,12 @@ def test_dots_begin_at_their_first_and_the_longest_gap_stands_below():
 
 def test_events_lie_in_their_lanes_from_the_first_start_on():
     (axes,) = lab.lanes(EVENTS).axes
-    drawn = [(middle(bar)[1], kind_of(bar, lab.WORK)) for bar in axes.patches]
+    drawn = boxes(axes, lab.WORK)
     events = [(row, *event) for row, lane in enumerate(EVENTS.values()) for event in lane]
-    assert drawn == [(row, kind) for row, kind, _, _ in events]
-    starts = [1000 * (start - 5) for *_, start, _ in events]
-    assert [bar.get_x() for bar in axes.patches] == pytest.approx(starts)
-    lengths = [1000 * duration for *_, duration in events]
-    assert [bar.get_width() for bar in axes.patches] == pytest.approx(lengths)
+    both = zip(drawn, events, strict=True)
+    for (kind, x, end, y, bottom), (row, wanted, start, duration) in both:
+        assert (round((y + bottom) / 2), kind) == (row, wanted)
+        assert (x, end) == pytest.approx((1000 * (start - 5), 1000 * (start - 5 + duration)))
     assert names(axes.yaxis) == list(EVENTS)
 
 

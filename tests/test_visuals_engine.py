@@ -29,9 +29,6 @@ def test_a_snapshot_says_who_waits_and_who_holds_how_much_and_stays_so():
     assert moment == lab.Snapshot((4, 2), {3: 2})
 
 
-# --------------------------------------------------------------------------- what a cell shows
-
-
 def test_every_cell_is_told_by_the_old_name_of_what_was_done():
     found: dict[int, list[str]] = {}
     for step, request, kind in lab.kinds(TRACE, SNAPSHOTS):
@@ -68,9 +65,6 @@ def test_each_request_that_was_served_has_a_cell_of_work_in_that_step(served):
     assert found == [(step, n) for step, line in enumerate(served) for n in range(len(line))]
 
 
-# ---------------------------------------------------------------------------------- the timeline
-
-
 def test_a_cell_holds_the_tokens_computed_or_a_mark_and_is_bold_where_one_was_sampled():
     (axes,) = lab.timeline(TRACE, SNAPSHOTS).axes
     shown = cells(axes)
@@ -93,9 +87,6 @@ def test_only_a_request_that_has_ended_has_a_dark_edge():
     (axes,) = lab.timeline(TRACE, SNAPSHOTS).axes
     lines = [line for lines in axes.collections for line in lines.get_segments()]
     assert {(float(line[0][0]), int(line[0][1])) for line in lines} == {(4, 0), (6, 2)}
-
-
-# ---------------------------------------------------------------------- pool, queue, latencies
 
 
 def test_the_pool_is_filled_by_the_requests_that_hold_blocks():
@@ -133,9 +124,6 @@ def test_latencies_are_drawn_in_milliseconds_with_their_percentiles():
     assert ttft.lines[0].get_linestyle() != ttft.lines[1].get_linestyle()
     _, tpot = lab.show_latencies([0.1], [None]).axes
     assert heights(tpot) == curves(tpot) == []
-
-
-# ---------------------------------------------------------------------------------- the streams
 
 
 def streamed(prompts: list[str], *outputs: tuple[int, list[int], str | None]) -> str:

@@ -13,11 +13,11 @@ import visuals.flash_attention as lab
 from solutions.flash_attention import hide_later_keys
 from tests.common import samples
 from tests.common.pictures import (
+    boxes,
     curves,
     heights,
     kind_of,
     legend_of,
-    middle,
     names,
     numbers_in,
     said,
@@ -26,8 +26,6 @@ from tests.common.pictures import (
     told,
     widths,
 )
-
-# ---------------------------------------------------------------------- what tiles save, and take
 
 
 def test_bars_are_what_is_moved_and_held_beside_a_line_at_the_naive_way():
@@ -43,16 +41,10 @@ def test_bars_are_what_is_moved_and_held_beside_a_line_at_the_naive_way():
     assert above.get_ylim()[1] > 7_000  # more than the naive way
 
 
-# ------------------------------------------------------------------------------ the running softmax
-
-
 def weights_of(axes, kind):
     """The weights by key that are drawn in the look of a kind."""
-    return {
-        middle(bar)[0]: bar.get_height()
-        for bar in axes.patches
-        if kind_of(bar, lab.WEIGHTS) == kind
-    }
+    bars = boxes(axes, lab.WEIGHTS)
+    return {round((x + end) / 2): top for one, x, end, _, top in bars if one == kind}
 
 
 def as_drawn(keys, weights):
@@ -103,22 +95,14 @@ def test_tiles_of_which_nothing_is_seen_have_no_peak():
     assert [told(axes) for axes in tiles] == [[1], [2, 2.0], [3, 2.0]]
 
 
-# ------------------------------------------------------------------------------- the grid of tiles
-
-
 def grid_of(*sizes, loads=None):
     return lab.tile_grid(samples.loads_of(*sizes) if loads is None else loads, *sizes).axes[0]
 
 
 def cells(axes):
     """The kind of each tile, by (first query, last query, first key, last key)."""
-    return {
-        tuple(map(round, (y, y + box.get_height(), x, x + box.get_width()))): kind_of(
-            box, lab.TILES
-        )
-        for box in axes.patches
-        for x, y in [box.get_xy()]
-    }
+    tiles = boxes(axes, lab.TILES)
+    return {tuple(map(round, (y, end, x, last))): kind for kind, x, last, y, end in tiles}
 
 
 def numbers(axes):
@@ -167,9 +151,6 @@ def test_the_diagonal_ends_at_the_last_query_and_the_last_key():
     assert (axes.get_xlim(), axes.get_ylim()) == ((0, 10), (4, 0))
 
 
-# ------------------------------------------------------------------------- milliseconds over length
-
-
 def test_each_way_has_its_times_and_a_ring_where_it_becomes_faster_than_the_first():
     figure = lab.over_length(samples.LENGTH_TIMES)
     (axes,) = figure.axes
@@ -198,9 +179,6 @@ def test_faster_from_a_length_on_means_at_all_that_follow(other, won):
     assert lab.faster_from({1: 10, 2: 10, 3: 10}, other) == won
 
 
-# ------------------------------------------------------------------------- one query, many workers
-
-
 def test_a_lane_has_the_keys_of_its_worker_and_its_weight():
     keys, merged = lab.lanes(samples.PARTS).axes
     assert spans(keys) == [(0, 6), (6, 12), (12, 16)]
@@ -222,10 +200,7 @@ def test_weights_sum_to_one_however_large_the_lses_are_unless_nothing_was_seen(l
     assert sum(widths(merged)) == pytest.approx(total)
 
 
-# -------------------------------------------------------------------------- the block table, walked
-
-
-def boxes(axes):
+def blocks(axes):
     """By block: the kinds of its boxes, with the share of a block's height that each has."""
     rectangles = [patch for patch in axes.patches if isinstance(patch, Rectangle)]
     whole = rectangles[0].get_height()
@@ -247,7 +222,7 @@ def circles(axes):
 def test_blocks_are_filled_by_the_tokens_that_they_hold_and_numbered_as_they_were_read():
     (axes,) = lab.walk([4, 0, 2], [4, 0, 2], 8, 22, 6).axes
     other, full, last = {lab.OTHER: 1}, {lab.REST: 1, lab.HELD: 1}, {lab.REST: 1, lab.HELD: 6 / 8}
-    assert boxes(axes) == {0: full, 1: other, 2: last, 3: other, 4: full, 5: other}
+    assert blocks(axes) == {0: full, 1: other, 2: last, 3: other, 4: full, 5: other}
     assert [text for text in texts(axes) if "/" in text] == ["8/8", "6/8", "8/8"]
     assert circles(axes) == {4: "1", 0: "2", 2: "3"}
     assert told(axes) == [3]  # that were read
@@ -266,11 +241,11 @@ def test_what_is_read_is_drawn_even_where_it_is_wrong():
     """A block twice, one of another request, and one of the table not at all."""
     (axes,) = lab.walk([1, 5, 1], [1, 3], 4, 8, 6).axes
     assert circles(axes) == {1: "1, 3", 5: "2"}
-    assert boxes(axes)[5] == {lab.OTHER: 1}
-    assert boxes(axes)[3] == {lab.REST: 1, lab.HELD: 1}
+    assert blocks(axes)[5] == {lab.OTHER: 1}
+    assert blocks(axes)[3] == {lab.REST: 1, lab.HELD: 1}
 
 
 def test_a_block_of_the_table_behind_all_tokens_holds_none():
     (axes,) = lab.walk([2], [2, 0], 4, 4, 3).axes
-    assert boxes(axes)[0] == {lab.REST: 1}
+    assert blocks(axes)[0] == {lab.REST: 1}
     assert "0/4" in texts(axes)

@@ -9,11 +9,10 @@ import visuals.kv_reduction as lab
 from solutions.kv_reduction import HeavyCache, WindowCache, window_mask
 from tests.common import samples
 from tests.common.pictures import (
+    boxes,
     heights,
-    kind_of,
     legend_of,
     marked,
-    middle,
     names,
     numbers_in,
     said,
@@ -23,19 +22,16 @@ from tests.common.pictures import (
 )
 from visuals.kv_cache import show_masks
 
-# ----------------------------------------------------------------------------- the rows that stay
-
 LETTERS = {lab.FIRST: "f", lab.BETWEEN: "b", lab.LAST: "l", lab.GONE: "g"}
 
 
 def cells(axes):
     """A word for each step, a letter for each token that it has a box for."""
     rows = {}
-    for box in axes.patches:
-        step = middle(box)[1]
-        assert round(box.get_x() + 0.5) == len(rows.get(step, ""))  # no gap, nothing twice
-        word = LETTERS[kind_of(box, lab.ROWS)] * round(box.get_width())
-        rows[step] = rows.get(step, "") + word
+    for kind, x, end, y, bottom in boxes(axes, lab.ROWS):
+        step = round((y + bottom) / 2)
+        assert round(x + 0.5) == len(rows.get(step, ""))  # no gap, nothing twice
+        rows[step] = rows.get(step, "") + LETTERS[kind] * round(end - x)
     assert list(rows) == list(range(1, len(rows) + 1))
     return list(rows.values())
 
@@ -104,9 +100,6 @@ def test_ways_of_unequal_length_are_refused(kept, told):
         lab.kept_rows(kept)
 
 
-# ------------------------------------------------------------------------------- the first token
-
-
 def test_each_head_is_a_dot_at_its_layer_beside_a_line_at_even_shares():
     shares, _ = lab.first_token_mass(samples.MASS, samples.EVEN, samples.CONTROLS).axes
     (dots,) = marked(shares, lab.HEAD)
@@ -137,9 +130,6 @@ def test_each_control_is_a_bar_with_its_error_and_its_numbers():
         assert row - 0.5 < text.xy[1] < bar.get_y()
 
 
-# ------------------------------------------------------------------------------- keys by channel
-
-
 @pytest.mark.parametrize("keys", [samples.CHANNELS, torch.nn.Parameter(samples.CHANNELS)])
 def test_keys_are_an_image_and_bars_in_the_margins_go_from_smallest_to_largest(keys):
     panels = {axes.get_label(): axes for axes in lab.key_channels(keys).axes}
@@ -166,19 +156,16 @@ def test_margins_tell_their_median_and_have_one_scale_that_holds_all():
     assert tokens.get_ylim() == keys.get_ylim() == (3, 0)
 
 
-# ------------------------------------------------------------------ bytes of a token, preemption
-
-
 def test_a_bar_has_its_parts_one_behind_the_other_and_behind_them_the_sum():
     figure = lab.token_bytes(samples.BYTES)
     (axes,) = figure.axes
     looks = dict(zip(legend_of(figure), lab.PARTS, strict=False))
     found, ends = {}, {}
-    for bar in axes.patches:
-        way = list(samples.BYTES)[middle(bar)[1]]
-        assert bar.get_x() == ends.get(way, 0)
-        ends[way] = bar.get_x() + bar.get_width()
-        found.setdefault(way, {})[kind_of(bar, looks)] = bar.get_width()
+    for part, x, end, y, bottom in boxes(axes, looks):
+        way = list(samples.BYTES)[round((y + bottom) / 2)]
+        assert x == ends.get(way, 0)
+        ends[way] = end
+        found.setdefault(way, {})[part] = end - x
     assert found == samples.BYTES
     assert names(axes.yaxis) == list(samples.BYTES)
     less = said(axes)  # bytes, and times less than the first
@@ -194,14 +181,7 @@ def test_each_way_has_a_bar_for_its_tokens_and_one_for_its_bytes():
     assert texts(copied) == ["0.0", "45.7"]
     looks = dict(zip(samples.PREEMPTED, lab.WAYS, strict=True))
     for axes in (computed, copied):
-        assert (
-            names(axes.xaxis)
-            == [kind_of(bar, looks) for bar in axes.patches]
-            == [*samples.PREEMPTED]
-        )
-
-
-# ------------------------------------------------------------------------- a window, with sliders
+        assert names(axes.xaxis) == [box[0] for box in boxes(axes, looks)] == [*looks]
 
 
 def test_moving_a_slider_draws_the_mask_that_it_stands_for(monkeypatch):

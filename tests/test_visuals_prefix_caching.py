@@ -9,9 +9,9 @@ import pytest
 import visuals.prefix_caching as lab
 from tests.common import samples
 from tests.common.pictures import (
+    boxes,
     curves,
     heights,
-    kind_of,
     legend_of,
     names,
     numbers_in,
@@ -21,15 +21,12 @@ from tests.common.pictures import (
 )
 from visuals.prefix_caching import Block, keep
 
-# ------------------------------------------------------------------------------ chats by turns
-
 
 def stretches(axes):
     """By the height of a row: name, start and length of its stretches."""
     rows = {}
-    for bar in axes.patches:
-        part = kind_of(bar, lab.STRETCHES), bar.get_x(), bar.get_width()
-        rows.setdefault(round(bar.get_y() + bar.get_height() / 2, 3), []).append(part)
+    for kind, x, end, y, bottom in boxes(axes, lab.STRETCHES):
+        rows.setdefault(round((y + bottom) / 2, 3), []).append((kind, x, end - x))
     return rows
 
 
@@ -49,9 +46,6 @@ def test_chats_have_their_names_beside_them_and_the_title_counts_what_was_found(
     assert axes.get_yticks() == pytest.approx([0.5, 3.6])
     assert told(axes) == [58, 86, 67]  # found, of how many, %
     assert told(lab.chat_turns([]).axes[0]) == [0, 0]
-
-
-# --------------------------------------------------------------------------- the pool over time
 
 
 def test_the_strip_is_filled_by_held_known_and_empty_blocks_below_its_evictions():
@@ -76,9 +70,6 @@ def test_a_pool_that_evicts_nothing_has_no_ticks_and_one_without_steps_is_refuse
         lab.pool_strip([], num_blocks=8)
 
 
-# ------------------------------------------------------------------------ the pool, block by block
-
-
 def test_a_block_is_kept_with_its_holders_and_its_place_among_the_free():
     manager = samples.knowing_manager()
     blocks = lab.keep_pool(manager)
@@ -101,9 +92,6 @@ def test_the_pool_is_a_table_of_moments_and_blocks():
         *("free, no. 2 known", "free, no. 1"),
     ]
     assert rows[2] == ["after"]
-
-
-# ------------------------------------------------------------------------------- the radix tree
 
 
 def test_a_node_shows_its_text_and_its_stamp_and_no_markup():
@@ -176,9 +164,6 @@ def test_of_a_long_edge_both_ends_are_shown():
     text = lab.shortened(f"begin{'x' * lab.LONGEST}end")
     assert re.fullmatch("beginx+ … x+end", text)
     assert len(text) <= lab.LONGEST + 3
-
-
-# ------------------------------------------------------- hit rate against pool size, and grain
 
 
 def test_each_order_has_a_line_from_small_pools_to_large():

@@ -10,20 +10,17 @@ from hypothesis import strategies as st
 import visuals.quantization as lab
 from tests.common import samples
 from tests.common.pictures import (
+    boxes,
     curves,
     heights,
-    kind_of,
     legend_of,
     marked,
-    middle,
     numbers_in,
     said,
     texts,
     title_of,
     told,
 )
-
-# ---------------------------------------------------------------------- what a format can hold
 
 
 def lines_at(axes):
@@ -87,25 +84,16 @@ def test_a_grid_may_end_near_the_value_but_not_before_it():
             lab.number_line({"int2": numbers}, near=0.9)
 
 
-# -------------------------------------------------------------------------- how codes are used
-
-
 def bars(axes):
     """By code, how high the bar of what is used is."""
-    return {
-        middle(bar)[0]: bar.get_height()
-        for bar in axes.patches
-        if kind_of(bar, lab.CODES) == "used"
-    }
+    used = [box for box in boxes(axes, lab.CODES) if box[0] == "used"]
+    return {round((x + end) / 2): top for _, x, end, _, top in used}
 
 
 def hollow(axes):
     """The codes that a hollow box stands over, box by box."""
-    return [
-        list(range(round(box.get_x() + 0.4), round(box.get_x() + box.get_width() + 0.6)))
-        for box in axes.patches
-        if kind_of(box, lab.CODES) == "never used"
-    ]
+    unused = [box for box in boxes(axes, lab.CODES) if box[0] == "never used"]
+    return [list(range(round(x + 0.4), round(end + 0.6))) for _, x, end, _, _ in unused]
 
 
 def test_a_bar_is_a_codes_count_and_what_is_unused_is_hollow():
@@ -143,9 +131,6 @@ def test_runs_of_zeros_are_apart_and_hold_all_of_them(counts):
 def test_a_code_outside_its_range_and_no_codes_are_refused(codes, sentence):
     with pytest.raises(ValueError, match=sentence):
         lab.codes_histogram({"int8": torch.tensor(codes)}, {"int8": range(-127, 128)})
-
-
-# -------------------------------------------------------------------------- who shares a scale
 
 
 def cells(axes):
@@ -189,9 +174,6 @@ def test_groups_that_do_not_divide_the_inputs_are_refused(size):
         lab.grain(samples.WEIGHT, size)
 
 
-# -------------------------------------------------------------------- what a smaller scale loses
-
-
 def test_the_ranges_chosen_stand_on_both_sides_of_the_histogram():
     figure = lab.clipping(samples.CLIPPED, samples.SCALES, samples.ERRORS, samples.CHOSEN, last=2)
     counts, _ = figure.axes
@@ -214,9 +196,6 @@ def test_losses_lie_on_top_of_each_other_and_choices_on_their_sum():
     assert 8 < high < 91  # what loses more than any choice may leave the picture
     assert lost.get_xlim()[0] == 0.5
     assert lost.get_xlim()[1] > 4
-
-
-# ------------------------------------------------------------------ activations and weights
 
 
 def test_a_column_is_a_channels_largest_distance_from_0():
@@ -254,17 +233,11 @@ def test_without_an_after_there_is_a_column_of_panels(weight):
     assert told(weights) == [4, 4]
 
 
-# ---------------------------------------------------------------------- rounding that looks ahead
-
-
 def test_the_errors_of_both_are_drawn_and_told_as_they_were_handed():
     (axes,) = lab.ahead(torch.tensor([1.0, 3.0, 12345.0]), torch.tensor([1.0, 2.0, 2.5])).axes
     assert curves(axes) == [{1: 1, 2: 3, 3: 12345}, {1: 1, 2: 2, 3: 2.5}]
     named = [numbers_in(text.get_text()) for text in axes.get_legend().get_texts()]
     assert named == [[12345], [2.5]]
-
-
-# ------------------------------------------------------------------------- bytes against quality
 
 
 def test_each_method_is_a_point_with_its_bar_and_its_label():
@@ -296,9 +269,6 @@ def test_whatever_is_beaten_is_beaten_by_one_that_is_not(pairs):
         assert no_worse
         if name in front:
             assert {points[one] for one in no_worse} == {points[name]}
-
-
-# ----------------------------------------------------------------------- fewer bits, finer grain
 
 
 @pytest.mark.parametrize(("grain", "share"), [("channel", 64), ("group", 32)])

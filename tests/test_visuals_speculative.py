@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import visuals.speculative as lab
-from tests.common.pictures import curves, legend_of, names, numbers_in, read, texts, title_of
+from tests.common.pictures import (
+    curves,
+    legend_of,
+    names,
+    numbers_in,
+    read,
+    texts,
+    title_of,
+)
 from tests.common.samples import (
     ALL_ACCEPTED,
     CORRECTION,
@@ -20,8 +28,6 @@ from tests.common.samples import (
     Round,
     expected_tokens,
 )
-
-# -------------------------------------------------------------------------------- the rounds
 
 WORDS = ["<|end|>", " an", " old", " king", "\n", "&"]
 
@@ -123,9 +129,6 @@ def test_of_many_calls_the_first_are_shown_and_the_others_counted():
     assert numbers_in(more) == [7]
 
 
-# ------------------------------------------------------------------------- accept and residual
-
-
 def test_the_shares_of_a_place_add_up_to_target_and_draft():
     target, draft = torch.tensor([0.5, 0.2, 0.3]), torch.tensor([0.1, 0.6, 0.3])
     figure = lab.show_acceptance([" a", "$", "\n"], target, draft)
@@ -145,9 +148,6 @@ def test_lines_stand_at_the_height_of_p_and_q():
     (axes,) = lab.show_acceptance(["a", "b"], [0.7, 0.3], [0.4, 0.6]).axes
     levels = [[line[0][1] for line in lines.get_segments()] for lines in axes.collections]
     assert levels == [[0.7, 0.3], [0.4, 0.6]]
-
-
-# ---------------------------------------------------------------- tokens a round, does it pay?
 
 
 def test_tokens_a_round_are_those_of_the_function_with_the_chosen_k_marked():

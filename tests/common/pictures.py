@@ -65,10 +65,6 @@ def read(html: str) -> str:
 # --------------------------------------------------------------------------------- what is drawn
 
 
-def middle(bar: Any) -> tuple[int, int]:
-    return round(bar.get_x() + bar.get_width() / 2), round(bar.get_y() + bar.get_height() / 2)
-
-
 def widths(axes: Any) -> list[float]:
     """Of bars that aren't hatched."""
     return [bar.get_width() for bar in axes.patches if not bar.get_hatch()]
@@ -100,6 +96,15 @@ def marked(axes: Any, mark: Mapping[str, Any]) -> list[list[tuple[float, float]]
 def dots(axes: Any) -> set[tuple[float, float]]:
     """The (row, column) of each dot of a scattering, the last one drawn."""
     return {(row, column) for column, row in axes.collections[-1].get_offsets().tolist()}
+
+
+def boxes(axes: Any, looks: Mapping[str, Look]) -> list[tuple[str, float, float, float, float]]:
+    """Of each box its kind, from where to where it goes in x, and from where to where in y."""
+    return [
+        (kind_of(box, looks), x, x + box.get_width(), y, y + box.get_height())
+        for box in axes.patches
+        for x, y in [box.get_xy()]
+    ]
 
 
 def kind_of(patch: Patch, looks: Mapping[str, Look]) -> str:
