@@ -33,9 +33,7 @@ def test_a_padded_mask_has_a_dot_where_the_query_sees_the_key_and_hatches_the_pa
     for axes, seen in zip(figure.axes, mask[:, 0], strict=True):
         assert dots(axes) == {(row + 0.5, column + 0.5) for row, column in seen.nonzero().tolist()}
     assert [hatched(axes) for axes in figure.axes] == [set(), {(0, 0, 1), (0, 1, 1)}]
-
-
-def test_a_pad_that_is_seen_is_not_hidden_and_one_that_asks_is_called_so():
+    # a pad that is seen isn't hidden, and one that asks is called so
     figure = lab.show_padded_mask(torch.ones(2, 1, 2, 3).bool(), samples.IS_TOKEN)
     assert [hatched(axes) for axes in figure.axes] == [set(), set()]
     assert [names(axes.yaxis) for axes in figure.axes] == [["1", "2"], ["pad 1", "2"]]

@@ -167,10 +167,7 @@ def test_the_path_of_the_best_text_is_bold_and_thick():
     best = {(1.5, 1), (2.5, 2), (2.5, 3)}
     assert {place for place, (*_, bold) in nodes(axes).items() if bold} == best
     assert {child for child, (_, line) in edges(axes).items() if line.get_linewidth() > 2} == best
-
-
-def test_while_no_text_has_ended_the_best_beam_is_bold():
-    axes = draw(search(BEAM_STEPS[:2], 4, 5, 7))
+    axes = draw(search(BEAM_STEPS[:2], 4, 5, 7))  # while no text has ended, that of a beam
     assert {place for place, (*_, bold) in nodes(axes).items() if bold} == {(1.5, 1), (2.5, 2)}
 
 

@@ -5,17 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import visuals.disaggregation as lab
-from tests.common.pictures import (
-    boxes,
-    curves,
-    kind_of,
-    marked,
-    names,
-    numbers_in,
-    texts,
-    title_of,
-    told,
-)
+from tests.common.pictures import boxes, curves, kind_of, marked, names, numbers_in, texts, told
 from tests.common.samples import CHUNKS, EVENTS, LITTLE, POLICIES, TOKEN_TIMES, WHOLE
 from visuals.disaggregation import DECODES, KINDS, NEWCOMER, OTHERS
 
@@ -106,7 +96,7 @@ def test_dots_are_steps_with_decodes_crosses_stalls_and_the_triangle_the_first_t
 def test_panels_tell_their_numbers_and_share_their_scales(draw, whole, chunks, little):
     figure = draw(POLICIES | {"short": WHOLE[:1]}, newcomer=2)
     assert [facts(axes) for axes in figure.axes[:2]] == [whole, chunks]
-    assert [title_of(axes) for axes in figure.axes] == [*POLICIES, "short"]
+    assert [axes.get_title("left") for axes in figure.axes] == [*POLICIES, "short"]
     assert len({axes.get_xlim() for axes in figure.axes}) == 1
     assert len({axes.get_ylim() for axes in figure.axes}) == (1 if draw is lab.steps_of else 2)
     assert [facts(draw({"": trace}, newcomer=2).axes[0]) for trace in LITTLE] == little

@@ -37,19 +37,14 @@ def test_every_cell_is_told_by_the_old_name_of_what_was_done():
     assert found == KINDS
 
 
-def test_after_recompute_a_request_decodes_again():
+def test_a_preempted_request_computes_again_and_then_decodes():
     *_, last = lab.kinds([*TRACE, [(1, 1, True)]], [*SNAPSHOTS, lab.Snapshot((), {1: 3})])
     assert last == (6, 1, lab.DECODE)
-
-
-def test_a_request_preempted_before_its_first_token_computes_again_too():
+    # before its first token too
     trace = [[(0, 4, False)], [], [(0, 4, True)]]
     snapshots = [lab.Snapshot((), {0: 1}), lab.Snapshot((0,), {}), lab.Snapshot((), {0: 1})]
-    assert [kind for _, _, kind in lab.kinds(trace, snapshots)] == [
-        lab.PREFILL,
-        lab.PREEMPTED,
-        lab.RECOMPUTE,
-    ]
+    found = [kind for _, _, kind in lab.kinds(trace, snapshots)]
+    assert found == [lab.PREFILL, lab.PREEMPTED, lab.RECOMPUTE]
 
 
 def test_the_kinds_differ_in_more_than_colour():
@@ -89,8 +84,8 @@ def test_only_a_request_that_has_ended_has_a_dark_edge():
     assert {(float(line[0][0]), int(line[0][1])) for line in lines} == {(4, 0), (6, 2)}
 
 
-def test_the_pool_is_filled_by_the_requests_that_hold_blocks():
-    pool, _ = lab.pool_and_queue(SNAPSHOTS, num_blocks=5).axes
+def test_the_pool_is_filled_by_the_requests_that_hold_blocks_and_the_queue_counts_the_others():
+    pool, queue = lab.pool_and_queue(SNAPSHOTS, num_blocks=5).axes
     held = [0.0] * len(SNAPSHOTS)
     for bars in pool.containers:
         for step, bar in enumerate(bars):
@@ -99,9 +94,6 @@ def test_the_pool_is_filled_by_the_requests_that_hold_blocks():
     assert held == [sum(moment.held.values()) for moment in SNAPSHOTS]
     assert told(pool) == [5, 60]  # blocks, and % held on average
 
-
-def test_the_queue_counts_who_runs_and_who_waits():
-    _, queue = lab.pool_and_queue(SNAPSHOTS, num_blocks=5).axes
     running, waiting = curves(queue)
     assert [*running.values()] == [2, 2, 1, 1, 2, 1]
     assert [*waiting.values()] == [1, 1, 2, 1, 0, 0]

@@ -65,7 +65,7 @@ def test_a_panel_for_each_tile_has_its_weights_beside_those_of_the_tiles_before(
     assert [told(axes) for axes in tiles] == [[1, 1.0], [2, 3.0, 0.14], [3, 3.0]]
 
 
-def test_a_factor_that_is_tiny_is_not_told_as_zero():
+def test_a_tiny_factor_is_not_told_as_zero_and_tiles_of_which_nothing_is_seen_have_no_peak():
     scores = torch.tensor([0.0, 20.0])
     axes = lab.online_softmax(scores, samples.states_of(scores, 1), 1).axes[2]
     assert told(axes)[-1] == 2.1e-09
@@ -88,8 +88,6 @@ def test_in_the_end_stands_what_was_handed_over_the_total_beside_dots_at_the_sof
     assert curves(axes)[0] == as_drawn(range(7), softmax)
     assert told(axes) == [round(wrong * float(total), 2)]
 
-
-def test_tiles_of_which_nothing_is_seen_have_no_peak():
     scores = torch.tensor([-torch.inf, -torch.inf, 1.0, 2.0, -torch.inf, -torch.inf])
     _, *tiles, _ = lab.online_softmax(scores, samples.states_of(scores, 2), 2).axes
     assert [told(axes) for axes in tiles] == [[1], [2, 2.0], [3, 2.0]]
@@ -207,9 +205,8 @@ def blocks(axes):
     found = {}
     for box in rectangles:
         place = int(box.get_x()) + 12 * int(box.get_y())
-        found.setdefault(place, {})[kind_of(box, lab.SLOTS)] = pytest.approx(
-            box.get_height() / whole
-        )
+        share = pytest.approx(box.get_height() / whole)
+        found.setdefault(place, {})[kind_of(box, lab.SLOTS)] = share
     return found
 
 
@@ -243,9 +240,6 @@ def test_what_is_read_is_drawn_even_where_it_is_wrong():
     assert circles(axes) == {1: "1, 3", 5: "2"}
     assert blocks(axes)[5] == {lab.OTHER: 1}
     assert blocks(axes)[3] == {lab.REST: 1, lab.HELD: 1}
-
-
-def test_a_block_of_the_table_behind_all_tokens_holds_none():
-    (axes,) = lab.walk([2], [2, 0], 4, 4, 3).axes
+    (axes,) = lab.walk([2], [2, 0], 4, 4, 3).axes  # of which one is behind all tokens
     assert blocks(axes)[0] == {lab.REST: 1}
     assert "0/4" in texts(axes)

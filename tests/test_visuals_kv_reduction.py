@@ -142,10 +142,6 @@ def test_keys_are_an_image_and_bars_in_the_margins_go_from_smallest_to_largest(k
     assert [int(bar.get_x()) for bar in bars] == [0, 1, 2, 3]
     assert spans(panels["tokens"]) == [(-3, 2), (-4, 2.5), (-2, 6)]
     assert [int(bar.get_y()) for bar in panels["tokens"].patches] == [0, 1, 2]
-
-
-def test_margins_tell_their_median_and_have_one_scale_that_holds_all():
-    panels = {axes.get_label(): axes for axes in lab.key_channels(samples.CHANNELS).axes}
     channels, tokens, keys = (panels[name] for name in ("channels", "tokens", "keys"))
     assert told(channels) == [1.5]
     assert numbers_in(tokens.get_xlabel()) == [6.5]

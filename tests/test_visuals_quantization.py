@@ -34,10 +34,7 @@ def test_each_format_has_a_line_with_its_ticks_in_the_range_of_the_coarsest():
     assert base == finer_base == [(0, 1.5)]
     assert halves == [(x / 2, x / 2) for x in range(4)]
     assert quarters == [(x / 4, x / 4) for x in range(7)]
-
-
-def test_the_value_and_what_it_becomes_are_marked_and_told():
-    (axes,) = lab.number_line(samples.FORMATS, near=0.7).axes
+    # the value, and what it becomes
     assert marked(axes, lab.ROUNDED) == [[(0.5, 0)], [(0.75, 1)]]
     assert [x for ((x, _),) in marked(axes, lab.TRUNCATED)] == [0.5, 0.5]
     assert axes.lines[-1].get_xdata() == [0.7, 0.7]
@@ -198,7 +195,7 @@ def test_losses_lie_on_top_of_each_other_and_choices_on_their_sum():
     assert lost.get_xlim()[1] > 4
 
 
-def test_a_column_is_a_channels_largest_distance_from_0():
+def test_a_column_is_a_channels_largest_distance_from_0_and_the_largest_are_named_everywhere():
     figure = lab.channels(*samples.SMOOTHED)
     activations, weights = [2, 40, 2, 0.5], [1, 0.1, 2, 4]
     drawn = [axes.patches[0].get_data().values.tolist() for axes in figure.axes]
@@ -211,9 +208,6 @@ def test_a_column_is_a_channels_largest_distance_from_0():
     largest = [told(axes) for axes in figure.axes]  # and how many times the median
     assert largest == [[40, 20], [20, 20], [4, 4], [8, 4]]
 
-
-def test_the_largest_channels_are_named_everywhere_and_rows_share_a_scale():
-    figure = lab.channels(*samples.SMOOTHED)
     for axes in figure.axes:
         first, *others = texts(axes)
         assert first == "1"

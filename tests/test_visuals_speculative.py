@@ -10,24 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import visuals.speculative as lab
-from tests.common.pictures import (
-    curves,
-    legend_of,
-    names,
-    numbers_in,
-    read,
-    texts,
-    title_of,
-)
-from tests.common.samples import (
-    ALL_ACCEPTED,
-    CORRECTION,
-    CUT,
-    END,
-    NO_DRAFT,
-    Round,
-    expected_tokens,
-)
+from tests.common import samples
+from tests.common.pictures import curves, legend_of, names, numbers_in, read, texts, title_of
+from tests.common.samples import ALL_ACCEPTED, CORRECTION, CUT, END, NO_DRAFT, Round
 
 WORDS = ["<|end|>", " an", " old", " king", "\n", "&"]
 
@@ -86,10 +71,7 @@ def test_below_the_text_there_is_a_row_for_each_target_call():
     ]
     gains = [re.findall(r"<b>(.+?)</b>", row) for row in rows]
     assert gains == [["+3"], ["+2"], ["+1"]]
-
-
-def test_a_rejected_line_break_does_not_break_the_line():
-    assert "\n" not in parts("", [CORRECTION])[1]
+    assert "\n" not in parts("", [CORRECTION])[1]  # a line break that was rejected
 
 
 def test_tokens_that_are_spaces_or_nothing_can_be_seen():
@@ -142,23 +124,19 @@ def test_the_shares_of_a_place_add_up_to_target_and_draft():
     totals = [numbers_in(name) for name in legend_of(figure)]
     assert sorted(totals) == [[], [], [0.4], [0.4], [0.6]]
     assert names(axes.xaxis) == ["␣a", "$", "↵"]
-
-
-def test_lines_stand_at_the_height_of_p_and_q():
-    (axes,) = lab.show_acceptance(["a", "b"], [0.7, 0.3], [0.4, 0.6]).axes
     levels = [[line[0][1] for line in lines.get_segments()] for lines in axes.collections]
-    assert levels == [[0.7, 0.3], [0.4, 0.6]]
+    assert levels == [pytest.approx(target.tolist()), pytest.approx(draft.tolist())]
 
 
 def test_tokens_a_round_are_those_of_the_function_with_the_chosen_k_marked():
-    most, expected, chosen = curves(lab.tokens_a_round(expected_tokens, 0.5, 4).axes[0])
+    most, expected, chosen = curves(lab.tokens_a_round(samples.expected_tokens, 0.5, 4).axes[0])
     assert most == {k: k + 1 for k in range(13)}
     assert expected == pytest.approx({k: 1 + 0.5 * k for k in range(13)})
     assert chosen == {4: 3}
 
 
 def test_the_words_tell_k_acceptance_tokens_and_what_one_more_would_add():
-    assert numbers_in(lab.round_in_words(expected_tokens, 0.5, 4)) == [4, 0.5, 3, 0.5]
+    assert numbers_in(lab.round_in_words(samples.expected_tokens, 0.5, 4)) == [4, 0.5, 3, 0.5]
 
 
 def test_verifying_is_measured_in_decode_steps():
