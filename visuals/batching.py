@@ -7,7 +7,7 @@ request that the slot served, or None. Requests count from 0; the pictures call 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Protocol
 
 import ipywidgets as widgets
 import matplotlib.pyplot as plt
@@ -20,6 +20,7 @@ from torch import Tensor
 from visuals.explorer import explore
 from visuals.style import (
     BLUE,
+    EMPTY,
     GREEN,
     GREY,
     INK,
@@ -28,15 +29,17 @@ from visuals.style import (
     PALE,
     PINK,
     RED,
+    RING,
     SKY,
     Picture,
+    bare,
+    fill,
     new_figure,
     visible,
+    write,
 )
 
 Trace = Sequence[Sequence[int | None]]
-
-HATCH = "////"  # nothing is served here: legible without colour
 
 
 def pastel(colour: str) -> tuple[float, ...]:
@@ -51,19 +54,7 @@ CALM = [pastel(colour) for colour in (BLUE, ORANGE, GREEN, PINK, SKY, RED, GREY)
 
 def draw_idle(axes: Axes, column: float, row: float, width: float = 1) -> None:
     """Hatched cells, `width` of them from `column` on."""
-    axes.add_patch(
-        Rectangle((column, row), width, 1, facecolor="white", edgecolor=PALE, hatch=HATCH, lw=0)
-    )
-
-
-def write(axes: Axes, x: float, y: float, text: str, **style: Any) -> None:
-    """A text around its middle."""
-    axes.text(x, y, text, ha="center", va="center", **style)
-
-
-def bare(axes: Axes) -> None:
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
+    axes.add_patch(Rectangle((column, row), width, 1, lw=0, **fill(EMPTY)))
 
 
 # --------------------------------------------------------------------------- a padded batch
@@ -278,7 +269,7 @@ def throughput_and_latency(seconds: Mapping[int, float], chosen: int | None = No
         axes.legend(loc="lower right")
         if chosen is not None:
             place = chosen, values[batches.index(chosen)]
-            axes.plot(*place, "o", color=INK, markersize=11, fillstyle="none", mew=2)
+            axes.plot(*place, **RING)
     return figure
 
 

@@ -22,29 +22,30 @@ from torch import Tensor
 from visuals.explorer import explore, fine_slider
 from visuals.style import (
     BLUE,
+    EMPTY,
     INK,
     LOOK,
     MUTED,
     ORANGE,
-    PALE,
     PALE_BLUE,
     PALE_ORANGE,
     PAPER,
     Picture,
+    bare,
+    ending,
+    fill,
+    legend_above,
     new_figure,
+    probability_axis,
     visible,
+    write,
+    write_behind,
 )
 
 Words = Callable[[int], str]
 
-HATCH = "////"  # nothing is left here: legible without colour
 SHEET = f"{PAPER}; line-height:1.6"
 PANELS = 3  # beside one another, at most
-
-
-def bare(axes: Axes) -> None:
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
 
 
 # ----------------------------------------------------------------------------- distributions
@@ -77,27 +78,19 @@ def draw_probs(axes: Axes, probs: Sequence[float], right: float) -> None:
     axes.barh(range(len(probs)), probs, color=BLUE, height=0.72)
     for row, prob in enumerate(probs):
         text = f"{prob:.3f}" if prob else "dropped"
-        write_beside(axes, prob, row, text, color=INK if prob else MUTED)
+        write_behind(axes, prob, row, text, color=INK if prob else MUTED)
     axes.set(xlim=(0, right), ylim=(len(probs) - 0.4, -0.6), xticks=[])
     bare(axes)
 
 
 def draw_dropped(axes: Axes, row: int, right: float) -> None:
-    look: dict[str, Any] = {"facecolor": "white", "edgecolor": PALE, "hatch": HATCH, "lw": 0}
-    axes.add_patch(Rectangle((0, row - 0.36), right, 0.72, **look))
-
-
-def write_beside(axes: Axes, x: float, row: int, text: str, **look: Any) -> None:
-    axes.annotate(
-        text, (x, row), (3, 0), textcoords="offset points", va="center", fontsize=8, **look
-    )
+    axes.add_patch(Rectangle((0, row - 0.36), right, 0.72, lw=0, **fill(EMPTY)))
 
 
 # ------------------------------------------------------------------------ sampling, with sliders
 
 SHOWN = 15  # the likeliest tokens
 ALL = "all"
-EDGES = (0.1, 0.2, 0.5)  # where the axis may end, so that small bars can be seen; otherwise at 1
 
 
 def explore_sampling(
@@ -142,9 +135,8 @@ def before_and_after(
     shown = before.topk(min(SHOWN, len(before)))
     old, new = shown.values.tolist(), after[shown.indices].tolist()
     rows = range(len(old))
-    edge = next((edge for edge in EDGES if max(old + new) <= edge), 1)
-    right = 1.25 * edge  # room for the numbers
     figure, (axes,) = new_figure(height=0.7 + 0.22 * len(old))
+    right = probability_axis(axes, max(old + new), room=1.25)
     for row in rows:
         if new[row] == 0:
             draw_dropped(axes, row, right)
@@ -152,10 +144,9 @@ def before_and_after(
     axes.barh(rows, old, height=0.72, facecolor="none", edgecolor=INK, label="the model's own")
     for row in rows:
         text = f"{old[row]:.1%} → " + (f"{new[row]:.1%}" if new[row] else "dropped")
-        write_beside(axes, max(old[row], new[row]), row, text, color=INK if new[row] else MUTED)
+        write_behind(axes, max(old[row], new[row]), row, text, color=INK if new[row] else MUTED)
     axes.set_yticks(rows, [visible(words(token)) for token in shown.indices.tolist()])
-    axes.set(xlim=(0, right), ylim=(len(old) - 0.4, -0.6), xlabel="probability")
-    axes.set_xticks([0, edge / 2, edge], ["0", f"{edge / 2:.0%}", f"{edge:.0%}"])
+    axes.set(ylim=(len(old) - 0.4, -0.6))
     axes.legend(loc="lower right", facecolor="white", framealpha=1, frameon=True, edgecolor="white")
     bare(axes)
     return figure
@@ -328,10 +319,7 @@ def show_tree(search: Search, words: Words) -> Picture:
 
 
 def draw_prompt(axes: Axes, place: tuple[float, float], text: str) -> None:
-    """The end of the prompt, on one line."""
-    line = text.replace("\n", "↵")
-    shown = line if len(line) <= LONGEST else f"…{line[-LONGEST:]}"
-    axes.text(*place, shown, ha="center", va="center", fontsize=9.5, fontweight="bold")
+    write(axes, *place, ending(text, LONGEST), fontsize=9.5, fontweight="bold")
 
 
 def draw_edge(
@@ -390,7 +378,7 @@ def draw_legend(figure: Picture, shown: Collection[str]) -> None:
     if PRUNED in shown:
         handles.append(Line2D([], [], color=FAINT, ls=DASHES, lw=1, label=PRUNED))
     handles.append(Line2D([], [], color=INK, lw=2.8, label="the best text"))
-    figure.legend(handles=handles, loc="outside upper left", ncols=4, fontsize=9)
+    legend_above(figure, handles=handles, ncols=4)
 
 
 # ------------------------------------------------------------------------------ finding top k

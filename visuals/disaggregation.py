@@ -18,8 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Polygon, Rectangle
 
 from visuals.engine import Trace
-from visuals.explorer import explore
-from visuals.prefix_caching import draw_legend, fill
+from visuals.explorer import choice, explore
 from visuals.style import (
     BLUE,
     GREEN,
@@ -34,6 +33,9 @@ from visuals.style import (
     PINK,
     RED,
     Picture,
+    draw_legend,
+    fill,
+    legend_above,
     new_figure,
 )
 
@@ -120,7 +122,7 @@ def explain(figure: Picture, marks: Mapping[str, Mapping[str, Any]]) -> None:
     """A legend above a figure: the kinds, and these marks."""
     kinds = [Patch(label=name, **fill(look)) for name, look in KINDS.items()]
     lines = [Line2D([], [], label=name, **mark) for name, mark in marks.items()]
-    figure.legend(handles=[*kinds, *lines], loc="outside upper left", ncols=3, fontsize=9)
+    legend_above(figure, handles=[*kinds, *lines], ncols=3)
 
 
 def share_labels(panels: Sequence[Axes], name: str) -> None:
@@ -233,17 +235,11 @@ def explore_budget(
     traces: by token budget; all of them share their scales. words: a sentence on each.
     """
     shown = list(traces.values())
-    chosen = widgets.SelectionSlider(
-        options=list(traces),
-        description="token budget",
-        continuous_update=False,
-        style={"description_width": "initial"},
-    )
 
     def draw(budget: int) -> Picture:
         return steps_and_gaps(traces[budget], newcomer, shown)
 
-    return explore(draw, chosen, words=lambda budget: words[budget])
+    return explore(draw, choice("token budget", traces), words=lambda budget: words[budget])
 
 
 @plt.rc_context(LOOK)
@@ -290,14 +286,8 @@ def chunk_mask(prompt: int, chunk: int) -> Picture:
     title = f"{prompt:,} tokens in chunks of {chunk:,}; forwards: {len(borders) - 1:,}"
     axes.set(xlabel="key", ylabel="query", title=title)
     handles: list[Any] = [Patch(**fill(CACHED)), tuple(Patch(**fill(look)) for look in OWN)]
-    figure.legend(
-        handles,
-        ["key from the cache", "key of the chunk itself"],
-        handler_map={tuple: HandlerTuple(ndivide=None)},
-        loc="outside upper left",
-        ncols=2,
-        fontsize=9,
-    )
+    names = ["key from the cache", "key of the chunk itself"]
+    legend_above(figure, handles, names, handler_map={tuple: HandlerTuple(ndivide=None)})
     return figure
 
 

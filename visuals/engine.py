@@ -17,7 +17,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
-from visuals.explorer import explore
+from visuals.explorer import choice, explore
 from visuals.style import (
     BLUE,
     GREEN,
@@ -35,6 +35,9 @@ from visuals.style import (
     PINK,
     RED,
     Picture,
+    bare,
+    fill,
+    legend_above,
     new_figure,
     visible,
 )
@@ -173,11 +176,10 @@ def timeline(trace: Trace, snapshots: Sequence[Snapshot], columns: int | None = 
     ticks = range(1, columns + 1) if every == 1 else [1, *range(every, columns + 1, every)]
     axes.set_xticks([tick - 0.5 for tick in ticks], [str(tick) for tick in ticks])
     axes.set(xlim=(0, columns + 0.1), ylim=(len(names), 0), xlabel="step")
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
+    bare(axes)
     present = {kind for _, _, kind in cells}
     handles = [legend_of(kind) for kind in CELLS if kind in present]
-    figure.legend(handles=handles, loc="outside upper left", ncols=5, fontsize=9, columnspacing=1.2)
+    legend_above(figure, handles=handles, ncols=5, columnspacing=1.2)
     return figure
 
 
@@ -197,9 +199,8 @@ def write(axes: Axes, step: int, row: int, text: str, columns: int, **look: Any)
 
 
 def legend_of(kind: str) -> Patch:
-    face, edge, hatch = CELLS[kind]
     label = f"{kind}  {MARKS[kind]}" if kind in MARKS else kind
-    return Patch(facecolor=face, edgecolor=edge, hatch=hatch, label=label)
+    return Patch(label=label, **fill(CELLS[kind]))
 
 
 class Run(Protocol):
@@ -217,18 +218,11 @@ def explore_runs(name: str, runs: Mapping[int, Run], words: Mapping[int, str]) -
     name: what differs between them. All share one axis of steps.
     """
     columns = max(len(run.trace) for run in runs.values())
-    chosen = widgets.SelectionSlider(
-        options=list(runs),
-        value=next(iter(runs)),
-        description=name,
-        continuous_update=False,
-        style={"description_width": "initial"},
-    )
 
     def draw(key: int) -> Picture:
         return timeline(runs[key].trace, runs[key].snapshots, columns)
 
-    return explore(draw, chosen, words=lambda key: words[key])
+    return explore(draw, choice(name, runs), words=lambda key: words[key])
 
 
 # -------------------------------------------------------------------------------- pool and queue

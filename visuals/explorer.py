@@ -1,6 +1,6 @@
 """A picture with sliders: moving one draws it anew."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import ipywidgets as widgets
 
@@ -20,6 +20,16 @@ def fine_slider(
     """Numbers from `first` to `last` in steps."""
     return widgets.FloatSlider(
         value=start, min=first, max=last, step=step, description=name, continuous_update=False
+    )
+
+
+def choice(name: str, options: Iterable[int]) -> widgets.SelectionSlider:
+    """A slider over these numbers, whose name is as long as it likes."""
+    return widgets.SelectionSlider(
+        options=list(options),
+        description=name,
+        continuous_update=False,
+        style={"description_width": "initial"},
     )
 
 

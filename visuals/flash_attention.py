@@ -6,7 +6,6 @@ Each draws the numbers, states and traces that the learner's own code has left b
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle, pairwise
-from typing import Any
 
 import matplotlib.pyplot as plt
 import torch
@@ -16,9 +15,9 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 from matplotlib.ticker import LogLocator, NullLocator
 from torch import Tensor
 
-from visuals.prefix_caching import CURVES, Look, draw_legend, fill
 from visuals.style import (
     BLUE,
+    CURVES,
     GREEN,
     GREY,
     INK,
@@ -27,15 +26,17 @@ from visuals.style import (
     PALE_BLUE,
     PALE_GREEN,
     PALE_ORANGE,
+    RING,
+    Look,
     Picture,
+    draw_legend,
+    fill,
+    legend_above,
     new_figure,
+    write,
 )
 
 PLAIN = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # behind text on a hatching
-
-
-def write(axes: Axes, x: float, y: float, text: str, **look: Any) -> None:
-    axes.text(x, y, text, ha="center", va="center", fontsize=8, **look)
 
 
 # ---------------------------------------------------------------------- what tiles save, and take
@@ -224,12 +225,12 @@ def draw_tile(axes: Axes, tile: tuple[Span, Span], kind: str, text: str = "") ->
     (top, bottom), (left, right) = tile
     axes.add_patch(Rectangle((left, top), right - left, bottom - top, lw=0.8, **fill(TILES[kind])))
     if text:
-        write(axes, (left + right) / 2, (top + bottom) / 2, text, bbox=PLAIN)
+        write(axes, (left + right) / 2, (top + bottom) / 2, text, fontsize=8, bbox=PLAIN)
 
 
 # ------------------------------------------------------------------------- milliseconds over length
 
-RING: dict[str, Any] = {"marker": "o", "ms": 15, "mfc": "none", "mec": INK, "mew": 1.5, "ls": ""}
+WON = RING | {"ms": 15, "mew": 1.5}
 
 
 @plt.rc_context(LOOK)
@@ -251,7 +252,7 @@ def over_length(milliseconds: Mapping[str, Mapping[int, float]]) -> Picture:
         times = [curve[length] for length in lengths]
         axes.plot(lengths, times, dashes, color=colour, lw=2, marker=marker, label=label)
         if won is not None:
-            axes.plot(won, curve[won], **RING)
+            axes.plot(won, curve[won], **WON)
     measured = sorted({length for curve in milliseconds.values() for length in curve})
     axes.set(
         xscale="log",
@@ -266,7 +267,7 @@ def over_length(milliseconds: Mapping[str, Mapping[int, float]]) -> Picture:
     axes.yaxis.set_minor_locator(NullLocator())
     axes.grid(axis="y")
     handles = axes.get_legend_handles_labels()
-    figure.legend(*handles, loc="outside upper left", fontsize=9, handlelength=4)
+    legend_above(figure, *handles, ncols=1, handlelength=4)
     return figure
 
 
@@ -349,7 +350,8 @@ def walk(
         turns = [str(number) for number, other in enumerate(read, start=1) if other == block]
         x, y = corner(block)
         circle = {"boxstyle": "circle", "facecolor": "white", "edgecolor": INK}
-        write(axes, x + 0.5, y + READ, ", ".join(turns), fontweight="bold", bbox=circle)
+        look = {"fontsize": 8, "fontweight": "bold", "bbox": circle}
+        write(axes, x + 0.5, y + READ, ", ".join(turns), **look)
     axes.set(xlim=(0, IN_A_ROW), ylim=(rows, 0))
     axes.set_axis_off()
     axes.set_title(f"blocks of the pool; in circles the order of the {len(read):,} that were read")
@@ -372,13 +374,13 @@ def draw_block(axes: Axes, block: int, held: int | None, block_size: int) -> Non
     height = BOTTOM - TOP
     share = (held or 0) / block_size
     look = SLOTS[OTHER if held is None else REST]
-    write(axes, x + 0.5, y + TOP / 2, str(block))
+    write(axes, x + 0.5, y + TOP / 2, str(block), fontsize=8)
     axes.add_patch(Rectangle((x + 0.06, y + TOP), 0.88, height, **fill(look)))
     if held:
         box = Rectangle((x + 0.06, y + TOP), 0.88, share * height, **fill(SLOTS[HELD]))
         axes.add_patch(box)
     if held is not None:
-        write(axes, x + 0.5, y + (TOP + BOTTOM) / 2, f"{held}/{block_size}", bbox=PLAIN)
+        write(axes, x + 0.5, y + (TOP + BOTTOM) / 2, f"{held}/{block_size}", fontsize=8, bbox=PLAIN)
 
 
 def draw_arrow(axes: Axes, block: int, following: int) -> None:

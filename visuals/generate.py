@@ -23,7 +23,9 @@ from visuals.style import (
     RED,
     SKY,
     Picture,
+    ending,
     new_figure,
+    probability_axis,
     visible,
 )
 
@@ -48,9 +50,6 @@ def show_tokens(tokens: Sequence[str], ids: Sequence[int]) -> HTML:
 # --------------------------------------------------------------------------- the next token
 
 
-EDGES = (0.1, 0.2, 0.5)  # where the axis may end, so that small bars can be seen; otherwise at 1
-
-
 @plt.rc_context(LOOK)
 def next_token_bars(
     logits: Float[Tensor, " vocab"],
@@ -64,14 +63,12 @@ def next_token_bars(
     shown = probs.topk(min(top, len(probs)))
     rows = range(len(shown.values))
     figure, (axes,) = new_figure(height=1.0 + 0.24 * len(rows))
-    edge = next((edge for edge in EDGES if shown.values[0] <= edge), 1)
     colours = [ORANGE if token_id == actual else BLUE for token_id in shown.indices.tolist()]
     bars = axes.barh(rows, shown.values.tolist(), color=colours)
     axes.bar_label(bars, [f"{prob:.1%}" for prob in shown.values.tolist()], padding=3, fontsize=9)
     axes.set_yticks(rows, [visible(decode([token_id])) for token_id in shown.indices.tolist()])
-    axes.set(xlim=(0, 1.6 * edge), xlabel="probability")  # room on the right for what follows
-    axes.set_xticks([0, edge / 2, edge], ["0", f"{edge / 2:.0%}", f"{edge:.0%}"])
-    axes.set_title(f"After “{shortened(after)}”")
+    probability_axis(axes, shown.values[0].item(), room=1.6)  # for what really follows
+    axes.set_title(f"After “{ending(after, 50)}”")
     axes.invert_yaxis()
     if actual is not None:
         rank = int((probs > probs[actual]).sum()) + 1
@@ -95,12 +92,6 @@ def explore_next_token(
         return next_token_bars(logits[row], decode, decode(list(ids[: row + 1])), actual)
 
     return explore(draw, slider("row", len(ids) - 1))
-
-
-def shortened(text: str, longest: int = 50) -> str:
-    """The end of a text, on one line."""
-    line = text.replace("\n", "↵")
-    return line if len(line) <= longest else "…" + line[-longest:]
 
 
 # ---------------------------------------------------------------------- a request over time

@@ -17,7 +17,20 @@ from torch import Tensor
 
 from visuals.explorer import explore, slider
 from visuals.source_diff import difference as difference  # older copies of lab 2 take it from here
-from visuals.style import BLUE, GREY, INK, LOOK, ORANGE, PALE, SKY, Picture, new_figure, visible
+from visuals.style import (
+    BLUE,
+    GREY,
+    INK,
+    LOOK,
+    ORANGE,
+    PALE,
+    SKY,
+    Picture,
+    bare,
+    new_figure,
+    visible,
+    write_behind,
+)
 
 LayerCache = tuple[
     Float[Tensor, "batch heads length head_dim"], Float[Tensor, "batch heads length head_dim"]
@@ -52,14 +65,7 @@ def score_times_value(
     middles = [row + 0.5 for row in range(rows)]
     bars.barh(middles, weights.tolist(), color=BLUE)
     for middle, weight in zip(middles, weights.tolist(), strict=True):
-        bars.annotate(
-            f"{weight:.2f}",
-            (weight, middle),
-            (3, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8,
-        )
+        write_behind(bars, weight, middle, f"{weight:.2f}")
     bars.set_yticks(middles, [visible(token) for token in tokens[:rows]])
     bars.get_yticklabels()[position].set_fontweight("bold")
     bars.set(xlim=(0, 1.25), xticks=[], title="weights")
@@ -75,8 +81,7 @@ def score_times_value(
         axes.set(xlim=(0, width), yticks=[], xticks=[], title=title, xlabel=f"{width} numbers")
     for axes in (bars, plain, product):
         axes.set_ylim(rows + 2, -0.1)
-        axes.tick_params(length=0)
-        axes.spines[:].set_visible(False)
+        bare(axes)
     return figure
 
 

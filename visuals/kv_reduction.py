@@ -17,7 +17,6 @@ from torch import Tensor
 
 from visuals.explorer import explore, slider
 from visuals.kv_cache import draw_numbers, show_masks
-from visuals.prefix_caching import Look, draw_legend, fill
 from visuals.style import (
     BLUE,
     GREEN,
@@ -31,15 +30,16 @@ from visuals.style import (
     PALE_PINK,
     PINK,
     RED,
+    Look,
     Picture,
+    draw_legend,
+    fill,
+    legend_above,
     new_figure,
+    write_behind,
 )
 
-
-def write_behind(axes: Axes, x: float, y: float, text: str) -> None:
-    """A text that begins a little to the right of a point."""
-    axes.annotate(text, (x, y), (4, 0), textcoords="offset points", va="center", fontsize=9)
-
+BEHIND: dict[str, Any] = {"gap": 4, "fontsize": 9}  # what is written behind a bar
 
 # ----------------------------------------------------------------------------- the rows that stay
 
@@ -142,7 +142,7 @@ def first_token_mass(
     shares.set_xlabel("layer")
     shares.grid(axis="y")
     draw_losses(losses, controls)
-    figure.legend(loc="outside upper left", ncols=2, fontsize=9)
+    legend_above(figure)
     return figure
 
 
@@ -158,7 +158,7 @@ def draw_losses(axes: Axes, controls: Mapping[str, tuple[float, float]]) -> None
     """A bar with its standard error for each control, and above it the name and the number."""
     for row, (name, (bits, error)) in enumerate(controls.items()):
         axes.barh(row, bits, 0.4, xerr=error, capsize=4, ecolor=INK, **fill(LOST))
-        write_behind(axes, 0, row - 0.38, f"{name}: {bits:+.4f} ± {error:.4f}")
+        write_behind(axes, 0, row - 0.38, f"{name}: {bits:+.4f} ± {error:.4f}", **BEHIND)
     axes.axvline(0, color=INK, lw=1)
     axes.set(ylim=(len(controls) - 0.6, -0.7), yticks=[])
     axes.set_title("bits a byte lost, by the tokens\nkept beside the window", fontsize=10)
@@ -246,7 +246,7 @@ def token_bytes(ways: Mapping[str, Mapping[str, float]]) -> Picture:
             axes.barh(row, n_bytes, 0.7, start, lw=0.8, **fill(looks[part]))
             start += n_bytes
         less = f", {totals[0] / total:.1f}× less" if row else ""
-        write_behind(axes, total, row, f"{total:,.0f}{less}")
+        write_behind(axes, total, row, f"{total:,.0f}{less}", **BEHIND)
     axes.set_yticks(range(len(ways)), list(ways))
     axes.set(ylim=(len(ways) - 0.5, -0.5), xlim=(0, 1.2 * max(totals)), xticks=[])
     axes.set_title("bytes of a token")

@@ -28,6 +28,8 @@ from visuals.style import (
     RED,
     SKY,
     Picture,
+    bare,
+    legend_above,
     new_figure,
     visible,
 )
@@ -111,11 +113,10 @@ def memory_bars(uses: Mapping[str, Use]) -> Picture:
     for row, use in zip(rows, uses.values(), strict=True):
         axes.text(1.02, row, f"{use.running:.1f} at a time", va="center", fontsize=9)
     axes.set_yticks(rows, list(uses))
-    axes.tick_params(length=0)
     axes.set(xlim=(0, 1.0), xticks=[])
-    axes.spines[:].set_visible(False)
+    bare(axes)
     axes.invert_yaxis()
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=2, fontsize=9)
+    legend_above(figure, *axes.get_legend_handles_labels())
     return figure
 
 
@@ -382,6 +383,5 @@ def show_schedule(held: Sequence[Mapping[int, int]], num_blocks: int) -> Picture
     every = range(0, len(held), 5)
     axes.set_xticks([step + 0.5 for step in every], [str(step + 1) for step in every])
     axes.set_title("blocks held after each step;  · waits,  × preempted")
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
+    bare(axes)
     return figure

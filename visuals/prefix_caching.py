@@ -12,11 +12,11 @@ from typing import Any, Protocol
 import ipywidgets as widgets
 import matplotlib.pyplot as plt
 from IPython.display import HTML
-from matplotlib.patches import Patch
 
-from visuals.explorer import explore
+from visuals.explorer import choice, explore
 from visuals.style import (
     BLUE,
+    CURVES,
     GREEN,
     GREY,
     INK,
@@ -28,9 +28,11 @@ from visuals.style import (
     PALE_GREEN,
     PALE_ORANGE,
     PAPER,
-    PINK,
     RED,
     Picture,
+    draw_legend,
+    fill,
+    legend_above,
     new_figure,
     visible,
 )
@@ -77,19 +79,6 @@ def chat_turns(chats: Sequence[Sequence[Turn]]) -> Picture:
     axes.grid(axis="x")
     draw_legend(figure, STRETCHES)
     return figure
-
-
-Look = tuple[str, str, str]
-
-
-def fill(look: Look) -> dict[str, Any]:
-    return dict(zip(("facecolor", "edgecolor", "hatch"), look, strict=True))
-
-
-def draw_legend(figure: Picture, looks: Mapping[str, Look]) -> None:
-    """The names of kinds above a figure, each with its fill."""
-    handles = [Patch(label=name, **fill(look)) for name, look in looks.items()]
-    figure.legend(handles=handles, loc="outside upper left", ncols=len(handles), fontsize=9)
 
 
 # ------------------------------------------------------------------------- the pool, block by block
@@ -206,14 +195,10 @@ def pool_strip(moments: Sequence[Moment], num_blocks: int) -> Picture:
 
 def explore_pools(pools: Mapping[int, Sequence[Moment]], words: Mapping[int, str]) -> widgets.VBox:
     """`pool_strip` with a slider over pools of several sizes, and a sentence on each."""
-    chosen = widgets.SelectionSlider(
-        options=list(pools),
-        description="blocks",
-        continuous_update=False,
-        style={"description_width": "initial"},
-    )
     return explore(
-        lambda size: pool_strip(pools[size], size), chosen, words=lambda size: words[size]
+        lambda size: pool_strip(pools[size], size),
+        choice("blocks", pools),
+        words=lambda size: words[size],
     )
 
 
@@ -323,8 +308,6 @@ def shortened(text: str) -> str:
 
 # ------------------------------------------------------------------- hit rate against pool size
 
-CURVES = ((BLUE, "-", "o"), (ORANGE, "--", "s"), (PINK, "-.", "^"), (GREEN, ":", "D"))
-
 
 @plt.rc_context(LOOK)
 def hit_rate_curves(
@@ -344,14 +327,7 @@ def hit_rate_curves(
     fallen = cliff(first)
     if fallen:
         label = f"LRU's cliff: {first[fallen[1]]:.2f} to {first[fallen[0]]:.2f}"
-        look: dict[str, Any] = {
-            "facecolor": PALE,
-            "edgecolor": GREY,
-            "hatch": "//",
-            "lw": 0,
-            "zorder": 0,
-        }
-        axes.axvspan(*fallen, label=label, **look)
+        axes.axvspan(*fallen, label=label, lw=0, zorder=0, **fill((PALE, GREY, "//")))
     if working_set is not None:
         label = f"working set: {working_set:,} blocks"
         axes.axvline(working_set, color=INK, ls=(0, (1, 2)), lw=1.5, label=label)
@@ -359,7 +335,7 @@ def hit_rate_curves(
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
     axes.grid(axis="y")
     handles = axes.get_legend_handles_labels()
-    figure.legend(*handles, loc="outside upper left", ncols=2, fontsize=9, handlelength=3)
+    legend_above(figure, *handles, handlelength=3)
     return figure
 
 
@@ -394,5 +370,5 @@ def grain(computed: Mapping[int, int], tree: int) -> Picture:
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="x", length=0)
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles[::-1], labels[::-1], loc="outside upper left", ncols=2, fontsize=9)
+    legend_above(figure, handles[::-1], labels[::-1])
     return figure

@@ -21,7 +21,6 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from torch import Tensor
 
 from visuals.explorer import explore
-from visuals.prefix_caching import draw_legend, fill
 from visuals.style import (
     BLUE,
     GREEN,
@@ -34,6 +33,9 @@ from visuals.style import (
     PINK,
     RED,
     Picture,
+    draw_legend,
+    fill,
+    legend_above,
     new_figure,
 )
 
@@ -84,7 +86,7 @@ def number_line(formats: Mapping[str, Sequence[float]], near: float) -> Picture:
     axes.spines["left"].set_visible(False)
     marks = {f"the value, {near:g}": VALUE, "rounded": ROUNDED, "truncated": TRUNCATED}
     handles = [Line2D([], [], label=name, **mark) for name, mark in marks.items()]
-    figure.legend(handles=handles, loc="outside upper left", ncols=3, fontsize=9)
+    legend_above(figure, handles=handles, ncols=3)
     return figure
 
 
@@ -228,7 +230,7 @@ def grain(weight: Float[Tensor, "n_in n_out"], size: int = 32) -> Picture:
         Patch(label="above: scales, darker is larger", facecolor=BLUE, edgecolor=INK),
         Line2D([], [], ls="", label="the weight that a scale is made for", **LARGEST),
     ]
-    figure.legend(handles=handles, loc="outside upper left", ncols=2, fontsize=9)
+    legend_above(figure, handles=handles)
     return figure
 
 
@@ -313,7 +315,7 @@ def clipping(
     lost.set(xlim=(first, end + 0.04 * (end - first)), ylim=(0, 1.25 * max(heights)))
     lost.locator_params(axis="x", nbins=4)
     lost.ticklabel_format(axis="y", scilimits=(-2, 3), useMathText=False)
-    figure.legend(handles=handles, loc="outside upper left", ncols=2, fontsize=9, handlelength=3)
+    legend_above(figure, handles=handles, handlelength=3)
     return figure
 
 
@@ -449,7 +451,7 @@ def pareto(points: Mapping[str, Point], size: str = "bits a weight, scales count
         Line2D([], [], marker="o", ls="", color=BLUE, mfc=face, mew=1.5, label=name)
         for name, face in faces.items()
     ]
-    figure.legend(handles=handles, loc="outside upper left", ncols=2, fontsize=9)
+    legend_above(figure, handles=handles)
     return figure
 
 

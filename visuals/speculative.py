@@ -32,7 +32,10 @@ from visuals.style import (
     PAPER,
     PINK,
     RED,
+    RING,
     Picture,
+    fill,
+    legend_above,
     new_figure,
     visible,
 )
@@ -178,27 +181,19 @@ def show_acceptance(
     residual = [max(p - q, 0) for p, q in pairs]
     rejected = [max(q - p, 0) for p, q in pairs]
     figure, (axes,) = new_figure(height=3.4)
-    for shares, start, name, face, edge, hatch in (
-        (both, [0.0] * len(pairs), "accepted, min(p, q)", PALE_BLUE, BLUE, ""),
-        (rejected, both, "rejected, q − p", "white", RED, "xx"),
-        (residual, both, "residual, p − q", PALE_GREEN, GREEN, ".."),
+    for shares, start, name, look in (
+        (both, [0.0] * len(pairs), "accepted, min(p, q)", (PALE_BLUE, BLUE, "")),
+        (rejected, both, "rejected, q − p", ("white", RED, "xx")),
+        (residual, both, "residual, p − q", (PALE_GREEN, GREEN, "..")),
     ):
-        axes.bar(
-            places,
-            shares,
-            bottom=start,
-            width=0.7,
-            facecolor=face,
-            edgecolor=edge,
-            hatch=hatch,
-            label=f"{name}: {sum(shares):.2f} in all",
-        )
+        label = f"{name}: {sum(shares):.2f} in all"
+        axes.bar(places, shares, 0.7, start, label=label, **fill(look))
     draw_levels(axes, [p for p, _ in pairs], "p, target", INK, "-")
     draw_levels(axes, [q for _, q in pairs], "q, draft", ORANGE, ":")
     axes.set_xticks(places, [visible(word) for word in words])
     axes.set(ylabel="probability", ylim=(0, 1.1 * max(map(max, pairs))))
     axes.tick_params(axis="x", length=0)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=2, fontsize=9)
+    legend_above(figure, *axes.get_legend_handles_labels())
     return figure
 
 
@@ -233,7 +228,7 @@ def tokens_a_round(
     axes.plot(
         drafts, expected, "o-", color=BLUE, ms=4, label=f"each accepted with {acceptance:.2f}"
     )
-    axes.plot(k, expected[k], "o", color=INK, markersize=11, fillstyle="none", mew=2)
+    axes.plot(k, expected[k], **RING)
     axes.set(xlabel="k, drafts a round", ylim=(0, MOST_DRAFTS + 1.5), title="tokens a round")
     axes.legend(loc="upper left")
     axes.grid(axis="y")
@@ -307,5 +302,5 @@ def speed_up_curves(
     points_too = "; points: measured" if measured else ""
     axes.set_title(f"times as fast as plain decode, predicted{points_too}")
     axes.grid(axis="y")
-    figure.legend(handles=handles, loc="outside upper left", ncols=2, fontsize=9)
+    legend_above(figure, handles=handles)
     return figure

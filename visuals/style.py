@@ -4,11 +4,14 @@ The colours are those of Okabe and Ito ("Color Universal Design", 2008), which s
 common kind of colour blindness. Nothing is told by colour alone.
 """
 
+from collections.abc import Mapping
 from io import BytesIO
+from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 BLUE = "#0072B2"  # what the learner's code does
 ORANGE = "#E69F00"  # what to compare it with
@@ -27,6 +30,13 @@ PALE_BLUE = "#DCEEF9"
 PALE_ORANGE = "#FBE6B8"
 PALE_GREEN = "#C4E9DC"
 PALE_PINK = "#F1D9E5"
+
+Look = tuple[str, str, str]  # face, edge and hatching: legible without colour
+EMPTY: Look = "white", PALE, "////"  # where nothing is
+
+# Of lines that are compared: colour, dashes and marker.
+CURVES = ((BLUE, "-", "o"), (ORANGE, "--", "s"), (PINK, "-.", "^"), (GREEN, ":", "D"))
+RING: dict[str, Any] = {"marker": "o", "ms": 11, "mfc": "none", "mec": INK, "mew": 2, "ls": ""}
 
 LOOK = {
     "figure.facecolor": "white",
@@ -71,6 +81,55 @@ def new_figure(
         figure = Picture(figsize=(width, height), layout="constrained")
         axes = figure.subplots(rows, columns, squeeze=False)
     return figure, list(axes.flat)
+
+
+def bare(axes: Axes) -> None:
+    """No frame and no ticks, only what is written at them."""
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+
+
+def fill(look: Look) -> dict[str, Any]:
+    return dict(zip(("facecolor", "edgecolor", "hatch"), look, strict=True))
+
+
+def draw_legend(figure: Figure, looks: Mapping[str, Look]) -> None:
+    """The names of kinds above a figure, each with its fill."""
+    handles = [Patch(label=name, **fill(look)) for name, look in looks.items()]
+    legend_above(figure, handles=handles, ncols=len(handles))
+
+
+def legend_above(figure: Figure, *entries: Any, ncols: int = 2, **look: Any) -> None:
+    """What a figure's colours, lines and signs are, above it."""
+    figure.legend(*entries, loc="outside upper left", ncols=ncols, fontsize=9, **look)
+
+
+def write(axes: Axes, x: float, y: float, text: str, **look: Any) -> None:
+    """A text around its middle."""
+    axes.text(x, y, text, ha="center", va="center", **look)
+
+
+def write_behind(axes: Axes, x: float, y: float, text: str, gap: float = 3, **look: Any) -> None:
+    """A text that begins a little to the right of a point, by `gap` points."""
+    look = {"fontsize": 8} | look
+    axes.annotate(text, (x, y), (gap, 0), textcoords="offset points", va="center", **look)
+
+
+def probability_axis(axes: Axes, largest: float, room: float) -> float:
+    """Let an axis of probabilities end where small ones can be seen; gives its limit.
+
+    room: how many times as far the picture goes, for what is written there.
+    """
+    edge = next((edge for edge in (0.1, 0.2, 0.5) if largest <= edge), 1)
+    axes.set(xlim=(0, room * edge), xlabel="probability")
+    axes.set_xticks([0, edge / 2, edge], ["0", f"{edge / 2:.0%}", f"{edge:.0%}"])
+    return room * edge
+
+
+def ending(text: str, longest: int) -> str:
+    """The end of a text, on one line."""
+    line = text.replace("\n", "↵")
+    return line if len(line) <= longest else f"…{line[-longest:]}"
 
 
 def visible(token: str) -> str:
