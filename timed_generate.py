@@ -13,11 +13,12 @@ has many that begin and end together; `chat` has chats, of which each turn begin
 it. Every technique must first give the reference's tokens, or, where they are drawn, the same
 tokens with its caches as without, or, where weights are rounded or a window hides tokens (marked
 #), those of a naive model that does the same; only then is it timed. The last line of the output is
-the whole result as JSON. A new technique is one entry in TECHNIQUES, in timing/techniques.py.
+the whole result as JSON. A lab's techniques stand in timing/rows/, in a file named as the lab.
 """
 
 import argparse
 import difflib
+import functools
 import importlib.util
 import json
 import os
@@ -26,6 +27,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn
 
 import torch
@@ -34,26 +36,30 @@ from rich.console import Console
 from tqdm import tqdm
 
 from gpt import GPTLMHead, find_checkpoint, load_tokenizer
+from timing import techniques
 from timing.machine import last_level_cache, memory_bandwidth, processor_name
-from timing.measure import REPEATS, Key, Plan, Results, add_speedups, growth, measure, new_row
+from timing.measure import REPEATS, Plan, growth, measure
 from timing.peers.catalogue import missing
-from timing.peers.row import SIZES, Prepare, peer_techniques
+from timing.peers.row import SIZES, peer_techniques
 from timing.peers.worker import Workers
 from timing.plot import plot
 from timing.race import race
+from timing.rows.bench import Bench, Rows
 from timing.runs import Prepared
-from timing.table import (
-    show_environment,
-    show_growth,
-    show_missing,
-    show_tables,
-    show_words,
-)
-from timing.techniques import TECHNIQUES, load
+from timing.table import show_environment, show_growth, show_missing, show_tables, show_words
+from timing.verify import Key, Verifier
 from timing.work import weight_bytes
 from timing.workloads import KINDS, LENGTHS, Workload, new_workloads
 
-DEFAULT = [name for name in TECHNIQUES if name != "mine"]
+
+def mine(lab: str) -> ModuleType:
+    from autograder import check  # only --mine needs the autograder
+
+    return check.mine(lab)
+
+
+DEFAULT = list(techniques.TECHNIQUES)
+TECHNIQUES: Rows = {**techniques.TECHNIQUES, "mine": techniques.mine_rows(mine)}
 RACERS = "naive", "hf", "mine"
 SHORT_ONLY = {"hf-nocache": 64}  # new tokens; beyond, it runs where asked for by name: it is slow
 
@@ -164,10 +170,7 @@ def new_parser() -> Parser:
 # ------------------------------------------------------------------------------------- what to do
 
 
-Techniques = Mapping[str, Mapping[str, Prepare]]  # by name, for each kind of workload
-
-
-def new_plan(folder: Path, args: argparse.Namespace, peers: Techniques) -> Plan:
+def new_plan(folder: Path, args: argparse.Namespace, peers: Rows) -> Plan:
     """Which techniques run on which workload: each on those that it serves."""
     names = list(args.techniques or DEFAULT)
     if args.mine and "mine" not in names:
@@ -214,16 +217,14 @@ def is_quick(name: str, workload: Workload) -> bool:
     return name not in SHORT_ONLY or max(workload.new_tokens) <= SHORT_ONLY[name]
 
 
-def prepare(
-    folder: Path, device: torch.device, plan: Plan, techniques: Techniques
-) -> dict[tuple[str, str], Prepared]:
+def prepare(bench: Bench, plan: Plan, techniques: Rows) -> dict[tuple[str, str], Prepared]:
     """What will run, by kind of workload and name; the references come along."""
-    needed = {(w.kind, name): None for w, names in plan for name in [w.reference, *names]}
-    made = {
-        (name, make): make(folder, device)
-        for name, make in dict.fromkeys((name, techniques[name][kind]) for kind, name in needed)
+    made = functools.cache(lambda make: make(bench))
+    return {
+        (workload.kind, name): made(techniques[name][workload.kind])
+        for workload, names in plan
+        for name in [workload.reference, *names]
     }
-    return {(kind, name): made[name, techniques[name][kind]] for kind, name in needed}
 
 
 def not_timed(absent: Mapping[str, str], left_out: Mapping[Key, str]) -> dict[str, str]:
@@ -234,12 +235,6 @@ def not_timed(absent: Mapping[str, str], left_out: Mapping[Key, str]) -> dict[st
         sentence = f"{', '.join(places)}: {reason}"
         reasons[name] = f"{reasons[name]} {sentence}" if name in reasons else sentence
     return reasons
-
-
-def losses(results: Results) -> dict[str, dict[str, float]]:
-    """What techniques that compute something else lose: in bits per byte, and its error."""
-    lossy = {name: runs[0].lossy for (_, name), runs in results.items()}
-    return {name: asdict(known.loss) for name, known in lossy.items() if known and known.loss}
 
 
 def environment(
@@ -288,16 +283,14 @@ def run_race(parser: Parser, args: argparse.Namespace) -> None:
         folder = find_checkpoint(args.model)
         tokenizer = load_tokenizer(args.model)
         [workload] = new_workloads([LENGTHS], folder, [max(args.tokens)])
-        techniques = {name: TECHNIQUES[name][LENGTHS](folder, args.device) for name in RACERS}
+        bench = Bench(folder, args.device)
+        techniques = {name: TECHNIQUES[name][LENGTHS](bench) for name in RACERS}
     except ValueError as error:
         parser.error(str(error))
-    naive_model = load(GPTLMHead, folder, args.device)
-    expected = techniques[RACERS[0]].run(workload).outputs
-    runs = {}
+    verifier, runs = Verifier(bench.load(GPTLMHead)), {}
     for name in tqdm(RACERS, leave=False):
-        techniques[name].run(workload)
-        runs[name] = techniques[name].run(workload)
-        runs[name].verify(name, workload, expected, naive_model)
+        verifier.run(workload, name, techniques[name])
+        runs[name] = verifier.run(workload, name, techniques[name])
     race(new_console(), runs, tokenizer, tokenizer.decode(workload.prompts[0]))
 
 
@@ -307,44 +300,33 @@ def time_all(parser: Parser, args: argparse.Namespace, workers: Workers) -> None
     try:
         folder = find_checkpoint(args.model)
         plan = new_plan(folder, args, peers)
-        naive_model = load(GPTLMHead, folder, args.device)
-        prepared = prepare(folder, args.device, plan, {**TECHNIQUES, **peers})
+        bench = Bench(folder, args.device)
+        naive_model = bench.load(GPTLMHead)
+        prepared = prepare(bench, plan, {**TECHNIQUES, **peers})
     except ValueError as error:
         parser.error(str(error))
 
     console = new_console()
     found = environment(args, plan, weight_bytes(naive_model))
     show_environment(console, found)
-    results, told = measure(plan, prepared, naive_model, args.repeats)
-    plan = [(w, [name for name in names if (w.name, name) in results]) for w, names in plan]
-    rows = [
-        new_row(
-            workload,
-            name,
-            results[workload.name, name],
-            prepared[workload.kind, name].weight_bytes,
-            found,
-        )
-        for workload, names in plan
-        for name in names
-    ]
-    add_speedups(rows)
+    measured = measure(plan, prepared, naive_model, found, args.repeats)
+    rows, told = measured.rows, measured.told
     one_prompt = {workload.name for workload, _ in plan if workload.kind == LENGTHS}
     powers = growth([row for row in rows if row["workload"] in one_prompt])
 
     show_tables(console, plan, rows, told)
-    show_words(console, plan, prepared)
-    left_out = not_timed(absent, told.left_out)
+    show_words(console, plan, rows, prepared)
+    left_out = not_timed(absent, measured.left_out)
     show_missing(console, left_out)
     if powers:
         show_growth(console, powers, args.tokens)
     if args.plot:
-        plot(args.plot, plan, rows, results)
+        plot(args.plot, plan, rows, measured.runs)
     done = {
         "rows": rows,
         "environment": found,
         "growth": powers,
-        "losses": losses(results),
+        "losses": {name: asdict(it.loss) for name, it in told.lossy.items() if it.loss},
         "not_timed": left_out,
     }
     line = json.dumps(done)

@@ -58,7 +58,8 @@ COMPLETE = {
     "tests/test_sampling.py": "",
     "tests/test_visuals_sampling.py": "",
     "tests/answers/sampling.py": "",
-    "timing/techniques.py": 'about = "draws of its own (lab 5)"',
+    "timing/rows/sampling.py": 'about = "draws of its own (lab 5)"',
+    "timing/techniques.py": "from timing.rows import hf, sampling",
     "README.md": "| lab | you build | time |\n| [5 · sampling](labs/05) | a draw | 1 h |\n",
 }
 
@@ -95,7 +96,8 @@ def test_a_missing_file_or_line_is_named(name: str, complete: Path, tmp_path: Pa
             "the card of sampling.top_p",
         ),
         ("autograder/misconceptions/sampling.md", ".top_p", "has nothing for sampling.top_p."),
-        ("timing/techniques.py", "(lab 5)", "has no row that ends with (lab 5)."),
+        ("timing/rows/sampling.py", "(lab 5)", "has no row that ends with (lab 5)."),
+        ("timing/techniques.py", ", sampling", "leaves the rows of sampling out."),
         ("README.md", "sampling", "has no line | [5 · sampling] in its table of labs."),
     ],
 )

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from solutions.paged_attention import BlockManager
-from timing.memory import (
+from solutions.memory import (
     CONTEXT,
     ContiguousManager,
     Lengths,
@@ -21,6 +20,7 @@ from timing.memory import (
     reserve_longest,
     reserve_power_of_two,
 )
+from solutions.paged_attention import BlockManager
 
 MEMORY = 16_384  # slots, room for eight texts of the longest kind
 

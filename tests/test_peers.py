@@ -29,6 +29,7 @@ from timing.peers.catalogue import PEERS, Peer, missing
 from timing.peers.engine import Served
 from timing.peers.row import Choice, PeerRow
 from timing.peers.worker import PeerFailed, Worker, Workers
+from timing.rows.bench import Bench
 from timing.verify import difference
 from timing.workloads import EQUAL, LENGTHS, RAGGED, Workload
 
@@ -60,7 +61,7 @@ def naive(tiny) -> GPTLMHead:
 
 
 def peer_row(kind: str, folder: Path, workers: Any) -> PeerRow:
-    return PeerRow("ct2", kind, workers, folder, CPU)
+    return PeerRow("ct2", kind, workers, Bench(folder, CPU))
 
 
 def requests(prompts: list[list[int]], new_tokens: list[int], kind: str = RAGGED) -> Workload:
@@ -220,7 +221,7 @@ def test_the_best_threads_and_size_are_found_once_by_a_short_trial(tiny) -> None
     row = peer_row(RAGGED, tiny, paced)
     workload = requests([[1], [2]], [8, 9])
     run = row.run(workload)
-    assert (run.threads, run.batch) == (1, 16)
+    assert (run.notes["threads"], run.batch) == (1, 16)
     trials = 2 * [(t, size, [2, 3]) for t in (1, 2) for size in (8, 16, 32, 64)]
     assert sorted(paced.asked[:-1]) == sorted(trials)
     assert paced.asked[-1] == (1, 16, [8, 9])
@@ -234,7 +235,7 @@ def test_for_one_prompt_the_trial_is_as_long_whatever_is_asked_for(tiny) -> None
     paced = Paced(lambda threads, size: 1 / threads)
     row = peer_row(LENGTHS, tiny, paced)
     run = row.run(requests([[1] * 10], [3], LENGTHS))
-    assert (run.threads, run.batch) == (2, 1)
+    assert (run.notes["threads"], run.batch) == (2, 1)
     assert paced.asked[0] == (1, 1, [CONTEXT - 10])
     assert "threads: 2 (best of 1, 2)" in row.about
     assert "at a time" not in row.about
@@ -254,7 +255,7 @@ def test_threads_that_fail_are_passed_over_unless_all_do(tiny) -> None:
         return 1
 
     failing, paced = {2}, Paced(pace)
-    assert peer_row(RAGGED, tiny, paced).run(requests([[1]], [4])).threads == 1
+    assert peer_row(RAGGED, tiny, paced).run(requests([[1]], [4])).notes["threads"] == 1
     assert sum(threads == 2 for threads, *_ in paced.asked) == 1
     failing = {1, 2}
     row = peer_row(RAGGED, tiny, paced)

@@ -25,16 +25,17 @@ PASSAGES = 4  # of the held-out text, on which the loss is measured
 class Lossy:
     """What there is to know of a technique whose texts are not the reference's.
 
-    naive_model: computes the same without the technique's cache; each token must be its choice, up
-    to a tie of `hair`. why: its texts are others, and wins: what that is good for, each in a few
-    words. loss: None where the model has no tokenizer for the passages.
+    why: they are others, in a few words. naive_model: computes the same without the technique's
+    cache; each token must be its choice, up to a tie of `hair`. There is none for an engine of
+    others, whose weights nobody here knows. wins: what rounding or hiding is good for. loss: None
+    where the model has no tokenizer for the passages.
     """
 
-    naive_model: nn.Module
-    hair: float
     why: str
-    wins: str
-    loss: Loss | None
+    naive_model: nn.Module | None = None
+    hair: float = 0.0
+    wins: str = ""
+    loss: Loss | None = None
 
     def __str__(self) -> str:
         """What it wins and costs."""

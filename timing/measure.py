@@ -2,8 +2,8 @@
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -12,50 +12,88 @@ from tqdm import tqdm
 from solutions import generate as lab1
 from timing.peers.row import PeerRow
 from timing.peers.worker import PeerFailed
-from timing.runs import Prepared, Run
-from timing.verify import ROUNDED, difference, verify_replay
+from timing.runs import NOTES, Prepared, Run
+from timing.verify import Key, Verifier
 from timing.workloads import Workload
 
 REPEATS = 3
 ENOUGH_SECONDS = 2.0
 
 Plan = list[tuple[Workload, list[str]]]  # which techniques are timed on which workload
-Key = tuple[str, str]  # workload and technique
-Results = dict[Key, list[Run]]  # one run for each repeat
+Runs = dict[Key, list[Run]]  # by workload and technique, one for each repeat
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Told:
-    """Sentences about rows. ties: what float32 could not decide. differing: how far the tokens are
-    the reference's where they need not be. lost: by technique, what those of ours lose. left_out:
-    why an engine of others has no row.
+class Measured:
+    """The rows of the table, the timed runs that they come of, and what is to be told of them.
+
+    left_out: why an engine of others has no row.
     """
 
-    ties: dict[Key, str] = field(default_factory=dict)
-    differing: dict[Key, str] = field(default_factory=dict)
-    lost: dict[str, str] = field(default_factory=dict)
-    left_out: dict[Key, str] = field(default_factory=dict)
+    rows: list[Row]
+    runs: Runs
+    told: Verifier
+    left_out: dict[Key, str]
 
 
 def measure(
     plan: Plan,
-    prepared: dict[tuple[str, str], Prepared],
+    prepared: Mapping[tuple[str, str], Prepared],
     naive_model: nn.Module,
+    environment: Mapping[str, Any],
     repeats: int | None = None,
-) -> tuple[Results, Told]:
-    """Verify every technique, then time it; return the timed runs and what is to be told of them.
+) -> Measured:
+    """Verify every technique, time it, and make a row of it.
 
-    `prepared` is by kind of workload and name. The verified runs are the warm-up. Then the
-    techniques take turns, and each repeat starts with another one, so that a slow minute of the
-    machine, or a warm cache, favours none of them.
+    `prepared` is by kind of workload and name.
+    """
+    told = Verifier(naive_model)
+    runs, left_out = timed_runs(plan, prepared, told, repeats)
+    rows = []
+    for workload, names in plan:
+        for name in names:
+            if own := runs.get((workload.name, name)):
+                read = prepared[workload.kind, name].weight_bytes
+                rows.append(new_row(workload, name, own, read, environment))
+    add_speedups(rows)
+    return Measured(rows, runs, told, left_out)
+
+
+def timed_runs(
+    plan: Plan,
+    prepared: Mapping[tuple[str, str], Prepared],
+    verifier: Verifier,
+    repeats: int | None = None,
+) -> tuple[Runs, dict[Key, str]]:
+    """The timed runs of each row, and why an engine of others has none.
+
+    The verified runs are the warm-up. Then the techniques take turns, and each repeat starts with
+    another one, so that a slow minute of the machine, or a warm cache, favours none of them.
 
     Without `repeats`, a row is timed up to REPEATS times, until it has been for ENOUGH_SECONDS. A
     reference has nothing to wait for: a first run of its own that was long enough counts.
 
     An engine of others that fails, or gives other tokens, loses its row; one of ours stops it all.
-    One of ours that computes something else is held against a naive model that does so, too.
     """
+    runs: Runs = {}
+    left_out: dict[Key, str] = {}
+
+    def verified(workload: Workload, name: str) -> list[Run]:
+        """One run; none of an engine of others that has no row."""
+        key, technique = (workload.name, name), prepared[workload.kind, name]
+        if key in left_out:
+            return []
+        try:
+            return [verifier.run(workload, name, technique)]
+        except (PeerFailed, SystemExit) as failure:
+            if not isinstance(technique, PeerRow):
+                raise
+            left_out[key] = str(failure).removeprefix("Stopped: ")
+            verifier.forget(key)
+            runs.pop(key, None)
+            return []
+
     verifying = [
         (workload, name)
         for workload, names in plan
@@ -67,57 +105,20 @@ def measure(
         for workload, names in plan
         for name in rotated(names, repeat)
     ]
-    expected: dict[str, list[list[int]]] = {}  # what each workload's reference returned
-    results: Results = {}
-    told = Told()
-
-    def verified_run(workload: Workload, name: str) -> Run | None:
-        """None for an engine of others that has no row."""
-        key, technique = (workload.name, name), prepared[workload.kind, name]
-        if not isinstance(technique, PeerRow):
-            return verified(workload, name, technique.run(workload))
-        if key in told.left_out:
-            return None
-        try:
-            return verified(workload, name, technique.run(workload))
-        except (PeerFailed, SystemExit) as failure:
-            told.left_out[key] = str(failure).removeprefix("Stopped: ")
-            for sentences in (results, told.ties, told.differing):
-                sentences.pop(key, None)
-            return None
-
-    def verified(workload: Workload, name: str, run: Run) -> Run:
-        key, wanted = (workload.name, name), expected.get(workload.name)
-        tie = run.verify(name, workload, wanted, naive_model)
-        if run.lossy:
-            told.lost[name] = str(run.lossy)
-        if wanted is not None and not run.exact:
-            why = run.lossy.why if run.lossy else ROUNDED
-            told.differing[key] = difference(name, workload, run.outputs, wanted, why)
-        elif tie:
-            told.ties[key] = tie
-        return run
-
     with tqdm(total=len(verifying) + len(timing), unit="run", leave=False) as progress:
         for workload, name in verifying:
             progress.set_description(f"verify {name}, {workload.name}")
-            if workload.temperature:
-                verify_replay(name, workload, prepared[workload.kind, name])
-            run = verified_run(workload, name)
-            if run is not None and name == workload.reference:
-                expected[workload.name] = run.outputs
-                if repeats is None and is_enough([run]):
-                    results[workload.name, name] = [run]
+            found = verified(workload, name)
+            if name == workload.reference and repeats is None and is_enough(found):
+                runs[workload.name, name] = found
             progress.update()
         for workload, name in timing:
             progress.set_description(f"time {name}, {workload.name}")
-            timed = results.get((workload.name, name), [])
-            if repeats is not None or not is_enough(timed):
-                run = verified_run(workload, name)
-                if run is not None:
-                    results[workload.name, name] = [*timed, run]
+            timed = runs.get((workload.name, name), [])
+            if (repeats or not is_enough(timed)) and (found := verified(workload, name)):
+                runs[workload.name, name] = [*timed, *found]
             progress.update()
-    return results, told
+    return runs, left_out
 
 
 def is_enough(runs: Sequence[Run]) -> bool:
@@ -135,9 +136,9 @@ def rotated(names: list[str], by: int) -> list[str]:
 def new_row(
     workload: Workload,
     name: str,
-    runs: list[Run],
+    runs: Sequence[Run],
     weight_bytes: int | None,
-    environment: dict[str, Any],
+    environment: Mapping[str, Any],
 ) -> Row:
     """One line of the table: medians over the runs, in seconds and bytes."""
     first, tokens = runs[0], sum(workload.new_tokens)
@@ -149,7 +150,7 @@ def new_row(
         "workload": workload.name,
         "technique": name,
         "batch": first.batch,
-        "threads": first.threads or environment["threads"],
+        "threads": environment["threads"],
         "requests": len(workload.prompts),
         "new_tokens": tokens,
         "repeats": len(runs),
@@ -165,13 +166,8 @@ def new_row(
         "weight_bytes": weight_bytes,
         "kv_bytes": first.kv_bytes,
         "kv_bytes_reserved": first.kv_bytes_reserved,
-        "used": first.used,
-        "preemptions": first.preemptions,
-        "pool_used": first.pool_used,
-        "queried": first.queried,
-        "hits": first.hits,
-        "acceptance": first.accepted / first.drafted if first.drafted else None,
-        "tokens_per_pass": tokens / first.passes if first.drafted else None,
+        **dict.fromkeys(NOTES),
+        **first.notes,
         "speedup": None,
         "speedup_over": workload.reference,
         "mbu": mbu(workload, first, tpot, weight_bytes, environment),
@@ -203,7 +199,7 @@ def mbu(
     run: Run,
     tpot: float | None,
     weight_bytes: int | None,
-    environment: dict[str, Any],
+    environment: Mapping[str, Any],
 ) -> float | None:
     """Bytes that a decode step must read, over those that the memory could have given meanwhile.
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import torch
 
-from timing.measure import Plan, Results, Row, by_technique
+from timing.measure import Plan, Row, Runs, by_technique
 from timing.workloads import LENGTHS
 
 Style = dict[str, Any]  # of a technique: the same in every panel
 
 
-def plot(path: Path, plan: Plan, rows: list[Row], results: Results) -> None:
+def plot(path: Path, plan: Plan, rows: list[Row], results: Runs) -> None:
     """Total time against new tokens and every step of the longest text; bars for many requests."""
     import matplotlib
 
@@ -58,7 +58,7 @@ def draw_total(axes: Any, rows: list[Row], styles: dict[str, Style]) -> None:
     axes.legend(frameon=False)
 
 
-def draw_steps(axes: Any, longest: str, results: Results, styles: dict[str, Style]) -> None:
+def draw_steps(axes: Any, longest: str, results: Runs, styles: dict[str, Style]) -> None:
     for name in styles:
         if runs := results.get((longest, name)):
             times = torch.tensor([run.token_times[0] for run in runs], dtype=torch.float64)

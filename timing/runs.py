@@ -5,10 +5,10 @@ many tokens went through. Which requests got a token in it follows from the kind
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Protocol, Self
 
@@ -24,7 +24,6 @@ from solutions.speculative import Round
 from timing.kv_bytes import Bytes
 from timing.lossy import Lossy
 from timing.stopwatch import synchronize
-from timing.verify import verify
 from timing.work import weight_bytes
 from timing.workloads import Workload
 
@@ -38,14 +37,8 @@ class Run:
     outputs: prompt and new tokens of each request. token_times: for each request, when each of its
     new tokens was there, in seconds, on `start`'s clock. tokens_computed: how many tokens went
     through the model, pads and finished rows included. kv_bytes, kv_bytes_reserved: keys and values
-    at the peak. batch: how many requests are served at a time. used: the share of slots, over all
-    steps, that served a request; None where a technique has no fixed slots. passes, drafted,
-    accepted: forwards of the model, drafts that they verified, and those of them that stayed. What
-    cannot be seen from outside, in another process, is None. threads: of that process. exact:
-    whether the tokens must be the reference's. lossy: where they need not be, what is known of it;
-    None of others' engines. preemptions, pool_used: of an engine, the second one the share of its
-    blocks that were held, on average over its steps. queried, hits: of a prefix cache, how many
-    tokens of prompts were looked for, and how many of them found.
+    at the peak. What cannot be seen from outside, in another process, is None. batch: how many
+    requests are served at a time. notes: what only some techniques have, as NOTES tells.
     """
 
     outputs: list[Ids]
@@ -55,17 +48,7 @@ class Run:
     kv_bytes: int | None
     kv_bytes_reserved: int | None
     batch: int
-    used: float | None
-    passes: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    threads: int | None = None
-    exact: bool = True
-    lossy: Lossy | None = None
-    preemptions: int | None = None
-    pool_used: float | None = None
-    queried: int | None = None
-    hits: int | None = None
+    notes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
@@ -81,22 +64,14 @@ class Run:
         came = [self.start] * at_start + ends
         return [lab1.metrics(*both) for both in zip(came, self.token_times, strict=False)]
 
-    def verify(
-        self,
-        name: str,
-        workload: Workload,
-        expected: Sequence[Ids] | None,
-        naive_model: nn.Module,
-    ) -> str | None:
-        """Hold the outputs against what they must be; a sentence where float32 could not decide.
 
-        That is the reference's, or what a naive model of its own picks; nobody knows what rounded
-        weights of others must give. Raises SystemExit where an output is wrong.
-        """
-        if self.lossy:
-            own = self.lossy.naive_model, self.lossy.hair
-            return verify(name, workload, self.outputs, None, *own)
-        return verify(name, workload, self.outputs, expected, naive_model) if self.exact else None
+# What a technique may note of a run beyond that, and a row has None of where it doesn't. used: the
+# share of fixed slots, over all steps, that served a request. preemptions, pool_used: of an engine,
+# the second one the share of its blocks that were held, on average over its steps. queried, hits:
+# of a prefix cache, how many tokens of prompts were looked for, and how many of them found.
+# acceptance: the share of drafts that stayed. tokens_per_pass: new ones, of a pass that verifies
+# drafts. `threads`, those of another process, take the place of our own.
+NOTES = "used", "preemptions", "pool_used", "queried", "hits", "acceptance", "tokens_per_pass"
 
 
 class Prepared(Protocol):
@@ -109,6 +84,10 @@ class Prepared(Protocol):
     @property
     def weight_bytes(self) -> int | None:
         """Bytes of weights that are read for every token; None where tokens share a reading."""
+
+    @property
+    def lossy(self) -> Lossy | None:
+        """What is known of texts that need not be the reference's; None where they must be."""
 
     def run(self, workload: Workload) -> Run:
         """Do the workload once."""
@@ -166,32 +145,49 @@ class Watch:
         outputs: list[Ids],
         token_times: list[list[float]],
         batch: int,
-        used: float | None,
+        **notes: float | None,
     ) -> Run:
         counted = self.tokens_computed, self.held, self.reserved
-        return Run(outputs, self.start, token_times, *counted, batch, used)
+        return Run(outputs, self.start, token_times, *counted, batch, notes)
+
+
+def one_prompt_at_a_time(loop: Callable[[Any, Tensor, int], Tensor]) -> Callable:
+    """A loop of labs 1 and 2, called as Batches calls it."""
+
+    def generate(model: nn.Module, prompts: list[Ids], new_tokens: list[int]) -> list[Ids]:
+        input_ids = torch.tensor(prompts, device=next(model.parameters()).device)
+        return loop(model, input_ids, *new_tokens).tolist()
+
+    return generate
 
 
 # ------------------------------------------------------------------ batches, one after the other
 
 
 @dataclass(frozen=True)
-class Batches:
+class OneModel:
+    """A technique that runs one model, whose weights are read for every token of a request."""
+
+    about: str
+    model: nn.Module
+    lossy: Lossy | None = field(default=None, kw_only=True)
+
+    @property
+    def weight_bytes(self) -> int:
+        return weight_bytes(self.model)
+
+
+@dataclass(frozen=True)
+class Batches(OneModel):
     """Requests in batches of `size`, in order of arrival; a batch ends with its longest.
 
     generate: called as generate(model, prompts, new_tokens) for a batch, returns prompt and new
     tokens of each. A batch's first forward gives each row its first token, and so on.
     """
 
-    about: str
-    model: nn.Module
     generate: Callable[[Any, list[Ids], list[int]], list[Ids]]
     kv_bytes: Callable[[Sequence[Any], Any], Bytes]
     size: int = 1
-
-    @property
-    def weight_bytes(self) -> int:
-        return weight_bytes(self.model)
 
     def run(self, workload: Workload) -> Run:
         outputs: list[Ids] = []
@@ -205,7 +201,7 @@ class Batches:
                 outputs += self.generate(self.model, prompts, limits)
                 token_times += [watch.ends[forwards : forwards + limit] for limit in limits]
         used = sum(workload.new_tokens) / (len(watch.ends) * self.size)
-        return watch.run(outputs, token_times, self.size, used)
+        return watch.run(outputs, token_times, self.size, used=used)
 
 
 class BestBatches:
@@ -217,15 +213,12 @@ class BestBatches:
     def __init__(self, candidates: list[Batches]) -> None:
         self.candidates = candidates
         self.best: Batches | None = None
+        self.lossy, self.weight_bytes = None, candidates[0].weight_bytes
 
     @property
     def about(self) -> str:
         sizes = ", ".join(str(batches.size) for batches in self.candidates)
         return f"{self.candidates[0].about}, padded batches of the best size of {sizes}"
-
-    @property
-    def weight_bytes(self) -> int:
-        return self.candidates[0].weight_bytes
 
     def run(self, workload: Workload) -> Run:
         if self.best is None:
@@ -255,6 +248,8 @@ class Rounds:
     kv_bytes: Callable[[Sequence[Any], Any], Bytes]
     one_token_each: bool = False
 
+    lossy = None
+
     @property
     def weight_bytes(self) -> int | None:
         return weight_bytes(self.models[0]) if self.one_token_each else None
@@ -278,10 +273,11 @@ class Rounds:
                 all_rounds += rounds
         watch.held += sum(other.held for other in others)
         watch.reserved += sum(other.reserved for other in others)
-        drafted = sum(len(round.drafts) for round in all_rounds)
-        accepted = sum(round.accepted for round in all_rounds)
-        run = watch.run(outputs, token_times, batch=1, used=None)
-        return replace(run, passes=len(all_rounds), drafted=drafted, accepted=accepted)
+        notes = {}
+        if drafted := sum(len(round.drafts) for round in all_rounds):
+            notes["acceptance"] = sum(round.accepted for round in all_rounds) / drafted
+            notes["tokens_per_pass"] = sum(workload.new_tokens) / len(all_rounds)
+        return watch.run(outputs, token_times, batch=1, **notes)
 
     def rounds_of(self, models: Sequence[Any], workload: Workload, number: int) -> list[Round]:
         params = SamplingParams(temperature=workload.temperature)
@@ -338,7 +334,7 @@ def continued(prompt: Ids, rounds: Sequence[Round]) -> Ids:
 
 
 @dataclass(frozen=True)
-class Continuous:
+class Continuous(OneModel):
     """An engine whose requests join and leave between any two steps.
 
     new_engine: called as new_engine(model, workload), returns a ContinuousBatcher or PagedBatcher
@@ -346,16 +342,10 @@ class Continuous:
     which some may idle.
     """
 
-    about: str
-    model: nn.Module
     new_engine: Callable[[Any, Workload], Any]
     kv_bytes: Callable[[Sequence[Any], Any], Bytes]
     size: int
     fixed_slots: bool = True
-
-    @property
-    def weight_bytes(self) -> int:
-        return weight_bytes(self.model)
 
     def run(self, workload: Workload) -> Run:
         """Serve all requests; who got a token in a forward is seen from who has grown since.
@@ -378,7 +368,7 @@ class Continuous:
         note_lengths()
         outputs = [engine.outputs[number] for number in range(len(requests))]
         used = lab3.utilisation(engine.trace) if self.fixed_slots else None
-        return watch.run(outputs, times_of_growth(watch.ends, lengths), self.size, used)
+        return watch.run(outputs, times_of_growth(watch.ends, lengths), self.size, used=used)
 
 
 def times_of_growth(ends: list[float], lengths: list[list[int]]) -> list[list[float]]:

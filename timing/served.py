@@ -6,35 +6,23 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from torch import nn
-
 from solutions.engine.engine import Engine, Output
 from solutions.engine.runner import Chunk
-from timing.lossy import Lossy
-from timing.runs import Ids, Run
+from timing.runs import Ids, OneModel, Run
 from timing.stopwatch import synchronize
-from timing.work import weight_bytes
 from timing.workloads import Workload
 
 
 @dataclass(frozen=True)
-class Served:
+class Served(OneModel):
     """Requests of which the engine serves `size` at a time at most.
 
     All come at once, but for a chat's later turns, each as soon as the one before has ended.
-    new_engine: called as new_engine(model, workload, on_output). lossy: what is known of texts that
-    need not be the reference's; None where they must be.
+    new_engine: called as new_engine(model, workload, on_output).
     """
 
-    about: str
-    model: nn.Module
     new_engine: Callable[[Any, Workload, Callable[[Output], None]], Engine]
     size: int
-    lossy: Lossy | None = None
-
-    @property
-    def weight_bytes(self) -> int:
-        return weight_bytes(self.model)
 
     def run(self, workload: Workload) -> Run:
         outputs: list[Ids] = [[] for _ in workload.prompts]
@@ -76,11 +64,10 @@ class Served:
             round(max(shares) * reserved),
             reserved,
             min(self.size, workload.at_start),
-            used=None,
-            exact=self.lossy is None,
-            lossy=self.lossy,
-            preemptions=engine.scheduler.preemptions,
-            pool_used=fmean(shares),
-            queried=getattr(manager, "queried", None),  # lab 8's manager counts, no other does
-            hits=getattr(manager, "hits", None),
+            {
+                "preemptions": engine.scheduler.preemptions,
+                "pool_used": fmean(shares),
+                "queried": getattr(manager, "queried", None),  # lab 8's manager alone counts
+                "hits": getattr(manager, "hits", None),
+            },
         )

@@ -7,8 +7,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from timing.measure import ENOUGH_SECONDS, REPEATS, Plan, Row, Told
+from timing.measure import ENOUGH_SECONDS, REPEATS, Plan, Row
 from timing.runs import Prepared
+from timing.verify import Verifier
 from timing.workloads import LENGTHS
 
 
@@ -104,7 +105,9 @@ def new_table(first: str, headers: Sequence[str]) -> Table:
     return table
 
 
-def show_rows(console: Console, rows: list[Row], columns: dict[str, Column], told: Told) -> None:
+def show_rows(
+    console: Console, rows: list[Row], columns: dict[str, Column], told: Verifier
+) -> None:
     table = new_table("", list(columns))
     workload = None
     for row in rows:
@@ -118,7 +121,7 @@ def show_rows(console: Console, rows: list[Row], columns: dict[str, Column], tol
     console.print(table)
 
 
-def show_tables(console: Console, plan: Plan, rows: list[Row], told: Told) -> None:
+def show_tables(console: Console, plan: Plan, rows: list[Row], told: Verifier) -> None:
     """One table for the lengths, one for many requests, each where there are such rows."""
     alone = {workload.name for workload, _ in plan if workload.kind == LENGTHS}
     one = [row for row in rows if row["workload"] in alone]
@@ -144,8 +147,8 @@ def show_tables(console: Console, plan: Plan, rows: list[Row], told: Told) -> No
         console.print(f"~ {tie}")
     for differing in told.differing.values():
         console.print(f"# {differing}")
-    for name, lost in told.lost.items():
-        console.print(f"# {name}: {lost}")
+    for name, lossy in told.lossy.items():
+        console.print(f"# {name}: {lossy}")
     if any(row["tokens_computed"] is None for row in rows):
         console.print("-: what an engine of others computes and holds isn't seen from outside.")
     if any(mbu_cell(row).endswith("*") for row in rows):
@@ -167,9 +170,12 @@ def served(row: Row) -> str:
     )
 
 
-def show_words(console: Console, plan: Plan, prepared: dict[tuple[str, str], Prepared]) -> None:
-    abouts = {(name, prepared[w.kind, name].about): None for w, names in plan for name in names}
-    for name, about in abouts:
+def show_words(
+    console: Console, plan: Plan, rows: list[Row], prepared: dict[tuple[str, str], Prepared]
+) -> None:
+    kinds = {workload.name: workload.kind for workload, _ in plan}
+    shown = [(row["technique"], kinds[row["workload"]]) for row in rows]
+    for name, about in dict.fromkeys((name, prepared[kind, name].about) for name, kind in shown):
         console.print(f"{name:<15}{about}")
     console.print()
     for kind, workload in {workload.kind: workload for workload, _ in plan}.items():

@@ -20,10 +20,13 @@ from gpt import GPTConfig, GPTLMHead, find_checkpoint, read_config
 from solutions.prefix_caching import block_hashes
 from timing import workloads
 from timing.machine import processor_name
-from timing.measure import Results, measure
-from timing.runs import Prepared, Run
+from timing.measure import Runs, timed_runs
+from timing.rows.bench import BLOCK_SIZE, Bench
+from timing.runs import Run
 from timing.stopwatch import median_seconds
-from timing.techniques import BLOCK_SIZE, TECHNIQUES, load
+from timing.techniques import TECHNIQUES
+from timing.threads import parse_with_threads
+from timing.verify import Verifier
 from timing.workloads import CHAT, EQUAL, Workload, chat, fitting, random_prompts
 
 MODEL, CPU = "fable", torch.device("cpu")
@@ -48,20 +51,16 @@ def distinct(config: GPTConfig) -> Workload:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="timing.turns", description=__doc__)
-    parser.add_argument("--threads", type=int)
-    given = parser.parse_args()
-    if given.threads:
-        torch.set_num_threads(given.threads)
+    parse_with_threads(parser)
     folder = find_checkpoint(MODEL)
     config = read_config(folder)
-    made: dict[str, Prepared] = {
-        "cached": TECHNIQUES["cached"][CHAT](folder, CPU),  # the reference
-        **{name: TECHNIQUES[name][CHAT](folder, CPU) for name in NAMES},
-    }
+    bench = Bench(folder, CPU)
+    made = {name: TECHNIQUES[name][CHAT](bench) for name in ("cached", *NAMES)}  # the reference too
     prepared = {(kind, name): made[name] for kind in (CHAT, EQUAL) for name in made}
     talks, others = [chats(config, 1), chats(config, workloads.CHATS)], distinct(config)
     plan = [(workload, NAMES) for workload in (*talks, others)]
-    results, told = measure(plan, prepared, load(GPTLMHead, folder, CPU), REPEATS)
+    told = Verifier(bench.load(GPTLMHead))
+    results, _ = timed_runs(plan, prepared, told, REPEATS)
 
     print(
         f"{MODEL} in float32, {processor_name(CPU)}, cores: {os.cpu_count()}, threads: "
@@ -80,10 +79,11 @@ def main() -> None:
 # ------------------------------------------------------------------------------------ what it says
 
 
-def show_turns(workload: Workload, results: Results) -> None:
+def show_turns(workload: Workload, results: Runs) -> None:
     both = [results[workload.name, name] for name in NAMES]
-    hits, queried = both[1][0].hits, both[1][0].queried
-    print(f"\n{workload.name}: TTFT in ms. {PREFIX} found {hits:,} of {queried:,} prompt tokens.\n")
+    notes = both[1][0].notes
+    found = f"found {notes['hits']:,} of {notes['queried']:,} prompt tokens"
+    print(f"\n{workload.name}: TTFT in ms. {PREFIX} {found}.\n")
     print(f"| turn | prompt tokens | {ENGINE} | {PREFIX} | times sooner |")
     print("|---:|---:|---:|---:|---:|")
     for turn in range(workload.turns):
@@ -106,7 +106,7 @@ def ttft(workload: Workload, turn: int, run: Run) -> float:
     return median(request.ttft for request in requests)
 
 
-def show_distinct(workload: Workload, results: Results) -> None:
+def show_distinct(workload: Workload, results: Runs) -> None:
     without, cached = ([run.seconds for run in results[workload.name, name]] for name in NAMES)
     found = ratios(cached, without)
     print(

@@ -2,19 +2,70 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from timing.lossy import Lossy
+from timing.runs import Prepared, Run
 from timing.workloads import Workload
 
 HAIR = 1e-4  # two logits this close, relative to the largest one, are a tie in float32
 COARSE_HAIR = 2**-6  # the same where activations are in bfloat16: four of its steps at most
 ROUNDED = "its weights are rounded"
 REPLAYED, REPLAYED_TOKENS = 2, 24  # drawn again without caches: requests, new tokens of each
+
+
+Key = tuple[str, str]  # workload and technique
+
+
+@dataclass(frozen=True)
+class Verifier:
+    """Has techniques run, holds what they give against what it must be, and keeps what is to be
+    told of it.
+
+    A technique must give what the reference of the workload gave, which comes first and is held
+    against the naive model; one that computes something else, what a naive model that does so
+    picks. expected: what each workload's reference gave. ties: what float32 could not decide.
+    differing: how far tokens are the reference's where they need not be. lossy: what is known of
+    those techniques of ours, by name. replayed: which have drawn again, without their caches.
+    """
+
+    naive_model: nn.Module
+    expected: dict[str, list[list[int]]] = field(default_factory=dict)
+    ties: dict[Key, str] = field(default_factory=dict)
+    differing: dict[Key, str] = field(default_factory=dict)
+    lossy: dict[str, Lossy] = field(default_factory=dict)
+    replayed: set[Key] = field(default_factory=set)
+
+    def run(self, workload: Workload, name: str, technique: Prepared) -> Run:
+        """Do the workload once. Raises SystemExit with a sentence where an output is wrong."""
+        key = workload.name, name
+        if workload.temperature and key not in self.replayed:
+            verify_replay(name, workload, technique)
+            self.replayed.add(key)
+        run = technique.run(workload)
+        wanted, lossy = self.expected.get(workload.name), technique.lossy
+        if lossy is None:
+            tie = verify(name, workload, run.outputs, wanted, self.naive_model)
+            if tie:
+                self.ties[key] = tie
+        else:
+            assert wanted is not None, "no reference is lossy, and it comes first"
+            if lossy.naive_model:
+                verify(name, workload, run.outputs, None, lossy.naive_model, lossy.hair)
+                self.lossy[name] = lossy
+            self.differing[key] = difference(name, workload, run.outputs, wanted, lossy.why)
+        self.expected.setdefault(workload.name, run.outputs)
+        return run
+
+    def forget(self, key: Key) -> None:
+        """What was told of a row that there isn't in the end."""
+        for told in (self.ties, self.differing):
+            told.pop(key, None)
 
 
 def verify_replay(name: str, workload: Workload, technique: Any) -> None:
@@ -41,10 +92,10 @@ def verify(
     naive_model: nn.Module,
     hair: float = HAIR,
 ) -> str | None:
-    """None where the outputs are the reference's; one sentence where float32 could not decide.
+    """None where the outputs are those expected; one sentence where float32 could not decide.
 
-    `expected` is what the reference returned; it is None for the reference itself, which is held
-    against the naive model. Raises SystemExit with a sentence where an output is wrong.
+    Without `expected` they are held against the naive model alone. Raises SystemExit with a
+    sentence where an output is wrong.
     """
     ties = []
     for number, ids in enumerate(outputs):

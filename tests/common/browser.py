@@ -13,7 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from playwright.sync_api import Locator, Page, expect, sync_playwright
@@ -123,10 +123,9 @@ def accept(dialog: Locator) -> None:
     for _ in range(10):
         print(f"JupyterLab asks: {dialog.inner_text()}")
         dialog.locator(".jp-Dialog-button").last.click()
-        try:
-            return dialog.wait_for(state="hidden", timeout=3_000)
-        except PlaywrightTimeout:
-            continue
+        with suppress(PlaywrightTimeout):
+            dialog.wait_for(state="hidden", timeout=3_000)
+            return
 
 
 def open_notebook(page: Page, address: str, name: str) -> None:

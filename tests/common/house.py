@@ -16,6 +16,7 @@ FILES = {
     "autograder/drivers/{lab}.py": "how an attempt is run on a case",
     "autograder/exercises/{lab}.py": "the cases of each exercise",
     "autograder/misconceptions/{lab}.md": "the wrong solutions that people write",
+    "timing/rows/{lab}.py": "its rows on the timing table",
     "labs/{name}/{lab}.ipynb": "what `make labs` makes of the lesson",
     "tests/test_visuals_{lab}.py": "the tests of its pictures",
     "tests/answers/{lab}.py": "right answers in other styles, and wrong ones that are told why",
@@ -65,8 +66,11 @@ def exercises_lacking(root: Path, lesson: Lesson, registered: Container[str]) ->
 
 def lines_lacking(root: Path, lesson: Lesson) -> Iterator[str]:
     number = number_of(lesson)
-    if f"(lab {number})" not in text(root / "timing" / "techniques.py"):
-        yield f"timing/techniques.py has no row that ends with (lab {number})."
+    rows = root / "timing" / "rows" / f"{lesson.lab}.py"
+    if rows.exists() and f"(lab {number})" not in text(rows):
+        yield f"timing/rows/{lesson.lab}.py has no row that ends with (lab {number})."
+    if f"timing.rows.{lesson.lab}" not in imports(root / "timing" / "techniques.py"):
+        yield f"timing/techniques.py leaves the rows of {lesson.lab} out."
     if readme_line(root, lesson) is None:
         yield f"README.md has no line | [{number} · {lesson.lab}] in its table of labs."
     own = root / "tests" / f"test_{lesson.lab}.py"

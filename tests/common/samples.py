@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from solutions.flash_attention import flash_attention, online_steps
-from solutions.slow_memory import Memory
+from solutions.kernels.slow_memory import Memory
 from visuals.engine import Snapshot, Trace
 
 

@@ -1,17 +1,17 @@
 """An engine of other people as a row of the table."""
 
 import os
-from collections.abc import Callable, Container
+from collections.abc import Container
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-
-import torch
 
 from gpt import read_config
+from timing.lossy import Lossy
 from timing.peers.catalogue import FLOAT32, PEERS
 from timing.peers.worker import PeerFailed, Workers
-from timing.runs import Prepared, Run
+from timing.rows.bench import Bench, Rows
+from timing.runs import Run
+from timing.verify import ROUNDED
 from timing.workloads import EQUAL, LENGTHS, RAGGED, Workload
 
 MOST_THREADS = 2
@@ -31,10 +31,9 @@ class PeerRow:
 
     weight_bytes = None  # what it reads for a token isn't seen from outside
 
-    def __init__(
-        self, name: str, kind: str, workers: Workers, folder: Path, device: torch.device
-    ) -> None:
-        self.name, self.peer, self.folder, self.workers = name, PEERS[name], folder, workers
+    def __init__(self, name: str, kind: str, workers: Workers, bench: Bench) -> None:
+        self.name, self.peer, self.folder, self.workers = name, PEERS[name], bench.folder, workers
+        self.lossy = None if self.peer.precision == FLOAT32 else Lossy(ROUNDED)
         threads = range(1, min(MOST_THREADS, os.cpu_count() or 1) + 1)
         self.choices = [Choice(t, size) for t in threads for size in SIZES[kind]]
         self.best: Choice | None = None
@@ -86,10 +85,8 @@ class PeerRow:
         worker = self.workers.get(self.name, self.folder, choice.threads)
         new, token_times = worker.serve(workload.prompts, workload.new_tokens, choice.size)
         outputs = [[*p, *ids] for p, ids in zip(workload.prompts, new, strict=True)]
-        return Run(
-            outputs, 0.0, token_times, None, None, None, choice.size, used=None,
-            threads=choice.threads, exact=self.peer.precision == FLOAT32,
-        )  # fmt: skip
+        unseen = None, None, None  # what it computes and holds
+        return Run(outputs, 0.0, token_times, *unseen, choice.size, {"threads": choice.threads})
 
 
 def best_of(best: int, tried: list[int]) -> str:
@@ -97,10 +94,7 @@ def best_of(best: int, tried: list[int]) -> str:
     return str(best) if len(every) == 1 else f"{best} (best of {', '.join(map(str, every))})"
 
 
-Prepare = Callable[[Path, torch.device], Prepared]
-
-
-def peer_techniques(workers: Workers, absent: Container[str]) -> dict[str, dict[str, Prepare]]:
+def peer_techniques(workers: Workers, absent: Container[str]) -> Rows:
     """The engines that can be had here, as TECHNIQUES lists those of the course."""
     return {
         name: {kind: partial(PeerRow, name, kind, workers) for kind in SIZES}

@@ -1,0 +1,47 @@
+"""Lab 3: padded batches, and slots that requests join and leave."""
+
+from typing import Any
+
+from solutions.batching import ContinuousBatcher
+from timing import kv_bytes
+from timing.rows.bench import SLOTS, Bench, Own, Rows
+from timing.runs import Batches, Continuous
+from timing.workloads import EQUAL, RAGGED, Workload
+
+
+def static(bench: Bench) -> Batches:
+    about = f"static batches of {SLOTS}, padded on the left (lab 3)"
+    generate = bench.lab("batching").generate_padded
+    return Batches(about, bench.load(), generate, kv_bytes.of_object, SLOTS)
+
+
+def continuous(bench: Bench) -> Continuous:
+    lab = bench.lab("batching")
+
+    def new_engine(model: Any, workload: Workload) -> ContinuousBatcher:
+        return lab.ContinuousBatcher(model, SLOTS, workload.longest)
+
+    about = f"continuous batching in {SLOTS} slots (lab 3)"
+    return Continuous(about, bench.load(), new_engine, kv_bytes.of_slots, SLOTS)
+
+
+ROWS: Rows = {
+    "static": dict.fromkeys([RAGGED, EQUAL], static),
+    "continuous": {RAGGED: continuous},
+}
+OWN = [
+    Own(
+        "your static batches (lab 3)",
+        "batching",
+        ["generate_padded", "pad_left", "padded_position_ids", "padded_mask"],
+        [RAGGED, EQUAL],
+        static,
+    ),
+    Own(
+        "your continuous batching (lab 3)",
+        "batching",
+        ["SlotCache.attend", "ContinuousBatcher.step"],
+        [RAGGED, EQUAL],
+        continuous,
+    ),
+]

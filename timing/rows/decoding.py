@@ -1,0 +1,33 @@
+"""Lab 5: tokens drawn one at a time."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from solutions.speculative import Round
+from timing import kv_bytes
+from timing.rows.bench import Bench, Own, Rows
+from timing.runs import Ids, Rounds
+from timing.workloads import SAMPLED
+
+
+def sampled(bench: Bench) -> Rounds:
+    lab = bench.lab("decoding")
+
+    def generate(models: Sequence[Any], prompt: Ids, limit: int, *how: Any) -> list[Round]:
+        tokens = lab.stream(models[0], prompt, limit, *how)
+        return [Round([], 0, [token]) for token in tokens]
+
+    about = "tokens drawn one at a time, over the cached loop (lab 5)"
+    return Rounds(about, [bench.load()], generate, kv_bytes.of_object, one_token_each=True)
+
+
+ROWS: Rows = {"sampled": {SAMPLED: sampled}}
+OWN = [
+    Own(
+        "your sampling (lab 5)",
+        "decoding",
+        ["sample", "next_token_probs", "draw"],
+        [SAMPLED],
+        sampled,
+    )
+]

@@ -1,0 +1,64 @@
+"""Lab 7: the engine, of the parts that labs 4 to 6 give."""
+
+from collections.abc import Callable
+from typing import Any
+
+from solutions.engine.engine import Engine, Parts
+from solutions.paged_attention import PagedCache
+from timing.rows.bench import BLOCK_SIZE, SLOTS, Bench, Own, Rows, is_learners
+from timing.served import Served
+from timing.workloads import CHAT, EQUAL, LENGTHS, RAGGED, Workload
+
+ENGINE_SIZE, TOKEN_BUDGET = 64, 256  # requests at a time, and tokens in a step, at most
+
+
+def engine(bench: Bench) -> Served:
+    about = (
+        f"the engine: up to {ENGINE_SIZE} at a time in blocks of {BLOCK_SIZE}, {TOKEN_BUDGET} "
+        "tokens a step (lab 7)"
+    )
+    return engine_of(bench, about)
+
+
+def engine_of(bench: Bench, about: str, token_budget: int = TOKEN_BUDGET, **others: Any) -> Served:
+    """The engine, which serves as many requests at a time as its pool holds.
+
+    others: parts that take the places of those of labs 4 to 6.
+    """
+    lab = bench.lab("engine")
+    parts = parts_of(bench, **others)
+
+    def new_engine(model: Any, workload: Workload, on_output: Callable) -> Engine:
+        return lab.new_engine(model, *room_for(workload, token_budget), on_output, parts=parts)
+
+    return Served(about, bench.load(), new_engine, ENGINE_SIZE)
+
+
+def parts_of(bench: Bench, **others: Any) -> Parts:
+    labs = "paged_attention", "decoding", "speculative"
+    paged, decoding, speculative = (bench.lab(lab) for lab in labs)
+    found = {
+        "block_manager": paged.BlockManager,
+        "next_token_probs": decoding.next_token_probs,
+        "verify": speculative.verify,
+        "verify_greedy": speculative.verify_greedy,
+    }
+    # Lab 4's cache as it stands in the reference is read by the engine's own, faster attention.
+    is_own = is_learners(paged, "PagedCache.attend")
+    found["paged_cache"] = paged.PagedCache if is_own else PagedCache
+    return Parts(**{**found, **others})
+
+
+def room_for(workload: Workload, token_budget: int = TOKEN_BUDGET) -> tuple[int, int, int, int]:
+    """An engine's blocks, their size, its tokens in a step and its requests at a time.
+
+    The pool has the memory that the slots of `continuous` reserve; for fewer, all they need.
+    """
+    slots = min(SLOTS, workload.at_start)
+    num_blocks = -(-slots * workload.longest // BLOCK_SIZE)
+    return num_blocks, BLOCK_SIZE, token_budget, ENGINE_SIZE
+
+
+KINDS = LENGTHS, RAGGED, EQUAL, CHAT
+ROWS: Rows = {"engine": dict.fromkeys(KINDS, engine)}
+OWN = [Own("your engine (lab 7)", "engine", ["Scheduler.schedule", "Engine.step"], KINDS, engine)]

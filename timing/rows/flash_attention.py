@@ -1,0 +1,15 @@
+"""Lab 12: the engine, attending by tiles."""
+
+from timing.rows.bench import Bench, Rows
+from timing.rows.engine import engine_of
+from timing.served import Served
+from timing.workloads import RAGGED
+
+
+def tiled(bench: Bench) -> Served:
+    cache = bench.lab("flash_attention").TiledCache
+    about = f"the engine, attending by tiles of {cache.tile} tokens (lab 12)"
+    return engine_of(bench, about, paged_cache=cache)
+
+
+ROWS: Rows = {"tiled": {RAGGED: tiled}}

@@ -1,0 +1,17 @@
+"""Lab 1: the loop without a cache."""
+
+from timing import kv_bytes
+from timing.rows.bench import Bench, Own, Rows
+from timing.runs import Batches, one_prompt_at_a_time
+from timing.workloads import LENGTHS
+
+
+def naive(bench: Bench) -> Batches:
+    lab = bench.lab("generate")
+    about = "the whole sequence at every step (lab 1)"
+    generate = one_prompt_at_a_time(lab.generate)
+    return Batches(about, bench.load(lab.GPTLMHead), generate, kv_bytes.none_held)
+
+
+ROWS: Rows = {"naive": {LENGTHS: naive}}
+OWN = [Own("your generate (lab 1)", "generate", ["generate"], [LENGTHS], naive)]

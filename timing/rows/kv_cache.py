@@ -1,0 +1,37 @@
+"""Lab 2: a cache that is copied to grow, and one in memory that is reserved once."""
+
+from timing import kv_bytes
+from timing.rows.bench import Bench, Own, Rows
+from timing.runs import Batches, one_prompt_at_a_time
+from timing.workloads import CHAT, EQUAL, LENGTHS, RAGGED
+
+
+def cached_concat(bench: Bench) -> Batches:
+    lab = bench.lab("kv_cache")
+    about = "KV cache of tuples, copied to grow at every step (lab 2)"
+    generate = one_prompt_at_a_time(lab.generate_threaded)
+    return Batches(about, bench.load(lab.ThreadedLMHead), generate, kv_bytes.of_tuples)
+
+
+def cached(bench: Bench) -> Batches:
+    lab = bench.lab("kv_cache")
+    about = "KV cache in memory reserved once, one request at a time (lab 2)"
+    generate = one_prompt_at_a_time(lab.generate)
+    return Batches(about, bench.load(lab.CachedLMHead), generate, kv_bytes.of_object)
+
+
+ROWS: Rows = {
+    "cached-concat": {LENGTHS: cached_concat},
+    "cached": dict.fromkeys([LENGTHS, RAGGED, EQUAL, CHAT], cached),
+}
+THREADED = [f"Threaded{part}.forward" for part in ("Attention", "Block", "Model", "LMHead")]
+OWN = [
+    Own(
+        "your KV cache of tuples (lab 2)",
+        "kv_cache",
+        ["generate_threaded", *THREADED],
+        [LENGTHS],
+        cached_concat,
+    ),
+    Own("your KVCache (lab 2)", "kv_cache", ["KVCache.attend"], [LENGTHS], cached),
+]

@@ -1,0 +1,34 @@
+"""Lab 4: continuous batching over blocks."""
+
+from typing import Any
+
+from solutions.paged_attention import PagedBatcher
+from timing import kv_bytes
+from timing.rows.bench import BLOCK_SIZE, SLOTS, Bench, Own, Rows
+from timing.runs import Continuous
+from timing.workloads import EQUAL, RAGGED, Workload
+
+
+def paged(bench: Bench) -> Continuous:
+    """A pool with the memory that the slots of `continuous` reserve, down to a whole block."""
+    lab = bench.lab("paged_attention")
+
+    def new_engine(model: Any, workload: Workload) -> PagedBatcher:
+        num_blocks = SLOTS * workload.longest // BLOCK_SIZE
+        return lab.PagedBatcher(model, num_blocks, BLOCK_SIZE, max_running=SLOTS)
+
+    about = f"continuous batching over blocks of {BLOCK_SIZE}, {SLOTS} at a time at most (lab 4)"
+    model = bench.load()
+    return Continuous(about, model, new_engine, kv_bytes.of_blocks, SLOTS, fixed_slots=False)
+
+
+ROWS: Rows = {"paged": {RAGGED: paged}}
+OWN = [
+    Own(
+        "your paged attention (lab 4)",
+        "paged_attention",
+        ["BlockManager.allocate", "slot_mapping", "PagedCache.attend", "PagedBatcher.make_room"],
+        [RAGGED, EQUAL],
+        paged,
+    )
+]

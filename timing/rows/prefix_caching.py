@@ -1,0 +1,18 @@
+"""Lab 8: the engine, where prompts that begin alike share what is computed."""
+
+from timing.rows.bench import Bench, Own, Rows
+from timing.rows.engine import engine_of
+from timing.served import Served
+from timing.workloads import CHAT, RAGGED
+
+
+def prefix(bench: Bench) -> Served:
+    about = "the engine, which computes no beginning of a prompt that it still has (lab 8)"
+    return engine_of(bench, about, block_manager=bench.lab("prefix_caching").PrefixManager)
+
+
+ROWS: Rows = {"prefix": dict.fromkeys([RAGGED, CHAT], prefix)}
+METHODS = [f"PrefixManager.{name}" for name in ("match", "take_block", "admit", "publish")]
+OWN = [
+    Own("your prefix cache (lab 8)", "prefix_caching", ["block_hashes", *METHODS], [CHAT], prefix)
+]

@@ -1,0 +1,58 @@
+"""Lab 6: drafts of a small model, or of the text itself, verified in one pass."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from gpt import read_config
+from solutions.speculative import Round
+from timing import kv_bytes
+from timing.rows.bench import Bench, Own, Rows
+from timing.runs import Ids, Rounds
+from timing.workloads import LENGTHS, SAMPLED
+
+DRAFTS = 4  # tokens that are drafted in a round
+
+
+def speculative(bench: Bench) -> Rounds:
+    """With the draft that belongs to the model, else with the model's own first layers."""
+    lab, model = bench.lab("speculative"), bench.load()
+    beside = bench.folder.with_name(f"{bench.folder.name}-draft")
+    if beside.is_dir():
+        draft, name = Bench(beside, bench.device).load(), beside.name
+    else:
+        layers = max(1, read_config(bench.folder).n_layer // 6)
+        draft, name = lab.first_layers(model, layers), f"the model's first layers ({layers})"
+
+    def generate(models: Sequence[Any], prompt: Ids, limit: int, *how: Any) -> list[Round]:
+        target, small = models
+        drafter = lab.ModelDrafter(small, len(prompt) + limit)
+        return lab.generate_speculative(target, drafter, prompt, limit, DRAFTS, *how).rounds
+
+    about = f"{DRAFTS} drafts of {name}, verified in one pass (lab 6)"
+    return Rounds(about, [model, draft], generate, kv_bytes.of_object)
+
+
+def ngram(bench: Bench) -> Rounds:
+    lab = bench.lab("speculative")
+
+    def generate(models: Sequence[Any], prompt: Ids, limit: int, *how: Any) -> list[Round]:
+        drafter = lab.NgramDrafter(models[0].config.vocab_size, device=bench.device)
+        return lab.generate_speculative(models[0], drafter, prompt, limit, DRAFTS, *how).rounds
+
+    about = f"{DRAFTS} drafts looked up in the text itself, verified in one pass (lab 6)"
+    return Rounds(about, [bench.load()], generate, kv_bytes.of_object)
+
+
+ROWS: Rows = {
+    "speculative": dict.fromkeys([LENGTHS, SAMPLED], speculative),
+    "ngram": dict.fromkeys([LENGTHS, SAMPLED], ngram),
+}
+OWN = [
+    Own(
+        "your speculative decoding (lab 6)",
+        "speculative",
+        ["generate_speculative", "verify", "ModelDrafter.propose"],
+        [LENGTHS, SAMPLED],
+        speculative,
+    )
+]
