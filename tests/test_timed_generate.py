@@ -26,7 +26,7 @@ import timing.machine
 import timing.measure
 import timing.verify
 import timing.workloads
-from autograder.reference import fresh_copy
+from autograder.reference import fresh_copy, module_file
 from gpt import GPTConfig, GPTLMHead, load_tokenizer, read_config
 from solutions import batching as lab3
 from solutions import flash_attention as lab12
@@ -878,7 +878,7 @@ def written(monkeypatch) -> Callable[[dict[str, list[str]]], None]:
     def write(yours: dict[str, list[str]]) -> None:
         def mine(lab: str) -> Any:
             module, own = fresh_copy(lab), fresh_copy(lab)
-            source = Path(inspect.getfile(lab3)).with_name(f"{lab}.py").read_text()
+            source = module_file(lab).read_text()
             exec(compile(source, f"my {lab}", "exec"), vars(own))
             vars(module).update({part: vars(own)[part] for part in yours.get(lab, [])})
             return module

@@ -24,6 +24,7 @@ from typing import Any
 from autograder import check as checking
 from autograder.exercises import exercises
 from autograder.judge import judge
+from autograder.reference import import_name, parts_of
 
 warnings.simplefilter("error")
 numbers = itertools.count(1)
@@ -69,7 +70,7 @@ def main(wishes: dict[str, Any]) -> dict[str, Any]:
     lab = wishes["lab"]
     own = [name for name, exercise in exercises().items() if exercise.lab == lab]
     told: dict[str, Any] = {"exercises": list(exercises())}
-    told["reference"] = importlib.util.find_spec(f"solutions.{lab}") is not None
+    told["reference"] = importlib.util.find_spec(import_name(parts_of(lab)[-1])) is not None
     blank = cell(wishes["blank"])
     told["blank"] = {name: checked(name, blank) for name in own}
     told["mine at first"] = said(checking.mine, lab)
