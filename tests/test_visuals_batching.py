@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import visuals.batching as lab
 from tests.common import samples
@@ -39,20 +37,11 @@ def test_a_padded_mask_has_a_dot_where_the_query_sees_the_key_and_hatches_the_pa
     assert [names(axes.yaxis) for axes in figure.axes] == [["1", "2"], ["pad 1", "2"]]
 
 
-@pytest.mark.parametrize("slots", [2, 4, 8, 16])
-def test_requests_that_follow_one_another_in_a_static_batch_differ_in_colour(slots):
-    bars = (
-        lab.timeline([[first + slot for slot in range(slots)] for first in (0, slots)])
-        .axes[0]
-        .patches
+def test_timelines_hold_the_request_in_each_cell_mark_its_end_and_share_their_steps():
+    figure = lab.timelines(
+        {"static": samples.STATIC, "continuous": samples.CONTINUOUS + samples.CONTINUOUS[-1:] * 3}
     )
-    for slot in range(slots):
-        one, other = (bar.get_facecolor() for bar in bars if int(bar.get_y()) == slot)
-        assert one != other
-
-
-def test_the_timeline_holds_the_request_in_each_cell_and_marks_its_end():
-    (axes,) = lab.timeline(samples.STATIC).axes
+    axes, other = figure.axes
     shown = cells(axes)
     for step, slots in enumerate(samples.STATIC):
         for slot, request in enumerate(slots):
@@ -61,16 +50,9 @@ def test_the_timeline_holds_the_request_in_each_cell_and_marks_its_end():
     ends = {place for place, text in shown.items() if text.endswith("END")}
     assert ends == {(3, 0), (7, 1), (2, 2), (4, 3)}
     assert hatched(axes) == {(4, 0, 4), (3, 2, 5), (5, 3, 3)}
+    assert hatched(other) == set()
     assert told(axes) == [8, 20, 32, 62]  # steps, cells in use, of how many, %
-
-
-def test_timelines_share_their_axis_of_steps():
-    figure = lab.timelines(
-        {"static": samples.STATIC + samples.STATIC[:3], "continuous": samples.CONTINUOUS}
-    )
-    assert [axes.get_xlim() for axes in figure.axes] == [(0, 11), (0, 11)]
-    assert cells(figure.axes[1])[7, 0] == "S6\nEND"
-    assert hatched(figure.axes[1]) == set()
+    assert axes.get_xlim() == other.get_xlim() == (0, 11)
 
 
 def test_a_long_trace_names_the_requests_that_have_room_and_edges_every_end():
@@ -79,26 +61,6 @@ def test_a_long_trace_names_the_requests_that_have_room_and_edges_every_end():
     lines = [line for lines in axes.collections for line in lines.get_segments()]
     edges = sorted((float(line[0][0]), int(line[0][1])) for line in lines)
     assert edges == sorted([(25, 0), (50, 0), *((step + 1, 1) for step in range(50))])
-    assert len(axes.get_xticks()) <= 14
-
-
-traces = st.integers(1, 5).flatmap(
-    lambda slots: st.lists(
-        st.lists(st.none() | st.integers(0, 3), min_size=slots, max_size=slots), min_size=1
-    )
-)
-
-
-@given(traces)
-def test_the_runs_of_a_slot_are_its_column_and_served_counts_the_cells_with_a_request(trace):
-    for slot in range(len(trace[0])):
-        column = []
-        for start, length, request in lab.runs(trace, slot):
-            assert start == len(column)
-            column += [request] * length
-        assert column == [step[slot] for step in trace]
-    everything = [request for step in trace for request in step]
-    assert lab.served(trace) == (len(everything) - everything.count(None), len(everything))
 
 
 def test_slots_are_as_long_as_the_tokens_they_hold():
@@ -118,7 +80,5 @@ def test_throughput_counts_the_tokens_of_all_requests_and_tpot_those_of_one():
     assert tpot == pytest.approx({1: 4, 2: 5, 16: 10})
     assert list(twice.values()) == pytest.approx([8, 8])
     assert pointed_at == {16: 10}
-
-
-def test_the_words_tell_tokens_a_second_gain_wait_and_slowdown():
+    # tokens a second, gain, wait and slowdown
     assert numbers_in(lab.in_words(samples.STEP_SECONDS, 16)) == [16, 1600, 6.4, 10, 2.5]

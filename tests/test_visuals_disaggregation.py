@@ -9,34 +9,15 @@ from tests.common.pictures import boxes, curves, kind_of, marked, names, numbers
 from tests.common.samples import CHUNKS, EVENTS, LITTLE, POLICIES, TOKEN_TIMES, WHOLE
 from visuals.disaggregation import DECODES, KINDS, NEWCOMER, OTHERS
 
-TRACES = st.lists(
-    st.lists(st.tuples(st.integers(0, 4), st.integers(1, 9), st.booleans()), max_size=4), max_size=9
-)
-
 
 def facts(axes) -> list[float]:
     """The numbers that stand above a panel, on the right."""
     return numbers_in(axes.get_title("right"))
 
 
-def test_a_request_computes_its_prompt_until_it_has_had_a_token():
-    kinds = [(step, request, kind) for step, request, _, kind in lab.served(CHUNKS, newcomer=2)]
-    computes_prompt = {(0, 0, OTHERS), (0, 1, OTHERS), (2, 2, NEWCOMER), (3, 2, NEWCOMER)}
-    assert {cell for cell in kinds if cell[2] != DECODES} == computes_prompt
-    assert [cell[:2] for cell in kinds] == [
-        (step, request) for step, line in enumerate(CHUNKS) for request, _, _ in line
-    ]
-
-
 def test_how_many_tokens_there_are_does_not_tell_a_prompt_from_a_decode():
     trace = [[(2, 1, False)], [(2, 1, True)], [(2, 5, True)]]  # at last, drafts are verified
     assert [kind for *_, kind in lab.served(trace, 2)] == [NEWCOMER, NEWCOMER, DECODES]
-
-
-@given(TRACES)
-def test_the_kinds_of_a_step_are_all_that_it_computes(trace):
-    totals = [sum(tokens for _, tokens, _ in line) for line in trace]
-    assert [step.total() for step in lab.shares(trace, newcomer=0)] == totals
 
 
 @pytest.mark.parametrize(
@@ -69,10 +50,7 @@ def test_a_column_has_decodes_below_and_prompts_on_top():
         *((3, DECODES, 0, 2), (3, NEWCOMER, 2, 8)),
         *((4, DECODES, 0, 1), (4, NEWCOMER, 1, 7), (5, DECODES, 0, 1)),
     ]
-
-
-def test_dots_are_steps_with_decodes_crosses_stalls_and_the_triangle_the_first_token():
-    whole, chunks = lab.steps_of(POLICIES, newcomer=2).axes
+    # dots are steps with decodes, crosses are stalls, the triangle stands over the first token
     for axes, decoding, stalled, first, top in (
         (whole, [2, 4, 5], [3], 3, 12),
         (chunks, [2, 3, 4, 5], [], 4, 7),
@@ -80,10 +58,10 @@ def test_dots_are_steps_with_decodes_crosses_stalls_and_the_triangle_the_first_t
         for mark, steps in ((lab.DECODED, decoding), (lab.STALLED, stalled)):
             (points,) = marked(axes, mark)
             assert [x for x, _ in points] == steps
-            assert all(axes.get_ylim()[0] < y < 0 for _, y in points)
+            assert all(y < 0 for _, y in points)
         (((x, y),),) = marked(axes, lab.FIRST)
         assert x == first
-        assert top < y < axes.get_ylim()[1]
+        assert y > top
 
 
 @pytest.mark.parametrize(
@@ -96,25 +74,19 @@ def test_dots_are_steps_with_decodes_crosses_stalls_and_the_triangle_the_first_t
 def test_panels_tell_their_numbers_and_share_their_scales(draw, whole, chunks, little):
     figure = draw(POLICIES | {"short": WHOLE[:1]}, newcomer=2)
     assert [facts(axes) for axes in figure.axes[:2]] == [whole, chunks]
-    assert [axes.get_title("left") for axes in figure.axes] == [*POLICIES, "short"]
     assert len({axes.get_xlim() for axes in figure.axes}) == 1
     assert len({axes.get_ylim() for axes in figure.axes}) == (1 if draw is lab.steps_of else 2)
     assert [facts(draw({"": trace}, newcomer=2).axes[0]) for trace in LITTLE] == little
 
 
-def test_a_step_is_as_wide_as_its_tokens():
-    _, chunks = lab.gaps_of(POLICIES, newcomer=2).axes
-    cells = {(int(y), kind, x, end) for kind, x, end, y, _ in boxes(chunks, KINDS)}
-    assert len(cells) == len(chunks.patches)
-    assert cells == {
+def test_a_step_is_as_wide_as_its_tokens_with_a_tick_where_a_request_gains_one():
+    whole, chunks = lab.gaps_of(POLICIES, newcomer=2).axes
+    assert names(chunks.yaxis) == ["request 0", "request 1", "newcomer, 2"]
+    assert {(int(y), kind, x, end) for kind, x, end, y, _ in boxes(chunks, KINDS)} == {
         *((0, OTHERS, 0, 5), (0, DECODES, 5, 7), (0, DECODES, 7, 15), (0, DECODES, 15, 22)),
         *((1, OTHERS, 0, 5), (1, DECODES, 5, 7), (1, DECODES, 7, 15)),
         *((2, NEWCOMER, 7, 15), (2, NEWCOMER, 15, 22), (2, DECODES, 22, 23)),
     }
-
-
-def test_a_tick_ends_each_step_in_which_a_request_gains_a_token_and_a_line_spans_the_longest_gap():
-    whole, chunks = lab.gaps_of(POLICIES, newcomer=2).axes
     assert marked(whole, lab.GAINED) == [
         [(5, 0.5), (7, 0.5), (22, 0.5), (24, 0.5)],
         [(5, 1.5), (7, 1.5), (22, 1.5)],
@@ -122,12 +94,6 @@ def test_a_tick_ends_each_step_in_which_a_request_gains_a_token_and_a_line_spans
     ]
     assert marked(whole, lab.LONGEST) == [[(7, 0.5), (22, 0.5)]]  # of two such the first
     assert marked(chunks, lab.LONGEST) == [[(7, 0.5), (15, 0.5)]]
-
-
-def test_rows_have_their_requests_names():
-    (axes,) = lab.gaps_of({"": [[(7, 2, True), (3, 5, True)]]}, newcomer=7).axes
-    assert names(axes.yaxis) == ["request 3", "newcomer, 7"]
-    assert axes.get_ylim() == (2, 0)
 
 
 def test_a_trace_by_steps_and_by_work_leaves_room_for_the_others():
@@ -139,11 +105,9 @@ def test_a_trace_by_steps_and_by_work_leaves_room_for_the_others():
     assert (facts(steps), facts(gaps)) == (facts(together), facts(by_work))
 
 
-LOOKS = {"cached": lab.CACHED, "own": lab.OWN[0], "next": lab.OWN[1]}
-
-
 def seen(axes, prompt):
     """For each query and key, the look in whose area the middle of their cell lies."""
+    looks = {"cached": lab.CACHED, "own": lab.OWN[0], "next": lab.OWN[1]}
     cells = {}
     middles = [(key + 0.5, query + 0.5) for query in range(prompt) for key in range(prompt)]
     for patch in axes.patches:
@@ -151,7 +115,7 @@ def seen(axes, prompt):
         for (key, query), inside in zip(middles, area.contains_points(middles), strict=True):
             if inside:
                 assert (int(query), int(key)) not in cells  # nothing is drawn twice
-                cells[int(query), int(key)] = kind_of(patch, LOOKS)
+                cells[int(query), int(key)] = kind_of(patch, looks)
     return cells
 
 
@@ -173,7 +137,7 @@ def test_the_chunks_are_counted_and_named_and_of_many_some():
     assert [numbers_in(text.replace("+", "")) for text in texts(axes)] == own
     (axes,) = lab.chunk_mask(640, 16).axes
     assert len(axes.patches) == 40 + 39
-    assert len(axes.texts) == len(axes.get_xticks()) <= lab.MOST_CHUNKS
+    assert len(axes.texts) <= lab.MOST_CHUNKS
     assert texts(axes)[1].startswith("chunk 6: 80 cached")
 
 
@@ -187,11 +151,8 @@ def test_dots_begin_at_their_first_and_the_longest_gap_stands_below():
     (axes,) = lab.token_dots(TOKEN_TIMES).axes
     dots = [list(line.get_xdata()) for line in axes.lines if line.get_marker() == "o"]
     assert dots == [pytest.approx([0, 100, 500, 600]), pytest.approx([0, 200, 300]), [0], []]
-    whole, chunks = marked(axes, lab.LONGEST)
-    assert [x for x, _ in whole] == pytest.approx([100, 500])
-    assert [x for x, _ in chunks] == pytest.approx([0, 200])
-    assert all(row < y < row + 0.5 for row, line in enumerate((whole, chunks)) for _, y in line)
-    assert names(axes.yaxis) == list(TOKEN_TIMES)
+    gaps = [[x for x, _ in line] for line in marked(axes, lab.LONGEST)]
+    assert gaps == [pytest.approx([100, 500]), pytest.approx([0, 200])]
     gaps = {text.get_position()[1]: text.get_text() for text in axes.texts}
     assert gaps == {0: "400 ms", 1: "200 ms", 2: "no gap", 3: "no gap"}
 
@@ -204,10 +165,8 @@ def test_events_lie_in_their_lanes_from_the_first_start_on():
     for (kind, x, end, y, bottom), (row, wanted, start, duration) in both:
         assert (round((y + bottom) / 2), kind) == (row, wanted)
         assert (x, end) == pytest.approx((1000 * (start - 5), 1000 * (start - 5 + duration)))
-    assert names(axes.yaxis) == list(EVENTS)
 
 
 def test_what_was_sent_stands_by_the_line_through_the_origin():
     (axes,) = lab.wire_bytes({640: 2_000_000, 64: 131_072}, per_token=2048).axes
     assert curves(axes) == [{0: 0, 640: 1280}, {640: 1953.125, 64: 128}]  # KB
-    assert axes.get_ylim()[1] > 1953.125  # above the line, and still in the picture

@@ -4,12 +4,11 @@ from itertools import combinations
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import visuals.engine as lab
-from tests.common.pictures import cells, curves, heights, read, title_of, told
+from tests.common.pictures import cells, curves, marked, read, told, widths
 from tests.common.samples import SNAPSHOTS, TRACE
+from visuals.style import RED
 
 KINDS = {
     0: [lab.PREFILL, lab.DECODE, lab.VERIFY, lab.DECODE],
@@ -30,11 +29,8 @@ def test_a_snapshot_says_who_waits_and_who_holds_how_much_and_stays_so():
 
 
 def test_every_cell_is_told_by_the_old_name_of_what_was_done():
-    found: dict[int, list[str]] = {}
-    for step, request, kind in lab.kinds(TRACE, SNAPSHOTS):
-        found.setdefault(request, []).append(kind)
-        assert step == len(found[request]) - 1  # in every step one, up to its end
-    assert found == KINDS
+    found = {(step, request): kind for step, request, kind in lab.kinds(TRACE, SNAPSHOTS)}
+    assert found == {(step, n): kind for n, row in KINDS.items() for step, kind in enumerate(row)}
 
 
 def test_a_preempted_request_computes_again_and_then_decodes():
@@ -50,14 +46,6 @@ def test_a_preempted_request_computes_again_and_then_decodes():
 def test_the_kinds_differ_in_more_than_colour():
     looks = [(hatch, lab.MARKS.get(kind)) for kind, (_, _, hatch) in lab.CELLS.items()]
     assert all(one != other for one, other in combinations(looks, 2))
-
-
-@given(st.lists(st.lists(st.integers(1, 9), max_size=4), min_size=1, max_size=8))
-def test_each_request_that_was_served_has_a_cell_of_work_in_that_step(served):
-    trace = [[(n, tokens, True) for n, tokens in enumerate(line)] for line in served]
-    snapshots = [lab.Snapshot((), dict.fromkeys(range(len(line)), 1)) for line in served]
-    found = [(step, request) for step, request, _ in lab.kinds(trace, snapshots)]
-    assert found == [(step, n) for step, line in enumerate(served) for n in range(len(line))]
 
 
 def test_a_cell_holds_the_tokens_computed_or_a_mark_and_is_bold_where_one_was_sampled():
@@ -76,10 +64,7 @@ def test_a_cell_holds_the_tokens_computed_or_a_mark_and_is_bold_where_one_was_sa
     bold = [text.get_position() for text in axes.texts if text.get_fontweight() == "bold"]
     sampled = {(step, n) for step, n, _, sampled in served if sampled}
     assert {(int(x), int(y)) for x, y in bold} == sampled
-
-
-def test_only_a_request_that_has_ended_has_a_dark_edge():
-    (axes,) = lab.timeline(TRACE, SNAPSHOTS).axes
+    # only a request that has ended has a dark edge
     lines = [line for lines in axes.collections for line in lines.get_segments()]
     assert {(float(line[0][0]), int(line[0][1])) for line in lines} == {(4, 0), (6, 2)}
 
@@ -93,29 +78,23 @@ def test_the_pool_is_filled_by_the_requests_that_hold_blocks_and_the_queue_count
             held[step] += bar.get_height()
     assert held == [sum(moment.held.values()) for moment in SNAPSHOTS]
     assert told(pool) == [5, 60]  # blocks, and % held on average
-
     running, waiting = curves(queue)
     assert [*running.values()] == [2, 2, 1, 1, 2, 1]
     assert [*waiting.values()] == [1, 1, 2, 1, 0, 0]
-
-
-def test_preemptions_are_counted_where_they_happen():
-    assert lab.preemptions(SNAPSHOTS) == [3]
-    assert lab.preemptions(SNAPSHOTS[:2]) == []
+    assert marked(pool, {"marker": "x", "color": RED}) == [[(3, 5)]]  # a preemption
     pool, _ = lab.pool_and_queue(SNAPSHOTS[:2], num_blocks=5).axes
-    assert "preempted" not in title_of(pool)
+    assert marked(pool, {"marker": "x", "color": RED}) == [[]]
 
 
 def test_latencies_are_drawn_in_milliseconds_with_their_percentiles():
     ttft, tpot = lab.show_latencies([0.1, 0.2, 0.4], [0.01, None, 0.03]).axes
-    assert [bar.get_width() for bar in ttft.patches] == pytest.approx([100, 200, 400])
-    assert [bar.get_width() for bar in tpot.patches] == pytest.approx([10, 30])
+    assert widths(ttft) == pytest.approx([100, 200, 400])
+    assert widths(tpot) == pytest.approx([10, 30])
     assert [round(bar.get_y() + 0.35) for bar in tpot.patches] == [0, 2]  # the second has none
     assert [line.get_xdata()[0] for line in ttft.lines] == pytest.approx([200, 380])
     assert told(ttft) == [50, 200, 95, 380]
-    assert ttft.lines[0].get_linestyle() != ttft.lines[1].get_linestyle()
     _, tpot = lab.show_latencies([0.1], [None]).axes
-    assert heights(tpot) == curves(tpot) == []
+    assert widths(tpot) == curves(tpot) == []
 
 
 def streamed(prompts: list[str], *outputs: tuple[int, list[int], str | None]) -> str:
@@ -132,9 +111,6 @@ def test_texts_grow_behind_their_prompts_and_tell_how_they_ended():
     assert "0<once>1The fox" in streamed(prompts)
     shown = streamed(prompts, (0, [5], None), (1, [6, 7], None), (0, [8], "stop"))
     assert "0<once> w5 w8 ■ stop1The fox w6 w7" in shown
-
-
-def test_of_a_long_prompt_the_end_is_shown():
     assert streamed([f"begin {'x' * lab.LONGEST}"]).startswith(f"0… {'x' * lab.LONGEST}")
 
 

@@ -1,12 +1,14 @@
 """The pictures of lab 4 show what they are handed: these tests read the drawn data back."""
 
+from itertools import accumulate
+
 import pytest
 from matplotlib.colors import to_rgba
 from matplotlib.patches import ConnectionPatch, Rectangle
 
 import visuals.paged_attention as lab
 from tests.common.pictures import heights, names, numbers_in, said, spans, texts
-from tests.common.samples import BLOCK_WORDS, HELD, USES, BlockManager
+from tests.common.samples import BLOCK_WORDS, HELD, USES, block_manager
 
 
 def test_the_card_is_as_wide_as_its_memory_and_names_every_part():
@@ -18,24 +20,21 @@ def test_the_card_is_as_wide_as_its_memory_and_names_every_part():
 def test_memory_bars_fill_the_memory_and_count_the_requests():
     (axes,) = lab.memory_bars(USES).axes
     for row, use in enumerate(USES.values()):
-        widths = [bars[row].get_width() for bars in axes.containers]
-        starts = [bars[row].get_x() for bars in axes.containers]
-        assert widths == pytest.approx([use.tokens, use.later, use.never, use.unreserved])
-        assert starts == pytest.approx([sum(widths[:part]) for part in range(4)])
+        ends = [bars[row].get_x() + bars[row].get_width() for bars in axes.containers]
+        shares = [use.tokens, use.later, use.never, use.unreserved]
+        assert ends == pytest.approx([*accumulate(shares)])
     assert {"7.0 at a time", "30.4 at a time", "97.0%"} <= set(texts(axes))
-    assert "1.0%" not in texts(axes)  # too narrow to write in
 
 
 def test_block_size_costs_are_the_empty_slots_and_the_entries():
     left, right = lab.block_size_costs({1: 1.0, 16: 0.985}, {1: 480.0, 16: 30.5}).axes
     assert heights(left) == pytest.approx([0, 1.5])
     assert heights(right) == [480, 30.5]
-    assert names(left.xaxis) == ["1", "16"]
 
 
 @pytest.fixture
 def axes():
-    return lab.show_blocks(BlockManager(), BLOCK_WORDS, "after the copy").axes[0]
+    return lab.show_blocks(block_manager(), BLOCK_WORDS, "after the copy").axes[0]
 
 
 def under(axes, heading: str) -> list[str]:
@@ -65,34 +64,29 @@ def test_logical_blocks_stand_above_their_entries_of_the_block_table(axes):
 def test_arrows_lead_from_the_entries_to_the_physical_blocks(axes):
     arrows = [patch for patch in axes.patches if isinstance(patch, ConnectionPatch)]
     assert [arrow.xy2[0] - 0.5 for arrow in arrows] == [3, 1, 3, 0]
-    starts = [arrow.xy1[0] for arrow in arrows]
-    assert starts == sorted(starts)
     assert arrows[0].get_linestyle() != arrows[2].get_linestyle()
 
 
-def test_a_shared_block_is_framed_and_striped_by_the_requests_that_hold_it(axes):
+def test_a_shared_block_is_framed_and_striped_and_the_newest_token_of_a_request_is_bold(axes):
     boxes = [patch for patch in axes.patches if isinstance(patch, Rectangle)]
     (frame,) = [box for box in boxes if box.get_linewidth() > 2]
     assert int(frame.get_x()) == 3
     filled = [box for box in boxes if box.get_fill() and box.get_y() == frame.get_y()]
     fills = [box.get_facecolor() for box in filled if box.get_x() > 3]
     assert fills == [to_rgba(lab.look_of(5)[0]), to_rgba(lab.look_of(6)[0])]
-
-
-def test_the_newest_token_of_each_request_is_bold(axes):
     words = {word for tokens in BLOCK_WORDS.values() for word in [*tokens, "↵"]}
     bold = {text.get_text() for text in axes.texts if text.get_fontweight() == "bold"}
     assert bold & words == {"king", "↵"}
 
 
 def test_a_snapshot_stays_as_it_was():
-    manager = BlockManager()
+    manager = block_manager()
     moment = lab.snapshot(manager, BLOCK_WORDS)
     manager.tables[5].append(2)
     manager.lengths[5] += 5
     manager.ref_counts[2] = 1
     manager.free_blocks.clear()
-    assert moment == lab.snapshot(BlockManager(), BLOCK_WORDS)
+    assert moment == lab.snapshot(block_manager(), BLOCK_WORDS)
 
 
 def test_the_schedule_tells_waiting_from_preempted_and_counts_what_is_taken():

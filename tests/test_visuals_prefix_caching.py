@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 
 import visuals.prefix_caching as lab
+from solutions.prefix_caching import Node
 from tests.common import samples
 from tests.common.pictures import (
     boxes,
@@ -16,10 +17,9 @@ from tests.common.pictures import (
     names,
     numbers_in,
     read,
-    texts,
     told,
 )
-from visuals.prefix_caching import Block, keep
+from visuals.prefix_caching import keep
 
 
 def stretches(axes):
@@ -39,9 +39,6 @@ def test_a_turn_is_what_it_found_then_what_it_computed_then_its_answer():
     assert second == [(found, 0, 14), (computed, 14, 4), (answer, 18, 4)]
     assert len(others) == 3
     assert [low - high for high, low in pairwise(rows)] == pytest.approx([1, 1.6, 1, 1])
-
-    assert names(axes.yaxis) == ["chat 0", "chat 1"]
-    assert axes.get_yticks() == pytest.approx([0.5, 3.6])
     assert told(axes) == [58, 86, 67]  # found, of how many, %
     assert told(lab.chat_turns([]).axes[0]) == [0, 0]
 
@@ -53,36 +50,22 @@ def test_the_strip_is_filled_by_held_known_and_empty_blocks_below_its_evictions(
     assert list(held) == list(below_known) == [3, 5, 4, 6]
     assert list(known) == list(below_empty) == [3, 7, 8, 7]
     assert list(empty) == [8, 8, 8, 8]
-    assert list(axes.patches[0].get_data().edges) == [0.5, 1.5, 2.5, 3.5, 4.5]  # steps from 1 on
-    _, ticks = curves(axes)
-    assert list(ticks) == [3, 4]
-    assert all(8 < height < axes.get_ylim()[1] for height in ticks.values())
+    assert list(curves(axes)[1]) == [3, 4]  # the ticks
     assert told(axes) == [8, 5]  # blocks, evicted
 
 
 def test_a_pool_that_evicts_nothing_has_no_ticks_and_one_without_steps_is_refused():
     (axes,) = lab.pool_strip(samples.MOMENTS[:2], num_blocks=8).axes
     assert curves(axes)[1] == {}
-    assert told(axes) == [8]
     with pytest.raises(ValueError, match="no steps to show"):
         lab.pool_strip([], num_blocks=8)
 
 
-def test_a_block_is_kept_with_its_holders_and_its_place_among_the_free():
-    manager = samples.knowing_manager()
-    blocks = lab.keep_pool(manager)
-    manager.tables.clear()
-    assert blocks == [
-        Block((3,), False, None),
-        Block((5,), False, None),
-        Block((3, 5), True, None),
-        Block((), True, 2),
-        Block((), False, 1),
-    ]
-
-
 def test_the_pool_is_a_table_of_moments_and_blocks():
-    html = lab.show_pool({"<before>": lab.keep_pool(samples.knowing_manager()), "after": []}).data
+    manager = samples.knowing_manager()
+    before = lab.keep_pool(manager)
+    manager.tables.clear()  # what was kept stays
+    html = lab.show_pool({"<before>": before, "after": []}).data
     rows = [re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row) for row in html.split("<tr>")[1:]]
     assert rows[0] == ["block", "0", "1", "2", "3", "4"]
     assert [read(cell.replace("<br>", " ")).strip() for cell in rows[1]] == [
@@ -92,49 +75,30 @@ def test_the_pool_is_a_table_of_moments_and_blocks():
     assert rows[2] == ["after"]
 
 
+def shown(root: Node, title: str = "") -> str:
+    return lab.show_trees({title: keep(root)}, samples.decode).data
+
+
 def test_a_node_shows_its_text_and_its_stamp_and_no_markup():
-    html = lab.show_tree(samples.split_tree(), samples.decode).data
+    html = shown(samples.split_tree())
     edges = ["the␣<b>fox</b> 2 tokens, stamp 2", "␣and 1 token, stamp 1"]
     assert read(html) == f"root stamp 2{edges[0]}{edges[1]}␣queen↵ 2 tokens, stamp 2"
-    assert read(lab.show_tree(samples.Node(), samples.decode).data) == "root stamp 0"
-    html = lab.show_trees({"<i>now</i>": keep(samples.tree())}, samples.decode).data
+    assert read(shown(Node())) == "root stamp 0"
+    html = shown(samples.tree(), "<i>now</i>")
     assert "<b>fox" not in html
     assert "&lt;i&gt;now" in html
 
 
 def test_children_stand_inside_their_parents():
-    html = lab.show_tree(samples.split_tree(), samples.decode).data
+    html = shown(samples.split_tree())
     before = [html[: html.index(word)] for word in ("root", "fox", "and", "queen")]
     root, fox, end, queen = (part.count("<div") - part.count("</div") for part in before)
     assert root < fox < end == queen
 
 
-def test_holders_are_told_of_all_but_the_root():
-    asked = []
-
-    def holders(node: samples.Node) -> int:
-        asked.append(node.ids)
-        return len(node.children)
-
-    shown = read(lab.show_tree(samples.split_tree(), samples.decode, holders).data)
-    assert asked == [[2], [3, 4], [0, 6]]
-    assert "root stamp 2the" in shown
-    assert "2 tokens, held by 2, stamp 2" in shown
-    assert shown.count("held by nobody") == 2
-
-
-def test_what_was_kept_stays_when_the_tree_changes():
-    root = samples.tree()
-    before = keep(root)
-    samples.split(root)
-    root.children.clear()
-    (child,) = before.children.values()
-    assert (child.ids, child.stamp, before.stamp) == ((0, 6, 2), 1, 1)
-
-
 def test_a_split_marks_the_edges_that_were_not_there_before():
     root = samples.tree()
-    root.children[4] = samples.Node([4], stamp=1)
+    root.children[4] = Node([4], stamp=1)
     before = keep(root)
     samples.split(root)
     first, second = lab.show_trees(
@@ -147,14 +111,12 @@ def test_a_split_marks_the_edges_that_were_not_there_before():
 
 
 def test_edges_of_equal_tokens_in_other_places_are_two():
-    root = samples.Node(
-        children={
-            1: samples.Node([1], {3: samples.Node([3])}),
-            2: samples.Node([2], {3: samples.Node([3])}),
-        }
-    )
-    expected = {((), ()), ((), (1,)), ((), (2,)), ((1,), (3,)), ((2,), (3,))}
-    assert lab.edges(keep(root)) == expected
+    leaf = Node([3])
+    root = Node(children={1: Node([1], {3: leaf}), 2: Node([2])})
+    before = keep(root)
+    root.children[2].children[3] = leaf
+    trees = {"before": before, "after": keep(root)}
+    assert read(lab.show_trees(trees, samples.decode).data).count("new") == 1
 
 
 def test_of_a_long_edge_both_ends_are_shown():
@@ -168,8 +130,6 @@ def test_each_order_has_a_line_from_small_pools_to_large():
     (axes,) = lab.hit_rate_curves(samples.RATES).axes
     assert curves(axes) == [*samples.RATES.values()]
     assert list(curves(axes)[0]) == [6, 8, 9, 10]
-    low, high = axes.get_ylim()
-    assert low < 0 < 1 < high
 
 
 def test_the_cliff_and_the_working_set_are_marked_and_named():
@@ -193,9 +153,7 @@ def test_the_cliff_and_the_working_set_are_marked_and_named():
         ({1: 0.4, 2: 0.8}, None),  # half of the best is no cliff yet
         ({1: 0.39, 2: 0.8}, (1, 2)),
         ({1: 0.9, 2: 0.0}, None),  # a larger pool that finds less is something else
-        ({1: 0.0, 2: 0.0}, None),
         ({5: 0.7}, None),
-        ({}, None),
     ],
 )
 def test_a_cliff_loses_more_than_half_of_the_best_rate(curve, found):
@@ -206,6 +164,4 @@ def test_bars_by_block_size_and_the_tree_as_a_line_across_them():
     (axes,) = lab.grain({16: 2368, 1: 1960, 4: 2080}, tree=4000).axes
     assert heights(axes) == [1960, 2080, 2368]
     assert names(axes.xaxis) == ["1", "4", "16"]
-    assert texts(axes) == ["1,960", "2,080", "2,368"]
     assert set(axes.lines[0].get_ydata()) == {4000}
-    assert axes.get_ylim()[1] > 4000

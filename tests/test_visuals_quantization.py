@@ -1,11 +1,7 @@
 """The pictures of lab 10 show what they are handed: these tests read the drawn data back."""
 
-from itertools import pairwise
-
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import visuals.quantization as lab
 from tests.common import samples
@@ -41,13 +37,12 @@ def test_each_format_has_a_line_with_its_ticks_in_the_range_of_the_coarsest():
     assert said(axes) == [[0.5, 0.5, 0.5], [0.75, 0.5, 0.25]]  # rounded, truncated, one every
 
 
-@given(st.lists(st.integers(-50, 50), min_size=2, unique=True), st.floats(-50, 50))
-def test_rounded_is_nearest_and_truncated_is_the_next_towards_0(handed, near):
-    numbers = sorted([*handed, 0, -51, 51])
-    rounded, truncated = lab.neighbours(numbers, near)
-    assert abs(rounded - near) == min(abs(number - near) for number in numbers)
-    nearer_0 = [number for number in numbers if number * near >= 0 and abs(number) <= abs(near)]
-    assert truncated == max(nearer_0, key=abs)
+@pytest.mark.parametrize(
+    ("near", "facts"),  # rounded to nearest, truncated towards 0, one every
+    [(0.5, [0.5, 0.5, 0.5]), (-0.7, [-0.5, -0.5, 0.5]), (-0.8, [-1, -0.5, 0.5])],
+)
+def test_rounded_is_nearest_and_truncated_is_the_next_towards_0(near, facts):
+    assert said(lab.number_line({"": samples.FORMATS["halves"]}, near).axes[0]) == [facts]
 
 
 def test_numbers_that_would_touch_are_a_band():
@@ -62,15 +57,9 @@ def test_numbers_that_would_touch_are_a_band():
 
 
 def test_floats_near_a_small_number_are_told_by_enough_digits():
-    floats = {
-        "one format": [n * 2.0**-21 for n in range(200, 220)],
-        "another": [n * 2.0**-24 for n in range(1640, 1720)],
-    }
+    floats = {"a format": [n * 2.0**-24 for n in range(1640, 1720)]}
     (axes,) = lab.number_line(floats, near=0.0001).axes
-    assert said(axes) == [
-        [0.00010014, 0.00009966, 4.8e-07],
-        [0.000100017, 0.000099957, 6e-08],
-    ]
+    assert said(axes) == [[0.000100017, 0.000099957, 6e-08]]
 
 
 def test_a_grid_may_end_near_the_value_but_not_before_it():
@@ -94,10 +83,8 @@ def hollow(axes):
 
 
 def test_a_bar_is_a_codes_count_and_what_is_unused_is_hollow():
-    ranges = {"absmax": range(-3, 4), "affine": range(4)}
-    absmax, affine = lab.codes_histogram(
-        {"absmax": samples.INT3, "affine": samples.UINT2}, ranges
-    ).axes
+    codes = {"absmax": samples.INT3, "affine": samples.UINT2}
+    absmax, affine = lab.codes_histogram(codes, {"absmax": range(-3, 4), "affine": range(4)}).axes
     assert bars(absmax) == {-3: 1, 0: 3, 1: 1, 3: 1}
     assert hollow(absmax) == [[-2, -1], [2]]
     assert bars(affine) == {0: 1, 1: 1, 2: 1, 3: 2}
@@ -111,14 +98,6 @@ def test_every_code_has_a_bar_or_stands_under_a_hollow_box(codes):
     unused = [code for box in hollow(axes) for code in box]
     assert sorted([*bars(axes), *unused]) == list(range(-7, 8))
     assert sum(bars(axes).values()) == len(codes)
-
-
-@given(st.lists(st.integers(0, 2)))
-def test_runs_of_zeros_are_apart_and_hold_all_of_them(counts):
-    runs = lab.runs_of_zeros(counts)
-    zeros = [place for start, end in runs for place in range(start, end)]
-    assert zeros == [place for place, count in enumerate(counts) if count == 0]
-    assert all(end < start for (_, end), (start, _) in pairwise(runs))
 
 
 @pytest.mark.parametrize(
@@ -145,8 +124,7 @@ def test_above_the_weights_that_share_a_scale_stands_the_largest_of_them(weight)
     assert channel == [[[4, 6, 5]], shown]
     assert group == [[[4, 2, 3]], shown[:2], [[pytest.approx(0.1), 6, 5]], shown[2:]]
     assert [told(axes) for axes in figure.axes] == [[1], [3], [6, 2]]
-    colours = {image.get_clim() for axes in figure.axes for image in axes.images}
-    assert colours == {(0, 6)}
+    assert {image.get_clim() for axes in figure.axes for image in axes.images} == {(0, 6)}
 
 
 @pytest.mark.parametrize(("groups", "size", "n_out"), [(1, 1, 1), (2, 3, 4), (3, 1, 2), (1, 4, 3)])
@@ -165,46 +143,32 @@ def test_a_dot_stands_on_the_largest_weight_of_each_scale(groups, size, n_out):
         assert found == wanted
 
 
-@pytest.mark.parametrize("size", [3, 0, 8])
+@pytest.mark.parametrize("size", [3, 0])
 def test_groups_that_do_not_divide_the_inputs_are_refused(size):
     with pytest.raises(ValueError, match=f"Groups of {size} don't divide the 4 inputs"):
         lab.grain(samples.WEIGHT, size)
 
 
-def test_the_ranges_chosen_stand_on_both_sides_of_the_histogram():
+def test_ranges_stand_on_both_sides_of_the_histogram_and_choices_on_the_sum_of_losses():
     figure = lab.clipping(samples.CLIPPED, samples.SCALES, samples.ERRORS, samples.CHOSEN, last=2)
-    counts, _ = figure.axes
+    counts, lost = figure.axes
     assert sum(heights(counts)) == len(samples.CLIPPED)
     assert [line.get_xdata()[0] for line in counts.lines] == [-8, 8, -2, 2, -4, 4]
     ranges = [numbers_in(name)[-1] for name in legend_of(figure) if "±" in name]
     assert ranges == [8, 2, 4]
-
-
-def test_losses_lie_on_top_of_each_other_and_choices_on_their_sum():
-    _, lost = lab.clipping(
-        samples.CLIPPED, samples.SCALES, samples.ERRORS, samples.CHOSEN, last=2
-    ).axes
     rounding, cut = ({tuple(p) for p in area.get_paths()[0].vertices} for area in lost.collections)
     assert {(0.5, 1), (1, 2), (2, 4), (4, 8), (0.5, 0), (4, 0)} <= rounding
     assert {(0.5, 1), (0.5, 91), (1, 8), (2, 5), (4, 8)} <= cut
     assert curves(lost)[1::2] == [{4: 8}, {1: 8}, {2: 5}]  # behind each line its point
-    low, high = lost.get_ylim()
-    assert low == 0
-    assert 8 < high < 91  # what loses more than any choice may leave the picture
-    assert lost.get_xlim()[0] == 0.5
-    assert lost.get_xlim()[1] > 4
+    assert 8 < lost.get_ylim()[1] < 91  # what loses more than any choice may leave the picture
 
 
 def test_a_column_is_a_channels_largest_distance_from_0_and_the_largest_are_named_everywhere():
     figure = lab.channels(*samples.SMOOTHED)
     activations, weights = [2, 40, 2, 0.5], [1, 0.1, 2, 4]
     drawn = [axes.patches[0].get_data().values.tolist() for axes in figure.axes]
-    assert drawn == [
-        activations,
-        [size / 2 for size in activations],
-        pytest.approx(weights),
-        pytest.approx([size * 2 for size in weights]),
-    ]
+    scaled = (activations, 1), (activations, 1 / 2), (weights, 1), (weights, 2)
+    assert drawn == [pytest.approx([size * by for size in sizes]) for sizes, by in scaled]
     largest = [told(axes) for axes in figure.axes]  # and how many times the median
     assert largest == [[40, 20], [20, 20], [4, 4], [8, 4]]
 
@@ -214,9 +178,7 @@ def test_a_column_is_a_channels_largest_distance_from_0_and_the_largest_are_name
         assert sorted(others) == ["0", "2"]
         assert [line.get_xdata()[0] - 0.5 for line in axes.lines] == [1, *map(int, others)]
     top, other, below, last = (axes.get_ylim() for axes in figure.axes)
-    assert top == other
-    assert below == last
-    assert top[0] < 0.25 < 40 < top[1]
+    assert (top, below) == (other, last)
 
 
 @pytest.mark.parametrize("weight", [samples.ROWS, torch.nn.Parameter(samples.ROWS)])
@@ -234,35 +196,18 @@ def test_the_errors_of_both_are_drawn_and_told_as_they_were_handed():
     assert named == [[12345], [2.5]]
 
 
-def test_each_method_is_a_point_with_its_bar_and_its_label():
+def test_each_method_is_a_point_with_its_bar_and_its_label_full_where_nothing_beats_it():
     (axes,) = lab.pareto(samples.POINTS).axes
-    drawn = {}
+    drawn, beaten = {}, set()
     for (point, _, (bar,)), text in zip(axes.containers, axes.texts, strict=True):
         name, lost = text.get_text().rsplit(": ")
         (low, high) = bar.get_segments()[0][:, 1]
         drawn[name] = (point.get_xdata()[0], point.get_ydata()[0], (high - low) / 2)
         assert text.xy == drawn[name][:2]
         assert float(lost) == samples.POINTS[name][1]
+        beaten |= {name} if point.get_markerfacecolor() == "white" else set()
     assert drawn == {name: pytest.approx(point, abs=1e-9) for name, point in samples.POINTS.items()}
-
-
-def test_a_point_is_full_where_nothing_beats_it():
-    (axes,) = lab.pareto(samples.POINTS).axes
-    names = [text.get_text().rsplit(":")[0] for text in axes.texts]
-    faces = [container[0].get_markerfacecolor() for container in axes.containers]
-    beaten = {name for name, face in zip(names, faces, strict=True) if face == "white"}
-    assert beaten == {"int3", "float32"} == samples.POINTS.keys() - lab.unbeaten(samples.POINTS)
-
-
-@given(st.lists(st.tuples(st.integers(1, 6), st.integers(-3, 3)), min_size=1))
-def test_whatever_is_beaten_is_beaten_by_one_that_is_not(pairs):
-    points = {str(n): (bits, lost, 0) for n, (bits, lost) in enumerate(pairs)}
-    front = lab.unbeaten(points)
-    for name, (bits, lost, _) in points.items():
-        no_worse = [one for one in front if points[one][0] <= bits and points[one][1] <= lost]
-        assert no_worse
-        if name in front:
-            assert {points[one] for one in no_worse} == {points[name]}
+    assert beaten == {"int3", "float32"}
 
 
 @pytest.mark.parametrize(("grain", "share"), [("channel", 64), ("group", 32)])
@@ -294,7 +239,5 @@ def test_the_slider_and_the_choice_ask_for_other_weights():
         return samples.to_steps(weight, bits, grain)
 
     bits, chosen, *_ = lab.explore_bits(torch.nn.Parameter(samples.NORMAL), quantize).children
-    assert (bits.min, bits.max) == (2, 8)
-    assert [grain for _, grain in chosen.options] == list(lab.GRAINS)
     bits.value, chosen.value = 2, "group"
     assert list(dict.fromkeys(asked)) == [(4, "channel"), (2, "channel"), (2, "group")]

@@ -17,7 +17,7 @@ from matplotlib.colors import ListedColormap, to_rgb
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from visuals.explorer import explore
+from visuals.explorer import choice, explore
 from visuals.style import (
     BLUE,
     EMPTY,
@@ -275,12 +275,8 @@ def throughput_and_latency(seconds: Mapping[int, float], chosen: int | None = No
 
 def explore_batch(seconds: Mapping[int, float]) -> widgets.VBox:
     """`throughput_and_latency` with a slider over the batch sizes, and what it means in words."""
-    batches = sorted(seconds)
-    batch = widgets.SelectionSlider(
-        options=batches, value=batches[0], description="requests", continuous_update=False
-    )
     picture, words = partial(throughput_and_latency, seconds), partial(in_words, seconds)
-    return explore(picture, batch, words=words)
+    return explore(picture, choice("requests", sorted(seconds)), words=words)
 
 
 def in_words(seconds: Mapping[int, float], batch: int) -> str:

@@ -19,7 +19,7 @@ from matplotlib.patches import FancyBboxPatch, PathPatch, Rectangle
 from matplotlib.path import Path
 from torch import Tensor
 
-from visuals.explorer import explore, fine_slider
+from visuals.explorer import choice, explore, fine_slider
 from visuals.style import (
     BLUE,
     EMPTY,
@@ -35,6 +35,7 @@ from visuals.style import (
     ending,
     fill,
     legend_above,
+    name_rows,
     new_figure,
     probability_axis,
     visible,
@@ -109,9 +110,7 @@ def explore_sampling(
     return explore(
         lambda *values: before_and_after(before, after(*values), words),
         fine_slider("temperature", 0, 2, 0.1, start=1),
-        widgets.SelectionSlider(
-            options=[*range(1, 51), ALL], value=ALL, description="top-k", continuous_update=False
-        ),
+        choice("top-k", [*range(1, 51), ALL], start=ALL),
         fine_slider("top-p", 0.05, 1, 0.05, start=1),
         fine_slider("min-p", 0, 0.5, 0.01, start=0),
         words=lambda *values: who_stays(before, after(*values)),
@@ -145,8 +144,7 @@ def before_and_after(
     for row in rows:
         text = f"{old[row]:.1%} → " + (f"{new[row]:.1%}" if new[row] else "dropped")
         write_behind(axes, max(old[row], new[row]), row, text, color=INK if new[row] else MUTED)
-    axes.set_yticks(rows, [visible(words(token)) for token in shown.indices.tolist()])
-    axes.set(ylim=(len(old) - 0.4, -0.6))
+    name_rows(axes, [visible(words(token)) for token in shown.indices.tolist()])
     axes.legend(loc="lower right", facecolor="white", framealpha=1, frameon=True, edgecolor="white")
     bare(axes)
     return figure
@@ -207,17 +205,13 @@ KEPT, ENDED, PRUNED = "goes on", "has ended", "pruned"
 class Candidate(Protocol):
     """A beam's continuation by one token; `parent` counts the beams of the step before."""
 
-    @property
-    def score(self) -> float: ...
-    @property
-    def parent(self) -> int: ...
-    @property
-    def token(self) -> int: ...
+    score: float
+    parent: int
+    token: int
 
 
 class Text(Protocol):
-    @property
-    def ids(self) -> list[int]: ...
+    ids: list[int]
 
 
 class Search(Protocol):
@@ -226,13 +220,9 @@ class Search(Protocol):
     width: int
     prompt_length: int
     eos_token_id: int | None
-
-    @property
-    def beams(self) -> Sequence[Text]: ...
-    @property
-    def finished(self) -> Sequence[Text]: ...
-    @property
-    def trace(self) -> Sequence[Sequence[Candidate]]: ...
+    beams: Sequence[Text]
+    finished: Sequence[Text]
+    trace: Sequence[Sequence[Candidate]]
 
 
 @dataclass(frozen=True)
@@ -399,7 +389,6 @@ def draw_costs(axes: Axes, costs: Mapping[str, float], form: str, colour: str) -
     rows = range(len(costs))
     bars = axes.barh(rows, list(costs.values()), color=colour, height=0.7)
     axes.bar_label(bars, [form.format(cost) for cost in costs.values()], padding=3, fontsize=9)
-    axes.set_yticks(rows, list(costs))
+    name_rows(axes, costs)
     axes.set(xlim=(0, 1.45 * max(costs.values())), xticks=[])
-    axes.invert_yaxis()
     bare(axes)

@@ -32,10 +32,12 @@ from visuals.style import (
     PALE_PINK,
     PINK,
     RED,
+    Mark,
     Picture,
     draw_legend,
     fill,
     legend_above,
+    name_rows,
     new_figure,
 )
 
@@ -92,9 +94,9 @@ def stalls(trace: Trace) -> list[int]:
 
 # ------------------------------------------------------------------------ what every step computes
 
-FIRST: dict[str, Any] = {"marker": "v", "color": INK, "ms": 6, "ls": ""}
-DECODED: dict[str, Any] = {"marker": "o", "color": BLUE, "ms": 3, "ls": ""}
-STALLED: dict[str, Any] = {"marker": "x", "color": RED, "ms": 7, "mew": 2, "ls": ""}
+FIRST: Mark = {"marker": "v", "color": INK, "ms": 6, "ls": ""}
+DECODED: Mark = {"marker": "o", "color": BLUE, "ms": 3, "ls": ""}
+STALLED: Mark = {"marker": "x", "color": RED, "ms": 7, "mew": 2, "ls": ""}
 STEP_MARKS = {
     "newcomer's first token": FIRST,
     "step with decodes": DECODED,
@@ -175,8 +177,8 @@ def write_title(axes: Axes, name: str, *facts: str) -> None:
 
 # ---------------------------------------------------------------------------- work in place of time
 
-GAINED: dict[str, Any] = {"marker": "|", "color": INK, "ms": 9, "mew": 1, "ls": ""}
-LONGEST: dict[str, Any] = {"marker": "D", "color": RED, "ms": 4, "lw": 2}
+GAINED: Mark = {"marker": "|", "color": INK, "ms": 9, "mew": 1, "ls": ""}
+LONGEST: Mark = {"marker": "D", "color": RED, "ms": 4, "lw": 2}
 GAP_MARKS = {"gains a token": GAINED, "longest gap": LONGEST}
 
 
@@ -315,10 +317,9 @@ def token_dots(times: Mapping[str, Sequence[float]]) -> Picture:
             axes.plot(longest, [row + 0.3] * 2, **LONGEST)
         text = f"{longest[1] - longest[0]:,.0f} ms" if longest else "no gap"
         axes.text(1.02, row, text, transform=axes.get_yaxis_transform(), va="center")
-    axes.set_yticks(range(len(times)), list(times))
-    axes.set(xlabel="ms since its first token", ylim=(len(times) - 0.4, -0.6))
+    name_rows(axes, times)
+    axes.set_xlabel("ms since its first token")
     axes.set_title("tokens of one request, and below them the longest gap")
-    axes.tick_params(axis="y", length=0)
     axes.grid(axis="x")
     return figure
 
@@ -346,9 +347,8 @@ def lanes(events: Mapping[str, Sequence[tuple[str, float, float]]]) -> Picture:
         for kind, start, duration in lane:
             left, width = 1000 * (start - zero), 1000 * duration
             axes.barh(row, width, 0.7, left, lw=0.6, **fill(WORK[kind]))
-    axes.set_yticks(range(len(events)), list(events))
-    axes.set(xlabel="ms", ylim=(len(events) - 0.4, -0.6), title="what each lane does, and when")
-    axes.tick_params(axis="y", length=0)
+    name_rows(axes, events)
+    axes.set(xlabel="ms", title="what each lane does, and when")
     draw_legend(figure, WORK)
     return figure
 

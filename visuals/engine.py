@@ -65,12 +65,9 @@ class Manager(Protocol):
 class Scheduler(Protocol):
     """The public attributes of a scheduler."""
 
-    @property
-    def waiting(self) -> Sequence[Request]: ...
-    @property
-    def running(self) -> Sequence[Request]: ...
-    @property
-    def manager(self) -> Manager: ...
+    waiting: Sequence[Request]
+    running: Sequence[Request]
+    manager: Manager
 
 
 @dataclass(frozen=True)
@@ -206,10 +203,8 @@ def legend_of(kind: str) -> Patch:
 class Run(Protocol):
     """What was recorded of an engine at work."""
 
-    @property
-    def trace(self) -> Trace: ...
-    @property
-    def snapshots(self) -> Sequence[Snapshot]: ...
+    trace: Trace
+    snapshots: Sequence[Snapshot]
 
 
 def explore_runs(name: str, runs: Mapping[int, Run], words: Mapping[int, str]) -> widgets.VBox:
@@ -307,12 +302,9 @@ def show_latencies(ttft: Sequence[float], tpot: Sequence[float | None]) -> Pictu
 class Output(Protocol):
     """What a step gave to a request."""
 
-    @property
-    def request(self) -> int: ...
-    @property
-    def new_ids(self) -> Sequence[int]: ...
-    @property
-    def finish_reason(self) -> str | None: ...
+    request: int
+    new_ids: Sequence[int]
+    finish_reason: str | None
 
 
 LATEST = 24  # pieces shown in the order in which they came

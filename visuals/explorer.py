@@ -7,10 +7,10 @@ import ipywidgets as widgets
 from visuals.style import Picture
 
 
-def slider(name: str, last: int, start: int = 0) -> widgets.IntSlider:
-    """Whole numbers from 0 to `last`; it speaks when it is let go, not on the way."""
+def slider(name: str, last: int, start: int = 0, first: int = 0) -> widgets.IntSlider:
+    """Whole numbers from `first` to `last`; it speaks when it is let go, not on the way."""
     return widgets.IntSlider(
-        value=start, min=0, max=last, description=name, continuous_update=False
+        value=start, min=first, max=last, description=name, continuous_update=False
     )
 
 
@@ -23,10 +23,14 @@ def fine_slider(
     )
 
 
-def choice(name: str, options: Iterable[int]) -> widgets.SelectionSlider:
-    """A slider over these numbers, whose name is as long as it likes."""
+def choice(
+    name: str, options: Iterable[int | str], start: int | str | None = None
+) -> widgets.SelectionSlider:
+    """A slider over these, from the first on unless told; its name is as long as it likes."""
+    options = list(options)
     return widgets.SelectionSlider(
-        options=list(options),
+        options=options,
+        value=options[0] if start is None else start,
         description=name,
         continuous_update=False,
         style={"description_width": "initial"},

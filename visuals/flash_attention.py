@@ -26,18 +26,18 @@ from visuals.style import (
     PALE_BLUE,
     PALE_GREEN,
     PALE_ORANGE,
+    PLAIN,
     RING,
     Look,
     Picture,
+    draw_bars,
     draw_legend,
     fill,
     legend_above,
+    name_rows,
     new_figure,
     write,
 )
-
-PLAIN = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # behind text on a hatching
-
 
 # ---------------------------------------------------------------------- what tiles save, and take
 
@@ -52,25 +52,14 @@ def traffic_bars(tiled: Mapping[int, int], naive: int, fast: Mapping[int, int]) 
     tiled, fast: numbers, by the size of a tile. naive: what is moved without tiles, a line.
     """
     figure, (above, below) = new_figure(height=4.2, rows=2)
-    less = [f"{moved:,}\n{naive / moved:.1f}× less" for moved in tiled.values()]
-    draw_bars(above, tiled, MOVED, less)
-    draw_bars(below, fast, FAST, [f"{numbers:,}" for numbers in fast.values()])
+    draw_bars(above, tiled, lambda moved: f"{moved:,}\n{naive / moved:.1f}× less", MOVED)
+    draw_bars(below, fast, "{:,}".format, FAST)
     line = above.axhline(naive, color=ORANGE, ls="--", lw=2, label=f"the naive way: {naive:,}")
     above.set_ylim(0, 1.1 * max([naive, *tiled.values()]))
     above.set_title("numbers moved")
     below.set(title="numbers held in fast memory", xlabel="tokens in a tile")
     figure.legend(handles=[line], loc="outside upper right", fontsize=9)
     return figure
-
-
-def draw_bars(axes: Axes, numbers: Mapping[int, int], look: Look, labels: Sequence[str]) -> None:
-    """A bar for each size of tile, in their order, with its label on top."""
-    bars = axes.bar(range(len(numbers)), list(numbers.values()), 0.7, **fill(look))
-    axes.bar_label(bars, labels, padding=3, fontsize=9)
-    axes.set_xticks(range(len(numbers)), [f"{size:,}" for size in numbers])
-    axes.set(yticks=[], ylim=(0, 1.25 * max([1, *numbers.values()])))
-    axes.tick_params(axis="x", length=0)
-    axes.spines["left"].set_visible(False)
 
 
 # ------------------------------------------------------------------------------ the running softmax
@@ -266,8 +255,7 @@ def over_length(milliseconds: Mapping[str, Mapping[int, float]]) -> Picture:
     axes.yaxis.set_major_formatter("{x:,g}")
     axes.yaxis.set_minor_locator(NullLocator())
     axes.grid(axis="y")
-    handles = axes.get_legend_handles_labels()
-    legend_above(figure, *handles, ncols=1, handlelength=4)
+    legend_above(figure, ncols=1, handlelength=4)
     return figure
 
 
@@ -307,11 +295,8 @@ def lanes(parts: Sequence[tuple[int, int, float]]) -> Picture:
     keys.locator_params(axis="x", nbins=4)
     keys.xaxis.set_major_formatter("{x:,.0f}")
     merged.set(title="weight in the merge", xlim=(0, 1.25 * max([1e-9, *weights])), xticks=[])
-    keys.set_yticks(rows, [f"worker {number + 1}" for number in rows])
-    merged.set_yticks([])
-    for axes in (keys, merged):
-        axes.set_ylim(len(parts) - 0.4, -0.6)
-        axes.tick_params(axis="y", length=0)
+    name_rows(keys, [f"worker {number + 1}" for number in rows])
+    name_rows(merged, [""] * len(parts))
     merged.spines[["left", "bottom"]].set_visible(False)
     return figure
 

@@ -4,6 +4,7 @@ Each reads the tensors or the cache that the learner made, and returns a figure 
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from statistics import median
 from typing import Protocol
 
@@ -252,12 +253,13 @@ def time_per_token(loops: Mapping[str, Sequence[float]], first_position: int) ->
     """
     figure, (axes,) = new_figure(height=3.2)
     highest = 0.0
-    for (name, seconds), colour in zip(loops.items(), (ORANGE, BLUE, INK, GREY), strict=False):
+    looks = cycle(((ORANGE, "-"), (BLUE, "--"), (INK, ":"), (GREY, "-.")))
+    for (name, seconds), (colour, dashes) in zip(loops.items(), looks, strict=False):
         times = [1000 * s for s in seconds[1:]]
         positions = range(first_position + 1, first_position + 1 + len(times))
         smooth = [median(times[max(0, i - 7) : i + 8]) for i in range(len(times))]
         axes.scatter(positions, times, s=4, color=colour, alpha=0.3)
-        axes.plot(positions, smooth, color=colour, linewidth=2, label=name)
+        axes.plot(positions, smooth, dashes, color=colour, linewidth=2, label=name)
         highest = max([highest, *smooth])
     # room for the legend; a lone dot far above the line is the computer doing something else
     axes.set(ylim=(0, 1.4 * highest), xlabel="position", ylabel="ms per token")

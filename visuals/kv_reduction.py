@@ -31,10 +31,13 @@ from visuals.style import (
     PINK,
     RED,
     Look,
+    Mark,
     Picture,
+    draw_bars,
     draw_legend,
     fill,
     legend_above,
+    name_rows,
     new_figure,
     write_behind,
 )
@@ -113,7 +116,7 @@ def draw_step(axes: Axes, step: int, kinds: Iterator[str]) -> set[str]:
 
 # ------------------------------------------------------------------------------- the first token
 
-HEAD: dict[str, Any] = {"marker": "o", "color": BLUE, "ms": 4, "mfc": "none", "ls": ""}
+HEAD: Mark = {"marker": "o", "color": BLUE, "ms": 4, "mfc": "none", "ls": ""}
 LOST: Look = PALE_ORANGE, ORANGE, "/////"
 
 
@@ -247,10 +250,8 @@ def token_bytes(ways: Mapping[str, Mapping[str, float]]) -> Picture:
             start += n_bytes
         less = f", {totals[0] / total:.1f}× less" if row else ""
         write_behind(axes, total, row, f"{total:,.0f}{less}", **BEHIND)
-    axes.set_yticks(range(len(ways)), list(ways))
-    axes.set(ylim=(len(ways) - 0.5, -0.5), xlim=(0, 1.2 * max(totals)), xticks=[])
-    axes.set_title("bytes of a token")
-    axes.tick_params(axis="y", length=0)
+    name_rows(axes, ways)
+    axes.set(xlim=(0, 1.2 * max(totals)), xticks=[], title="bytes of a token")
     axes.spines["bottom"].set_visible(False)
     draw_legend(figure, looks)
     return figure
@@ -268,25 +269,12 @@ def preemption(ways: Mapping[str, tuple[int, int]]) -> Picture:
     ways: for each the tokens that were computed, and the bytes that were copied.
     """
     figure, (computed, copied) = new_figure(height=2.8, columns=2)
-    tokens, n_bytes = zip(*ways.values(), strict=True)
-    draw_ways(computed, tokens, [f"{number:,}" for number in tokens])
-    draw_ways(copied, n_bytes, [f"{number / 1e6:,.1f}" for number in n_bytes])
+    draw_bars(computed, {way: tokens for way, (tokens, _) in ways.items()}, "{:,}".format, *WAYS)
+    megabytes = {way: n_bytes / 1e6 for way, (_, n_bytes) in ways.items()}
+    draw_bars(copied, megabytes, "{:,.1f}".format, *WAYS)
     computed.set_title("tokens computed")
     copied.set_title("MB copied")
-    for axes in (computed, copied):
-        axes.set_xticks(range(len(ways)), list(ways))
     return figure
-
-
-def draw_ways(axes: Axes, numbers: Sequence[int], labels: Sequence[str]) -> None:
-    """A bar for each way, with its number on top."""
-    looks = zip(numbers, labels, cycle(WAYS), strict=False)
-    for place, (number, label, look) in enumerate(looks):
-        bars = axes.bar(place, number, 0.6, **fill(look))
-        axes.bar_label(bars, [label], padding=3, fontsize=9)
-    axes.set(yticks=[], ylim=(0, 1.2 * max([1, *numbers])))
-    axes.tick_params(axis="x", length=0)
-    axes.spines["left"].set_visible(False)
 
 
 # ------------------------------------------------------------------------- a window, with sliders
@@ -300,8 +288,8 @@ def explore_window(
     window_mask: called with the positions of queries and of keys, both [1, tokens], the window and
         the sinks. A cache holds what it lets the next token see.
     """
-    window, sinks = slider("window", tokens, start=tokens // 3), slider("sinks", tokens)
-    window.min = 1  # a token sees itself at least
+    window = slider("window", tokens, start=tokens // 3, first=1)  # a token sees itself at least
+    sinks = slider("sinks", tokens)
     positions = torch.arange(tokens)[None]
     everything = torch.ones(1, 1, tokens, tokens, dtype=torch.bool).tril()
     ticks = range(0, tokens, max(tokens // 8, 1))

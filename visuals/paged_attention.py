@@ -25,13 +25,18 @@ from visuals.style import (
     PALE_ORANGE,
     PALE_PINK,
     PINK,
+    PLAIN,
     RED,
     SKY,
     Picture,
     bare,
+    draw_bars,
+    fill,
     legend_above,
+    name_rows,
     new_figure,
     visible,
+    write,
 )
 
 # ----------------------------------------------------------------------- where the memory goes
@@ -50,8 +55,7 @@ def memory_card(parts: Mapping[str, float]) -> Picture:
         label = f"{name}\n{size:.1f} GB, {size / total:.0%}"
         middle = start + size / 2
         if size > 0.15 * total:
-            box = {"facecolor": "white", "edgecolor": "none", "pad": 2}
-            axes.text(middle, 0, label, ha="center", va="center", bbox=box)
+            write(axes, middle, 0, label, bbox=PLAIN)
         else:  # too narrow to write in: say it above
             axes.text(start + size, 0.5, label.replace("\n", ": "), ha="right", fontsize=9)
         start += size
@@ -63,16 +67,11 @@ def memory_card(parts: Mapping[str, float]) -> Picture:
 class Use(Protocol):
     """Shares of a memory: what `memory_bars` draws."""
 
-    @property
-    def tokens(self) -> float: ...
-    @property
-    def later(self) -> float: ...
-    @property
-    def never(self) -> float: ...
-    @property
-    def unreserved(self) -> float: ...
-    @property
-    def running(self) -> float: ...
+    tokens: float
+    later: float
+    never: float
+    unreserved: float
+    running: float
 
 
 @plt.rc_context(LOOK)
@@ -92,31 +91,17 @@ def memory_bars(uses: Mapping[str, Use]) -> Picture:
     starts = [0.0] * len(uses)
     for name, share, colour, hatch in kinds:
         shares = [share(use) for use in uses.values()]
-        axes.barh(
-            rows,
-            shares,
-            left=starts,
-            height=0.7,
-            color=colour,
-            hatch=hatch,
-            edgecolor=GREY,
-            label=name,
-        )
+        axes.barh(rows, shares, 0.7, starts, label=name, **fill((colour, GREY, hatch)))
         for row, part in zip(rows, shares, strict=True):
             if part > 0.06:
-                box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
-                middle = starts[row] + part / 2
-                axes.text(
-                    middle, row, f"{part:.1%}", ha="center", va="center", fontsize=8, bbox=box
-                )
+                write(axes, starts[row] + part / 2, row, f"{part:.1%}", fontsize=8, bbox=PLAIN)
         starts = [start + part for start, part in zip(starts, shares, strict=True)]
     for row, use in zip(rows, uses.values(), strict=True):
         axes.text(1.02, row, f"{use.running:.1f} at a time", va="center", fontsize=9)
-    axes.set_yticks(rows, list(uses))
+    name_rows(axes, uses)
     axes.set(xlim=(0, 1.0), xticks=[])
     bare(axes)
-    axes.invert_yaxis()
-    legend_above(figure, *axes.get_legend_handles_labels())
+    legend_above(figure)
     return figure
 
 
@@ -128,19 +113,11 @@ def block_size_costs(filled: Mapping[int, float], entries: Mapping[int, float]) 
         in the table of one request, on average.
     """
     figure, (left, right) = new_figure(height=2.6, columns=2)
-    wasted = [100 * (1 - share) for share in filled.values()]
-    for axes, values, colour, form in (
-        (left, wasted, ORANGE, "{:.1f}%"),
-        (right, list(entries.values()), BLUE, "{:.0f}"),
-    ):
-        bars = axes.bar(range(len(values)), values, color=colour)
-        axes.bar_label(bars, [form.format(value) for value in values], padding=2, fontsize=8)
-        axes.set_xticks(range(len(values)), [str(size) for size in filled])
-        axes.tick_params(length=0)
-        axes.set(xlabel="block size", yticks=[], ylim=(0, 1.15 * max(values)))
-        axes.spines["left"].set_visible(False)
-    left.set_title("allocated and empty")
-    right.set_title("entries in a block table")
+    wasted = {size: 100 * (1 - share) for size, share in filled.items()}
+    draw_bars(left, wasted, "{:.1f}%".format, (ORANGE, ORANGE, ""))
+    draw_bars(right, entries, "{:.0f}".format, (BLUE, BLUE, ""))
+    left.set(xlabel="block size", title="allocated and empty")
+    right.set(xlabel="block size", title="entries in a block table")
     return figure
 
 
@@ -155,9 +132,7 @@ class Manager(Protocol):
     tables: dict[int, list[int]]
     lengths: dict[int, int]
     ref_counts: list[int]
-
-    @property
-    def free_blocks(self) -> Sequence[int]: ...
+    free_blocks: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -253,12 +228,12 @@ def draw_snapshot(moment: Snapshot) -> Picture:
 def draw_logical(
     axes: Axes, moment: Snapshot, request: int, place: int, x: float, widest: float
 ) -> None:
-    fill, edge, _ = look_of(request)
+    face, edge, _ = look_of(request)
     words = moment.words_in(request, place)
     label(axes, x + 0.5, LOGICAL_TOP - 0.5, f"logical {place}", fontsize=8)
-    draw_cells(axes, (x, LOGICAL_TOP), moment.block_size, len(words), [fill], edge)
+    draw_cells(axes, (x, LOGICAL_TOP), moment.block_size, len(words), [face], edge)
     is_last = place == len(moment.tables[request]) - 1
-    write(axes, (x, LOGICAL_TOP), words, widest, bold=len(words) - 1 if is_last else None)
+    write_words(axes, (x, LOGICAL_TOP), words, widest, bold=len(words) - 1 if is_last else None)
 
 
 def draw_entry(
@@ -307,7 +282,7 @@ def draw_physical(axes: Axes, moment: Snapshot, block: int, top: float, widest: 
             (block + 0.03, top + 1), 0.94, moment.block_size, fill=False, linewidth=2.5, ec=INK
         )
         axes.add_patch(frame)
-    write(axes, (block, top + 1), words, widest)
+    write_words(axes, (block, top + 1), words, widest)
 
 
 def draw_cells(
@@ -321,15 +296,15 @@ def draw_cells(
 ) -> None:
     """A column of cells, the first `filled` of them in stripes of the colours `fills`."""
     x, y = corner[0] + 0.03, corner[1]
-    for stripe, fill in enumerate(fills):
+    for stripe, face in enumerate(fills):
         width = 0.94 / len(fills)
-        axes.add_patch(Rectangle((x + stripe * width, y), width, filled, color=fill, linewidth=0))
+        axes.add_patch(Rectangle((x + stripe * width, y), width, filled, color=face, linewidth=0))
     for row in range(cells):
         box = Rectangle((x, y + row), 0.94, 1, fill=False, ec=edge, linewidth=0.7, ls=dashes)
         axes.add_patch(box)
 
 
-def write(
+def write_words(
     axes: Axes,
     corner: tuple[float, float],
     words: Sequence[str],
@@ -365,12 +340,12 @@ def show_schedule(held: Sequence[Mapping[int, int]], num_blocks: int) -> Picture
         present = [step for step, blocks in enumerate(held) if request in blocks]
         for step in range(present[-1] + 1):
             if request in held[step]:
-                text, ink, fill, edge = str(held[step][request]), INK, SKY, "white"
+                text, ink, face, edge = str(held[step][request]), INK, SKY, "white"
             elif step < present[0]:
-                text, ink, fill, edge = "·", INK, PALE, "white"
+                text, ink, face, edge = "·", INK, PALE, "white"
             else:
-                text, ink, fill, edge = "×", RED, "white", RED
-            axes.add_patch(Rectangle((step + 0.05, row + 0.08), 0.9, 0.84, fc=fill, ec=edge))
+                text, ink, face, edge = "×", RED, "white", RED
+            axes.add_patch(Rectangle((step + 0.05, row + 0.08), 0.9, 0.84, fc=face, ec=edge))
             label(axes, step + 0.5, row + 0.5, text, fontsize=8, color=ink)
     small = min(8, 5.2 * 72 / len(held) / (LETTER * 2.2))  # two digits beside each other
     for step, blocks in enumerate(held):

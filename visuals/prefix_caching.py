@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import cycle, pairwise
-from typing import Any, Protocol
+from typing import Protocol
 
 import ipywidgets as widgets
 import matplotlib.pyplot as plt
@@ -30,6 +30,7 @@ from visuals.style import (
     PAPER,
     RED,
     Picture,
+    draw_bars,
     draw_legend,
     fill,
     legend_above,
@@ -87,12 +88,9 @@ def chat_turns(chats: Sequence[Sequence[Turn]]) -> Picture:
 class Manager(Protocol):
     """A block manager that knows what its blocks hold."""
 
-    @property
-    def tables(self) -> Mapping[int, Sequence[int]]: ...
-    @property
-    def free_blocks(self) -> Iterable[int]: ...
-    @property
-    def block_hash(self) -> Mapping[int, bytes]: ...
+    tables: Mapping[int, Sequence[int]]
+    free_blocks: Iterable[int]
+    block_hash: Mapping[int, bytes]
 
 
 @dataclass(frozen=True)
@@ -208,49 +206,34 @@ def explore_pools(pools: Mapping[int, Sequence[Moment]], words: Mapping[int, str
 class Node(Protocol):
     """A node of a radix tree: the tokens on its edge, its children, the last walk to come here."""
 
-    @property
-    def ids(self) -> Sequence[int]: ...
-    @property
-    def children(self) -> Mapping[int, "Node"]: ...
-    @property
-    def stamp(self) -> int: ...
+    ids: Sequence[int]
+    children: Mapping[int, "Node"]
+    stamp: int
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A node as it was at one moment, with all below it. holders: None where nobody counted."""
+    """A node as it was at one moment, with all below it."""
 
     ids: tuple[int, ...]
     children: Mapping[int, "Kept"]
     stamp: int
-    holders: int | None
 
 
-def keep(node: Node, holders: Callable[[Any], int] | None = None) -> Kept:
-    """The tree as it is now, to be shown when it has changed.
-
-    holders: how many requests hold a node; it isn't asked for the root, which has no tokens.
-    """
-    children = {token: keep(child, holders) for token, child in node.children.items()}
-    count = holders(node) if holders and node.ids else None
-    return Kept(tuple(node.ids), children, node.stamp, count)
+def keep(node: Node) -> Kept:
+    """The tree as it is now, to be shown when it has changed."""
+    children = {token: keep(child) for token, child in node.children.items()}
+    return Kept(tuple(node.ids), children, node.stamp)
 
 
 Words = Callable[[list[int]], str]
 
 
-def show_tree(root: Node, words: Words, holders: Callable[[Any], int] | None = None) -> HTML:
-    """A radix tree: a line for each edge with its text, its number of tokens and its stamp.
-
-    words: gives the text of some ids. holders: how many requests hold a node, if it is to be shown.
-    """
-    return show_trees({"": keep(root, holders)}, words)
-
-
 def show_trees(trees: Mapping[str, Kept], words: Words) -> HTML:
     """Moments of a radix tree beside each other; marked is an edge that the moment before had not.
 
-    trees: what `keep` gave, by the title of each. words: gives the text of some ids.
+    An edge has a line with its text, its number of tokens and its stamp. trees: what `keep` gave,
+    by the title of each. words: gives the text of some ids.
     """
     known = [edges(tree) for tree in trees.values()]
     before = [*known[:1], *known]  # the first has nothing to differ from
@@ -285,8 +268,6 @@ def node_html(node: Kept, words: Words, known: set[Edge], path: tuple[int, ...])
     edge = f'<span style="{look}">{text}</span>' if node.ids else "root"
     facts = ["<b>new</b>"] if new else []
     facts += [f"{len(node.ids)} token{'s' * (len(node.ids) > 1)}"] if node.ids else []
-    if node.holders is not None:
-        facts.append("held by nobody" if not node.holders else f"held by {node.holders}")
     facts.append(f"stamp {node.stamp}")
     whole = (f'<span style="white-space:nowrap">{fact}</span>' for fact in facts)
     below = "".join(
@@ -334,8 +315,7 @@ def hit_rate_curves(
     axes.set(xlabel="blocks in the pool", ylim=(-0.02, 1.02), title="hit rate")
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
     axes.grid(axis="y")
-    handles = axes.get_legend_handles_labels()
-    legend_above(figure, *handles, handlelength=3)
+    legend_above(figure, *axes.get_legend_handles_labels(), handlelength=3)
     return figure
 
 
@@ -358,17 +338,10 @@ def grain(computed: Mapping[int, int], tree: int) -> Picture:
 
     computed: by block size. tree: what the radix tree computes, which finds every token; a line.
     """
-    sizes = sorted(computed)
-    tokens = [computed[size] for size in sizes]
     figure, (axes,) = new_figure(height=3.0)
-    bars = axes.bar(range(len(sizes)), tokens, width=0.7, fc=PALE_BLUE, ec=BLUE, label="blocks")
-    axes.bar_label(bars, [f"{count:,}" for count in tokens], padding=4, fontsize=9)
-    axes.axhline(tree, color=ORANGE, ls="--", lw=2, label=f"radix tree: {tree:,}")
-    axes.set_xticks(range(len(sizes)), [str(size) for size in sizes])
-    axes.set(xlabel="block size", yticks=[], ylim=(0, 1.12 * max([*tokens, tree, 1])))
+    draw_bars(axes, dict(sorted(computed.items())), "{:,}".format, (PALE_BLUE, BLUE, ""))
+    line = axes.axhline(tree, color=ORANGE, ls="--", lw=2, label=f"radix tree: {tree:,}")
+    axes.set(xlabel="block size", ylim=(0, 1.12 * max([*computed.values(), tree, 1])))
     axes.set_title("prompt tokens computed")
-    axes.spines["left"].set_visible(False)
-    axes.tick_params(axis="x", length=0)
-    handles, labels = axes.get_legend_handles_labels()
-    legend_above(figure, handles[::-1], labels[::-1])
+    legend_above(figure, handles=[line])
     return figure

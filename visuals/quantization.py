@@ -20,7 +20,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FixedLocator, NullLocator
 from torch import Tensor
 
-from visuals.explorer import explore
+from visuals.explorer import explore, slider
 from visuals.style import (
     BLUE,
     GREEN,
@@ -32,6 +32,7 @@ from visuals.style import (
     PALE_ORANGE,
     PINK,
     RED,
+    Mark,
     Picture,
     draw_legend,
     fill,
@@ -41,16 +42,9 @@ from visuals.style import (
 
 # ---------------------------------------------------------------------- what a format can hold
 
-VALUE: dict[str, Any] = {"color": INK, "ls": "--", "lw": 1.2}
-ROUNDED: dict[str, Any] = {
-    "marker": "o",
-    "color": BLUE,
-    "ms": 10,
-    "mfc": "none",
-    "mew": 2,
-    "ls": "",
-}
-TRUNCATED: dict[str, Any] = {"marker": "v", "color": RED, "ms": 7, "ls": ""}
+VALUE: Mark = {"color": INK, "ls": "--", "lw": 1.2}
+ROUNDED: Mark = {"marker": "o", "color": BLUE, "ms": 10, "mfc": "none", "mew": 2, "ls": ""}
+TRUNCATED: Mark = {"marker": "v", "color": RED, "ms": 7, "ls": ""}
 BAND = PALE_BLUE, BLUE, "|||||"
 MOST_TICKS = 130  # side by side; more would touch
 
@@ -193,7 +187,7 @@ def runs_of_zeros(counts: Sequence[int]) -> list[tuple[int, int]]:
 # -------------------------------------------------------------------------- who shares a scale
 
 
-LARGEST: dict[str, Any] = {"marker": "o", "color": ORANGE, "ms": 4, "mec": "white", "mew": 0.4}
+LARGEST: Mark = {"marker": "o", "color": ORANGE, "ms": 4, "mec": "white", "mew": 0.4}
 
 
 @plt.rc_context(LOOK)
@@ -497,19 +491,12 @@ def explore_bits(weight: Float[Tensor, "n_in n_out"], quantize: Quantize) -> wid
     quantize: called with the weight, bits and one of GRAINS; gives the weight that the codes stand
         for.
     """
-    style = {"description_width": "initial"}
-    bits = widgets.IntSlider(
-        value=4, min=2, max=8, description="bits", continuous_update=False, style=style
-    )
     options = [(name, grain) for grain, name in GRAINS.items()]
-    chosen = widgets.Dropdown(
-        options=options, value="channel", description="a scale for", style=style
-    )
     weight = weight.detach()
     return explore(
         lambda bits, grain: weights_and_grid(weight, quantize(weight, bits, grain), grain),
-        bits,
-        chosen,
+        slider("bits", 8, start=4, first=2),
+        widgets.Dropdown(options=options, value="channel", description="a scale for"),
         words=lambda bits, grain: in_words(weight, quantize(weight, bits, grain), bits, grain),
     )
 

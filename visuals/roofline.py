@@ -30,10 +30,9 @@ def roofline(machine: Machine, works: Sequence[Work]) -> Picture:
     axes.plot(intensities, [machine.limit(i) / 1e9 for i in intensities], color=INK, linewidth=2)
     axes.axvline(machine.ridge, color=GREY, linewidth=1, linestyle=":")
     for work, colour in zip(works, (BLUE, ORANGE, GREEN, PINK), strict=False):
-        axes.plot(work.intensity, work.speed / 1e9, "o", color=colour, markersize=9)
-        axes.annotate(
-            work.label, (work.intensity, work.speed / 1e9), (8, -10), textcoords="offset points"
-        )
+        point = work.intensity, work.speed / 1e9
+        axes.plot(*point, "o", color=colour, markersize=9)
+        axes.annotate(work.label, point, (8, -10), textcoords="offset points")
     lowest = min([machine.limit(left), *(work.speed for work in works)]) / 1e9
     axes.set(
         xscale="log",
@@ -45,17 +44,9 @@ def roofline(machine: Machine, works: Sequence[Work]) -> Picture:
     )
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-    axes.text(
-        left * 1.2,
-        machine.flops / 1e9 * 1.5,
-        f"memory reads {machine.bandwidth / 1e9:,.0f} GB/s",
-        fontsize=9,
-    )
-    axes.text(
-        right / 1.2,
-        machine.flops / 1e9 * 1.5,
-        f"arithmetic does {machine.flops / 1e9:,.0f} GFLOP/s",
-        fontsize=9,
-        ha="right",
-    )
+    above = machine.flops / 1e9 * 1.5
+    read = f"memory reads {machine.bandwidth / 1e9:,.0f} GB/s"
+    done = f"arithmetic does {machine.flops / 1e9:,.0f} GFLOP/s"
+    axes.text(left * 1.2, above, read, fontsize=9)
+    axes.text(right / 1.2, above, done, fontsize=9, ha="right")
     return figure

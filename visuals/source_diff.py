@@ -4,6 +4,7 @@ import ast
 import difflib
 import inspect
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -20,21 +21,10 @@ class Difference:
 
     lines: tuple[tuple[str, str], ...]
 
-    @property
-    def added(self) -> int:
-        return sum(mark == "+" for mark, _ in self.lines)
-
-    @property
-    def changed(self) -> int:
-        return sum(mark == "~" for mark, _ in self.lines)
-
-    @property
-    def removed(self) -> int:
-        return sum(mark == "-" for mark, _ in self.lines)
-
     def summary(self) -> str:
-        removed = f", {self.removed} removed" if self.removed else ""
-        return f"{self.added} lines added, {self.changed} changed{removed}"
+        counts = Counter(mark for mark, _ in self.lines)
+        removed = f", {counts['-']} removed" if counts["-"] else ""
+        return f"{counts['+']} lines added, {counts['~']} changed{removed}"
 
     def __str__(self) -> str:
         return "\n".join(f"{mark} {code}".rstrip() for mark, code in self.lines)

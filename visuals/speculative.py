@@ -19,6 +19,7 @@ from torch import Tensor
 from visuals.explorer import explore, fine_slider, slider
 from visuals.style import (
     BLUE,
+    CURVES,
     GREEN,
     GREY,
     INK,
@@ -30,7 +31,6 @@ from visuals.style import (
     PALE_GREEN,
     PALE_ORANGE,
     PAPER,
-    PINK,
     RED,
     RING,
     Picture,
@@ -72,12 +72,9 @@ MOST_ROWS = 20  # the other target calls are only counted
 class Round(Protocol):
     """One pass of the target: what was drafted, how much accepted, what the text gained."""
 
-    @property
-    def drafts(self) -> Sequence[int]: ...
-    @property
-    def accepted(self) -> int: ...
-    @property
-    def new(self) -> Sequence[int]: ...
+    drafts: Sequence[int]
+    accepted: int
+    new: Sequence[int]
 
 
 def kinds(one: Round) -> Iterator[tuple[int, str]]:
@@ -193,7 +190,7 @@ def show_acceptance(
     axes.set_xticks(places, [visible(word) for word in words])
     axes.set(ylabel="probability", ylim=(0, 1.1 * max(map(max, pairs))))
     axes.tick_params(axis="x", length=0)
-    legend_above(figure, *axes.get_legend_handles_labels())
+    legend_above(figure)
     return figure
 
 
@@ -273,9 +270,6 @@ def verify_costs(seconds: Mapping[int, float]) -> Picture:
     return figure
 
 
-CURVE_LOOKS = ((BLUE, "-", "o"), (ORANGE, "--", "s"), (GREEN, "-.", "^"), (PINK, ":", "D"))
-
-
 @plt.rc_context(LOOK)
 def speed_up_curves(
     curves: Mapping[str, Sequence[float]],
@@ -289,9 +283,7 @@ def speed_up_curves(
     axes.axhline(1, color=INK, lw=1)
     axes.text(1.01, 1, "no gain", transform=axes.get_yaxis_transform(), va="center", fontsize=9)
     handles = []
-    for (name, gains), (colour, dashes, marker) in zip(
-        curves.items(), cycle(CURVE_LOOKS), strict=False
-    ):
+    for (name, gains), (colour, dashes, marker) in zip(curves.items(), cycle(CURVES), strict=False):
         axes.plot(range(len(gains)), gains, dashes, color=colour, lw=2)
         points = (measured or {}).get(name, {})
         axes.plot(list(points), list(points.values()), marker, color=colour, mec="white", ms=9)

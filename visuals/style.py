@@ -4,8 +4,9 @@ The colours are those of Okabe and Ito ("Color Universal Design", 2008), which s
 common kind of colour blindness. Nothing is told by colour alone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from io import BytesIO
+from itertools import cycle
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -33,10 +34,12 @@ PALE_PINK = "#F1D9E5"
 
 Look = tuple[str, str, str]  # face, edge and hatching: legible without colour
 EMPTY: Look = "white", PALE, "////"  # where nothing is
+PLAIN = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # behind text on a hatching
 
 # Of lines that are compared: colour, dashes and marker.
 CURVES = ((BLUE, "-", "o"), (ORANGE, "--", "s"), (PINK, "-.", "^"), (GREEN, ":", "D"))
-RING: dict[str, Any] = {"marker": "o", "ms": 11, "mfc": "none", "mec": INK, "mew": 2, "ls": ""}
+Mark = dict[str, Any]  # how a line or its points are drawn
+RING: Mark = {"marker": "o", "ms": 11, "mfc": "none", "mec": INK, "mew": 2, "ls": ""}
 
 LOOK = {
     "figure.facecolor": "white",
@@ -113,6 +116,26 @@ def write_behind(axes: Axes, x: float, y: float, text: str, gap: float = 3, **lo
     """A text that begins a little to the right of a point, by `gap` points."""
     look = {"fontsize": 8} | look
     axes.annotate(text, (x, y), (gap, 0), textcoords="offset points", va="center", **look)
+
+
+def name_rows(axes: Axes, names: Collection[str]) -> None:
+    """Rows from the top down, with their names on the left."""
+    axes.set_yticks(range(len(names)), list(names))
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+
+
+def draw_bars(
+    axes: Axes, numbers: Mapping[Any, float], label: Callable[..., str], *looks: Look
+) -> None:
+    """A bar for each number, in looks that take turns; its label on top, its name below."""
+    for place, (number, look) in enumerate(zip(numbers.values(), cycle(looks), strict=False)):
+        bar = axes.bar(place, number, 0.7, **fill(look))
+        axes.bar_label(bar, [label(number)], padding=3, fontsize=9)
+    axes.set_xticks(range(len(numbers)), [str(name) for name in numbers])
+    axes.set(yticks=[], ylim=(0, 1.25 * max([1e-9, *numbers.values()])))
+    axes.tick_params(axis="x", length=0)
+    axes.spines["left"].set_visible(False)
 
 
 def probability_axis(axes: Axes, largest: float, room: float) -> float:

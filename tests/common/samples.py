@@ -1,17 +1,17 @@
-"""What the pictures of each lab are handed in tests: small objects, easily checked by hand.
-
-Stand-ins have the public attributes of what a learner makes, and no more.
-"""
+"""What the pictures of each lab are handed in tests: small objects, easily checked by hand."""
 
 from collections import deque
-from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
+from solutions.decoding import Candidate
 from solutions.flash_attention import flash_attention, online_steps
 from solutions.kernels.slow_memory import Memory
+from solutions.memory import MemoryUse
+from solutions.prefix_caching import Node
+from solutions.speculative import Round
 from visuals.engine import Snapshot, Trace
 
 
@@ -71,28 +71,17 @@ STEP_SECONDS = {1: 0.004, 2: 0.005, 16: 0.010}
 # ------------------------------------------------------------------------------------- 4: blocks
 
 
-class Use(NamedTuple):
-    """The shares of a memory, and how many requests run."""
-
-    tokens: float
-    later: float
-    never: float
-    unreserved: float
-    running: float
+USES = {
+    "longest": MemoryUse(0.2, 0.3, 0.4, 0.1, running=7),
+    "paged": MemoryUse(0.97, 0.01, 0, 0.02, running=30.42),
+}
 
 
-USES = {"longest": Use(0.2, 0.3, 0.4, 0.1, 7), "paged": Use(0.97, 0.01, 0, 0.02, 30.42)}
-
-
-class BlockManager:
+def block_manager() -> SimpleNamespace:
     """Request 5 was forked into request 6, which has copied the last block; a pool of 4, of 2."""
-
-    def __init__(self) -> None:
-        self.num_blocks, self.block_size = 4, 2
-        self.tables = {5: [3, 1], 6: [3, 0]}
-        self.lengths = {5: 3, 6: 4}
-        self.ref_counts = [1, 1, 0, 2]
-        self.free_blocks = deque([2])
+    tables, lengths = {5: [3, 1], 6: [3, 0]}, {5: 3, 6: 4}
+    counts = {"ref_counts": [1, 1, 0, 2], "free_blocks": deque([2])}
+    return SimpleNamespace(num_blocks=4, block_size=2, tables=tables, lengths=lengths, **counts)
 
 
 BLOCK_WORDS = {5: ["an", "old", "king"], 6: ["an", "old", "queen", "\n", "not yet"]}
@@ -113,12 +102,6 @@ def probs_with(*, temperature: float, top_k: int | None, top_p: float, min_p: fl
 
 
 END = 0
-
-
-class Candidate(NamedTuple):
-    score: float
-    parent: int
-    token: int
 
 
 BEAM_STEPS = [
@@ -145,12 +128,6 @@ SEARCH = search(BEAM_STEPS, 4, 5, 7, END)
 
 
 # -------------------------------------------------------------------------------- 6: speculative
-
-
-class Round(NamedTuple):
-    drafts: list[int]
-    accepted: int
-    new: list[int]
 
 
 ALL_ACCEPTED = Round([1, 2], 2, [1, 2, 3])
@@ -202,13 +179,6 @@ def knowing_manager() -> SimpleNamespace:
     )
 
 
-@dataclass
-class Node:
-    ids: list[int] = field(default_factory=list)
-    children: dict[int, "Node"] = field(default_factory=dict)
-    stamp: int = 0
-
-
 def tree() -> Node:
     """Of one text: the, a fox, and."""
     return Node(children={0: Node([0, 6, 2], stamp=1)}, stamp=1)
@@ -217,7 +187,8 @@ def tree() -> Node:
 def split(root: Node) -> None:
     """After: the, a fox, a queen, a new line."""
     old = root.children[0]
-    root.children[0] = Node([0, 6], {2: old, 3: Node([3, 4], stamp=2)}, stamp=2)
+    below = {2: old, 3: Node([3, 4], stamp=2)}
+    root.children[0] = Node([0, 6], children=below, stamp=2)
     old.ids, root.stamp = [2], 2
 
 
