@@ -1,37 +1,30 @@
 """The table of what makes the engine's step shorter."""
 
-import sys
-
 import pytest
 
 from solutions.engine.runner import FastCache, FusedTransformer, Runner
 from solutions.kv_cache import CachedLMHead
 from solutions.paged_attention import PagedCache
+from tests.common.commands import resize, table_in
 from timing import levers
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few steps, and no option of pytest's."""
-    monkeypatch.setattr(sys, "argv", ["levers"])
-    monkeypatch.setattr(levers, "STEPS", 3)
-    monkeypatch.setattr(levers, "ROUNDS", 1)
-    monkeypatch.setattr(levers, "REQUESTS", (1, 2))
+def quick(monkeypatch):
+    resize(monkeypatch, levers, STEPS=3, ROUNDS=1, REQUESTS=(1, 2))
 
 
-def test_every_lever_has_a_row_and_a_time_for_each_number_of_requests(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_every_lever_has_a_row_and_a_time_for_each_number_of_requests(capsys):
     levers.main()
     table, *profiles = capsys.readouterr().out.split("\n\n| operation")
-    rows = [line.split("|")[1:-1] for line in table.splitlines() if "|" in line]
-    assert [cell.strip() for cell in rows[0]] == ["", "1 decoding", "2 decoding"]
-    assert [row[0].strip() for row in rows[2:]] == list(levers.LEVERS)
-    assert all(float(time) > 0 for row in rows[2:] for time in row[1:])
+    head, *rows = table_in(table)
+    assert head == ["", "1 decoding", "2 decoding"]
+    assert [name for name, *_ in rows] == list(levers.LEVERS)
+    assert all(float(time) > 0 for _, *times in rows for time in times)
     assert [printed.count("aten::") for printed in profiles] == [pytest.approx(6, abs=2)] * 2
 
 
-def test_the_levers_differ_in_which_library_multiplies() -> None:
+def test_the_levers_differ_in_which_library_multiplies():
     *others, by_onednn, last = [new_runner_of(name) for name in levers.LEVERS]
     assert [products_of(runner) for runner in others] == ["modules", "modules", "usual"]
     assert [products_of(by_onednn), products_of(last)] == ["oneDNN", "parts"]
@@ -52,7 +45,7 @@ def products_of(runner: Runner) -> str:
     return "usual" if c_attn.is_usual else "oneDNN" if c_attn.count == 1 else "parts"
 
 
-def test_a_lever_that_changes_the_tokens_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lever_that_changes_the_tokens_is_refused(monkeypatch):
     class Shifted(Runner):
         def forward(self, batch):
             return {n: part.roll(1, -1) for n, part in super().forward(batch).items()}

@@ -10,10 +10,11 @@ import torch
 
 from gpt import GPTLMHead
 from solutions import quantized_model as quantized
-from solutions.quality.bits_per_byte import CALIBRATION, HELD_OUT, logits_of, passages
+from solutions.quality.bits_per_byte import HELD_OUT, logits_of, passages
 from solutions.quantization import OUTLIER, absmax, int8_matmul, split_outliers
 from solutions.quantized_model import inputs_of, matrices, planted_twin, with_activations
 from tests.common.checkpoints import write_tiny
+from tests.common.commands import resize, table_in
 from timing import losses
 from timing.losses import (
     by_absmax,
@@ -33,20 +34,17 @@ SIZES = {"LENGTH": CONTEXT, "SCORED": 16, "CALIBRATION_LENGTH": CONTEXT, "GROUPS
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
     write_tiny(folder, n_positions=CONTEXT, n_embd=WIDTH)
     return folder
 
 
 @pytest.fixture(autouse=True)
-def quick(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small model, short passages, and no option of pytest's."""
-    monkeypatch.setattr(sys, "argv", ["losses", "--passages", "3"])
-    monkeypatch.setattr(losses, "MODEL", str(tiny))
+def quick(tiny, monkeypatch):
+    """A small model and short passages."""
+    resize(monkeypatch, losses, "--passages", "3", MODEL=str(tiny), **SIZES)
     monkeypatch.setattr(quantized, "PLANTED", (5, 7, 20))
-    for name, value in SIZES.items():
-        monkeypatch.setattr(losses, name, value)
 
 
 @pytest.fixture
@@ -63,15 +61,11 @@ def text(tiny: Path) -> torch.Tensor:
 # ----------------------------------------------------------------------------- what is printed
 
 
-def test_every_table_has_all_its_rows(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_table_has_all_its_rows(capsys):
     losses.main()
     about, *tables = capsys.readouterr().out.split("\n\n")
     assert "bits per byte, on the last 16 of 64 tokens of 3 passages" in about
-    found = {}
-    for table in tables:
-        head, _, *rows = [line.split("|")[1:-1] for line in table.strip().splitlines()]
-        found[head[0].strip()] = [[cell.strip() for cell in row] for row in rows]
-        assert [cell.strip() for cell in head[2:]] == ["loss, bits per byte", "bits a weight", "MB"]
+    found = {head[0]: rows for head, *rows in map(table_in, tables)}
     assert {title: len(rows) for title, rows in found.items()} == {
         "matrices": 4 * (3 + 2),
         "matrices, by their inputs": 2 * 3,
@@ -93,10 +87,8 @@ def test_every_table_has_all_its_rows(capsys: pytest.CaptureFixture[str]) -> Non
     assert coarse > 10 * fine
 
 
-@pytest.mark.parametrize("passed", ["1", "0", "21", "x", "-2"])
-def test_a_number_of_passages_that_there_is_not_is_refused(
-    passed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("passed", ["1", "21", "x", "-2"])
+def test_a_number_of_passages_that_there_is_not_is_refused(passed, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["losses", f"--passages={passed}"])
     with pytest.raises(SystemExit):
         losses.main()
@@ -108,7 +100,7 @@ def test_a_number_of_passages_that_there_is_not_is_refused(
 # ------------------------------------------------------------------------- what a weight takes
 
 
-def test_scales_zeros_and_factors_are_counted(model: GPTLMHead, text: torch.Tensor) -> None:
+def test_scales_zeros_and_factors_are_counted(model, text):
     inputs = inputs_of(model, [text])
     outputs = 2 * (3 + 1 + 4 + 1) * WIDTH
     inward = 2 * (1 + 1 + 1 + 4) * WIDTH
@@ -126,7 +118,7 @@ def test_scales_zeros_and_factors_are_counted(model: GPTLMHead, text: torch.Tens
     assert rounded_embedding(model, 8, None)[1] == pytest.approx(8 + 16 / (4096 * WIDTH))
 
 
-def test_a_matrix_has_no_more_values_than_codes(model: GPTLMHead) -> None:
+def test_a_matrix_has_no_more_values_than_codes(model):
     for bits in (2, 3, 4):
         for how, most in ((by_absmax(bits, 0), 2**bits - 1), (by_affine(bits, 16), 2**bits)):
             made, _ = rounded(model, bits, how)
@@ -137,9 +129,7 @@ def test_a_matrix_has_no_more_values_than_codes(model: GPTLMHead) -> None:
     assert len(embedding[7].unique()) <= 3
 
 
-def test_who_looks_at_the_inputs_loses_less_in_the_outputs(
-    model: GPTLMHead, text: torch.Tensor
-) -> None:
+def test_who_looks_at_the_inputs_loses_less_in_the_outputs(model, text):
     inputs = inputs_of(model, [text, text.flip(0)])
     hessians = {name: values.T @ values for name, values in inputs.items()}
 
@@ -158,9 +148,7 @@ def test_who_looks_at_the_inputs_loses_less_in_the_outputs(
 
 
 @pytest.mark.parametrize("outlier", [False, True])
-def test_at_8_bits_the_products_are_those_of_the_lab(
-    model: GPTLMHead, text: torch.Tensor, outlier: bool
-) -> None:
+def test_at_8_bits_the_products_are_those_of_the_lab(model, text, outlier: bool):
     codes = {name: absmax(part.weight.data, 8) for name, part in matrices(model).items()}
     by_lab = split_outliers if outlier else int8_matmul
     expected = with_activations(model, lambda hidden, name: by_lab(hidden, *codes[name]))
@@ -169,13 +157,7 @@ def test_at_8_bits_the_products_are_those_of_the_lab(
     assert bits == pytest.approx(8 + 16 * 2 * 9 * WIDTH / MATRICES)
 
 
-def test_sums_of_fable_s_longest_rows_are_whole_numbers_in_float32() -> None:
-    codes = torch.full((1, 1024), 127, dtype=torch.int8)
-    exact = codes.int() @ codes.T.int()
-    assert (codes.float() @ codes.T.float()).item() == exact.item() == 1024 * 127**2
-
-
-def test_one_scale_for_all_tokens_is_shared_by_them(model: GPTLMHead, text: torch.Tensor) -> None:
+def test_one_scale_for_all_tokens_is_shared_by_them(model, text):
     """A token's logits change with what stands behind it, though it sees nothing of that."""
     each, shared = (rounded_products(model, 4, dim)[0] for dim in (1, None))
     whole, part = text[None], text[None, :5]
@@ -185,9 +167,7 @@ def test_one_scale_for_all_tokens_is_shared_by_them(model: GPTLMHead, text: torc
     assert not torch.allclose(*other)
 
 
-def test_smoothing_the_twin_leaves_its_function_and_takes_its_outliers(
-    model: GPTLMHead, text: torch.Tensor
-) -> None:
+def test_smoothing_the_twin_leaves_its_function_and_takes_its_outliers(model, text):
     twin = planted_twin(model)
     peaks = peaks_of(inputs_of(twin, [text]))
     even = smoothed(twin, peaks)
@@ -197,4 +177,3 @@ def test_smoothing_the_twin_leaves_its_function_and_takes_its_outliers(
     for name in quantized.norms_before(model):
         assert peaks[name].max() / peaks[name].median() > 10
         assert after[name].max() / after[name].median() < 10
-    assert len(passages(CALIBRATION)) == 8

@@ -27,51 +27,27 @@ MEMORY = 16_384  # slots, room for eight texts of the longest kind
 # --------------------------------------------------------------------------------- chat lengths
 
 
-def test_chats_are_as_long_as_those_of_sharegpt() -> None:
-    prompts, outputs = zip(*chat_lengths(10_000), strict=True)
+def test_chats_are_as_long_as_those_of_sharegpt_and_fit_into_the_context():
+    lengths = chat_lengths(10_000)
+    prompts, outputs = zip(*lengths, strict=True)
+    assert len(lengths) == 10_000
     assert mean(prompts) == pytest.approx(161, rel=0.1)
     assert mean(outputs) == pytest.approx(338, rel=0.1)
     assert max(outputs) > 4 * mean(outputs)  # a long tail
+    assert min(prompts + outputs) >= 1
+    assert max(map(sum, lengths)) == CONTEXT
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_a_chat_fits_into_the_context(seed: int) -> None:
-    lengths = chat_lengths(10_000, seed)
-    assert len(lengths) == 10_000
-    assert all(prompt >= 1 and output >= 1 for prompt, output in lengths)
-    assert max(prompt + output for prompt, output in lengths) == CONTEXT
-
-
-def test_chats_follow_their_seed() -> None:
-    assert chat_lengths(50, 1) == chat_lengths(50, 1)
-    assert chat_lengths(50, 1) != chat_lengths(50, 2)
-    assert chat_lengths(50) == chat_lengths(50, 0)
+def test_chats_follow_their_seed():
+    assert chat_lengths(50) == chat_lengths(50, 0) != chat_lengths(50, 1)
     assert chat_lengths(0) == []
 
 
 # ------------------------------------------------------------------------------ reserving ahead
 
 
-def test_the_first_gap_that_is_long_enough() -> None:
-    manager = ContiguousManager(10)
-    assert manager.allocate(0, 4)
-    assert manager.allocate(1, 3)
-    assert not manager.allocate(2, 4)
-    manager.free(0)
-    assert manager.allocate(3, 2)
-    assert manager.allocate(4, 3)  # not behind 3, where there are only two
-    assert manager.allocate(5, 2)
-    assert manager.stretches == {1: (4, 3), 3: (0, 2), 4: (7, 3), 5: (2, 2)}
-    assert not manager.allocate(6, 1)
-    manager.free(1)
-    manager.free(3)
-    assert not manager.allocate(6, 4)  # five are free, but nowhere four of them side by side
-    assert manager.allocate(6, 3)
-    assert manager.stretches[6] == (4, 3)
-
-
 @given(st.integers(1, 24), st.randoms(use_true_random=False))
-def test_stretches_never_overlap(num_slots: int, rng: random.Random) -> None:
+def test_a_stretch_is_the_first_gap_that_is_long_enough(num_slots: int, rng: random.Random):
     manager = ContiguousManager(num_slots)
     owners: list[int | None] = [None] * num_slots
     for request_id in range(30):
@@ -89,19 +65,12 @@ def test_stretches_never_overlap(num_slots: int, rng: random.Random) -> None:
         assert manager.stretches.keys() == {owner for owner in owners if owner is not None}
 
 
-@pytest.mark.parametrize(
-    ("output", "power"), [(1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (1024, 1024), (1025, 2048)]
-)
-def test_a_good_guess_is_the_next_power_of_two(output: int, power: int) -> None:
-    assert reserve_power_of_two(7, output) == min(7 + power, CONTEXT)
-
-
 @given(st.integers(1, CONTEXT - 1), st.data())
-def test_every_way_of_reserving_is_enough(prompt: int, data: st.DataObject) -> None:
+def test_every_way_of_reserving_is_enough_and_a_good_guess_the_next_power_of_two(prompt, data):
     output = data.draw(st.integers(1, CONTEXT - prompt))
-    exactly = reserve_exactly(prompt, output)
-    assert exactly == prompt + output
-    assert exactly <= reserve_power_of_two(prompt, output) <= reserve_longest(prompt, output)
+    guesses = [2**n for n in range(12) if 2**n >= output]
+    assert reserve_exactly(prompt, output) == prompt + output
+    assert reserve_power_of_two(prompt, output) == min(prompt + guesses[0], CONTEXT)
     assert reserve_longest(prompt, output) == CONTEXT
 
 
@@ -110,42 +79,40 @@ def test_every_way_of_reserving_is_enough(prompt: int, data: st.DataObject) -> N
 THREE = [(2, 2), (1, 2), (1, 1)]  # prompt and output of three requests
 
 
-def test_stretches_counted_by_hand() -> None:
-    """In 4 slots each is served alone. Request 0 holds 2, 3 tokens; request 1 holds 1, 2.
-
-    Then request 2 is admitted, nobody waits any more, and the counting ends.
-    """
-    use = count_contiguous(THREE, 4, reserve_exactly)
-    assert use == MemoryUse(tokens=8 / 16, later=6 / 16, never=0, unreserved=2 / 16, running=1)
-    assert use.filled == 8 / 14
-    use = count_contiguous(THREE, 4, lambda prompt, output: 4)
-    assert use == MemoryUse(tokens=8 / 16, later=6 / 16, never=2 / 16, unreserved=0, running=1)
-    assert use.filled == 8 / 16
+def whole(prompt: int, output: int) -> int:
+    return 4
 
 
-def test_a_gap_that_is_too_short_is_unreserved() -> None:
-    """Beside request 0, request 1 finds 3 of 8 slots and needs 4."""
-    use = count_contiguous([(3, 2), (2, 2), (1, 1)], 8, reserve_exactly)
-    assert use == MemoryUse(7 / 16, 3 / 16, 0, 6 / 16, running=1)
+@pytest.mark.parametrize(
+    ("lengths", "num_slots", "reserve", "use"),
+    [
+        # In 4 slots each is served alone. Request 0 holds 2, 3 tokens; request 1 holds 1, 2. Then
+        # request 2 is admitted, no request waits any more, and the counting ends.
+        (THREE, 4, reserve_exactly, MemoryUse(8 / 16, 6 / 16, 0, 2 / 16, running=1)),
+        (THREE, 4, whole, MemoryUse(8 / 16, 6 / 16, 2 / 16, 0, running=1)),
+        # Beside request 0, request 1 finds 3 of 8 slots and needs 4.
+        ([(3, 2), (2, 2), (1, 1)], 8, reserve_exactly, MemoryUse(7 / 16, 3 / 16, 0, 6 / 16, 1)),
+    ],
+)
+def test_stretches_counted_by_hand(lengths, num_slots, reserve, use):
+    assert count_contiguous(lengths, num_slots, reserve) == use
 
 
-def test_blocks_counted_by_hand() -> None:
-    """Two blocks of 2, for requests 0 and 1; request 2 waits.
-
-    Step 1: request 0 holds 1 token of 2 that it will need there, request 1 both of its own; it is
-    preempted for want of a third block, and at once admitted again. Step 2: both blocks are full;
-    request 0 takes the other one's for its last token and ends. Then all are admitted.
-    """
-    use = count_paged([(1, 2), (2, 2), (1, 1)], BlockManager(num_blocks=2, block_size=2))
-    assert use == MemoryUse(tokens=7 / 8, later=1 / 8, never=0, unreserved=0, running=2)
-    assert use.filled == 7 / 8
-
-
-def test_the_rest_of_a_last_block_is_never_filled() -> None:
-    """One block of 4 is in use: it holds 1 and then 2 of the 3 tokens that come. One is too few
-    for request 1, which needs two."""
-    use = count_paged([(1, 2), (5, 1)], BlockManager(num_blocks=2, block_size=4))
-    assert use == MemoryUse(3 / 16, 3 / 16, 2 / 16, 8 / 16, running=1)
+@pytest.mark.parametrize(
+    ("lengths", "block_size", "use"),
+    [
+        # Two blocks of 2, for requests 0 and 1; request 2 waits. Step 1: request 0 holds 1 token of
+        # 2 that it will need there, request 1 both of its own; it is preempted for want of a third
+        # block, and at once admitted again. Step 2: both blocks are full; request 0 takes the other
+        # one's for its last token and ends. Then all are admitted.
+        ([(1, 2), (2, 2), (1, 1)], 2, MemoryUse(7 / 8, 1 / 8, 0, 0, running=2)),
+        # One block of 4 is in use: it holds 1 and then 2 of the 3 tokens that come. One is too few
+        # for request 1, which needs two.
+        ([(1, 2), (5, 1)], 4, MemoryUse(3 / 16, 3 / 16, 2 / 16, 8 / 16, running=1)),
+    ],
+)
+def test_blocks_counted_by_hand(lengths, block_size, use):
+    assert count_paged(lengths, BlockManager(num_blocks=2, block_size=block_size)) == use
 
 
 # ---------------------------------------------------------------------------- for any requests
@@ -157,7 +124,7 @@ def assert_shares(use: MemoryUse, requests: int) -> None:
     shares = [use.tokens, use.later, use.never, use.unreserved]
     assert sum(shares) == pytest.approx(1)
     assert all(-1e-9 <= share <= 1 for share in shares)
-    assert 0 < use.filled <= 1
+    assert use.filled == pytest.approx(use.tokens / (1 - use.unreserved))
     assert 1 <= use.running < requests
 
 
@@ -193,40 +160,21 @@ def test_shares_of_blocks_are_shares(lengths: list[Lengths], block_size: int) ->
 # ----------------------------------------------------------------------------------- the figures
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_blocks_of_16_waste_less_than_four_percent(seed: int) -> None:
+def test_blocks_of_16_waste_less_than_four_percent():
     """And twice as many requests fit into the same memory as where the longest text is reserved."""
-    lengths = chat_lengths(500, seed)
+    lengths = chat_lengths(500)
     paged = count_paged(lengths, BlockManager(MEMORY // 16, 16))
-    longest = count_contiguous(lengths, MEMORY, reserve_longest)
-    guessed = count_contiguous(lengths, MEMORY, reserve_power_of_two)
-    exactly = count_contiguous(lengths, MEMORY, reserve_exactly)
+    reserves = reserve_longest, reserve_power_of_two, reserve_exactly
+    uses = [*(count_contiguous(lengths, MEMORY, reserve) for reserve in reserves), paged]
+    longest = uses[0]
     assert paged.filled >= 0.96
     assert longest.running == MEMORY / CONTEXT
     assert paged.running >= 2 * longest.running
-    running = [use.running for use in (longest, guessed, exactly, paged)]
-    assert running == sorted(running)
-    assert longest.filled < guessed.filled < exactly.filled < paged.filled
-
-
-def test_smaller_blocks_waste_less() -> None:
-    lengths = chat_lengths(300)
-    filled = [
-        count_paged(lengths, BlockManager(MEMORY // block_size, block_size)).filled
-        for block_size in (1, 4, 16, 64, 256)
-    ]
-    assert filled == sorted(filled, reverse=True)
-    assert filled[0] == 1
+    for pick in (lambda use: use.running, lambda use: use.filled):
+        assert uses == sorted(uses, key=pick)
 
 
 # --------------------------------------------------------------------- what is refused, and how
-
-
-def test_a_request_that_never_fits_is_refused() -> None:
-    with pytest.raises(ValueError, match="Request 1 never fits into a memory of 8 slots"):
-        count_contiguous([(1, 1), (5, 4), (1, 1)], 8, reserve_exactly)
-    with pytest.raises(ValueError, match="Request 1 never fits into a memory of 8 slots"):
-        count_paged([(1, 1), (9, 1), (1, 1)], BlockManager(num_blocks=2, block_size=4))
 
 
 class Impatient(BlockManager):
@@ -240,13 +188,15 @@ class Impatient(BlockManager):
         super().allocate(request_id, num_tokens)
 
 
-def test_a_request_that_outgrows_the_pool_is_refused() -> None:
-    """Its prompt fits, and the whole of it never will."""
-    with pytest.raises(ValueError, match="Request 0 never fits into a memory of 4 slots"):
-        count_paged([(4, 4), (1, 1)], Impatient(num_blocks=1, block_size=4))
+def test_a_request_that_never_fits_is_refused():
+    with pytest.raises(ValueError, match="Request 1 never fits into a memory of 8 slots"):
+        count_contiguous([(1, 1), (5, 4), (1, 1)], 8, reserve_exactly)
+    for outgrowing in (9, 1), (4, 5):  # its prompt, or the whole of it
+        with pytest.raises(ValueError, match="Request 1 never fits into a memory of 8 slots"):
+            count_paged([(1, 1), outgrowing, (1, 1)], Impatient(num_blocks=2, block_size=4))
 
 
-def test_without_a_queue_there_is_nothing_to_count() -> None:
+def test_without_a_queue_there_is_nothing_to_count():
     for lengths in ([], [(1, 1)], [(2, 2), (1, 2)]):
         with pytest.raises(ValueError, match="give more of them, or less memory"):
             count_contiguous(lengths, 7, reserve_exactly)

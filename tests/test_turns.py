@@ -1,14 +1,13 @@
 """How soon each turn of a chat is answered: what the command runs, counts and prints."""
 
 import re
-import sys
-from pathlib import Path
 
 import pytest
 
 from gpt import GPTConfig
 from solutions.prefix_caching import PrefixManager
 from tests.common.checkpoints import write_tiny
+from tests.common.commands import resize, table_in
 from timing import turns, workloads
 from timing.workloads import Workload
 
@@ -17,24 +16,14 @@ DISTINCT = {"DISTINCT_REQUESTS": 4, "DISTINCT_PROMPT": 40, "DISTINCT_NEW": 2}
 
 
 @pytest.fixture(autouse=True)
-def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small model, short chats, few repeats, and no option of pytest's."""
+def quick(tmp_path, monkeypatch):
+    """A small model, short chats, few repeats."""
     write_tiny(tmp_path, n_positions=64, n_embd=32)
-    monkeypatch.setattr(sys, "argv", ["turns"])
-    for module, sizes in ((workloads, SIZES), (turns, DISTINCT)):
-        for name, value in sizes.items():
-            monkeypatch.setattr(module, name, value)
-    monkeypatch.setattr(turns, "MODEL", str(tmp_path))
-    monkeypatch.setattr(turns, "REPEATS", 2)
+    resize(monkeypatch, workloads, **SIZES)
+    resize(monkeypatch, turns, MODEL=str(tmp_path), REPEATS=2, **DISTINCT)
 
 
-def rows(table: str) -> list[list[str]]:
-    """The cells of a table, without its heading."""
-    lines = [line for line in table.splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:]]
-
-
-def test_every_turn_has_a_row_with_both_times(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_turn_has_a_row_with_both_times(capsys):
     turns.main()
     printed = capsys.readouterr().out
     environment, alone, together, distinct = re.split(r"\n\n(?=[A-Z\d])", printed)
@@ -43,8 +32,9 @@ def test_every_turn_has_a_row_with_both_times(capsys: pytest.CaptureFixture[str]
     assert alone.startswith("A chat alone: TTFT in ms. prefix found 48 of 90 prompt tokens.")
     assert together.startswith("3 chats at the same time: TTFT in ms. prefix found 144 of 270 ")
     for table in (alone, together):
-        assert [row[:2] for row in rows(table)] == [["1", "21"], ["2", "30"], ["3", "39"]]
-        for _, _, engine, prefix, ratio in rows(table):
+        _, *rows = table_in(table)
+        assert [row[:2] for row in rows] == [["1", "21"], ["2", "30"], ["3", "39"]]
+        for _, _, engine, prefix, ratio in rows:
             for times in (engine, prefix):
                 middle, least, most = map(float, re.findall(r"[\d.]+", times))
                 assert 0 <= least <= middle <= most
@@ -53,7 +43,7 @@ def test_every_turn_has_a_row_with_both_times(capsys: pytest.CaptureFixture[str]
     assert re.search(r"\nIts hashes: \d+\.\d\d µs a prompt token\.\n$", distinct)
 
 
-def test_distinct_prompts_have_no_block_in_common() -> None:
+def test_distinct_prompts_have_no_block_in_common():
     config, manager = GPTConfig(vocab_size=4096), PrefixManager(4 * 40, 1)
     workload = turns.distinct(config)
     assert [len(prompt) for prompt in workload.prompts] == [40] * 4
@@ -62,14 +52,14 @@ def test_distinct_prompts_have_no_block_in_common() -> None:
         manager.publish(number, prompt, len(prompt))
 
 
-def test_the_ratio_is_of_each_repeat_by_itself() -> None:
+def test_the_ratio_is_of_each_repeat_by_itself():
     assert turns.ratios([2.0, 30.0, 4.0], [1.0, 10.0, 1.0]) == [2, 3, 4]
     assert turns.spread([0.002, 0.0301, 0.004]) == "4.0 (2.0-30.1)"
 
 
-def test_a_technique_that_writes_other_texts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_technique_that_writes_other_texts_is_refused(monkeypatch):
     class Forgetful(PrefixManager):
-        """It claims to have computed a block that nobody has."""
+        """It claims to have computed a block that it has not."""
 
         def admit(self, *given, **named) -> int:
             return max(16, super().admit(*given, **named))
@@ -79,8 +69,7 @@ def test_a_technique_that_writes_other_texts_is_refused(monkeypatch: pytest.Monk
         turns.main()
 
 
-def test_a_turn_s_prompt_is_all_before_it_and_its_question() -> None:
-    workload = Workload(
-        "chat", "", "", [[1] * 7, [1] * 7, [2], [2], [3, 3], [3, 3]], [4] * 6, turns=3
-    )
+def test_a_turn_s_prompt_is_all_before_it_and_its_question():
+    prompts = [[1] * 7, [1] * 7, [2], [2], [3, 3], [3, 3]]
+    workload = Workload("chat", "", "", prompts, [4] * 6, turns=3)
     assert [turns.prompt_tokens(workload, turn) for turn in range(3)] == [7, 12, 18]
