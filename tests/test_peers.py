@@ -4,7 +4,6 @@ Stand-ins take the engines' places, so that this needs none of them; what is ins
 held against the naive loop, too.
 """
 
-import io
 import json
 import os
 import subprocess
@@ -24,14 +23,13 @@ import timing.workloads
 from gpt import GPTLMHead, load_tokenizer, read_config
 from solutions import generate as lab1
 from tests.common.checkpoints import write_tiny
-from timing.peers.__main__ import answer
+from tests.common.commands import resize
 from timing.peers.catalogue import PEERS, Peer, missing
-from timing.peers.engine import Served
-from timing.peers.row import Choice, PeerRow
+from timing.peers.row import PeerRow
 from timing.peers.worker import PeerFailed, Worker, Workers
 from timing.rows.bench import Bench
 from timing.verify import difference
-from timing.workloads import EQUAL, LENGTHS, RAGGED, Workload
+from timing.workloads import LENGTHS, RAGGED, Workload
 
 ROOT = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")
@@ -71,7 +69,7 @@ def requests(prompts: list[list[int]], new_tokens: list[int], kind: str = RAGGED
 # ------------------------------------------------------------------------------- what is missing
 
 
-def test_what_is_missing_is_told_with_what_would_install_it(monkeypatch) -> None:
+def test_what_is_missing_on_a_device_is_told_with_what_would_install_it(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if "llama" in name else name)
     told = dict(missing("cpu"))
     for name in ("llama.cpp", "llama.cpp-q8"):
@@ -82,9 +80,6 @@ def test_what_is_missing_is_told_with_what_would_install_it(monkeypatch) -> None
     assert "GPU" in told["vllm"]
     assert "Llama" in told["gpt-fast"]
     assert set(told) == {"llama.cpp", "llama.cpp-q8", "vllm", "gpt-fast"}
-
-
-def test_on_a_gpu_the_engines_for_processors_stay_away(monkeypatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     told = dict(missing("cuda"))
     assert set(told) == {*PEERS, "gpt-fast"}
@@ -95,28 +90,6 @@ def test_on_a_gpu_the_engines_for_processors_stay_away(monkeypatch) -> None:
 # ------------------------------------------------------------------------- the engine's process
 
 
-class Doubling:
-    """An engine that answers each prompt by its first token, doubled at every step."""
-
-    def serve(self, prompts, new_tokens, size):
-        both = zip(prompts, new_tokens, strict=True)
-        outputs = [[prompt[0] * 2**i for i in range(1, n + 1)] for prompt, n in both]
-        return Served(100.0, outputs, [[100.5 + i for i in range(n)] for n in new_tokens])
-
-
-def test_each_order_is_answered_in_one_line_by_seconds_from_the_start() -> None:
-    orders = [
-        {"prompts": [[3, 9], [5]], "new_tokens": [2, 1], "size": 2},
-        {"prompts": [[1]], "new_tokens": [1], "size": 1},
-    ]
-    wire = io.StringIO()
-    answer(Doubling(), io.StringIO("".join(json.dumps(o) + "\n" for o in orders)), wire)
-    ready, first, second = map(json.loads, wire.getvalue().splitlines())
-    assert ready == {"ready": True}
-    assert first == {"outputs": [[6, 12], [10]], "token_times": [[0.5, 1.5], [0.5]]}
-    assert second == {"outputs": [[2]], "token_times": [[0.5]]}
-
-
 NOISY = """
 import sys, types
 from timing.peers import __main__ as process, catalogue, engine
@@ -124,19 +97,22 @@ class Noisy:
     def __init__(self, given):
         print("loading", given.folder.name, given.precision, given.threads)
     def serve(self, prompts, new_tokens, size):
-        print("serving")
-        return engine.Served(0.0, [[7]], [[1.0]])
+        print("serving", size)
+        outputs = [prompt[:n] for prompt, n in zip(prompts, new_tokens)]
+        return engine.Served(100.0, outputs, [[100.5 + i for i in range(n)] for n in new_tokens])
 sys.modules["timing.peers.noisy"] = types.SimpleNamespace(Noisy=Noisy)
 catalogue.PEERS["noisy"] = catalogue.Peer("Noisy", "noisy.Noisy", {}, "int8")
 process.main("noisy", "some/folder", "2", "scratch")
 """
 
 
-def test_what_an_engine_prints_stays_off_the_wire(tmp_path) -> None:
+def test_orders_are_answered_by_seconds_from_the_start_and_prints_stay_off_the_wire(tmp_path):
     worker = Worker([sys.executable, "-c", NOISY], 2, tmp_path / "log")
-    assert worker.serve([[1]], [1], 1) == ([[7]], [[1.0]])
+    assert worker.serve([[3, 9], [5]], [2, 1], 4) == ([[3, 9], [5]], [[0.5, 1.5], [0.5]])
+    assert worker.serve([[1]], [1], 1) == ([[1]], [[0.5]])
     worker.close()
-    assert (tmp_path / "log").read_text().split("\n")[:2] == ["loading folder int8 2", "serving"]
+    printed = (tmp_path / "log").read_text().splitlines()
+    assert printed[:3] == ["loading folder int8 2", "serving 4", "serving 1"]
 
 
 def worker_of(code: str, folder: Path, threads: int = 1) -> Worker:
@@ -144,7 +120,7 @@ def worker_of(code: str, folder: Path, threads: int = 1) -> Worker:
     return Worker([sys.executable, "-c", f"{ready}\n{code}"], threads, folder / "log")
 
 
-def test_the_threads_are_set_before_anything_is_imported(tmp_path) -> None:
+def test_the_threads_are_set_before_anything_is_imported(tmp_path):
     tell = "print(json.dumps({'outputs': dict(os.environ), 'token_times': []}))"
     told: Any = worker_of(tell, tmp_path, threads=2).serve([], [], 1)[0]
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -162,9 +138,7 @@ def test_the_threads_are_set_before_anything_is_imported(tmp_path) -> None:
         ("time.sleep(600)", "stopped after 1 seconds without an answer"),
     ],
 )
-def test_an_engine_that_dies_or_hangs_is_gone_and_says_why(
-    tmp_path, monkeypatch, code, reason
-) -> None:
+def test_an_engine_that_dies_or_hangs_is_gone_and_says_why(tmp_path, monkeypatch, code, reason):
     worker = worker_of(code, tmp_path)
     if "sleep" in code:
         monkeypatch.setattr(timing.peers.worker, "ANSWER_SECONDS", 1)
@@ -174,7 +148,7 @@ def test_an_engine_that_dies_or_hangs_is_gone_and_says_why(
     worker.close()  # once more does no harm
 
 
-def test_an_engine_that_cannot_load_is_started_once(tiny, monkeypatch) -> None:
+def test_an_engine_that_cannot_load_is_started_once(tiny, monkeypatch):
     starts = []
 
     def start(*arguments):
@@ -210,13 +184,14 @@ class Paced:
 
 
 @pytest.fixture
-def two_cores(monkeypatch) -> None:
+def two_cores(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr("timing.peers.row.MOST_THREADS", 4)
     monkeypatch.setitem(PEERS, "ct2", replace(PEERS["ct2"], modules={"json": "pytest"}))
 
 
 @pytest.mark.usefixtures("two_cores")
-def test_the_best_threads_and_size_are_found_once_by_a_short_trial(tiny) -> None:
+def test_the_best_threads_and_size_are_found_once_by_a_short_trial(tiny):
     paced = Paced(lambda threads, size: abs(size - 16) + threads)
     row = peer_row(RAGGED, tiny, paced)
     workload = requests([[1], [2]], [8, 9])
@@ -231,24 +206,19 @@ def test_the_best_threads_and_size_are_found_once_by_a_short_trial(tiny) -> None
 
 
 @pytest.mark.usefixtures("two_cores")
-def test_for_one_prompt_the_trial_is_as_long_whatever_is_asked_for(tiny) -> None:
+def test_for_one_prompt_the_trial_is_as_long_whatever_is_asked_for(tiny):
     paced = Paced(lambda threads, size: 1 / threads)
     row = peer_row(LENGTHS, tiny, paced)
     run = row.run(requests([[1] * 10], [3], LENGTHS))
     assert (run.notes["threads"], run.batch) == (2, 1)
     assert paced.asked[0] == (1, 1, [CONTEXT - 10])
+    assert {threads for threads, *_ in paced.asked} == {1, 2}  # no more than there are cores
     assert "threads: 2 (best of 1, 2)" in row.about
     assert "at a time" not in row.about
 
 
-def test_no_more_threads_than_cores_are_tried(tiny, monkeypatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
-    row = peer_row(LENGTHS, tiny, Paced(lambda threads, size: 1))
-    assert row.choices == [Choice(1, 1)]
-
-
 @pytest.mark.usefixtures("two_cores")
-def test_threads_that_fail_are_passed_over_unless_all_do(tiny) -> None:
+def test_threads_that_fail_are_passed_over_unless_all_do(tiny):
     def pace(threads, size):
         if threads in failing:
             raise PeerFailed(f"{threads} threads fail")
@@ -267,7 +237,7 @@ def test_threads_that_fail_are_passed_over_unless_all_do(tiny) -> None:
 # ------------------------------------------------------------------------------- rounded weights
 
 
-def test_how_far_rounded_weights_differ_is_told() -> None:
+def test_how_far_rounded_weights_differ_is_told():
     workload = requests([[9, 9], [9]], [4, 4])
     expected = [[9, 9, 1, 2, 3, 4], [9, 1, 2, 3, 4]]
     told = difference("q8", workload, [[9, 9, 1, 2, 3, 4], [9, 1, 2, 0, 4]], expected)
@@ -277,7 +247,7 @@ def test_how_far_rounded_weights_differ_is_told() -> None:
 
 
 @pytest.mark.parametrize("wrong", [[9, 9, 1, 2, 3], [9, 8, 1, 2, 3, 4]])
-def test_rounded_weights_excuse_no_other_prompt_or_length(wrong) -> None:
+def test_rounded_weights_excuse_no_other_prompt_or_length(wrong):
     with pytest.raises(SystemExit, match="Stopped: q8"):
         difference("q8", requests([[9, 9]], [4]), [wrong], [[9, 9, 1, 2, 3, 4]])
 
@@ -307,9 +277,9 @@ for line in sys.stdin:
 @pytest.fixture
 def table(tiny, naive, tmp_path, monkeypatch, capsys):
     """Run the command with stand-ins of these names; return what it printed, and the JSON."""
-    for name, value in (("REQUESTS", 5), ("PROMPT", (2, 8)), ("NEW", (2, 12))):
-        monkeypatch.setattr(timing.workloads, f"RAGGED_{name}", value)
-    monkeypatch.setattr(timing.machine, "BANDWIDTH_BYTES", 2**20)
+    ragged = {"RAGGED_REQUESTS": 5, "RAGGED_PROMPT": (2, 8), "RAGGED_NEW": (2, 12)}
+    resize(monkeypatch, timing.workloads, **ragged)
+    resize(monkeypatch, timing.machine, BANDWIDTH_BYTES=2**20)
     config = read_config(tiny)
     [prompt] = load_tokenizer(tiny)([timing.workloads.PROMPT]).input_ids
     known = {
@@ -339,7 +309,7 @@ def table(tiny, naive, tmp_path, monkeypatch, capsys):
     return run
 
 
-def test_peers_have_rows_like_every_other(table) -> None:
+def test_peers_have_rows_like_every_other(table):
     args = "--workloads", "lengths,ragged", "--tokens", "4,8"
     printed, result = table(*args, peers=["right", "rounded"])
     found = [(row["workload"], row["technique"]) for row in result["rows"]]
@@ -361,8 +331,8 @@ def test_peers_have_rows_like_every_other(table) -> None:
     assert "isn't seen from outside" in printed
 
 
-def test_those_that_fail_have_no_row_and_stop_nothing(table, monkeypatch) -> None:
-    monkeypatch.setattr(timing.peers.worker, "ANSWER_SECONDS", 5)
+def test_those_that_fail_have_no_row_and_stop_nothing(table, monkeypatch):
+    monkeypatch.setattr(timing.peers.worker, "ANSWER_SECONDS", 3)
     failing = ["unloadable", "dying", "hanging", "wrong"]
     args = "--workloads", "lengths,ragged", "--tokens", "4"
     printed, result = table(*args, peers=[*failing, "right"])
@@ -376,7 +346,7 @@ def test_those_that_fail_have_no_row_and_stop_nothing(table, monkeypatch) -> Non
         "4 new tokens, ragged: its process ended: libengine.so is missing"
     )
     assert told["dying"] == "ragged: its process ended: out of memory"
-    assert told["hanging"].startswith("4 new tokens, ragged: it was stopped after 5 seconds")
+    assert told["hanging"].startswith("4 new tokens, ragged: it was stopped after 3 seconds")
     assert "4 new tokens: wrong does not generate what the naive model does" in told["wrong"]
     assert "Llama" in told["gpt-fast"]
     for name, reason in told.items():
@@ -385,7 +355,7 @@ def test_those_that_fail_have_no_row_and_stop_nothing(table, monkeypatch) -> Non
     assert "Stopped" not in printed
 
 
-def test_no_process_and_no_file_is_left(table, monkeypatch) -> None:
+def test_no_process_and_no_file_is_left(table, monkeypatch):
     made = []
 
     class Noted(Worker):
@@ -400,7 +370,7 @@ def test_no_process_and_no_file_is_left(table, monkeypatch) -> None:
     assert not worker.log.parent.exists()
 
 
-def test_without_the_option_no_peer_is_looked_for(table, tiny, monkeypatch, capsys) -> None:
+def test_without_the_option_no_peer_is_looked_for(table, tiny, monkeypatch, capsys):
     monkeypatch.setattr(timed_generate, "missing", lambda device: pytest.fail("looked"))
     timed_generate.main(
         ["--model", str(tiny), "--workloads", "lengths", "--tokens", "2", "--techniques", "cached"]
@@ -410,7 +380,7 @@ def test_without_the_option_no_peer_is_looked_for(table, tiny, monkeypatch, caps
     assert json.loads(printed.splitlines()[-1])["not_timed"] == {}
 
 
-def test_peers_where_none_would_run_are_refused(table, capsys) -> None:
+def test_peers_where_none_would_run_are_refused(table, capsys):
     with pytest.raises(SystemExit):
         table("--workloads", "sampled", "--techniques", "sampled", peers=["right"])
     told = capsys.readouterr().err
@@ -428,7 +398,7 @@ def installed(name: str) -> pytest.param:
 
 
 @pytest.mark.parametrize("name", [installed(name) for name in PEERS])
-def test_a_real_engine_writes_what_the_naive_loop_writes(tiny, naive, name) -> None:
+def test_a_real_engine_writes_what_the_naive_loop_writes(tiny, naive, name):
     prompts, limits = [[5, 6, 7], [8] * 9, [11], [12, 13], [14]], [6, 3, 9, 1, 12]
     expected = [continued(naive, p, n) for p, n in zip(prompts, limits, strict=True)]
     assert EOS in expected[0][:-1]  # and nothing ends there
@@ -447,7 +417,7 @@ def test_a_real_engine_writes_what_the_naive_loop_writes(tiny, naive, name) -> N
 
 @pytest.mark.skipif(find_spec("gguf") is None, reason="needs gguf")
 @pytest.mark.parametrize("precision", ["float32", "q8_0"])
-def test_a_gguf_file_holds_the_model_and_its_tokenizer(tiny, naive, tmp_path, precision) -> None:
+def test_a_gguf_file_holds_the_model_and_its_tokenizer(tiny, naive, tmp_path, precision):
     import gguf
 
     path = tmp_path / "model.gguf"
@@ -480,7 +450,3 @@ def test_a_gguf_file_holds_the_model_and_its_tokenizer(tiny, naive, tmp_path, pr
         assert (tensor.tensor_type == gguf.GGMLQuantizationType.Q8_0) == rounded
         step = weight.abs().max() / 127 if rounded else 0
         assert ((weight.T if is_linear else weight) - found).abs().max() <= step
-
-
-def test_the_workloads_are_those_of_the_table() -> None:
-    assert set(timing.peers.row.SIZES) == {LENGTHS, RAGGED, EQUAL}

@@ -38,24 +38,16 @@ OWN: list[Own] = [own for lab in LABS for own in getattr(lab, "OWN", [])]
 # The row `mine` on several kinds of workload: how its line begins, and what it is until something
 # of the learner's has passed.
 UNTIL: dict[tuple[str, ...], tuple[str, str, Prepare]] = {
-    (LENGTHS,): (
-        "",
-        "the reference's cached loop: no loop of yours has passed its check yet",
-        kv_cache.cached,
-    ),
-    (SAMPLED,): (
-        "",
-        "the reference's sampling: no sampler of yours has passed its check yet",
-        decoding.sampled,
-    ),
+    (LENGTHS,): ("", "cached loop: no loop of yours has passed its check yet", kv_cache.cached),
+    (SAMPLED,): ("", "sampling: no sampler of yours has passed its check yet", decoding.sampled),
     (RAGGED, EQUAL): (
         "many requests: ",
-        "the reference's static batches, until batching of yours has passed",
+        "static batches, until batching of yours has passed",
         batching.static,
     ),
     (CHAT,): (
         "chats: ",
-        "the reference's engine, until an engine or a prefix cache of yours has passed",
+        "engine, until an engine or a prefix cache of yours has passed",
         engine.engine,
     ),
 }
@@ -63,10 +55,7 @@ UNTIL: dict[tuple[str, ...], tuple[str, str, Prepare]] = {
 
 def mine_rows(mine: Callable[[str], ModuleType]) -> dict[str, Prepare]:
     """The row `mine`; `mine` gives a lab's module and prints which parts of it are whose."""
-    rows: dict[str, Prepare] = {}
-    for kinds in UNTIL:
-        rows |= dict.fromkeys(kinds, partial(newest, mine, kinds))
-    return rows
+    return {kind: partial(newest, mine, kinds) for kinds in UNTIL for kind in kinds}
 
 
 def newest(mine: Callable[[str], ModuleType], kinds: tuple[str, ...], bench: Bench) -> Prepared:
@@ -78,4 +67,4 @@ def newest(mine: Callable[[str], ModuleType], kinds: tuple[str, ...], bench: Ben
             made: Any = own.prepare(replace(bench, lab=labs))
             return replace(made, about=prefix + own.about)
     made = prepare(bench)
-    return replace(made, about=prefix + about)
+    return replace(made, about=f"{prefix}the reference's {about}")

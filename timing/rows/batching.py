@@ -25,23 +25,11 @@ def continuous(bench: Bench) -> Continuous:
     return Continuous(about, bench.load(), new_engine, kv_bytes.of_slots, SLOTS)
 
 
-ROWS: Rows = {
-    "static": dict.fromkeys([RAGGED, EQUAL], static),
-    "continuous": {RAGGED: continuous},
-}
+KINDS = RAGGED, EQUAL
+ROWS: Rows = {"static": dict.fromkeys(KINDS, static), "continuous": {RAGGED: continuous}}
+PADDED = "generate_padded", "pad_left", "padded_position_ids", "padded_mask"
+SLOTTED = "SlotCache.attend", "ContinuousBatcher.step"
 OWN = [
-    Own(
-        "your static batches (lab 3)",
-        "batching",
-        ["generate_padded", "pad_left", "padded_position_ids", "padded_mask"],
-        [RAGGED, EQUAL],
-        static,
-    ),
-    Own(
-        "your continuous batching (lab 3)",
-        "batching",
-        ["SlotCache.attend", "ContinuousBatcher.step"],
-        [RAGGED, EQUAL],
-        continuous,
-    ),
+    Own("your static batches (lab 3)", "batching", PADDED, KINDS, static),
+    Own("your continuous batching (lab 3)", "batching", SLOTTED, KINDS, continuous),
 ]

@@ -22,12 +22,5 @@ def sampled(bench: Bench) -> Rounds:
 
 
 ROWS: Rows = {"sampled": {SAMPLED: sampled}}
-OWN = [
-    Own(
-        "your sampling (lab 5)",
-        "decoding",
-        ["sample", "next_token_probs", "draw"],
-        [SAMPLED],
-        sampled,
-    )
-]
+PARTS = "sample", "next_token_probs", "draw"
+OWN = [Own("your sampling (lab 5)", "decoding", PARTS, [SAMPLED], sampled)]

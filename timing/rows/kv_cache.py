@@ -24,14 +24,9 @@ ROWS: Rows = {
     "cached-concat": {LENGTHS: cached_concat},
     "cached": dict.fromkeys([LENGTHS, RAGGED, EQUAL, CHAT], cached),
 }
-THREADED = [f"Threaded{part}.forward" for part in ("Attention", "Block", "Model", "LMHead")]
+CLASSES = "Attention", "Block", "Model", "LMHead"
+THREADED = ["generate_threaded", *(f"Threaded{name}.forward" for name in CLASSES)]
 OWN = [
-    Own(
-        "your KV cache of tuples (lab 2)",
-        "kv_cache",
-        ["generate_threaded", *THREADED],
-        [LENGTHS],
-        cached_concat,
-    ),
+    Own("your KV cache of tuples (lab 2)", "kv_cache", THREADED, [LENGTHS], cached_concat),
     Own("your KVCache (lab 2)", "kv_cache", ["KVCache.attend"], [LENGTHS], cached),
 ]

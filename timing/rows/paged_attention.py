@@ -23,12 +23,5 @@ def paged(bench: Bench) -> Continuous:
 
 
 ROWS: Rows = {"paged": {RAGGED: paged}}
-OWN = [
-    Own(
-        "your paged attention (lab 4)",
-        "paged_attention",
-        ["BlockManager.allocate", "slot_mapping", "PagedCache.attend", "PagedBatcher.make_room"],
-        [RAGGED, EQUAL],
-        paged,
-    )
-]
+PARTS = "BlockManager.allocate", "slot_mapping", "PagedCache.attend", "PagedBatcher.make_room"
+OWN = [Own("your paged attention (lab 4)", "paged_attention", PARTS, [RAGGED, EQUAL], paged)]

@@ -13,6 +13,5 @@ def prefix(bench: Bench) -> Served:
 
 ROWS: Rows = {"prefix": dict.fromkeys([RAGGED, CHAT], prefix)}
 METHODS = [f"PrefixManager.{name}" for name in ("match", "take_block", "admit", "publish")]
-OWN = [
-    Own("your prefix cache (lab 8)", "prefix_caching", ["block_hashes", *METHODS], [CHAT], prefix)
-]
+PARTS = ["block_hashes", *METHODS]
+OWN = [Own("your prefix cache (lab 8)", "prefix_caching", PARTS, [CHAT], prefix)]

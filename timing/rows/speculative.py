@@ -43,16 +43,10 @@ def ngram(bench: Bench) -> Rounds:
     return Rounds(about, [bench.load()], generate, kv_bytes.of_object)
 
 
+KINDS = LENGTHS, SAMPLED
 ROWS: Rows = {
-    "speculative": dict.fromkeys([LENGTHS, SAMPLED], speculative),
-    "ngram": dict.fromkeys([LENGTHS, SAMPLED], ngram),
+    "speculative": dict.fromkeys(KINDS, speculative),
+    "ngram": dict.fromkeys(KINDS, ngram),
 }
-OWN = [
-    Own(
-        "your speculative decoding (lab 6)",
-        "speculative",
-        ["generate_speculative", "verify", "ModelDrafter.propose"],
-        [LENGTHS, SAMPLED],
-        speculative,
-    )
-]
+PARTS = "generate_speculative", "verify", "ModelDrafter.propose"
+OWN = [Own("your speculative decoding (lab 6)", "speculative", PARTS, KINDS, speculative)]
