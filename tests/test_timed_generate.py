@@ -517,6 +517,7 @@ OTHER_FIRST = [("new", 2), ("naive", 2), ("new", 3), ("naive", 3)]
     ("techniques", "options", "enough", "timed", "repeats"),
     [
         ("new", ["--repeats", "4"], 1e-9, [("new", 2), ("new", 3)] * 4, 4),  # as often as asked
+        ("naive,new", ["--repeats", "2"], 1e-9, VERIFIED + OTHER_FIRST, 2),
         ("naive,new", [], math.inf, VERIFIED + OTHER_FIRST + VERIFIED, 3),  # thrice, in turns
         ("naive,new", [], 1e-9, [("new", 2), ("new", 3)], 1),  # the reference was timed at once
     ],
