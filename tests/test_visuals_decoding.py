@@ -163,3 +163,4 @@ def test_sorting_costs_are_counted_left_and_timed_right():
     assert texts(left) == ["5,120", "61,000"]
     assert texts(right) == ["2.00 ms", "3.00 ms"]
     assert [widths(left), widths(right)] == [[5120, 61000], pytest.approx([2, 3])]
+    assert left.yaxis_inverted()  # the first is on top

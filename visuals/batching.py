@@ -74,9 +74,7 @@ def show_padding(
         for column in range(seq):
             token, position = int(input_ids[row, column]), int(position_ids[row, column])
             if attention_mask[row, column]:
-                axes.add_patch(
-                    Rectangle((column, row), 1, 1, facecolor=CALM[0], edgecolor="white", lw=2)
-                )
+                axes.add_patch(Rectangle((column, row), 1, 1, fc=CALM[0], ec="white", lw=2))
                 text, colour = visible(decode([token])), INK
             else:
                 draw_idle(axes, column, row)
@@ -189,16 +187,8 @@ def draw_timeline(axes: Axes, trace: Trace, columns: int) -> None:
 def draw_run(axes: Axes, slot: int, start: int, length: int, request: int, columns: int) -> None:
     """One request in its slot: a bar with white seams, its name, and its end."""
     end, name = start + length, f"S{request + 1}"
-    axes.add_patch(
-        Rectangle(
-            (start, slot + 0.04),
-            length,
-            0.92,
-            facecolor=CALM[request % len(CALM)],
-            edgecolor="white",
-            lw=0.5,
-        )
-    )
+    colour = CALM[request % len(CALM)]
+    axes.add_patch(Rectangle((start, slot + 0.04), length, 0.92, fc=colour, ec="white", lw=0.5))
     if columns <= MOST_COLUMNS:
         axes.vlines(range(start + 1, end), slot + 0.04, slot + 0.96, color="white", lw=1)
         size = min(9, 110 / columns)
@@ -255,9 +245,8 @@ def throughput_and_latency(seconds: Mapping[int, float], chosen: int | None = No
     alone = smallest / seconds[smallest]
     figure, (left, right) = new_figure(height=3.1, columns=2)
     left.plot(batches, throughput, "o-", color=BLUE)
-    left.plot(
-        batches, [alone * batch / smallest for batch in batches], "--", color=GREY, label="if free"
-    )
+    free = [alone * batch / smallest for batch in batches]
+    left.plot(batches, free, "--", color=GREY, label="if free")
     left.set(title="tokens a second, all requests", ylim=(0, 1.25 * max(throughput)))
     left.yaxis.set_major_formatter("{x:,.0f}")
     right.plot(batches, tpot, "o-", color=ORANGE)

@@ -253,9 +253,8 @@ def tree_of(search: Search) -> list[list[Node]]:
     beams: list[tuple[int, list[int]]] = [(0, [])]  # of the step before: place in its row, tokens
     for candidates in search.trace:
         row = []
-        for candidate, fate in zip(
-            candidates, fates(candidates, search.width, search.eos_token_id), strict=True
-        ):
+        told = fates(candidates, search.width, search.eos_token_id)
+        for candidate, fate in zip(candidates, told, strict=True):
             place, ids = beams[candidate.parent]
             row.append(Node(candidate, place, fate, [*ids, candidate.token]))
         survivors = [node for node in row if node.fate == KEPT]
@@ -292,7 +291,8 @@ def show_tree(search: Search, words: Words) -> Picture:
     axes.set_axis_off()
 
     places = [(columns / 2, 0.0)]
-    draw_prompt(axes, places[0], "".join(map(words, prompt)))
+    text = ending("".join(map(words, prompt)), LONGEST)
+    write(axes, *places[0], text, fontsize=9.5, fontweight="bold")
     for step, row in enumerate(shown, start=1):
         parents = places
         places = [((place + 0.5) * columns / len(row), float(step)) for place in range(len(row))]
@@ -306,10 +306,6 @@ def show_tree(search: Search, words: Words) -> Picture:
     if len(rows) > len(shown):
         axes.set_title(f"the first {len(shown)} of {len(rows)} steps")
     return figure
-
-
-def draw_prompt(axes: Axes, place: tuple[float, float], text: str) -> None:
-    write(axes, *place, ending(text, LONGEST), fontsize=9.5, fontweight="bold")
 
 
 def draw_edge(
@@ -339,18 +335,10 @@ def draw_node(
 ) -> None:
     x, y = place
     face, edge, ink = LOOKS[node.fate]
-    axes.add_patch(
-        FancyBboxPatch(
-            (x - 0.44, y - HALF),
-            0.88,
-            2 * HALF,
-            boxstyle="round,pad=0,rounding_size=0.08",
-            facecolor=face,
-            edgecolor=INK if is_best and node.fate == KEPT else edge,
-            lw=2 if is_best else 0.8,
-            zorder=3,
-        )
-    )
+    edge = INK if is_best and node.fate == KEPT else edge
+    box: dict[str, Any] = {"fc": face, "ec": edge, "lw": 2 if is_best else 0.8, "zorder": 3}
+    corner, rounded = (x - 0.44, y - HALF), "round,pad=0,rounding_size=0.08"
+    axes.add_patch(FancyBboxPatch(corner, 0.88, 2 * HALF, boxstyle=rounded, **box))
     look: dict[str, Any] = {"ha": "center", "va": "center", "color": ink, "zorder": 4}
     weight = "bold" if is_best else "normal"
     size = min(9, 0.84 * widest / (LETTER[weight] * len(word)))

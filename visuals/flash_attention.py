@@ -6,6 +6,7 @@ Each draws the numbers, states and traces that the learner's own code has left b
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle, pairwise
+from typing import Any
 
 import matplotlib.pyplot as plt
 import torch
@@ -231,9 +232,8 @@ def over_length(milliseconds: Mapping[str, Mapping[int, float]]) -> Picture:
     """
     figure, (axes,) = new_figure(height=3.8)
     first = next(iter(milliseconds))
-    for (name, curve), (colour, dashes, marker) in zip(
-        milliseconds.items(), cycle(CURVES), strict=False
-    ):
+    both = zip(milliseconds.items(), cycle(CURVES), strict=False)
+    for (name, curve), (colour, dashes, marker) in both:
         won = faster_from(milliseconds[first], curve)
         words = "nowhere faster" if won is None else f"faster from {won:,} on"
         label = name if name == first else f"{name}: {words}"
@@ -243,12 +243,8 @@ def over_length(milliseconds: Mapping[str, Mapping[int, float]]) -> Picture:
         if won is not None:
             axes.plot(won, curve[won], **WON)
     measured = sorted({length for curve in milliseconds.values() for length in curve})
-    axes.set(
-        xscale="log",
-        yscale="log",
-        xlabel="tokens",
-        title=f"milliseconds; a ring where a way becomes faster than {first}",
-    )
+    axes.set(xscale="log", yscale="log", xlabel="tokens")
+    axes.set_title(f"milliseconds; a ring where a way becomes faster than {first}")
     axes.set_xticks(measured, [f"{length:,}" for length in measured])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -372,14 +368,7 @@ def draw_arrow(axes: Axes, block: int, following: int) -> None:
     """An arc below the boxes, equally deep for near and for far blocks."""
     (x, y), (next_x, next_y) = corner(block), corner(following)
     bend = max(-0.4, min(0.4, 1.2 / ((next_x - x) or 1)))
-    arrow = FancyArrowPatch(
-        (x + 0.5, y + READ),
-        (next_x + 0.5, next_y + READ),
-        connectionstyle=f"arc3,rad={bend}",
-        arrowstyle="-|>",
-        mutation_scale=10,
-        shrinkA=9,
-        shrinkB=9,
-        color=INK,
-    )
-    axes.add_patch(arrow)
+    ends = (x + 0.5, y + READ), (next_x + 0.5, next_y + READ)
+    look: dict[str, Any] = {"mutation_scale": 10, "shrinkA": 9, "shrinkB": 9, "color": INK}
+    arc = f"arc3,rad={bend}"
+    axes.add_patch(FancyArrowPatch(*ends, connectionstyle=arc, arrowstyle="-|>", **look))

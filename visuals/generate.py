@@ -72,13 +72,9 @@ def next_token_bars(
     axes.invert_yaxis()
     if actual is not None:
         rank = int((probs > probs[actual]).sum()) + 1
-        axes.text(
-            0.98,
-            0.06,
-            f"{visible(decode([actual]))} really follows:\n{probs[actual]:.1%}, rank {rank:,}",
-            transform=axes.transAxes,
-            ha="right",
-        )
+        word = visible(decode([actual]))
+        told = f"{word} really follows:\n{probs[actual]:.1%}, rank {rank:,}"
+        axes.text(0.98, 0.06, told, transform=axes.transAxes, ha="right")
     return figure
 
 
@@ -95,6 +91,8 @@ def explore_next_token(
 
 
 # ---------------------------------------------------------------------- a request over time
+
+SPAN = {"arrowstyle": "<->", "color": GREY, "shrinkA": 0, "shrinkB": 0}
 
 
 @plt.rc_context(LOOK)
@@ -114,20 +112,9 @@ def request_timeline(start: float, token_times: Sequence[float]) -> Picture:
     if len(since) > 1:
         spans.append((0.62, first, last, f"{len(since) - 1} gaps, TPOT each on average"))
     for height, begin, end, name in spans:
-        axes.annotate(
-            "",
-            (begin, height),
-            (end, height),
-            arrowprops={"arrowstyle": "<->", "color": GREY, "shrinkA": 0, "shrinkB": 0},
-        )
-        axes.text(
-            (begin + end) / 2,
-            height * 1.25,
-            name,
-            ha="center",
-            fontsize=9,
-            va="bottom" if height > 0 else "top",
-        )
+        axes.annotate("", (begin, height), (end, height), arrowprops=SPAN)
+        away = "bottom" if height > 0 else "top"
+        axes.text((begin + end) / 2, 1.25 * height, name, ha="center", va=away, fontsize=9)
     axes.set(xlim=(0, last * 1.02), ylim=(-1.3, 1.3), yticks=[])
     axes.set_xlabel("milliseconds since the request")
     axes.spines["left"].set_visible(False)
@@ -153,21 +140,12 @@ def tokens_computed(counts: Sequence[int]) -> Picture:
     rows, columns = (grid == 2).nonzero(as_tuple=True)
 
     figure, (axes,) = new_figure(height=1.4 + 0.2 * len(counts))
-    axes.pcolormesh(
-        grid,
-        cmap=ListedColormap([PALE, SKY, BLUE]),
-        vmin=0,
-        vmax=2,
-        edgecolors="white",
-        linewidth=1,
-    )
+    colours = ListedColormap([PALE, SKY, BLUE])
+    axes.pcolormesh(grid, cmap=colours, vmin=0, vmax=2, edgecolors="white", linewidth=1)
     axes.scatter(columns + 0.5, rows + 0.5, s=8, color="white")
     axes.invert_yaxis()
-    axes.set(
-        xlabel="position in the text",
-        ylabel="forward",
-        title=f"{first} computed for the first time (dots), {again} computed again",
-    )
+    axes.set(xlabel="position in the text", ylabel="forward")
+    axes.set_title(f"{first} computed for the first time (dots), {again} computed again")
     ends = (0, counts[0] - 1, max(counts) - 1)
     axes.set_xticks([end + 0.5 for end in ends], [str(end) for end in ends])
     axes.set_yticks([0.5, len(counts) - 0.5], ["1", str(len(counts))])

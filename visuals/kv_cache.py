@@ -6,7 +6,7 @@ Each reads the tensors or the cache that the learner made, and returns a figure 
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from statistics import median
-from typing import Protocol
+from typing import Any, Protocol
 
 import ipywidgets as widgets
 import matplotlib.pyplot as plt
@@ -91,14 +91,8 @@ def draw_numbers(
 ) -> None:
     """A cell a number, from row `top` down: orange above zero, purple below, white at zero."""
     rows, columns = numbers.shape
-    axes.imshow(
-        numbers.numpy(),
-        cmap="PuOr_r",
-        vmin=-scale,
-        vmax=scale,
-        aspect="auto",
-        extent=(0, columns, top + rows, top),
-    )
+    look: dict[str, Any] = {"cmap": "PuOr_r", "vmin": -scale, "vmax": scale, "aspect": "auto"}
+    axes.imshow(numbers.numpy(), extent=(0, columns, top + rows, top), **look)
 
 
 def most_decided_head(
@@ -146,9 +140,8 @@ def show_masks(masks: Mapping[str, Bool[Tensor, "batch 1 q_len k_len"]]) -> Pict
     """
     tallest = max(mask.shape[2] for mask in masks.values())
     widest = max(mask.shape[3] for mask in masks.values())
-    figure, all_axes = new_figure(
-        height=0.9 + 5.6 / len(masks) * tallest / widest, columns=len(masks)
-    )
+    height = 0.9 + 5.6 / len(masks) * tallest / widest
+    figure, all_axes = new_figure(height, columns=len(masks))
     for axes, (name, mask) in zip(all_axes, masks.items(), strict=True):
         q_len, k_len = mask.shape[2:]
         rows, columns = mask[0, 0].nonzero(as_tuple=True)
@@ -198,11 +191,8 @@ def growing_cache(steps: Sequence[list[LayerCache]]) -> Picture:
         axes.text(lengths[-1] - 0.3, row, f"{size / 1024:,.0f} KB", va="center", fontsize=9)
     axes.set_yticks(range(len(steps)), ["prefill"] + [f"decode {i}" for i in range(1, len(steps))])
     axes.set_xticks(range(0, lengths[-1], 2))
-    axes.set(
-        xlabel="position",
-        title=f"{lengths[-1]} positions computed once (+) and kept; "
-        f"the naive loop computes {sum(lengths)}",
-    )
+    title = f"{lengths[-1]} positions computed once (+) and kept"
+    axes.set(xlabel="position", title=f"{title}; the naive loop computes {sum(lengths)}")
     return figure
 
 
@@ -232,12 +222,9 @@ def show_cache(kv_cache: Cache) -> Picture:
     axes.axvline(kv_cache.length - 0.5, color=ORANGE, linewidth=3)
     axes.set_xticks(range(0, kv_cache.max_length, 4))
     axes.set_yticks(range(0, len(sizes), 2))
-    axes.set(
-        xlabel="position",
-        ylabel="layer",
-        title=f"length {kv_cache.length} of {kv_cache.max_length}: "
-        f"{held / 1024:,.0f} KB held, {reserved / 1024:,.0f} KB reserved",
-    )
+    sizes_held = f"{held / 1024:,.0f} KB held, {reserved / 1024:,.0f} KB reserved"
+    axes.set_title(f"length {kv_cache.length} of {kv_cache.max_length}: {sizes_held}")
+    axes.set(xlabel="position", ylabel="layer")
     return figure
 
 

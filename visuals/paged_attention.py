@@ -132,7 +132,9 @@ class Manager(Protocol):
     tables: dict[int, list[int]]
     lengths: dict[int, int]
     ref_counts: list[int]
-    free_blocks: Sequence[int]
+
+    @property
+    def free_blocks(self) -> Sequence[int]: ...
 
 
 @dataclass(frozen=True)
@@ -252,16 +254,9 @@ def draw_arrow(
 ) -> None:
     _, colour, dashes = look_of(request)
     (x, y), (block_x, block_y) = entry, block
-    arrow = ConnectionPatch(
-        (x + 0.5, y),
-        (block_x + 0.5, block_y),
-        "data",
-        arrowstyle="-|>",
-        color=colour,
-        linestyle=dashes,
-        linewidth=1.3,
-    )
-    axes.add_patch(arrow)
+    ends = (x + 0.5, y), (block_x + 0.5, block_y)
+    look: dict[str, Any] = {"color": colour, "ls": dashes, "lw": 1.3}
+    axes.add_patch(ConnectionPatch(*ends, "data", arrowstyle="-|>", **look))
 
 
 def draw_physical(axes: Axes, moment: Snapshot, block: int, top: float, widest: float) -> None:
@@ -278,10 +273,8 @@ def draw_physical(axes: Axes, moment: Snapshot, block: int, top: float, widest: 
     edge, dashes = (INK, "-") if refs else (GREY, ":")
     draw_cells(axes, (block, top + 1), moment.block_size, len(words), fills, edge, dashes)
     if refs > 1:
-        frame = Rectangle(
-            (block + 0.03, top + 1), 0.94, moment.block_size, fill=False, linewidth=2.5, ec=INK
-        )
-        axes.add_patch(frame)
+        corner = block + 0.03, top + 1
+        axes.add_patch(Rectangle(corner, 0.94, moment.block_size, fill=False, lw=2.5, ec=INK))
     write_words(axes, (block, top + 1), words, widest)
 
 
@@ -351,10 +344,8 @@ def show_schedule(held: Sequence[Mapping[int, int]], num_blocks: int) -> Picture
     for step, blocks in enumerate(held):
         label(axes, step + 0.5, len(requests) + 0.6, str(sum(blocks.values())), fontsize=small)
     axes.set(xlim=(0, len(held)), ylim=(len(requests) + 1.1, 0), xlabel="step")
-    names = [f"request {request}" for request in requests]
-    axes.set_yticks(
-        [row + 0.5 for row in range(len(requests) + 1)], [*names, f"taken of {num_blocks}"]
-    )
+    names = [*(f"request {request}" for request in requests), f"taken of {num_blocks}"]
+    axes.set_yticks([row + 0.5 for row in range(len(names))], names)
     every = range(0, len(held), 5)
     axes.set_xticks([step + 0.5 for step in every], [str(step + 1) for step in every])
     axes.set_title("blocks held after each step;  · waits,  × preempted")

@@ -206,9 +206,12 @@ def explore_pools(pools: Mapping[int, Sequence[Moment]], words: Mapping[int, str
 class Node(Protocol):
     """A node of a radix tree: the tokens on its edge, its children, the last walk to come here."""
 
-    ids: Sequence[int]
-    children: Mapping[int, "Node"]
-    stamp: int
+    @property
+    def ids(self) -> Sequence[int]: ...
+    @property
+    def children(self) -> Mapping[int, "Node"]: ...
+    @property
+    def stamp(self) -> int: ...
 
 
 @dataclass(frozen=True)

@@ -206,13 +206,12 @@ def grain(weight: Float[Tensor, "n_in n_out"], size: int = 32) -> Picture:
         )
     weight = weight.detach().abs()
     figure, panels = new_figure(height=3.8, columns=3)
-    for axes, name, rows, columns in zip(
-        panels,
-        ("for all weights", "one a column", f"one for {size} of a column"),
-        (n_in, n_in, size),
-        (n_out, 1, 1),
-        strict=True,
-    ):
+    blocks = {
+        "for all weights": (n_in, n_out),
+        "one a column": (n_in, 1),
+        f"one for {size} of a column": (size, 1),
+    }
+    for axes, (name, (rows, columns)) in zip(panels, blocks.items(), strict=True):
         bottom = draw_shared(axes, weight, rows, columns)
         count = weight.numel() // (rows * columns)
         axes.set_title(f"{count:,} scale{'s' * (count > 1)},\n{name}", fontsize=10)
@@ -454,15 +453,9 @@ def draw_point(axes: Axes, name: str, point: Point, face: str, height: float) ->
     bits, lost, error = point
     look: dict[str, Any] = {"color": BLUE, "mfc": face, "mew": 1.5, "ms": 7, "capsize": 3}
     axes.errorbar(bits, lost, error, marker="o", elinewidth=1, **look)
-    axes.annotate(
-        f"{name}: {lost:+.4f}",
-        (bits, lost),
-        (1.06, height),
-        textcoords="axes fraction",
-        va="center",
-        fontsize=9,
-        arrowprops=LEADER,
-    )
+    place: dict[str, Any] = {"textcoords": "axes fraction", "va": "center", "fontsize": 9}
+    text = f"{name}: {lost:+.4f}"
+    axes.annotate(text, (bits, lost), (1.06, height), arrowprops=LEADER, **place)
 
 
 def unbeaten(points: Mapping[str, Point]) -> set[str]:

@@ -34,14 +34,8 @@ def roofline(machine: Machine, works: Sequence[Work]) -> Picture:
         axes.plot(*point, "o", color=colour, markersize=9)
         axes.annotate(work.label, point, (8, -10), textcoords="offset points")
     lowest = min([machine.limit(left), *(work.speed for work in works)]) / 1e9
-    axes.set(
-        xscale="log",
-        yscale="log",
-        xlim=(left, right),
-        ylim=(lowest / 2, machine.flops / 1e9 * 3),
-        xlabel="arithmetic intensity, FLOPs per byte read",
-        title="GFLOP per second",
-    )
+    axes.set(xscale="log", xlim=(left, right), xlabel="arithmetic intensity, FLOPs per byte read")
+    axes.set(yscale="log", ylim=(lowest / 2, machine.flops / 1e9 * 3), title="GFLOP per second")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     above = machine.flops / 1e9 * 1.5

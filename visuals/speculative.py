@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from html import escape
 from itertools import cycle
-from typing import Protocol
+from typing import Any, Protocol
 
 import ipywidgets as widgets
 import matplotlib.pyplot as plt
@@ -72,9 +72,12 @@ MOST_ROWS = 20  # the other target calls are only counted
 class Round(Protocol):
     """One pass of the target: what was drafted, how much accepted, what the text gained."""
 
-    drafts: Sequence[int]
-    accepted: int
-    new: Sequence[int]
+    @property
+    def drafts(self) -> Sequence[int]: ...
+    @property
+    def accepted(self) -> int: ...
+    @property
+    def new(self) -> Sequence[int]: ...
 
 
 def kinds(one: Round) -> Iterator[tuple[int, str]]:
@@ -222,9 +225,8 @@ def tokens_a_round(
     expected = [expected_tokens(acceptance, count) for count in drafts]
     figure, (axes,) = new_figure(height=2.8)
     axes.plot(drafts, [count + 1 for count in drafts], "--", color=GREY, label="all accepted")
-    axes.plot(
-        drafts, expected, "o-", color=BLUE, ms=4, label=f"each accepted with {acceptance:.2f}"
-    )
+    label = f"each accepted with {acceptance:.2f}"
+    axes.plot(drafts, expected, "o-", color=BLUE, ms=4, label=label)
     axes.plot(k, expected[k], **RING)
     axes.set(xlabel="k, drafts a round", ylim=(0, MOST_DRAFTS + 1.5), title="tokens a round")
     axes.legend(loc="upper left")
@@ -257,10 +259,9 @@ def verify_costs(seconds: Mapping[int, float]) -> Picture:
     figure, (axes,) = new_figure(height=3.0)
     axes.plot(tokens, tokens, "--", color=GREY, label="T separate decode steps")
     axes.plot(tokens, costs, "o-", color=BLUE, label="one forward over T tokens")
+    below: dict[str, Any] = {"xytext": (0, -14), "textcoords": "offset points"}
     for count, cost in zip(tokens[1:], costs[1:], strict=True):
-        axes.annotate(
-            f"{cost:.1f}", (count, cost), (0, -14), textcoords="offset points", ha="center", size=9
-        )
+        axes.annotate(f"{cost:.1f}", (count, cost), ha="center", fontsize=9, **below)
     axes.set_xticks(tokens)
     # T decode steps may leave the picture: what counts is how far below them the forward stays
     axes.set(xlabel="T, tokens in the forward", ylim=(0, 1.8 * max(costs)))
