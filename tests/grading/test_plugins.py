@@ -135,7 +135,7 @@ def test_no_output_of_a_submission_counts_and_no_cell_is_run(course, student, tm
 
 def test_a_result_that_does_not_fit_is_no_grade(course, student):
     hand_in(course, student, solved(LAB))
-    config = {"ApplyResults": {"result_for": "tests.test_plugins.result_of_other_points"}}
+    config = {"ApplyResults": {"result_for": "tests.grading.test_plugins.result_of_other_points"}}
     done = course.api(**config).autograde(NAME, student)
     assert not done["success"]
     assert "The kept result doesn't fit the check check-generate-generate." in done["log"]
