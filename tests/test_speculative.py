@@ -326,6 +326,19 @@ def test_the_residual_makes_up_for_what_is_accepted(p: Tensor, drawn: Tensor | N
     assert beyond.equal(p) if p.equal(q) else not beyond[p <= q].any()
 
 
+def test_every_uniform_has_its_own_part() -> None:
+    """p / q is 1/2 for token 0 and above 1 for the others; the residual is 1/4 and 3/4 of those."""
+    p, q = torch.tensor([0.4, 0.2, 0.4]), torch.tensor([0.8, 0.1, 0.1])
+    probs = torch.stack([p, p, torch.tensor([0.0, 0.5, 0.5])]), torch.stack([q, q])
+    for uniforms, expected in (
+        ([0.49, 0.49, 0.6], (2, 2)),  # accepted; the bonus comes from the last row
+        ([0.49, 0.51, 0.1], (1, 1)),  # rejected: 0.1 is on the piece of token 1, which ends at 1/4
+        ([0.51, 0.9, 0.1], (0, 1)),  # wherever that is, the last one draws
+        ([0.51, 0.1, 0.3], (0, 2)),
+    ):
+        assert verify(*probs, [0, 0], torch.tensor(uniforms)) == expected
+
+
 @given(st.integers(1, 5), st.integers(0, 4), st.data())
 def test_greedy_is_the_certain_case(vocab: int, k: int, data: st.DataObject) -> None:
     ids = st.integers(0, vocab - 1)
