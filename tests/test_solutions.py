@@ -145,16 +145,19 @@ def test_logits_in_chunks_are_those_of_one_forward(request: Any, data: st.DataOb
 # Each takes a model, prompts, limits, an EOS, and how many requests it may serve at a time.
 Serve = Callable[..., list[list[int]]]
 IN_BATCHES: dict[str, Serve] = {
-    "padded": lambda *requests, eos, most: generate_padded(*requests, eos),
-    "static": lambda *requests, eos, most: generate_static(*requests, most, eos).outputs,
-    "continuous": lambda *requests, eos, most: generate_continuous(*requests, most, eos).outputs,
-    "paged": lambda *requests, eos, most: generate_paged(*requests, 5, 4, most, eos),
+    "padded": lambda m, texts, new, eos, _: generate_padded(m, texts, new, eos),
+    "static": lambda m, texts, new, eos, most: generate_static(m, texts, new, most, eos).outputs,
+    "continuous": lambda m, texts, new, eos, most: (
+        generate_continuous(m, texts, new, most, eos).outputs
+    ),
+    "paged": lambda m, texts, new, eos, most: generate_paged(m, texts, new, 5, 4, most, eos),
 }
 
 
 def one_by_one(loop: Callable[..., list[int]]) -> Serve:
-    def serve(model: Any, *requests: Any, eos: int | None, most: int) -> list[list[int]]:
-        return [loop(model, *request, eos) for request in zip(*requests, strict=True)]
+    def serve(model: Any, prompts: Any, limits: Any, eos: int | None, _: int) -> list[list[int]]:
+        both = zip(prompts, limits, strict=True)
+        return [loop(model, prompt, limit, eos) for prompt, limit in both]
 
     return serve
 
@@ -178,7 +181,7 @@ SERVERS = {"stream": streamed, "speculative": speculated, **IN_BATCHES}
 def test_every_server_gives_the_tokens_of_the_naive_loop(name: str, work: Work, most: int) -> None:
     before = [list(prompt) for prompt in work.prompts]
     requests = work.model, work.prompts, work.limits
-    assert SERVERS[name](*requests, eos=work.eos, most=most) == work.expected
+    assert SERVERS[name](*requests, work.eos, most) == work.expected
     assert work.prompts == before
 
 
@@ -190,7 +193,7 @@ def test_a_bad_request_is_refused_before_any_forward(
     requests = ([[1], prompt], [3, limit]) if name in IN_BATCHES else ([prompt], [limit])
     model = model_of(CachedLMHead, CONFIGS[0], 0)
     with shapes_of_forwards(model) as shapes, pytest.raises(ValueError, match=sentence):
-        SERVERS[name](model, *requests, eos=None, most=2)
+        SERVERS[name](model, *requests, None, 2)
     assert shapes == []
 
 
@@ -199,7 +202,7 @@ def test_a_batch_that_cannot_be_is_refused(name: str) -> None:
     def is_refused(sentence: str, prompts: Any, limits: Any, most: int = 2) -> None:
         model = model_of(CachedLMHead, CONFIGS[0], 0)
         with pytest.raises(ValueError, match=sentence):
-            IN_BATCHES[name](model, prompts, limits, eos=None, most=most)
+            IN_BATCHES[name](model, prompts, limits, None, most)
 
     is_refused("list of prompts is empty", [], [])
     is_refused("2 prompts and 1 numbers", [[1], [2]], [3])

@@ -513,7 +513,7 @@ def test_the_same_seed_gives_the_same_text(kind: Kind) -> None:
 def test_an_ngram_is_looked_up(ids: list[int], k: int, longest: int) -> None:
     """Of all earlier places where the text's end stands: the longest end, then the latest place."""
     before = list(ids)
-    found = ngram_draft(ids, k, *[longest] * (longest != 3))  # 3 unless it is said
+    found = ngram_draft(ids, k, longest)
     assert ids == before
     places = [
         (size, start)
@@ -527,6 +527,11 @@ def test_an_ngram_is_looked_up(ids: list[int], k: int, longest: int) -> None:
     size, start = max(places)
     followed = ids[start + size :]
     assert found == [followed[n % len(followed)] for n in range(k)]
+
+
+def test_three_tokens_are_looked_up_unless_another_number_is_given() -> None:
+    assert ngram_draft([9, 1, 2, 7, 5, 1, 2, 8, 9, 1, 2], 1) == [7]
+    assert ngram_draft([4, 9, 1, 2, 7, 5, 9, 1, 2, 8, 4, 9, 1, 2], 1) == [8]
 
 
 def test_ngrams_are_certain() -> None:

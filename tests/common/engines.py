@@ -156,9 +156,11 @@ def serve_over_time(batcher: Any, work: Work, pauses: list[int]) -> Iterator[Non
     ):
         assert batcher.submit(prompt, limit) == number
         for _ in range(pause):
-            yield step()
+            step()
+            yield
     while batcher.waiting or any(batcher.running):
-        yield step()
+        step()
+        yield
 
 
 # ----------------------------------------------------------------------------- blocks of a pool
