@@ -1,5 +1,6 @@
-"""Checkpoints that tests write."""
+"""Checkpoints that tests write, and texts that models of them learn."""
 
+import random
 import shutil
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,16 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 SHIPPED = Path(__file__).resolve().parents[2] / "models" / "fable"
+NOUNS = ["king", "fox", "witch", "miller", "princess", "raven", "tailor", "wolf"]
+VERBS = ["saw", "sought", "deceived", "freed", "followed", "forgot"]
+
+
+def tale(sentences: int, seed: int = 0) -> str:
+    draw = random.Random(seed)
+    return "".join(
+        f"The {draw.choice(NOUNS)} {draw.choice(VERBS)} the {draw.choice(NOUNS)}.\n"
+        for _ in range(sentences)
+    )
 
 
 def write_tiny(folder: Path, **config: Any) -> GPT2LMHeadModel:

@@ -3,13 +3,14 @@
 What the tests of the solutions share.
 """
 
+import random
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
@@ -18,6 +19,7 @@ from autograder.lending.services import random_model
 from gpt import GPTConfig, GPTLMHead
 from solutions import generate as lab_1
 from solutions.kv_cache import CachedLMHead
+from solutions.paged_attention import BlockManager
 
 CONFIGS = (
     GPTConfig(vocab_size=32, n_positions=12, n_embd=16, n_layer=1, n_head=1),
@@ -109,17 +111,17 @@ class Work:
 
 
 @st.composite
-def prompts_of(draw: st.DrawFn, config: GPTConfig, longest: int) -> list[list[int]]:
+def prompts_of(draw: st.DrawFn, config: GPTConfig, longest: int, most: int = 5) -> list[list[int]]:
     ids = st.integers(0, config.vocab_size - 1)
-    lengths = draw(st.lists(st.integers(1, longest), min_size=1, max_size=5))
+    lengths = draw(st.lists(st.integers(1, longest), min_size=1, max_size=most))
     return [draw(st.lists(ids, min_size=n, max_size=n)) for n in lengths]
 
 
 @st.composite
-def works(draw: st.DrawFn) -> Work:
-    """Up to 5 requests; half of them have no EOS, or one that really comes."""
+def works(draw: st.DrawFn, most: int = 5) -> Work:
+    """Up to so many requests; half of the works have no EOS, the others one that really comes."""
     config, seed = draw(configs), draw(seeds)
-    prompts = draw(prompts_of(config, config.n_positions))
+    prompts = draw(prompts_of(config, config.n_positions, most))
     limits = [draw(st.integers(1, config.n_positions)) for _ in prompts]
     both = list(zip(prompts, limits, strict=True))
     expected = [naive(config, seed, *request) for request in both]
@@ -138,59 +140,58 @@ def arrivals(draw: st.DrawFn) -> tuple[Work, list[int]]:
 
 
 def serve_over_time(batcher: Any, work: Work, pauses: list[int]) -> Iterator[None]:
-    """Submit the requests one by one, so many steps apart; yields after every step."""
+    """Submit the requests one by one, so many steps apart; yields after every step.
+
+    Where somebody waits or runs, a step gives a token, so that it comes to an end.
+    """
+
+    def step() -> None:
+        requests = [request for request in (*batcher.waiting, *batcher.running) if request]
+        before = sum(len(request.ids) for request in requests)
+        batcher.step()
+        assert not requests or sum(len(request.ids) for request in requests) > before
+
     for number, (prompt, limit, pause) in enumerate(
         zip(work.prompts, work.limits, pauses, strict=True)
     ):
         assert batcher.submit(prompt, limit) == number
         for _ in range(pause):
-            batcher.step()
+            step()
             yield
     while batcher.waiting or any(batcher.running):
-        batcher.step()
+        step()
         yield
 
 
-@contextmanager
-def every_step_serves_somebody(cls: Any) -> Iterator[None]:
-    """Where somebody waits or runs, a step of a `cls` gives a token; `run` comes to an end."""
-    step = cls.step
-
-    def watched_step(batcher: Any) -> None:
-        requests = [request for request in (*batcher.waiting, *batcher.running) if request]
-        before = sum(len(request.ids) for request in requests)
-        step(batcher)
-        assert not requests or sum(len(request.ids) for request in requests) > before
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cls, "step", watched_step)
-        yield
+# ----------------------------------------------------------------------------- blocks of a pool
 
 
-def assert_attends_only_to_what_was_selected(
-    kv_cache: Any, config: GPTConfig, names: list[int]
-) -> None:
-    """One select, one forward: the same rows, the same q_len, every layer once and in order."""
-    rows = len(names)
+def blocks_for(num_tokens: int, block_size: int) -> int:
+    return -(-num_tokens // block_size)
 
-    def attend(layer: int, rows: int, q_len: int) -> None:
-        new = torch.zeros(rows, config.n_head, q_len, config.head_dim, dtype=torch.float64)
-        kv_cache.attend(layer, new, new, new)
 
-    def is_refused(*given: int) -> None:
-        with pytest.raises(ValueError, match="Call select before every forward"):
-            attend(*given)
+def shuffled(manager: BlockManager, seed: int) -> BlockManager:
+    """The same manager, whose free blocks come in any order."""
+    numbers = list(manager.free_blocks)
+    random.Random(seed).shuffle(numbers)
+    manager.free_blocks = deque(numbers)
+    return manager
 
-    is_refused(0, rows, 1)
-    for _ in range(2):
-        kv_cache.select(names, 1)
-        is_refused(0, rows + 1, 1)
-        is_refused(0, rows, 2)
-        is_refused(1, rows, 1)
-        for layer in range(config.n_layer):
-            attend(layer, rows, 1)
-        is_refused(0, rows, 1)
 
+def assert_sound(manager: BlockManager) -> None:
+    """Every block is free or held by as many tables as its ref count says; nothing is wasted."""
+    held = Counter(block for table in manager.tables.values() for block in table)
+    numbers = range(manager.num_blocks)
+    assert manager.ref_counts == [held[block] for block in numbers]
+    assert sorted(manager.free_blocks) == [block for block in numbers if not held[block]]
+    assert manager.used_blocks == len(held)
+    assert manager.tables.keys() == manager.lengths.keys()
+    for request_id, table in manager.tables.items():
+        assert len(set(table)) == len(table)
+        assert len(table) == blocks_for(manager.lengths[request_id], manager.block_size)
+
+
+# ------------------------------------------------------------------------------ what is refused
 
 # Prompts and numbers of new tokens that no loop over CONFIGS[0] can serve, and what it says.
 BAD_REQUESTS = [

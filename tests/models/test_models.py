@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from autograder.lending.services import random_model
 from gpt import GPTConfig, GPTLMHead, load_tokenizer, shipped_models
 from models import measure
 from models.train import END_OF_TEXT
@@ -155,20 +156,7 @@ def test_its_card_gives_data_recipe_figures_and_licence(name):
 # ------------------------------------------------------------- models/measure.py, behind the cards
 
 
-def random_model(seed: int) -> CachedLMHead:
-    """A small model with large weights, in float64: any two of them choose different tokens."""
-    torch.manual_seed(seed)
-    config = GPTConfig(vocab_size=17, n_positions=48, n_embd=12, n_layer=2, n_head=3)
-    model = CachedLMHead(config).double().eval().requires_grad_(False)
-    for parameter in model.parameters():
-        parameter.normal_(std=0.5)
-    return model
-
-
-def as_naive(model: CachedLMHead) -> GPTLMHead:
-    naive = GPTLMHead(model.config).double().eval().requires_grad_(False)
-    naive.load_state_dict(model.state_dict())
-    return naive
+SIZES = GPTConfig(vocab_size=17, n_positions=48, n_embd=12, n_layer=2, n_head=3)
 
 
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5]]
@@ -183,8 +171,8 @@ def few_tokens(monkeypatch):
 @pytest.mark.usefixtures("few_tokens")
 @pytest.mark.parametrize("params", [GREEDY, measure.SAMPLED])
 def test_every_way_continues_every_prompt(params):
-    target = random_model(1)
-    drafts = {"other": random_model(2), "itself": target}
+    target = random_model(CachedLMHead, SIZES, 1)
+    drafts = {"other": random_model(CachedLMHead, SIZES, 2), "itself": target}
     tallies = measure.in_turns(target, measure.ways_of(target, drafts), PROMPTS, params, "")
     assert list(tallies) == ["plain", "other", "itself", "n-grams"]
     for tally in tallies.values():
@@ -201,16 +189,20 @@ def test_every_way_continues_every_prompt(params):
 
 @pytest.mark.usefixtures("few_tokens")
 def test_greedy_plain_decode_is_that_of_lab_1():
-    target = random_model(1)
+    target = random_model(CachedLMHead, SIZES, 1)
     made, _ = measure.plain_decode(target)(PROMPTS[0], GREEDY, torch.Generator())
-    expected = generate(as_naive(target), torch.tensor(PROMPTS[:1]), measure.NEW_TOKENS)
+    expected = generate(
+        random_model(GPTLMHead, SIZES, 1), torch.tensor(PROMPTS[:1]), measure.NEW_TOKENS
+    )
     assert made.ids == expected[0].tolist()
 
 
 @pytest.mark.usefixtures("few_tokens")
 def test_another_greedy_text_stops_the_measurement():
-    target = random_model(1)
-    plain, other = (measure.plain_decode(random_model(seed)) for seed in (1, 2))
+    target = random_model(CachedLMHead, SIZES, 1)
+    plain, other = (
+        measure.plain_decode(random_model(CachedLMHead, SIZES, seed)) for seed in (1, 2)
+    )
     with pytest.raises(
         SystemExit, match=r"with other the greedy text is another from token \d+ on"
     ):
@@ -218,8 +210,8 @@ def test_another_greedy_text_stops_the_measurement():
 
 
 def test_texts_may_part_where_two_logits_are_equal():
-    target, prompt, twin = random_model(1), PROMPTS[0], 16
-    expected = generate(as_naive(target), torch.tensor([prompt]), 1)[0].tolist()
+    target, prompt, twin = random_model(CachedLMHead, SIZES, 1), PROMPTS[0], 16
+    expected = generate(random_model(GPTLMHead, SIZES, 1), torch.tensor([prompt]), 1)[0].tolist()
     assert twin not in expected
     weight = target.transformer.wte.weight
     weight[twin] = weight[expected[-1]]
@@ -286,7 +278,7 @@ def test_it_measures_any_model_with_any_draft(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("length", [2, 47, 48, 49, 64, 100, 112])
 def test_bits_per_byte_scores_every_token_once_behind_enough_context(length):
-    model = as_naive(random_model(1))
+    model = random_model(GPTLMHead, SIZES, 1)
     tokens = torch.randint(17, (length,), generator=torch.Generator().manual_seed(0))
     stride = 16
     nats = 0.0

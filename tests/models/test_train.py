@@ -1,6 +1,5 @@
 """models/train.py: any text becomes a model that loads, in a run that may be interrupted."""
 
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -12,18 +11,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gpt import GPTLMHead, load_tokenizer
 from models import train as training
+from models import uptrain
 from solutions.generate import generate
-
-NOUNS = ["king", "fox", "witch", "miller", "princess", "raven", "tailor", "wolf"]
-VERBS = ["saw", "sought", "deceived", "freed", "followed", "forgot"]
-
-
-def tale(sentences: int, seed: int = 0) -> str:
-    draw = random.Random(seed)
-    return "".join(
-        f"The {draw.choice(NOUNS)} {draw.choice(VERBS)} the {draw.choice(NOUNS)}.\n"
-        for _ in range(sentences)
-    )
+from tests.common.checkpoints import tale
 
 
 @pytest.fixture(autouse=True)
@@ -220,9 +210,15 @@ def test_settings_that_cannot_work(text, tmp_path):
     assert "Give --context 32 or less" in message
 
 
-def test_the_help_says_how_to_train_both_models():
-    script = Path(training.__file__)
-    shown = subprocess.run([sys.executable, script, "--help"], capture_output=True, text=True)
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        (training, ["--out models/fable-draft", "--teacher"]),
+        (uptrain, ["python models/uptrain.py books.txt", "--kv-heads"]),
+    ],
+)
+def test_the_help_says_how_to_train(module, said):
+    command = [sys.executable, module.__file__, "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True)
     assert shown.returncode == 0
-    assert "--out models/fable-draft" in shown.stdout
-    assert "--teacher" in shown.stdout
+    assert all(words in shown.stdout for words in said)

@@ -1,8 +1,5 @@
 """models/uptrain.py: grouped heads after a little training, beside a control that got the same."""
 
-import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +14,11 @@ from solutions.kv_cache import CachedLMHead
 from solutions.kv_reduction import WindowCache, pool_heads
 from solutions.kv_variants.grouped_model import grouped
 from solutions.quality.bits_per_byte import Loss, passages
-from tests.common.checkpoints import write_tiny
+from tests.common.checkpoints import tale, write_tiny
 from tests.common.engines import CONFIGS, assert_same, model_of
 
 CONTEXT, HEADS = 32, 4
-NOUNS = ["king", "fox", "witch", "miller", "princess", "raven", "tailor", "wolf"]
 NOTHING = Loss(0.0, 0.0)
-
-
-def tale(sentences: int) -> str:
-    draw = random.Random(0)
-    return "".join(
-        f"The {draw.choice(NOUNS)} deceived the {draw.choice(NOUNS)}.\n" for _ in range(sentences)
-    )
 
 
 @pytest.fixture(autouse=True)
@@ -202,11 +191,3 @@ def test_numbers_that_cannot_work(text, option, capsys):
     with pytest.raises(SystemExit):
         uptrain.parse_arguments([str(text), option])
     assert "--steps, --lr and --batch must be above 0." in capsys.readouterr().err
-
-
-def test_the_help_says_how_to_run_it():
-    script = Path(uptrain.__file__)
-    shown = subprocess.run([sys.executable, script, "--help"], capture_output=True, text=True)
-    assert shown.returncode == 0
-    assert "python models/uptrain.py books.txt" in shown.stdout
-    assert "--kv-heads" in shown.stdout

@@ -8,7 +8,7 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise, product
 from typing import Any
@@ -37,15 +37,15 @@ from solutions.speculative import (
     verify_greedy,
 )
 from tests.common.engines import (
-    BAD_REQUESTS,
     CONFIGS,
+    Work,
     assert_same,
-    configs,
     model_of,
     naive,
-    seeds,
     shapes_of_forwards,
+    works,
 )
+from tests.common.serving import Kind, a_perfect_draft, another_model, the_text_itself
 
 drafted = st.integers(1, 6)  # k, what a round may draft
 
@@ -70,14 +70,18 @@ class Anything:
 
 
 class Recites:
-    """Knows how the text goes on, for the first `right` drafts of a round; the others are wrong."""
+    """Knows how the text goes on, for the first `right` drafts of a round; the others are wrong:
+    EOS, where that can be."""
 
-    def __init__(self, text: list[int], vocab_size: int, right: int) -> None:
-        self.text, self.vocab_size, self.right = text, vocab_size, right
+    def __init__(self, text: list[int], vocab_size: int, right: int, eos: int | None) -> None:
+        self.text, self.vocab_size, self.right, self.eos = text, vocab_size, right, eos
 
     def propose(self, ids: Sequence[int], k: int, *_: Any) -> tuple[list[int], Tensor]:
         coming = self.text[len(ids) : len(ids) + k]
-        wrong = [(token + 1) % self.vocab_size for token in coming]
+        others = [(token + 1) % self.vocab_size for token in coming]
+        wrong = [
+            o if self.eos in (None, t) else self.eos for t, o in zip(coming, others, strict=True)
+        ]
         drafts = coming[: self.right] + wrong[self.right :]
         return drafts, F.one_hot(torch.tensor(drafts, dtype=torch.int64), self.vocab_size).double()
 
@@ -85,30 +89,17 @@ class Recites:
         pass
 
 
-def another_model(config: GPTConfig, seed: int) -> Drafter:
-    return ModelDrafter(model_of(CachedLMHead, config, seed + 1), config.n_positions)
-
-
 def a_smaller_model(config: GPTConfig, seed: int) -> Drafter:
     small = replace(config, n_embd=8, n_layer=1, n_head=2, n_positions=config.n_positions + 3)
     return ModelDrafter(model_of(CachedLMHead, small, seed), config.n_positions)
-
-
-def the_target_itself(config: GPTConfig, seed: int) -> Drafter:
-    return ModelDrafter(model_of(CachedLMHead, config, seed), config.n_positions)
 
 
 def its_first_layer(config: GPTConfig, seed: int) -> Drafter:
     return ModelDrafter(first_layers(model_of(CachedLMHead, config, seed), 1), config.n_positions)
 
 
-def the_text_itself(config: GPTConfig, seed: int) -> Drafter:
-    return NgramDrafter(config.vocab_size)
-
-
-Kind = Callable[[GPTConfig, int], Drafter]
 MODELS: list[Kind] = [another_model, a_smaller_model, its_first_layer]
-KINDS: list[Kind] = [*MODELS, the_target_itself, the_text_itself, Anything]
+KINDS: list[Kind] = [*MODELS, a_perfect_draft, the_text_itself, Anything]
 kinds = st.sampled_from(KINDS)
 
 
@@ -155,6 +146,7 @@ def speculate(target: Any, drafter: Drafter, prompt: list[int], *given: Any) -> 
         patch.setattr(lab_6, "new_cache", noted_cache)
         made = generate_speculative(target, watched, prompt, *given)
     assert prompt == before
+    assert made.ids is not prompt
     text = list(prompt)
     for held, done in zip(watched.texts, made.rounds, strict=True):
         assert held == text
@@ -173,154 +165,57 @@ def speculate(target: Any, drafter: Drafter, prompt: list[int], *given: Any) -> 
 # --------------------------------------------------------------------------------- greedy
 
 
-@dataclass(frozen=True)
-class Request:
-    config: GPTConfig
-    seed: int
-    prompt: list[int]
-    limit: int
-    eos: int | None
-
-    @property
-    def target(self) -> Any:
-        return model_of(CachedLMHead, self.config, self.seed)
-
-    @property
-    def expected(self) -> list[int]:
-        """What the naive loop makes of it."""
-        return naive(self.config, self.seed, self.prompt, self.limit, self.eos)
+one_request = works(most=1)
 
 
-@st.composite
-def requests(draw: st.DrawFn) -> Request:
-    """Any request that a context can hold; half of them have an EOS that really occurs."""
-    config, seed = draw(configs), draw(seeds)
-    ids = st.integers(0, config.vocab_size - 1)
-    prompt = draw(st.lists(ids, min_size=1, max_size=config.n_positions))
-    limit = draw(st.integers(1, config.n_positions))
-    eos = draw(st.none() | st.sampled_from(naive(config, seed, prompt, limit)))
-    return Request(config, seed, prompt, limit, eos)
-
-
-def speculate_greedily(case: Request, drafter: Drafter, k: int) -> tuple[Speculated, list[int]]:
-    """What the loop makes of a request, and how many tokens each of the target's forwards had."""
-    with shapes_of_forwards(case.target) as shapes:
-        made = speculate(case.target, drafter, case.prompt, case.limit, k, GREEDY, None, case.eos)
-    assert made.ids == case.expected
-    assert all(rows == 1 for rows, _ in shapes)
-    return made, [length for _, length in shapes]
-
-
-@given(requests(), kinds, drafted)
-def test_any_draft_gives_the_tokens_of_the_naive_loop(case: Request, kind: Kind, k: int) -> None:
-    made, _ = speculate_greedily(case, kind(case.config, case.seed), k)
-    assert sum(len(done.new) for done in made.rounds) == len(made.ids) - len(case.prompt)
-
-
-@given(requests(), drafted, st.integers(0, 6))
-def test_a_round_gains_what_is_right_in_it_and_one_token(case: Request, k: int, right: int) -> None:
-    case = replace(case, eos=None)
-    drafter = Recites(case.expected, case.config.vocab_size, right)
-    made, _ = speculate_greedily(case, drafter, k)
-    left = len(made.ids) - len(case.prompt)
-    for done in made.rounds:
-        assert len(done.drafts) == min(k, left - 1)  # beside them the target's own must fit
-        assert done.accepted == min(right, len(done.drafts))
-        left -= done.accepted + 1
-    assert left == 0
-
-
-@given(requests(), drafted)
-def test_a_target_accepts_all_of_its_own_drafts(case: Request, k: int) -> None:
-    made, _ = speculate_greedily(case, the_target_itself(case.config, case.seed), k)
-    assert all(done.accepted == len(done.drafts) for done in made.rounds)
-    assert len(made.rounds) == math.ceil((len(made.ids) - len(case.prompt)) / (k + 1))
-
-
-def text_with_an_end() -> tuple[Any, list[int], int]:
-    """A target, its text after a prompt of two tokens, and an EOS that only comes third in that."""
-    config = CONFIGS[2]
-    for first in range(config.vocab_size):
-        text = naive(config, 0, [first, 7], 10)
-        if text.count(first) == text.count(text[4]) == 1:
-            return model_of(CachedLMHead, config, 0), text, text[4]
-    raise AssertionError("no text has such an end")
-
-
-@pytest.mark.parametrize(
-    ("k", "right", "rounds"),
-    [
-        (4, 4, [(4, 3)]),  # the EOS is accepted, and so would be the draft after it
-        (4, 3, [(3, 3)]),  # it is the last one accepted
-        (4, 2, [(2, 3)]),  # it corrects the third draft
-        (2, 2, [(2, 3)]),  # it is the bonus
-        (4, 1, [(1, 2), (1, 1)]),  # it is accepted in the next round
-        (4, 0, [(0, 1), (0, 1), (0, 1)]),
-    ],
-)
-def test_nothing_follows_an_eos(k: int, right: int, rounds: list[tuple[int, int]]) -> None:
-    target, text, eos = text_with_an_end()
-    drafter = Recites(text, target.config.vocab_size, right)
-    made = speculate(target, drafter, text[:2], 10, k, GREEDY, None, eos)
-    assert made.ids == text[:5]
-    assert [(done.accepted, len(done.new)) for done in made.rounds] == rounds
-
-
-def test_an_eos_that_is_rejected_ends_nothing() -> None:
-    target, text, eos = text_with_an_end()
-    drafter = Recites([eos] * len(text), target.config.vocab_size, right=4)
-    made = speculate(target, drafter, text[:2], 10, 4, GREEDY, None, eos)
-    assert made.ids == text[:5]
-    assert [done.accepted for done in made.rounds] == [0, 0, 1]
-
-
-def test_an_eos_in_the_prompt_ends_nothing() -> None:
-    target, text, _ = text_with_an_end()
-    drafter = Recites(text, target.config.vocab_size, right=2)
-    made = speculate(target, drafter, text[:2], 10, 4, GREEDY, None, text[0])
-    assert made.ids == text
-
-
-@pytest.mark.parametrize("k", [1, 2, 4, 30])
-def test_a_text_may_fill_the_context(k: int) -> None:
-    config, prompt = CONFIGS[1], [3, 14, 15]
-    target = model_of(CachedLMHead, config, 0)
-    for kind in (the_target_itself, another_model):
-        made = speculate(target, kind(config, 0), prompt, 99, k)
-        assert len(made.ids) == config.n_positions
-        assert made.ids == naive(config, 0, prompt, 99)
-
-
-def test_a_prompt_that_fills_the_context_needs_no_forward() -> None:
-    config, prompt = CONFIGS[0], list(range(12))
-    target, drafter = model_of(CachedLMHead, config, 0), another_model(config, 0)
-    with shapes_of_forwards(target) as shapes:
-        made = generate_speculative(target, drafter, prompt, 5, 4)
-    assert made == Speculated(prompt, [])
-    assert made.ids is not prompt
-    assert shapes == []
-
-
-# ----------------------------------------------------------------------------------------- work
-
-
-@given(requests(), st.sampled_from([*MODELS, Anything]), drafted)
-def test_the_target_computes_every_token_once(case: Request, kind: Kind, k: int) -> None:
-    """One forward a round: over the prompt or the newest token, and the drafts."""
-    made, forwards = speculate_greedily(case, kind(case.config, case.seed), k)
-    known = [len(case.prompt), *[1] * len(made.rounds)]
+def speculate_greedily(work: Work, drafter: Any, k: int) -> Speculated:
+    """What the loop makes of a request. The target computes every token once: one forward a round,
+    over the prompt or the newest token, and the drafts."""
+    [prompt], [limit] = work.prompts, work.limits
+    with shapes_of_forwards(work.model) as shapes:
+        made = speculate(work.model, drafter, prompt, limit, k, GREEDY, None, work.eos)
+    assert made.ids == work.expected[0]
+    known = [len(prompt), *[1] * len(made.rounds)]
     pairs = zip(known, made.rounds, strict=False)
-    assert forwards == [length + len(done.drafts) for length, done in pairs]
+    if getattr(drafter, "model", None) is not work.model:
+        assert shapes == [(1, length + len(done.drafts)) for length, done in pairs]
+    return made
 
 
-@given(requests(), drafted, st.sampled_from(MODELS))
-def test_the_draft_computes_every_token_once(case: Request, k: int, kind: Kind) -> None:
+@given(one_request, kinds, drafted)
+def test_any_draft_gives_the_tokens_of_the_naive_loop(work: Work, kind: Kind, k: int) -> None:
+    speculate_greedily(work, kind(work.config, work.seed), k)
+
+
+@given(one_request, drafted, st.integers(0, 6))
+def test_a_round_gains_what_is_right_in_it_and_one_token(work: Work, k: int, right: int) -> None:
+    """Up to EOS, wherever in the round it comes; where it is a wrong draft it ends nothing."""
+    [prompt], [limit] = work.prompts, work.limits
+    text, at = naive(work.config, work.seed, prompt, limit), len(prompt)
+    drafter = Recites(text, work.config.vocab_size, right, work.eos)
+    for done in speculate_greedily(work, drafter, k).rounds:
+        assert len(done.drafts) == min(k, len(text) - at - 1)  # beside the target's own
+        assert done.accepted == min(right, len(done.drafts))
+        gained = text[at : at + done.accepted + 1]
+        assert done.new == (gained[: gained.index(work.eos) + 1] if work.eos in gained else gained)
+        at += len(done.new)
+
+
+@given(one_request, drafted)
+def test_a_target_accepts_all_of_its_own_drafts(work: Work, k: int) -> None:
+    made = speculate_greedily(work, a_perfect_draft(work.config, work.seed), k)
+    assert all(done.accepted == len(done.drafts) for done in made.rounds)
+    assert len(made.rounds) == math.ceil(work.new[0] / (k + 1))
+
+
+@given(one_request, drafted, st.sampled_from(MODELS))
+def test_the_draft_computes_every_token_once(work: Work, k: int, kind: Kind) -> None:
     """One forward a draft; the first of a round has the tokens that the cache lacks: one, or two
     after a round in which all were accepted."""
-    drafter: Any = kind(case.config, case.seed)
+    drafter: Any = kind(work.config, work.seed)
     with shapes_of_forwards(drafter.model) as shapes:
-        made, _ = speculate_greedily(case, drafter, k)
-    expected, lacking = [], len(case.prompt)
+        made = speculate_greedily(work, drafter, k)
+    expected, lacking = [], len(work.prompts[0])
     for done in made.rounds:
         count = len(done.drafts)
         expected += [(1, lacking), *[(1, 1)] * (count - 1)][:count]
@@ -414,66 +309,34 @@ def test_a_round_has_the_targets_own_distribution(vocab: int, k: int, data: st.D
     assert_lossless(target, draft, k)
 
 
-@pytest.mark.parametrize("k", [0, 1, 2])
-@pytest.mark.parametrize(
-    ("p", "q"),
-    [
-        ([0, 1, 2], [0, 0, 1]),  # the draft never says what the target may
-        ([0, 0, 1], [0, 1, 2]),  # and the other way round
-        ([0, 1, 2], [0, 1, 2]),  # both say the same
-        ([0, 0, 1], [2, 2, 3]),  # nothing in common: 0, 1 and 2, 3
-        ([0, 1, 2], [1, 1, 1]),  # certain drafts, as n-grams are
-        ([0, 0, 1], [2, 2, 2]),  # that are certainly wrong
-        ([1, 1, 1], [0, 1, 2]),  # a greedy target
-        ([1, 1, 1], [1, 1, 1]),  # and a greedy draft that agrees
-        ([1, 1, 1], [2, 2, 2]),  # or doesn't
-    ],
-)
-def test_a_round_is_lossless_where(p: list[int], q: list[int], k: int) -> None:
-    everywhere = texts_up_to(4, k)
-    target = {text: distribution(p, 4) for text in everywhere}
-    draft = {text: distribution(q, 4) for text in everywhere}
-    assert_lossless(target, draft, k)
-
-
 weights = st.lists(st.just(0.0) | st.floats(0.01, 1), min_size=5, max_size=5).filter(any)
 probabilities = weights.map(lambda w: torch.tensor(w, dtype=torch.float64) / sum(w))
 
 
-@given(probabilities, probabilities)
-def test_the_residual_makes_up_for_what_is_accepted(p: Tensor, q: Tensor) -> None:
-    """min(p, q) + P(reject) * residual = p."""
+@given(probabilities, st.none() | probabilities)
+def test_the_residual_makes_up_for_what_is_accepted(p: Tensor, drawn: Tensor | None) -> None:
+    """min(p, q) + P(reject) * residual = p; where nothing is beyond it is the target's own."""
+    q = p.clone() if drawn is None else drawn
     before = p.clone(), q.clone()
     beyond = lab_6.residual(p, q)
     assert (p.equal(before[0]), q.equal(before[1])) == (True, True)
     assert beyond.sum().item() == pytest.approx(1)
     both = torch.minimum(p, q)
     torch.testing.assert_close(both + (1 - both.sum()) * beyond, p, rtol=0, atol=1e-12)
-    if not p.equal(q):
-        assert not beyond[p <= q].any()
+    assert beyond.equal(p) if p.equal(q) else not beyond[p <= q].any()
 
 
-def test_where_nothing_is_beyond_the_residual_is_the_targets_own() -> None:
-    p = torch.tensor([0.25, 0.0, 0.75])
-    assert lab_6.residual(p, p.clone()).equal(p)
-
-
-def test_a_round_by_hand() -> None:
+def test_every_uniform_has_its_own_part() -> None:
     """p / q is 1/2 for token 0 and above 1 for the others; the residual is 1/4 and 3/4 of those."""
     p, q = torch.tensor([0.4, 0.2, 0.4]), torch.tensor([0.8, 0.1, 0.1])
-    probs = torch.stack([p, torch.tensor([0.0, 0.5, 0.5])]), q[None]
-    for drafts, uniforms, expected in (
-        ([0], [0.49, 0.6], (1, 2)),  # accepted; the bonus comes from the last row
-        ([0], [0.51, 0.1], (0, 1)),  # rejected: 0.1 is on the piece of token 1, which ends at 1/4
-        ([0], [0.51, 0.3], (0, 2)),
-        ([1], [0.99, 0.2], (1, 1)),
+    probs = torch.stack([p, p, torch.tensor([0.0, 0.5, 0.5])]), torch.stack([q, q])
+    for uniforms, expected in (
+        ([0.49, 0.49, 0.6], (2, 2)),  # accepted; the bonus comes from the last row
+        ([0.49, 0.51, 0.1], (1, 1)),  # rejected: 0.1 is on the piece of token 1, which ends at 1/4
+        ([0.51, 0.9, 0.1], (0, 1)),  # wherever that is, the last one draws
+        ([0.51, 0.1, 0.3], (0, 2)),
     ):
-        assert verify(*probs, drafts, torch.tensor(uniforms)) == expected
-
-
-def test_a_draft_that_the_target_cannot_say_is_rejected_at_uniform_0() -> None:
-    certain = torch.eye(2)
-    assert verify(certain[[1, 1]], certain[:1], [0], torch.zeros(2)) == (0, 1)
+        assert verify(*probs, [0, 0], torch.tensor(uniforms)) == expected
 
 
 @given(st.integers(1, 5), st.integers(0, 4), st.data())
@@ -585,52 +448,46 @@ HOW = {
     "penalty": SamplingParams(temperature=1.5, repetition_penalty=1.7),
     "greedy": GREEDY,
 }
-EXACT_DRAFTS = [another_model, the_target_itself, the_text_itself]
+EXACT_DRAFTS = [another_model, a_perfect_draft, the_text_itself]
 
 
-def assert_same_distribution(got: dict[Text, float], expected: dict[Text, float]) -> None:
+@pytest.mark.parametrize("kind", EXACT_DRAFTS)
+@pytest.mark.parametrize(
+    ("config", "limit", "k", "how", "eos"),
+    [
+        *((THREE, 2, 4, how, eos) for how in HOW for eos in (None, 2)),
+        # Two drafts a round: a rejection in either place, then another round.
+        *((TWO, 3, 2, how, None) for how in ("top-k", "penalty")),
+    ],
+)
+def test_tokens_are_distributed_as_without_a_draft(
+    kind: Kind, config: GPTConfig, limit: int, k: int, how: str, eos: int | None
+) -> None:
+    target, params = model_of(CachedLMHead, config, 0), HOW[how]
+    prompt = [1, 1]  # where a draft is new to the text, the penalty tells the rows apart
+    how_many = limit, k, params, None, eos
+    got = speculated_distribution(target, lambda: kind(config, 0), prompt, *how_many)
+    expected = plain_distribution(model_of(GPTLMHead, config, 0), prompt, limit, params, eos)
+    assert len([share for share in expected.values() if share > 1e-6]) > 1 or params == GREEDY
     for text in got.keys() | expected.keys():
         assert got.get(text, 0) == pytest.approx(expected.get(text, 0), abs=100 * ROUNDING)
 
 
-@pytest.mark.parametrize("kind", EXACT_DRAFTS)
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("eos", [None, 2])
-def test_two_tokens_are_distributed_as_without_a_draft(
-    kind: Kind, how: str, eos: int | None
-) -> None:
-    target, params = model_of(CachedLMHead, THREE, 0), HOW[how]
-    prompt = [1, 1]  # where a draft is new to the text, the penalty tells the rows apart
-    got = speculated_distribution(target, lambda: kind(THREE, 0), prompt, 2, 4, params, None, eos)
-    expected = plain_distribution(model_of(GPTLMHead, THREE, 0), prompt, 2, params, eos)
-    assert len([share for share in expected.values() if share > 1e-6]) > 1 or params == GREEDY
-    assert_same_distribution(got, expected)
-
-
-@pytest.mark.parametrize("kind", EXACT_DRAFTS)
-@pytest.mark.parametrize("how", ["top-k", "penalty"])
-def test_several_rounds_are_distributed_as_without_a_draft(kind: Kind, how: str) -> None:
-    """Three tokens, two drafts a round: a rejection in either place, then another round."""
-    target, params, prompt = model_of(CachedLMHead, TWO, 0), HOW[how], [1, 1]
-    got = speculated_distribution(target, lambda: kind(TWO, 0), prompt, 3, 2, params)
-    expected = plain_distribution(model_of(GPTLMHead, TWO, 0), prompt, 3, params, None)
-    assert_same_distribution(got, expected)
-
-
-@given(requests(), drafted, st.sampled_from([*HOW.values()]))
+@given(one_request, drafted, st.sampled_from([*HOW.values()]))
 def test_drafts_are_drawn_from_what_is_handed_over(
-    case: Request, k: int, params: SamplingParams
+    work: Work, k: int, params: SamplingParams
 ) -> None:
     """From the model's distribution after the text and the drafts so far, with one uniform each."""
-    k = min(k, case.config.n_positions - len(case.prompt) + 1)
-    drafter = the_target_itself(case.config, case.seed)
+    [prompt] = work.prompts
+    k = min(k, work.config.n_positions - len(prompt) + 1)
+    drafter = a_perfect_draft(work.config, work.seed)
     generator, same = (torch.Generator().manual_seed(7) for _ in range(2))
     with torch.no_grad():
-        drafts, probs = drafter.propose(case.prompt, k, params, generator)
+        drafts, probs = drafter.propose(prompt, k, params, generator)
     assert len(drafts) == k
-    model = model_of(GPTLMHead, case.config, case.seed)
+    model = model_of(GPTLMHead, work.config, work.seed)
     for place, token in enumerate(drafts):
-        ids = torch.tensor([case.prompt + drafts[:place]])
+        ids = torch.tensor([prompt + drafts[:place]])
         logits = model(ids, torch.arange(ids.shape[1])[None])[:, -1]
         assert_same(probs[place : place + 1], next_token_probs(logits, ids, params))
         assert token == draw(probs[place : place + 1], torch.rand(1, generator=same)).item()
@@ -647,18 +504,6 @@ def test_the_same_seed_gives_the_same_text(kind: Kind) -> None:
 
     assert made(7) == made(7)
     assert len({tuple(made(seed).ids) for seed in range(4)}) > 1
-
-
-@given(st.data())
-def test_each_row_follows_its_own_prefix(data: st.DataObject) -> None:
-    """What isn't in the prefix is filled with what is, so that the same tokens occur in both."""
-    ids = data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=8))
-    count = data.draw(st.integers(1, len(ids)))
-    found = lab_6.prefixes(ids, torch.empty(count, 6))
-    assert found.shape == (count, len(ids))
-    for row, length in zip(found.tolist(), range(len(ids) - count + 1, len(ids) + 1), strict=True):
-        assert row[:length] == ids[:length]
-        assert set(row) == set(ids[:length])
 
 
 # --------------------------------------------------------------------------------------- n-grams
@@ -684,27 +529,9 @@ def test_an_ngram_is_looked_up(ids: list[int], k: int, longest: int) -> None:
     assert found == [followed[n % len(followed)] for n in range(k)]
 
 
-@pytest.mark.parametrize(
-    ("ids", "expected"),
-    [
-        ([], []),
-        ([5], []),
-        ([1, 2, 3], []),
-        ([5, 5], [5, 5, 5, 5]),
-        ([1, 2, 3, 1, 2], [3, 1, 2, 3]),
-        ([1, 2, 7, 1, 2, 8, 1, 2], [8, 1, 2, 8]),  # the latest place
-        ([9, 1, 2, 7, 0, 2, 8, 9, 1, 2], [7, 0, 2, 8]),  # three tokens count for more than one
-        ([1, 2, 3, 4, 5, 6, 0, 3, 4, 5, 7, 4, 5], [7, 4, 5, 7]),
-    ],
-)
-def test_ngrams_by_hand(ids: list[int], expected: list[int]) -> None:
-    assert ngram_draft(ids, 4) == expected
-
-
-@given(st.integers(1, 5), st.integers(1, 12), st.integers(1, 12))
-def test_a_text_that_goes_round_is_drafted_round_again(size: int, more: int, k: int) -> None:
-    ids = [n % size for n in range(size + more)]
-    assert ngram_draft(ids, k) == [n % size for n in range(len(ids), len(ids) + k)]
+def test_three_tokens_are_looked_up_unless_another_number_is_given() -> None:
+    assert ngram_draft([9, 1, 2, 7, 5, 1, 2, 8, 9, 1, 2], 1) == [7]
+    assert ngram_draft([4, 9, 1, 2, 7, 5, 9, 1, 2, 8, 4, 9, 1, 2], 1) == [8]
 
 
 def test_ngrams_are_certain() -> None:
@@ -764,24 +591,6 @@ def test_expected_tokens_are_the_mean_over_all_rounds(acceptance: float, k: int)
         assert lab_6.expected_tokens(acceptance, k) == pytest.approx(closed_form)
 
 
-@pytest.mark.parametrize(
-    ("acceptance", "k", "draft_cost", "verify_cost", "expected"),
-    [
-        (0.5, 0, 0.1, 1, 1),  # plain decode
-        (0.5, 1, 0, 1, 1.5),
-        (1, 4, 0, 1, 5),
-        (1, 4, 1, 1, 1),  # a draft as slow as the target
-        (0, 4, 0.25, 2, 1 / 3),  # it always loses
-        (0.5, 2, 0.1, 1.3, 1.75 / 1.5),
-    ],
-)
-def test_a_speed_up_by_hand(
-    acceptance: float, k: int, draft_cost: float, verify_cost: float, expected: float
-) -> None:
-    got = lab_6.speed_up(acceptance, k, draft_cost, verify_cost)
-    assert got == pytest.approx(expected)
-
-
 @given(
     st.floats(0, 1),
     st.floats(0, 1),
@@ -793,11 +602,9 @@ def test_no_number_of_drafts_is_better_than_the_best(
     best = lab_6.best_k(acceptance, draft_cost, costs)
     speeds = [lab_6.speed_up(acceptance, k, draft_cost, cost) for k, cost in enumerate(costs)]
     assert speeds[best] == max(speeds)
-
-
-def test_where_it_is_best_not_to_draft() -> None:
-    assert lab_6.best_k(0.3, 0.2, [1, 1.5, 1.6, 1.7, 1.8]) == 0
-    assert lab_6.best_k(0.9, 0.1, [1, 1.5, 1.6, 1.7, 1.8]) == 4
+    for k, cost in enumerate(costs):
+        tokens = lab_6.expected_tokens(acceptance, k)
+        assert speeds[k] == pytest.approx(tokens / (k * draft_cost + cost))
 
 
 # --------------------------------------------------------------------- what is refused, and how
@@ -807,26 +614,20 @@ def drafter_of(model: Any, max_length: int = 12) -> ModelDrafter:
     return ModelDrafter(model, max_length)
 
 
-@pytest.mark.parametrize(("prompt", "limit", "sentence"), BAD_REQUESTS)
-def test_a_bad_request_is_refused(prompt: list[int], limit: int, sentence: str) -> None:
-    target = model_of(CachedLMHead, CONFIGS[0], 0)
+@pytest.mark.parametrize(
+    ("k", "vocabulary", "sentence"),
+    [
+        (0, 32, "at least one token, not 0. For none, take lab 2's"),
+        (-1, 32, "at least one token, not -1"),
+        (4, 48, "a vocabulary of 48 tokens, the target one of 32. They must share a tokenizer"),
+    ],
+)
+def test_a_draft_that_cannot_serve_is_refused(k: int, vocabulary: int, sentence: str) -> None:
+    target, draft = (
+        model_of(CachedLMHead, replace(CONFIGS[0], vocab_size=size), 0) for size in (32, vocabulary)
+    )
     with shapes_of_forwards(target) as shapes, pytest.raises(ValueError, match=sentence):
-        generate_speculative(target, drafter_of(target), prompt, limit, 4)
-    assert shapes == []
-
-
-@pytest.mark.parametrize("k", [0, -1])
-def test_a_round_without_drafts_is_refused(k: int) -> None:
-    target = model_of(CachedLMHead, CONFIGS[0], 0)
-    with pytest.raises(ValueError, match=f"at least one token, not {k}. For none, take lab 2's"):
-        generate_speculative(target, drafter_of(target), [1], 3, k)
-
-
-def test_a_draft_with_another_vocabulary_is_refused() -> None:
-    target, draft = (model_of(CachedLMHead, config, 0) for config in CONFIGS[:2])
-    sentence = "The draft has a vocabulary of 48 tokens, the target one of 32. They must share a"
-    with shapes_of_forwards(target) as shapes, pytest.raises(ValueError, match=sentence):
-        generate_speculative(target, drafter_of(draft), [1], 3, 4)
+        generate_speculative(target, drafter_of(draft), [1], 3, k)
     assert shapes == []
 
 
@@ -846,21 +647,16 @@ def test_a_draft_may_not_be_too_short_for_the_text() -> None:
                     generate_speculative(target, drafter, [1, 2], 8, 8)
 
 
+@pytest.mark.parametrize("acceptance", [-0.1, 1.1, 60, math.nan])
+def test_an_acceptance_that_is_no_share_is_refused(acceptance: float) -> None:
+    with pytest.raises(ValueError, match=f"a share from 0 to 1, not {acceptance}"):
+        lab_6.best_k(acceptance, 0.1, [1, 1.2])  # by way of speed_up and expected_tokens
+
+
 @pytest.mark.parametrize("n_layer", [0, -1, 3])
 def test_layers_that_are_not_there_are_refused(n_layer: int) -> None:
     with pytest.raises(ValueError, match=f"has 1 to 2 layers to take, not {n_layer}"):
         first_layers(model_of(CachedLMHead, CONFIGS[1], 0), n_layer)
-
-
-@pytest.mark.parametrize("acceptance", [-0.1, 1.1, 60, math.nan])
-def test_an_acceptance_that_is_no_share_is_refused(acceptance: float) -> None:
-    for estimate in (
-        lambda: lab_6.expected_tokens(acceptance, 4),
-        lambda: lab_6.speed_up(acceptance, 4, 0.1, 1.6),
-        lambda: lab_6.best_k(acceptance, 0.1, [1, 1.2]),
-    ):
-        with pytest.raises(ValueError, match=f"a share from 0 to 1, not {acceptance}"):
-            estimate()
 
 
 @pytest.mark.parametrize("who", ["target", "draft"])
