@@ -19,7 +19,7 @@ from autograder import judge as judge_module
 from autograder.exercise import Exercise, Outcome
 from autograder.judge import NOT_ATTEMPTED, PASSED, WRONG, Here, Trial, coincide, drawn, judge
 from autograder.reference import ROOT, lab_module
-from tests.common.attempts import with_method
+from tests.common.attempts import as_attempt
 from tests.common.trials import (
     EXERCISES,
     LABS,
@@ -230,9 +230,7 @@ def test_whatever_is_returned_is_judged_with_a_sentence(
         def attempt(*args: Any, odd: Callable[[], Any] = odd, **kwargs: Any) -> Any:
             return odd()
 
-        if isinstance(exercise.reference, type):
-            attempt = with_method(exercise.reference, exercise.name, attempt)
-        here = Here(exercise, attempt)
+        here = Here(exercise, as_attempt(exercise, attempt))
         found = Trial.of(exercise, exercise.driver, here, trial.cases).judgement()
         assert found.status == WRONG, name
         assert len(found.message) > 10, name
