@@ -41,17 +41,6 @@ def top_p_as_in_transformers(logits, p):
     return logits.masked_fill(dropped.scatter(1, order, dropped), -float("Inf"))
 
 
-@right(apply_top_p)
-def with_a_shifted_mask(logits, p):
-    ranked, order = torch.sort(logits, dim=-1, descending=True)
-    dropped = F.softmax(ranked, dim=-1).cumsum(-1) > p
-    dropped[:, 1:] = dropped[:, :-1].clone()
-    dropped[:, 0] = False
-    logits = logits.clone()
-    logits[dropped.scatter(1, order, dropped)] = NEVER
-    return logits
-
-
 @wrong(apply_top_p, "Row 0 keeps every token; expected: it keeps")
 def in_sorted_order_and_0(logits, p):
     """Two mistakes: the mask is left in sorted order, and 0 stands for -inf."""
@@ -79,26 +68,6 @@ def renormalised_at_each_step(logits, ids, params):
         probs = probs * (apply(probs.log(), value) > NEVER)
         probs = probs / probs.sum(-1, keepdim=True)
     return probs
-
-
-@right(next_token_probs)
-def temperature_before_the_penalty(logits, ids, params):
-    """Top-k sees no temperature, and the penalty's sign neither."""
-    logits = apply_temperature(logits, params.temperature or 1)
-    logits = apply_repetition_penalty(logits, ids, params.repetition_penalty)
-    logits = apply_top_k(logits, params.top_k or 10**6)
-    if params.temperature == 0:
-        logits = apply_temperature(logits, 0)
-    logits = apply_top_p(logits, params.top_p)
-    return torch.exp(apply_min_p(logits, params.min_p).log_softmax(1))
-
-
-@right(next_token_probs)
-def top_p_and_min_p_on_one_distribution(logits, ids, params):
-    """What is a share of the likeliest stays one, whatever top-p drops."""
-    before = next_token_probs(logits, ids, replace(params, top_p=1, min_p=0)).log()
-    both = apply_top_p(before, params.top_p), apply_min_p(before, params.min_p)
-    return torch.minimum(*both).softmax(-1)
 
 
 # Right but for a limit of its own, or for a value that is taken for its neighbour.
@@ -129,9 +98,6 @@ wrong(next_token_probs)(
 )
 
 # What is no tensor of logits.
-wrong(apply_top_k, "What it returned is a list; expected: it is a")(
-    lambda logits, k: logits.tolist()
-)
 wrong(apply_top_p, "What it returned is None; ", "Is a `return` missing")(lambda logits, p: None)
 wrong(apply_min_p, "of shape [6]; expected: ", " of shape [1, 6]")(lambda logits, min_p: logits[0])
 wrong(apply_temperature, "What it returned is a ndarray; expected: it is")(
@@ -255,9 +221,6 @@ def none_between(pieces, stops):
 wrong(stop_at)(lambda pieces, stops: stop_at(pieces, [*stops, *map(str.lower, stops)]))
 wrong(stop_at, "is a list; expected: it is an iterator, as `yield` makes one")(
     lambda pieces, stops: list(stop_at(pieces, stops))
-)
-wrong(stop_at, "is None; expected: it is an iterator, as `yield` makes one")(
-    lambda pieces, stops: None
 )
 wrong(stop_at, "'Pieces' object is not subscriptable")(lambda pieces, stops: pieces[0])
 

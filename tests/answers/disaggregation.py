@@ -33,11 +33,6 @@ def leaving_them_sorted(self):
 # ---------------------------------------------------------------------------- keys and values sent
 
 
-@right(pack_kv)
-def whole_blocks_cut(pool, table, start, end):
-    return pool[:, :, table].flatten(2, 3)[:, :, start:end].contiguous()
-
-
 @wrong(pack_kv, "What it returned as memory lies in several pieces; expected: it lies in one")
 def strided(pool, table, start, end):
     """As attention would like it: the heads before the tokens."""

@@ -2,7 +2,7 @@
 
 import torch
 
-from solutions.decoding import GREEDY, draw, end_of, next_token_probs
+from solutions.decoding import GREEDY, end_of, next_token_probs
 from solutions.speculative import (
     ModelDrafter,
     Round,
@@ -49,18 +49,6 @@ def close_taken_for_equal(target_probs, draft_probs):
 
 
 wrong(residual, "Is a `return` missing?")(lambda target_probs, draft_probs: None)
-
-
-@right(verify)
-def with_an_unnormalised_residual(target_probs, draft_probs, drafts, uniforms):
-    k = len(drafts)
-    tokens = torch.tensor(drafts, dtype=torch.int64)[:, None]
-    p, q = target_probs[:k].gather(1, tokens)[:, 0], draft_probs.gather(1, tokens)[:, 0]
-    accepted = int((uniforms[:k] < p / q).int().cumprod(dim=0).sum())
-    rest = target_probs[accepted]
-    if accepted < k:
-        rest = (rest - draft_probs[accepted]).clamp(min=0)  # `draw` takes any sum
-    return accepted, draw(rest.unsqueeze(0), uniforms[-1:]).item()
 
 
 @wrong(verify)
