@@ -328,17 +328,20 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """One for all notebooks: a kernel that imports torch takes seconds to start."""
     environment = {**os.environ, "MINE_FOLDER": str(tmp_path_factory.mktemp("notebook"))}
     environment.pop("NBGRADER_EXECUTION", None)
-    client = NotebookClient(new_notebook(), resources={"metadata": {"path": str(ROOT)}})
+    where = {"metadata": {"path": str(ROOT)}}
+    client = NotebookClient(new_notebook(), timeout=300, resources=where)
     with client.setup_kernel(env=environment):
-        yield client.km
+        yield client
 
 
 def executed(kernel: Any, *cells: str, allow_errors: bool = False) -> nbformat.NotebookNode:
     """Run cells as `Run All` does: an error stops it. Returns the notebook with its outputs."""
-    notebook = new_notebook(cells=[new_code_cell(cell) for cell in cells])
+    kernel.nb = new_notebook(cells=[new_code_cell(cell) for cell in cells])
+    kernel.allow_errors = allow_errors
     with contextlib.suppress(CellExecutionError):
-        NotebookClient(notebook, km=kernel, timeout=300, allow_errors=allow_errors).execute()
-    return notebook
+        for index, cell in enumerate(kernel.nb.cells):
+            kernel.execute_cell(cell, index)
+    return kernel.nb
 
 
 @pytest.fixture(scope="module")
