@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter, deque
+from typing import Any
 
 import torch
 
@@ -216,7 +217,7 @@ def by_the_books(self):
 
 # ------------------------------------------------------------------- what is told of known mistakes
 
-TOLD = {
+TOLD: dict[Any, dict[str, str]] = {
     BlockManager.allocate: {
         "quietly_nothing": " went through; expected: it was refused with OutOfBlocks.",
         "entered_before_the_count": " holds requests 0 and 9; expected: it holds request 0.",
