@@ -7,8 +7,8 @@ from pathlib import Path
 import jupytext
 import pytest
 
-from autograder.lesson import LESSONS, lessons
-from autograder.reference import GIVEN, ROOT, import_name, parts_of
+from autograder.course.lesson import LESSONS, lessons
+from autograder.course.reference import GIVEN, ROOT, import_name, parts_of
 from tests.common.house import imports
 
 LABS = list(lessons())

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from autograder.exercise import Exercise
 from autograder.exercises import exercises
+from autograder.judging.exercise import Exercise
 
 
 @dataclass(frozen=True)
