@@ -1,14 +1,10 @@
 """Answers to lab 3's exercises: padded batches, a cache of slots, continuous batching."""
 
-from itertools import zip_longest
-
-import numpy as np
 import torch
 
 from autograder.course.reference import ROOT, lab_module
 from solutions.batching import (
     ContinuousBatcher,
-    PaddedCache,
     SlotCache,
     generate_padded,
     pad_left,
@@ -19,89 +15,44 @@ from solutions.kv_cache import causal_mask
 from tests.common.attempts import right, wrong
 from tests.common.trials import cell
 
-PAD, POSITIONS, MASK = (f"batching.{n}" for n in ("pad_left", "padded_position_ids", "padded_mask"))
-GENERATE, UTILISATION = "batching.generate_padded", "batching.utilisation"
-SELECT, ATTEND = "batching.SlotCache.select", "batching.SlotCache.attend"
-ADMIT, STEP = "batching.ContinuousBatcher.admit", "batching.ContinuousBatcher.step"
-
-
 # ------------------------------------------------------------------------------- static batching
 
 
-@right(PAD)
-def by_column(prompts, pad_id=0):
-    columns = list(zip_longest(*(reversed(prompt) for prompt in prompts), fillvalue=pad_id))
-    lengths = torch.tensor([len(prompt) for prompt in prompts])
-    mask = torch.arange(len(columns), 0, -1) <= lengths[:, None]
-    return [torch.tensor(columns[::-1]).T, mask]
-
-
-wrong(PAD, "missing 1 required positional argument: 'pad_id'")(
-    lambda prompts, pad_id: pad_left(prompts, pad_id)
-)
-
-
-@right(POSITIONS)
+@right(padded_position_ids)
 def as_in_transformers(attention_mask):
     position_ids = attention_mask.long().cumsum(-1) - 1
     return position_ids.masked_fill(attention_mask == 0, 1)
 
 
-@right(MASK)
+@right(padded_mask)
 def pads_see_everything(attention_mask, q_len):
     columns = torch.arange(attention_mask.shape[1]).expand_as(attention_mask)
     visible = causal_mask(columns[:, -q_len:], columns) & attention_mask[:, None, None]
     return visible | ~attention_mask[:, None, -q_len:, None]
 
 
-wrong(MASK)(  # the last ten keys alone
+wrong(padded_mask)(  # the last ten keys alone
     lambda mask, q_len: padded_mask(mask, q_len) & (torch.arange(mask.shape[1], 0, -1) <= 10)
 )
 
 
-@wrong(MASK, "A query that is a pad sees no key at all (query 0")
+@wrong(padded_mask, "A query that is a pad sees no key at all (query 0")
 def one_pad_is_blind(attention_mask, q_len):
     mask = padded_mask(attention_mask, q_len)
     mask[:, :, 0] &= attention_mask[:, None, -q_len, None]
     return mask
 
 
-@right(GENERATE)
-@torch.no_grad()
-def a_whole_rectangle(model, prompts, max_new_tokens, eos_token_id=None):
-    """Then every row is cut behind its own end; its numbers are numpy's."""
-    ids, mask = pad_left(prompts)
-    kv_cache = PaddedCache(
-        model.config, mask, ids.shape[1] + max(max_new_tokens), dtype=torch.float64
-    )
-    positions = padded_position_ids(mask)
-    lengths = mask.sum(1)
-    limits = torch.tensor(max_new_tokens).minimum(model.config.n_positions - lengths)
-    new, done = torch.zeros_like(limits), limits == 0
-    while not done.all():
-        logits = model(ids[:, kv_cache.length :], positions, kv_cache=kv_cache)
-        tokens = logits[:, -1].argmax(-1)
-        ids = torch.hstack([ids, tokens[:, None]])
-        new = new + (~done).long()
-        done = done | (new >= limits)
-        if eos_token_id is not None:
-            done = done | (tokens == eos_token_id)
-        positions = torch.clamp(lengths + ids.shape[1] - mask.shape[1] - 1, max=15)[:, None]
-    start = mask.shape[1]
-    rows = zip(prompts, ids, new, strict=True)
-    return [[*prompt, *row[start : start + n].numpy()] for prompt, row, n in rows]
-
-
-@wrong(GENERATE)
+@wrong(generate_padded)
 def identity_for_equality(model, prompts, max_new_tokens, eos_token_id=None):
     small = eos_token_id is not None and eos_token_id <= 256  # Python keeps these only once
     return generate_padded(model, prompts, max_new_tokens, eos_token_id if small else None)
 
 
-wrong(GENERATE, "What came back for prompts[0] is a tuple; expected: it is a")(
+wrong(generate_padded, "What came back for prompts[0] is a tuple; expected: it is a")(
     lambda *given, **named: [tuple(output) for output in generate_padded(*given, **named)]
 )
-wrong(GENERATE, "took 6 forward calls; 3 suffice.")(
+wrong(generate_padded, "took 6 forward calls; 3 suffice.")(
     lambda model, prompts, max_new_tokens, eos_token_id=None: [
         generate_padded(model, [prompt], [limit], eos_token_id)[0]
         for prompt, limit in zip(prompts, max_new_tokens, strict=True)
@@ -109,18 +60,10 @@ wrong(GENERATE, "took 6 forward calls; 3 suffice.")(
 )
 
 
-def busy(trace):
-    return [[request is not None for request in row] for row in trace]
-
-
-right(UTILISATION)(lambda trace: torch.tensor(busy(trace)).float().mean())
-right(UTILISATION)(lambda trace: np.mean(busy(trace)))
-
-
 # ------------------------------------------------------------------------------------- SlotCache
 
 
-@right(SELECT, ATTEND)
+@right(SlotCache.select, SlotCache.attend)
 class WithLengthsOfItsOwn(SlotCache):
     """Its `select` and its `attend` keep what the other wants to know."""
 
@@ -144,21 +87,14 @@ class WithLengthsOfItsOwn(SlotCache):
         self.book[slot] = 0
 
 
-right(ATTEND, base=SlotCache)(
-    lambda self, layer, queries, keys, values: SlotCache.attend(
-        self, layer, queries.float().double(), keys, values.float().double()
-    )
-)
-
-
-@wrong(SELECT, base=SlotCache)
+@wrong(SlotCache.select)
 def slots_sorted(self, slots, q_len):
     positions = SlotCache.select(self, slots, q_len)
     self.slots = self.slots.sort().values
     return positions
 
 
-@wrong(SELECT, base=SlotCache)
+@wrong(SlotCache.select)
 def masks_remembered_by_shape(self, slots, q_len, known={}):  # noqa: B006
     positions = SlotCache.select(self, slots, q_len)
     self.mask = known.setdefault(self.mask.shape, self.mask)
@@ -170,20 +106,20 @@ def only_the_last_ten_keys(cache):
     return cache.mask & (keys > cache.positions[:, None, :, None] - 10)
 
 
-@wrong(SELECT, base=SlotCache)
+@wrong(SlotCache.select)
 def select_a_window(self, slots, q_len):
     positions = SlotCache.select(self, slots, q_len)
     self.mask = only_the_last_ten_keys(self)
     return positions
 
 
-@wrong(ATTEND, base=SlotCache)
+@wrong(SlotCache.attend)
 def attend_to_a_window(self, layer, queries, keys, values):
     self.mask = only_the_last_ten_keys(self)
     return SlotCache.attend(self, layer, queries, keys, values)
 
 
-@wrong(ATTEND, "The memory after step 1 for slots [0] has been made", base=SlotCache)
+@wrong(SlotCache.attend, "The memory after step 1 for slots [0] has been made")
 def into_new_memory(self, layer, queries, keys, values):
     self.keys, self.values = self.keys.clone(), self.values.clone()
     return SlotCache.attend(self, layer, queries, keys, values)
@@ -192,7 +128,7 @@ def into_new_memory(self, layer, queries, keys, values):
 # ----------------------------------------------------------------------------- ContinuousBatcher
 
 
-@right(ADMIT, base=ContinuousBatcher)
+@right(ContinuousBatcher.admit)
 def from_the_last_slot(self):
     free = [slot for slot in reversed(range(len(self.running))) if self.running[slot] is None]
     pairs = list(zip(free, list(self.waiting), strict=False))
@@ -202,7 +138,7 @@ def from_the_last_slot(self):
     return tuple(slot for slot, _ in pairs)
 
 
-@right(ADMIT, base=ContinuousBatcher)
+@right(ContinuousBatcher.admit)
 def where_the_cache_is_empty(self):
     admitted = set()
     for slot in (self.kv_cache.lengths == 0).nonzero().flatten().tolist():
@@ -212,7 +148,7 @@ def where_the_cache_is_empty(self):
     return admitted
 
 
-@right(STEP, base=ContinuousBatcher)
+@right(ContinuousBatcher.step)
 @torch.no_grad()
 def with_a_copy(self):
     before = list(self.running)
@@ -228,7 +164,7 @@ def with_a_copy(self):
             self.retire(slot)
 
 
-@right(STEP)
+@right(ContinuousBatcher.step)
 class WithNewcomersOfItsOwn(ContinuousBatcher):
     """Its `admit` notes for `step` which slots are new."""
 
@@ -248,7 +184,7 @@ class WithNewcomersOfItsOwn(ContinuousBatcher):
                 self.retire(slot)
 
 
-@wrong(STEP, "The whole trace at the end differs", base=ContinuousBatcher)
+@wrong(ContinuousBatcher.step, "The whole trace at the end differs")
 def one_row_written_again_and_again(self):
     ContinuousBatcher.step(self)
     self.row = getattr(self, "row", [])
@@ -266,17 +202,17 @@ def batcher(source):
     return cell(source)["ContinuousBatcher"]
 
 
-right(ADMIT, STEP)(batcher(RELEASED))
-wrong(ADMIT, "The request that came last is served first.")(
+right(ContinuousBatcher.admit, ContinuousBatcher.step)(batcher(RELEASED))
+wrong(ContinuousBatcher.admit, "The request that came last is served first.")(
     batcher(RELEASED.replace("popleft()", "pop()"))
 )
-wrong(STEP, "keeps its slot")(
+wrong(ContinuousBatcher.step, "keeps its slot")(
     batcher(RELEASED.replace("self.has_ended(request)", "self.waiting")),
 )
 
 # A cache whose `attend` doesn't ask for `select` first.
 unasked = "\n".join(line for line in LINES if "self.selected" not in line)
-right(SELECT, ATTEND)(cell(unasked)["SlotCache"])
+right(SlotCache.select, SlotCache.attend)(cell(unasked)["SlotCache"])
 
 
 # ----------------------------------------------------------------------- cells that were not run
@@ -289,10 +225,13 @@ def without(missing, attempt):
     return names[attempt]
 
 
-for exercise, missing in ((GENERATE, "PaddedCache"), (GENERATE, "pad_left"), (MASK, "causal_mask")):
+for solution, missing in (
+    *((generate_padded, "PaddedCache"), (generate_padded, "pad_left")),
+    (padded_mask, "causal_mask"),
+):
     told = f"`{missing}` comes from a cell above: run the cells above."
-    wrong(exercise, told)(without(missing, exercise.split(".")[1]))
+    wrong(solution, told)(without(missing, solution.__name__))
 
 # A slip of the pen isn't taken for one.
 slip = cell("def pad_left(prompts, pad_id=0): return pad_lift(prompts)")["pad_left"]
-wrong(PAD, "It raised NameError: name 'pad_lift' is not defined")(slip)
+wrong(pad_left, "It raised NameError: name 'pad_lift' is not defined")(slip)

@@ -1,6 +1,5 @@
 """Answers to lab 5's exercises: from logits to probabilities, a draw, a stop, beam search."""
 
-import math
 import random
 import re
 from dataclasses import replace
@@ -28,31 +27,12 @@ from solutions.decoding import (
 from tests.common.attempts import right, wrong
 
 NEVER = float("-inf")
-TEMPERATURE, TOP_K = "decoding.apply_temperature", "decoding.apply_top_k"
-TOP_P, MIN_P = "decoding.apply_top_p", "decoding.apply_min_p"
-PENALTY, PROBS = "decoding.apply_repetition_penalty", "decoding.next_token_probs"
-DRAW, SAMPLE, STOP = "decoding.draw", "decoding.sample", "decoding.stop_at"
-BEST, STEP = "decoding.best_continuations", "decoding.BeamSearch.step"
 
 
 # ------------------------------------------------------------------------------- logits to logits
 
 
-@right(TEMPERATURE)
-def with_one_hot(logits, temperature):
-    if temperature:
-        return logits * (1 / temperature)
-    is_best = F.one_hot(logits.argmax(dim=1), logits.size(1)).bool()
-    return torch.where(is_best, logits, NEVER)
-
-
-@right(TOP_K)
-def top_k_as_in_transformers(logits, k):
-    dropped = logits < torch.topk(logits, min(k, logits.size(-1)))[0][..., -1, None]
-    return logits.masked_fill(dropped, -float("Inf"))
-
-
-@right(TOP_P)
+@right(apply_top_p)
 def top_p_as_in_transformers(logits, p):
     """Sorted upwards, and compared with 1 - p."""
     ranked, order = torch.sort(logits, descending=False)
@@ -61,48 +41,14 @@ def top_p_as_in_transformers(logits, p):
     return logits.masked_fill(dropped.scatter(1, order, dropped), -float("Inf"))
 
 
-@right(TOP_P)
-def with_a_shifted_mask(logits, p):
-    ranked, order = torch.sort(logits, dim=-1, descending=True)
-    dropped = F.softmax(ranked, dim=-1).cumsum(-1) > p
-    dropped[:, 1:] = dropped[:, :-1].clone()
-    dropped[:, 0] = False
-    logits = logits.clone()
-    logits[dropped.scatter(1, order, dropped)] = NEVER
-    return logits
-
-
-@right(TOP_P)
-def by_the_least_logit_that_stays(logits, p):
-    ranked = logits.sort(dim=-1, descending=True).values
-    probs = ranked.softmax(-1)
-    count = ((probs.cumsum(-1) - probs) < p).sum(-1, keepdim=True)
-    return torch.where(logits >= ranked.gather(1, count - 1), logits, NEVER)
-
-
-@wrong(TOP_P, "Row 0 keeps every token; expected: it keeps")
+@wrong(apply_top_p, "Row 0 keeps every token; expected: it keeps")
 def in_sorted_order_and_0(logits, p):
     """Two mistakes: the mask is left in sorted order, and 0 stands for -inf."""
     probs = logits.softmax(-1).sort(descending=True).values
     return logits.masked_fill(probs.cumsum(-1) - probs >= p, 0.0)
 
 
-@right(MIN_P)
-def a_distance_of_logits(logits, min_p):
-    if min_p == 0:
-        return logits
-    threshold = logits.amax(dim=-1, keepdim=True) + math.log(min_p)
-    return torch.where(logits < threshold, NEVER, logits)
-
-
-@right(PENALTY)
-def a_factor_for_each_token(logits, ids, penalty):
-    counts = torch.stack([torch.bincount(text, minlength=logits.shape[1]) for text in ids])
-    factor = torch.where(logits > 0, 1 / penalty, penalty)
-    return logits * torch.where(counts > 0, factor, 1.0)
-
-
-@wrong(PENALTY, "Row 0 has NaN in it; expected: it has")
+@wrong(apply_repetition_penalty, "Row 0 has NaN in it; expected: it has")
 def products_with_0(logits, ids, penalty):
     """0 times -inf is NaN."""
     occurs = torch.zeros_like(logits).scatter(1, ids, 1.0)
@@ -110,7 +56,7 @@ def products_with_0(logits, ids, penalty):
     return occurs * penalized + (1 - occurs) * logits
 
 
-@right(PROBS)
+@right(next_token_probs)
 def renormalised_at_each_step(logits, ids, params):
     penalized = apply_repetition_penalty(logits, ids, params.repetition_penalty)
     probs = apply_temperature(penalized, params.temperature).softmax(-1)
@@ -124,36 +70,18 @@ def renormalised_at_each_step(logits, ids, params):
     return probs
 
 
-@right(PROBS)
-def temperature_before_the_penalty(logits, ids, params):
-    """Top-k sees no temperature, and the penalty's sign neither."""
-    logits = apply_temperature(logits, params.temperature or 1)
-    logits = apply_repetition_penalty(logits, ids, params.repetition_penalty)
-    logits = apply_top_k(logits, params.top_k or 10**6)
-    if params.temperature == 0:
-        logits = apply_temperature(logits, 0)
-    logits = apply_top_p(logits, params.top_p)
-    return torch.exp(apply_min_p(logits, params.min_p).log_softmax(1))
-
-
-@right(PROBS)
-def top_p_and_min_p_on_one_distribution(logits, ids, params):
-    """What is a share of the likeliest stays one, whatever top-p drops."""
-    before = next_token_probs(logits, ids, replace(params, top_p=1, min_p=0)).log()
-    both = apply_top_p(before, params.top_p), apply_min_p(before, params.min_p)
-    return torch.minimum(*both).softmax(-1)
-
-
 # Right but for a limit of its own, or for a value that is taken for its neighbour.
-wrong(TEMPERATURE)(lambda logits, t: logits / t if t else apply_min_p(logits, 0.9))
-wrong(TOP_K)(lambda logits, k: apply_top_k(logits, k if k <= 256 else logits.shape[1]))
-wrong(TOP_P)(lambda logits, p: apply_top_p(logits, p) if p < 0.99 else logits)
-wrong(TOP_P, "keeps tokens ", "; expected: it keeps every")(
+wrong(apply_temperature)(lambda logits, t: logits / t if t else apply_min_p(logits, 0.9))
+wrong(apply_top_k)(lambda logits, k: apply_top_k(logits, k if k <= 256 else logits.shape[1]))
+wrong(apply_top_p)(lambda logits, p: apply_top_p(logits, p) if p < 0.99 else logits)
+wrong(apply_top_p, "keeps tokens ", "; expected: it keeps every")(
     lambda logits, p: apply_top_k(apply_top_p(logits, p), 3)
 )
-wrong(MIN_P)(lambda logits, p: torch.maximum(apply_min_p(logits, p), apply_top_k(logits, 2)))
-wrong(MIN_P)(lambda logits, p: apply_min_p(logits, p) if p < 1 else apply_temperature(logits, 0))
-wrong(PENALTY, "has another logit for")(
+wrong(apply_min_p)(lambda logits, p: torch.maximum(apply_min_p(logits, p), apply_top_k(logits, 2)))
+wrong(apply_min_p)(
+    lambda logits, p: apply_min_p(logits, p) if p < 1 else apply_temperature(logits, 0)
+)
+wrong(apply_repetition_penalty, "has another logit for")(
     lambda logits, ids, penalty: apply_repetition_penalty(logits, ids[:, -16:], penalty)
 )
 
@@ -162,45 +90,39 @@ def other_params(change):
     return lambda logits, ids, own: next_token_probs(logits, ids, replace(own, **change(own)))
 
 
-wrong(PROBS)(other_params(lambda own: {"top_k": own.top_k or 50}))
-wrong(PROBS)(other_params(lambda own: {"min_p": own.min_p if own.min_p > 0.05 else 0.0}))
-wrong(PROBS)(other_params(lambda own: {"top_p": own.top_p if own.top_p < 0.95 else 1}))
-wrong(PROBS)(lambda logits, ids, own: next_token_probs(logits[:1], ids[:1], own).expand_as(logits))
+wrong(next_token_probs)(other_params(lambda own: {"top_k": own.top_k or 50}))
+wrong(next_token_probs)(other_params(lambda own: {"min_p": own.min_p if own.min_p > 0.05 else 0.0}))
+wrong(next_token_probs)(other_params(lambda own: {"top_p": own.top_p if own.top_p < 0.95 else 1}))
+wrong(next_token_probs)(
+    lambda logits, ids, own: next_token_probs(logits[:1], ids[:1], own).expand_as(logits)
+)
 
 # What is no tensor of logits.
-wrong(TOP_K, "What it returned is a list; expected: it is a")(lambda logits, k: logits.tolist())
-wrong(TOP_P, "What it returned is None; ", "Is a `return` missing")(lambda logits, p: None)
-wrong(MIN_P, "of shape [6]; expected: ", " of shape [1, 6]")(lambda logits, min_p: logits[0])
-wrong(TEMPERATURE, "What it returned is a ndarray; expected: it is")(
+wrong(apply_top_p, "What it returned is None; ", "Is a `return` missing")(lambda logits, p: None)
+wrong(apply_min_p, "of shape [6]; expected: ", " of shape [1, 6]")(lambda logits, min_p: logits[0])
+wrong(apply_temperature, "What it returned is a ndarray; expected: it is")(
     lambda logits, temperature: apply_temperature(logits, temperature).numpy()
 )
-wrong(PROBS, "Row 0 has NaN in it; expected")(lambda logits, ids, params: logits / 0 * 0)
+wrong(next_token_probs, "Row 0 has NaN in it; expected")(lambda logits, ids, params: logits / 0 * 0)
 
 
 # ------------------------------------------------------------------------------- a token is drawn
 
 
-@right(DRAW)
-def from_normalised_rows(probs, uniforms):
-    ends = (probs / probs.sum(1, keepdim=True)).cumsum(1)
-    ends = ends / ends[:, -1:]  # rounded as they are, they might end below the uniform
-    return (ends > uniforms[:, None]).int().argmax(1)
-
-
-@right(DRAW)
+@right(draw)
 def draw_in_numpy(probs, uniforms):
     ends = np.cumsum(probs.double().numpy(), axis=1)
     passed = ends <= uniforms.double().numpy()[:, None] * ends[:, -1:]
     return torch.from_numpy(passed.sum(axis=1)).to(torch.int32)
 
 
-@wrong(DRAW)
+@wrong(draw)
 def beyond_the_last_piece(probs, uniforms):
     ends = probs.cumsum(1) / probs.sum(1, keepdim=True)
     return (ends > uniforms[:, None]).int().argmax(1)
 
 
-@right(SAMPLE)
+@right(sample)
 def row_by_row(logits, ids, params, generators):
     """Each row as if it were alone, and uniforms of another type."""
     tokens = []
@@ -210,7 +132,7 @@ def row_by_row(logits, ids, params, generators):
     return torch.tensor(tokens)
 
 
-@right(SAMPLE)
+@right(sample)
 def nothing_drawn_for_greedy(logits, ids, params, generators):
     probs = next_token_probs(logits, ids, params)
     if params.temperature == 0:
@@ -221,14 +143,14 @@ def nothing_drawn_for_greedy(logits, ids, params, generators):
     return draw(probs, uniforms)
 
 
-@wrong(SAMPLE, "request 0 gave no uniform; expected: it gave one")
+@wrong(sample, "request 0 gave no uniform; expected: it gave one")
 def by_the_random_module(logits, ids, params, generators):
     uniforms = torch.tensor([random.random() for _ in generators])
     return draw(next_token_probs(logits, ids, params), uniforms)
 
 
-wrong(SAMPLE)(lambda logits, ids, params, own: sample(logits, ids, params, own[::-1]))
-wrong(SAMPLE)(
+wrong(sample)(lambda logits, ids, params, own: sample(logits, ids, params, own[::-1]))
+wrong(sample)(
     lambda logits, ids, params, own: sample(logits, ids, params, [g.clone_state() for g in own])
 )
 
@@ -257,11 +179,11 @@ def by_regular_expressions(escape):
     return attempt
 
 
-right(STOP)(by_regular_expressions(re.escape))
-wrong(STOP)(by_regular_expressions(str))
+right(stop_at)(by_regular_expressions(re.escape))
+wrong(stop_at)(by_regular_expressions(str))
 
 
-@right(STOP)
+@right(stop_at)
 class AnIteratorOfItsOwn:
     def __init__(self, pieces, stops):
         self.parts = stop_at(pieces, stops)
@@ -273,7 +195,7 @@ class AnIteratorOfItsOwn:
         return next(self.parts)
 
 
-@wrong(STOP)
+@wrong(stop_at)
 def one_piece_ahead(pieces, stops):
     """Asks for a piece before it passes on what it knows already."""
     parts = list(islice(pieces, 1))
@@ -283,27 +205,24 @@ def one_piece_ahead(pieces, stops):
     yield from stop_at(parts, stops)
 
 
-@wrong(STOP, "did not end after 1,000 pieces; expected: it is text")
+@wrong(stop_at, "did not end after 1,000 pieces; expected: it is text")
 def without_an_end(pieces, stops):
     yield from stop_at(pieces, stops)
     while True:
         yield ""
 
 
-@wrong(STOP, "is None; expected: it is text, and has an end")
+@wrong(stop_at, "is None; expected: it is text, and has an end")
 def none_between(pieces, stops):
     for part in stop_at(pieces, stops):
         yield part or None
 
 
-wrong(STOP)(lambda pieces, stops: stop_at(pieces, [*stops, *map(str.lower, stops)]))
-wrong(STOP, "is a list; expected: it is an iterator, as `yield` makes one")(
+wrong(stop_at)(lambda pieces, stops: stop_at(pieces, [*stops, *map(str.lower, stops)]))
+wrong(stop_at, "is a list; expected: it is an iterator, as `yield` makes one")(
     lambda pieces, stops: list(stop_at(pieces, stops))
 )
-wrong(STOP, "is None; expected: it is an iterator, as `yield` makes one")(
-    lambda pieces, stops: None
-)
-wrong(STOP, "'Pieces' object is not subscriptable")(lambda pieces, stops: pieces[0])
+wrong(stop_at, "'Pieces' object is not subscriptable")(lambda pieces, stops: pieces[0])
 
 
 # ------------------------------------------------------------------------------- beam search
@@ -317,14 +236,14 @@ class Continuation(NamedTuple):
     score: float
 
 
-@right(BEST)
+@right(best_continuations)
 def by_numpy(scores, logits, count):
     totals = (scores[:, None] + F.log_softmax(logits, -1)).numpy()
     parents, tokens = np.unravel_index(np.argsort(-totals, axis=None)[:count], totals.shape)
     return tuple(Continuation(p, t, totals[p, t]) for p, t in zip(parents, tokens, strict=True))
 
 
-@wrong(BEST)
+@wrong(best_continuations)
 def each_token_once(scores, logits, count):
     found = {}
     for candidate in best_continuations(scores, logits, logits.numel()):
@@ -336,13 +255,13 @@ def as_tuples(scores, logits, count):
     return [tuple(candidate) for candidate in best_continuations(scores, logits, count)]
 
 
-wrong(BEST, "has a tuple in it; expected: it is a list of 1 Candidate.")(as_tuples)
-wrong(BEST, "is a tensor of shape [1, 3]; expected: it is a list of")(
+wrong(best_continuations, "has a tuple in it; expected: it is a list of 1 Candidate.")(as_tuples)
+wrong(best_continuations, "is a tensor of shape [1, 3]; expected: it is a list of")(
     lambda scores, logits, count: torch.tensor(as_tuples(scores, logits, count))
 )
 
 
-@right(STEP, base=BeamSearch)
+@right(BeamSearch.step)
 def leaving_the_loop(self):
     """Beams that stay in their places need no copy; numbers may come in tensors."""
     beams, parents, tokens = [], [], []
@@ -365,29 +284,7 @@ def leaving_the_loop(self):
         self.rows.append(torch.tensor(tokens))
 
 
-@right(STEP)
-class WithABookOfItsOwn(BeamSearch):
-    """Goes by texts that its own `step` keeps."""
-
-    def __init__(self, rows, prompt, *given, **named):
-        super().__init__(rows, prompt, *given, **named)
-        self.texts = [tuple(prompt)]
-
-    def step(self):
-        candidates = self.candidates()
-        chosen = [c for c in candidates if c.token != self.eos_token_id][: self.width]
-        for candidate in candidates[: self.width]:
-            if candidate not in chosen:
-                self.finish(Beam([*self.texts[candidate.parent], candidate.token], candidate.score))
-        self.texts = [(*self.texts[c.parent], c.token) for c in chosen]
-        scores = [c.score for c in chosen]
-        self.beams = [Beam(list(t), s) for t, s in zip(self.texts, scores, strict=True)]
-        if not self.is_done():
-            self.rows.become([c.parent for c in chosen])
-            self.rows.append([text[-1] for text in self.texts])
-
-
-@wrong(STEP, base=BeamSearch)
+@wrong(BeamSearch.step)
 def children_share_a_list(self):
     before = [beam.ids for beam in self.beams]
     BeamSearch.step(self)
@@ -397,7 +294,7 @@ def children_share_a_list(self):
     self.beams = [Beam(before[p], b.score) for b, p in zip(self.beams, parents, strict=True)]
 
 
-@wrong(STEP, base=BeamSearch)
+@wrong(BeamSearch.step)
 def identity_for_equality(self):
     eos_token_id = self.eos_token_id
     if eos_token_id is not None and eos_token_id > 256:  # Python keeps smaller ones only once
@@ -406,13 +303,13 @@ def identity_for_equality(self):
     self.eos_token_id = eos_token_id
 
 
-@wrong(STEP, base=BeamSearch)
+@wrong(BeamSearch.step)
 def candidates_asked_for_twice(self):
     self.candidates()
     BeamSearch.step(self)
 
 
-@wrong(STEP, base=BeamSearch)
+@wrong(BeamSearch.step)
 def a_forward_for_each_beam(self):
     BeamSearch.step(self)
     if not self.is_done():
@@ -421,13 +318,13 @@ def a_forward_for_each_beam(self):
         self.rows.texts = texts
 
 
-@wrong(STEP, "`rows.become` takes a list of numbers, not a generator", base=BeamSearch)
+@wrong(BeamSearch.step, "`rows.become` takes a list of numbers, not a generator")
 def parents_in_a_generator(self):
     become, self.rows.become = self.rows.become, lambda parents: become(p for p in parents)
     BeamSearch.step(self)
 
 
-@wrong(STEP, "`beams` after step 1 is a map; expected: it is a list", base=BeamSearch)
+@wrong(BeamSearch.step, "`beams` after step 1 is a map; expected: it is a list")
 def beams_in_a_map(self):
     BeamSearch.step(self)
     self.beams = map(Beam, [beam.ids for beam in self.beams], [beam.score for beam in self.beams])

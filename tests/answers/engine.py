@@ -1,6 +1,5 @@
 """Answers to lab 7's exercises: a queue planned, an engine's step."""
 
-from collections import Counter
 from typing import NamedTuple
 
 from solutions.engine.engine import Engine
@@ -8,32 +7,10 @@ from solutions.engine.runner import Chunk
 from solutions.engine.scheduler import Scheduler
 from tests.common.attempts import right, wrong
 
-SCHEDULE, STEP = "engine.Scheduler.schedule", "engine.Engine.step"
-
-
 # --------------------------------------------------------------------------------- the scheduler
 
 
-@right(SCHEDULE, base=Scheduler)
-def counting_first(self):
-    """Only the last ones are preempted, so that what those before them get stays the same."""
-    counts: Counter[int] = Counter()
-    for sequence in self.running:
-        counts[sequence.number] = sequence.next_count(self.token_budget - counts.total())
-    before = self.preemptions
-    for sequence in tuple(self.running):
-        if counts[sequence.number] and not self.make_room(sequence, counts[sequence.number]):
-            counts[sequence.number] = 0
-    for sequence in self.waiting:
-        counts[sequence.number] = 0
-    if self.preemptions == before:
-        while counts.total() < self.token_budget and self.admit():
-            newcomer = self.running[-1]
-            counts[newcomer.number] = newcomer.next_count(self.token_budget - counts.total())
-    return +counts
-
-
-@right(SCHEDULE, base=Scheduler)
+@right(Scheduler.schedule)
 def with_its_own_preemption(self):
     plan, preempted = {}, False
     for sequence in self.running[:]:
@@ -54,12 +31,12 @@ def with_its_own_preemption(self):
     return dict(reversed(plan.items()))
 
 
-@wrong(SCHEDULE, "The plan of step 1 is {7: 1}; expected: it is {}.", base=Scheduler)
+@wrong(Scheduler.schedule, "The plan of step 1 is {7: 1}; expected: it is {}.")
 def with_a_stranger(self):
     return {**Scheduler.schedule(self), 7: 1}
 
 
-@wrong(SCHEDULE, "`drafts`, by request, after step 1 is {0: []}; expected: it is", base=Scheduler)
+@wrong(Scheduler.schedule, "`drafts`, by request, after step 1 is {0: []}; expected: it is")
 def dropping_the_drafts(self):
     plan = Scheduler.schedule(self)
     for sequence in self.running:
@@ -67,7 +44,7 @@ def dropping_the_drafts(self):
     return plan
 
 
-@wrong(SCHEDULE, "is {0: 3}; expected: it is {0: 0}.", base=Scheduler)
+@wrong(Scheduler.schedule, "is {0: 3}; expected: it is {0: 0}.")
 def counting_at_once(self):
     plan = Scheduler.schedule(self)
     for sequence in self.running:
@@ -75,9 +52,7 @@ def counting_at_once(self):
     return plan
 
 
-@wrong(
-    SCHEDULE, "The number of blocks, by request, after step 1 is {0: 2}; expected", base=Scheduler
-)
+@wrong(Scheduler.schedule, "The number of blocks, by request, after step 1 is {0: 2}; expected")
 def reserving_one_more(self):
     plan = Scheduler.schedule(self)
     for sequence in self.running:
@@ -100,7 +75,7 @@ class OwnOutput(NamedTuple):
     finish_reason: str | None
 
 
-@right(STEP, base=Engine)
+@right(Engine.step)
 def with_its_own_chunks_and_gain(self):
     self.take_in()
     plan = dict(self.scheduler.schedule())
@@ -123,14 +98,14 @@ def with_its_own_chunks_and_gain(self):
         self.on_output(self.outputs.popleft())
 
 
-@wrong(STEP, "What goes out, by request, in step 2 is {}; expected: it is {0: [[", base=Engine)
+@wrong(Engine.step, "What goes out, by request, in step 2 is {}; expected: it is {0: [[")
 def keeping_its_outputs(self):
     on_output, self.on_output = self.on_output, lambda output: None
     Engine.step(self)
     self.on_output = on_output
 
 
-@wrong(STEP, "What the runner is asked for, by request, in step 2 is {0: {'ids': [", base=Engine)
+@wrong(Engine.step, "What the runner is asked for, by request, in step 2 is {0: {'ids': [")
 def changing_the_drafts(self):
     Engine.step(self)
     for sequence in self.sequences.values():

@@ -5,67 +5,31 @@ import math
 import torch
 
 from solutions.flash_attention import (
-    State,
     absorb,
     backward_tile,
     count_traffic,
     flash_attention,
     hide_later_keys,
     merge,
+    paged_decode,
     split_decode,
 )
 from tests.common.attempts import right, wrong
 
-TRAFFIC, ABSORB, FLASH, MERGE, SPLIT, PAGED, BACKWARD = (
-    f"flash_attention.{name}"
-    for name in (
-        *("count_traffic", "absorb", "flash_attention", "merge"),
-        *("split_decode", "paged_decode", "backward_tile"),
-    )
-)
-
-
 # --------------------------------------------------------------------- counts, a running softmax
 
 
-@right(TRAFFIC)
-def key_by_key(q_len, k_len, head_dim, block_q, block_k):
-    tensors = {"queries": q_len, "keys": k_len, "values": k_len, "output": q_len}
-    naive = sum(length * head_dim for length in tensors.values())
-    tiled = tensors["queries"] * head_dim + tensors["output"] * (head_dim + 1)
-    for start in range(0, q_len, block_q):
-        last_seen = min(start + block_q, q_len) - 1 + k_len - q_len
-        for key in range(k_len):
-            first_of_tile = key - key % block_k
-            tiled += 2 * head_dim * (first_of_tile <= last_seen)
-    return [naive + 4 * q_len * k_len, tiled]
-
-
-@wrong(TRAFFIC, "count_traffic returns two numbers; this is None. Is a `return` missing?")
+@wrong(count_traffic, "count_traffic returns two numbers; this is None. Is a `return` missing?")
 def without_a_return(q_len, k_len, head_dim, block_q, block_k):
     count_traffic(q_len, k_len, head_dim, block_q, block_k)
 
 
-@right(ABSORB)
-def absorb_key_by_key(state, scores, values):
-    peak, total, weighted = state
-    for key, column in enumerate(scores.unbind(dim=-1)):
-        new = torch.maximum(peak, column)
-        is_blind = new == -math.inf
-        kept = torch.where(is_blind, 1.0, (peak - new).exp())
-        weight = torch.where(is_blind, 0.0, (column - new).exp())
-        row = values[..., key, :][..., None, :]
-        peak, total = new, total * kept + weight
-        weighted = weighted * kept[..., None] + weight[..., None] * row
-    return State(peak, total, weighted)
-
-
-@wrong(ABSORB, "absorb returns a State; this is 2 things.")
+@wrong(absorb, "absorb returns a State; this is 2 things.")
 def without_the_peak(state, scores, values):
     return absorb(state, scores, values)[1:]
 
 
-@wrong(ABSORB, "The result is right, but `state[1]` is no longer what it was before the call")
+@wrong(absorb, "The result is right, but `state[1]` is no longer what it was before the call")
 def in_place(state, scores, values):
     after = absorb(state, scores, values)
     state.total.copy_(after.total)
@@ -75,7 +39,7 @@ def in_place(state, scores, values):
 # ------------------------------------------------------------------------------------- tile by tile
 
 
-@right(FLASH)
+@right(flash_attention)
 def with_a_softmax_of_its_own(memory, q_len, k_len, head_dim, block_q, block_k):
     """It merges tiles by their lse, and of the last tile loads the keys alone that are seen."""
     for start in reversed(range(0, q_len, block_q)):
@@ -96,18 +60,18 @@ def with_a_softmax_of_its_own(memory, q_len, k_len, head_dim, block_q, block_k):
         memory.store("lse", start, lse)
 
 
-@wrong(FLASH, "Slow memory has queries, keys, values; there is no 'output'.")
+@wrong(flash_attention, "Slow memory has queries, keys, values; there is no 'output'.")
 def returned_and_not_stored(memory, q_len, k_len, head_dim, block_q, block_k):
     return torch.zeros(q_len, head_dim)
 
 
-@wrong(FLASH, "The result is right, but 24 numbers were moved; 21 are enough.")
+@wrong(flash_attention, "The result is right, but 24 numbers were moved; 21 are enough.")
 def with_more_in_store(memory, q_len, k_len, head_dim, block_q, block_k):
     flash_attention(memory, q_len, k_len, head_dim, block_q, block_k)
     memory.store("spare", 0, torch.zeros(q_len, 3))
 
 
-@wrong(FLASH, "It raised OutOfFastMemory: Tiles of 4 queries and 5 keys take 118 numbers of fast")
+@wrong(flash_attention, "OutOfFastMemory: Tiles of 4 queries and 5 keys take 118 numbers of")
 def in_large_tiles(memory, q_len, k_len, head_dim, block_q, block_k):
     flash_attention(memory, q_len, k_len, head_dim, block_q, 2 * block_k)
 
@@ -115,18 +79,7 @@ def in_large_tiles(memory, q_len, k_len, head_dim, block_q, block_k):
 # ----------------------------------------------------------------------- in parts, block by block
 
 
-@right(MERGE)
-def by_softmax(outputs, lses):
-    weights = lses.softmax(dim=0).nan_to_num()
-    return torch.einsum("p...,p...d->...d", weights, outputs), torch.logsumexp(lses, 0)
-
-
-@wrong(MERGE, "merge returns output and lse; this is a Tensor.")
-def without_the_lse(outputs, lses):
-    return merge(outputs, lses)[0]
-
-
-@right(SPLIT)
+@right(split_decode)
 def from_the_end(worker, length, parts):
     size, outputs, lses = math.ceil(length / parts), [], []
     while length > 0:
@@ -137,18 +90,18 @@ def from_the_end(worker, length, parts):
     return merge(torch.stack(outputs), torch.stack(lses))
 
 
-@wrong(SPLIT, "The split gives key 0 to 2 workers; expected: it gives each key to one worker.")
+@wrong(split_decode, "gives key 0 to 2 workers; expected: it gives each key to one worker.")
 def a_key_computed_again(worker, length, parts):
     worker(0, 1)
     return split_decode(worker, length, parts)
 
 
-@wrong(SPLIT, "It raised ValueError: worker(0, 2) is no part of 1 keys.")
+@wrong(split_decode, "It raised ValueError: worker(0, 2) is no part of 1 keys.")
 def beyond_the_end(worker, length, parts):
     return worker(0, length + 1)
 
 
-@right(PAGED)
+@right(paged_decode)
 def from_the_last_block_on(query, read_block, block_table, block_size, length):
     last = (length - 1) // block_size
     outputs = lses = None
@@ -166,12 +119,12 @@ def from_the_last_block_on(query, read_block, block_table, block_size, length):
     return outputs[0]
 
 
-@wrong(PAGED, "It raised ValueError: The pool has the blocks 0 to ")
+@wrong(paged_decode, "It raised ValueError: The pool has the blocks 0 to ")
 def by_slots(query, read_block, block_table, block_size, length):
     return read_block(block_table[0] * block_size + 100)
 
 
-@wrong(PAGED, "What it keeps in tensors between two blocks grows to far more than a tile of each")
+@wrong(paged_decode, "in tensors between two blocks grows to far more than a tile of each")
 def after_a_gather_of_views(query, read_block, block_table, block_size, length):
     needed = block_table[: math.ceil(length / block_size)]
     blocks = [[part[:, :] for part in read_block(block)] for block in needed]
@@ -183,7 +136,7 @@ def after_a_gather_of_views(query, read_block, block_table, block_size, length):
 # ------------------------------------------------------------------------------------ the gradients
 
 
-@right(BACKWARD)
+@right(backward_tile)
 def by_autograd(queries, keys, values, output, lse, grad_output, offset):
     """What the tile adds to a loss, with the weights of all tiles, lets PyTorch do the rest."""
     with torch.enable_grad():
@@ -194,8 +147,3 @@ def by_autograd(queries, keys, values, output, lse, grad_output, offset):
         slope = weights * (grad_output @ values.mT - (grad_output * output).sum(-1, keepdim=True))
         of_queries, of_keys = torch.autograd.grad((again * slope).sum(), own)
     return of_queries, of_keys, weights.transpose(-1, -2) @ grad_output
-
-
-@wrong(BACKWARD, "backward_tile returns three gradients; this is 2 things.")
-def without_the_queries(queries, keys, values, output, lse, grad_output, offset):
-    return backward_tile(queries, keys, values, output, lse, grad_output, offset)[1:]

@@ -2,19 +2,15 @@
 
 from types import SimpleNamespace
 
-import numpy as np
 import torch
 
 from solutions.generate import Metrics, generate, metrics
 from tests.common.attempts import right, wrong
 
-GENERATE, METRICS = "generate.generate", "generate.metrics"
-
-
 # -------------------------------------------------------------------------------------- generate
 
 
-@right(GENERATE)
+@right(generate)
 def padded_on_the_right(model, input_ids, max_new_tokens, eos_token_id=None):
     """Computes behind the end, where the causal mask keeps it from mattering."""
     full, seq = model.config.n_positions, input_ids.shape[1]
@@ -29,7 +25,7 @@ def padded_on_the_right(model, input_ids, max_new_tokens, eos_token_id=None):
     return ids[:, :end]
 
 
-@right(GENERATE)
+@right(generate)
 def asking_the_model(model, input_ids, max_new_tokens, eos_token_id=None):
     model.train(False)
     weights = model.transformer.wte.weight
@@ -38,7 +34,7 @@ def asking_the_model(model, input_ids, max_new_tokens, eos_token_id=None):
     return generate(model, input_ids.to(weights.device), min(max_new_tokens, room), eos_token_id)
 
 
-@wrong(GENERATE)
+@wrong(generate)
 def in_a_window(model, input_ids, max_new_tokens, eos_token_id=None):
     def windowed(ids, position_ids):
         return model(ids[:, -8:], position_ids[:, -8:])
@@ -47,7 +43,7 @@ def in_a_window(model, input_ids, max_new_tokens, eos_token_id=None):
     return generate(windowed, input_ids, max_new_tokens, eos_token_id)
 
 
-@wrong(GENERATE)
+@wrong(generate)
 def identity_for_equality(model, input_ids, max_new_tokens, eos_token_id=None):
     for _ in range(min(max_new_tokens, model.config.n_positions - input_ids.shape[1])):
         input_ids = generate(model, input_ids, 1)
@@ -56,27 +52,20 @@ def identity_for_equality(model, input_ids, max_new_tokens, eos_token_id=None):
     return input_ids
 
 
-@wrong(GENERATE, "right, but it took 2 forward calls; 1 suffice")
+@wrong(generate, "right, but it took 2 forward calls; 1 suffice")
 def a_spare_forward_at_the_end(model, input_ids, max_new_tokens, eos_token_id=None):
     out = generate(model, input_ids, max_new_tokens, eos_token_id)
     model(out, torch.arange(out.shape[1]).expand_as(out))
     return out
 
 
-wrong(GENERATE, "should be a tensor", "not None. Is a `return`")(lambda *given, **named: None)
+wrong(generate, "should be a tensor", "not None. Is a `return`")(lambda *given, **named: None)
 
 
 # --------------------------------------------------------------------------------------- metrics
 
 
-@right(METRICS)
-def by_numpy(start, token_times):
-    times = np.array(token_times) - start
-    tpot = np.diff(times).mean() if len(times) > 1 else None
-    return Metrics(times[0], tpot, times[-1], np.int64(len(times)) / times[-1])
-
-
-@right(METRICS)
+@right(metrics)
 def tensors_in_an_object_of_its_own(start, token_times):
     times = torch.tensor(token_times, dtype=torch.float64) - start
     return SimpleNamespace(
@@ -87,14 +76,14 @@ def tensors_in_an_object_of_its_own(start, token_times):
     )
 
 
-@wrong(METRICS)
+@wrong(metrics)
 def tpot_of_the_first_gap_alone(start, token_times):
     found = metrics(start, token_times)
     tpot = token_times[1] - token_times[0] if found.tpot else None
     return Metrics(found.ttft, tpot, found.latency, found.throughput)
 
 
-wrong(METRICS, "What it returned is None; ", "Is a `return` missing")(lambda *given: None)
-wrong(METRICS, "lacks `tpot`, `latency`, `throughput`")(
+wrong(metrics, "What it returned is None; ", "Is a `return` missing")(lambda *given: None)
+wrong(metrics, "lacks `tpot`, `latency`, `throughput`")(
     lambda start, token_times: SimpleNamespace(ttft=token_times[0] - start)
 )

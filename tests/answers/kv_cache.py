@@ -2,35 +2,23 @@
 
 import math
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
-from gpt import GPTAttention
 from solutions.kv_cache import (
     KVCache,
+    ThreadedAttention,
     ThreadedBlock,
-    ThreadedLMHead,
     ThreadedModel,
     causal_mask,
     generate_threaded,
 )
 from tests.common.attempts import right, wrong
 
-MASK, BYTES = "kv_cache.causal_mask", "kv_cache.kv_bytes_per_token"
-ATTENTION, BLOCK, MODEL, LM_HEAD = (
-    f"kv_cache.Threaded{name}.forward" for name in ("Attention", "Block", "Model", "LMHead")
-)
-GENERATE = "kv_cache.generate_threaded"
-ATTEND, TRUNCATE = "kv_cache.KVCache.attend", "kv_cache.KVCache.truncate"
-
-
 # -------------------------------------------------------------------------- causal_mask, the bytes
 
 
-wrong(MASK)(lambda q, k: causal_mask(q, k) & ~causal_mask(q - 30, k))  # in a window
-right(BYTES)(lambda config, n=4: 2.0 * config.n_layer * config.n_embd * n)
-right(BYTES)(lambda config, n=4: np.prod([2, config.n_layer, config.n_embd, n]))
+wrong(causal_mask)(lambda q, k: causal_mask(q, k) & ~causal_mask(q - 30, k))  # in a window
 
 
 # ------------------------------------------------------------------------- the threaded forwards
@@ -66,42 +54,25 @@ def attention(dtype=torch.float64, window=99, behind_a_prefix=mask_of, **scale):
     return forward
 
 
-right(ATTENTION, base=GPTAttention)(attention())
-right(ATTENTION, base=GPTAttention)(attention(dtype=torch.float32))
-wrong(ATTENTION, base=GPTAttention)(attention(window=12))
-wrong(ATTENTION, base=GPTAttention)(attention(scale=1 / 2))  # by the number of heads
+right(ThreadedAttention.forward)(attention())
+right(ThreadedAttention.forward)(attention(dtype=torch.float32))
+wrong(ThreadedAttention.forward)(attention(window=12))
+wrong(ThreadedAttention.forward)(attention(scale=1 / 2))  # by the number of heads
 # As the parameter is known from other libraries.
-wrong(
-    ATTENTION,
-    "The output for tokens 3 to 5 of prompt 1",
-    "`is_causal=True` does that",
-    base=GPTAttention,
-)(attention(behind_a_prefix=lambda q_len, k_len: mask_of(k_len, k_len)[:q_len]))
-
-
-@right(BLOCK, base=ThreadedBlock)
-def in_place_on_a_clone(self, hidden, kv_cache=None):
-    result = self.attn(self.ln_1(hidden), kv_cache=kv_cache)
-    middle = hidden.clone()
-    middle += result[0]
-    return torch.add(self.mlp(self.ln_2(middle)), middle), result[1]
-
-
-wrong(
-    BLOCK,
-    "is None; expected: it is two things, the output",
-    "Is a `return` missing?",
-    base=ThreadedBlock,
-)(lambda self, *given: None)
-wrong(BLOCK, "is a tensor of shape [1, 1, 10]; expected: it is two", base=ThreadedBlock)(
-    lambda self, *given: ThreadedBlock.forward(self, *given)[0]
+wrong(ThreadedAttention.forward, "for tokens 3 to 5 of prompt 1", "`is_causal=True` does that")(
+    attention(behind_a_prefix=lambda q_len, k_len: mask_of(k_len, k_len)[:q_len])
 )
-wrong(BLOCK, "is None; expected: it is a pair (keys, values).", base=ThreadedBlock)(
+
+
+wrong(ThreadedBlock.forward, "is None; expected: it is two", "Is a `return` missing?")(
+    lambda self, *given: None
+)
+wrong(ThreadedBlock.forward, "is None; expected: it is a pair (keys, values).")(
     lambda self, *given: (ThreadedBlock.forward(self, *given)[0], None)
 )
 
 
-@right(MODEL, base=ThreadedModel)
+@right(ThreadedModel.forward)
 def into_a_tuple(self, inputs, position_ids, kv_cache=None):
     hidden = self.wte(inputs) + self.wpe(position_ids)
     new_cache: tuple = ()
@@ -112,7 +83,7 @@ def into_a_tuple(self, inputs, position_ids, kv_cache=None):
     return self.ln_f(hidden), new_cache
 
 
-@wrong(MODEL, "One cache goes through all layers", base=ThreadedModel)
+@wrong(ThreadedModel.forward, "One cache goes through all layers")
 def one_cache_by_number(self, inputs, position_ids, kv_cache=None):
     hidden = self.embed(inputs, position_ids)
     for i in range(len(self.h)):
@@ -120,40 +91,16 @@ def one_cache_by_number(self, inputs, position_ids, kv_cache=None):
     return self.ln_f(hidden), kv_cache
 
 
-@wrong(MODEL, base=ThreadedModel)
+@wrong(ThreadedModel.forward)
 def one_list_for_all_steps(self, inputs, position_ids, kv_cache=None, mine=[]):  # noqa: B006
     hidden, mine[:] = ThreadedModel.forward(self, inputs, position_ids, kv_cache)
     return hidden, mine
 
 
-@right(LM_HEAD, base=ThreadedLMHead)
-def head_in_float32(self, inputs, position_ids, kv_cache=None):
-    found = self.transformer(inputs, position_ids, kv_cache=kv_cache)
-    return F.linear(found[0].float(), self.transformer.wte.weight.float()), found[1]
-
-
 # ----------------------------------------------------------------------------- generate_threaded
 
 
-@right(GENERATE)
-def in_two_phases(model, input_ids, max_new_tokens, eos_token_id=None):
-    batch, seq = input_ids.shape
-    model.eval()
-    end = min(seq + max_new_tokens, model.transformer.wpe.weight.shape[0])
-    if end == seq:
-        return input_ids
-    logits, kv_cache = model(input_ids, torch.arange(seq).expand(batch, seq))
-    newest = logits[:, -1:].argmax(-1)
-    ids = torch.cat([input_ids, newest], 1)
-    while ids.shape[1] < end and not (eos_token_id is not None and newest[0, 0] == eos_token_id):
-        position_ids = torch.full((batch, 1), ids.shape[1] - 1)
-        logits, kv_cache = model(newest, position_ids, kv_cache)
-        newest = logits[:, -1:].argmax(-1)
-        ids = torch.cat([ids, newest], 1)
-    return ids
-
-
-@wrong(GENERATE)
+@wrong(generate_threaded)
 def keeping_a_window(model, input_ids, max_new_tokens, eos_token_id=None):
     def windowed(ids, position_ids, kv_cache=None):
         logits, kv_cache = model(ids, position_ids, kv_cache)
@@ -163,18 +110,14 @@ def keeping_a_window(model, input_ids, max_new_tokens, eos_token_id=None):
     return generate_threaded(windowed, input_ids, max_new_tokens, eos_token_id)
 
 
-@wrong(
-    GENERATE,
-    "it took 2 forward calls; 1 suffice.",
-    "nothing follows the last token, so it needs no forward.",
-)
+@wrong(generate_threaded, "2 forward calls; 1 suffice.", "last token, so it needs no forward.")
 def prefill_twice(model, input_ids, max_new_tokens, eos_token_id=None):
     if max_new_tokens:
         model(input_ids, torch.arange(input_ids.shape[1]).expand_as(input_ids))
     return generate_threaded(model, input_ids, max_new_tokens, eos_token_id)
 
 
-@wrong(GENERATE)
+@wrong(generate_threaded)
 def identity_for_equality(model, input_ids, max_new_tokens, eos_token_id=None):
     small = eos_token_id is not None and eos_token_id <= 256  # Python keeps these only once
     return generate_threaded(model, input_ids, max_new_tokens, eos_token_id if small else None)
@@ -183,7 +126,7 @@ def identity_for_equality(model, input_ids, max_new_tokens, eos_token_id=None):
 # -------------------------------------------------------------------------- the cache as an object
 
 
-@right(ATTEND, base=KVCache)
+@right(KVCache.attend)
 def over_all_memory_masked(self, layer, queries, keys, values):
     start, q_len = self.length, queries.shape[2]
     if start + q_len > self.max_length:
@@ -197,7 +140,7 @@ def over_all_memory_masked(self, layer, queries, keys, values):
     return scores.masked_fill(future, float("-inf")).softmax(-1) @ self.values[layer]
 
 
-@right(ATTEND, TRUNCATE)
+@right(KVCache.attend, KVCache.truncate)
 class LayerByLayer(KVCache):
     """Keeps a length for every layer besides."""
 
@@ -222,13 +165,13 @@ class LayerByLayer(KVCache):
         self.length, self.lengths = n, [n] * len(self.lengths)
 
 
-@wrong(ATTEND, "The memory after step 1 has been made anew;", base=KVCache)
+@wrong(KVCache.attend, "The memory after step 1 has been made anew;")
 def into_new_memory(self, layer, queries, keys, values):
     self.keys, self.values = self.keys.clone(), self.values.clone()
     return KVCache.attend(self, layer, queries, keys, values)
 
 
-@wrong(ATTEND, base=KVCache)
+@wrong(KVCache.attend)
 def from_pairs_of_its_own(self, layer, queries, keys, values):
     """Right until rows are reordered or tokens taken back."""
     start, end = self.length, self.length + queries.shape[2]
@@ -238,14 +181,14 @@ def from_pairs_of_its_own(self, layer, queries, keys, values):
     return F.scaled_dot_product_attention(queries, *own[layer], attn_mask=self.mask(start, end))
 
 
-@wrong(TRUNCATE, "The memory for values, which `truncate` leaves alone,", base=KVCache)
+@wrong(KVCache.truncate, "The memory for values, which `truncate` leaves alone,")
 def values_erased(self, n):
     held = self.length
     KVCache.truncate(self, n)
     self.values[:, :, :, n:held].zero_()
 
 
-@wrong(TRUNCATE, "`length` after step 2 is 4; expected 3.", base=KVCache)
+@wrong(KVCache.truncate, "`length` after step 2 is 4; expected 3.")
 def refused_too_late(self, n):
     before, self.length = self.length, n
     if not 0 <= n <= before:

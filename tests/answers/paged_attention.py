@@ -2,19 +2,13 @@
 
 import math
 from collections import Counter, deque
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 
-from autograder.exercises import exercises
 from solutions.batching import Request, require_request
 from solutions.paged_attention import BlockManager, PagedBatcher, PagedCache
-from tests.common.attempts import right, wrong
-
-METHODS = "allocate", "append", "free", "fork"
-ALLOCATE, APPEND, FREE, FORK = (f"paged_attention.BlockManager.{method}" for method in METHODS)
-ATTEND = "paged_attention.PagedCache.attend"
-MAKE_ROOM = "paged_attention.PagedBatcher.make_room"
+from tests.common.attempts import exercise_of, right, wrong
 
 
 class OutOfBlocks(RuntimeError):
@@ -24,7 +18,7 @@ class OutOfBlocks(RuntimeError):
 # -------------------------------------------------------------------------------- the block manager
 
 
-@right(ALLOCATE, base=BlockManager)
+@right(BlockManager.allocate)
 def with_ceil(self, request_id, num_tokens):
     needed = math.ceil(num_tokens / self.block_size)
     if len(self.free_blocks) - needed < 0:
@@ -34,14 +28,14 @@ def with_ceil(self, request_id, num_tokens):
         self.tables[request_id].append(self.take_block())
 
 
-@wrong(ALLOCATE, "a ValueError (too many); expected: it was refused with OutOf", base=BlockManager)
+@wrong(BlockManager.allocate, "a ValueError (too many); expected: it was refused with OutOf")
 def refused_otherwise(self, request_id, num_tokens):
     if self.blocks_for(num_tokens) > len(self.free_blocks):
         raise ValueError("too many")
     BlockManager.allocate(self, request_id, num_tokens)
 
 
-@right(APPEND, base=BlockManager)
+@right(BlockManager.append)
 def by_counting_blocks(self, request_id):
     table, length = self.tables[request_id], self.lengths[request_id]
     if not self.can_append(request_id):
@@ -60,14 +54,14 @@ def by_counting_blocks(self, request_id):
     return answer
 
 
-@wrong(APPEND, "`append(1)` returned (1, ", base=BlockManager)
+@wrong(BlockManager.append, "`append(1)` returned (1, ")
 def a_place_for_a_block(self, request_id):
     last = len(self.tables[request_id]) - 1
     copy = BlockManager.append(self, request_id)
     return copy and (last, copy[1])
 
 
-@right(FREE, base=BlockManager)
+@right(BlockManager.free)
 def counted_anew(self, request_id):
     table = self.tables.pop(request_id)
     self.lengths.pop(request_id)
@@ -76,12 +70,12 @@ def counted_anew(self, request_id):
     self.free_blocks = deque([*self.free_blocks, *(b for b in table if not held[b])])
 
 
-@wrong(FREE, "`tables` after `free(0)` holds no request; expected: it holds req", base=BlockManager)
+@wrong(BlockManager.free, "`tables` after `free(0)` holds no request; expected: it holds req")
 def all_freed(self, request_id):
     self.__init__(self.num_blocks, self.block_size)
 
 
-@right(ALLOCATE, APPEND, FREE, FORK)
+@right(BlockManager.allocate, BlockManager.append, BlockManager.free, BlockManager.fork)
 class WithABookOfItsOwn(BlockManager):
     """Goes by the requests that hold each block, which its own four methods keep."""
 
@@ -113,7 +107,7 @@ class WithABookOfItsOwn(BlockManager):
             self.ref_counts[block] = len(self.holders[block])
 
 
-@wrong(FORK)
+@wrong(BlockManager.fork)
 class WithABookThatIsWrong(WithABookOfItsOwn):
     def fork(self, parent_id, child_id):
         super().fork(parent_id, child_id)
@@ -123,38 +117,20 @@ class WithABookThatIsWrong(WithABookOfItsOwn):
 # ---------------------------------------------------------------------------------------- the cache
 
 
-@right(ATTEND, base=PagedCache)
-def by_block_and_place(self, layer, queries, keys, values):
-    size = self.manager.block_size
-    blocks, places = self.new_slots // size, self.new_slots % size
-    self.pool[0, layer, blocks, places] = keys.transpose(1, 2)
-    self.pool[1, layer, blocks, places] = values.transpose(1, 2)
-    found = self.pool[:, layer, self.all_slots // size, self.all_slots % size].transpose(2, 3)
-    scores = queries @ found[0].mT / math.sqrt(queries.shape[-1])
-    return scores.masked_fill(~self.mask, float("-inf")).softmax(-1) @ found[1]
-
-
-@right(ATTEND, base=PagedCache)
-def in_float32(self, layer, queries, keys, values):
-    PagedCache.attend(self, layer, queries, keys, values)
-    found = self.pool[:, layer].flatten(1, 2)[:, self.all_slots].transpose(2, 3).float()
-    return F.scaled_dot_product_attention(queries.float(), *found, self.mask).double()
-
-
-@wrong(ATTEND, "The pool after layer 0 of forward 1 is new memory", base=PagedCache)
+@wrong(PagedCache.attend, "The pool after layer 0 of forward 1 is new memory")
 def into_new_memory(self, layer, queries, keys, values):
     self.pool = self.pool.clone()
     return PagedCache.attend(self, layer, queries, keys, values)
 
 
-@wrong(ATTEND, "The output of layer 0 of forward 2", base=PagedCache)
+@wrong(PagedCache.attend, "The output of layer 0 of forward 2")
 def under_a_mask_remembered_by_its_shape(self, layer, queries, keys, values):
     known = self.__dict__.setdefault("known", {})
     self.mask = known.setdefault(self.mask.shape, self.mask)
     return PagedCache.attend(self, layer, queries, keys, values)
 
 
-@wrong(ATTEND, "The output of layer 0 of forward 1", base=PagedCache)
+@wrong(PagedCache.attend, "The output of layer 0 of forward 1")
 def in_a_window(self, layer, queries, keys, values):
     self.mask = self.mask & (torch.arange(self.mask.shape[-1]) >= self.mask.shape[-1] - 32)
     return PagedCache.attend(self, layer, queries, keys, values)
@@ -163,7 +139,7 @@ def in_a_window(self, layer, queries, keys, values):
 # --------------------------------------------------------------------------------------- make_room
 
 
-@right(MAKE_ROOM, base=PagedBatcher)
+@right(PagedBatcher.make_room)
 def by_trying(self):
     for request in list(self.running):
         while request in self.running:
@@ -174,7 +150,7 @@ def by_trying(self):
                 self.preempt(max(self.running, key=lambda one: one.number))
 
 
-@right(MAKE_ROOM, base=PagedBatcher)
+@right(PagedBatcher.make_room)
 def without_preempt(self):
     for request in self.running[:]:
         while request in self.running and not self.manager.can_append(request.number):
@@ -187,7 +163,7 @@ def without_preempt(self):
             self.manager.append(request.number)
 
 
-@right(MAKE_ROOM)
+@right(PagedBatcher.make_room)
 class BatcherOfAnOlderNotebook:
     """As the lab's first release had it: it stands alone, and counts no computed tokens."""
 
@@ -216,7 +192,7 @@ class BatcherOfAnOlderNotebook:
         self.preemptions += 1
 
 
-@wrong(MAKE_ROOM, " calls of `can_append`. Does every loop end?", base=PagedBatcher)
+@wrong(PagedBatcher.make_room, " calls of `can_append`. Does every loop end?")
 def without_an_end(self):
     for request in self.running:
         while not self.manager.can_append(request.number):
@@ -224,7 +200,7 @@ def without_an_end(self):
         self.manager.append(request.number)
 
 
-@wrong(MAKE_ROOM, "`running`, by number, is []; expected", base=PagedBatcher)
+@wrong(PagedBatcher.make_room, "`running`, by number, is []; expected")
 def by_the_books(self):
     """Edits what it reads of the manager, which is a copy, as in grading: no block gets free."""
     for request in list(self.running):
@@ -241,20 +217,23 @@ def by_the_books(self):
 
 # ------------------------------------------------------------------- what is told of known mistakes
 
-TOLD = {
-    (ALLOCATE, "quietly_nothing"): (
-        "`allocate(9, 9)` (step 1) went through; expected: it was refused with OutOfBlocks."
-    ),
-    (ALLOCATE, "entered_before_the_count"): (
-        "`allocate(9, 9)` (step 1) holds requests 0 and 9; expected: it holds request 0."
-    ),
-    (FREE, "given_back_by_the_first"): " is free and in the table of request 1 at once, with a",
-    (FREE, "blocks_leaked"): " is neither free nor in any table, with a ref count of 1; expected: ",
-    (FREE, "free_blocks_no_deque"): "]; expected: it is deque([",
-    (FORK, "same_list"): ", the same list as `tables[0]`; expected: it is [",
-    (FORK, "nobody_counted"): " is in the tables of requests 0 and 1, with a ref count of 1; ",
-    (MAKE_ROOM, "oldest_preempted"): "`running`, by number, is [1, 2]; expected: it is [0, 1].",
+TOLD: dict[Any, dict[str, str]] = {
+    BlockManager.allocate: {
+        "quietly_nothing": " went through; expected: it was refused with OutOfBlocks.",
+        "entered_before_the_count": " holds requests 0 and 9; expected: it holds request 0.",
+    },
+    BlockManager.free: {
+        "given_back_by_the_first": " is free and in the table of request 1 at once, with a",
+        "blocks_leaked": " is neither free nor in any table, with a ref count of 1; expected: ",
+        "free_blocks_no_deque": "]; expected: it is deque([",
+    },
+    BlockManager.fork: {
+        "same_list": ", the same list as `tables[0]`; expected: it is [",
+        "nobody_counted": " is in the tables of requests 0 and 1, with a ref count of 1; ",
+    },
+    PagedBatcher.make_room: {"oldest_preempted": "is [1, 2]; expected: it is [0, 1]."},
 }
-for (exercise, name), told in TOLD.items():
-    (known,) = (m for m in exercises()[exercise].misconceptions if m.name == name)
-    wrong(exercise, told, known.sentence)(next(known.attempts()))
+for solution, mistakes in TOLD.items():
+    known = {m.name: m for m in exercise_of(solution).misconceptions}
+    for name, told in mistakes.items():
+        wrong(solution, told, known[name].sentence)(next(known[name].attempts()))

@@ -4,7 +4,6 @@ from bisect import insort
 from functools import partial
 from itertools import takewhile
 
-import numpy as np
 import torch
 
 from solutions.engine.managers import FreeBlocks
@@ -12,27 +11,21 @@ from solutions.paged_attention import BlockManager, OutOfBlocks
 from solutions.prefix_caching import Node, PrefixManager, RadixTree, block_hashes, choose_next
 from tests.common.attempts import right, wrong
 
-HASHES, CHOOSE_NEXT = "prefix_caching.block_hashes", "prefix_caching.choose_next"
-METHODS = "match", "take_block", "admit", "publish"
-MATCH, TAKE, ADMIT, PUBLISH = (f"prefix_caching.PrefixManager.{method}" for method in METHODS)
-WALK, EVICT = "prefix_caching.RadixTree.walk", "prefix_caching.RadixTree.evict"
-
-
 # ----------------------------------------------------------------------------- blocks by their hash
 
 
-@right(HASHES)
+@right(block_hashes)
 def that_are_the_texts(token_ids, block_size, salt=b""):
     ends = range(block_size, len(token_ids) + 1, block_size)
     return [(salt, *token_ids[:end]) for end in ends]
 
 
-@wrong(HASHES, "It raised TypeError: unhashable type: 'list'")
+@wrong(block_hashes, "It raised TypeError: unhashable type: 'list'")
 def that_are_lists(token_ids, block_size, salt=b""):
     return [list(key) for key in block_hashes(token_ids, block_size, salt)]
 
 
-@right(MATCH, base=PrefixManager)
+@right(PrefixManager.match)
 def by_the_blocks_themselves(self, token_ids, salt=b""):
     found, keys = [], block_hashes(list(token_ids)[:-1], self.block_size, salt)
     while len(found) < len(keys):
@@ -43,7 +36,7 @@ def by_the_blocks_themselves(self, token_ids, salt=b""):
     return tuple(found)
 
 
-@right(TAKE, base=PrefixManager)
+@right(PrefixManager.take_block)
 def the_books_made_anew(self):
     self.require_free(1)
     block, *others = self.free_blocks
@@ -54,7 +47,7 @@ def the_books_made_anew(self):
     return block
 
 
-@wrong(TAKE, "It raised KeyError: 'dictionary is empty'", base=PrefixManager)
+@wrong(PrefixManager.take_block, "It raised KeyError: 'dictionary is empty'")
 def taken_without_asking(self):
     block = self.free_blocks.popleft()
     self.ref_counts[block] = 1
@@ -62,7 +55,7 @@ def taken_without_asking(self):
     return block
 
 
-@right(ADMIT, base=PrefixManager)
+@right(PrefixManager.admit)
 def by_the_allocate_of_lab_4(self, request, token_ids, num_drafts=0, salt=b""):
     found = self.match(self.without_drafts(token_ids, num_drafts), salt)
     computed = len(found) * self.block_size
@@ -82,9 +75,7 @@ def by_the_allocate_of_lab_4(self, request, token_ids, num_drafts=0, salt=b""):
     return computed
 
 
-@wrong(
-    ADMIT, "What `take_block` has handed out after step 1 is []; expected: it", base=PrefixManager
-)
+@wrong(PrefixManager.admit, "What `take_block` has handed out after step 1 is []; expected: it")
 def past_its_own_take_block(self, *given):
     """What the blocks held before is still known."""
     self.take_block = partial(BlockManager.take_block, self)
@@ -93,7 +84,7 @@ def past_its_own_take_block(self, *given):
     return computed
 
 
-@wrong(ADMIT, "It raised ValueError: too few", base=PrefixManager)
+@wrong(PrefixManager.admit, "It raised ValueError: too few")
 def refused_in_its_own_words(self, request, token_ids, num_drafts=0, salt=b""):
     try:
         return PrefixManager.admit(self, request, token_ids, num_drafts, salt)
@@ -101,14 +92,14 @@ def refused_in_its_own_words(self, request, token_ids, num_drafts=0, salt=b""):
         raise ValueError("too few") from None
 
 
-@wrong(ADMIT, "`free_blocks` after step 1 is a list; expected: it is [", base=PrefixManager)
+@wrong(PrefixManager.admit, "`free_blocks` after step 1 is a list; expected: it is [")
 def free_blocks_in_a_list(self, request, token_ids, num_drafts=0, salt=b""):
     computed = PrefixManager.admit(self, request, token_ids, num_drafts, salt)
     self.free_blocks = list(self.free_blocks)
     return computed
 
 
-@right(MATCH, TAKE, ADMIT, PUBLISH)
+@right(PrefixManager.match, PrefixManager.take_block, PrefixManager.admit, PrefixManager.publish)
 class WithTextsForHashes(PrefixManager):
     """Finds blocks by texts, in a book that its own four methods keep."""
 
@@ -148,10 +139,10 @@ class WithTextsForHashes(PrefixManager):
                 self.block_with[text], self.texts[block] = block, text
 
 
-@wrong(MATCH)
-@wrong(TAKE)
-@wrong(ADMIT)
-@wrong(PUBLISH)
+@wrong(PrefixManager.match)
+@wrong(PrefixManager.take_block)
+@wrong(PrefixManager.admit)
+@wrong(PrefixManager.publish)
 class NeverForgets(WithTextsForHashes):
     """A book of its own is no excuse: what has been taken is still found."""
 
@@ -165,7 +156,7 @@ class NeverForgets(WithTextsForHashes):
 # ------------------------------------------------------------------------------------ a radix tree
 
 
-@right(WALK, base=RadixTree)
+@right(RadixTree.walk)
 def with_a_new_lower_node(self, token_ids):
     """The old node keeps its place and becomes the upper part."""
     self.walks += 1
@@ -188,20 +179,18 @@ def with_a_new_lower_node(self, token_ids):
     return node, at
 
 
-@wrong(WALK, "walk returns two things, a node and a length; this is a Node.", base=RadixTree)
+@wrong(RadixTree.walk, "walk returns two things, a node and a length; this is a Node.")
 def the_node_alone(self, token_ids):
     return RadixTree.walk(self, token_ids)[0]
 
 
-@wrong(
-    WALK, "The node that `walk([])` returned is not in the tree; expected: it is ", base=RadixTree
-)
+@wrong(RadixTree.walk, "The node that `walk([])` returned is not in the tree; expected: it is ")
 def a_copy_of_the_node(self, token_ids):
     node, length = RadixTree.walk(self, token_ids)
     return Node(node.ids, node.blocks, node.parent, node.children, node.stamp), length
 
 
-@right(EVICT, base=RadixTree)
+@right(RadixTree.evict)
 def from_a_sorted_list(self, needed, unused):
     """What it returns begins with what went last: no order was promised."""
     found = []
@@ -217,12 +206,12 @@ def from_a_sorted_list(self, needed, unused):
     return found
 
 
-@wrong(EVICT, "Take `yield` out of it", base=RadixTree)
+@wrong(RadixTree.evict, "Take `yield` out of it")
 def block_by_block(self, needed, unused):
     yield from RadixTree.evict(self, needed, unused)
 
 
-@wrong(EVICT, "`evict(1, …)` returned is [", base=RadixTree)
+@wrong(RadixTree.evict, "`evict(1, …)` returned is [")
 def no_more_than_needed(self, needed, unused):
     return RadixTree.evict(self, needed, unused)[:needed]
 
@@ -230,30 +219,22 @@ def no_more_than_needed(self, needed, unused):
 # ------------------------------------------------------------------------------ the next one served
 
 
-@right(CHOOSE_NEXT)
-def by_numpy(matched, waited, patience):
-    if not len(matched) == len(waited) > 0:
-        raise ValueError("none to choose")
-    late = np.where(np.array(waited) > patience, waited, -1)
-    return np.argmax(late) if late.max() >= 0 else np.argmax(matched)
-
-
-@right(CHOOSE_NEXT)
+@right(choose_next)
 def as_a_tensor(matched, waited, patience):
     return torch.tensor(choose_next(matched, waited, patience))
 
 
-@wrong(CHOOSE_NEXT, "is 0.0; expected: it is 0.")
+@wrong(choose_next, "is 0.0; expected: it is 0.")
 def as_a_float(matched, waited, patience):
     return float(choose_next(matched, waited, patience))
 
 
-@wrong(CHOOSE_NEXT, "The place from `choose_next([")
+@wrong(choose_next, "The place from `choose_next([")
 def from_the_end(matched, waited, patience):
     return choose_next(matched, waited, patience) - len(matched)
 
 
-@wrong(CHOOSE_NEXT, "went through; expected: it was refused with a ValueError.")
+@wrong(choose_next, "went through; expected: it was refused with a ValueError.")
 def of_whatever_comes(matched, waited, patience):
     pairs = list(zip(matched, waited, strict=False))
     return choose_next(*map(list, zip(*pairs, strict=True)), patience) if pairs else 0

@@ -1,9 +1,8 @@
 """Answers to lab 6's exercises: verifying, drafting, the loop, and when it pays."""
 
-import numpy as np
 import torch
 
-from solutions.decoding import GREEDY, draw, end_of, next_token_probs
+from solutions.decoding import GREEDY, end_of, next_token_probs
 from solutions.speculative import (
     ModelDrafter,
     Round,
@@ -12,7 +11,6 @@ from solutions.speculative import (
     generate_speculative,
     new_cache,
     new_logits,
-    new_uniforms,
     ngram_draft,
     prefixes,
     residual,
@@ -21,30 +19,10 @@ from solutions.speculative import (
 )
 from tests.common.attempts import right, wrong
 
-VERIFY_GREEDY, VERIFY = "speculative.verify_greedy", "speculative.verify"
-RESIDUAL, PROPOSE = "speculative.residual", "speculative.ModelDrafter.propose"
-NGRAM, GENERATE = "speculative.ngram_draft", "speculative.generate_speculative"
-EXPECTED = "speculative.expected_tokens"
-
-
 # ---------------------------------------------------------------------------------- verifying
 
 
-@right(VERIFY_GREEDY)
-def in_a_list(choices, drafts):
-    for i, draft in enumerate(drafts):
-        if draft != choices[i]:
-            return [i, choices[i]]
-    return [len(drafts), choices[-1]]
-
-
-@right(VERIFY_GREEDY)
-def by_numpy(choices, drafts):
-    accepted = np.cumprod(np.array(drafts) == choices[: len(drafts)]).sum(dtype=np.int64)
-    return accepted, choices[accepted]
-
-
-@wrong(VERIFY_GREEDY)
+@wrong(verify_greedy)
 def identity_for_equality(choices, drafts):
     accepted = 0
     while accepted < len(drafts) and drafts[accepted] is choices[accepted]:
@@ -52,61 +30,28 @@ def identity_for_equality(choices, drafts):
     return accepted, choices[accepted]
 
 
-wrong(VERIFY_GREEDY, "is a Tensor and a Tensor; expected: it is an int")(
+wrong(verify_greedy, "is a Tensor and a Tensor; expected: it is an int")(
     lambda *given: tuple(map(torch.tensor, verify_greedy(*given)))
 )
-wrong(VERIFY_GREEDY, "returns two things, the number of accepted")(lambda choices, drafts: 0)
+wrong(verify_greedy, "returns two things, the number of accepted")(lambda choices, drafts: 0)
 
 
-@right(RESIDUAL)
-def beyond_the_smaller_one(target_probs, draft_probs):
-    beyond = target_probs - torch.minimum(target_probs, draft_probs)
-    return target_probs if beyond.sum() <= 0 else beyond / (1 - (target_probs - beyond).sum())
-
-
-@wrong(RESIDUAL)
+@wrong(residual)
 def with_a_floor(target_probs, draft_probs):
     beyond = (target_probs - draft_probs).clamp(min=1e-3)
     return beyond / beyond.sum()
 
 
-@wrong(RESIDUAL)
+@wrong(residual)
 def close_taken_for_equal(target_probs, draft_probs):
     is_equal = (target_probs - draft_probs).abs().sum() < 1e-3
     return target_probs if is_equal else residual(target_probs, draft_probs)
 
 
-wrong(RESIDUAL, "Is a `return` missing?")(lambda target_probs, draft_probs: None)
+wrong(residual, "Is a `return` missing?")(lambda target_probs, draft_probs: None)
 
 
-@right(VERIFY)
-def with_an_unnormalised_residual(target_probs, draft_probs, drafts, uniforms):
-    k = len(drafts)
-    tokens = torch.tensor(drafts, dtype=torch.int64)[:, None]
-    p, q = target_probs[:k].gather(1, tokens)[:, 0], draft_probs.gather(1, tokens)[:, 0]
-    accepted = int((uniforms[:k] < p / q).int().cumprod(dim=0).sum())
-    rest = target_probs[accepted]
-    if accepted < k:
-        rest = (rest - draft_probs[accepted]).clamp(min=0)  # `draw` takes any sum
-    return accepted, draw(rest.unsqueeze(0), uniforms[-1:]).item()
-
-
-@right(VERIFY)
-def with_a_draft_that_gives_nothing(target_probs, draft_probs, drafts, uniforms):
-    """As gpt-fast does: a row of zeros, so that the bonus is a residual too."""
-    draft_probs = torch.cat([draft_probs, torch.zeros_like(target_probs[:1])])
-    place = 0
-    while place < len(drafts):
-        token = drafts[place]
-        chance = min(1.0, float(target_probs[place, token]) / float(draft_probs[place, token]))
-        if float(uniforms[place]) >= chance:
-            break
-        place += 1
-    rest = residual(target_probs[place], draft_probs[place])
-    return [place, draw(rest[None], uniforms[-1:])[0].item()]
-
-
-@wrong(VERIFY)
+@wrong(verify)
 def with_draws_of_its_own(target_probs, draft_probs, drafts, uniforms):
     accepted, _ = verify(target_probs, draft_probs, drafts, uniforms)
     rest = target_probs[accepted]
@@ -115,35 +60,13 @@ def with_draws_of_its_own(target_probs, draft_probs, drafts, uniforms):
     return accepted, int(torch.multinomial(rest, 1))
 
 
-wrong(VERIFY, "Is a `return` missing?")(lambda *given: None)
+wrong(verify, "Is a `return` missing?")(lambda *given: None)
 
 
 # ----------------------------------------------------------------------------------- drafting
 
 
-@right(PROPOSE, base=ModelDrafter)
-def feeding_its_cache_itself(self, ids, k, params, generator):
-    """What is lacking first, then one draft after the other; all uniforms at once."""
-    if k == 0:
-        return [], torch.zeros(0, self.model.config.vocab_size)
-    held = self.kv_cache.length
-    text = torch.tensor([list(ids)])
-    new, drafts, rows = text[:, held:], [], []
-    uniforms = new_uniforms(k, generator, text.device)
-    for step in range(k):
-        positions = torch.arange(held, held + new.shape[1]).unsqueeze(0)
-        logits = self.model(new, positions, self.kv_cache)[:, -1]
-        held += new.shape[1]
-        row = next_token_probs(logits, text, params)
-        token = draw(row, uniforms[step : step + 1])
-        new = token[:, None]
-        text = torch.cat([text, new], dim=1)
-        drafts.append(token.item())
-        rows.append(row[0])
-    return [drafts, torch.stack(rows)]
-
-
-@right(PROPOSE, base=ModelDrafter)
+@right(ModelDrafter.propose)
 def greedily_without_uniforms(self, ids, k, params, generator):
     """At temperature 0 nothing is left to chance."""
     if params.temperature > 0 or params.repetition_penalty != 1:
@@ -157,15 +80,12 @@ def greedily_without_uniforms(self, ids, k, params, generator):
     return text[len(ids) :], torch.stack(rows) if rows else torch.zeros(0, 300)
 
 
-wrong(PROPOSE, "propose returns two things, drafts and", base=ModelDrafter)(
-    lambda self, *given: ModelDrafter.propose(self, *given)[0]
-)
-wrong(PROPOSE, "The list of drafts of round 1 is a Tensor;", base=ModelDrafter)(
+wrong(ModelDrafter.propose, "The list of drafts of round 1 is a Tensor;")(
     lambda self, *given: tuple(map(torch.as_tensor, ModelDrafter.propose(self, *given)))
 )
 
 
-@wrong(PROPOSE, "What was drafted in round 1", base=ModelDrafter)
+@wrong(ModelDrafter.propose, "What was drafted in round 1")
 def by_multinomial(self, ids, k, params, generator):
     text, probs = list(ids), []
     for _ in range(k):
@@ -175,26 +95,13 @@ def by_multinomial(self, ids, k, params, generator):
     return text[len(ids) :], torch.cat(probs) if probs else torch.empty(0, 300)
 
 
-@wrong(PROPOSE, base=ModelDrafter)
+@wrong(ModelDrafter.propose)
 def the_same_numbers_at_every_call(self, ids, k, params, generator):
     again = torch.Generator().manual_seed(generator.initial_seed())
     return ModelDrafter.propose(self, ids, k, params, again)
 
 
-@right(NGRAM)
-def writing_the_text_on(ids, k, longest=3):
-    """A draft that goes on into itself is the same as one that is repeated."""
-    for size in range(min(longest, len(ids) - 1), 0, -1):
-        for start in range(len(ids) - size - 1, -1, -1):
-            if ids[start : start + size] == ids[len(ids) - size :]:
-                text = list(ids)
-                for i in range(k):
-                    text.append(text[start + size + i])
-                return text[len(ids) :]
-    return []
-
-
-@wrong(NGRAM)
+@wrong(ngram_draft)
 def in_its_digits(ids, k, longest=3):
     text = " ".join(map(str, ids))
     for size in range(min(longest, len(ids) - 1), 0, -1):
@@ -205,49 +112,16 @@ def in_its_digits(ids, k, longest=3):
     return []
 
 
-wrong(NGRAM, "The draft should be a list, not a tuple.")(
+wrong(ngram_draft, "The draft should be a list, not a tuple.")(
     lambda ids, k, longest=3: tuple(ngram_draft(ids, k, longest))
 )
-wrong(NGRAM)(lambda ids, k, longest=3: ngram_draft(ids[-10:], k, longest))
+wrong(ngram_draft)(lambda ids, k, longest=3: ngram_draft(ids[-10:], k, longest))
 
 
 # ----------------------------------------------------------------------------------- the loop
 
 
-@right(GENERATE)
-@torch.no_grad()
-def a_text_in_a_tensor(
-    target, drafter, prompt, max_new_tokens, k, params=GREEDY, generator=None, eos_token_id=None
-):
-    """And uniforms one after the other."""
-    generator = torch.Generator() if generator is None else generator
-    text = torch.tensor([list(prompt)])
-    end = end_of(target.config, prompt, max_new_tokens)
-    kv_cache, rounds, done = new_cache(target, end), [], False
-    while text.shape[1] < end and not done:
-        length = text.shape[1]
-        drafts, q = drafter.propose(text[0].tolist(), min(k, end - length - 1), params, generator)
-        more = torch.cat([text, torch.tensor([drafts], dtype=torch.int64)], dim=1)
-        positions = torch.arange(kv_cache.length, more.shape[1])[None]
-        logits = target(more[:, kv_cache.length :], positions, kv_cache)[0]
-        rows = [
-            next_token_probs(logits[row - len(drafts) - 1][None], more[:, : length + row], params)
-            for row in range(len(drafts) + 1)
-        ]
-        uniforms = torch.cat([torch.rand(1, generator=generator) for _ in rows])
-        accepted, token = verify(torch.cat(rows), q, drafts, uniforms)
-        new = torch.tensor([*drafts[:accepted], token])
-        if eos_token_id is not None and (new == eos_token_id).any():
-            new = new[: int((new == eos_token_id).nonzero()[0]) + 1]
-            done = True
-        text = torch.cat([text, new[None]], dim=1)
-        kv_cache.truncate(min(kv_cache.length, length + accepted))
-        drafter.truncate(length + accepted)
-        rounds.append(Round(drafts, accepted, new.tolist()))
-    return Speculated(text[0].tolist(), rounds)
-
-
-@right(GENERATE)
+@right(generate_speculative)
 @torch.no_grad()
 def with_a_greedy_branch(
     target, drafter, prompt, max_new_tokens, k, params=GREEDY, generator=None, eos_token_id=None
@@ -281,7 +155,7 @@ class NoDraft:
         pass
 
 
-@wrong(GENERATE, "Does the loop come to its end?")
+@wrong(generate_speculative, "Does the loop come to its end?")
 def without_an_end(target, drafter, prompt, *given, **named):
     kv_cache = new_cache(target, len(prompt))
     while True:
@@ -289,10 +163,10 @@ def without_an_end(target, drafter, prompt, *given, **named):
         kv_cache.truncate(0)
 
 
-wrong(GENERATE, "What it returned")(lambda *given: generate_speculative(*given).ids)
+wrong(generate_speculative, "What it returned")(lambda *given: generate_speculative(*given).ids)
 
 
-@wrong(GENERATE)
+@wrong(generate_speculative)
 def plain_decode_told_as_rounds(target, drafter, *given, **named):
     return generate_speculative(target, NoDraft(), *given, **named)
 
@@ -300,10 +174,7 @@ def plain_decode_told_as_rounds(target, drafter, *given, **named):
 # ---------------------------------------------------------------------------- when does it pay?
 
 
-@right(EXPECTED)
-def expected_by_numpy(acceptance, k):
-    return np.cumprod([1.0] + [acceptance] * k).sum()
-
-
-wrong(EXPECTED)(lambda acceptance, k: round(expected_tokens(acceptance, k), 2))
-wrong(EXPECTED)(lambda acceptance, k: expected_tokens(acceptance if acceptance < 0.99 else 1, k))
+wrong(expected_tokens)(lambda acceptance, k: round(expected_tokens(acceptance, k), 2))
+wrong(expected_tokens)(
+    lambda acceptance, k: expected_tokens(acceptance if acceptance < 0.99 else 1, k)
+)

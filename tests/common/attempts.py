@@ -2,14 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
+
+from autograder.exercises import exercises
+from autograder.judging.exercise import Exercise
 
 
 @dataclass(frozen=True)
 class Answer:
     """An attempt at an exercise. `said`: what its author must read, where it is wrong."""
 
-    exercise: str
+    exercise: Exercise
     attempt: Any
     name: str
     said: tuple[str, ...] = ()
@@ -19,30 +23,44 @@ RIGHT: list[Answer] = []
 WRONG: list[Answer] = []
 
 
-def right(*exercises: str, base: type | None = None) -> Callable[[Any], Any]:
-    """Mark what stands below, a class or a function, as a right answer.
+def right(*solutions: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Mark what stands below as a right answer to the exercises that have these solutions.
 
-    With a base, the function becomes that class's method of the exercise's name.
+    It is a function, or the whole class; where a method is asked for, a function becomes that
+    method of the right class.
     """
-    return added_to(RIGHT, exercises, base)
+    return added_to(RIGHT, solutions)
 
 
-def wrong(exercise: str, *said: str, base: type | None = None) -> Callable[[Any], Any]:
+def wrong(solution: Callable[..., Any], *said: str) -> Callable[[Any], Any]:
     """Mark what stands below as a wrong answer, whose author must read every part of `said`."""
-    return added_to(WRONG, [exercise], base, said)
+    return added_to(WRONG, [solution], said)
 
 
 def added_to(
-    answers: list[Answer], exercises: Any, base: type | None, said: tuple[str, ...] = ()
+    answers: list[Answer], solutions: Any, said: tuple[str, ...] = ()
 ) -> Callable[[Any], Any]:
     def add(written: Any) -> Any:
-        for exercise in exercises:
-            attempt = with_method(base, exercise, written) if base else written
+        for exercise in map(exercise_of, solutions):
+            attempt = written if isinstance(written, type) else as_attempt(exercise, written)
             answers.append(Answer(exercise, attempt, written.__name__, said))
         return written
 
     return add
 
 
-def with_method(base: type, exercise: str, function: Callable) -> type:
-    return type(base.__name__, (base,), {exercise.split(".")[-1]: function})
+@cache
+def exercise_of(solution: Callable[..., Any]) -> Exercise:
+    return next(e for e in exercises().values() if own_function(e) is solution)
+
+
+def own_function(exercise: Exercise) -> Callable[..., Any]:
+    """What a student writes: the function, or the method of its class."""
+    method = exercise.path.split(".")[1:]
+    return getattr(exercise.reference, *method) if method else exercise.reference
+
+
+def as_attempt(exercise: Exercise, function: Callable[..., Any]) -> Any:
+    """The function itself, or the right class with it for the exercise's method."""
+    base, *method = exercise.reference, *exercise.path.split(".")[1:]
+    return type(base.__name__, (base,), {method[0]: function}) if method else function

@@ -16,6 +16,7 @@ from autograder.course.reference import lab_module
 from autograder.exercises import exercises
 from autograder.judging import judge
 from autograder.judging.exercise import Case, Driver, Exercise, Outcome
+from autograder.judging.failure import TookTooLong
 from autograder.judging.judge import difference, run, run_all
 
 EXERCISES = list(exercises().values())
@@ -86,6 +87,12 @@ def trials(exercise: Exercise, seed: int = 0) -> list[Trial]:
         Trial(exercise, driver, cases, run_all(exercise, driver, exercise.reference, cases))
         for driver in drivers
     ]
+
+
+def ran_out_of_time(outcome: Outcome | None) -> bool:
+    """What has no end is waited for once, not with every seed."""
+    failure = outcome.failure if outcome else None
+    return failure is not None and isinstance(failure.error, TookTooLong)
 
 
 def is_rejected(exercise: Exercise, attempt: Any, seed: int = 0) -> bool:

@@ -67,6 +67,7 @@ def test_labs_hold_no_notebook_without_a_lesson():
     assert [path.parent.name for path in sorted(ROOT.glob("labs/*/*.ipynb"))] == NAMES
 
 
+@pytest.mark.slow
 def test_another_process_builds_the_same_bytes(rebuilt, tmp_path):
     code = (
         "from pathlib import Path; from autograder.build import build, exercises; "
@@ -135,28 +136,40 @@ def test_a_lab_is_a_clean_notebook_that_nbgrader_takes(name):
     assert not any(cell.get("attachments") for cell in lab.cells)
 
 
-def environment(folder: Path) -> dict[str, str]:
-    """For a kernel as a student has it, which keeps what passes out of work/.mine."""
-    return {**os.environ, "PYTHONPATH": str(ROOT), "MINE_FOLDER": str(folder / "mine")}
-
-
 @pytest.fixture(scope="module")
-def kernel(tmp_path_factory):
-    """One for all labs as they are released: a kernel that imports torch takes seconds to start."""
-    folder = tmp_path_factory.mktemp("kernel")
-    where = {"metadata": {"path": str(folder)}}
-    client = NotebookClient(nbformat.v4.new_notebook(), timeout=TIMEOUT, resources=where)
-    with client.setup_kernel(env=environment(folder)):
-        yield client.km
+def kernel():
+    """One for all labs: a kernel that imports torch takes seconds to start."""
+    client = NotebookClient(nbformat.v4.new_notebook(), timeout=TIMEOUT)
+    with client.setup_kernel(env={**os.environ, "PYTHONPATH": str(ROOT)}):
+        yield client
+
+
+BEGIN = """
+%cd -q {folder}
+%env MINE_FOLDER={folder}/mine
+import timing.stopwatch
+timing.stopwatch.MANY = timing.stopwatch.FEW = 1
+%reset -f
+__spec__ = None  # %reset takes it away, and a process that is started looks for it
+"""
+
+
+def execute(notebook, kernel, folder):
+    """As a student runs all of it, with no name of the notebook before it; what passes is kept in
+    the folder. What is timed runs once: the numbers don't count.
+    """
+    notebook.cells.insert(0, nbformat.v4.new_code_cell(BEGIN.format(folder=folder)))
+    kernel.nb = notebook
+    for index, cell in enumerate(notebook.cells):
+        kernel.execute_cell(cell, index)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_a_lab_runs_up_to_its_first_check_which_says_not_attempted(name, kernel):
+def test_a_lab_runs_up_to_its_first_check_which_says_not_attempted(name, kernel, tmp_path):
     lab = read(lab_path(name))
-    lab.cells.insert(0, nbformat.v4.new_code_cell("%reset -f"))  # no name of the lab before it
     with pytest.raises(CellExecutionError) as stopped:
-        NotebookClient(lab, km=kernel, timeout=TIMEOUT).execute()
+        execute(lab, kernel, tmp_path)
     failed = [
         cell.id
         for cell in lab.cells
@@ -169,10 +182,9 @@ def test_a_lab_runs_up_to_its_first_check_which_says_not_attempted(name, kernel)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_a_solved_lab_runs_top_to_bottom_and_every_check_passes(name, rebuilt, tmp_path):
+def test_a_solved_lab_runs_top_to_bottom_and_every_check_passes(name, rebuilt, kernel, tmp_path):
     solved = read(source_path(name, rebuilt))
-    where = {"metadata": {"path": str(tmp_path)}}
-    NotebookClient(solved, timeout=TIMEOUT, resources=where).execute(env=environment(tmp_path))
+    execute(solved, kernel, tmp_path)
     checks = [cell for cell in solved.cells if is_check(cell)]
     assert checks
     for cell in checks:
@@ -333,26 +345,18 @@ def test_the_student_gets_a_todo_in_place_of_the_solution(built):
 
 def test_every_exercise_has_a_card_before_it_and_a_locked_check_after_it(built):
     cells = read(built.lab).cells
+    assert "about 2 lines" in next(cell.source for cell in cells if "toys.double" in cell.source)
+    assert "Think." not in str(cells)  # it is a hint
     place = [cell.id for cell in cells].index("toys-Box-put")
     put_card, take_card, _, put, take = cells[place - 2 : place + 3]
     for text in ("Title of toys.Box.take", "2 of 5", "10 min", "1 line", "Under the bed."):
         assert text in take_card.source
     assert 'hint("toys.Box.put")' in put_card.source
+    assert cells[place].metadata.tags == ["wide"]
     assert put.source == 'check("toys.Box.put", Box)'
     assert take.source == 'check("toys.Box.take", Box)'
     assert [cell.metadata.nbgrader.points for cell in (put, take)] == [1, 2]
     assert all(cell.metadata.nbgrader.locked and not cell.metadata.editable for cell in (put, take))
-
-
-def test_the_card_counts_the_lines_of_the_solution_and_holds_no_hints(built):
-    card = next(cell.source for cell in read(built.lab).cells if "toys.double" in cell.source)
-    assert "about 2 lines" in card
-    assert "Think." not in card
-
-
-def test_tags_of_a_quoting_cell_are_kept(built):
-    (cell,) = [cell for cell in read(built.lab).cells if cell.id == "toys-Box-put"]
-    assert cell.metadata.tags == ["wide"]
 
 
 def test_an_answer_is_graded_by_hand(built):
@@ -363,9 +367,7 @@ def test_an_answer_is_graded_by_hand(built):
     assert solved.source == "Because of the model answer."
     assert released.source == "YOUR ANSWER HERE"
     settings = released.metadata.nbgrader
-    assert settings.grade
-    assert settings.solution
-    assert not settings.locked
+    assert (settings.grade, settings.solution, settings.locked) == (True, True, False)
     assert settings.points == 2
 
 
@@ -444,28 +446,30 @@ def test_a_wrong_module_is_refused_with_a_sentence(course, old, new, sentence):
         course.build()
 
 
-def test_an_exercise_without_a_lesson_is_refused(course):
+def an_exercise_more(course):
     course.registry["toys.more"] = exercise("toys.more")
-    with pytest.raises(AuthorError, match=r'toys\.more stands in 0 lessons .*from="toys\.more"'):
-        course.build()
 
 
-def test_an_exercise_in_two_lessons_is_refused(course):
+def the_same_exercise_again(course):
     again = f'{card("toys.double", 3)}\n\n```python from="toys.double"\n```\n'
     (course.lesson.parent / "02_again.md").write_text(again)
-    with pytest.raises(AuthorError, match=r"toys\.double stands in 2 lessons"):
-        course.build()
 
 
-def test_a_lesson_without_a_number_is_refused(course):
-    course.lesson.rename(course.lesson.with_name("toys.md"))
-    with pytest.raises(AuthorError, match=r"toys\.md: name a lesson like 02_kv_cache\.md"):
-        course.build()
-
-
-def test_no_lessons_at_all_is_an_error(course):
-    course.lesson.unlink()
-    with pytest.raises(AuthorError, match="There are no lessons in"):
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (an_exercise_more, r'toys\.more stands in 0 lessons .*from="toys\.more"'),
+        (the_same_exercise_again, r"toys\.double stands in 2 lessons"),
+        (
+            lambda course: course.lesson.rename(course.lesson.with_name("toys.md")),
+            r"toys\.md: name a lesson like 02_kv_cache\.md",
+        ),
+        (lambda course: course.lesson.unlink(), "There are no lessons in"),
+    ],
+)
+def test_a_course_that_does_not_fit_together_is_refused(course, spoil, sentence):
+    spoil(course)
+    with pytest.raises(AuthorError, match=sentence):
         course.build()
 
 

@@ -5,7 +5,6 @@ from pkgutil import iter_modules
 
 import pytest
 
-from autograder.exercises import exercises
 from autograder.judging.judge import PASSED, WRONG, drawn, judge
 from tests import answers
 from tests.common import attempts
@@ -17,22 +16,20 @@ for lab in iter_modules(answers.__path__):
 
 
 def every(answers: list[Answer]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("answer", answers, ids=lambda a: f"{a.exercise}-{a.name}")
+    return pytest.mark.parametrize("answer", answers, ids=lambda a: f"{a.exercise.name}-{a.name}")
 
 
 @every(attempts.RIGHT)
 def test_a_right_answer_in_another_style_passes(answer: Answer) -> None:
-    exercise = exercises()[answer.exercise]
     for seed in range(2):
-        judgement = judge(exercise, answer.attempt, drawn(exercise, seed))
+        judgement = judge(answer.exercise, answer.attempt, drawn(answer.exercise, seed))
         assert judgement.status == PASSED, (judgement.case, judgement.message)
 
 
 @every(attempts.WRONG)
 def test_a_wrong_answer_is_rejected_and_its_author_reads_why(answer: Answer) -> None:
-    exercise = exercises()[answer.exercise]
-    judgement = judge(exercise, answer.attempt)
+    judgement = judge(answer.exercise, answer.attempt)
     assert judgement.status == WRONG
     told = f"{judgement.message} {judgement.cause or ''}"
     assert [part for part in answer.said if part not in told] == [], told
-    assert is_rejected(exercise, answer.attempt, seed=1)
+    assert is_rejected(answer.exercise, answer.attempt, seed=1)

@@ -4,11 +4,11 @@ First what holds in every lab, then what one lab's cases promise, under its name
 """
 
 import ast
-from collections.abc import Callable
 from inspect import signature
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from autograder.judging.judge import judge
 from autograder.lending.services import CountedModel, random_model, random_weights
 from gpt import GPTConfig, GPTLMHead
 from solutions.generate import generate
-from tests.common.attempts import with_method
+from tests.common.attempts import as_attempt, own_function
 from tests.common.trials import (
     EXERCISES,
     cases_of,
@@ -54,12 +54,6 @@ def test_what_is_handed_in_must_stay_as_it_was(exercise: Exercise) -> None:
     assert passed == COPIED.get(exercise.name, set())
 
 
-def own_function(exercise: Exercise) -> Callable[..., Any]:
-    """What a student writes: the function, or the method of its class."""
-    method = exercise.path.split(".")[1:]
-    return getattr(exercise.reference, *method) if method else exercise.reference
-
-
 def changing(exercise: Exercise, name: str) -> tuple[Any, list[bool]]:
     """An attempt that changes an argument, and a list that isn't empty once it has."""
     function, was_changed = own_function(exercise), list[bool]()
@@ -76,12 +70,6 @@ def changing(exercise: Exercise, name: str) -> tuple[Any, list[bool]]:
         return result
 
     return as_attempt(exercise, attempt), was_changed
-
-
-def as_attempt(exercise: Exercise, function: Callable[..., Any]) -> Any:
-    """The function itself, or the right class with it for the exercise's method."""
-    right = exercise.reference
-    return with_method(right, exercise.name, function) if isinstance(right, type) else function
 
 
 # What every case hands over, so that a default isn't asked for.
@@ -111,6 +99,35 @@ def insisting_on(exercise: Exercise, name: str) -> Any:
         return function(*given, **named)
 
     return as_attempt(exercise, attempt)
+
+
+# Of these what comes back is told as Python writes it, which numpy's numbers are not.
+EXACT_TYPES = {"paged_attention.BlockManager.append", "prefix_caching.RadixTree.evict"}
+
+
+@every_exercise
+def test_the_right_result_may_come_in_other_types(exercise: Exercise) -> None:
+    """Floats of half the length, numpy's numbers, a list for a tuple."""
+    function = own_function(exercise)
+
+    def attempt(*given: Any, **named: Any) -> Any:
+        return in_other_types(function(*given, **named))
+
+    is_exact = is_rejected(exercise, as_attempt(exercise, attempt))
+    assert is_exact == (exercise.name in EXACT_TYPES)
+
+
+def in_other_types(value: Any) -> Any:
+    match value:
+        case Tensor() if value.is_floating_point():
+            return value.float()
+        case int() if not isinstance(value, bool):
+            return np.int64(value)
+        case float():
+            return np.float64(value)
+        case list() | tuple() if type(value) in (list, tuple):
+            return [in_other_types(item) for item in value]
+    return value
 
 
 # Of these no two cases have inputs of one shape and the same numbers beside them.

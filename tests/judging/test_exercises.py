@@ -28,7 +28,7 @@ from autograder.judging.judge import (
     drawn,
     judge,
 )
-from tests.common.attempts import with_method
+from tests.common.attempts import as_attempt
 from tests.common.trials import (
     EXERCISES,
     LABS,
@@ -37,6 +37,7 @@ from tests.common.trials import (
     every_exercise,
     frozen,
     is_rejected,
+    ran_out_of_time,
     skeleton,
     trials,
     with_wrong_neighbours,
@@ -152,15 +153,9 @@ def forms(exercise: Exercise) -> Iterator[tuple[Form, Any]]:
 
 
 @every_exercise
-def test_every_misconception_is_rejected(exercise: Exercise, soon: None) -> None:
-    seed = 1  # the diagnosis, below, rejects each of them with seed 0
-    assert [form for form, wrong in forms(exercise) if not is_rejected(exercise, wrong, seed)] == []
-
-
-@every_exercise
 def test_every_misconception_is_diagnosed_as_itself(exercise: Exercise, soon: None) -> None:
     """It coincides with no other, and with itself when it is run again up to the first case in
-    which it is wrong; and changes no case."""
+    which it is wrong; it changes no case, and is rejected on other cases too."""
     trial = trials(exercise)[0]
     cases = [frozen(dict(case.data)) for case in trial.cases]
     first = {form: trial.outcomes(wrong) for form, wrong in forms(exercise)}
@@ -171,10 +166,14 @@ def test_every_misconception_is_diagnosed_as_itself(exercise: Exercise, soon: No
     ]
     assert same == [], "they do the same"
     for form, wrong in forms(exercise):
-        before, after = trial.first_wrong(first[form]), trial.told_by(wrong)
+        before = trial.first_wrong(first[form])
         assert before is not None, f"{form} passes"
+        if ran_out_of_time(before):
+            continue
+        after = trial.told_by(wrong)
         assert after is not None, f"{form} passes when it is run again"
         assert coincide(exercise, after, before), f"{form} differs from run to run"
+        assert is_rejected(exercise, wrong, seed=1), f"{form} passes on other cases"
     assert [frozen(dict(case.data)) for case in trial.cases] == cases
 
 
@@ -239,9 +238,7 @@ def test_whatever_is_returned_is_judged_with_a_sentence(
         def attempt(*args: Any, odd: Callable[[], Any] = odd, **kwargs: Any) -> Any:
             return odd()
 
-        if isinstance(exercise.reference, type):
-            attempt = with_method(exercise.reference, exercise.name, attempt)
-        here = Here(exercise, attempt)
+        here = Here(exercise, as_attempt(exercise, attempt))
         found = Trial.of(exercise, exercise.driver, here, trial.cases).judgement()
         assert found.status == WRONG, name
         assert len(found.message) > 10, name

@@ -7,10 +7,9 @@ mutant which passes is an error too.
 import pytest
 
 from autograder.judging import judge
-from autograder.judging.exercise import Exercise, Outcome
-from autograder.judging.failure import TookTooLong
+from autograder.judging.exercise import Exercise
 from tests.common.mutants import attempt_of, mutants
-from tests.common.trials import EXERCISES, every_exercise, trials
+from tests.common.trials import EXERCISES, every_exercise, ran_out_of_time, trials
 
 DOES_NOTHING = "what is neutral may be applied all the same: it changes nothing"
 EQUIVALENT = {
@@ -103,13 +102,7 @@ def test_every_mutant_is_rejected(exercise: Exercise, monkeypatch: pytest.Monkey
         }
         assert sorted(passed - equivalent.keys()) == [], f"pass with seed {seed}; are they right?"
         assert sorted(equivalent.keys() - passed) == [], f"are rejected with seed {seed}: stale"
-        # One that has no end is waited for once, not with every seed.
         made = {name: wrong for name, wrong in made.items() if not ran_out_of_time(told[name])}
-
-
-def ran_out_of_time(outcome: Outcome | None) -> bool:
-    failure = outcome.failure if outcome else None
-    return failure is not None and isinstance(failure.error, TookTooLong)
 
 
 def test_the_table_names_exercises() -> None:

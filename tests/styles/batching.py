@@ -1,29 +1,15 @@
-"""Lab 3 in another style: rows as records, comprehensions for loops, attention row by row."""
+"""Lab 3 in another style: rows that are due, comprehensions for loops, attention row by row."""
 
-from dataclasses import dataclass
 from itertools import accumulate, chain
 from statistics import fmean
-from typing import NamedTuple
-
-
-class Padded(NamedTuple):
-    """One row of the rectangle."""
-
-    ids: list[int]
-    mask: list[bool]
-
-
-def padded(prompt, length, pad_id):
-    pads = length - len(prompt)
-    return Padded([pad_id] * pads + list(prompt), [False] * pads + [True] * len(prompt))
 
 
 def pad_left(prompts, pad_id=0):
     ### BEGIN SOLUTION
     length = max(map(len, prompts))
-    rows = [padded(prompt, length, pad_id) for prompt in prompts]
-    ids, masks = zip(*rows, strict=True)
-    return torch.tensor(ids), torch.tensor(masks)
+    pads = [length - len(prompt) for prompt in prompts]
+    ids = [[pad_id] * n + list(prompt) for n, prompt in zip(pads, prompts, strict=True)]
+    return torch.tensor(ids), torch.tensor([[place >= n for place in range(length)] for n in pads])
     ### END SOLUTION
 
 
@@ -48,25 +34,6 @@ def padded_mask(attention_mask, q_len):
     ### END SOLUTION
 
 
-@dataclass
-class Row:
-    """A prompt of the batch, and how far it has come."""
-
-    ids: list[int]
-    most: int
-    eos_token_id: int | None
-    has_met_eos: bool = False
-
-    @property
-    def goes_on(self):
-        return len(self.ids) < self.most and not self.has_met_eos
-
-    def take(self, token):
-        if self.goes_on:
-            self.ids.append(token)
-            self.has_met_eos = token == self.eos_token_id
-
-
 def generate_padded(model, prompts, max_new_tokens, eos_token_id=None):
     config, weight = model.config, model.transformer.wte.weight
     require_requests(config, prompts, max_new_tokens, slots=len(prompts) or 1)
@@ -75,17 +42,17 @@ def generate_padded(model, prompts, max_new_tokens, eos_token_id=None):
     kv_cache = PaddedCache(config, attention_mask, columns, weight.device, weight.dtype)
     position_ids = padded_position_ids(attention_mask)
     ### BEGIN SOLUTION
-    rows = [
-        Row([*prompt], min(len(prompt) + new, config.n_positions), eos_token_id)
-        for prompt, new in zip(prompts, max_new_tokens, strict=True)
-    ]
-    while any(row.goes_on for row in rows):
+    texts, full = [[*prompt] for prompt in prompts], config.n_positions
+    ends = [min(len(t) + new, full) for t, new in zip(texts, max_new_tokens, strict=True)]
+    due = [row for row, text in enumerate(texts) if len(text) < ends[row]]
+    while due:
         newest = torch.argmax(model(input_ids, position_ids, kv_cache)[:, -1, :], dim=1)
-        for row, token in zip(rows, newest.tolist(), strict=True):
-            row.take(token)
+        for row in due:
+            texts[row] += [newest[row].item()]
+        due = [r for r in due if len(texts[r]) < ends[r] and texts[r][-1] != eos_token_id]
         input_ids = newest.reshape(-1, 1)
-        position_ids = torch.tensor([[len(row.ids) - 1] for row in rows])
-    return [row.ids for row in rows]
+        position_ids = torch.tensor([[len(text) - 1] for text in texts])
+    return texts
     ### END SOLUTION
 
 

@@ -4,15 +4,6 @@ import heapq
 import math
 from dataclasses import astuple
 from functools import reduce
-from typing import NamedTuple
-
-
-class Drawn(NamedTuple):
-    """A candidate before it is one; heapq takes the largest."""
-
-    total: float
-    beam: int
-    token: int
 
 
 def only(logits, chosen):
@@ -135,12 +126,11 @@ def best_continuations(scores, logits, count):
     ### BEGIN SOLUTION
     log_probs = (logits - logits.logsumexp(dim=1, keepdim=True)).tolist()
     candidates = (
-        Drawn(score + log_prob, beam, token)
+        Candidate(score=score + log_prob, parent=beam, token=token)
         for beam, (score, row) in enumerate(zip(scores.tolist(), log_probs, strict=True))
         for token, log_prob in enumerate(row)
     )
-    best = heapq.nlargest(count, candidates, key=lambda drawn: drawn.total)
-    return [Candidate(score=total, parent=beam, token=token) for total, beam, token in best]
+    return heapq.nlargest(count, candidates, key=lambda candidate: candidate.score)
     ### END SOLUTION
 
 

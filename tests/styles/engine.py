@@ -17,18 +17,6 @@ class Purse:
             self.left -= wanted
 
 
-@dataclass
-class Served:
-    """A request in the plan, and what a step has made of it."""
-
-    sequence: object
-    tokens: int
-    has_caught_up: bool = False
-
-    def line(self):
-        return self.sequence.number, self.tokens, self.has_caught_up
-
-
 class Scheduler:
     def schedule(self):
         ### BEGIN SOLUTION
@@ -49,18 +37,16 @@ class Engine:
     def step(self):
         ### BEGIN SOLUTION
         plan = list(self.scheduler.schedule().items())
-        everybody = [Served(self.sequences[number], tokens) for number, tokens in plan]
         chunks = [self.chunk(number, tokens) for number, tokens in reversed(plan)]
         logits = self.runner.forward(chunks) if chunks else None
-        for served in everybody:
-            sequence = served.sequence
-            sequence.num_computed_tokens = sequence.num_computed_tokens + served.tokens
-            served.has_caught_up = sequence.num_computed_tokens >= len(sequence.ids)
-        for served in everybody:
-            sequence, done = served.sequence, served.sequence.num_computed_tokens
-            self.scheduler.manager.publish(sequence.number, sequence.ids[:done], done)
-        self.trace += [[served.line() for served in everybody]]
-        for sequence in (served.sequence for served in everybody if served.has_caught_up):
-            chosen = self.choose(sequence, logits[sequence.number])
-            self.gain(sequence, chosen)
+        self.trace += [[]]
+        for number, tokens in plan:
+            sequence = self.sequences[number]
+            sequence.num_computed_tokens = done = sequence.num_computed_tokens + tokens
+            self.scheduler.manager.publish(number, sequence.ids[:done], done)
+            self.trace[-1].append((number, tokens, done >= len(sequence.ids)))
+        for number, _, has_caught_up in self.trace[-1]:
+            if has_caught_up:
+                sequence = self.sequences[number]
+                self.gain(sequence, self.choose(sequence, logits[number]))
         ### END SOLUTION

@@ -1,8 +1,7 @@
-"""Lab 2 in another style: einsum for attention, masks from lists, records of its own."""
+"""Lab 2 in another style: einsum for attention, masks from lists, pairs with names."""
 
-from dataclasses import dataclass
 from itertools import accumulate, repeat
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 class Pair(NamedTuple):
@@ -84,35 +83,18 @@ class ThreadedLMHead:
         ### END SOLUTION
 
 
-@dataclass
-class Text:
-    """What there is of a text: its ids, what the layers keep of them, and what they lack."""
-
-    ids: torch.Tensor
-    lacking: torch.Tensor
-    kv_cache: Any = None
-
-    @property
-    def length(self):
-        return self.ids.size(1)
-
-    def go_on(self, model):
-        start = self.length - self.lacking.size(1)
-        positions = torch.tensor([list(range(start, self.length))] * len(self.ids))
-        logits, self.kv_cache = model(self.lacking, positions, kv_cache=self.kv_cache)
-        self.lacking = torch.topk(logits[:, -1, :], k=1).indices
-        self.ids = torch.hstack((self.ids, self.lacking))
-
-
 def generate_threaded(model, input_ids, max_new_tokens, eos_token_id=None):
     ### BEGIN SOLUTION
-    text = Text(input_ids, lacking=input_ids)
-    longest = min(text.length + max_new_tokens, model.config.n_positions)
-    while text.length < longest:
-        text.go_on(model)
-        if eos_token_id is not None and int(text.lacking) == eos_token_id:
-            return text.ids
-    return text.ids
+    ids, lacking, kv_cache = input_ids, input_ids, None
+    longest = min(ids.size(1) + max_new_tokens, model.config.n_positions)
+    while ids.size(1) < longest:
+        places = range(ids.size(1) - lacking.size(1), ids.size(1))
+        logits, kv_cache = model(lacking, torch.tensor([[*places]] * len(ids)), kv_cache=kv_cache)
+        lacking = torch.topk(logits[:, -1, :], k=1).indices
+        ids = torch.hstack((ids, lacking))
+        if eos_token_id is not None and int(lacking) == eos_token_id:
+            break
+    return ids
     ### END SOLUTION
 
 

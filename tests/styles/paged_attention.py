@@ -1,19 +1,6 @@
 """Lab 4 in another style: cases by match, tables built at once, slots and attention by einsum."""
 
 from collections import deque
-from typing import NamedTuple
-
-
-class Place(NamedTuple):
-    """Where the next token of a request would go."""
-
-    is_new: bool  # in a block that it hasn't got yet
-    is_shared: bool  # in one that others hold too
-
-
-def place_of_next(manager, request_id):
-    table, length = manager.tables[request_id], manager.lengths[request_id]
-    return Place(length == len(table) * manager.block_size, manager.ref_counts[table[-1]] != 1)
 
 
 def counted(manager, blocks, by):
@@ -40,10 +27,10 @@ class BlockManager:
         table, length = self.tables[request_id], self.lengths[request_id]
         ### BEGIN SOLUTION
         last, moved = len(table) - 1, None
-        match place_of_next(self, request_id):
-            case Place(is_new=True):
+        match length == len(table) * self.block_size, self.ref_counts[table[last]] != 1:
+            case (True, _):
                 table += [self.take_block()]
-            case Place(is_shared=True):
+            case (_, True):
                 moved = (table[last], self.take_block())
                 counted(self, moved[:1], -1)
                 table[last:] = moved[1:]

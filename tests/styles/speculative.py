@@ -1,6 +1,5 @@
 """Lab 6 in another style: early returns, a text that grows in place, a series in closed form."""
 
-from dataclasses import dataclass
 from itertools import takewhile
 
 
@@ -75,54 +74,30 @@ def ngram_draft(ids, k, longest=3):
     ### END SOLUTION
 
 
-@dataclass
-class Growing:
-    """A text that may become `end` tokens long, or end with `eos`."""
-
-    ids: list[int]
-    end: int
-    eos: int | None
-
-    @property
-    def room(self):
-        """For drafts: the last token of a round is the target's own."""
-        return self.end - len(self.ids) - 1
-
-    @property
-    def has_ended(self):
-        return self.room < 0
-
-    def take(self, tokens):
-        """Those of the tokens that still belong to the text."""
-        taken = []
-        for token in tokens:
-            taken.append(token)
-            if token == self.eos:
-                self.end = len(self.ids) + len(taken)
-                break
-        self.ids.extend(taken)
-        return taken
-
-
 def generate_speculative(
     target, drafter, prompt, max_new_tokens, k, params, generator=None, eos_token_id=None
 ):
     ids, end = list(prompt), end_of(target.config, prompt, max_new_tokens)
     kv_cache, rounds = new_cache(target, end), []
     ### BEGIN SOLUTION
-    text = Growing(ids, end, eos_token_id)
-    while not text.has_ended:
-        drafts, draft_probs = drafter.propose(
-            [*text.ids], k if k < text.room else text.room, params, generator
-        )
-        drafted = text.ids + list(drafts)
+    while len(ids) < end:
+        room = end - len(ids) - 1  # the last token of a round is the target's own
+        drafts, draft_probs = drafter.propose([*ids], min(room, k), params, generator)
+        drafted = ids + list(drafts)
         logits = new_logits(target, drafted, kv_cache)[-1 - len(drafts) :]
         target_probs = next_token_probs(logits, prefixes(drafted, logits), params)
         uniforms = torch.rand(len(drafts) + 1, generator=generator)
         accepted, token = verify(target_probs, draft_probs, drafts, uniforms)
-        rounds += [Round(drafts, accepted, text.take([*drafts[:accepted], token]))]
+        new = []
+        for chosen in [*drafts[:accepted], token]:
+            new.append(chosen)
+            if chosen == eos_token_id:
+                end = len(ids) + len(new)
+                break
+        ids += new
+        rounds += [Round(drafts, accepted, new)]
         for cache in (kv_cache, drafter):
-            cache.truncate(len(text.ids) - 1)
+            cache.truncate(len(ids) - 1)
     ### END SOLUTION
     return Speculated(ids, rounds)
 
