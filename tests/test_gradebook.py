@@ -177,13 +177,13 @@ def test_no_room_for_results_or_the_report_ends_it_with_a_sentence(course: Cours
         assert said.endswith(full.format(course.graded(LESSON)))
         make_room()
         require_all_entered(course, capsys)
-    folder = course.folder / "reports"
-    with full_disk(folder) as make_room:
-        assert main(["report", LESSON.lab]) == 1
-        assert full.format(folder) in capsys.readouterr().err
-        make_room()
-        assert main(["report", LESSON.lab]) == 0
-        assert {path.suffix for path in folder.iterdir()} == {".html", ".csv"}
+        folder = course.folder / "reports"
+        with full_disk(folder) as make_room:
+            assert main(["report", LESSON.lab]) == 1
+            assert full.format(folder) in capsys.readouterr().err
+            make_room()
+            assert main(["report", LESSON.lab]) == 0
+            assert {path.suffix for path in folder.iterdir()} == {".html", ".csv"}
 
 
 def test_any_other_file_that_fails_is_named(course: Course, capsys) -> None:
