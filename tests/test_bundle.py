@@ -37,11 +37,14 @@ from tests.common.trials import EXERCISES, LABS, is_rejected, skeleton
 
 LEARNER = ROOT / "tests" / "common" / "learner.py"
 ALONE = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in repr(f)]\n"
-# Every fourth lab each time, all of them in `make soak`: all bundles are made alike.
+# The first lab each time, every fourth one where slow tests run, and all of them in `make soak`: all
+# bundles are made alike, and each takes longer than the one before.
 every_lab = pytest.mark.parametrize(
     "lab",
     [
-        lab if number % 4 == 0 else pytest.param(lab, marks=pytest.mark.soak)
+        pytest.param(lab, marks=pytest.mark.soak if number % 4 else pytest.mark.slow)
+        if number
+        else lab
         for number, lab in enumerate(LABS)
     ],
 )
@@ -238,7 +241,7 @@ def test_its_checks_judge_without_the_reference(lab: str, every: int, home: Path
         needed = "It uses other exercises of yours that have not passed yet: `"
         assert status == "passed" or message.startswith(needed), name
     assert lesson.cards[own[0].name].hints[2] in told["hint"]
-    names = ", ".join(dict.fromkeys(name.split(".")[1] for name in lesson.cards))
+    names = objects_of(lab)
     assert told["mine at first"] == f'mine("{lab}"): yours: nothing yet; open: {names}.\n'
     assert told["mine"] == f'mine("{lab}"): yours: {names}; open: nothing.\n'
     assert f", {lab}\nopen       {own[0].name}" in told["status at first"]
@@ -247,10 +250,14 @@ def test_its_checks_judge_without_the_reference(lab: str, every: int, home: Path
     for other, said in told["earlier"].items():
         cards = lessons()[other].cards
         assert f"{other} {len(cards) * (other in done)} of {len(cards)}" in told["status"]
-        names = ", ".join(dict.fromkeys(name.split(".")[1] for name in cards))
+        names = objects_of(other)
         is_done = f"yours: {names}; from the reference: nothing."
         reference = f"yours: nothing yet; from the reference: {names}."
         assert said == f'mine("{other}"): {is_done if other in done else reference}\n'
+
+
+def objects_of(lab: str) -> str:
+    return ", ".join(dict.fromkeys(e.attempt_name for e in EXERCISES if e.lab == lab))
 
 
 @pytest.mark.slow

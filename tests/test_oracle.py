@@ -259,6 +259,7 @@ def test_a_statement_costs_what_needs_it(jail: Jail) -> None:
 # -------------------------------------------------------------------------- one sandbox for several
 
 
+@pytest.mark.slow
 def test_a_clean_sandbox_serves_the_next_submission_and_no_other_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -302,6 +303,7 @@ def breaks(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
     monkeypatch.setattr(Sandbox, "begin", broken)
 
 
+@pytest.mark.slow
 def test_what_ends_before_the_attempt_has_begun_is_tried_once_more(
     jail: Jail, monkeypatch: pytest.MonkeyPatch
 ) -> None:
