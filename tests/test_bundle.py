@@ -37,8 +37,8 @@ from tests.common.trials import EXERCISES, LABS, is_rejected, skeleton
 
 LEARNER = ROOT / "tests" / "common" / "learner.py"
 ALONE = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in repr(f)]\n"
-# The first lab each time, every fourth one where slow tests run, and all of them in `make soak`: all
-# bundles are made alike, and each takes longer than the one before.
+# The first lab each time, every fourth one where slow tests run, and all of them in `make soak`:
+# all bundles are made alike.
 every_lab = pytest.mark.parametrize(
     "lab",
     [
