@@ -344,7 +344,7 @@ def test_a_receipt_is_no_work(course: Course) -> None:
 
 
 def test_a_student_without_a_notebook_is_named_and_gets_a_folder(course: Course) -> None:
-    files = [("ada/report.pdf", b"%PDF"), ("ada/notes.txt", b""), "bob/kv_cache.ipynb"]
+    files: list[File] = [("ada/report.pdf", b"%PDF"), ("ada/notes.txt", b""), "bob/kv_cache.ipynb"]
     collected = course.collect(*files)
     assert not (course.submitted / "ada").exists()  # of which lab, nobody said
     collected = course.collect(*files, lesson=KV_CACHE)

@@ -35,8 +35,10 @@ def jail() -> Iterator[Jail]:
 
 
 def test_each_submission_has_a_key_of_its_own() -> None:
-    others = ("bob", "generate", b"a notebook"), ("ada", "kv_cache", b"a notebook")
-    others += ("ada", "generate", b"another notebook"), ("adagenerate", "", b"a notebook")
+    others = [
+        *(("bob", "generate", b"a notebook"), ("ada", "kv_cache", b"a notebook")),
+        *(("ada", "generate", b"another notebook"), ("adagenerate", "", b"a notebook")),
+    ]
     submissions = [HERS, *(Submission(*other) for other in others)]
     keys = [key_of(secret, each) for each in submissions for secret in (SECRET, bytes(32))]
     assert all(one.value != other.value for one, other in combinations(keys, 2))
