@@ -3,12 +3,12 @@
 from dataclasses import replace
 from pathlib import Path
 
+from autograder.course.lesson import lessons
 from autograder.grading.rebuild import rebuild
 from autograder.grading.release import release_of
 from autograder.grading.results import Result
 from autograder.grading.submission import Submission
-from autograder.judge import NOT_ATTEMPTED, PASSED, WRONG
-from autograder.lesson import lessons
+from autograder.judging.judge import NOT_ATTEMPTED, PASSED, WRONG
 from tests.common.fake_class import fake_mark, fake_result
 
 
