@@ -8,10 +8,9 @@ and the misconceptions is recorded (judging/recorded.py). The same course gives 
 import ast
 import io
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from autograder.course.lesson import LESSONS, REGION, Lesson, lessons
 from autograder.course.reference import RECORDS, ROOT, import_name, lab_module, parts_of
@@ -169,7 +168,7 @@ def modules(lab: str, own: Iterable[Exercise], skeleton: str) -> set[Path]:
     looked_up = [
         *(f"import {import_name(part)}" for other in earlier for part in parts_of(other)),
         *(f"import autograder.exercises.{other}" for other in earlier),
-        *(f"import {function.__module__}" for exercise in own for function in functions(exercise)),
+        *(f"import {f.__module__}" for e in own for f in (e.driver, e.compare, e.services)),
     ]
     code = [cell.source for cell in release_of(lab).cells if cell.cell_type == "code"]
     left = [PROGRAMS, skeleton, *looked_up, *map(python_of, code)]
@@ -180,11 +179,6 @@ def modules(lab: str, own: Iterable[Exercise], skeleton: str) -> set[Path]:
         found |= new
         left += [file.read_text(encoding="utf-8") for file in new]
     return found
-
-
-def functions(exercise: Exercise) -> list[Callable[..., Any]]:
-    """What a record names."""
-    return [exercise.driver, exercise.compare, exercise.services]
 
 
 def imported(source: str) -> Iterator[str]:

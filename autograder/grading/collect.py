@@ -35,18 +35,11 @@ from pathlib import Path
 from zipfile import ZipFile
 
 from autograder.course.lesson import Lesson, lessons
-from autograder.grading import timestamp
-from autograder.grading.archive import (
-    Allowance,
-    Entry,
-    Refused,
-    entries,
-    open_archive,
-    read,
-)
+from autograder.grading import refused, timestamp
+from autograder.grading.archive import Allowance, Entry, Refused, entries, open_archive, read
 from autograder.grading.clutter import passed_over
 from autograder.grading.download import HandedIn, Student, attributed
-from autograder.grading.foreign import cell, listed, shown
+from autograder.grading.foreign import cell, counted, listed, shown
 
 COLUMNS = ["id", "name", "file"]  # of students.csv
 EARLIER, COLLECTED = ".earlier", ".collected"  # beside a submission, hidden from everything else
@@ -72,10 +65,6 @@ TWICE = "the archive holds the same notebook of the same student more than once"
 TWICE_PACKED = "it is a zip archive within a student's zip archive"
 
 
-class NotCollected(Exception):
-    """Nothing was collected. The text says why, and what to do."""
-
-
 @dataclass(frozen=True)
 class Placed:
     """file: its name in the archive. earlier: the folder of the one whose place it took."""
@@ -93,19 +82,23 @@ class LeftOut:
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass
 class Collected:
-    """What collecting an archive came to.
+    """What collecting an archive came to, or has come to so far.
 
-    again: how many notebooks had been collected before. without: the students of whose files none
-    could be collected, and what they handed in. clutter: how many entries were clutter.
+    again: how many notebooks had been collected before. left_out: each with the reason. without:
+    the students of whose files none could be collected, and what they handed in. clutter: how many
+    entries were clutter.
     """
 
-    placed: tuple[Placed, ...]
-    again: int
-    left_out: tuple[LeftOut, ...]
-    without: tuple[tuple[Student, tuple[str, ...]], ...]
-    clutter: int
+    placed: list[Placed] = field(default_factory=list)
+    again: int = 0
+    left_out: list[LeftOut] = field(default_factory=list)
+    without: list[tuple[Student, list[str]]] = field(default_factory=list)
+    clutter: int = 0
+
+    def leave_out(self, file: str, reason: Refused | str) -> None:
+        self.left_out.append(LeftOut(file, str(reason)))
 
     def __str__(self) -> str:
         students = len({each.student for each in self.placed})
@@ -126,53 +119,33 @@ class Collected:
 def collect(archive: Path, submitted: Path, lesson: Lesson | None) -> Collected:
     """Put the notebooks of a download where nbgrader looks for them; with a lesson, its alone.
 
-    Students' names are noted in students.csv beside `submitted`. Raises NotCollected.
+    Students' names are noted in students.csv beside `submitted`. Raises refused.Refused.
     """
     table = Table(submitted.parent / "students.csv")
-    tally = Tally()
+    found = Collected()
     if not archive.is_file():
-        raise NotCollected(f"There is no file {archive}.")
+        raise refused.Refused(f"There is no file {archive}.")
     try:
         download = open_archive(archive)
     except Refused as reason:
-        raise NotCollected(
+        raise refused.Refused(
             f"{archive} can't be collected: {reason}. Download it again, as a zip archive."
         ) from None
     with download:
-        for student, files in sorted(by_student(download, tally).items()):
-            collect_student(student, files, download, submitted, lesson, tally)
+        for student, files in sorted(by_student(download, found).items()):
+            collect_student(student, files, download, submitted, lesson, found)
             table.note(student, files)
     table.write()
-    return Collected(
-        tuple(tally.placed),
-        tally.again,
-        tuple(tally.left_out),
-        tuple(tally.without),
-        tally.clutter,
-    )
+    return found
 
 
-@dataclass
-class Tally:
-    """What has come of it so far."""
-
-    placed: list[Placed] = field(default_factory=list)
-    again: int = 0
-    left_out: list[LeftOut] = field(default_factory=list)
-    without: list[tuple[Student, tuple[str, ...]]] = field(default_factory=list)
-    clutter: int = 0
-
-    def leave_out(self, file: str, reason: Refused | str) -> None:
-        self.left_out.append(LeftOut(file, str(reason)))
-
-
-def by_student(download: ZipFile, tally: Tally) -> dict[Student, list[HandedIn]]:
+def by_student(download: ZipFile, found: Collected) -> dict[Student, list[HandedIn]]:
     handed_in, nobodys = attributed(list(entries(download)))
     for entry in nobodys:
         if entry.clutter:
-            tally.clutter += 1
+            found.clutter += 1
         else:
-            tally.leave_out(entry.name, entry.problem or NOBODYS)
+            found.leave_out(entry.name, entry.problem or NOBODYS)
     files = defaultdict(list)
     for each in handed_in:
         files[each.student].append(each)
@@ -185,14 +158,14 @@ def collect_student(
     download: ZipFile,
     submitted: Path,
     only: Lesson | None,
-    tally: Tally,
+    found: Collected,
 ) -> None:
-    notebooks = list(notebooks_of(files, download, only, tally))
-    chosen = newest(notebooks, only, tally)
+    notebooks = list(notebooks_of(files, download, only, found))
+    chosen = newest(notebooks, only, found)
     for notebook in chosen:
-        place(notebook, submitted / student.id / notebook.lesson.name, tally)
+        place(notebook, submitted / student.id / notebook.lesson.name, found)
     if not chosen:
-        tally.without.append((student, tuple(each.entry.name for each in files)))
+        found.without.append((student, [each.entry.name for each in files]))
         if only and not in_the_way(submitted / student.id / only.name, only):
             (submitted / student.id / only.name).mkdir(parents=True, exist_ok=True)
 
@@ -230,38 +203,38 @@ class Notebook:
 
 
 def notebooks_of(
-    files: Sequence[HandedIn], download: ZipFile, only: Lesson | None, tally: Tally
+    files: Sequence[HandedIn], download: ZipFile, only: Lesson | None, found: Collected
 ) -> Iterator[Notebook]:
     """A student's notebooks of a known lab, those in a zip archive of their own included."""
     allowance = Allowance()
     for handed_in in files:
         name = handed_in.entry.name
         if handed_in.entry.clutter:
-            tally.clutter += 1
+            found.clutter += 1
             continue
         try:
             require_work(handed_in.entry, handed_in.path)
             content = read(download, handed_in.entry, allowance)
             if is_zip(handed_in.file):
-                yield from packed_notebooks(handed_in, content, allowance, only, tally)
+                yield from packed_notebooks(handed_in, content, allowance, only, found)
             else:
                 yield notebook(handed_in, name, handed_in.file, content, only)
         except Refused as reason:
-            tally.leave_out(name, reason)
+            found.leave_out(name, reason)
 
 
 def packed_notebooks(
-    handed_in: HandedIn, packed: bytes, allowance: Allowance, only: Lesson | None, tally: Tally
+    handed_in: HandedIn, packed: bytes, allowance: Allowance, only: Lesson | None, found: Collected
 ) -> Iterator[Notebook]:
     """Those in a student's own zip archive. Raises Refused where there is nothing in it."""
     archive = open_archive(packed)
-    found = list(entries(archive))
-    if not found:
+    packed_files = list(entries(archive))
+    if not packed_files:
         raise Refused("there is nothing in it")
-    for entry in found:
+    for entry in packed_files:
         name = f"{handed_in.entry.name} › {entry.name}"
         if entry.clutter:
-            tally.clutter += 1
+            found.clutter += 1
             continue
         try:
             require_work(entry, entry.path)
@@ -270,7 +243,7 @@ def packed_notebooks(
             content = read(archive, entry, allowance)
             yield notebook(handed_in, name, entry.file, content, only, entry.time)
         except Refused as reason:
-            tally.leave_out(name, reason)
+            found.leave_out(name, reason)
 
 
 def require_work(entry: Entry, path: Sequence[str]) -> None:
@@ -298,19 +271,19 @@ def notebook(
     return Notebook(handed_in, name, content, lesson, own is not None, packed)
 
 
-def newest(notebooks: Sequence[Notebook], only: Lesson | None, tally: Tally) -> list[Notebook]:
+def newest(notebooks: Sequence[Notebook], only: Lesson | None, found: Collected) -> list[Notebook]:
     """One notebook for each lesson."""
     choices = defaultdict(list)
     for each in notebooks:
         if only and each.lesson != only:
-            tally.leave_out(each.file, OTHER_LAB.format(only.name))
+            found.leave_out(each.file, OTHER_LAB.format(only.name))
         else:
             choices[each.lesson.name].append(each)
     chosen = [max(reversed(several), key=lambda each: each.rank) for several in choices.values()]
     for best in chosen:
         for each in choices[best.lesson.name]:
             if each is not best:
-                tally.leave_out(each.file, TWICE if each.content == best.content else OUTDONE)
+                found.leave_out(each.file, TWICE if each.content == best.content else OUTDONE)
     return chosen
 
 
@@ -361,24 +334,24 @@ def labs_of_cells() -> dict[str, str]:
 # --------------------------------------------------------------------------------- into submitted/
 
 
-def place(notebook: Notebook, folder: Path, tally: Tally) -> None:
+def place(notebook: Notebook, folder: Path, found: Collected) -> None:
     """Put a notebook into its folder, unless what is there is the same or newer."""
     target = folder / f"{notebook.lesson.lab}.ipynb"
     earlier = None
     if in_the_way(folder, notebook.lesson):
-        tally.leave_out(notebook.file, IN_THE_WAY)
+        found.leave_out(notebook.file, IN_THE_WAY)
         return
     if target.exists():
         if notebook.digest in (digest_of(target), last_collected(folder)):
-            tally.again += 1
+            found.again += 1
             return
         if notebook.time <= time_of(target):
-            tally.leave_out(notebook.file, NOT_NEWER)
+            found.leave_out(notebook.file, NOT_NEWER)
             return
         earlier = move_away(target)
     write(notebook, target)
     handed_in = notebook.handed_in
-    tally.placed.append(
+    found.placed.append(
         Placed(handed_in.student, notebook.lesson.name, notebook.file, handed_in.late, earlier)
     )
 
@@ -440,7 +413,7 @@ class Table:
     """Who is who: id, name and file, a row for each file. Rows are added and never changed."""
 
     def __init__(self, path: Path) -> None:
-        """Raises NotCollected for a table that can't be added to."""
+        """Raises refused.Refused for a table that can't be added to."""
         self.path = path
         self.new: list[dict[str, str]] = []
         try:
@@ -451,7 +424,7 @@ class Table:
         except (UnicodeDecodeError, csv.Error):
             self.columns = []
         if not set(COLUMNS) <= set(self.columns):
-            raise NotCollected(
+            raise refused.Refused(
                 f"Rows have to be added to {path}, and it is no table in UTF-8 with the columns "
                 f"{', '.join(COLUMNS)}, separated by commas. Give it another name."
             )
@@ -508,7 +481,3 @@ def nothing_of(without: Sequence[tuple[Student, Sequence[str]]]) -> Iterator[str
     for student, files in without:
         who = f"{shown(student.name)} ({student.id})"
         yield f"Nothing could be collected of {who}: {listed(files)}."
-
-
-def counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")

@@ -4,12 +4,13 @@ Everything is made in a folder of its own, and stays there to be looked at. Noth
 own is read or changed but the lab.
 """
 
+import argparse
 import json
 import re
 import shutil
 import tempfile
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,6 @@ from nbgrader.api import Gradebook
 from nbgrader.apps import NbGraderAPI
 from rich.console import Console
 from rich.table import Table
-from traitlets.config import PyFileConfigLoader
 
 from autograder.build import read_modules, release, solve
 from autograder.course.lesson import LESSONS, lessons
@@ -29,7 +29,7 @@ from autograder.exercises import exercises
 from autograder.grading import report as reporting
 from autograder.grading.commands import grade_course
 from autograder.grading.foreign import shown
-from autograder.grading.gradebook import reason
+from autograder.grading.gradebook import course_config, reason
 from autograder.grading.jail import Jail
 from autograder.grading.refused import Refused, writing_temporary
 from autograder.grading.release import release_of
@@ -211,7 +211,7 @@ compared out here, and nbgrader enters the points into a gradebook.
 """
 
 
-def run(jobs: int) -> int:
+def run(given: argparse.Namespace) -> int:
     """Make the class, grade it, and tell what became of each; 0 if that is as expected."""
     console = Console(highlight=False)
     console.print(BEFORE)
@@ -219,7 +219,7 @@ def run(jobs: int) -> int:
         course = Course(Path(tempfile.mkdtemp(prefix="inference-demo-")) / "autograder")
         make_course(course)
         hand_in(course)
-    grade_course(course, LESSON, Jail(seconds=SECONDS), jobs)
+    grade_course(course, LESSON, Jail(seconds=SECONDS), given.jobs)
     results = {result.student: result for result in course.results(LESSON)}
     scores = scores_of(course)
     console.print("\nWho did what, and what came of it:\n")
@@ -283,19 +283,17 @@ def write_pages(course: Course, results: list[Result]) -> None:
     """The instructor's report, and a page of feedback for each student."""
     found = reporting.report(results, LESSON)
     (course.folder / "report.html").write_text(reporting.to_html(found), encoding="utf-8")
-    config = PyFileConfigLoader(CONFIG.name, path=str(course.folder)).load_config()
-    done = NbGraderAPI(config=config).generate_feedback(LESSON.name)
+    done = NbGraderAPI(config=course_config(course)).generate_feedback(LESSON.name)
     if not done["success"]:
         raise Refused(f"nbgrader has written no feedback: {reason(done)}")
 
 
 def tell_where(course: Course, console: Console) -> None:
-    for what, where in pages(course):
-        console.print(f"{what}:\n    {where}", soft_wrap=True)
-
-
-def pages(course: Course) -> Iterator[tuple[str, Path]]:
-    yield "\nWhat the class made of it", course.folder / "report.html"
     page = course.folder / "feedback" / "dan" / LESSON.notebook
-    yield "What dan gets to read", page.with_suffix(".html")
-    yield "All of it, to look around in or to delete", course.folder.parent
+    places = {
+        "\nWhat the class made of it": course.folder / "report.html",
+        "What dan gets to read": page.with_suffix(".html"),
+        "All of it, to look around in or to delete": course.folder.parent,
+    }
+    for what, where in places.items():
+        console.print(f"{what}:\n    {where}", soft_wrap=True)

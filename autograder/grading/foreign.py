@@ -30,6 +30,10 @@ def listed(names: Sequence[str], most: int = 5) -> str:
     return ", ".join([*(shown(name) for name in names[:most]), *more])
 
 
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
 def cell(text: str, most: int = 1000) -> str:
     """Text for a cell of a CSV file, which no spreadsheet takes for a formula.
 

@@ -39,7 +39,10 @@ def gradebook(course: Course, lesson: Lesson) -> Iterator[Callable[[str], None]]
     with contextlib.ExitStack() as stack:
         with writing_temporary():
             staged = stack.enter_context(Temporary("gradebook"))
-        api = NbGraderAPI(config=course_config(course, staged))
+        config = course_config(course)
+        config.CourseDirectory.submitted_directory = str(staged)
+        config.NbGrader.logfile = ""
+        api = NbGraderAPI(config=config)
         api.coursedir.log.setLevel(logging.ERROR)
         closed: str | None = None
 
@@ -133,12 +136,8 @@ def trouble(course: Course, said: str) -> str | None:
     return None
 
 
-def course_config(course: Course, staged: Path) -> Config:
-    loader = PyFileConfigLoader("nbgrader_config.py", path=str(course.folder))
-    config = loader.load_config()
-    config.CourseDirectory.submitted_directory = str(staged)
-    config.NbGrader.logfile = ""
-    return config
+def course_config(course: Course) -> Config:
+    return PyFileConfigLoader("nbgrader_config.py", path=str(course.folder)).load_config()
 
 
 def reason(answer: dict[str, Any]) -> str:

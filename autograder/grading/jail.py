@@ -54,19 +54,9 @@ FORBIDDEN = (
     *("mount", "umount2", "pivot_root", "chroot", "unshare", "setns", "fsopen", "open_tree"),
     *("keyctl", "add_key", "request_key", "open_by_handle_at", "name_to_handle_at"),
     *("setpriority", "ioprio_set", "sched_setaffinity", "sched_setscheduler", "sched_setattr"),
-    *(
-        "sched_setparam",
-        "shmget",
-        "shmat",
-        "semget",
-        "semop",
-        "msgget",
-        "msgsnd",
-        "msgrcv",
-        "mq_open",
-    ),
+    *("sched_setparam", "shmget", "shmat", "semget", "semop", "msgget", "msgsnd", "msgrcv"),
     *("init_module", "finit_module", "delete_module", "kexec_load", "reboot", "swapon"),
-    *("personality", "acct", "quotactl", "syslog", "vhangup", "memfd_secret"),
+    *("personality", "acct", "quotactl", "syslog", "vhangup", "memfd_secret", "mq_open"),
 )
 
 
@@ -344,21 +334,12 @@ class Sandbox:
         release, block = os.pipe()
         info, tell = os.pipe()
         passed = [control, release, tell]
-        own_user = [
-            "--unshare-user",
-            "--disable-userns",
-            "--uid",
-            str(NOBODY),
-            "--gid",
-            str(NOBODY),
-        ]
-        rights = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP")
-        to_leave_root = [part for right in rights for part in ("--cap-add", right)]
+        own_user = f"--unshare-user --disable-userns --uid {NOBODY} --gid {NOBODY}"
+        to_leave_root = "--cap-add CAP_SETUID --cap-add CAP_SETGID --cap-add CAP_SETPCAP"
         command = ["bwrap", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
         command += ["--unshare-cgroup-try", "--hostname", "sandbox", "--cap-drop", "ALL"]
-        command += to_leave_root if jail.is_root else own_user
-        command += ["--die-with-parent", "--new-session", "--as-pid-1"]
-        command += ["--clearenv"]
+        command += (to_leave_root if jail.is_root else own_user).split()
+        command += ["--die-with-parent", "--new-session", "--as-pid-1", "--clearenv"]
         for name, value in environment(COURSE, SCRATCH).items():
             command += ["--setenv", name, value]
         for bind in system_folders():

@@ -171,8 +171,7 @@ class Extent:
         elif isinstance(given, (list, tuple, deque)):
             self.add_all(given)
         elif isinstance(given, Mapping):
-            self.add_all(given)
-            self.add_all(given.values())
+            self.add_all([*given, *given.values()])
         elif isinstance(given, SimpleNamespace) or dataclasses.is_dataclass(given):
             self.add_all(vars(given).values())
         elif not (given is None or isinstance(given, (Far, Strange)) or hasattr(given, "lends")):

@@ -44,11 +44,9 @@ def prose(context: Any, source: str) -> str:
 
 def code(source: str, metadata: Any = None) -> str:
     """In place of nbconvert's highlight_code."""
-    return (
-        plain(source)
-        if len(source) > MOST_CODE
-        else Highlight2HTML(pygments_lexer="python")(source)
-    )
+    if len(source) > MOST_CODE:
+        return plain(source)
+    return Highlight2HTML(pygments_lexer="python")(source)
 
 
 def plain(source: str) -> str:

@@ -309,14 +309,8 @@ def assembled(
             if cell.cell_type == "code":
                 label = cell.metadata.get("nbgrader", {})
                 sources = tuple(piece.source for piece in pieces) or (cell.source,)
-                code.append(
-                    CodeCell(
-                        label.get("grade_id", ""),
-                        sources,
-                        label.get("solution", False),
-                        bool(pieces),
-                    )
-                )
+                id, solution = label.get("grade_id", ""), label.get("solution", False)
+                code.append(CodeCell(id, sources, solution, own=bool(pieces)))
         for own in extra.get(place, []):
             cells.append(extra_cell(own, f"extra-{len(cells)}"))
             if own.code:

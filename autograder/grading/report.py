@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import mean, median
 
 from autograder.course.lesson import Lesson
-from autograder.grading.foreign import cell, listed, shown
+from autograder.grading.foreign import cell, counted, listed, shown
 from autograder.grading.inventory import Inventory
 from autograder.grading.results import Mark, Result
 from autograder.judging.catalogue import misconceptions
@@ -293,9 +293,10 @@ def title(lesson: Lesson) -> str:
 def head(report: Report) -> str:
     points = sum(report.lesson.questions.values())
     prose = f"; the {points} points for answers in prose are given by hand" if points else ""
+    who = counted(len(report.rows), "student")
     return (
         f"<h1>{title(report.lesson)}</h1>\n"
-        f'<p class="muted">What {of_students(len(report.rows))} made of it. These are the points '
+        f'<p class="muted">What {who} made of it. These are the points '
         f"that the exercises earned{prose}.</p>"
     )
 
@@ -350,7 +351,7 @@ def first_mistakes(report: Report) -> str:
         return ""
     titles = {exercise.name: exercise for exercise in report.exercises}
     items = "".join(
-        f"<li><b>{held.students}<small>{plural(held.students, 'student')}</small></b>"
+        f"<li><b>{held.students}<small>student{'s' * (held.students != 1)}</small></b>"
         f"<div>{code_marked(shown(held.sentence, 600))}"
         f'<div class="muted">{titles[held.exercise].number}. '
         f"{said(titles[held.exercise].title)}</div></div></li>"
@@ -390,18 +391,15 @@ def levels() -> str:
 
 
 def one_exercise(exercise: ExerciseNumbers) -> str:
-    counted = {
-        PASSED: exercise.passed,
-        WRONG: exercise.wrong,
-        NOT_ATTEMPTED: exercise.not_attempted,
-    }
+    numbers = exercise.passed, exercise.wrong, exercise.not_attempted
+    by_status = dict(zip(SIGNS, numbers, strict=True))
     spans = "".join(
         f'<span class="{CLASSES[status]}" style="flex:{number}" title="{number} {status}">'
         f"{SIGNS[status]} {number}</span>"
-        for status, number in counted.items()
+        for status, number in by_status.items()
         if number
     )
-    words = ", ".join(f"{number} {status}" for status, number in counted.items())
+    words = ", ".join(f"{number} {status}" for status, number in by_status.items())
     mistakes = "".join(
         f"<li><b>{held.students}</b> {code_marked(shown(held.sentence, 600))}</li>"
         for held in exercise.held
@@ -518,14 +516,6 @@ def texts(found: Sequence[tuple[str, int]], total: int) -> str:
         said(text, 300) + ("" if number == total else f" ({number} of {total})")
         for text, number in found
     )
-
-
-def of_students(number: int) -> str:
-    return f"{number} {plural(number, 'student')}"
-
-
-def plural(number: int, noun: str) -> str:
-    return noun if number == 1 else f"{noun}s"
 
 
 def said(text: str, most: int = 120) -> str:

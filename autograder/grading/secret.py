@@ -13,19 +13,16 @@ import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from autograder.grading.refused import Refused
 from autograder.grading.submission import Submission
 
 BYTES = 32
 
 
-class SecretError(RuntimeError):
-    """Why the secret can't be used, and what to do."""
-
-
 def kept_secret(path: Path) -> bytes:
     """The secret in a file that only its owner can read; made where there is none.
 
-    Raises SecretError for a file that others can read, or that holds no secret.
+    Raises Refused for a file that others can read, or that holds no secret.
     """
     try:
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -33,13 +30,13 @@ def kept_secret(path: Path) -> bytes:
     except FileExistsError:
         pass
     if path.is_symlink() or stat.S_IMODE(path.stat().st_mode) & 0o077:
-        raise SecretError(f"Others can read {path}. Make it yours alone: chmod 600 {path}")
+        raise Refused(f"Others can read {path}. Make it yours alone: chmod 600 {path}")
     try:
         found = bytes.fromhex(path.read_text().strip())
     except ValueError:
         found = b""
     if len(found) < BYTES:
-        raise SecretError(f"{path} holds no secret. Move it away, and a new one is made.")
+        raise Refused(f"{path} holds no secret. Move it away, and a new one is made.")
     return found
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from autograder.course.lesson import Lesson
-from autograder.grading.foreign import shown
+from autograder.grading.foreign import listed, shown
 
 MOST_BYTES = 32 * 2**20  # of a notebook
 MOST_PARTS = 500_000  # lists and objects in one: each takes the memory of many characters
@@ -149,10 +149,9 @@ def notebook_in(folder: int, name: str, lesson: Lesson) -> str:
         return others[0]
     if not others:
         raise Unreadable(f"There is no notebook in {lesson.name}. Hand in {name}.")
-    few = ", ".join(shown(other) for other in others[:5]) + (", …" if len(others) > 5 else "")
     raise Unreadable(
-        f"There are {len(others)} notebooks in {lesson.name}, and none is named {name} ({few}). "
-        f"Hand in one, named {name}."
+        f"There are {len(others)} notebooks in {lesson.name}, and none is named {name} "
+        f"({listed(others)}). Hand in one, named {name}."
     )
 
 

@@ -15,6 +15,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from playwright.sync_api import Locator, Page, expect, sync_playwright
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
@@ -57,17 +58,27 @@ def serve(work: Path, home: Path) -> Iterator[str]:
         "IPYTHONDIR": home / "ipython",
         "MINE_FOLDER": home / "mine",  # what a check keeps of passed code
     }
+    environment = {**os.environ, **{name: str(folder) for name, folder in folders.items()}}
+    command = "tests.common.start_lab", str(work)
+    with served(home / "server.log", *command, cwd=ROOT, env=environment) as address:
+        yield address
+
+
+@contextmanager
+def served(log: Path, *command: str, **place: Any) -> Iterator[str]:
+    """The address of a server that a module starts, without a browser or a token.
+
+    command: the module and its arguments. log: what the server says goes there.
+    """
     address = f"http://127.0.0.1:{free_port()}"
     options = ["--no-browser", f"--port={address.rpartition(':')[2]}", "--ServerApp.port_retries=0"]
     options += ["--IdentityProvider.token="]
-    log = home / "server.log"
     with log.open("w") as output:
         server = subprocess.Popen(
-            [sys.executable, "-m", "tests.common.start_lab", str(work), *options],
-            cwd=ROOT,
-            env={**os.environ, **{name: str(folder) for name, folder in folders.items()}},
+            [sys.executable, "-m", *command, *options],
             stdout=output,
             stderr=subprocess.STDOUT,
+            **place,
         )
         try:
             wait_until_served(f"{address}/api", server, log)

@@ -6,9 +6,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 from nbgrader.api import Gradebook
 from nbgrader.apps import NbGraderAPI
@@ -17,6 +20,7 @@ from traitlets.config import PyFileConfigLoader
 from autograder.build import build
 from autograder.course.reference import ROOT
 from autograder.exercises import exercises
+from tests.common.browser import served
 
 FAKE = "tests.common.fake_results.result_for"
 
@@ -91,23 +95,31 @@ class Course:
 
     # ------------------------------------------------------------ nbgrader as a person starts it
 
-    def start(self, *command: str, **options) -> subprocess.Popen:
-        """A Jupyter command, with nothing of the environment on PATH: it need not be activated."""
-        return subprocess.Popen(
-            [sys.executable, "-m", *command],
-            cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "PATH": os.defpath},
+    @property
+    def place(self) -> dict[str, Any]:
+        """With nothing of the environment on PATH: it need not be activated."""
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": os.defpath}
+        return {"cwd": self.folder, "env": environment}
+
+    def nbgrader(self, *command: str) -> str:
+        """What it says."""
+        done = subprocess.run(
+            [sys.executable, "-m", "nbgrader", *command],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            **options,
+            timeout=600,
+            **self.place,
         )
+        assert done.returncode == 0, done.stdout
+        return done.stdout
 
-    def nbgrader(self, *command: str) -> str:
-        process = self.start("nbgrader", *command)
-        said, _ = process.communicate(timeout=600)
-        assert process.returncode == 0, said
-        return said
+    @contextmanager
+    def formgrader(self) -> Iterator[str]:
+        """Its address, started as autograder/README.md says, without JupyterLab."""
+        command = "jupyter", "server", "--ServerApp.root_dir=..", "--allow-root", "--ip=127.0.0.1"
+        with served(self.root / "server.log", *command, **self.place) as address:
+            yield f"{address}/formgrader"
 
 
 def text_of(page: str) -> str:

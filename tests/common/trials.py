@@ -81,7 +81,10 @@ class Trial:
 @cache
 def trials(exercise: Exercise, seed: int = 0) -> list[Trial]:
     """One for each way in which the exercise may be driven; an attempt that passes one is right."""
-    cases = cases_of(exercise, seed)
+    return trials_on(exercise, cases_of(exercise, seed))
+
+
+def trials_on(exercise: Exercise, cases: list[Case]) -> list[Trial]:
     drivers = [exercise.driver, *([exercise.as_built] if exercise.as_built else [])]
     return [
         Trial(exercise, driver, cases, run_all(exercise, driver, exercise.reference, cases))

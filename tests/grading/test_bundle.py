@@ -6,6 +6,8 @@ The lab of each bundle is done in a process that finds the bundle and nothing el
 import io
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import warnings
@@ -35,11 +37,14 @@ from tests.common.trials import EXERCISES, LABS, is_rejected, skeleton
 
 LEARNER = ROOT / "tests" / "common" / "learner.py"
 ALONE = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in repr(f)]\n"
-# Every fourth lab each time, all of them in `make soak`: all bundles are made alike.
+# The first lab each time, every fourth one where slow tests run, and all of them in `make soak`:
+# all bundles are made alike.
 every_lab = pytest.mark.parametrize(
     "lab",
     [
-        lab if number % 4 == 0 else pytest.param(lab, marks=pytest.mark.soak)
+        pytest.param(lab, marks=pytest.mark.soak if number % 4 else pytest.mark.slow)
+        if number
+        else lab
         for number, lab in enumerate(LABS)
     ],
 )
@@ -69,8 +74,8 @@ def from_lab(lab: str) -> list[str]:
 
 
 @every_lab
-def test_it_holds_the_lab_and_all_that_opens_it(lab: str) -> None:
-    found = contents(lab)
+def test_it_holds_the_lab_and_all_that_opens_it_and_nothing_that_answers_it(lab: str) -> None:
+    found, own, later = contents(lab), from_lab(lab), from_lab(lab)[1:]
     notebook = f"labs/{lessons()[lab].notebook}"
     assert found[notebook] == (ROOT / notebook).read_bytes()
     assert found.keys() >= {
@@ -82,34 +87,27 @@ def test_it_holds_the_lab_and_all_that_opens_it(lab: str) -> None:
     readme = found["README.md"].decode()
     assert f"work/{lessons()[lab].notebook}" in readme
     assert "{" not in readme
-
-
-@every_lab
-def test_it_holds_nothing_of_this_lab_or_a_later_one_that_answers_it(lab: str) -> None:
     kinds = "autograder/exercises/{}.py", "autograder/misconceptions/{}.md"
-    answers = {kind.format(other) for kind in kinds for other in from_lab(lab)}
-    answers |= {f"solutions/{file}.py" for other in from_lab(lab) for file in parts_of(other)}
-    names = set(contents(lab))
-    assert names & answers == set()
-    later = [other for other in from_lab(lab) if other != lab]
-    assert [name for name in names for other in later if other in Path(name).name] == []
-    assert [name for name in names if "grading" in name or "test" in name or "secret" in name] == []
+    answers = {kind.format(other) for kind in kinds for other in own}
+    answers |= {f"solutions/{file}.py" for other in own for file in parts_of(other)}
+    assert found.keys() & answers == set()
+    assert [name for name in found for other in later if other in Path(name).name] == []
+    assert [name for name in found if re.search("grading|test|secret", name)] == []
 
 
 @every_lab
-def test_no_line_of_a_solution_stands_in_it(lab: str) -> None:
+def test_no_line_of_a_solution_or_a_model_answer_stands_in_it(lab: str) -> None:
     """Besides those that hints give away."""
-    hints = {
-        line
-        for other in from_lab(lab)
-        for card in lessons()[other].cards.values()
-        for hint in card.hints
-        for line in bare_lines(hint)
-    }
-    telling = {line for other in from_lab(lab) for line in telling_lines(other)} - hints
-    assert len(telling) > 10
+    later = from_lab(lab)
+    cards = [card for other in later for card in lessons()[other].cards.values()]
+    hints = {line for card in cards for hint in card.hints for line in bare_lines(hint)}
+    telling = {line for other in later for line in telling_lines(other)} - hints
+    lessons_read = [path.read_text(encoding="utf-8") for path in LESSONS.glob("*.md")]
+    answers = [line for lesson in lessons_read for line in model_answers(lesson)]
+    assert min(len(telling), len(answers)) > 10
     for name, text in texts_of(lab):
         assert telling.isdisjoint(bare_lines(text)), name
+        assert [answer for answer in answers if answer in text] == [], name
 
 
 @every_lab
@@ -124,18 +122,6 @@ def test_what_is_recorded_quotes_no_line_of_a_solution(lab: str, tmp_path: Path)
         assert json.dumps(sentence) in text
         text = text.replace(json.dumps(sentence), "")
     assert [line for line in telling_lines(lab) if json.dumps(line)[1:-1] in text] == []
-
-
-@every_lab
-def test_no_model_answer_stands_in_it(lab: str) -> None:
-    answers = [
-        line
-        for path in LESSONS.glob("*.md")
-        for line in model_answers(path.read_text(encoding="utf-8"))
-    ]
-    assert len(answers) > 30
-    text = "\n".join(text for _, text in texts_of(lab))
-    assert [answer for answer in answers if answer in text] == []
 
 
 def texts_of(lab: str) -> Iterator[tuple[str, str]]:
@@ -186,9 +172,9 @@ def test_a_lab_that_is_not_built_is_refused(
 # ------------------------------------------------------------------------------ at a learner's
 
 
-def environment(folder: Path, scratch: Path) -> dict[str, str]:
+def environment(folder: Path) -> dict[str, str]:
     """One in which Python finds a bundle, and not the course that is installed here."""
-    alone = scratch / "alone"
+    alone = folder.parent / "alone"
     alone.mkdir(exist_ok=True)
     (alone / "sitecustomize.py").write_text(ALONE)
     own = {name: value for name, value in os.environ.items() if "NBGRADER" not in name}
@@ -196,18 +182,17 @@ def environment(folder: Path, scratch: Path) -> dict[str, str]:
     return {**own, "PYTHONPATH": os.pathsep.join(map(str, (alone, folder)))}
 
 
-def learned(lab: str, folder: Path, scratch: Path, **wishes: Any) -> dict[str, Any]:
+def learned(lab: str, folder: Path, **wishes: Any) -> dict[str, Any]:
     """What a learner is told, in the folder in which the notebook lies."""
+    path = folder.parent / "wishes.json"
     solved = "\n".join(lab_module(lab).lines)
-    orders = {"lab": lab, "blank": skeleton(lab), "solved": solved, "alone": {}, "wrong": []}
-    orders |= wishes
-    (scratch / "wishes.json").write_text(json.dumps(orders))
+    path.write_text(json.dumps({"lab": lab, "blank": skeleton(lab), "solved": solved, **wishes}))
     where = folder / "work" / lessons()[lab].name
     where.mkdir(parents=True)
     ran = subprocess.run(
-        [sys.executable, "-P", str(LEARNER), str(scratch / "wishes.json")],
+        [sys.executable, "-P", str(LEARNER), str(path)],
         cwd=where,
-        env=environment(folder, scratch),
+        env=environment(folder),
         capture_output=True,
         text=True,
         check=False,
@@ -220,16 +205,29 @@ def learned(lab: str, folder: Path, scratch: Path, **wishes: Any) -> dict[str, A
     return told
 
 
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a learner unpacks one lab after the other."""
+    return tmp_path_factory.mktemp("home")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.soak)])
 @every_lab
-def test_its_checks_judge_without_the_reference(lab: str, every: int, tmp_path: Path) -> None:
+def test_its_checks_judge_without_the_reference(lab: str, every: int, home: Path) -> None:
     """Every third misconception, and all of them in `make soak`."""
-    own = [exercise for exercise in EXERCISES if exercise.lab == lab]
+    work = home / FOLDER / "work"
+    before = tree(work)
+    folder = unpacked(lab, home)
+    assert tree(work) == before  # it goes over the last lab, and over nothing of the learner's
+    done = {path.name for path in work.glob(".mine/*")} - {lab}
+    own, lesson = [e for e in EXERCISES if e.lab == lab], lessons()[lab]
     tried = [(e.name, m) for e in own for m in e.misconceptions[::every]]
     wrong = [(name, m.name, source) for name, m in tried for source in m.sources()]
     alone = {exercise.name: skeleton(lab, keep=exercise.path) for exercise in own}
-    told = learned(lab, unpacked(lab, tmp_path), tmp_path, wrong=wrong, alone=alone)
+    shutil.rmtree(work / lesson.name, ignore_errors=True)
+    shutil.rmtree(work / ".mine" / lab, ignore_errors=True)
+    told = learned(lab, folder, wrong=wrong, alone=alone)
     assert not told["reference"]
     assert told["exercises"] == [e.name for e in EXERCISES if e.lab not in from_lab(lab)[1:]]
     assert {status for status, _ in told["blank"].values()} == {"not attempted"}
@@ -242,37 +240,24 @@ def test_its_checks_judge_without_the_reference(lab: str, every: int, tmp_path: 
     for name, (status, message) in told["alone"].items():
         needed = "It uses other exercises of yours that have not passed yet: `"
         assert status == "passed" or message.startswith(needed), name
+    assert lesson.cards[own[0].name].hints[2] in told["hint"]
+    names = objects_of(lab)
+    assert told["mine at first"] == f'mine("{lab}"): yours: nothing yet; open: {names}.\n'
+    assert told["mine"] == f'mine("{lab}"): yours: {names}; open: nothing.\n'
+    assert f", {lab}\nopen       {own[0].name}" in told["status at first"]
+    assert f"0 of {len(own)} exercises passed" in told["status at first"]
+    assert f"All {len(own)} exercises of this lab passed." in told["status"]
+    for other, said in told["earlier"].items():
+        cards = lessons()[other].cards
+        assert f"{other} {len(cards) * (other in done)} of {len(cards)}" in told["status"]
+        names = objects_of(other)
+        is_done = f"yours: {names}; from the reference: nothing."
+        reference = f"yours: nothing yet; from the reference: {names}."
+        assert said == f'mine("{other}"): {is_done if other in done else reference}\n'
 
 
-@pytest.mark.slow
-def test_it_has_all_that_goes_with_a_check(tmp_path: Path) -> None:
-    told = learned("kv_cache", unpacked("kv_cache", tmp_path), tmp_path)
-    own = lessons()["kv_cache"]
-    objects = dict.fromkeys(name.split(".")[1] for name in own.cards)
-    at_first = f'mine("kv_cache"): yours: nothing yet; open: {", ".join(objects)}.\n'
-    assert told["mine at first"] == at_first
-    assert told["mine"] == f'mine("kv_cache"): yours: {", ".join(objects)}; open: nothing.\n'
-    assert told["earlier"] == {
-        "generate": 'mine("generate"): yours: nothing yet; from the reference: generate, metrics.\n'
-    }
-    assert next(iter(own.cards.values())).hints[2] in told["hint"]
-    assert told["status at first"].startswith("Lab 2, kv_cache\nopen       kv_cache.causal_mask")
-    assert "0 of 9 exercises passed" in told["status at first"]
-    assert "All 9 exercises of this lab passed." in told["status"]
-    assert told["status"].endswith("The other labs: generate 0 of 2.\n")
-
-
-@pytest.mark.slow
-def test_the_next_lab_goes_over_it_and_finds_the_learner_s_code(tmp_path: Path) -> None:
-    folder = unpacked("generate", tmp_path)
-    learned("generate", folder, tmp_path)
-    before = tree(folder / "work")
-    assert ".mine/generate/metrics.py" in before
-    unpacked("kv_cache", tmp_path)
-    assert tree(folder / "work") == before
-    told = learned("kv_cache", folder, tmp_path)
-    mine = 'mine("generate"): yours: generate, metrics; from the reference: nothing.\n'
-    assert told["earlier"] == {"generate": mine}
+def objects_of(lab: str) -> str:
+    return ", ".join(dict.fromkeys(e.attempt_name for e in EXERCISES if e.lab == lab))
 
 
 @pytest.mark.slow
@@ -282,7 +267,7 @@ def test_a_solved_notebook_runs_in_it_top_to_bottom(tmp_path: Path) -> None:
     where.mkdir(parents=True)
     notebook = solve(LESSONS / "05_decoding.md", read_modules(SOLUTIONS), exercises())
     client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(where)}})
-    client.execute(env=environment(folder, tmp_path))
+    client.execute(env=environment(folder))
     kept = sorted(path.name for path in (folder / "work" / ".mine" / "decoding").iterdir())
     assert len(kept) == len(lessons()["decoding"].cards)
 
@@ -294,10 +279,8 @@ STOOD_IN = [exercise for exercise in EXERCISES if exercise.in_bundle]
 
 def test_four_exercises_ask_for_something_of_their_own_lab() -> None:
     assert [exercise.name for exercise in STOOD_IN] == [
-        "kv_cache.generate_threaded",
-        "batching.ContinuousBatcher.step",
-        "paged_attention.PagedBatcher.make_room",
-        "disaggregation.adopt",
+        *("kv_cache.generate_threaded", "batching.ContinuousBatcher.step"),
+        *("paged_attention.PagedBatcher.make_room", "disaggregation.adopt"),
     ]
 
 

@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import dask
@@ -40,11 +40,9 @@ from autograder.grading.oracle import grade_one
 from autograder.grading.refused import Refused
 from autograder.grading.results import NotGraded, Result
 from autograder.grading.secret import key_of
-from autograder.grading.store import Course
 from autograder.grading.submission import Submission
 from tests.common import mortal
-from tests.common.fake_class import fake_result
-from tests.common.jailed import jailed
+from tests.common.jailed import jailed, untimed
 from tests.hostile.notebooks import released, solved
 
 pytestmark = pytest.mark.slow
@@ -62,7 +60,6 @@ CLASS = [
     Submission(mortal.FAILS, "generate", RIGHT),
     Submission("gus\udcff", "generate", RIGHT),  # a file's name need not be text
 ]
-OTHER_VERSION = r"worker tls://127\.0\.0\.1:\d+ has another version"
 POINTS = {"ada": FULL, "bob": 0, mortal.DIES_ONCE: FULL, "dan": 0, "gus\udcff": FULL}
 
 
@@ -188,15 +185,21 @@ def graded(graders):
 # ------------------------------------------------------------------------------- here and there
 
 
-def test_nobody_is_lost_and_nobody_doubled(graded):
+@pytest.fixture(scope="module")
+def alone(sandbox):
+    """What a single process makes of those who have a grade."""
+    these = [submission for submission in CLASS if submission.student in POINTS]
+    return {s.student: untimed(grade_one(s, key_of(SECRET, s), sandbox)) for s in these}
+
+
+def test_nobody_is_lost_or_doubled_and_a_process_that_dies_costs_no_grade(graded, graders, alone):
     assert Counter(student for student, _ in graded) == Counter(s.student for s in CLASS)
-
-
-def test_a_process_that_dies_costs_no_grade(graded, graders):
     deaths = Counter(mortal.deaths(graders.deaths))
     assert deaths[mortal.DIES_ONCE] == 1
     assert deaths[mortal.DIES_ALWAYS] >= local.TRIES
-    assert {s: found.points for s, found in graded if isinstance(found, Result)} == POINTS
+    results = {student: found for student, found in graded if isinstance(found, Result)}
+    assert {student: found.points for student, found in results.items()} == POINTS
+    assert {student: untimed(found) for student, found in results.items()} == alone
 
 
 def test_who_has_no_grade_is_told_of_with_the_reason(graded):
@@ -205,19 +208,6 @@ def test_who_has_no_grade_is_told_of_with_the_reason(graded):
     assert "memory" in why[mortal.DIES_ALWAYS]
     assert "LookupError in mortal.py, line" in why[mortal.FAILS]
     assert "a mistake of the grader's own" in why[mortal.FAILS]
-
-
-def test_the_grades_are_those_of_a_single_process(graded, sandbox):
-    found = dict(graded)
-    for submission in CLASS:
-        if submission.student in POINTS:
-            expected = grade_one(submission, key_of(SECRET, submission), sandbox)
-            assert untimed(found[submission.student]) == untimed(expected)
-
-
-def untimed(result):
-    marks = tuple(replace(mark, seconds=0.0) for mark in result.marks)
-    return replace(result, marks=marks, seconds=0.0)
 
 
 def test_no_more_is_begun_than_is_needed_and_ctrl_c_ends_it(graders, folder):
@@ -268,63 +258,54 @@ def test_nothing_stays_with_the_scheduler(address):
             time.sleep(0.05)
 
 
-def test_a_worker_of_another_version_is_named(address, monkeypatch):
+def test_a_worker_of_another_version_is_named_even_if_it_comes_later(address, folder, monkeypatch):
+    """And no log holds the secret or a notebook."""
     monkeypatch.setattr(cluster, "course_version", lambda: "another one")
-    with pytest.raises(Refused, match=OTHER_VERSION):
-        list(cluster.graded_there(CLASS, SECRET, Jail(), address))
-
-
-def test_one_that_comes_later_is_named_too_and_the_secret_is_in_no_log(
-    address, folder, monkeypatch
-):
-    monkeypatch.setattr(cluster, "course_version", lambda: "another one")
-    monkeypatch.setattr(cluster, "require_the_course", lambda client: None)
-    with pytest.raises(Refused, match=OTHER_VERSION):
-        list(cluster.graded_there(CLASS, SECRET, Jail(), address))
+    for _ in ("at the start", "later"):
+        with pytest.raises(Refused, match=r"worker tls://127\.0\.0\.1:\d+ has another version"):
+            list(cluster.graded_there(CLASS, SECRET, Jail(), address))
+        monkeypatch.setattr(cluster, "require_the_course", lambda client: None)
     log = (folder / "workers.log").read_text()
     assert "Compute Failed" in log
     assert repr(SECRET)[2:20] not in log
     assert "nbformat" not in log
 
 
-def test_a_worker_without_the_course_is_named(tmp_path):
+def test_a_scheduler_without_workers_is_refused_and_a_worker_without_the_course_named(
+    tmp_path, monkeypatch
+):
     """Dask has such a worker leave without a word as soon as it is asked for anything of ours."""
     package = tmp_path / "autograder" / "__init__.py"
     package.parent.mkdir()
     package.write_text("raise ImportError('no course')")
     with a_scheduler(tmp_path) as address:
+        with monkeypatch.context() as patch:
+            patch.setattr(cluster, "PATIENCE", 0.1)
+            with pytest.raises(Refused, match="has no worker"):
+                list(cluster.graded_there(CLASS, SECRET, Jail(), address))
         log = tmp_path / "worker.log"
         worker = dask_command("worker", log, address, PYTHONPATH=str(tmp_path))
         with stopped_after(worker), pytest.raises(Refused, match=r"worker .* can't load the"):
             list(cluster.graded_there(CLASS, SECRET, Jail(), address))
 
 
-def test_a_scheduler_without_workers_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(cluster, "PATIENCE", 0.1)
-    with a_scheduler(tmp_path) as address, pytest.raises(Refused, match="has no worker"):
+CONNECT, CERTIFICATE = "timeouts.connect", "tls.client.cert"
+
+
+@pytest.mark.parametrize(
+    ("address", "setting", "told"),
+    [
+        ("tls://127.0.0.1:1", {CONNECT: "100ms"}, "no Dask scheduler at tls://127.0.0.1:1"),
+        ("tls://127.0.0.1", {CONNECT: "100ms"}, "no Dask scheduler at tls://127.0.0.1"),
+        ("tls://127.0.0.1:x", {CONNECT: "100ms"}, "no Dask scheduler at tls://127.0.0.1:x"),
+        ("tcp://127.0.0.1:8786", {}, "tcp://127.0.0.1:8786 is not encrypted.* tls://HOST"),
+        ("tls://127.0.0.1:1", {CERTIFICATE: None}, "no certificate.* autograder certificates"),
+    ],
+)
+def test_an_address_where_nothing_can_be_graded_is_refused(address, setting, told):
+    settings = {f"distributed.comm.{name}": value for name, value in setting.items()}
+    with dask.config.set(settings), pytest.raises(Refused, match=told):
         list(cluster.graded_there(CLASS, SECRET, Jail(), address))
-
-
-@pytest.mark.parametrize("address", ["tls://127.0.0.1:1", "tls://127.0.0.1", "tls://127.0.0.1:x"])
-def test_where_no_scheduler_is_the_address_is_refused(address):
-    with (
-        dask.config.set({"distributed.comm.timeouts.connect": "100ms"}),
-        pytest.raises(Refused, match=f"no Dask scheduler at {address}"),
-    ):
-        list(cluster.graded_there(CLASS, SECRET, Jail(), address))
-
-
-def test_an_address_without_tls_is_refused():
-    with pytest.raises(Refused, match=r"tcp://127\.0\.0\.1:8786 is not encrypted.* tls://HOST"):
-        list(cluster.graded_there(CLASS, SECRET, Jail(), "tcp://127.0.0.1:8786"))
-
-
-def test_without_a_certificate_it_is_told_how_to_make_one():
-    with (
-        dask.config.set({"distributed.comm.tls.client.cert": None}),
-        pytest.raises(Refused, match=r"no certificate.* python -m autograder certificates"),
-    ):
-        list(cluster.graded_there(CLASS, SECRET, Jail(), "tls://127.0.0.1:1"))
 
 
 def test_without_distributed_it_is_told_how_to_install_it(monkeypatch):
@@ -461,28 +442,3 @@ def test_the_command_tells_where_it_wrote_the_key(tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(dask.config, "PATH", str(tmp_path / "dask" / "tls.json"))
     assert main(["certificates"]) == 1
     assert "set DASK_CONFIG to another folder" in capsys.readouterr().err
-
-
-# --------------------------------------------------------------------------------- the command
-
-
-@pytest.mark.parametrize("graded", [["ada", "bob"], []])
-def test_who_is_not_graded_is_told_at_the_end(graded, tmp_path, monkeypatch, capsys):
-    course, entered = Course(tmp_path), []
-    for student in ("ada", "bob", "mallory"):
-        (course.submitted / student / LESSON.name).mkdir(parents=True)
-
-    def graded_here(submissions, *how):
-        for submission in submissions:
-            known = submission.student in graded
-            yield submission, result_of(submission) if known else NotGraded("It went wrong.")
-
-    def result_of(submission):
-        return replace(fake_result(submission.student, LESSON), submission=submission.sha256)
-
-    monkeypatch.setattr(commands, "graded_here", graded_here)
-    monkeypatch.setattr(commands, "entered", lambda *_: set())
-    monkeypatch.setattr(commands, "gradebook", lambda *_: nullcontext(entered.append))
-    assert commands.grade_course(course, LESSON, Jail()) == 1
-    assert "mallory is not graded. It went wrong." in capsys.readouterr().out
-    assert entered == graded == [result.student for result in course.results(LESSON)]

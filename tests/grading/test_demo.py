@@ -4,14 +4,14 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from autograder.course.reference import ROOT
 from autograder.grading import demo
-from tests.common.fake_class import fake_mark, fake_result
+from autograder.grading.results import Mark
+from tests.common.fake_class import fake_result
 from tests.common.jailed import jailed
 
 OWN = ROOT / "autograder"
@@ -44,16 +44,11 @@ def own_files() -> dict[Path, int]:
 
 
 @pytest.mark.slow
-def test_its_last_line_counts_the_verdicts(tour):
+def test_it_tells_of_everybody_and_why_and_counts_the_verdicts(tour):
     said, _ = tour
     number = len(demo.CLASS)
     assert number >= 12
     assert said.splitlines()[-1] == f"{number} of {number} verdicts as expected."
-
-
-@pytest.mark.slow
-def test_it_tells_of_everybody_and_why(tour):
-    said, _ = tour
     table = said[said.index("who ") :]
     for student in demo.CLASS:
         assert re.search(rf"^{student.name} .*{student.points:g} of 8", table, re.MULTILINE)
@@ -71,18 +66,12 @@ def test_the_pages_that_it_names_are_there(tour):
     assert len([*folder.glob("autograder/feedback/*/*/*.html")]) == len(demo.CLASS)
 
 
-def result(points: dict[str, float]):
-    marks = (fake_mark(name, "passed", demo.LESSON) for name in demo.LESSON.cards)
-    return fake_result(
-        "ada",
-        demo.LESSON,
-        tuple(replace(mark, points=points.get(mark.exercise, mark.points)) for mark in marks),
-    )
-
-
-def test_a_verdict_is_as_expected_where_result_and_gradebook_say_the_same():
-    assert demo.is_expected(STUDENT, {"ada": result({})}, {"ada": 8.0})
-    assert not demo.is_expected(STUDENT, {"ada": result({"generate.metrics": 0})}, {"ada": 5.0})
-    assert not demo.is_expected(STUDENT, {"ada": result({})}, {"ada": 1000.0})
-    assert not demo.is_expected(STUDENT, {}, {"ada": 8.0})
-    assert not demo.is_expected(STUDENT, {"ada": result({})}, {})
+@pytest.mark.parametrize(
+    ("earned", "score", "expected"),
+    [(8, 8, True), (5, 5, False), (8, 1000, False), (None, 8, False), (8, None, False)],
+)
+def test_a_verdict_is_as_expected_where_result_and_gradebook_say_the_same(earned, score, expected):
+    marks = [Mark("generate.generate", earned, 8, "passed", ())]
+    results = {} if earned is None else {"ada": fake_result("ada", demo.LESSON, tuple(marks))}
+    scores = {} if score is None else {"ada": score}
+    assert demo.is_expected(STUDENT, results, scores) == expected

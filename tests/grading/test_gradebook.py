@@ -8,7 +8,6 @@ import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,7 @@ from autograder.__main__ import main
 from autograder.grading import commands, demo
 from autograder.grading.gradebook import reason
 from autograder.grading.plugins import ApplyResults
-from autograder.grading.results import Result
 from autograder.grading.store import Course
-from autograder.grading.submission import Submission
 from tests.common.disks import NO_ROOM, full_disk
 from tests.common.fake_class import fake_result
 
@@ -57,14 +54,12 @@ def course(made: Course, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cou
     monkeypatch.setattr(
         commands,
         "graded_here",
-        lambda these, *how: [(each, result_of(each)) for each in these],
+        lambda these, *how: [
+            (each, fake_result(each.student, LESSON, submission=each.sha256)) for each in these
+        ],
     )
     monkeypatch.setattr(sqlite3.dbapi2, "connect", partial(connect, timeout=0.05))  # not 5 s
     return course
-
-
-def result_of(submission: Submission) -> Result:
-    return replace(fake_result(submission.student, LESSON), submission=submission.sha256)
 
 
 @contextmanager
@@ -103,7 +98,11 @@ def test_a_gradebook_that_is_locked_at_the_start_is_told(course: Course, capsys)
     require_all_entered(course, capsys)
 
 
-def test_one_that_is_locked_meanwhile_costs_no_grade(course: Course, capsys) -> None:
+def test_one_that_is_locked_meanwhile_is_tried_once_and_costs_no_grade(
+    course: Course, capsys, monkeypatch
+) -> None:
+    """Each try would wait for five seconds."""
+    tried = calls_of_autograde(monkeypatch)
     with locked(course, "IMMEDIATE"):  # it can be read
         code, said = grade(capsys)
     assert code == 1
@@ -111,16 +110,8 @@ def test_one_that_is_locked_meanwhile_costs_no_grade(course: Course, capsys) -> 
         f"nbgrader did not take ada, ben, cleo: nbgrader's gradebook, {course.gradebook}, "
         f"{LOCKED} {GOES_ON}"
     ) in said
-    assert kept(course) == 3
+    assert (tried, kept(course)) == (["ada"], 3)
     require_all_entered(course, capsys)
-
-
-def test_a_locked_gradebook_is_tried_once(course: Course, capsys, monkeypatch) -> None:
-    """Each try would wait for five seconds."""
-    tried = calls_of_autograde(monkeypatch)
-    with locked(course, "IMMEDIATE"):
-        grade(capsys)
-    assert tried == ["ada"]
 
 
 def calls_of_autograde(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -178,27 +169,21 @@ def require_not_entered(course: Course, capsys: pytest.CaptureFixture[str]) -> s
     return said
 
 
-def test_no_room_for_results_ends_it_with_a_sentence(course: Course, capsys) -> None:
+def test_no_room_for_results_or_the_report_ends_it_with_a_sentence(course: Course, capsys) -> None:
+    full = "{} can't be written to: " + f"{NO_ROOM}. Make room on its disk. {GOES_ON}"
     with full_disk(course.graded(LESSON)) as make_room:
         code, said = grade(capsys)
         assert code == 1
-        assert said.endswith(
-            f"{course.graded(LESSON)} can't be written to: {NO_ROOM}. Make room on its disk. "
-            f"{GOES_ON}"
-        )
+        assert said.endswith(full.format(course.graded(LESSON)))
         make_room()
         require_all_entered(course, capsys)
-
-
-def test_no_room_for_the_report_ends_it_with_a_sentence(course: Course, capsys) -> None:
-    grade(capsys)
-    folder = course.folder / "reports"
-    with full_disk(folder) as make_room:
-        assert main(["report", LESSON.lab]) == 1
-        assert f"{folder} can't be written to: {NO_ROOM}. Make" in capsys.readouterr().err
-        make_room()
-        assert main(["report", LESSON.lab]) == 0
-        assert {path.suffix for path in folder.iterdir()} == {".html", ".csv"}
+        folder = course.folder / "reports"
+        with full_disk(folder) as make_room:
+            assert main(["report", LESSON.lab]) == 1
+            assert full.format(folder) in capsys.readouterr().err
+            make_room()
+            assert main(["report", LESSON.lab]) == 0
+            assert {path.suffix for path in folder.iterdir()} == {".html", ".csv"}
 
 
 def test_any_other_file_that_fails_is_named(course: Course, capsys) -> None:
@@ -223,18 +208,23 @@ class Killed(BaseException):
     """Stops nbgrader as a kill would: it puts nothing away."""
 
 
-def test_one_that_was_killed_before_it_entered_points_is_entered_again(
-    course: Course, capsys, monkeypatch
+@pytest.mark.parametrize(
+    ("stopped_by", "ends_with", "copies", "results"),
+    [(Killed, 1, 3, 3), (KeyboardInterrupt, 130, 0, 1)],  # nbgrader catches a KeyboardInterrupt
+)
+def test_one_that_was_stopped_before_it_entered_points_is_entered_again(
+    stopped_by, ends_with, copies, results, course: Course, capsys, monkeypatch
 ) -> None:
-    """nbgrader's copy is there by then, and newer than the result."""
+    """Of one that was killed nbgrader's copy is there by then, and newer than the result."""
 
-    def killed(*_: Any) -> None:
-        raise Killed
+    def stopped(*_: Any) -> None:
+        raise stopped_by
 
     with monkeypatch.context() as patch:
-        patch.setattr(ApplyResults, "preprocess", killed)
-        grade(capsys)
-    assert len(list((course.folder / "autograded").rglob("*.ipynb"))) == 3
+        patch.setattr(ApplyResults, "preprocess", stopped)
+        assert grade(capsys)[0] == ends_with
+    assert len(list((course.folder / "autograded").rglob("*.ipynb"))) == copies
+    assert kept(course) == results
     require_all_entered(course, capsys)
 
 
@@ -248,19 +238,6 @@ def test_an_earlier_notebook_that_is_handed_in_again_is_entered_again(
         tried = calls_of_autograde(monkeypatch)
         grade(capsys)
         assert "ada" in tried
-
-
-def test_ctrl_c_while_nbgrader_works_ends_it(course: Course, capsys, monkeypatch) -> None:
-    """nbgrader catches it."""
-
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ApplyResults, "preprocess", interrupted)
-        assert grade(capsys)[0] == 130
-    assert kept(course) == 1
-    require_all_entered(course, capsys)
 
 
 def test_a_reason_is_the_last_error_that_is_told_of() -> None:

@@ -6,7 +6,6 @@ import io
 import os
 import tempfile
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from autograder.grading.inventory import Inventory, inventory
 from autograder.grading.jail import Jail
 from autograder.grading.refused import Refused
 from autograder.grading.report import report, to_csv, to_html
+from autograder.grading.results import NotGraded
 from autograder.grading.store import Course
 from autograder.grading.submission import Unreadable, open_folder
 from tests.common.fake_class import fake_result
@@ -46,98 +46,58 @@ def take(folder: Path, *names: str) -> Inventory:
 
 # --------------------------------------------------------------------------- of whom it is told
 
-SURE = {
-    "ada/kv_cache.ipynb": "kv_cache.ipynb",
-    "ada/2_kv_cache/kv_cache.ipynb": "2_kv_cache/kv_cache.ipynb",
-    "ada/2_kv_cache/mine.ipynb": "2_kv_cache/mine.ipynb",
-    "ada/lab2/mine.ipynb": "lab2/mine.ipynb",
-    "ada/02 KV-Cache (1)/mine.ipynb": "02 KV-Cache (1)/mine.ipynb",
-    "ada/kvcache/deep/down/mine.ipynb": "kvcache/deep/down/mine.ipynb",
-    "ada/.02_kv_cache/kv_cache.ipynb": ".02_kv_cache/kv_cache.ipynb",
-    "ada/02_kv_cache/.kv_cache.ipynb": "02_kv_cache/.kv_cache.ipynb",
-    "ada/02_kv_cache/work/kv_cache.ipynb": "02_kv_cache/work/kv_cache.ipynb",
-    "ada/02_kv_cache/kv_cache.ipynb.txt": "02_kv_cache/kv_cache.ipynb.txt",
-    "ada/01_generate/kv_cache.ipynb": "01_generate/kv_cache.ipynb",
-    "ada/._kv_cache.ipynb": "._kv_cache.ipynb",
-}
 
-
-@pytest.mark.parametrize("name", SURE)
-def test_a_notebook_of_the_lab_in_another_place_is_to_be_moved(name: str, tmp_path: Path) -> None:
-    found = take(tmp_path, name)
-    assert found.misplaced == {"ada": f"not a submission: {SURE[name]}, {MOVE}"}
-    assert found.without == found.loose == ()
+SURE = [
+    *("kv_cache.ipynb", "2_kv_cache/kv_cache.ipynb", "2_kv_cache/mine.ipynb", "lab2/mine.ipynb"),
+    *("02 KV-Cache (1)/mine.ipynb", "kvcache/deep/down/mine.ipynb", "01_generate/kv_cache.ipynb"),
+    *(".02_kv_cache/kv_cache.ipynb", "02_kv_cache/.kv_cache.ipynb", "._kv_cache.ipynb"),
+    *("02_kv_cache/work/kv_cache.ipynb", "02_kv_cache/kv_cache.ipynb.txt"),
+]
+PERHAPS = [
+    *("homework.ipynb", "work/a.ipynb", "work.zip", "kv_cache.zip", "kv_cache.py"),
+    *("2_kv_cache/", "Lab 2/", "02_kv_cahce/", "02_kv_cache/kv_cache.pdf"),
+]
+IF = f"If it was handed in for this lab, move the notebook to {THERE} and grade again."
+GRADED = (
+    "kv_cache.ipynb, because the notebook in 02_kv_cache/ is graded. If that is the wrong one, "
+    "replace it."
+)
+INSTEAD = "instead of a student, move what is in it to submitted/STUDENT/{}/ and grade again."
+SEVERAL = f"kv_cache (1).ipynb, kv_cache.ipynb, move the right one to {THERE} and grade again."
+DOT = "begins with a dot, rename it and grade again."
+# What lies in submitted/; what is said of whom; and who has nothing of the lab.
+FOLDERS: list[tuple[list[str], dict[str, str], str]] = [
+    *(([f"ada/{name}"], {"ada": f": {name}, {MOVE}"}, "") for name in SURE),
+    *(([f"ada/{name}"], {"ada": f": {name.rstrip('/')}. {IF}"}, "") for name in PERHAPS),
+    (["ada/kv_cache.ipynb", "ada/kv_cache (1).ipynb", "ada/homework.ipynb"], {"ada": SEVERAL}, ""),
+    (["ada/02_kv_cache/kv_cache.ipynb", "ada/kv_cache.ipynb"], {"ada": GRADED}, ""),
+    (["ada/02_kv_cache/kv_cache.ipynb", "ada/02_kv_cache/.earlier/2026/kv_cache.ipynb"], {}, ""),
+    (["ada/02_kv_cache/kv_cache.ipynb", "ada/02_kv_cache/work/kv_cache.ipynb"], {}, ""),
+    (["ada/02_kv_cache/kv_cache.ipynb", "ada/notes.ipynb"], {}, ""),
+    (["ada/01_generate/generate.ipynb", "bob/1_generate/a.ipynb"], {}, "ada, bob"),
+    (["ada/03_batching/scratch.ipynb", "bob/"], {}, "ada, bob"),
+    ([".ada/02_kv_cache/kv_cache.ipynb", ".bob/kv_cache.ipynb"], {".ada": DOT, ".bob": DOT}, ""),
+    ([".config/a"], {}, ".config"),
+    (["02_kv_cache/ada/kv_cache.ipynb"], {"02_kv_cache": INSTEAD.format("02_kv_cache")}, ""),
+    (["kv_cache/ada/kv_cache.ipynb"], {"kv_cache": INSTEAD.format("02_kv_cache")}, ""),
+    (["01_generate/ada/kv_cache.ipynb"], {"01_generate": INSTEAD.format("01_generate")}, ""),
+]
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "ada/homework.ipynb",
-        "ada/work/a.ipynb",
-        "ada/work.zip",
-        "ada/kv_cache.zip",
-        "ada/kv_cache.py",
-        "ada/2_kv_cache/",
-        "ada/Lab 2/",
-        "ada/02_kv_cahce/",
-        "ada/02_kv_cache/kv_cache.pdf",
-    ],
+    ("names", "misplaced", "without"), FOLDERS, ids=lambda part: str(part)[:40]
 )
-def test_what_may_be_a_submission_is_named(name: str, tmp_path: Path) -> None:
-    [why] = take(tmp_path, name).misplaced.values()
-    assert why.startswith(f"not a submission: {name.removeprefix('ada/').rstrip('/')}. If ")
-    assert f"move the notebook to {THERE} and grade again." in why
-
-
-def test_of_several_notebooks_the_right_one_is_to_be_moved(tmp_path: Path) -> None:
-    found = take(tmp_path, "ada/kv_cache.ipynb", "ada/kv_cache (1).ipynb", "ada/homework.ipynb")
-    assert found.misplaced["ada"] == (
-        "not a submission: kv_cache (1).ipynb, kv_cache.ipynb, move the right one to "
-        f"{THERE} and grade again."
-    )
-
-
-def test_a_notebook_beside_the_graded_one_is_told_but_no_work_within_the_lab(tmp_path) -> None:
-    found = take(
-        tmp_path,
-        "ada/02_kv_cache/kv_cache.ipynb",
-        "ada/02_kv_cache/.earlier/2026/kv_cache.ipynb",
-        "ada/02_kv_cache/work/kv_cache.ipynb",
-        "ada/notes.ipynb",
-        "bob/02_kv_cache/kv_cache.ipynb",
-        "bob/kv_cache.ipynb",
-    )
-    assert found.students == ("ada", "bob")
-    assert found.misplaced == {
-        "bob": "not a submission: kv_cache.ipynb, because the notebook in 02_kv_cache/ is graded. "
-        "If that is the wrong one, replace it."
-    }
-
-
-def test_folders_and_notebooks_of_other_labs_are_not_odd(tmp_path: Path) -> None:
-    found = take(
-        tmp_path,
-        "ada/01_generate/generate.ipynb",
-        "bob/1_generate/a.ipynb",
-        "cat/03_batching/scratch.ipynb",
-        "dan/",
-    )
-    assert (found.misplaced, found.without) == ({}, ("ada", "bob", "cat", "dan"))
-    assert found.lines == ["Nothing of 02_kv_cache (4): ada, bob, cat, dan."]
-
-
-def test_a_folder_with_a_dot_before_its_name_is_to_be_renamed(tmp_path: Path) -> None:
-    found = take(tmp_path, ".ada/02_kv_cache/kv_cache.ipynb", ".bob/kv_cache.ipynb", ".config/a")
-    assert set(found.misplaced) == {".ada", ".bob"}
-    assert all("begins with a dot, rename it" in why for why in found.misplaced.values())
-    assert found.without == (".config",)
-
-
-@pytest.mark.parametrize("name", ["02_kv_cache", "kv_cache", "01_generate"])
-def test_a_lab_in_the_place_of_a_student_is_told(name: str, tmp_path: Path) -> None:
-    [why] = take(tmp_path, f"{name}/ada/kv_cache.ipynb").misplaced.values()
-    lesson = LESSON.name if "kv_cache" in name else "01_generate"
-    assert f"instead of a student, move what is in it to submitted/STUDENT/{lesson}/" in why
+def test_what_is_not_graded_is_told_with_what_to_do(
+    names: list[str], misplaced: dict[str, str], without: str, tmp_path: Path
+) -> None:
+    found = take(tmp_path, *names)
+    assert found.misplaced.keys() == misplaced.keys()
+    for name, why in found.misplaced.items():
+        assert why.startswith("not a submission: ")
+        assert why.endswith(misplaced[name])
+    assert (", ".join(found.without), found.loose) == (without, ())
+    notes = [f"Nothing of 02_kv_cache ({len(found.without)}): {without}."] if without else []
+    assert found.notes == notes
 
 
 def test_what_is_directly_in_submitted_is_told(tmp_path: Path) -> None:
@@ -168,21 +128,17 @@ def test_clutter_is_counted_in_one_line(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------- the walls
 
 
-def test_no_link_is_followed(tmp_path: Path) -> None:
+def test_no_link_is_followed_and_no_pipe_opened(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "kv_cache.ipynb").write_text("{}")
-    take(tmp_path, "ada/a")
+    take(tmp_path, "ada/a", "cat/a")
     (tmp_path / "submitted" / "ada" / "work").symlink_to(outside)
     (tmp_path / "submitted" / "bob").symlink_to(outside)
+    os.mkfifo(tmp_path / "submitted" / "cat" / "kv_cache.ipynb")
     found = take(tmp_path)
-    assert (found.misplaced, found.without, found.loose) == ({}, ("ada",), ("bob",))
-
-
-def test_a_pipe_is_named_and_not_opened(tmp_path: Path) -> None:
-    take(tmp_path, "ada/a")
-    os.mkfifo(tmp_path / "submitted" / "ada" / "kv_cache.ipynb")
-    assert MOVE in take(tmp_path).misplaced["ada"]
+    assert (set(found.misplaced), found.without, found.loose) == ({"cat"}, ("ada",), ("bob",))
+    assert MOVE.replace("ada", "cat") in found.misplaced["cat"]
 
 
 def test_a_folder_that_cannot_be_opened_is_told(tmp_path: Path, monkeypatch) -> None:
@@ -262,19 +218,25 @@ def test_grading_a_lab_that_nobody_has_says_where_it_may_be(course: Course) -> N
         commands.grade_course(course, LESSON, Jail())
 
 
-def test_grading_ends_with_what_is_not_graded(course, monkeypatch, capsys) -> None:
-    take(course.folder, "ada/02_kv_cache/kv_cache.ipynb", "bob/2_kv_cache/kv_cache.ipynb")
+@pytest.mark.parametrize("graded", [["ada", "bob"], []])
+def test_grading_ends_with_what_is_not_graded(graded, course, monkeypatch, capsys) -> None:
+    take(course.folder, *(f"{name}/02_kv_cache/" for name in ("ada", "bob", "mallory")))
+    take(course.folder, "zoe/2_kv_cache/kv_cache.ipynb")
+    entered: list[str] = []
 
     def graded_here(submissions, *how):
-        yield from ((each, fake_result(each.student, LESSON)) for each in submissions)
+        for submission in submissions:
+            found = fake_result(submission.student, LESSON, submission=submission.sha256)
+            yield submission, found if found.student in graded else NotGraded("It went wrong.")
 
     monkeypatch.setattr(commands, "graded_here", graded_here)
     monkeypatch.setattr(commands, "entered", lambda *_: set())
-    monkeypatch.setattr(commands, "gradebook", lambda *_: nullcontext(lambda student: None))
-    assert commands.grade_course(course, LESSON, Jail()) == 0
+    monkeypatch.setattr(commands, "gradebook", lambda *_: nullcontext(entered.append))
+    assert commands.grade_course(course, LESSON, Jail()) == 1
     said = " ".join(capsys.readouterr().out.split())
-    assert "1 graded" in said
-    assert f"bob: not a submission: 2_kv_cache/kv_cache.ipynb, {MOVE}".replace("ada", "bob") in said
+    assert "mallory is not graded. It went wrong." in said
+    assert "zoe: not a submission: 2_kv_cache/kv_cache.ipynb, move it to" in said
+    assert entered == graded == [result.student for result in course.results(LESSON)]
 
 
 def test_the_command_writes_it_into_the_report(course, capsys) -> None:
@@ -283,8 +245,7 @@ def test_the_command_writes_it_into_the_report(course, capsys) -> None:
     with pytest.raises(Refused, match=r"Nothing of 02_kv_cache is graded yet.*\nbob: not a subm"):
         commands.report(given)
     [submission] = course.submissions(LESSON)
-    graded = replace(fake_result("ada", LESSON), submission=submission.sha256)
-    course.keep(submission, graded)
+    course.keep(submission, fake_result("ada", LESSON, submission=submission.sha256))
     assert commands.report(given) == 0
     for path in capsys.readouterr().out.split():
         assert "2_kv_cache/kv_cache.ipynb, move it to" in Path(path).read_text(encoding="utf-8")

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -36,51 +37,39 @@ def handed_in(student: str) -> Submission:
 # ------------------------------------------------------------------------------- one submission
 
 
-def why(error: Exception, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What is said of a submission if grading it raises this."""
-
-    def grade_one(*_: object) -> Result:
-        raise error
-
-    monkeypatch.setattr(local, "grade_one", grade_one)
-    found = graded_or_not(handed_in("ada"), key_of(SECRET, handed_in("ada")), Jail())
-    assert isinstance(found, NotGraded)
-    return found.why
-
-
 def too_large() -> Exception:
     with pytest.raises(RuntimeError) as raised:
         torch.empty(1 << 60)
     return raised.value
 
 
+MEMORY = r"Grading it took more memory than there was\. Is there enough memory\? Try fewer --jobs\."
+
+
 @pytest.mark.parametrize(
-    "error", [MemoryError(), too_large(), OSError(12, os.strerror(12))], ids=["mine", "torch", "os"]
+    ("error", "why"),
+    [
+        *((error, MEMORY) for error in (MemoryError(), too_large(), OSError(12, os.strerror(12)))),
+        (JailError("Install it."), r"Install it\."),
+        (LookupError("lost"), r"Grading it failed: LookupError in test_local\.py, line \d+: lost"),
+    ],
 )
-def test_what_takes_too_much_memory_is_not_graded(
-    error: Exception, monkeypatch: pytest.MonkeyPatch
+def test_what_stops_a_grade_is_told(
+    error: Exception, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert why(error, monkeypatch) == (
-        "Grading it took more memory than there was. Is there enough memory? Try fewer --jobs."
-    )
+    def grade_one(*_: object) -> Result:
+        raise error
 
-
-def test_where_no_sandbox_can_be_had_the_reason_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert why(JailError("Install it."), monkeypatch) == "Install it."
+    monkeypatch.setattr(local, "grade_one", grade_one)
+    found = graded_or_not(handed_in("ada"), key_of(SECRET, handed_in("ada")), Jail())
+    assert isinstance(found, NotGraded)
+    assert re.fullmatch(why, found.why)
 
 
 def test_memory_is_suspected_only_where_a_process_was_killed() -> None:
     asked = {code: "Is there enough memory?" in local.died(code).why for code in (-9, -11, 1)}
     assert asked == {-9: True, -11: False, 1: False}
     assert "with exit code -11." in local.died(-11).why
-
-
-def test_a_mistake_of_the_graders_own_is_told_with_its_place(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    said = why(LookupError("lost"), monkeypatch)
-    assert said.startswith("Grading it failed: LookupError in test_local.py, line ")
-    assert said.endswith(": lost")
 
 
 # ------------------------------------------------------------------------------------ a batch
@@ -129,29 +118,23 @@ def noted(method: Callable, sent: list[bytes]) -> Callable:
 
 
 @pytest.mark.slow
-def test_a_sandbox_that_is_gone_costs_one_submission(batch: Batch) -> None:
-    assert batch.found[faulty.GONE] == NotGraded("The sandbox is gone.")
-    ada, bob, cat = (vars(batch.found[student])["seconds"] for student in ("ada", "bob", "cat"))
-    assert ada != bob == cat  # the next is graded by a new process, which has tried one out
-
-
-@pytest.mark.slow
-def test_where_there_are_no_more_sandboxes_the_batch_ends_and_what_was_graded_stays(
+def test_a_sandbox_that_is_gone_costs_one_submission_and_no_more_to_be_had_ends_it(
     batch: Batch,
 ) -> None:
+    gone = NotGraded("The sandbox is gone.")
+    assert batch.found[faulty.GONE] == batch.found[faulty.GONE_FOR_EVER] == gone
+    ada, bob, cat = (vars(batch.found[student])["seconds"] for student in ("ada", "bob", "cat"))
+    assert ada != bob == cat  # the next is graded by a new process, which has tried one out
     assert batch.ended == "There is no sandbox to be had."
-    assert batch.found[faulty.GONE_FOR_EVER] == NotGraded("The sandbox is gone.")
     assert "dan" not in batch.found
 
 
 @pytest.mark.slow
-def test_no_grader_gets_the_secret(batch: Batch) -> None:
+def test_no_grader_gets_the_secret_and_nothing_is_left_of_a_batch(
+    batch: Batch, folder: Path
+) -> None:
     assert any(key_of(SECRET, handed_in("bob")).value in sent for sent in batch.sent)
     assert not any(SECRET in sent for sent in batch.sent)
-
-
-@pytest.mark.slow
-def test_nothing_is_left_of_a_batch(batch: Batch, folder: Path) -> None:
     assert [path for path in folder.iterdir() if path.name.startswith(PREFIXES)] == []
 
 

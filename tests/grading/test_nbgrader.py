@@ -6,10 +6,6 @@ What the grading of their code comes to is made up (tests/common/fake_results.py
 import csv
 import json
 import shutil
-import socket
-import subprocess
-import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,13 +16,12 @@ from autograder.build import build
 from autograder.course.reference import AuthorError
 from autograder.exercises import exercises
 from tests.common.course import Course, text_of
-from tests.common.handed_in import label, notebook, solved
+from tests.common.handed_in import code, label, notebook, prose, solved
 
 ROOT = Path(__file__).resolve().parents[2]
 LAB = "01_generate"
 STUDENTS = ("correct", "untouched", "wrong")
 BY_CHECKS = {name: e.card.points for name, e in exercises().items() if e.lab == "generate"}
-TOKEN = "formgrader"
 BY_HAND = {"last_row": 2, "two_complaints": 2}
 
 pytestmark = pytest.mark.slow
@@ -102,6 +97,7 @@ def test_feedback_says_what_each_check_came_to(graded):
     assert "generate.metrics : wrong , 0 of 3 points" in said["wrong"]
     assert "generate.metrics : not attempted , 0 of 3 points" in said["untouched"]
     assert "generate.metrics : passed , 3 of 3 points" in said["correct"]
+    assert "No response." in said["untouched"]
 
 
 def test_validate_runs_a_students_own_checks(released):
@@ -139,70 +135,44 @@ def test_the_build_does_not_change_graded_cells_under_submissions(graded, tmp_pa
 
 @pytest.fixture(scope="module")
 def formgrader(graded) -> Iterator[str]:
-    """The address of a Jupyter server that was started as README.md says, without the browser."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    options = ["--ServerApp.root_dir=..", "--no-browser", "--allow-root", "--ip=127.0.0.1"]
-    options += [f"--port={port}", "--port-retries=0", f"--IdentityProvider.token={TOKEN}"]
-    server = graded.start("jupyter", "server", *options)
-    try:
-        address = f"http://127.0.0.1:{port}"
-        wait_for(f"{address}/api", server)
+    with graded.formgrader() as address:
         yield address
-    finally:
-        server.terminate()
-        server.communicate(timeout=60)
 
 
-def get(url: str, method: str = "GET") -> str:
-    token = {"Authorization": f"token {TOKEN}"}
-    request = urllib.request.Request(url, headers=token, method=method)
-    with urllib.request.urlopen(request, timeout=60) as answer:
+def get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=60) as answer:
         return answer.read().decode()
 
 
-def wait_for(url: str, server: subprocess.Popen) -> None:
-    for _ in range(240):
-        assert server.poll() is None, server.communicate()[0]
-        try:
-            get(url)
-            return
-        except urllib.error.URLError:
-            time.sleep(0.5)
-    raise TimeoutError(f"{url} did not answer")
+def page_of(course: Course, student: str, formgrader: str) -> str:
+    """What formgrader shows of a submission."""
+    with course.gradebook() as gradebook:
+        id = gradebook.find_submission_notebook("generate", LAB, student).id
+    return get(f"{formgrader}/submissions/{id}/")
 
 
 def test_the_formgrader_shows_the_course(formgrader, graded):
-    assert "<title>nbgrader formgrade</title>" in get(f"{formgrader}/formgrader")
-    assignments = get(f"{formgrader}/formgrader/api/assignments")
+    assert "<title>nbgrader formgrade</title>" in get(formgrader)
+    assignments = get(f"{formgrader}/api/assignments")
     assert '"01_generate"' in assignments
     assert '"num_submissions": 3' in assignments
-    with graded.gradebook() as gradebook:
-        id = gradebook.find_submission_notebook("generate", LAB, "wrong").id
-    page = get(f"{formgrader}/formgrader/submissions/{id}/")
+    page = page_of(graded, "wrong", formgrader)
     assert "generate.metrics : wrong , 0 of 3 points" in text_of(page)
 
 
-def test_the_formgraders_own_button_grades(formgrader, graded):
-    graded.submit("late_comer", LAB, notebook(solved("generate")))
-    button = f"{formgrader}/formgrader/api/submission/{LAB}/late_comer/autograde"
-    assert json.loads(get(button, method="POST"))["success"]
-    assert graded.scores("late_comer", LAB) == {
-        **{f"check-{name.replace('.', '-')}": points for name, points in BY_CHECKS.items()},
-        **dict.fromkeys(BY_HAND),
-    }
-
-
-def test_the_formgrader_shows_html_in_prose_and_does_not_obey_it(formgrader, graded):
-    """Whoever grades has it in a browser that may change grades."""
+def test_a_students_prose_is_no_page_of_its_own(formgrader, graded):
+    """It would run in the browser of whoever grades, who may change grades."""
+    attack = "<script>attack()</script> <img src=x onerror=attack()> [x](javascript:attack())"
     cells = solved("generate")
     answer = next(cell for cell in cells if label(cell).get("grade_id") == "last_row")
-    answer["source"] = "<script>attack()</script>"
+    answer["source"] = f"{attack}\n\n```mermaid\n{attack}\n```\n\n![p](attachment:gone.png)"
+    cells.append(prose(attack, cell_type="raw", metadata={"raw_mimetype": "text/html"}))
+    cells.append(code(f"# {attack}"))
     graded.submit("attacker", LAB, notebook(cells))
     graded.autograde("attacker", LAB)
-    with graded.gradebook() as gradebook:
-        id = gradebook.find_submission_notebook("generate", LAB, "attacker").id
-    page = get(f"{formgrader}/formgrader/submissions/{id}/")
-    assert "&lt;script&gt;attack()" in page
-    assert "<script>attack()" not in page
+    for page in (page_of(graded, "attacker", formgrader), graded.feedback("attacker", LAB)):
+        assert "&lt;script&gt;attack()" in page
+        assert "<script>attack" not in page
+        assert "<img src=x" not in page
+        assert 'href="javascript' not in page
+        assert text_of(page).count("[picture: p]") == 1

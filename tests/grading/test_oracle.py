@@ -5,7 +5,6 @@ import gc
 import shutil
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import cache
 from itertools import cycle, islice
 from pathlib import Path
@@ -26,10 +25,10 @@ from autograder.grading.submission import Submission
 from autograder.judging import judge as judge_module
 from autograder.judging.catalogue import Misconception
 from autograder.judging.exercise import Case, Exercise
-from autograder.judging.judge import NOT_ATTEMPTED, PASSED, WRONG, judge, run_all
-from tests.common.jailed import jailed, lost
+from autograder.judging.judge import NOT_ATTEMPTED, PASSED, WRONG, judge
+from tests.common.jailed import jailed, lost, untimed
 from tests.common.styles import in_another_style, names_in_another_style
-from tests.common.trials import EXERCISES, LABS, Trial, cases_of, every_exercise, frozen
+from tests.common.trials import EXERCISES, LABS, cases_of, every_exercise, frozen, trials_on
 from tests.hostile.notebooks import (
     append,
     as_bytes,
@@ -73,23 +72,26 @@ def exercises_of(lab: str) -> list[Exercise]:
 # ------------------------------------------------------------------------------- what is right
 
 
-def require_all_points(notebook: NotebookNode, lab: str, jail: Jail, secret: bytes) -> None:
-    result = grade(notebook, lab, jail, secret)
+def require_all_points(
+    notebook: NotebookNode, lab: str, jail: Jail, secret: bytes = SECRETS[0], student: str = "ada"
+) -> None:
+    result = grade(notebook, lab, jail, secret, student)
     assert lost(result) == {}
     assert [mark.exercise for mark in result.marks] == [e.name for e in exercises_of(lab)]
     assert result.points == sum(e.card.points for e in exercises_of(lab))
     assert (result.sandboxed, result.remarks) == (True, ())
 
 
-@pytest.mark.slow
-@every_lab
-def test_the_reference_earns_all_points(lab: str, jail: Jail) -> None:
-    require_all_points(solved(lab), lab, jail, SECRETS[0])
+def require_lab_1_right(jail: Jail, student: str = "ada") -> None:
+    require_all_points(solved("generate"), "generate", jail, student=student)
 
 
+@pytest.mark.parametrize("make", [pytest.param(solved, marks=pytest.mark.slow), in_another_style])
 @every_lab
-def test_another_style_earns_all_points(lab: str, jail: Jail) -> None:
-    require_all_points(in_another_style(lab), lab, jail, SECRETS[0])
+def test_what_is_right_earns_all_points(
+    make: Callable[[str], NotebookNode], lab: str, jail: Jail
+) -> None:
+    require_all_points(make(lab), lab, jail)
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in (1, 2))])
@@ -196,19 +198,9 @@ def test_no_misconception_passes_under_any_secret(
     ]
     for secret in secrets:
         with models_of(key_of(secret, hers(exercise))):
-            trials = trials_under(secret, exercise)
+            trials = trials_on(exercise, drawn(exercise, secret))
             passed = [n for n, wrong in wrongs if not all(t.rejects(wrong) for t in trials)]
         assert passed == []
-
-
-def trials_under(secret: bytes, exercise: Exercise) -> list[Trial]:
-    """One for each way in which the exercise may be driven."""
-    cases = drawn(exercise, secret)
-    drivers = [exercise.driver, *([exercise.as_built] if exercise.as_built else [])]
-    return [
-        Trial(exercise, driver, cases, run_all(exercise, driver, exercise.reference, cases))
-        for driver in drivers
-    ]
 
 
 # ------------------------------------------------------------------------------- its cases
@@ -247,12 +239,7 @@ def test_the_same_submission_comes_to_the_same_result(
     lab: str, jail: Jail, half_wrong: Callable[[str, int], Result]
 ) -> None:
     again = grade(partly_wrong(lab, 0), lab, jail)
-    assert without_seconds(again) == without_seconds(half_wrong(lab, 0))
-
-
-def without_seconds(result: Result) -> Result:
-    marks = tuple(replace(mark, seconds=0.0) for mark in result.marks)
-    return replace(result, marks=marks, seconds=0.0)
+    assert untimed(again) == untimed(half_wrong(lab, 0))
 
 
 # ------------------------------------------------------------------------- a student's statements
@@ -272,28 +259,25 @@ def test_a_statement_costs_what_needs_it(jail: Jail) -> None:
 # -------------------------------------------------------------------------- one sandbox for several
 
 
-def test_a_clean_sandbox_serves_the_next_submission(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_a_clean_sandbox_serves_the_next_submission_and_no_other_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     started = count_starts(monkeypatch)
-    with Jail() as jail:
+    with jailed() as jail:
         before = len(started)
         for student in ("ada", "bob"):
-            assert lost(grade(solved("generate"), "generate", jail, student=student)) == {}
+            require_lab_1_right(jail, student)
         assert len(started) == before + 1
-    assert all(not sandbox.runs() for sandbox in started)
-
-
-def test_one_that_ended_or_was_left_unclean_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    started = count_starts(monkeypatch)
-    with Jail() as jail:
-        before = len(started)
-        assert lost(grade(solved("generate"), "generate", jail)) == {}
         started[-1].process.kill()
         started[-1].process.wait()
-        assert lost(grade(solved("generate"), "generate", jail)) == {}
+        require_lab_1_right(jail)
+        assert len(started) == before + 2
         monkeypatch.setattr(Sandbox, "end", lambda sandbox: (0.0, False))
-        assert lost(grade(solved("generate"), "generate", jail)) == {}
-        exercises = len(exercises_of("generate"))
-        assert len(started) == before + 1 + exercises  # the first of these was there already
+        require_lab_1_right(jail)
+        others = len(exercises_of("generate")) - 1  # the sandbox of the first was there already
+        assert len(started) == before + 2 + others
+    assert all(not sandbox.runs() for sandbox in started)
 
 
 def test_without_the_filter_of_system_calls_nobody_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,7 +286,7 @@ def test_without_the_filter_of_system_calls_nobody_gets_it(monkeypatch: pytest.M
         jail.__dict__["filter"] = b""
         for number in (1, 2):
             before = len(started)
-            assert lost(grade(solved("generate"), "generate", jail)) == {}
+            require_lab_1_right(jail)
             assert (len(started), jail.idle) == (before + 1, {}), number
 
 
@@ -319,20 +303,17 @@ def breaks(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
     monkeypatch.setattr(Sandbox, "begin", broken)
 
 
+@pytest.mark.slow
 def test_what_ends_before_the_attempt_has_begun_is_tried_once_more(
     jail: Jail, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And where no attempt comes to begin there is no zero."""
     breaks(monkeypatch, times=1)
-    assert lost(grade(solved("generate"), "generate", jail)) == {}
-
-
-def test_where_no_attempt_comes_to_begin_there_is_no_zero(
-    jail: Jail, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    require_lab_1_right(jail)
     breaks(monkeypatch, times=2)
     with pytest.raises(JailError, match="before the attempt in them had begun"):
         grade(solved("generate"), "generate", jail)
-    assert lost(grade(solved("generate"), "generate", jail)) == {}
+    require_lab_1_right(jail)
 
 
 def test_where_the_sandbox_dies_under_an_attempt_it_is_tried_once_more(
@@ -348,7 +329,7 @@ def test_where_the_sandbox_dies_under_an_attempt_it_is_tried_once_more(
         return end(sandbox)
 
     monkeypatch.setattr(Sandbox, "end", dies)
-    assert lost(grade(solved("generate"), "generate", jail)) == {}
+    require_lab_1_right(jail)
 
 
 def count_starts(monkeypatch: pytest.MonkeyPatch) -> list[Sandbox]:
@@ -366,24 +347,24 @@ def count_starts(monkeypatch: pytest.MonkeyPatch) -> list[Sandbox]:
 # ------------------------------------------------------------------------------- without a sandbox
 
 
-def test_without_bubblewrap_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(JailError, match=r"apt install bubblewrap\).*--unsandboxed"):
-        Jail().__enter__()
+def refused(*_: object, **__: object) -> None:
+    raise PermissionError(1, "Operation not permitted")
 
 
-def test_where_no_process_can_be_started_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: object, **__: object) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr("autograder.grading.jail.subprocess.Popen", refused)
-    with pytest.raises(JailError, match=r"No process could be started.*not permitted"):
-        Jail().__enter__()
-
-
-def test_a_course_that_the_sandbox_would_show_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autograder.grading.jail.ROOT", Path("/usr/src/course"))
-    with pytest.raises(JailError, match=r"The course lies in /usr/src/course.*Move the course"):
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("shutil.which", lambda name: None, r"apt install bubblewrap\).*--unsandboxed"),
+        ("subprocess.Popen", refused, "No process could be started.*not permitted"),
+        ("ROOT", Path("/usr/src/course"), "The course lies in /usr/src/course.*Move the course"),
+    ],
+    ids=["no bubblewrap", "no processes", "a course that the sandbox would show"],
+)
+def test_where_no_sandbox_can_be_had_it_says_why(
+    name: str, value: Any, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"autograder.grading.jail.{name}", value)
+    with pytest.raises(JailError, match=told):
         Jail().__enter__()
 
 

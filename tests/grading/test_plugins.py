@@ -2,8 +2,6 @@
 
 import copy
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -21,11 +19,10 @@ from autograder.grading.rebuild import check_id
 from autograder.grading.refused import Refused
 from autograder.grading.release import release_of
 from autograder.grading.results import Mark, Result
-from autograder.grading.submission import Submission
 from tests.common.course import Course, text_of
-from tests.common.fake_results import result_for
+from tests.common.fake_class import fake_result
 from tests.common.files import tree
-from tests.common.handed_in import code, is_check, label, notebook, prose, released, solved
+from tests.common.handed_in import code, is_check, label, notebook, released, solved
 
 LAB, NAME = "generate", "01_generate"
 CHECKS = {check_id(name): card.points for name, card in lessons()[LAB].cards.items()}
@@ -62,28 +59,35 @@ def grade(course: Course, student: str, **config: dict) -> dict[str, float | Non
 # ----------------------------------------------------------------------------- scores and why
 
 
-def test_each_check_has_the_points_of_its_mark(course, student):
-    cells = solved(LAB)
-    for cell in cells:
-        if label(cell).get("grade_id") == "generate-metrics":
-            cell["source"] += "\n# wrong"
-    hand_in(course, student, cells)
-    expected = {**CHECKS, "check-generate-metrics": 0}
-    assert grade(course, student) == {**expected, **dict.fromkeys(PROSE)}
+REASONS = {
+    "unreadable": "The file is no notebook that can be read",
+    "pipe": "is not an ordinary file",
+    "notebook": "is a link to a file elsewhere",
+    "lab": "is a link or a file",
+    "student": "is a link or a file",
+}
 
 
-def test_an_untouched_lab_has_zeros_everywhere(course, student):
-    hand_in(course, student, released(LAB))
+@pytest.mark.parametrize("what", REASONS)
+def test_what_is_no_notebook_is_graded_with_zeros_and_the_reason(what, course, student, tmp_path):
+    """Each link leads to the solved notebook, which nobody but the course may hand in."""
+    real = tmp_path / "real" / NAME / "generate.ipynb"
+    real.parent.mkdir(parents=True)
+    real.write_bytes(course.solved(NAME).read_bytes())
+    real.with_name("private.txt").write_text("private")
+    handed_in = course.folder / "submitted" / student / NAME / "generate.ipynb"
+    up = {"lab": 1, "student": 2}.get(what, 0)
+    place, target = [handed_in, *handed_in.parents][up], [real, *real.parents][up]
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if what == "unreadable":
+        place.write_bytes(b'{"cells": [[[')
+    elif what == "pipe":
+        os.mkfifo(place)
+    else:
+        place.symlink_to(target)
     assert grade(course, student) == ZEROS
-    assert "No response." in text_of(course.feedback(student, NAME))
-
-
-@pytest.mark.parametrize("content", [b"", b"\x00", b'{"cells": [[[', b"[" * 10**5])
-def test_an_unreadable_notebook_has_zeros_and_the_reason(content, course, student):
-    course.submit(student, NAME, content)
-    assert grade(course, student) == ZEROS
-    said = text_of(course.feedback(student, NAME))
-    assert said.count("The file is no notebook that can be read") == len(CHECKS)
+    assert text_of(course.feedback(student, NAME)).count(REASONS[what]) == len(CHECKS)
+    assert set(tree(autograded(course, student))) == {"generate.ipynb"}
 
 
 def test_the_card_tells_points_cause_case_and_what_to_reread(course, student):
@@ -133,21 +137,6 @@ def test_no_output_of_a_submission_counts_and_no_cell_is_run(course, student, tm
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_result_that_does_not_fit_is_no_grade(course, student):
-    hand_in(course, student, solved(LAB))
-    config = {"ApplyResults": {"result_for": "tests.grading.test_plugins.result_of_other_points"}}
-    done = course.api(**config).autograde(NAME, student)
-    assert not done["success"]
-    assert "The kept result doesn't fit the check check-generate-generate." in done["log"]
-    assert not autograded(course, student).exists()
-
-
-def result_of_other_points(submission: Submission, course: Path) -> Result:
-    found = result_for(submission, course)
-    marks = tuple(Mark(m.exercise, 100, 100, "passed", ()) for m in found.marks)
-    return Result(**{**vars(found), "marks": marks})
-
-
 def test_only_labs_of_the_course_are_graded(course, student):
     api = course.api()
     exam = course.solved("07_exam")
@@ -166,14 +155,15 @@ def test_only_labs_of_the_course_are_graded(course, student):
 def test_a_manual_grade_survives_a_regrade(course, student):
     hand_in(course, student, solved(LAB))
     grade(course, student)
+    by_hand = {"last_row": 2, "check-generate-generate": 1}
     with course.gradebook() as gradebook:
-        for id, points in (("last_row", 2), ("check-generate-generate", 1)):
+        for id, points in by_hand.items():
             found = gradebook.find_grade(id, LAB, NAME, student)
             found.manual_score, found.needs_manual_grade = points, False
         gradebook.db.commit()
     grade(course, student)
     with course.gradebook() as gradebook:
-        for id, points in (("last_row", 2), ("check-generate-generate", 1)):
+        for id, points in by_hand.items():
             found = gradebook.find_grade(id, LAB, NAME, student)
             assert (found.manual_score, found.score) == (points, points)
 
@@ -181,28 +171,14 @@ def test_a_manual_grade_survives_a_regrade(course, student):
 def test_a_late_submission_is_penalised_as_the_course_says(course, student):
     folder = hand_in(course, student, solved(LAB))
     (folder / "timestamp.txt").write_text("2026-05-04 10:00:00 UTC")
-    with due(course, datetime(2026, 5, 4, 9)):
-        grade(course, student, LateSubmissionPlugin={"penalty_method": "zero"})
-        with course.gradebook() as gradebook:
-            found = gradebook.find_submission(NAME, student)
-            assert found.total_seconds_late == 3600
-            assert found.late_submission_penalty == found.score == sum(CHECKS.values())
-
-
-@contextmanager
-def due(course: Course, date: datetime) -> Iterator[None]:
-    """The lab's date, in the block."""
-    set_date(course, date)
-    try:
-        yield
-    finally:
-        set_date(course, None)
-
-
-def set_date(course: Course, date: datetime | None) -> None:
     with course.gradebook() as gradebook:
-        gradebook.find_assignment(NAME).duedate = date
+        gradebook.find_assignment(NAME).duedate = datetime(2026, 5, 4, 9)
         gradebook.db.commit()
+    grade(course, student, LateSubmissionPlugin={"penalty_method": "zero"})
+    with course.gradebook() as gradebook:
+        found = gradebook.find_submission(NAME, student)
+        assert found.total_seconds_late == 3600
+        assert found.late_submission_penalty == found.score == sum(CHECKS.values())
 
 
 def test_a_later_submission_is_graded_again_without_being_forced(course, student):
@@ -247,81 +223,11 @@ def test_nothing_else_of_a_students_folder_comes_along(course, student, tmp_path
     }
 
 
-@pytest.mark.parametrize("what", ["notebook", "lab", "student"])
-def test_a_link_is_graded_with_zeros_and_its_reason(what, course, student, tmp_path):
-    """The link leads to the solved notebook, which nobody but the course may hand in."""
-    folder = course.folder / "submitted" / student / NAME
-    real = tmp_path / "real" / NAME
-    real.mkdir(parents=True)
-    (real / "generate.ipynb").write_bytes(course.solved(NAME).read_bytes())
-    (real / "private.txt").write_text("private")
-    if what == "student":
-        folder.parent.symlink_to(real.parent)
-    else:
-        folder.parent.mkdir()
-        if what == "lab":
-            folder.symlink_to(real)
-        else:
-            folder.mkdir()
-            (folder / "generate.ipynb").symlink_to(real / "generate.ipynb")
-    assert grade(course, student) == ZEROS
-    assert "link" in text_of(course.feedback(student, NAME))
-    assert set(tree(autograded(course, student))) == {"generate.ipynb"}
-
-
-def test_a_pipe_is_graded_with_zeros_and_its_reason(course, student):
-    folder = course.folder / "submitted" / student / NAME
-    folder.mkdir(parents=True)
-    os.mkfifo(folder / "generate.ipynb")
-    assert grade(course, student) == ZEROS
-    assert "is not an ordinary file" in text_of(course.feedback(student, NAME))
-
-
-def test_placeholders_elsewhere_stand_for_whatever_was_handed_in(course, tmp_path):
-    """So `python -m autograder grade` has nbgrader grade those too whom it would not find."""
-    course.submit("staged-a", NAME, b"").joinpath("generate.ipynb").rename(
-        course.folder / "submitted" / "staged-a" / NAME / "generate (1).ipynb"
-    )
-    (course.folder / "submitted" / "staged-a" / NAME / "generate (1).ipynb").write_text(
-        notebook(solved(LAB))
-    )
-    (course.folder / "submitted" / "staged-b" / NAME).mkdir(parents=True)
-    for name in ("staged-a", "staged-b"):
-        (tmp_path / name / NAME).mkdir(parents=True)
-        (tmp_path / name / NAME / "generate.ipynb").write_text("")
-    course.autograde("*", NAME, CourseDirectory={"submitted_directory": str(tmp_path)})
-    assert course.scores("staged-a", NAME) == {**CHECKS, **dict.fromkeys(PROSE)}
-    assert course.scores("staged-b", NAME) == ZEROS
-    assert "There is no notebook in 01_generate." in text_of(course.feedback("staged-b", NAME))
-
-
-# ---------------------------------------------------------------------------------- the pages
-
-
-def test_a_students_prose_is_no_page_of_its_own(course, student):
-    """It would run in the browser of whoever grades, who may change grades."""
-    cells = solved(LAB)
-    attack = "<script>attack()</script> <img src=x onerror=attack()> [x](javascript:attack())"
-    for cell in cells:
-        if label(cell).get("grade_id") == "last_row":
-            cell["source"] = f"{attack}\n\n```mermaid\n{attack}\n```\n\n![p](attachment:gone.png)"
-    cells.append(prose(attack, cell_type="raw", metadata={"raw_mimetype": "text/html"}))
-    cells.append(code(f"# {attack}"))
-    hand_in(course, student, cells)
-    grade(course, student)
-    page = course.feedback(student, NAME)
-    assert "<script>attack" not in page
-    assert "<img src=x" not in page
-    assert 'href="javascript' not in page
-    assert text_of(page).count("[picture: p]") == 1
-
-
 # ----------------------------------------------------------------------- results in a notebook
 
 
-def result(mark: Mark, **fields: Any) -> Result:
-    whole = {"limits": (), "remarks": (), "sandboxed": True, "version": "1", "secret": "1"}
-    return Result("ada", LAB, "0" * 64, **{"marks": (mark,), **whole, **fields})
+def result(*marks: Mark, remarks: tuple[str, ...] = ()) -> Result:
+    return fake_result("ada", lessons()[LAB], marks, remarks)
 
 
 def test_a_card_holds_what_a_student_needs_and_nothing_that_hides():
@@ -333,11 +239,7 @@ def test_a_card_holds_what_a_student_needs_and_nothing_that_hides():
         "  Read again: 3. Generate\n  It is late.\n  your line: x"
     )
     assert "0 of 5 points" in card._repr_html_()
-
-
-def test_one_point_is_no_points():
-    mark = Mark("generate.generate", 0.5, 1, "wrong", ())
-    assert card_of(mark, result(mark)).points == "0.5 of 1 point"
+    assert card_of(replace(mark, points=0.5, most=1), result(mark)).points == "0.5 of 1 point"
 
 
 FIRST, SECOND = (Mark(f"generate.{name}", 3, 3, "passed", ()) for name in ("generate", "metrics"))
@@ -357,9 +259,9 @@ FIRST = replace(FIRST, points=5, most=5)
 )
 def test_a_mark_that_nbgrader_would_misread_is_refused(marks):
     notebook = copy.deepcopy(release_of(LAB))
-    apply(result(FIRST, marks=(FIRST, SECOND)), notebook)
+    apply(result(FIRST, SECOND), notebook)
     with pytest.raises(ValueError, match="Run `make labs`, and grade this lab again"):
-        apply(result(FIRST, marks=tuple(marks)), notebook)
+        apply(result(*marks), notebook)
 
 
 def test_a_gradebook_that_doesn_t_know_the_lab_is_refused(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """What a grade's cases and models are derived from: nobody can guess it, or search for it."""
 
+import stat
 from collections.abc import Iterator
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +11,8 @@ from torch import Tensor
 
 from autograder.grading.jail import Jail
 from autograder.grading.oracle import grade_one, models_of
-from autograder.grading.secret import Key, key_of
+from autograder.grading.refused import Refused
+from autograder.grading.secret import Key, kept_secret, key_of
 from autograder.grading.submission import Submission
 from autograder.judging.draws import hidden_normals, model_seed, small_model
 from autograder.lending.services import normals, random_weights
@@ -32,30 +35,38 @@ def jail() -> Iterator[Jail]:
 
 
 def test_each_submission_has_a_key_of_its_own() -> None:
-    submissions = [
-        HERS,
-        Submission("bob", "generate", b"a notebook"),
-        Submission("ada", "kv_cache", b"a notebook"),
-        Submission("ada", "generate", b"another notebook"),
-        Submission("adagenerate", "", b"a notebook"),
+    others = [
+        *(("bob", "generate", b"a notebook"), ("ada", "kv_cache", b"a notebook")),
+        *(("ada", "generate", b"another notebook"), ("adagenerate", "", b"a notebook")),
     ]
+    submissions = [HERS, *(Submission(*other) for other in others)]
     keys = [key_of(secret, each) for each in submissions for secret in (SECRET, bytes(32))]
     assert all(one.value != other.value for one, other in combinations(keys, 2))
     assert key_of(SECRET, HERS) == keys[0]
 
 
-def test_a_key_shows_neither_itself_nor_the_secret() -> None:
+def test_a_key_shows_neither_itself_nor_the_secret_and_its_parts_are_told_apart() -> None:
     key = key_of(SECRET, HERS)
     assert SECRET not in (key.value, key.part("models"))
     assert key.value.hex() not in repr(key)
     assert "value" not in repr(key)
-
-
-def test_parts_are_told_apart_wherever_they_are_cut() -> None:
-    key = key_of(SECRET, HERS)
     parts = [key.part(*what) for what in (("ab", "c"), ("a", "bc"), ("abc",), ("ab", "c", ""))]
     assert len({*parts}) == len(parts)
     assert {len(part) for part in parts} == {32}
+
+
+def test_the_secret_is_made_once_and_is_its_owners_alone(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    made = kept_secret(path)
+    assert (len(made), kept_secret(path)) == (32, made)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    path.chmod(0o640)
+    with pytest.raises(Refused, match=f"Others can read {path}.*chmod 600"):
+        kept_secret(path)
+    path.chmod(0o600)
+    path.write_text("ab" * 31)
+    with pytest.raises(Refused, match="holds no secret"):
+        kept_secret(path)
 
 
 # ---------------------------------------------------------------------------------------- weights

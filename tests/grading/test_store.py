@@ -10,11 +10,9 @@ import pytest
 from autograder.course.lesson import lessons
 from autograder.grading import commands
 from autograder.grading.jail import Jail
-from autograder.grading.refused import Refused
 from autograder.grading.results import RESULT, Result, from_json, result_id, to_json
 from autograder.grading.store import Course
 from autograder.grading.submission import Submission
-from tests.common.disks import NO_ROOM, full_disk
 from tests.common.fake_class import fake_mark, fake_result
 
 LESSON = lessons()["generate"]
@@ -67,14 +65,9 @@ UNREADABLE = {
 }
 
 
-def test_what_is_kept_is_there_again(course: Course) -> None:
-    assert course.kept(ADA) is None
-    course.keep(ADA, RESULT_OF_ADA)
-    assert course.kept(ADA) == RESULT_OF_ADA
-
-
 @pytest.mark.parametrize("what", UNREADABLE)
 def test_an_unreadable_result_counts_as_absent(what: str, course: Course) -> None:
+    assert course.kept(ADA) is None
     course.keep(ADA, RESULT_OF_ADA)
     course.file(ADA).write_bytes(UNREADABLE[what].encode("utf-8", "surrogateescape"))
     assert course.kept(ADA) is None
@@ -100,51 +93,31 @@ def test_an_unreadable_result_is_graded_again_and_no_other(
     assert all(course.kept(submission) for submission in submissions)
 
 
-def test_a_full_disk_is_told_and_the_old_result_stays(course: Course) -> None:
-    with full_disk(course.graded(LESSON)) as make_room:
-        with pytest.raises(Refused) as refusal:
-            course.keep(ADA, RESULT_OF_ADA)
-        assert str(refusal.value) == (
-            f"{course.graded(LESSON)} can't be written to: {NO_ROOM}. Make room on its disk. "
-            "What was graded is kept: the same command goes on from there."
-        )
-        assert course.kept(ADA) is None
-        make_room()
-        course.keep(ADA, RESULT_OF_ADA)
-        assert list(course.graded(LESSON).iterdir()) == [course.file(ADA)]
-
-
 # ------------------------------------------------------------------------- what nbgrader has of it
-
-
-def given(course: Course, content: str) -> bool:
-    """Whether a result counts as entered where nbgrader's copy holds this."""
-    copy = course.folder / "autograded" / "ada" / LESSON.notebook
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    copy.write_text(content, encoding="utf-8")
-    return course.is_given(RESULT_OF_ADA)
 
 
 def with_result(result: Result) -> str:
     return json.dumps({"cells": [], "metadata": {RESULT: result_id(result)}})
 
 
-def test_a_result_is_given_where_nbgraders_copy_has_it(course: Course) -> None:
-    assert not course.is_given(RESULT_OF_ADA)
-    assert given(course, with_result(RESULT_OF_ADA))
-    assert given(course, with_result(from_json(to_json(RESULT_OF_ADA))))
-
-
 @pytest.mark.parametrize(
-    "content",
+    ("content", "given"),
     [
-        with_result(replace(RESULT_OF_ADA, remarks=())),  # of an earlier or a later submission
-        with_result(RESULT_OF_ADA)[:-5],
-        '{"cells": [], "metadata": {}}',  # nbgrader was killed before it entered the points
-        '{"metadata": []}',
-        "[]",
-        "",
+        (with_result(RESULT_OF_ADA), True),
+        (with_result(from_json(to_json(RESULT_OF_ADA))), True),
+        (with_result(replace(RESULT_OF_ADA, remarks=())), False),  # of another submission
+        (with_result(RESULT_OF_ADA)[:-5], False),
+        ('{"cells": [], "metadata": {}}', False),  # nbgrader was killed before the points were in
+        ('{"metadata": []}', False),
+        ("[]", False),
+        ("", False),
     ],
 )
-def test_anything_else_is_entered_again(content: str, course: Course) -> None:
-    assert not given(course, content)
+def test_a_result_is_entered_again_unless_nbgraders_copy_has_it(
+    content: str, given: bool, course: Course
+) -> None:
+    assert not course.is_given(RESULT_OF_ADA)
+    copy = course.folder / "autograded" / "ada" / LESSON.notebook
+    copy.parent.mkdir(parents=True)
+    copy.write_text(content, encoding="utf-8")
+    assert course.is_given(RESULT_OF_ADA) == given

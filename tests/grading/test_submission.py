@@ -4,6 +4,7 @@ import codecs
 import contextlib
 import json
 import os
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
@@ -53,77 +54,35 @@ def read(submitted: Path, student: str = "ada") -> Submission:
 # ------------------------------------------------------------------------------- in submitted/
 
 
-def test_a_notebook_is_read_as_it_is(submitted, folder):
-    (folder / "kv_cache.ipynb").write_bytes(CONTENT)
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [
+        ("kv_cache.ipynb", []),
+        ("kv_cache.ipynb", ["copy.ipynb"]),
+        ("kv_cache (1).ipynb", ["._kv_cache.ipynb", "notes.txt"]),
+    ],
+)
+def test_the_notebook_of_the_right_name_is_read_or_the_only_one(name, others, submitted, folder):
+    (folder / name).write_bytes(CONTENT)
+    for other in others:
+        (folder / other).write_bytes(b"no notebook")
     assert read(submitted) == Submission("ada", "kv_cache", CONTENT)
+    (submitted.parent / "elsewhere").symlink_to(submitted)  # submitted/ itself may be a link
+    assert read(submitted.parent / "elsewhere").content == CONTENT
 
 
-def test_submitted_itself_may_be_a_link(submitted, folder, tmp_path):
-    (folder / "kv_cache.ipynb").write_bytes(CONTENT)
-    (tmp_path / "elsewhere").symlink_to(submitted)
-    assert read(tmp_path / "elsewhere").content == CONTENT
-
-
-def test_a_single_notebook_under_another_name_is_taken(submitted, folder):
-    (folder / "kv_cache (1).ipynb").write_bytes(CONTENT)
-    (folder / "._kv_cache.ipynb").write_bytes(b"what macOS leaves")
-    (folder / "notes.txt").write_text("mine")
-    assert read(submitted).content == CONTENT
-
-
-def test_of_several_notebooks_the_right_name_is_taken(submitted, folder):
-    (folder / "kv_cache.ipynb").write_bytes(CONTENT)
-    (folder / "copy.ipynb").write_bytes(b"")
-    assert read(submitted).content == CONTENT
-
-
-def test_several_notebooks_under_other_names_are_named(submitted, folder):
+def two_of_other_names(folder: Path) -> None:
     for name in ("b.ipynb", "a.ipynb"):
         (folder / name).write_bytes(CONTENT)
-    assert read(submitted).problem == (
-        "There are 2 notebooks in 02_kv_cache, and none is named kv_cache.ipynb "
-        "(a.ipynb, b.ipynb). Hand in one, named kv_cache.ipynb."
-    )
 
 
-def nothing(folder: Path) -> None:
-    pass
+def linked_notebook(folder: Path, name: str = "kv_cache.ipynb") -> None:
+    (folder / name).symlink_to(folder.parents[2] / "secret.ipynb")
 
 
-def no_folder(folder: Path) -> None:
-    folder.rmdir()
-
-
-def linked_notebook(folder: Path) -> None:
-    (folder / "kv_cache.ipynb").symlink_to(folder.parent.parent.parent / "secret.ipynb")
-
-
-def linked_under_another_name(folder: Path) -> None:
-    (folder / "mine.ipynb").symlink_to(folder.parent.parent.parent / "secret.ipynb")
-
-
-def dangling_link(folder: Path) -> None:
-    (folder / "kv_cache.ipynb").symlink_to("nowhere")
-
-
-def linked_lab(folder: Path) -> None:
-    (folder / "kv_cache.ipynb").write_bytes(CONTENT)
+def behind_a_link(folder: Path) -> None:
     folder.rename(folder.with_name("real"))
     folder.symlink_to("real")
-
-
-def linked_student(folder: Path) -> None:
-    (folder / "kv_cache.ipynb").write_bytes(CONTENT)
-    folder.parent.rename(folder.parent.with_name("bob"))
-    folder.parent.symlink_to("bob")
-
-
-def pipe(folder: Path) -> None:
-    os.mkfifo(folder / "kv_cache.ipynb")
-
-
-def folder_for_a_file(folder: Path) -> None:
-    (folder / "kv_cache.ipynb").mkdir()
 
 
 def file_for_a_folder(folder: Path) -> None:
@@ -136,27 +95,39 @@ def huge(folder: Path) -> None:
         file.truncate(MOST_BYTES + 1)
 
 
-@pytest.mark.parametrize(
-    ("make", "problem"),
-    [
-        (nothing, "There is no notebook in 02_kv_cache. Hand in kv_cache.ipynb."),
-        (no_folder, "Nothing was handed in: there is no folder 02_kv_cache."),
-        (linked_notebook, "kv_cache.ipynb is a link to a file elsewhere. Hand in the notebook"),
-        (linked_under_another_name, "There is no notebook in 02_kv_cache."),
-        (dangling_link, "kv_cache.ipynb is a link to a file elsewhere."),
-        (linked_lab, "02_kv_cache is a link or a file. Hand in a folder of that name"),
-        (linked_student, "ada is a link or a file."),
-        (pipe, "kv_cache.ipynb is not an ordinary file."),
-        (folder_for_a_file, "kv_cache.ipynb is not an ordinary file."),
-        (file_for_a_folder, "02_kv_cache is a link or a file."),
-        (huge, "kv_cache.ipynb is larger than 32 MB. Clear its outputs"),
-    ],
+LINK = "kv_cache.ipynb is a link to a file elsewhere. Hand in the notebook"
+NOT_ORDINARY = "kv_cache.ipynb is not an ordinary file."
+NONE = "There is no notebook in 02_kv_cache. Hand in kv_cache.ipynb."
+NAMELESS = (
+    "There are 2 notebooks in 02_kv_cache, and none is named kv_cache.ipynb (a.ipynb, b.ipynb). "
+    "Hand in one, named kv_cache.ipynb."
 )
-def test_what_is_no_ordinary_notebook_is_not_read(make, problem, submitted, folder):
+ODD: dict[str, tuple[Callable[[Path], object], str]] = {
+    "nothing": (lambda folder: None, NONE),
+    "no folder": (Path.rmdir, "Nothing was handed in: there is no folder 02_kv_cache."),
+    "several": (two_of_other_names, NAMELESS),
+    "link": (linked_notebook, LINK),
+    "link of another name": (lambda folder: linked_notebook(folder, "mine.ipynb"), NONE),
+    "dangling link": (lambda folder: (folder / "kv_cache.ipynb").symlink_to("nowhere"), LINK),
+    "linked lab": (behind_a_link, "02_kv_cache is a link or a file. Hand in a folder of that name"),
+    "linked student": (lambda folder: behind_a_link(folder.parent), "ada is a link or a file."),
+    "pipe": (lambda folder: os.mkfifo(folder / "kv_cache.ipynb"), NOT_ORDINARY),
+    "folder for a file": (lambda folder: (folder / "kv_cache.ipynb").mkdir(), NOT_ORDINARY),
+    "file for a folder": (file_for_a_folder, "02_kv_cache is a link or a file."),
+    "too large": (huge, "kv_cache.ipynb is larger than 32 MB. Clear its outputs"),
+}
+
+
+@pytest.mark.parametrize("what", ODD)
+def test_what_is_no_ordinary_notebook_is_not_read_and_its_student_is_one(what, submitted, folder):
+    make, problem = ODD[what]
+    if what.startswith("linked"):
+        (folder / "kv_cache.ipynb").write_bytes(CONTENT)
     make(folder)
     found = read(submitted)
     assert found.content is None
     assert found.problem.startswith(problem)
+    assert ("ada" in students(submitted, LESSON)) == (what != "no folder")
 
 
 @pytest.mark.parametrize("name", ["..", ".", "../submitted/ada", "/etc"])
@@ -192,14 +163,6 @@ def test_students_are_those_who_handed_in_something_for_the_lab(submitted, folde
     assert students(submitted, LESSON) == ["ada", "bob", "zoe"]
 
 
-@pytest.mark.parametrize(
-    "make", [linked_lab, linked_student, file_for_a_folder, dangling_link, nothing, pipe]
-)
-def test_whoever_handed_in_something_odd_is_a_student_too(make, submitted, folder):
-    make(folder)
-    assert "ada" in students(submitted, LESSON)
-
-
 # -------------------------------------------------------------------------- beside a notebook
 
 
@@ -209,6 +172,7 @@ def test_whoever_handed_in_something_odd_is_a_student_too(make, submitted, folde
         ("2026-05-04 10:11:12.131415 UTC", datetime(2026, 5, 4, 10, 11, 12, 131415)),
         ("2026-05-04T10:11:12+02:00\n", datetime(2026, 5, 4, 8, 11, 12)),
         ("2026-05-04", datetime(2026, 5, 4)),
+        (written(datetime(2026, 5, 4, 10, 11, 12, 5)), datetime(2026, 5, 4, 10, 11, 12, 5)),
         ("", None),
         ("soon", None),
         ("9" * 90, None),
@@ -218,12 +182,6 @@ def test_whoever_handed_in_something_odd_is_a_student_too(make, submitted, folde
 )
 def test_the_time_is_read_where_it_is_one(text, time, submitted, folder):
     (folder / "timestamp.txt").write_text(text)
-    assert handed_in_at(submitted, "ada", LESSON) == time
-
-
-def test_the_time_is_written_as_it_is_read(submitted, folder):
-    time = datetime(2026, 5, 4, 10, 11, 12, 131415)
-    (folder / "timestamp.txt").write_text(written(time))
     assert handed_in_at(submitted, "ada", LESSON) == time
 
 
@@ -313,15 +271,8 @@ def test_only_pictures_are_taken_of_what_is_pasted_into_prose():
 @pytest.mark.parametrize(
     "content",
     [
-        b"",
-        b"\x00\x01",
-        b"print('hello')",
-        b"<html>",
-        b"[]",
-        b"3",
-        b"{}",
-        b'{"cells": 3}',
-        b'{"cells": {"a": 1}}',
+        *(b"", b"\x00\x01", b"print('hello')", b"<html>", b"[]", b"3", b"{}"),
+        *(b'{"cells": 3}', b'{"cells": {"a": 1}}'),
         JSON.encode()[:-20],
         b'{"cells": ' + b"[" * 100_000,
         b'{"cells": [' + b"[]," * 600_000 + b"[]]}",
@@ -344,12 +295,7 @@ KEYS += ["grade_id", "attachments", "a.png", "image/png"]
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.dictionaries(
-            st.sampled_from(KEYS),
-            inner,
-            max_size=5,
-        )
+        st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=5)
     ),
     max_leaves=20,
 )

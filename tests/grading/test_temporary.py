@@ -17,13 +17,9 @@ from tests.common.disks import NO_ROOM, full_disk
 MADE = "inference-grader-*"
 
 MAKES_ONE = """
-from autograder.grading.temporary import Temporary, hold
+from autograder.grading.temporary import Temporary
 made = Temporary("grader", Path(sys.argv[1]))
 (made.path / "file").write_text("something")
-"""
-HOLDS_ONE = """
-from autograder.grading.temporary import hold
-hold(Path(sys.argv[1]))
 """
 REPLACES = """
 from autograder.grading import temporary
@@ -73,21 +69,6 @@ def test_that_of_a_killed_process_goes_with_the_next(tmp_path: Path) -> None:
         assert (folder / "file").exists()
         with Temporary("gradebook", tmp_path) as mine:  # of whatever kind
             assert list(tmp_path.iterdir()) == [mine]
-
-
-def test_it_stays_while_another_process_uses_it(tmp_path: Path) -> None:
-    """The process that grades doesn't notice at once that its parent was killed."""
-    with process(MAKES_ONE, tmp_path) as maker:
-        (folder,) = tmp_path.glob(MADE)
-        with process(HOLDS_ONE, folder) as user:
-            maker.kill()
-            maker.wait()
-            remove_leftovers(tmp_path)
-            assert folder.exists()
-            user.kill()
-            user.wait()
-            remove_leftovers(tmp_path)
-            assert not folder.exists()
 
 
 def test_nothing_else_is_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
