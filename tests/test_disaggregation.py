@@ -21,7 +21,6 @@ from solutions.disaggregation import (
     token_gaps,
     unpack_kv,
 )
-from solutions.engine import runner
 from solutions.engine.engine import Engine, Output, Parts, new_engine
 from solutions.engine.managers import EngineManager
 from solutions.kv_cache import CachedLMHead, KVCache
@@ -39,14 +38,9 @@ from tests.common.engines import (
 )
 from tests.common.serving import Load, WatchedEngine, hold_often, loads, serve_each
 
+pytestmark = pytest.mark.usefixtures("short_stretches")
+
 CONFIG = CONFIGS[1]  # a context of 16
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _short_stretches() -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "STRETCH", 5)
-        yield
 
 
 # ----------------------------------------------------------------------------- a prompt in chunks

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gpt import GPTConfig
-from solutions.engine import runner
 from solutions.engine.engine import Parts
 from solutions.engine.scheduler import Scheduler
 from solutions.kv_cache import CachedLMHead, KVCache
@@ -44,6 +43,8 @@ from tests.common.serving import (
     numbers_of,
     serve_each,
 )
+
+pytestmark = pytest.mark.usefixtures("short_stretches")
 
 PARTS = Parts(block_manager=PrefixManager)
 
@@ -273,14 +274,6 @@ def test_what_cannot_be_is_refused_with_a_sentence() -> None:
 
 
 # -------------------------------------------------------------------------------------- the engine
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _short_stretches() -> Iterator[None]:
-    """The texts here are short; they too shall be served apart where their lengths differ."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "STRETCH", 5)
-        yield
 
 
 @cache

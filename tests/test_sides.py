@@ -25,7 +25,6 @@ from solutions.disaggregation import (
     pack_kv,
     unpack_kv,
 )
-from solutions.engine import runner
 from solutions.engine.engine import Output
 from solutions.engine.scheduler import Scheduler
 from solutions.kv_cache import CachedLMHead
@@ -47,18 +46,13 @@ from solutions.two_processes.sides import DecodeSide, Pieces, PrefillSide, Room,
 from tests.common.engines import CONFIGS, model_of, naive
 from tests.common.serving import Load, loads
 
+pytestmark = pytest.mark.usefixtures("short_stretches")
+
 CONFIG = CONFIGS[1]  # a context of 16
 PIECES = Pieces(StallFree, pack_kv, unpack_kv, adopt, Leases)
 AMPLE = Room(num_blocks=64, block_size=4, token_budget=64, max_running=8)
 LONG = 10**6  # ticks that no test lasts
 SAMPLED = SamplingParams(temperature=4.0, top_k=5)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _short_stretches() -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "STRETCH", 5)
-        yield
 
 
 def expected(prompt: list[int], limit: int) -> list[int]:

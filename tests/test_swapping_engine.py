@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from solutions.decoding import GREEDY, SamplingParams
-from solutions.engine import runner
 from solutions.kv_cache import CachedLMHead
 from solutions.kv_reduction import HostPool
 from solutions.kv_variants.swapping_engine import FileStore, swapping_engine
@@ -22,12 +21,7 @@ from tests.common.serving import (
     serve_each,
 )
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _short_stretches() -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "STRETCH", 5)
-        yield
+pytestmark = pytest.mark.usefixtures("short_stretches")
 
 
 class WatchedSwapping(WatchedEngine):
