@@ -14,7 +14,6 @@ import torch
 from hypothesis import given, target
 from hypothesis import strategies as st
 
-from gpt import GPTConfig
 from solutions.decoding import GREEDY, SamplingParams, stream
 from solutions.disaggregation import (
     Leases,
@@ -43,7 +42,7 @@ from solutions.two_processes.messages import (
 from solutions.two_processes.router import Router
 from solutions.two_processes.sides import DecodeSide, Pieces, PrefillSide, Room, reserve
 from tests.common.engines import CONFIGS, model_of
-from tests.common.serving import Load, loads
+from tests.common.serving import Load, hold_often, loads
 
 pytestmark = pytest.mark.usefixtures("short_stretches")
 
