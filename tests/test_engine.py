@@ -226,13 +226,10 @@ def test_a_stop_condition_ends_a_text_also_inside_accepted_drafts(kind: Any, new
 
     watched = watched_engine(kind, 4 if kind else 0)
     watched.submit(text[:3], 13, stop=stop)
-    watched.submit([9], 13)
     watched.run()
     assert watched.stories[0].ids == text[: 3 + new]
     assert watched.stories[0].reasons == ["stop"]  # also where it would have been "length"
     assert asked == [text[3 : 3 + n] for n in range(1, new + 1)]
-    assert watched.stories[1].ids == expected([9], 13)
-    assert watched.stories[1].reasons == ["length"]
 
 
 @pytest.fixture(scope="module")
@@ -550,61 +547,45 @@ def test_free_blocks_are_a_deque(count: int, operations: list[Any]) -> None:
         assert bool(blocks) == bool(model)
 
 
-class Noted(int):
-    """A block that counts how often it is compared with another."""
-
-    comparisons = 0
-
-    def __eq__(self, other: object) -> bool:
-        Noted.comparisons += 1
-        return int(self) == other
-
-    __hash__ = int.__hash__
-
-
 def test_a_block_leaves_the_middle_without_a_look_at_the_others() -> None:
+    looked_at: list[int] = []
+
+    class Noted(int):
+        def __eq__(self, other: object) -> bool:
+            looked_at.append(self)
+            return int(self) == other
+
+        __hash__ = int.__hash__
+
     numbers = [Noted(number) for number in range(1000)]
     blocks = FreeBlocks(numbers)
-    Noted.comparisons = 0
+    looked_at.clear()
     for number in range(300, 700):
         blocks.remove(numbers[number])
-    assert Noted.comparisons <= 2 * 400
-    assert [int(block) for block in blocks] == [*range(300), *range(700, 1000)]
-    with pytest.raises(KeyError):
-        blocks.remove(numbers[300])
+    assert len(looked_at) <= 2 * 400
 
 
 # ------------------------------------------------------------------------------ parts of your own
+
+
+def parts_of(names_of_lab: Callable[[str], dict[str, Any]]) -> Parts:
+    names = {}
+    for lab in ("paged_attention", "decoding", "speculative"):
+        names |= names_of_lab(lab)
+    own = "BlockManager", "PagedCache", "next_token_probs", "verify", "verify_greedy"
+    return Parts(*(names[name] for name in own))
 
 
 def parts_in_another_style() -> Parts:
     """Labs 4 to 6 as somebody else would write them."""
     from tests.common.styles import names_in_another_style  # reads all exercises
 
-    names = {
-        **names_in_another_style("paged_attention"),
-        **names_in_another_style("speculative"),
-        **names_in_another_style("decoding"),
-    }
-    return Parts(
-        names["BlockManager"],
-        names["PagedCache"],
-        names["next_token_probs"],
-        names["verify"],
-        names["verify_greedy"],
-    )
+    return parts_of(names_in_another_style)
 
 
 def parts_of_notebooks() -> Parts:
     """Labs 4 to 6 as `mine` gives them: with classes of their own, exceptions among them."""
-    blocks, decoding, speculative = map(fresh_copy, ["paged_attention", "decoding", "speculative"])
-    return Parts(
-        blocks.BlockManager,
-        blocks.PagedCache,
-        decoding.next_token_probs,
-        speculative.verify,
-        speculative.verify_greedy,
-    )
+    return parts_of(lambda lab: vars(fresh_copy(lab)))
 
 
 class ListsManager(BlockManager):
@@ -680,37 +661,35 @@ def test_each_part_is_asked() -> None:
     assert asked == {"next_token_probs": 3, "verify": 3, "verify_greedy": 3}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_the_cache_has_the_dtype_of_the_weights(dtype: torch.dtype) -> None:
-    """In few bits the texts of others would differ; each is still as long as it should be."""
-    model = CachedLMHead(CONFIG).to(dtype).eval()
-    kinds = None, lambda: the_text_itself(CONFIG, 0)
-    for new_drafter in kinds:
-        room = {"num_blocks": 8, "block_size": 2, "token_budget": 7, "k": 2 if new_drafter else 0}
-        watched = WatchedEngine(model, **room, new_drafter=new_drafter)
-        for number, prompt in enumerate(PROMPTS):
-            watched.submit(prompt, 6, SamplingParams(top_p=0.9) if number % 2 else GREEDY, number)
-        watched.run()
-        assert all(
-            len(s.ids) == len(p) + 6 for s, p in zip(watched.stories.values(), PROMPTS, strict=True)
-        )
-        assert watched.engine.runner.kv_cache.cache.pool.dtype == dtype
+ON_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("k", [0, 2])
-def test_on_a_gpu_the_tokens_are_the_same(k: int) -> None:
-    model = deepcopy(model_of(CachedLMHead, CONFIG, 0)).to("cuda")
+@pytest.mark.parametrize(
+    ("device", "dtype"),
+    [
+        ("cpu", torch.float32),
+        ("cpu", torch.bfloat16),
+        pytest.param("cuda", torch.float64, marks=[pytest.mark.gpu, ON_A_GPU]),
+    ],
+    ids=str,
+)
+def test_the_cache_is_where_the_weights_are(device: str, dtype: torch.dtype, k: int) -> None:
+    """And of their dtype. In few bits the texts are others; each is still as long as it should."""
+    model = deepcopy(model_of(CachedLMHead, CONFIG, 0)).to(device, dtype)
+    drafts: Any = (lambda: ModelDrafter(model, CONFIG.n_positions)) if k else None
     room = {"num_blocks": 8, "block_size": 2, "token_budget": 7}
-    drafts: Any = k and (lambda: ModelDrafter(model, CONFIG.n_positions))
-    watched = WatchedEngine(model, **room, new_drafter=drafts or None, k=k)
+    watched = WatchedEngine(model, **room, new_drafter=drafts, k=k)
     drawn = SamplingParams(temperature=4.0, top_k=9)
     for number, prompt in enumerate(PROMPTS):
         watched.submit(prompt, 6, GREEDY if number % 2 else drawn, number)
     watched.run()
-    for number in range(1, len(PROMPTS), 2):
-        assert watched.stories[number].ids == expected(PROMPTS[number], 6)
+    for number, prompt in enumerate(PROMPTS):
+        ids = watched.stories[number].ids
+        assert len(ids) == len(prompt) + 6
+        assert dtype != torch.float64 or number % 2 == 0 or ids == expected(prompt, 6)
+    pool = watched.engine.runner.kv_cache.cache.pool
+    assert (pool.device.type, pool.dtype) == (device, dtype)
 
 
 # ------------------------------------------------------------------------- what is refused, and how
@@ -786,37 +765,32 @@ def test_random_requests_leak_nothing(
 ) -> None:
     """Neither blocks nor requests, generators, drafters or steps; the process stays as large."""
     monkeypatch.setattr(lab_7, "STEPS", 50)  # that a trace remembers
-    rng, happened, reasons = random.Random(0), Counter[str](), {}
+    rng, ended = random.Random(0), Counter[str | None]()
     model, drafter = model_of(CachedLMHead, CONFIG, 0), drafters(kind, CONFIG, 0)
-
-    def on_output(output: Output) -> None:
-        assert output.request not in reasons
-        happened[str(output.finish_reason)] += 1
-        if output.finish_reason:
-            reasons[output.request] = output.finish_reason
-
-    engine = new_engine(model, 9, 2, 12, 6, on_output, drafter, 3 if kind else 0)
+    engine = new_engine(
+        *(model, 9, 2, 12, 6, lambda output: ended.update([output.finish_reason])),
+        *(drafter, 3 if kind else 0),
+    )
     sampled = [GREEDY, SamplingParams(temperature=3.0), SamplingParams(top_k=4)]
     process, sizes = psutil.Process(), []
     before = living()
-    for third in range(3):
-        for number in range(count // 3 * third, count // 3 * (third + 1)):
+    for _ in range(3):
+        for number in range(count // 3):
             prompt = [rng.randrange(48) for _ in range(rng.choice([1, 2, 5, 9, 16]))]
             limit = rng.randint(1, 19 - len(prompt)) if len(prompt) < 16 else 1
-            engine.submit(prompt, limit, rng.choice(sampled), number, rng.randrange(48))
+            last = engine.submit(prompt, limit, rng.choice(sampled), number, rng.randrange(48))
             if rng.random() < 0.2:
-                engine.abort(rng.randint(max(0, number - 9), number))
-            while number - len(reasons) > 8:
+                engine.abort(rng.randint(max(0, last - 9), last))
+            while len(engine.inbox) + len(engine.sequences) > 8:
                 engine.step()
         engine.run()
         assert living() == before
         assert sorted(engine.scheduler.manager.free_blocks) == list(range(9))
         assert not engine.sequences
-        assert not engine.outputs
         assert len(engine.trace) <= 50
         sizes.append(process.memory_info().rss)
-    assert reasons.keys() == set(range(count))
-    assert min(happened.values()) > count / 30
+    assert ended.total() - ended[None] == count
+    assert min(ended.values()) > count / 30
     assert engine.scheduler.preemptions > count / 30
     if count > 1000:
         assert sizes[-1] - sizes[0] < 2**24  # 16 MiB; a KV cache for each would be ten times that
