@@ -239,14 +239,6 @@ def test_a_manager_finds_what_is_known_and_nothing_else(lives: int, length: int)
     assert len(happened) == 6
 
 
-def manager_with(*texts: list[int], num_blocks: int = 8, block_size: int = 2) -> PrefixManager:
-    """One in which these texts were computed, one after the other, and are held no more."""
-    manager = PrefixManager(num_blocks, block_size)
-    for text in texts:
-        compute(manager, text)
-    return manager
-
-
 def compute(manager: PrefixManager, text: list[int]) -> None:
     """Serve a text from its beginning to its end."""
     manager.admit(0, text)
@@ -255,7 +247,8 @@ def compute(manager: PrefixManager, text: list[int]) -> None:
 
 
 def test_a_text_is_found_no_further_than_all_of_its_beginning() -> None:
-    manager = manager_with([1, 2, 3, 4, 5, 6], num_blocks=3)
+    manager = PrefixManager(3, 2)
+    compute(manager, [1, 2, 3, 4, 5, 6])
     assert len(manager.match([1, 2, 3, 4, 5, 6, 7])) == 3
     del manager.cached[manager.block_hash.pop(0)]  # a hole at the beginning
     assert manager.match([1, 2, 3, 4, 5, 6, 7]) == []
@@ -263,7 +256,8 @@ def test_a_text_is_found_no_further_than_all_of_its_beginning() -> None:
 
 def test_what_cannot_be_is_refused_with_a_sentence() -> None:
     """What a request finds is free, and known; so it can't be taken as well."""
-    manager = manager_with([1, 2, 3, 4], num_blocks=4)
+    manager = PrefixManager(4, 2)
+    compute(manager, [1, 2, 3, 4])
     manager.admit(1, [7])
     with pytest.raises(OutOfBlocks, match="4 blocks are needed; 3 are free"):
         manager.admit(2, [1, 2, 3, 4, 5, 6, 7])
@@ -304,7 +298,8 @@ class WatchedPrefixes(WatchedEngine):
         sequence = self.engine.sequences[request]
         self.happened["found at once"] += found > 0 and not story.preempted
         self.happened["of answers"] += found > sequence.prompt_length
-        self.happened["with drafts"] += found > 0 and num_drafts > 0
+        if num_drafts:
+            self.happened["with drafts"] += found > 0
         self.happened["after preemption"] += found > 0 and story.preempted > 0
         return found
 
