@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autograder.reference import fresh_copy
@@ -569,7 +569,7 @@ def test_a_block_leaves_the_middle_without_a_look_at_the_others() -> None:
 
 
 def parts_of(names_of_lab: Callable[[str], dict[str, Any]]) -> Parts:
-    names = {}
+    names: dict[str, Any] = {}
     for lab in ("paged_attention", "decoding", "speculative"):
         names |= names_of_lab(lab)
     own = "BlockManager", "PagedCache", "next_token_probs", "verify", "verify_greedy"
@@ -635,6 +635,7 @@ class AddingManager(BlockManager):
 def test_an_engine_runs_with_parts_of_your_own(parts: Callable[[], Parts]) -> None:
     own = parts()
 
+    @settings(max_examples=25)
     @given(loads(), st.sampled_from([GREEDY, SAMPLED[1]]))
     def each_load(load: Load, params: SamplingParams) -> None:
         watched = serve_each(replace(load, parts=own), params)
@@ -678,7 +679,7 @@ def test_the_cache_is_where_the_weights_are(device: str, dtype: torch.dtype, k: 
     """And of their dtype. In few bits the texts are others; each is still as long as it should."""
     model = deepcopy(model_of(CachedLMHead, CONFIG, 0)).to(device, dtype)
     drafts: Any = (lambda: ModelDrafter(model, CONFIG.n_positions)) if k else None
-    room = {"num_blocks": 8, "block_size": 2, "token_budget": 7}
+    room: Any = {"num_blocks": 8, "block_size": 2, "token_budget": 7}
     watched = WatchedEngine(model, **room, new_drafter=drafts, k=k)
     drawn = SamplingParams(temperature=4.0, top_k=9)
     for number, prompt in enumerate(PROMPTS):

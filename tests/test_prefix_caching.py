@@ -402,8 +402,10 @@ CHATS = GPTConfig(vocab_size=64, n_positions=448, n_embd=16, n_layer=1, n_head=1
 @pytest.mark.parametrize(("running", "tokens"), [(8, 2368), (2, 1792)])
 def test_chats_that_begin_alike_compute_a_fifth_of_their_prompts(running: int, tokens: int) -> None:
     """By an engine, which finds answers that it has given: 12,480 tokens without."""
-    room = {"num_blocks": 400, "block_size": 16, "token_budget": 4096, "max_running": running}
-    watched = WatchedEngine(model_of(CachedLMHead, CHATS, 0), **room, parts=PARTS)
+    room: Any = {"num_blocks": 400, "block_size": 16, "max_running": running}
+    watched = WatchedEngine(
+        model_of(CachedLMHead, CHATS, 0), **room, token_budget=4096, parts=PARTS
+    )
     rng = random.Random(0)
     texts = [[token % 64 for token in range(96)] for _ in range(8)]
     for _ in range(6):
@@ -575,9 +577,9 @@ def test_an_engine_computes_as_many_tokens_of_grouped_prompts(
     order = "DDACCCADBBCBDDAABBDCCCACABBAADDB"
     texts = [common[group] + rng.choices(range(64), k=16) for group in order]
     watch = WatchedEngine if scheduler is Scheduler else WatchedQueue
-    room = {"num_blocks": num_blocks, "block_size": 16, "token_budget": 640, "max_running": running}
+    room: Any = {"num_blocks": num_blocks, "block_size": 16, "max_running": running}
     parts = Parts(block_manager=PrefixManager, scheduler=scheduler)
-    watched = watch(model_of(CachedLMHead, SHOTS, 0), **room, parts=parts)
+    watched = watch(model_of(CachedLMHead, SHOTS, 0), **room, token_budget=640, parts=parts)
     for text in texts:
         watched.submit(text, 1)
     watched.run()

@@ -1,6 +1,7 @@
 """Lab 11's engine that swaps: the plain engine's tokens, each of them computed once."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +46,11 @@ class WatchedSwapping(WatchedEngine):
             assert computed <= host[number].shape[2] == scheduler.swapped[number]
 
 
-def swapping(*room: Any, parts: Any, **drafts: Any) -> Any:
-    return swapping_engine(*room, HostPool(), **drafts)
-
-
 @pytest.mark.parametrize("params", [GREEDY, SamplingParams(temperature=1.0)])
 def test_swapping_changes_no_text_and_computes_no_token_twice(params: SamplingParams) -> None:
     def is_served(load: Load) -> dict[str, bool]:
-        watched = serve_each(replace(load, watch=WatchedSwapping, make=swapping), params)
+        make = partial(swapping_engine, host=HostPool())
+        watched = serve_each(replace(load, watch=WatchedSwapping, make=make), params)
         assert not watched.engine.scheduler.host.store
         for story in watched.stories.values() if load.k == 0 else []:
             once = len(story.ids) - 1
@@ -66,9 +64,9 @@ def test_swapping_changes_no_text_and_computes_no_token_twice(params: SamplingPa
 def test_files_serve_as_a_host_pool(tmp_path: Path) -> None:
     """Four grow to 11 tokens in a pool for one, and what is preempted lies in files."""
     config, prompts = CONFIGS[1], [[3, 14, 15], [9, 2, 6], [5, 35, 8], [9, 7, 9]]
-    room = {"num_blocks": 4, "block_size": 3, "token_budget": 8, "max_running": 4}
-    how: Any = {"make": swapping_engine, "host": HostPool(FileStore(tmp_path / "kv"))}
-    watched, files = WatchedSwapping(model_of(CachedLMHead, config, 0), **room, **how), []
+    room: Any = {"num_blocks": 4, "block_size": 3, "token_budget": 8, "max_running": 4}
+    make = partial(swapping_engine, host=HostPool(FileStore(tmp_path / "kv")))
+    watched, files = WatchedSwapping(model_of(CachedLMHead, config, 0), **room, make=make), []
     for prompt in prompts:
         watched.submit(prompt, 8)
     while watched.engine.has_work:

@@ -1,6 +1,7 @@
 """Lab 11's engine with a window: the naive tokens under the mask, from few blocks."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -60,9 +61,8 @@ class WatchedWindow(WatchedEngine):
 
 def test_the_engine_gives_the_naive_tokens_under_the_mask() -> None:
     def is_served(load: Load, window: int, sinks: int) -> dict[str, bool]:
-        def make(*given: Any, parts: Any, **drafts: Any) -> Any:
-            return windowed_engine(*given, window, sinks, window_mask, **drafts)
-
+        how: Any = {"window": window, "sinks": sinks, "window_mask": window_mask}
+        make = partial(windowed_engine, **how)
         watched = serve(replace(load, watch=WatchedWindow, make=make))
         texts = [naive(load.model, v.prompt, v.limit, v.eos, window, sinks) for v in load.visits]
         assert_texts(watched, load, texts)

@@ -310,7 +310,10 @@ class OwnCache(PagedCache):
 
 @dataclass(frozen=True)
 class Load:
-    """An engine's model, its room, its drafter, and what it has to serve; how it is made."""
+    """An engine's model, its room, its drafter, and what it has to serve.
+
+    make: makes the engine; `parts` are for lab 7's own.
+    """
 
     config: GPTConfig
     seed: int
@@ -328,8 +331,10 @@ class Load:
 
     def engine(self) -> WatchedEngine:
         drafter = drafters(self.kind, self.config, self.seed)
-        how = {"new_drafter": drafter, "k": self.k, "make": self.make, "parts": self.parts}
-        return self.watch(self.model, **self.room, **how)
+        how = {"parts": self.parts} if self.make is new_engine else {}
+        return self.watch(
+            self.model, **self.room, new_drafter=drafter, k=self.k, make=self.make, **how
+        )
 
     def naive(self, visit: Visit) -> list[int]:
         return naive(self.config, self.seed, visit.prompt, visit.limit, visit.eos)
