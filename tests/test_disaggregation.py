@@ -236,19 +236,6 @@ def test_what_is_packed_here_is_unpacked_there_and_nothing_else(transfer: Any) -
     assert (list(table), list(other_table)) == tables
 
 
-@given(transfers(), st.data())
-def test_one_layer_goes_by_itself(transfer: Any, data: st.DataObject) -> None:
-    """A slice of a pool is a pool."""
-    here, table, there, other_table, start, end = transfer
-    layer = data.draw(st.integers(0, here.shape[1] - 1))
-    others = [n for n in range(here.shape[1]) if n != layer]
-    before = there.clone()
-    kv = pack_kv(here[:, layer : layer + 1], table, start, end)
-    unpack_kv(there[:, layer : layer + 1], other_table, start, kv)
-    assert torch.equal(there[:, others], before[:, others])
-    assert torch.equal(pack_kv(there, other_table, start, end)[:, layer : layer + 1], kv)
-
-
 # ------------------------------------------------------------------------------------------ adopt
 
 
