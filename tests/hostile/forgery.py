@@ -159,7 +159,7 @@ CORPUS = [
     wins_if(
         "imports the judge and makes it pass everything",
         """
-        from autograder import judge
+        from autograder.judging import judge
         passes = lambda *_, **__: judge.Judgement(judge.PASSED, "Right.")
         judge.judge = judge.Trial.judgement = passes
         won = True

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from autograder.lesson import lessons
+from autograder.course.lesson import lessons
 from tests.hostile.notebooks import LOOP, METRICS, NONE, attempt, edited, write
 
 FAMILY = "hangs"

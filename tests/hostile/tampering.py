@@ -5,7 +5,7 @@ from functools import partial
 
 import nbformat
 
-from autograder.lesson import lessons
+from autograder.course.lesson import lessons
 from tests.hostile.notebooks import (
     ALL,
     BYTES,
