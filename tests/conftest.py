@@ -1,6 +1,7 @@
 """Settings that every test shares."""
 
 import os
+from collections.abc import Iterator
 
 # The tests run side by side, one process a core; threads inside each would only get in the way.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -39,3 +40,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [item for item in items if item.get_closest_marker("soak")]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture(scope="module")
+def short_stretches() -> Iterator[None]:
+    """For texts of a few tokens: an engine serves them apart, too, where their lengths differ."""
+    from solutions.engine import runner
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "STRETCH", 5)
+        yield

@@ -13,7 +13,7 @@ from solutions.two_processes.messages import Forget, Holds, Job, Lost, Refused
 
 @dataclass
 class Story:
-    """A request that has not ended. told: its new tokens; last: how many the attempt found."""
+    """A request that has not ended. told: its new tokens; found: how many its attempt found."""
 
     prompt: list[int]
     end: int

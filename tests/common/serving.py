@@ -1,21 +1,24 @@
 """An engine whose every step is looked at, and requests that come and go while it steps."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
+from hypothesis import given, target
 from hypothesis import strategies as st
-from hypothesis import target
 
 from gpt import GPTConfig
-from solutions.decoding import GREEDY, SamplingParams
+from solutions.decoding import GREEDY, SamplingParams, stream
 from solutions.engine.engine import Engine, Output, Parts, new_engine
+from solutions.engine.sequence import Sequence
 from solutions.kv_cache import CachedLMHead
+from solutions.kv_variants.window_engine import GONE
 from solutions.paged_attention import PagedCache
-from solutions.speculative import Drafter, ModelDrafter, NgramDrafter
+from solutions.prefix_caching import PrefixManager
+from solutions.speculative import Drafter, ModelDrafter, NgramDrafter, generate_speculative
 from tests.common.engines import configs, model_of, naive, seeds
 
 # ------------------------------------------------------------------------------------- drafters
@@ -64,32 +67,37 @@ def drafters(kind: Kind | None, config: GPTConfig, seed: int) -> Callable[[], Dr
 # -------------------------------------------------------------------------- what every step keeps
 
 
-def assert_books_are_kept(engine: Engine) -> None:
-    """Every block is free or held, once, and every request has the blocks it needs."""
-    manager = engine.scheduler.manager
-    held = Counter(block for table in manager.tables.values() for block in table)
+def assert_blocks_are_kept(manager: Any) -> None:
+    """Every block is free or held: once, or by all who share what it is known to hold."""
+    held = Counter(block for table in manager.tables.values() for block in table if block != GONE)
     numbers = range(manager.num_blocks)
-    assert sorted([*held.elements(), *manager.free_blocks]) == list(numbers)
+    assert sorted([*held, *manager.free_blocks]) == list(numbers)
     assert manager.ref_counts == [held[block] for block in numbers]
+    if isinstance(manager, PrefixManager):
+        assert {block: key for key, block in manager.cached.items()} == manager.block_hash
+        assert len(manager.cached) == len(manager.block_hash)
+    else:
+        assert set(held.values()) <= {1}
 
-    assert_requests_are_kept(engine)
 
-
-def assert_requests_are_kept(engine: Engine) -> None:
-    """Each waits or runs; those who run have the blocks they need and no more."""
+def assert_books_are_kept(engine: Engine) -> None:
+    """Each request waits or runs; those who run have the blocks they need and no more."""
     scheduler, manager = engine.scheduler, engine.scheduler.manager
-    running = [sequence.number for sequence in scheduler.running]
-    waiting = [sequence.number for sequence in scheduler.waiting]
+    assert_blocks_are_kept(manager)
+    running, waiting = numbers_of(scheduler.running), numbers_of(scheduler.waiting)
     assert manager.tables.keys() == manager.lengths.keys() == set(running)
     for sequence in scheduler.running:
         length = manager.lengths[sequence.number]
         assert sequence.num_computed_tokens <= length < sequence.end  # the last is never stored
         assert len(manager.tables[sequence.number]) == manager.blocks_for(length)
-    assert all(sequence.num_computed_tokens == 0 for sequence in scheduler.waiting)
 
     assert len(running) <= scheduler.max_running
     assert sorted(running + waiting) == sorted(engine.sequences)  # in one of them, and once
     assert not any(sequence.has_ended for sequence in engine.sequences.values())
+
+
+def numbers_of(sequences: Iterable[Sequence]) -> list[int]:
+    return [sequence.number for sequence in sequences]
 
 
 @dataclass
@@ -120,19 +128,11 @@ class WatchedEngine:
         max_running: int = 4,
         new_drafter: Callable[[], Drafter] | None = None,
         k: int = 0,
-        **parts: Any,
+        make: Callable[..., Engine] = new_engine,
+        **others: Any,
     ) -> None:
-        self.engine = new_engine(
-            model,
-            num_blocks,
-            block_size,
-            token_budget,
-            max_running,
-            self.receive,
-            new_drafter,
-            k,
-            **parts,
-        )
+        room = num_blocks, block_size, token_budget, max_running
+        self.engine = make(model, *room, self.receive, new_drafter=new_drafter, k=k, **others)
         self.stories: dict[int, Story] = {}
         self.outputs: list[Output] = []
         self.batches: list[Any] = []
@@ -170,10 +170,10 @@ class WatchedEngine:
         assert list(token_ids) == story.ids + sequence.drafts
         assert num_drafts == len(sequence.drafts)
         assert salt == sequence.salt
-        cached = self.admit(request, token_ids, num_drafts, salt)
-        assert cached == 0
+        story.cached = self.admit(request, token_ids, num_drafts, salt)
+        assert story.cached == 0 or isinstance(self.engine.scheduler.manager, PrefixManager)
         story.admitted += 1
-        return cached
+        return story.cached
 
     def watched_publish(self, request: int, token_ids: Any, computed: int) -> None:
         """After the forward, before the request gains a token."""
@@ -198,29 +198,38 @@ class WatchedEngine:
 
     def watched_schedule(self) -> dict[int, int]:
         self.steps, scheduler = len(self.engine.trace), self.engine.scheduler
-        before, preemptions = [s.number for s in scheduler.running], scheduler.preemptions
+        before = {s.number: s.num_computed_tokens >= len(s.ids) - 1 for s in scheduler.running}
+        preemptions = scheduler.preemptions
         self.plan = plan = self.schedule()
-        running, waiting = [s.number for s in scheduler.running], scheduler.waiting
         left = scheduler.token_budget - sum(plan.values())
         assert left >= 0
         assert plan or not self.engine.sequences  # so that `run` comes to an end
         assert all(tokens > 0 for tokens in plan.values())
-        assert list(plan) == [number for number in running if number in plan]
-        assert running + [s.number for s in waiting] == sorted(self.engine.sequences)  # FCFS
-        if scheduler.preemptions > preemptions:
-            assert running == before[: len(running)]
-            assert running
-        else:
-            assert running[: len(before)] == before
-            if left and waiting and len(running) < scheduler.max_running:
-                needed = scheduler.manager.blocks_for(len(waiting[0].ids + waiting[0].drafts))
-                assert needed > len(scheduler.manager.free_blocks)
+        running, preempted = numbers_of(scheduler.running), scheduler.preemptions - preemptions
+        assert plan.keys() <= set(running)
+        stay = len(before) - preempted
+        assert running[:stay] == list(before)[:stay]
+        assert not preempted or 0 < len(running) == stay  # nobody is let in beside
+        self.assert_policy(before, left, preempted)
+        return plan
+
+    def assert_policy(self, before: dict[int, bool], left: int, preempted: int) -> None:
+        """First come, first served, and nobody waits who could be served.
+
+        before: who ran, and whether it decodes. left: of the budget. preempted: how many were.
+        """
+        scheduler = self.engine.scheduler
+        running, waiting = numbers_of(scheduler.running), scheduler.waiting
+        assert list(self.plan) == [number for number in running if number in self.plan]
+        assert running + numbers_of(waiting) == sorted(self.engine.sequences)
+        if not preempted and left and waiting and len(running) < scheduler.max_running:
+            needed = scheduler.manager.blocks_for(len(waiting[0].text))
+            assert needed > len(scheduler.manager.free_blocks)
         for sequence in scheduler.running:
-            computed = self.stories[sequence.number].cached + plan.get(sequence.number, 0)
-            missing = len(sequence.ids) + len(sequence.drafts) - computed
+            computed = self.stories[sequence.number].cached + self.plan.get(sequence.number, 0)
+            missing = len(sequence.text) - computed
             are_drafts_late = computed == len(sequence.ids) - 1 and left < missing
             assert missing == 0 or left == 0 or are_drafts_late
-        return plan
 
     def watched_forward(self, batch: Any) -> Any:
         self.batches.append(batch)
@@ -292,6 +301,7 @@ class Visit:
     eos: int | None
     comes: int
     leaves: int | None
+    salt: bytes = b""
 
 
 class OwnCache(PagedCache):
@@ -300,7 +310,10 @@ class OwnCache(PagedCache):
 
 @dataclass(frozen=True)
 class Load:
-    """An engine's model, its room, its drafter, and what it has to serve."""
+    """An engine's model, its room, its drafter, and what it has to serve.
+
+    make: makes the engine; `parts` are for lab 7's own.
+    """
 
     config: GPTConfig
     seed: int
@@ -309,6 +322,8 @@ class Load:
     kind: Kind | None
     k: int
     parts: Parts
+    watch: Any = WatchedEngine
+    make: Any = new_engine
 
     @property
     def model(self) -> Any:
@@ -316,12 +331,28 @@ class Load:
 
     def engine(self) -> WatchedEngine:
         drafter = drafters(self.kind, self.config, self.seed)
-        return WatchedEngine(
-            self.model, **self.room, new_drafter=drafter, k=self.k, parts=self.parts
+        how = {"parts": self.parts} if self.make is new_engine else {}
+        return self.watch(
+            self.model, **self.room, new_drafter=drafter, k=self.k, make=self.make, **how
         )
 
     def naive(self, visit: Visit) -> list[int]:
         return naive(self.config, self.seed, visit.prompt, visit.limit, visit.eos)
+
+    def alone(self, number: int, params: SamplingParams = GREEDY) -> list[int]:
+        """What its request makes of seed `number`: with lab 5's stream; with drafts after the
+        first new token with lab 6's loop; greedily with lab 1's."""
+        visit, generator = self.visits[number], torch.Generator().manual_seed(number)
+        if params == GREEDY:
+            return self.naive(visit)
+        limit = visit.limit if self.kind is None else 1
+        new = stream(self.model, visit.prompt, limit, params, generator, visit.eos)
+        ids = [*visit.prompt, *new]
+        if self.kind is None or len(ids) == self.end(visit) or ids[-1] == visit.eos:
+            return ids
+        drafter, left = self.kind(self.config, self.seed), visit.limit - 1
+        given = drafter, ids, left, self.k, params, generator, visit.eos
+        return generate_speculative(self.model, *given).ids
 
     def end(self, visit: Visit) -> int:
         return min(len(visit.prompt) + visit.limit, self.config.n_positions)
@@ -331,27 +362,32 @@ class Load:
 def loads(draw: st.DrawFn, kinds: Any = None) -> Load:
     """Up to 6 requests, and an engine that has just enough room for the longest, or more.
 
-    Most come at once and grow, so that the pool is often too small for those who run.
+    Most come at once and grow, so that the pool is often too small for those who run. Many begin
+    like the prompt and the answer of another one.
     """
     config, seed = draw(configs), draw(seeds)
     ids, full = st.integers(0, config.vocab_size - 1), config.n_positions
-    visits, step = [], 0
+    texts, visits, step = [draw(st.lists(ids, min_size=6, max_size=6))], list[Visit](), 0
     for _ in range(draw(st.sampled_from([5, 6, 4, 2, 1]))):
-        length = draw(st.sampled_from([3, 4, 2, 5, 1, 3, 4, 8, full - 1, full]))
-        prompt = draw(st.lists(ids, min_size=length, max_size=length))
+        length = draw(st.sampled_from([3, 4, 2, 5, 1, 3, 8, 9, full - 4, full - 1, full]))
+        begins = draw(st.sampled_from(texts))[: draw(st.sampled_from([0, length, 3, 6, 8]))]
+        begins, missing = begins[:length], max(0, length - len(begins))
+        prompt = begins + draw(st.lists(ids, min_size=missing, max_size=missing))
         limit = draw(st.sampled_from([8, 7, 6, full, 4, 2, 1]))
-        step += draw(st.sampled_from([0, 0, 0, 0, 1, 3]))
+        texts.append(naive(config, seed, prompt, limit))
+        step += draw(st.sampled_from([0, 0, 0, 0, 1, 3, 8]))
         stay = draw(st.sampled_from([None] * 8 + [0, 1, 2, 4, 8, 12]))
         leaves = None if stay is None else step + stay
-        ends = draw(st.sampled_from([None, None, *naive(config, seed, prompt, limit)[length:]]))
-        visits.append(Visit(prompt, limit, ends, step, leaves))
+        ends = draw(st.sampled_from([None, None, *texts[-1]]))
+        salt = draw(st.sampled_from([b"", b"", b"", b"tenant"]))
+        visits.append(Visit(prompt, limit, ends, step, leaves, salt))
     kind = draw(st.sampled_from([None, *KINDS]) if kinds is None else kinds)
     k = draw(st.integers(1, 5)) if kind else 0
     block_size = draw(st.sampled_from([1, 1, 2, 3, 4, 5, 17]))
     longest = max(min(len(v.prompt) + v.limit, config.n_positions) for v in visits) - 1
     room = {
         "num_blocks": max(1, -(-longest // block_size))
-        + draw(st.sampled_from([0, 0, 0, 0, 1, 3, 9])),
+        + draw(st.sampled_from([0, 0, 0, 1, 3, 9, 99])),
         "block_size": block_size,
         "token_budget": k + draw(st.sampled_from([24, 16, 9, 5, 3, 2, 1])),
         "max_running": draw(st.sampled_from([6, 6, 3, 2, 1])),
@@ -360,7 +396,7 @@ def loads(draw: st.DrawFn, kinds: Any = None) -> Load:
     return Load(config, seed, visits, room, kind, k, parts)
 
 
-def serve(load: Load, params: SamplingParams = GREEDY) -> WatchedEngine:
+def serve(load: Load, params: SamplingParams = GREEDY) -> Any:
     """Serve a load to its end; request i has seed i. Who is aborted is so twice, and again later.
 
     Whether the engine's answer to an abort is right is seen here; the texts are left to the caller.
@@ -371,7 +407,8 @@ def serve(load: Load, params: SamplingParams = GREEDY) -> WatchedEngine:
     while step <= last or engine.has_work:
         for number, visit in enumerate(load.visits):
             if visit.comes == step:
-                watched.submit(visit.prompt, visit.limit, params, number, visit.eos)
+                given = visit.limit, params, number, visit.eos
+                watched.submit(visit.prompt, *given, salt=visit.salt)
         leaving = [number for number, visit in enumerate(load.visits) if visit.leaves == step]
         lengths = {number: len(watched.stories[number].ids) for number in leaving}
         ended = {number for number in leaving if watched.stories[number].reasons}
@@ -389,3 +426,40 @@ def serve(load: Load, params: SamplingParams = GREEDY) -> WatchedEngine:
     watched.assert_is_empty()
     target(float(engine.scheduler.preemptions))  # hypothesis looks for loads with more of them
     return watched
+
+
+def assert_texts(watched: WatchedEngine, load: Load, texts: list[list[int]]) -> None:
+    """Each request got its text, or the beginning of it, and the right reason for its end."""
+    for visit, story, text in zip(load.visits, watched.stories.values(), texts, strict=True):
+        [reason] = story.reasons
+        if reason == "abort":
+            assert story.ids == text[: len(story.ids)]
+            assert len(story.ids) < load.end(visit)
+            assert visit.leaves is not None
+        else:
+            assert story.ids == text
+            has_stopped = text[-1] == visit.eos and len(text) > len(visit.prompt)
+            assert reason == ("stop" if has_stopped else "length")
+
+
+def serve_each(load: Load, params: SamplingParams = GREEDY) -> Any:
+    """The same, and each request gets the text that it gets alone."""
+    watched = serve(load, params)
+    assert_texts(watched, load, [load.alone(n, params) for n in range(len(load.visits))])
+    return watched
+
+
+# ------------------------------------------------------------------------------------ properties
+
+
+def hold_often(share: float, holds: Callable[..., Any], *strategies: Any) -> None:
+    """Let a property hold in all cases. It returns what has happened in one, by name; each of that
+    must have happened in this share of all cases, or the property says less than it seems to."""
+    happened: Counter[str] = Counter()
+
+    @given(st.tuples(*strategies))
+    def each_case(drawn: Any) -> None:
+        happened.update({"cases": True, **holds(*drawn)})
+
+    each_case()
+    assert all(times > share * happened["cases"] for times in happened.values()), happened

@@ -73,17 +73,70 @@ TAKEN = {
     "what is only there by exec": ["exec('def f(): return 1')"],
     "what is only there by globals()": ["globals()['f'] = lambda: 1"],
     "lines that end in another way": ["ONE = 1\r\n\r\ndef f():\r\n    return ONE\r\n"],
+    "the last definition": ["def f():\n    return 2", "def f():\n    return 3", RETURNS_1],
+    "the last value": ["ONE = 2\ndef f():\n    return ONE", "ONE = 1"],
+    "a name inside, not the one outside": [
+        "n = 0 / 0",
+        "def f():\n    n = 1\n    return [n for n in [n]][0]",
+    ],
+    "what was there before a crash": [RETURNS_1, "TWO = 0 / 0\ndef f():\n    return TWO"],
+    "a line separator in a comment": ["# one\u2028two\nONE = 1\ndef f():\n    return ONE"],
+    "a form feed between functions": ["ONE = 1\n\x0c\n\x0c\ndef f():\n    return ONE"],
+    "a form feed above the function": [
+        "\x0cdef g():\n    return 1\n\x0c\ndef f():\n    return g()"
+    ],
+    "annotations from the future": [
+        "from __future__ import annotations",
+        "class A:\n    def me(self) -> A:\n        return self",
+        "def f():\n    return len([A().me()])",
+    ],
+    "a list that is appended to": ["ALL = []\nALL.append(1)", "def f():\n    return len(ALL)"],
+    "a dict that is updated": ["ALL = {}\nALL.update(n=1)", "def f():\n    return ALL.get('n')"],
+    "a walrus in a comprehension": ["n = 0\nm = [n := n + 1 for _ in '1']\ndef f(): return n"],
+    "the rest of a sequence": [
+        "match [2, 1]:\n    case [_, *rest]:\n        pass",
+        "def f():\n    return len(rest)",
+    ],
+    "the rest of a mapping": [
+        "match {'a': 2, 'b': 1}:\n    case {'a': 2, **rest}:\n        pass",
+        "def f():\n    return len(rest)",
+    ],
+    "a cell that is indented": ["    n = 1\n    def f():\n        return n"],
+    "a cell with prompts": [">>> def f():\n...     return 1"],
+    "an await beside it": [f"import asyncio\nawait asyncio.sleep(0)\n{RETURNS_1}"],
 }
 
+# Nothing of these is needed; the last ones are no Python.
+OTHERS = (
+    *("n = 0 / 0", "assert f() == 2", "f().nothing", "raise SystemExit", "import no_such_module"),
+    *("while True: pass", "class B:\n    n = 0 / 0", "B = type(0 / 0)\nC = B()"),
+    "print(f(), undefined)",
+)
+NO_PYTHON = "def g(:", "return 1", "x = '\0'", "# \ud800", "(" * 500, "for"
+BESIDE = "%matplotlib inline", "!ls -la", "files = !ls", "len?", "?len", "%timeit f()", "%%time"
+OTHER_LANGUAGES = "%%bash", "%%writefile f.py", "%%html", "%%timeit"
+LOOKS_LIKE_A_MAGIC = (
+    '"""Why?\n    %% of it?\n    !x\n    """',
+    "n = 7 \\\n      % 3  # really?",
+    "n = (1\n    != 2)",
+    'n = f"{len=!r}"',
+)
+ALSO_TAKEN = [
+    *([f"{other}\n\n{RETURNS_1}"] for other in OTHERS),
+    *([f"{RETURNS_1}\n\n{other}"] for other in OTHERS),
+    *([other, RETURNS_1] for other in (*OTHERS, *NO_PYTHON)),
+    *([RETURNS_1, other] for other in OTHERS),
+    *([f"{magic}\n{RETURNS_1}"] for magic in BESIDE),
+    *([RETURNS_1, f"{magic}\ndef f():\n    return 2"] for magic in OTHER_LANGUAGES),
+    *([f"def f():\n    {line}\n    return 1"] for line in LOOKS_LIKE_A_MAGIC),
+]
 
-@pytest.mark.parametrize("cells", TAKEN.values(), ids=TAKEN)
-def test_what_it_needs_is_taken(cells: list[str]) -> None:
+
+@pytest.mark.parametrize(
+    "cells", [*TAKEN.values(), *ALSO_TAKEN], ids=[*TAKEN, *map(ascii, ALSO_TAKEN)]
+)
+def test_what_it_needs_is_taken_and_nothing_else_costs_anything(cells: list[str]) -> None:
     assert value_of(*cells) == 1
-
-
-def test_the_last_definition_counts() -> None:
-    assert value_of("def f():\n    return 2", "def f():\n    return 3", RETURNS_1) == 1
-    assert value_of("ONE = 2\ndef f():\n    return ONE", "ONE = 1") == 1
 
 
 @pytest.mark.parametrize(
@@ -101,48 +154,8 @@ def test_a_method_may_be_attached_later(later: str) -> None:
     assert names["A"]().f() == 1
 
 
-# ------------------------------------------------------------------------------- what is left out
-
-CRASHES = "n = 0 / 0"
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        CRASHES,
-        "assert f() == 2",
-        "f().nothing",
-        "raise SystemExit",
-        "import no_such_module",
-        "while True: pass",
-        "class B:\n    n = 0 / 0",
-        "B = type(0 / 0)\nC = B()",
-        "print(f(), undefined)",
-    ],
-)
-@pytest.mark.parametrize("place", ["above it", "below it", "in a cell before", "in a cell behind"])
-def test_what_it_does_not_need_costs_nothing(other: str, place: str) -> None:
-    cells = {
-        "above it": [f"{other}\n\n{RETURNS_1}"],
-        "below it": [f"{RETURNS_1}\n\n{other}"],
-        "in a cell before": [other, RETURNS_1],
-        "in a cell behind": [RETURNS_1, other],
-    }
-    assert value_of(*cells[place]) == 1
-
-
 def test_nothing_else_is_run() -> None:
     assert "g" not in names_of("def g():\n    return 2\nn = 1", RETURNS_1)
-
-
-def test_a_name_inside_is_not_the_one_outside() -> None:
-    cells = ["n = 0 / 0", "def f():\n    n = 1\n    return [n for n in [n]][0]"]
-    assert value_of(*cells) == 1
-
-
-def test_a_cell_that_is_no_python_is_left_out() -> None:
-    for other in ("def g(:", "return 1", "x = '\0'", "# \ud800", "(" * 500, "for"):
-        assert value_of(other, RETURNS_1) == 1
 
 
 # ------------------------------------------------------------------------------- an error in it
@@ -154,10 +167,6 @@ def test_an_error_ends_its_cell_and_no_other() -> None:
     assert value_of(crashing, f"{get}\n    return ONE, TWO, THREE") == ["ONE"]
 
 
-def test_what_was_there_before_a_crash_stays() -> None:
-    assert value_of(RETURNS_1, "TWO = 0 / 0\ndef f():\n    return TWO") == 1
-
-
 @pytest.mark.parametrize("error", ["import sys\nONE = sys.exit(3)", "ONE = exit()", "ONE = [][1]"])
 def test_whatever_is_raised_ends_only_its_cell(error: str) -> None:
     with pytest.raises(NameError):
@@ -167,36 +176,10 @@ def test_whatever_is_raised_ends_only_its_cell(error: str) -> None:
 # ------------------------------------------------------------------------------------- magics
 
 
-@pytest.mark.parametrize(
-    "magics",
-    ["%matplotlib inline", "!ls -la", "files = !ls", "len?", "?len", "%timeit f()", "%%time"],
-)
-def test_magics_stand_in_no_ones_way(magics: str) -> None:
-    assert value_of(f"{magics}\n{RETURNS_1}") == 1
-
-
 @pytest.mark.parametrize("magic", ["%%time", "%%capture output", "\n%%prun -s cumulative"])
 def test_a_magic_for_a_whole_cell_leaves_its_lines_where_they_are(magic: str) -> None:
     names = names_of(f"{magic}\n{RETURNS_1}")
     assert names["f"].__code__.co_firstlineno == magic.count("\n") + 2
-
-
-@pytest.mark.parametrize("magic", ["%%bash", "%%writefile f.py", "%%html", "%%timeit"])
-def test_what_a_magic_makes_of_a_cell_defines_nothing(magic: str) -> None:
-    assert value_of(RETURNS_1, f"{magic}\ndef f():\n    return 2") == 1
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        '"""Why?\n    %% of it?\n    !x\n    """',
-        "n = 7 \\\n      % 3  # really?",
-        "n = (1\n    != 2)",
-        'n = f"{len=!r}"',
-    ],
-)
-def test_what_only_looks_like_a_magic_is_python(line: str) -> None:
-    assert value_of(f"def f():\n    {line}\n    return 1") == 1
 
 
 # ---------------------------------------------------------------------------------- what is told
@@ -225,41 +208,6 @@ def test_the_error_of_another_cell_is_told_where_it_may_be_the_reason() -> None:
 
 def test_no_more_than_a_few_lines_are_told() -> None:
     assert len(said_of("f = int('x' * 10_000)")) < 400
-
-
-# ----------------------------------------------------------------------------------- odd cells
-
-ODD_CELLS = {
-    "a line separator in a comment": ["# one\u2028two\nONE = 1\ndef f():\n    return ONE"],
-    "a form feed between functions": ["ONE = 1\n\x0c\n\x0c\ndef f():\n    return ONE"],
-    "a form feed above the function": [
-        "\x0cdef g():\n    return 1\n\x0c\ndef f():\n    return g()"
-    ],
-    "annotations from the future": [
-        "from __future__ import annotations",
-        "class A:\n    def me(self) -> A:\n        return self",
-        "def f():\n    return len([A().me()])",
-    ],
-    "a list that is appended to": ["ALL = []\nALL.append(1)", "def f():\n    return len(ALL)"],
-    "a dict that is updated": ["ALL = {}\nALL.update(n=1)", "def f():\n    return ALL.get('n')"],
-    "a walrus in a comprehension": ["n = 0\nm = [n := n + 1 for _ in '1']\ndef f(): return n"],
-    "the rest of a sequence": [
-        "match [2, 1]:\n    case [_, *rest]:\n        pass",
-        "def f():\n    return len(rest)",
-    ],
-    "the rest of a mapping": [
-        "match {'a': 2, 'b': 1}:\n    case {'a': 2, **rest}:\n        pass",
-        "def f():\n    return len(rest)",
-    ],
-    "a cell that is indented": ["    n = 1\n    def f():\n        return n"],
-    "a cell with prompts": [">>> def f():\n...     return 1"],
-    "an await beside it": [f"import asyncio\nawait asyncio.sleep(0)\n{RETURNS_1}"],
-}
-
-
-@pytest.mark.parametrize("cells", ODD_CELLS.values(), ids=ODD_CELLS)
-def test_what_jupyter_runs_is_taken(cells: list[str]) -> None:
-    assert (value_of(*cells) or 0) == 1
 
 
 def test_what_a_call_does_behind_a_names_back_is_not_followed() -> None:

@@ -21,7 +21,6 @@ from solutions.disaggregation import (
     token_gaps,
     unpack_kv,
 )
-from solutions.engine import runner
 from solutions.engine.engine import Engine, Output, Parts, new_engine
 from solutions.engine.managers import EngineManager
 from solutions.kv_cache import CachedLMHead, KVCache
@@ -37,16 +36,11 @@ from tests.common.engines import (
     naive_logits,
     shapes_of_forwards,
 )
-from tests.common.serving import Load, WatchedEngine, loads
+from tests.common.serving import Load, WatchedEngine, hold_often, loads, serve_each
+
+pytestmark = pytest.mark.usefixtures("short_stretches")
 
 CONFIG = CONFIGS[1]  # a context of 16
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _short_stretches() -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "STRETCH", 5)
-        yield
 
 
 # ----------------------------------------------------------------------------- a prompt in chunks
@@ -87,114 +81,70 @@ def test_a_chunk_and_a_prompt_have_a_token(length: int, chunk: int) -> None:
 
 # ------------------------------------------------------------------------------------- policies
 
-POLICIES = [RequestLevel, PrefillFirst, StallFree]
+Numbers = dict[int, Any]  # by request: whether it decoded before a step; how many tokens it got
 
 
-class LooselyWatched(WatchedEngine):
-    """One that leaves the order within a step to the policy. plans: of every step, with whom."""
-
-    plans: list[Any]
-
-    def watched_schedule(self) -> dict[int, int]:
-        self.steps, scheduler = len(self.engine.trace), self.engine.scheduler
-        before = {s.number: s.num_computed_tokens >= len(s.ids) - 1 for s in scheduler.running}
-        preemptions = scheduler.preemptions
-        self.plan = plan = self.schedule()
-        left = scheduler.token_budget - sum(plan.values())
-        numbers = [s.number for s in scheduler.running]
-        assert left >= 0
-        assert all(tokens > 0 for tokens in plan.values())
-        assert plan.keys() <= set(numbers)
-        waiting = [s.number for s in scheduler.waiting]
-        assert sorted(numbers + waiting) == sorted(self.engine.sequences)
-        assert plan or not self.engine.sequences  # so that `run` comes to an end
-        self.plans.append((before, plan, left, scheduler.preemptions > preemptions))
-        return plan
+def is_closed_until_all_have_ended(before: Numbers, plan: Numbers, _: int) -> dict[str, bool]:
+    assert not before or plan.keys() <= before.keys()
+    return {"closed": bool(before)}
 
 
-def serve_with(policy: Any, load: Load) -> LooselyWatched:
-    """To its end, all of it greedily; of those who leave, nothing is asked here."""
-    room: dict[str, Any] = {**load.room, "parts": replace(load.parts, scheduler=policy)}
-    watched = LooselyWatched(load.model, **room)
-    watched.plans = []
-    for step in range(max(visit.comes for visit in load.visits) + 1):
-        for visit in load.visits:
-            if visit.comes == step:
-                watched.submit(visit.prompt, visit.limit, eos_token_id=visit.eos)
-        watched.step()
-    watched.run()
-    return watched
+def is_prompts_or_decodes(before: Numbers, plan: Numbers, _: int) -> dict[str, bool]:
+    new = plan.keys() - before.keys()
+    assert not new or new == plan.keys()
+    return {"prompts": bool(new), "decodes": not new, "others wait": bool(new and before)}
+
+
+def lets_no_decode_wait(before: Numbers, plan: Numbers, budget: int) -> dict[str, bool]:
+    """Each that decodes is in the plan, whatever else is; and what is left goes to prompts."""
+    decoding = [number for number, decodes in before.items() if decodes]
+    served = [number for number in decoding if number in plan]
+    assert len(served) == min(len(decoding), budget)
+    assert all(plan[number] == 1 for number in served)
+    assert list(plan)[: len(served)] == served
+    return {
+        "beside prompts": 0 < len(served) < len(plan),
+        "in chunks": any(not before.get(number, True) for number in plan),
+    }
+
+
+class WatchedPolicy(WatchedEngine):
+    """One that leaves the order within a step to the policy. plans: of steps without preemption."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.plans: list[tuple[Numbers, Numbers, int]] = []
+
+    def assert_policy(self, before: Numbers, left: int, preempted: int) -> None:
+        if not preempted:
+            self.plans.append((before, self.plan, self.engine.scheduler.token_budget))
 
 
 def enough_for_all(load: Load) -> Load:
     """Room for whole prompts in a step, which PrefillFirst asks for."""
-    longest = max(len(visit.prompt) for visit in load.visits)
-    budget = max(load.room["token_budget"], len(load.visits) * longest)
-    return replace(load, room={**load.room, "token_budget": budget})
+    longest = max(load.end(visit) for visit in load.visits)
+    return replace(load, room=load.room | {"token_budget": len(load.visits) * longest})
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_no_policy_changes_a_text(policy: Any) -> None:
-    @given(loads(st.none()))
-    def each_load(load: Load) -> None:
+@pytest.mark.parametrize(
+    ("policy", "rule"),
+    [
+        (RequestLevel, is_closed_until_all_have_ended),
+        (PrefillFirst, is_prompts_or_decodes),
+        (StallFree, lets_no_decode_wait),
+    ],
+)
+def test_a_policy_keeps_its_rule_and_changes_no_text(policy: Any, rule: Any) -> None:
+    def is_served(load: Load) -> dict[str, bool]:
         load = enough_for_all(load) if policy is PrefillFirst else load
-        watched = serve_with(policy, load)
-        for visit, story in zip(load.visits, watched.stories.values(), strict=True):
-            assert story.ids == load.naive(visit)
+        parts = replace(load.parts, scheduler=policy)
+        watched = serve_each(replace(load, watch=WatchedPolicy, parts=parts))
+        seen: Counter[str] = Counter()
+        for plan in watched.plans:
+            seen.update(rule(*plan))
+        return {what: times > 0 for what, times in seen.items()}
 
-    each_load()
-
-
-def test_a_batch_is_closed_until_all_have_ended() -> None:
-    @given(loads(st.none()))
-    def each_load(load: Load) -> None:
-        watched = serve_with(RequestLevel, load)
-        for before, plan, _, _ in watched.plans:
-            assert not before or plan.keys() <= before.keys()
-
-    each_load()
-
-
-def test_a_step_is_prompts_or_decodes() -> None:
-    happened: Counter[str] = Counter()
-
-    @given(loads(st.none()))
-    def each_load(load: Load) -> None:
-        watched = serve_with(PrefillFirst, enough_for_all(load))
-        for before, plan, _, _ in watched.plans:
-            new = plan.keys() - before.keys()
-            assert not new or new == plan.keys()
-            happened["prompts" if new else "decodes"] += 1
-            happened["others wait"] += bool(new and before)
-
-    each_load()
-    assert min(happened.values()) > 20, happened
-
-
-def test_nobody_who_decodes_waits_for_a_prompt() -> None:
-    """Each that decodes is in the plan, whatever else is; and what is left goes to prompts."""
-    happened: Counter[str] = Counter()
-
-    @given(loads(st.none()))
-    def each_load(load: Load) -> None:
-        watched = serve_with(StallFree, load)
-        budget = load.room["token_budget"]
-        for before, plan, _, preempted in watched.plans:
-            decoding = [number for number, decodes in before.items() if decodes]
-            if preempted:
-                assert not plan.keys() - before.keys()
-                continue
-            served = [number for number in decoding if number in plan]
-            assert len(served) == min(len(decoding), budget)
-            assert all(plan[number] == 1 for number in served)
-            assert list(plan)[: len(served)] == served
-            happened["beside prompts"] += bool(served) and len(plan) > len(served)
-            happened["in chunks"] += any(
-                number in plan for number, decodes in before.items() if not decodes
-            )
-
-    each_load()
-    assert min(happened.values()) > 20, happened
+    hold_often(0.1, is_served, loads(st.none()))
 
 
 def gaps_with(policy: Any, budget: int) -> list[int]:
@@ -286,19 +236,6 @@ def test_what_is_packed_here_is_unpacked_there_and_nothing_else(transfer: Any) -
     assert (list(table), list(other_table)) == tables
 
 
-@given(transfers(), st.data())
-def test_one_layer_goes_by_itself(transfer: Any, data: st.DataObject) -> None:
-    """A slice of a pool is a pool."""
-    here, table, there, other_table, start, end = transfer
-    layer = data.draw(st.integers(0, here.shape[1] - 1))
-    others = [n for n in range(here.shape[1]) if n != layer]
-    before = there.clone()
-    kv = pack_kv(here[:, layer : layer + 1], table, start, end)
-    unpack_kv(there[:, layer : layer + 1], other_table, start, kv)
-    assert torch.equal(there[:, others], before[:, others])
-    assert torch.equal(pack_kv(there, other_table, start, end)[:, layer : layer + 1], kv)
-
-
 # ------------------------------------------------------------------------------------------ adopt
 
 
@@ -324,31 +261,23 @@ def prefilled(prompt: list[int], limit: int, start: int, eos: int | None = None)
 def test_an_adopted_request_goes_on_as_if_it_had_been_prefilled_here(
     prompt: list[int], limit: int, data: st.DataObject
 ) -> None:
-    """Part of its keys and values may have come before."""
+    """Part of its keys and values may have come before. Its first token may be the last."""
     outputs: list[Output] = []
     engine = decoding_engine(outputs)
     start = data.draw(st.integers(0, len(prompt)))
-    message, whole = prefilled(prompt, limit, start), prefilled(prompt, limit, 0)
+    eos = data.draw(st.none() | st.sampled_from(naive(CONFIG, 0, prompt, limit)[len(prompt) :]))
+    message, whole = prefilled(prompt, limit, start, eos), prefilled(prompt, limit, 0)
     number, _ = reserve(engine, prompt, message.end)
     pool, table = engine.runner.kv_cache.cache.pool, engine.scheduler.manager.tables[number]
     unpack_kv(pool, table, 0, whole.kv[:, :, :start])
     adopt(engine, number, message)
     assert not outputs  # it goes out with the next step
     engine.run()
-    assert prompt + [t for o in outputs for t in o.new_ids] == naive(CONFIG, 0, prompt, limit)
-    assert [o.finish_reason for o in outputs] == [None] * (limit - 1) + ["length"]
-    assert sum(tokens for step in engine.trace for _, tokens, _ in step) == limit - 1
-    assert sorted(engine.scheduler.manager.free_blocks) == list(range(32))
-
-
-def test_an_adopted_request_may_end_with_its_first_token() -> None:
-    outputs: list[Output] = []
-    engine = decoding_engine(outputs)
-    message = prefilled([3, 14, 15], 9, 0)
-    number, _ = reserve(engine, message.prompt, message.end)
-    adopt(engine, number, replace(message, eos_token_id=message.first_token))
-    engine.run()
-    assert outputs == [Output(number, [message.first_token], "stop")]
+    new = [token for output in outputs for token in output.new_ids]
+    assert prompt + new == naive(CONFIG, 0, prompt, limit, eos)
+    reason = "stop" if new[-1] == eos else "length"
+    assert [o.finish_reason for o in outputs] == [None] * (len(new) - 1) + [reason]
+    assert sum(tokens for step in engine.trace for _, tokens, _ in step) == len(new) - 1
     assert sorted(engine.scheduler.manager.free_blocks) == list(range(32))
 
 

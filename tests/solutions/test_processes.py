@@ -79,10 +79,6 @@ def wait_for_a_token(both: Apart, request: int, count: int = 1) -> None:
         both.poll(1.0)
 
 
-def process_of(both: Apart, name: str) -> Any:
-    return both.processes[name]
-
-
 def test_texts_are_those_of_each_request_alone_and_bytes_are_exact(both: Apart, tiny: Path) -> None:
     before = both.statistics()
     requests = [both.submit(prompt, 12) for prompt in PROMPTS]
@@ -131,49 +127,26 @@ def test_an_abort_ends_a_request_and_nobody_else(both: Apart, tiny: Path) -> Non
     assert_nothing_is_held(both)
 
 
-@pytest.mark.parametrize("name", [DECODE, PREFILL])
-def test_a_side_that_is_killed_changes_no_text(both: Apart, tiny: Path, name: str) -> None:
+@pytest.mark.parametrize("names", [[DECODE], [PREFILL], [PREFILL, DECODE]], ids=str)
+def test_sides_that_are_killed_change_no_text(both: Apart, tiny: Path, names: list[str]) -> None:
     kinds = [(prompt, params) for prompt in PROMPTS for params in (GREEDY, SAMPLED)]
     given = [(prompt, 100, None, params, seed) for seed, (prompt, params) in enumerate(kinds)]
     requests = [both.submit(*arguments) for arguments in given]
     wait_for_a_token(both, requests[0], 3)
-    before = process_of(both, name)
-    os.kill(before.pid, signal.SIGKILL)
+    before = [both.processes[name] for name in names]
+    for process in before:
+        os.kill(process.pid, signal.SIGKILL)
     both.run()
-    assert process_of(both, name) is not before
+    assert not {*before} & {*both.processes.values()}
     for request, (prompt, limit, _, params, seed) in zip(requests, given, strict=True):
         assert both.new_ids[request] == alone(tiny, prompt, limit, params, seed)
         assert both.reasons[request] == "length"
     assert_nothing_is_held(both)
 
 
-def test_both_may_be_killed_at_once(both: Apart, tiny: Path) -> None:
-    requests = [both.submit(prompt, 100) for prompt in PROMPTS]
-    wait_for_a_token(both, requests[0], 3)
-    for name in (PREFILL, DECODE):
-        os.kill(process_of(both, name).pid, signal.SIGKILL)
-    both.run()
-    for request, prompt in zip(requests, PROMPTS, strict=True):
-        assert both.new_ids[request] == alone(tiny, prompt, 100)
-    assert_nothing_is_held(both)
-
-
-@pytest.mark.parametrize(
-    ("prompt", "limit", "why"),
-    [
-        ([], 3, "1 to 512 tokens, not 0"),
-        ([5000], 3, "outside the model's range"),
-        ([1], 0, "1 or more, not 0"),
-    ],
-)
-def test_what_cant_be_served_is_refused_at_the_edge(
-    both: Apart, prompt: list[int], limit: int, why: str
-) -> None:
-    with pytest.raises(ValueError, match=why):
-        both.submit(prompt, limit)
-
-
-def test_a_prompt_that_fills_the_context_needs_no_side(both: Apart) -> None:
+def test_what_needs_no_side_is_answered_at_the_edge(both: Apart) -> None:
+    with pytest.raises(ValueError, match="outside the model's range"):
+        both.submit([5000], 3)
     request = both.submit([1] * 512, 3)
     assert both.poll() == [Output(request, [], "length")]
     assert both.new_ids[request] == []
@@ -187,12 +160,12 @@ def test_a_side_that_is_stopped_past_the_lease_loses_nothing(tiny: Path) -> None
     with Apart(tiny, PIECES, AMPLE, little, lease_seconds=0.3) as both:
         requests = [both.submit(PROMPTS[0], 100)]
         wait_for_a_token(both, requests[0])
-        os.kill(process_of(both, DECODE).pid, signal.SIGSTOP)
+        os.kill(both.processes[DECODE].pid, signal.SIGSTOP)
         requests.append(both.submit(PROMPTS[1], 50))
         attempt = both.router.stories[requests[1]].attempt
         while both.router.stories[requests[1]].attempt < attempt + 2:  # it has begun again, twice
             both.poll(0.1)
-        os.kill(process_of(both, DECODE).pid, signal.SIGCONT)
+        os.kill(both.processes[DECODE].pid, signal.SIGCONT)
         both.run()
         for request, prompt, limit in zip(requests, PROMPTS, (100, 50), strict=False):
             assert both.new_ids[request] == alone(tiny, prompt, limit)
@@ -208,20 +181,20 @@ def test_a_side_that_comes_back_with_other_weights_is_refused(tmp_path: Path) ->
         with torch.no_grad():
             model.transformer.wte.weight *= 1.5
         model.save_pretrained(tmp_path)
-        os.kill(process_of(both, DECODE).pid, signal.SIGKILL)
+        os.kill(both.processes[DECODE].pid, signal.SIGKILL)
         with pytest.raises(RuntimeError, match=r"different models.*Start both from the same"):
             both.run()
 
 
 def test_a_side_that_dies_again_and_again_is_given_up_with_a_sentence(tiny: Path) -> None:
     with Apart(tiny, PIECES, AMPLE, AMPLE) as both:
-        os.kill(process_of(both, PREFILL).pid, signal.SIGSTOP)  # so that there is no token
+        os.kill(both.processes[PREFILL].pid, signal.SIGSTOP)  # so that there is no token
         both.submit(PROMPTS[0], 9)
         killed = set()
 
         def kill_and_wait() -> None:
             while True:
-                process = process_of(both, DECODE)
+                process = both.processes[DECODE]
                 killed.add(process.pid)
                 process.kill()
                 both.poll(1.0)
@@ -292,20 +265,29 @@ def test_pieces_out_of_a_notebook_go_along_by_value(tiny: Path) -> None:
 # ------------------------------------------------------------------------------------- the wire
 
 
-def wires(in_memory: bool, pool: torch.Tensor) -> tuple[Wire, Wire, SharedMemory | None]:
-    arena = SharedMemory(create=True, size=SLOTS * SLOT_BYTES) if in_memory else None
+@pytest.fixture(params=[True, False], ids=["memory", "pipe"])
+def arena(request: pytest.FixtureRequest) -> Iterator[SharedMemory | None]:
+    if not request.param:
+        yield None
+        return
+    memory = SharedMemory(create=True, size=SLOTS * SLOT_BYTES)
+    yield memory
+    memory.close()
+    memory.unlink()
+
+
+def wires(arena: SharedMemory | None, pool: torch.Tensor) -> tuple[Wire, Wire]:
     one, other = Wire(pool, arena, perf_counter), Wire(pool, arena, perf_counter)
     for wire, end in zip((one, other), Pipe(), strict=True):
         wire.connect(end)
-    return one, other, arena
+    return one, other
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("in_memory", [True, False])
-def test_what_is_sent_arrives_bit_by_bit_and_in_order(in_memory: bool, dtype: Any) -> None:
+def test_what_is_sent_arrives_bit_by_bit_and_in_order(arena: Any, dtype: Any) -> None:
     """More than all slots hold, in pieces of any size, while the other side reads."""
     pool = torch.zeros(2, 3, 4, 4, 2, 8, dtype=dtype)
-    one, other, arena = wires(in_memory, pool)
+    one, other = wires(arena, pool)
     rng = random.Random(0)
     sent: list[Any] = []
     for key in range(80):
@@ -331,16 +313,12 @@ def test_what_is_sent_arrives_bit_by_bit_and_in_order(in_memory: bool, dtype: An
     size = sum(piece.kv.nbytes for piece in sent[::2])
     assert one.statistics.bytes == other.statistics.bytes == size
     assert one.statistics.messages == 80
-    if arena is not None:
-        assert size > SLOTS * SLOT_BYTES
-        arena.close()
-        arena.unlink()
+    assert size > SLOTS * SLOT_BYTES
 
 
-@pytest.mark.parametrize("in_memory", [True, False])
-def test_what_is_sent_to_nobody_is_lost_and_the_next_one_hears_again(in_memory: bool) -> None:
+def test_what_is_sent_to_nobody_is_lost_and_the_next_one_hears_again(arena: Any) -> None:
     pool = torch.zeros(2, 3, 4, 4, 2, 8)
-    one, other, arena = wires(in_memory, pool)
+    one, other = wires(arena, pool)
     piece = Piece(0, 0, 0, torch.randn(2, 1, 5, 2, 8))
     other.disconnect()
     for _ in range(3 * SLOTS):
@@ -353,9 +331,6 @@ def test_what_is_sent_to_nobody_is_lost_and_the_next_one_hears_again(in_memory: 
         one.send(piece)
         [found] = other.receive()
         torch.testing.assert_close(found.kv, piece.kv, rtol=0, atol=0)
-    if arena is not None:
-        arena.close()
-        arena.unlink()
 
 
 def test_a_transfer_that_is_cut_in_its_middle_is_no_piece() -> None:

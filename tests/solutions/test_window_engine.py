@@ -1,28 +1,21 @@
 """Lab 11's engine with a window: the naive tokens under the mask, from few blocks."""
 
-from collections import Counter
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from solutions.engine import runner
-from solutions.engine.engine import Engine, Output
 from solutions.kv_cache import CachedLMHead
 from solutions.kv_reduction import window_mask
 from solutions.kv_variants.window_engine import GONE, windowed_engine
-from tests.common.engines import CONFIGS, configs, model_of, seeds
-from tests.common.serving import Load, drafters, loads
+from tests.common.engines import CONFIGS, model_of
+from tests.common.serving import Load, WatchedEngine, assert_texts, hold_often, loads, serve
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _short_stretches() -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "STRETCH", 5)
-        yield
+pytestmark = pytest.mark.usefixtures("short_stretches")
 
 
 class Hidden:
@@ -50,80 +43,36 @@ def naive(
     return ids
 
 
-def assert_books_are_kept(engine: Engine) -> None:
-    """Each block has one holder, and what the next query may see is in a block."""
-    manager: Any = engine.scheduler.manager
-    held = Counter(b for table in manager.tables.values() for b in table if b != GONE)
-    assert sorted([*held, *manager.free_blocks]) == list(range(manager.num_blocks))
-    assert manager.ref_counts == [held[block] for block in range(manager.num_blocks)]
-    assert set(held.values()) <= {1}
-    for sequence in engine.scheduler.running:
-        table, n = manager.tables[sequence.number], sequence.num_computed_tokens
-        assert len(table) == manager.blocks_for(manager.lengths[sequence.number])
-        seen = [p for p in range(n) if p < manager.sinks or p > n - manager.window]
-        needed = {p // manager.block_size for p in seen}
-        assert all(table[place] != GONE for place in needed)
-        in_use = {place for place in range(n // manager.block_size) if table[place] != GONE}
-        with_sinks = set(range(manager.blocks_for(manager.sinks)))
-        assert in_use <= needed | with_sinks
-
-
-def serve(load: Load, window: int, sinks: int) -> tuple[Engine, dict[int, list[int]]]:
-    texts = {number: list(visit.prompt) for number, visit in enumerate(load.visits)}
-
-    def receive(output: Output) -> None:
-        texts[output.request] += output.new_ids
-
-    drafter = drafters(load.kind, load.config, load.seed)
-    room: Any = {**load.room, "new_drafter": drafter, "k": load.k}
-    engine = windowed_engine(
-        load.model,
-        **room,
-        on_output=receive,
-        window=window,
-        sinks=sinks,
-        window_mask=window_mask,
-    )
-    for visit in load.visits:
-        engine.submit(visit.prompt, visit.limit, eos_token_id=visit.eos)
-    while engine.has_work:
-        engine.step()
-        assert_books_are_kept(engine)
-    assert sorted(engine.scheduler.manager.free_blocks) == list(range(load.room["num_blocks"]))
-    return engine, texts
+class WatchedWindow(WatchedEngine):
+    def step(self) -> None:
+        """What the next query may see is in a block, and nothing else is for longer than a step."""
+        super().step()
+        manager: Any = self.engine.scheduler.manager
+        window, size = manager.window, manager.block_size
+        for sequence in self.engine.scheduler.running:
+            table, n = manager.tables[sequence.number], sequence.num_computed_tokens
+            seen = [p for p in range(n) if p < manager.sinks or p > n - window]
+            assert all(table[p // size] != GONE for p in seen)
+            # accepted drafts are told of a step later
+            late = {p // size for p in range(n) if p > n - window - self.engine.k}
+            in_use = {place for place in range(n // size) if table[place] != GONE}
+            assert in_use <= late | set(range(manager.blocks_for(manager.sinks)))
 
 
 def test_the_engine_gives_the_naive_tokens_under_the_mask() -> None:
-    happened: Counter[str] = Counter()
+    def is_served(load: Load, window: int, sinks: int) -> dict[str, bool]:
+        how: Any = {"window": window, "sinks": sinks, "window_mask": window_mask}
+        make = partial(windowed_engine, **how)
+        watched = serve(replace(load, watch=WatchedWindow, make=make))
+        texts = [naive(load.model, v.prompt, v.limit, v.eos, window, sinks) for v in load.visits]
+        assert_texts(watched, load, texts)
+        return {
+            "preempted": watched.engine.scheduler.preemptions > 0,
+            "other than without a window": texts != [load.naive(visit) for visit in load.visits],
+        }
 
-    @given(loads(), st.integers(1, 6), st.integers(0, 3))
-    def each_load(load: Load, window: int, sinks: int) -> None:
-        engine, texts = serve(load, window, sinks)
-        happened["preempted"] += engine.scheduler.preemptions > 0
-        for number, visit in enumerate(load.visits):
-            how = visit.limit, visit.eos, window, sinks
-            assert texts[number] == naive(load.model, visit.prompt, *how)
-            plain = load.naive(visit)
-            happened["other than without a window"] += texts[number] != plain
-
-    each_load()
-    assert min(happened.values()) > 2, happened
-
-
-@given(configs, seeds)
-def test_a_window_as_long_as_the_text_changes_nothing(config: Any, seed: int) -> None:
-    model, texts = model_of(CachedLMHead, config, seed), [[1, 2, 3], [7, 5]]
-    received: dict[int, list[int]] = {0: [], 1: []}
-    full = config.n_positions
-    room = 2 * full, 1, 8, 4
-    engine = windowed_engine(
-        model, *room, lambda o: received[o.request].extend(o.new_ids), full, 0, window_mask
-    )
-    for text in texts:
-        engine.submit(text, full)
-    engine.run()
-    for number, text in enumerate(texts):
-        assert text + received[number] == naive(model, text, full, None, full, 0)
+    windows = st.sampled_from([1, 2, 3, 4, 5, 6, 20])  # at last one as long as all texts
+    hold_often(0.1, is_served, loads(), windows, st.integers(0, 3))
 
 
 @pytest.mark.parametrize(("window", "sinks"), [(0, 0), (-1, 2), (3, -1)])
