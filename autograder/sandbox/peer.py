@@ -8,7 +8,6 @@ other. So a model over there may call a cache over here.
 import builtins
 import dataclasses
 import socket
-from collections.abc import Callable
 from typing import Any
 
 from autograder.drivers.seen import kind_of, plain
@@ -228,6 +227,3 @@ class Far:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.far_peer.ask(self.far_number, "call", "", list(args), kwargs)
-
-
-Function = Callable[..., Any]
