@@ -250,7 +250,8 @@ LABS = {
 }
 
 CORPUS = [
-    attempt(*title.split(": ", 1), exercise, lines)
+    attempt(family, name, exercise, lines)
     for exercise, rows in LABS.items()
     for title, lines in rows.items()
+    for family, name in [title.split(": ", 1)]
 ]
