@@ -36,20 +36,26 @@ from rich.console import Console
 from tqdm import tqdm
 
 from gpt import GPTLMHead, find_checkpoint, load_tokenizer
-from timing import techniques
 from timing.machine import last_level_cache, memory_bandwidth, processor_name
-from timing.measure import REPEATS, Plan, growth, measure
 from timing.peers.catalogue import missing
 from timing.peers.row import SIZES, peer_techniques
 from timing.peers.worker import Workers
-from timing.plot import plot
-from timing.race import race
 from timing.rows.bench import Bench, Rows
-from timing.runs import Prepared
-from timing.table import show_environment, show_growth, show_missing, show_tables, show_words
-from timing.verify import Key, Verifier
+from timing.table import techniques
+from timing.table.measure import REPEATS, Plan, growth, measure
+from timing.table.plot import plot
+from timing.table.printed import (
+    show_environment,
+    show_growth,
+    show_missing,
+    show_tables,
+    show_words,
+)
+from timing.table.race import race
+from timing.table.runs import Prepared
+from timing.table.verify import Key, Verifier
+from timing.table.workloads import KINDS, LENGTHS, Workload, new_workloads
 from timing.work import weight_bytes
-from timing.workloads import KINDS, LENGTHS, Workload, new_workloads
 
 
 def mine(lab: str) -> ModuleType:

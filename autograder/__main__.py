@@ -14,11 +14,11 @@ import argparse
 import sys
 from pathlib import Path
 
+from autograder.course.lesson import Lesson, lessons
 from autograder.grading import commands
 from autograder.grading.jail import JailError
 from autograder.grading.refused import GOES_ON, Refused
 from autograder.grading.secret import SecretError
-from autograder.lesson import Lesson, lessons
 
 
 def main(arguments: list[str] | None = None) -> int:

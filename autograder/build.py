@@ -23,11 +23,11 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from nbgrader.apps import NbGraderAPI
 from traitlets.config import Config, PyFileConfigLoader
 
-from autograder import catalogue
-from autograder.exercise import Exercise
+from autograder.course.lesson import CARD, FILE, QUESTION, Card, read_card, require_attributes
+from autograder.course.reference import BEGIN, FILES, ROOT, AuthorError, Module, read_module
 from autograder.exercises import exercises
-from autograder.lesson import CARD, FILE, QUESTION, Card, read_card, require_attributes
-from autograder.reference import BEGIN, FILES, ROOT, AuthorError, Module, read_module
+from autograder.judging import catalogue
+from autograder.judging.exercise import Exercise
 
 METADATA = {"code": {"from", "tags"}, "markdown": {*CARD, *QUESTION, "tags"}}
 KERNEL = {

@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
-from autograder import cells
-from autograder.card import VerdictCard, in_ipython, show
 from autograder.drivers.seen import kind_of
-from autograder.exercise import Case, Exercise
 from autograder.exercises import exercises
-from autograder.judge import PASSED, WRONG, judge
-from autograder.kept import graded, is_kept, is_red, keep, mine, note_red
-from autograder.progress import status
+from autograder.judging.exercise import Case, Exercise
+from autograder.judging.judge import PASSED, WRONG, judge
+from autograder.judging.source import definition
+from autograder.notebook import cells
+from autograder.notebook.card import VerdictCard, in_ipython, show
+from autograder.notebook.kept import graded, is_kept, is_red, keep, mine, note_red
+from autograder.notebook.progress import status
+from autograder.notebook.verdict import verdict_card
 from autograder.sandbox.notebook import global_names
-from autograder.source import definition
-from autograder.verdict import verdict_card
 
 __all__ = ["CheckFailed", "Result", "check", "failing_case", "hint", "mine", "status"]
 

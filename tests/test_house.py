@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from autograder.course.lesson import LESSONS, lessons
+from autograder.course.reference import GIVEN, ROOT, import_name, parts_of
 from autograder.exercises import exercises
-from autograder.lesson import LESSONS, lessons
-from autograder.reference import GIVEN, ROOT, import_name, parts_of
 from tests.common.house import (
     imports,
     lacking,
@@ -55,11 +55,11 @@ COMPLETE = {
         "## sampling.top_p\n\n### none\n\nNone.\n\n    -return 1\n    +return 0\n"
     ),
     "labs/05_sampling/sampling.ipynb": "{}",
-    "tests/test_sampling.py": "",
-    "tests/test_visuals_sampling.py": "",
+    "tests/solutions/test_sampling.py": "",
+    "tests/visuals/test_visuals_sampling.py": "",
     "tests/answers/sampling.py": "",
     "timing/rows/sampling.py": 'about = "draws of its own (lab 5)"',
-    "timing/techniques.py": "from timing.rows import hf, sampling",
+    "timing/table/techniques.py": "from timing.rows import hf, sampling",
     "README.md": "| lab | you build | time |\n| [5 · sampling](labs/05) | a draw | 1 h |\n",
 }
 
@@ -97,7 +97,7 @@ def test_a_missing_file_or_line_is_named(name: str, complete: Path, tmp_path: Pa
         ),
         ("autograder/misconceptions/sampling.md", ".top_p", "has nothing for sampling.top_p."),
         ("timing/rows/sampling.py", "(lab 5)", "has no row that ends with (lab 5)."),
-        ("timing/techniques.py", ", sampling", "leaves the rows of sampling out."),
+        ("timing/table/techniques.py", ", sampling", "leaves the rows of sampling out."),
         ("README.md", "sampling", "has no line | [5 · sampling] in its table of labs."),
     ],
 )

@@ -26,8 +26,8 @@ from solutions.engine.runner import FastCache, FusedTransformer, Linear, PackedC
 from solutions.engine.scheduler import Scheduler
 from solutions.kv_cache import CachedLMHead
 from solutions.paged_attention import PagedCache
+from timing.table.workloads import PROMPT
 from timing.threads import parse_with_threads
-from timing.workloads import PROMPT
 
 STEPS, ROUNDS = 96, 3
 REQUESTS = 1, 16

@@ -18,16 +18,16 @@ import torch
 
 from gpt import GPTConfig, GPTLMHead, find_checkpoint, read_config
 from solutions.prefix_caching import block_hashes
-from timing import workloads
 from timing.machine import processor_name
-from timing.measure import Runs, timed_runs
 from timing.rows.bench import BLOCK_SIZE, Bench
-from timing.runs import Run
 from timing.stopwatch import median_seconds
-from timing.techniques import TECHNIQUES
+from timing.table import workloads
+from timing.table.measure import Runs, timed_runs
+from timing.table.runs import Run
+from timing.table.techniques import TECHNIQUES
+from timing.table.verify import Verifier
+from timing.table.workloads import CHAT, EQUAL, Workload, chat, fitting, random_prompts
 from timing.threads import parse_with_threads
-from timing.verify import Verifier
-from timing.workloads import CHAT, EQUAL, Workload, chat, fitting, random_prompts
 
 MODEL, CPU = "fable", torch.device("cpu")
 REPEATS = 9

@@ -6,10 +6,10 @@ A bundle has no such module for its own lab, but a record; see recorded.py.
 from functools import cache
 from importlib import import_module
 
-from autograder.exercise import Exercise
-from autograder.lesson import lessons
-from autograder.recorded import recorded_exercises
-from autograder.reference import has_reference
+from autograder.course.lesson import lessons
+from autograder.course.reference import has_reference
+from autograder.judging.exercise import Exercise
+from autograder.judging.recorded import recorded_exercises
 
 
 @cache

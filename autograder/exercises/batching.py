@@ -9,8 +9,9 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from autograder.comparisons import compare_with_work
-from autograder.draws import (
+from autograder.drivers import batching as drivers
+from autograder.judging.comparisons import compare_with_work
+from autograder.judging.draws import (
     LAYERS,
     LOOP,
     draw,
@@ -20,8 +21,7 @@ from autograder.draws import (
     small_model,
     steps_in,
 )
-from autograder.drivers import batching as drivers
-from autograder.exercise import Case, Exercise, Service, case_of
+from autograder.judging.exercise import Case, Exercise, Service, case_of
 from autograder.lending.cached import lend_cached_model
 from autograder.lending.caches import CachePerSlot, lend_model_and_caches
 from autograder.lending.lent import Lent

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from autograder.draws import draw, normal
 from autograder.drivers import decoding as drivers
-from autograder.exercise import Case, Exercise, case_of
+from autograder.judging.draws import draw, normal
+from autograder.judging.exercise import Case, Exercise, case_of
 from solutions import decoding as reference
 
 # ----------------------------------------------------------------------------- logits to logits

@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from autograder.draws import draw, normal, prompt_ids, steps_in
 from autograder.drivers import disaggregation as drivers
 from autograder.drivers.disaggregation import VOCAB, logits_at
-from autograder.exercise import Case, Exercise, Lends, Service, no_services
 from autograder.exercises.engine import AT_ONCE, FIRST_RUNS, ROOM_FOR_TWO, SMALL, TWO_AND_ONE, Queue
+from autograder.judging.draws import draw, normal, prompt_ids, steps_in
+from autograder.judging.exercise import Case, Exercise, Lends, Service, no_services
 from autograder.lending.cached import lend_cached_model
 from autograder.lending.lent import Lent
 from solutions.disaggregation import unpack_kv

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from autograder.draws import draw, number_or_word, steps_in, until
 from autograder.drivers import engine as drivers
 from autograder.drivers.engine import PRIME, Prescribed, TextRunner, logits_after
-from autograder.exercise import Case, Exercise
+from autograder.judging.draws import draw, number_or_word, steps_in, until
+from autograder.judging.exercise import Case, Exercise
 from gpt import GPTConfig
 from solutions.engine import engine as reference
 from solutions.engine.managers import EngineManager

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autograder.comparisons import compare_with_traffic
-from autograder.draws import draw, normal
 from autograder.drivers import flash_attention as drivers
-from autograder.exercise import Case, Exercise, case_of
+from autograder.judging.comparisons import compare_with_traffic
+from autograder.judging.draws import draw, normal
+from autograder.judging.exercise import Case, Exercise, case_of
 from autograder.lending.slow_memory import lend_memory
 
 HIDDEN = -math.inf

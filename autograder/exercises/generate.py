@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from autograder.comparisons import compare_ids
-from autograder.draws import LOOP, prompt_ids, prompt_where
 from autograder.drivers import generate as drivers
-from autograder.exercise import Case, Exercise
+from autograder.judging.comparisons import compare_ids
+from autograder.judging.draws import LOOP, prompt_ids, prompt_where
+from autograder.judging.exercise import Case, Exercise
 from autograder.lending.naive import lend_naive_model
 
 # ------------------------------------------------------------------------------------- generate

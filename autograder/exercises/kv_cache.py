@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autograder.comparisons import compare_ids_from_a_cache
-from autograder.draws import LAYERS, LOOP, draw, normal, prompt_ids, steps_in, weights_of
 from autograder.drivers import kv_cache as drivers
-from autograder.exercise import Case, Exercise, Service, case_of
 from autograder.exercises.generate import generate_cases
+from autograder.judging.comparisons import compare_ids_from_a_cache
+from autograder.judging.draws import LAYERS, LOOP, draw, normal, prompt_ids, steps_in, weights_of
+from autograder.judging.exercise import Case, Exercise, Service, case_of
 from autograder.lending.naive import lend_model
 from autograder.lending.recomputing import lend_recomputing_model
 from gpt import GPTConfig

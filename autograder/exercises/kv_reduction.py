@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autograder.draws import draw, normal, steps_in
 from autograder.drivers import kv_reduction as drivers
-from autograder.exercise import Case, Exercise
 from autograder.exercises.disaggregation import HEAD_DIM, HEADS, LAYERS, a_pool
+from autograder.judging.draws import draw, normal, steps_in
+from autograder.judging.exercise import Case, Exercise
 
 # ----------------------------------------------------------------------------------------- bytes
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from autograder.draws import LAYERS, draw, normal, prompt_list, steps_in
 from autograder.drivers import paged_attention as drivers
 from autograder.drivers.paged_attention import Step
-from autograder.exercise import Case, Exercise, Service
+from autograder.judging.draws import LAYERS, draw, normal, prompt_list, steps_in
+from autograder.judging.exercise import Case, Exercise, Service
 from autograder.lending.cached import lend_cached_model
 from autograder.lending.ledger import lend_model_and_ledger
 from autograder.lending.lent import LentManager

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from autograder.draws import draw, steps_in
 from autograder.drivers import prefix_caching as drivers
 from autograder.drivers.prefix_caching import Step, Text
-from autograder.exercise import Case, Driver, Exercise
+from autograder.judging.draws import draw, steps_in
+from autograder.judging.exercise import Case, Driver, Exercise
 from solutions import prefix_caching as reference
 from solutions.paged_attention import OutOfBlocks
 

@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float, Int8, UInt8
 from torch import Tensor
 
-from autograder.draws import draw, normal, until
 from autograder.drivers import quantization as drivers
-from autograder.exercise import Case, Exercise
+from autograder.judging.draws import draw, normal, until
+from autograder.judging.exercise import Case, Exercise
 from solutions import quantization as reference
 from solutions.quantization import DAMPING, OUTLIER, absmax, gptq
 

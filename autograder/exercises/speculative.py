@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from autograder.comparisons import compare_with_work
-from autograder.draws import LOOP, draw, normal, prompt_list, prompt_where, small_model
 from autograder.drivers import speculative as drivers
-from autograder.exercise import Case, Exercise, case_of
+from autograder.judging.comparisons import compare_with_work
+from autograder.judging.draws import LOOP, draw, normal, prompt_list, prompt_where, small_model
+from autograder.judging.exercise import Case, Exercise, case_of
 from autograder.lending.cached import lend_cached_model
 from gpt import GPTLMHead
 from solutions import speculative as reference

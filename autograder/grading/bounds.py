@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from autograder.failure import TooMuchWork
-from autograder.interrupt import interrupted
+from autograder.judging.failure import TooMuchWork
+from autograder.judging.interrupt import interrupted
 
 MEMORY = 1 << 30  # bytes above the start
 

@@ -2,7 +2,7 @@
 
 In it are the solutions of earlier labs, never its own or those of later ones; nothing of the
 grading; of the lessons the cards, hints and points alone. What a check would ask of the reference
-and the misconceptions is recorded (autograder/recorded.py). The same course gives the same bytes.
+and the misconceptions is recorded (judging/recorded.py). The same course gives the same bytes.
 """
 
 import ast
@@ -13,14 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from autograder.exercise import Exercise, Record
+from autograder.course.lesson import LESSONS, REGION, Lesson, lessons
+from autograder.course.reference import RECORDS, ROOT, import_name, lab_module, parts_of
 from autograder.exercises import exercises
 from autograder.grading.refused import Refused
 from autograder.grading.release import LABS, release_of
-from autograder.judge import drawn, run_all
-from autograder.lesson import LESSONS, REGION, Lesson, lessons
-from autograder.recorded import frame
-from autograder.reference import RECORDS, ROOT, import_name, lab_module, parts_of
+from autograder.judging.exercise import Exercise, Record
+from autograder.judging.judge import drawn, run_all
+from autograder.judging.recorded import frame
 from autograder.sandbox.notebook import python_of
 
 FOLDER = "inference-labs"  # in the zip; later labs are unpacked over it

@@ -34,6 +34,7 @@ from functools import cache
 from pathlib import Path
 from zipfile import ZipFile
 
+from autograder.course.lesson import Lesson, lessons
 from autograder.grading import timestamp
 from autograder.grading.archive import (
     Allowance,
@@ -46,7 +47,6 @@ from autograder.grading.archive import (
 from autograder.grading.clutter import passed_over
 from autograder.grading.download import HandedIn, Student, attributed
 from autograder.grading.foreign import cell, listed, shown
-from autograder.lesson import Lesson, lessons
 
 COLUMNS = ["id", "name", "file"]  # of students.csv
 EARLIER, COLLECTED = ".earlier", ".collected"  # beside a submission, hidden from everything else

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from autograder.course.lesson import Lesson
 from autograder.grading import bundle as bundling
 from autograder.grading import collect as collecting
 from autograder.grading import report as reporting
@@ -21,7 +22,6 @@ from autograder.grading.results import NotGraded, Result
 from autograder.grading.store import COURSE, Course
 from autograder.grading.submission import Submission
 from autograder.grading.temporary import remove_leftovers, write_whole
-from autograder.lesson import Lesson
 
 
 def grade(given: argparse.Namespace) -> int:

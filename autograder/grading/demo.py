@@ -23,6 +23,8 @@ from rich.table import Table
 from traitlets.config import PyFileConfigLoader
 
 from autograder.build import read_modules, release, solve
+from autograder.course.lesson import LESSONS, lessons
+from autograder.course.reference import ROOT, SOLUTIONS, lab_module
 from autograder.exercises import exercises
 from autograder.grading import report as reporting
 from autograder.grading.commands import grade_course
@@ -33,9 +35,7 @@ from autograder.grading.refused import Refused, writing_temporary
 from autograder.grading.release import release_of
 from autograder.grading.results import Result
 from autograder.grading.store import Course
-from autograder.judge import WRONG
-from autograder.lesson import LESSONS, lessons
-from autograder.reference import ROOT, SOLUTIONS, lab_module
+from autograder.judging.judge import WRONG
 
 LESSON = lessons()["generate"]
 SECONDS = 2.0  # of processor time for an exercise; the right solution needs tenths

@@ -24,10 +24,10 @@ from typing import Any, Self
 
 import psutil
 
+from autograder.course.lesson import lessons
+from autograder.course.reference import GIVEN, ROOT, SOLUTIONS, parts_of
 from autograder.grading.refused import writing_temporary
 from autograder.grading.temporary import Temporary
-from autograder.lesson import lessons
-from autograder.reference import GIVEN, ROOT, SOLUTIONS, parts_of
 
 COURSE, SCRATCH = Path("/course"), Path("/scratch")  # in the sandbox
 NOBODY = 65534
@@ -251,7 +251,8 @@ def staged(lab: str, folder: Path) -> Path:
     own = ROOT / "autograder"
     files = [ROOT / "gpt.py", own / "__init__.py"]
     files += [path for path in SOLUTIONS.rglob("*.py") if path not in hidden_files]
-    files += [own / "failure.py", own / "source.py", own / "reference.py"]
+    rooms = {"judging": ("failure", "source"), "course": ("reference",)}
+    files += [own / room / f"{m}.py" for room, ms in rooms.items() for m in ("__init__", *ms)]
     files += [*(own / "sandbox").glob("*.py")]
     drivers = "__init__.py", "seen.py", "queues.py", f"{lab}.py"
     files += [own / "drivers" / name for name in drivers]

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from autograder.drivers.seen import Strange
-from autograder.exercise import Lends
-from autograder.failure import TooMuchWork
 from autograder.grading.jail import Sandbox
+from autograder.judging.exercise import Lends
+from autograder.judging.failure import TooMuchWork
 from autograder.sandbox.peer import Far, Message, Peer
 from autograder.sandbox.shown import ShownModel
 from autograder.sandbox.wire import WireError

@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 
-from autograder.draws import model_seed
+from autograder.course.lesson import lessons
+from autograder.course.reference import lab_module
 from autograder.drivers.seen import Seen
-from autograder.exercise import Case, Driver, Exercise, Outcome, Service
 from autograder.exercises import exercises
-from autograder.failure import Failure, TooMuchWork
 from autograder.grading.bounds import bounded
 from autograder.grading.foreign import shown
 from autograder.grading.jail import Jail, JailError, Sandbox
@@ -30,7 +29,10 @@ from autograder.grading.results import Mark, Result
 from autograder.grading.secret import Key
 from autograder.grading.submission import Submission
 from autograder.grading.version import course_version
-from autograder.judge import (
+from autograder.judging.draws import model_seed
+from autograder.judging.exercise import Case, Driver, Exercise, Outcome, Service
+from autograder.judging.failure import Failure, TooMuchWork
+from autograder.judging.judge import (
     NOT_ATTEMPTED,
     NOTHING_YET,
     PASSED,
@@ -41,13 +43,11 @@ from autograder.judge import (
     lent,
     limited,
 )
-from autograder.lesson import lessons
-from autograder.reference import lab_module
+from autograder.notebook.verdict import rows
 from autograder.sandbox.notebook import global_names
 from autograder.sandbox.peer import Gone
 from autograder.sandbox.shown import ShownModel
 from autograder.sandbox.wire import WireError
-from autograder.verdict import rows
 
 MOST_TOLD = 600  # characters of a paragraph
 MOST_NUMBERS = 6  # of four digits and more that the words of an attempt may hold

@@ -19,7 +19,7 @@ from nbgrader.preprocessors import NbGraderPreprocessor
 from traitlets import Unicode
 from traitlets.utils.importstring import import_item
 
-from autograder.card import VerdictCard
+from autograder.course.lesson import Lesson, lessons
 from autograder.grading import timestamp
 from autograder.grading.exchange import MOST_SECRET, SECRET
 from autograder.grading.foreign import HIDDEN
@@ -27,7 +27,7 @@ from autograder.grading.rebuild import check_id, rebuild
 from autograder.grading.release import release_of
 from autograder.grading.results import RESULT, Mark, Result, result_id
 from autograder.grading.submission import Submission, read_beside, read_submission
-from autograder.lesson import Lesson, lessons
+from autograder.notebook.card import VerdictCard
 
 UNSANDBOXED = "Graded without a sandbox."
 

@@ -5,8 +5,8 @@ from functools import cache
 import nbformat
 from nbformat import NotebookNode
 
-from autograder.lesson import lessons
-from autograder.reference import ROOT
+from autograder.course.lesson import lessons
+from autograder.course.reference import ROOT
 
 LABS = ROOT / "labs"
 

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
-from autograder.card import COLOURS, code_marked
-from autograder.catalogue import misconceptions
+from autograder.course.lesson import Lesson
 from autograder.grading.foreign import cell, listed, shown
 from autograder.grading.inventory import Inventory
 from autograder.grading.results import Mark, Result
-from autograder.judge import NOT_ATTEMPTED, PASSED, WRONG
-from autograder.lesson import Lesson
+from autograder.judging.catalogue import misconceptions
+from autograder.judging.judge import NOT_ATTEMPTED, PASSED, WRONG
+from autograder.notebook.card import COLOURS, code_marked
 
 # An exercise is found as difficult as the first of these whose share of its attempts passed.
 DIFFICULTIES = {1: 0.9, 2: 0.75, 3: 0.5, 4: 0.25, 5: 0.0}

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from autograder.course.lesson import Lesson, lessons
+from autograder.course.reference import ROOT
 from autograder.grading.jail import Jail
 from autograder.grading.oracle import grade_one
 from autograder.grading.refused import writing
@@ -19,8 +21,6 @@ from autograder.grading.secret import kept_secret, key_of, secret_id
 from autograder.grading.submission import Submission, read_submission, students
 from autograder.grading.temporary import write_whole
 from autograder.grading.version import course_version
-from autograder.lesson import Lesson, lessons
-from autograder.reference import ROOT
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import hashlib
 from functools import cache
 
-from autograder.reference import ROOT
+from autograder.course.reference import ROOT
 
 PARTS = (
     *("gpt.py", "solutions/**/*.py", "solutions/lessons/*.md", "labs/*/*.ipynb"),

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from autograder.exercise import Service
+from autograder.judging.exercise import Service
 from autograder.sandbox.shown import ShownModel
 
 

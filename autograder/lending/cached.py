@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from autograder.exercise import Service
+from autograder.judging.exercise import Service
 from autograder.lending.naive import lend_model
 from solutions.kv_cache import CachedLMHead
 

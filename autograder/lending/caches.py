@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from autograder.draws import LOOP
-from autograder.exercise import Lends, Service
+from autograder.judging.draws import LOOP
+from autograder.judging.exercise import Lends, Service
 from autograder.lending.cached import lend_cached_model
 from autograder.lending.lent import Lent
 from solutions.kv_cache import KVCache

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from autograder.exercise import Service
+from autograder.judging.exercise import Service
 from autograder.lending.cached import lend_cached_model
 from autograder.lending.lent import LentManager
 

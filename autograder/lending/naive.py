@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from autograder.draws import small_model
-from autograder.exercise import Service
-from autograder.services import CountedModel
+from autograder.judging.draws import small_model
+from autograder.judging.exercise import Service
+from autograder.lending.services import CountedModel
 from gpt import GPTConfig, GPTLMHead
 
 

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from autograder.exercise import Service
+from autograder.judging.exercise import Service
 from autograder.lending.naive import lend_model
 from gpt import GPTLMHead
 

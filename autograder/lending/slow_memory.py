@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
-from autograder.draws import hidden_normals
 from autograder.drivers.seen import kind_of
-from autograder.exercise import Lends, Service
-from autograder.failure import TooMuchWork
+from autograder.judging.draws import hidden_normals
+from autograder.judging.exercise import Lends, Service
+from autograder.judging.failure import TooMuchWork
 from autograder.lending.lent import Lent, Watched
-from autograder.services import MOVED
+from autograder.lending.services import MOVED
 from solutions.kernels.slow_memory import Memory, fast_numbers_for
 
 

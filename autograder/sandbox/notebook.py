@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from autograder.failure import TookTooLong
+from autograder.judging.failure import TookTooLong
 
 MAGIC = re.compile(r"^\s*[%!?]|=\s*[%!]|\?\s*$", re.MULTILINE)
 # Magics for a whole cell whose code still defines what it defines.

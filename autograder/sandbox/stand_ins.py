@@ -9,7 +9,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from autograder.reference import module_of
+from autograder.course.reference import module_of
 
 IDLE = (
     *("IPython.display", "ipywidgets", "matplotlib", "mpl_toolkits", "nbdime", "pandas", "seaborn"),

@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 import torch
 
 from autograder.drivers.seen import Seen, kind_of, lending, plain, torch_as_it_is
-from autograder.failure import Failure, TookTooLong, failure_of, line_of
+from autograder.judging.failure import Failure, TookTooLong, failure_of, line_of
 from autograder.sandbox import stand_ins
 from autograder.sandbox.notebook import NotDefined, run_for
 from autograder.sandbox.peer import Far, Gone, Peer, fields_of

@@ -5,7 +5,7 @@ from itertools import zip_longest
 import numpy as np
 import torch
 
-from autograder.reference import ROOT, lab_module
+from autograder.course.reference import ROOT, lab_module
 from solutions.batching import (
     ContinuousBatcher,
     PaddedCache,

@@ -5,10 +5,10 @@ Most students do well, and less so in the exercises whose cards promise more dif
 
 import random
 
-from autograder.catalogue import misconceptions
+from autograder.course.lesson import Lesson
 from autograder.grading.results import Mark, Result
-from autograder.judge import NOT_ATTEMPTED, PASSED, WRONG
-from autograder.lesson import Lesson
+from autograder.judging.catalogue import misconceptions
+from autograder.judging.judge import NOT_ATTEMPTED, PASSED, WRONG
 
 NAMES = ["ada", "bob", "cat", "dan", "eve", "fay", "gus", "hal", "ida", "jon", "kim", "leo"]
 

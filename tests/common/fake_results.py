@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
+from autograder.course.lesson import lessons
 from autograder.grading.rebuild import rebuild
 from autograder.grading.release import release_of
 from autograder.grading.results import Mark, Result
 from autograder.grading.submission import Submission
-from autograder.judge import NOT_ATTEMPTED, PASSED, WRONG
-from autograder.lesson import lessons
+from autograder.judging.judge import NOT_ATTEMPTED, PASSED, WRONG
 
 
 def result_for(submission: Submission, course: Path) -> Result:

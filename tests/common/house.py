@@ -7,9 +7,9 @@ from pathlib import Path
 
 import jupytext
 
-from autograder.catalogue import parsed
-from autograder.lesson import Lesson, read_lesson
-from autograder.reference import AuthorError, parts_of, read_module
+from autograder.course.lesson import Lesson, read_lesson
+from autograder.course.reference import AuthorError, parts_of, read_module
+from autograder.judging.catalogue import parsed
 
 FILES = {
     "visuals/{lab}.py": "its pictures",
@@ -18,7 +18,7 @@ FILES = {
     "autograder/misconceptions/{lab}.md": "the wrong solutions that people write",
     "timing/rows/{lab}.py": "its rows on the timing table",
     "labs/{name}/{lab}.ipynb": "what `make labs` makes of the lesson",
-    "tests/test_visuals_{lab}.py": "the tests of its pictures",
+    "tests/visuals/test_visuals_{lab}.py": "the tests of its pictures",
     "tests/answers/{lab}.py": "right answers in other styles, and wrong ones that are told why",
 }
 WORDS_A_MINUTE, MINUTES_A_CELL, MINUTES_A_QUESTION = 120, 0.5, 5
@@ -69,14 +69,15 @@ def lines_lacking(root: Path, lesson: Lesson) -> Iterator[str]:
     rows = root / "timing" / "rows" / f"{lesson.lab}.py"
     if rows.exists() and f"(lab {number})" not in text(rows):
         yield f"timing/rows/{lesson.lab}.py has no row that ends with (lab {number})."
-    if f"timing.rows.{lesson.lab}" not in imports(root / "timing" / "techniques.py"):
-        yield f"timing/techniques.py leaves the rows of {lesson.lab} out."
+    if f"timing.rows.{lesson.lab}" not in imports(root / "timing" / "table" / "techniques.py"):
+        yield f"timing/table/techniques.py leaves the rows of {lesson.lab} out."
     if readme_line(root, lesson) is None:
         yield f"README.md has no line | [{number} · {lesson.lab}] in its table of labs."
-    own = root / "tests" / f"test_{lesson.lab}.py"
-    shared = root / "tests" / "test_solutions.py"
+    own = root / "tests" / "solutions" / f"test_{lesson.lab}.py"
+    shared = root / "tests" / "solutions" / "test_solutions.py"
     if not own.exists() and f"solutions.{lesson.lab}" not in imports(shared):
-        yield f"tests/test_{lesson.lab}.py is missing, and tests/test_solutions.py leaves it out."
+        name = f"tests/solutions/test_{lesson.lab}.py"
+        yield f"{name} is missing, and test_solutions.py beside it leaves it out."
 
 
 def readme_line(root: Path, lesson: Lesson) -> str | None:

@@ -1,7 +1,7 @@
 """Lines that would give a lab's answers away."""
 
 from autograder.build import read_modules
-from autograder.lesson import LESSONS, lessons
+from autograder.course.lesson import LESSONS, lessons
 
 
 def telling_lines(lab: str) -> list[str]:

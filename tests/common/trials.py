@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from autograder import judge
-from autograder.exercise import Case, Driver, Exercise, Outcome
+from autograder.course.reference import lab_module
 from autograder.exercises import exercises
-from autograder.judge import difference, run, run_all
-from autograder.reference import lab_module
+from autograder.judging import judge
+from autograder.judging.exercise import Case, Driver, Exercise, Outcome
+from autograder.judging.judge import difference, run, run_all
 
 EXERCISES = list(exercises().values())
 LABS = list(dict.fromkeys(exercise.lab for exercise in EXERCISES))

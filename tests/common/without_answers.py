@@ -12,10 +12,10 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from autograder.course.reference import fresh_copy, import_name, parts_of
 from autograder.drivers.seen import Seen
-from autograder.exercise import Case, Exercise, Outcome
-from autograder.judge import lent, run_all
-from autograder.reference import fresh_copy, import_name, parts_of
+from autograder.judging.exercise import Case, Exercise, Outcome
+from autograder.judging.judge import lent, run_all
 from tests.common.trials import EXERCISES, LABS, cases_of
 
 OPEN = {"autograder", "autograder.drivers"}

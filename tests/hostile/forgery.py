@@ -154,7 +154,7 @@ CODE = {
 # The answers, wherever they may lie: in memory, on a disk, behind an import.
 ANSWERS = {
     "imports the judge and makes it pass everything": """
-        from autograder import judge
+        from autograder.judging import judge
         passes = lambda *_, **__: judge.Judgement(judge.PASSED, "Right.")
         judge.judge = judge.Trial.judgement = passes
         won = True

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from gpt import read_config
-from timing.lossy import Lossy
 from timing.peers.catalogue import FLOAT32, PEERS
 from timing.peers.worker import PeerFailed, Workers
 from timing.rows.bench import Bench, Rows
-from timing.runs import Run
-from timing.verify import ROUNDED
-from timing.workloads import EQUAL, LENGTHS, RAGGED, Workload
+from timing.table.lossy import Lossy
+from timing.table.runs import Run
+from timing.table.verify import ROUNDED
+from timing.table.workloads import EQUAL, LENGTHS, RAGGED, Workload
 
 MOST_THREADS = 2
 SIZES = {LENGTHS: (1,), RAGGED: (8, 16, 32, 64), EQUAL: (8, 16)}  # requests at a time

@@ -3,10 +3,10 @@
 from typing import Any
 
 from solutions.batching import ContinuousBatcher
-from timing import kv_bytes
 from timing.rows.bench import SLOTS, Bench, Own, Rows
-from timing.runs import Batches, Continuous
-from timing.workloads import EQUAL, RAGGED, Workload
+from timing.table import kv_bytes
+from timing.table.runs import Batches, Continuous
+from timing.table.workloads import EQUAL, RAGGED, Workload
 
 
 def static(bench: Bench) -> Batches:

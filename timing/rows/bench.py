@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from solutions.kv_cache import CachedLMHead
-from timing.runs import Prepared
+from timing.table.runs import Prepared
 
 SLOTS = 16
 BLOCK_SIZE = 16

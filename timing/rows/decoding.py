@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from solutions.speculative import Round
-from timing import kv_bytes
 from timing.rows.bench import Bench, Own, Rows
-from timing.runs import Ids, Rounds
-from timing.workloads import SAMPLED
+from timing.table import kv_bytes
+from timing.table.runs import Ids, Rounds
+from timing.table.workloads import SAMPLED
 
 
 def sampled(bench: Bench) -> Rounds:

@@ -2,8 +2,8 @@
 
 from timing.rows.bench import Bench, Rows
 from timing.rows.engine import engine_of
-from timing.served import Served
-from timing.workloads import RAGGED
+from timing.table.served import Served
+from timing.table.workloads import RAGGED
 
 
 def tiled(bench: Bench) -> Served:

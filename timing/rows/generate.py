@@ -1,9 +1,9 @@
 """Lab 1: the loop without a cache."""
 
-from timing import kv_bytes
 from timing.rows.bench import Bench, Own, Rows
-from timing.runs import Batches, one_prompt_at_a_time
-from timing.workloads import LENGTHS
+from timing.table import kv_bytes
+from timing.table.runs import Batches, one_prompt_at_a_time
+from timing.table.workloads import LENGTHS
 
 
 def naive(bench: Bench) -> Batches:

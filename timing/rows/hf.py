@@ -11,10 +11,10 @@ import transformers
 from torch import nn
 
 from solutions.batching import pad_left
-from timing import kv_bytes
 from timing.rows.bench import Bench, Rows
-from timing.runs import Batches, BestBatches, Ids
-from timing.workloads import EQUAL, EQUAL_REQUESTS, LENGTHS, RAGGED
+from timing.table import kv_bytes
+from timing.table.runs import Batches, BestBatches, Ids
+from timing.table.workloads import EQUAL, EQUAL_REQUESTS, LENGTHS, RAGGED
 
 HF_SIZES = 8, 16, 32, 64
 

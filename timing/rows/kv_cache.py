@@ -1,9 +1,9 @@
 """Lab 2: a cache that is copied to grow, and one in memory that is reserved once."""
 
-from timing import kv_bytes
 from timing.rows.bench import Bench, Own, Rows
-from timing.runs import Batches, one_prompt_at_a_time
-from timing.workloads import CHAT, EQUAL, LENGTHS, RAGGED
+from timing.table import kv_bytes
+from timing.table.runs import Batches, one_prompt_at_a_time
+from timing.table.workloads import CHAT, EQUAL, LENGTHS, RAGGED
 
 
 def cached_concat(bench: Bench) -> Batches:

@@ -8,12 +8,12 @@ from typing import Any
 from solutions.engine.engine import Engine
 from solutions.kv_reduction import WindowCache
 from solutions.kv_variants.window_engine import windowed_engine
-from timing.lossy import Anew, Lossy, loss_of
 from timing.rows.bench import Bench, Rows
 from timing.rows.engine import ENGINE_SIZE, room_for
-from timing.served import Served
-from timing.verify import HAIR
-from timing.workloads import LENGTHS, RAGGED, Workload
+from timing.table.lossy import Anew, Lossy, loss_of
+from timing.table.served import Served
+from timing.table.verify import HAIR
+from timing.table.workloads import LENGTHS, RAGGED, Workload
 
 WINDOW, SINKS = 64, 4
 

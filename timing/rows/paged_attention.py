@@ -3,10 +3,10 @@
 from typing import Any
 
 from solutions.paged_attention import PagedBatcher
-from timing import kv_bytes
 from timing.rows.bench import BLOCK_SIZE, SLOTS, Bench, Own, Rows
-from timing.runs import Continuous
-from timing.workloads import EQUAL, RAGGED, Workload
+from timing.table import kv_bytes
+from timing.table.runs import Continuous
+from timing.table.workloads import EQUAL, RAGGED, Workload
 
 
 def paged(bench: Bench) -> Continuous:

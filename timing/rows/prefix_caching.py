@@ -2,8 +2,8 @@
 
 from timing.rows.bench import Bench, Own, Rows
 from timing.rows.engine import engine_of
-from timing.served import Served
-from timing.workloads import CHAT, RAGGED
+from timing.table.served import Served
+from timing.table.workloads import CHAT, RAGGED
 
 
 def prefix(bench: Bench) -> Served:

@@ -6,13 +6,13 @@ from dataclasses import replace
 from torch import nn
 
 from gpt import GPTLMHead
-from timing.lossy import Lossy, in_8_bits, loss_of
 from timing.rows.bench import Bench, Own, Rows
 from timing.rows.engine import engine_of
-from timing.served import Served
-from timing.verify import COARSE_HAIR, ROUNDED
+from timing.table.lossy import Lossy, in_8_bits, loss_of
+from timing.table.served import Served
+from timing.table.verify import COARSE_HAIR, ROUNDED
+from timing.table.workloads import EQUAL, LENGTHS, RAGGED
 from timing.work import weight_bytes
-from timing.workloads import EQUAL, LENGTHS, RAGGED
 
 
 @functools.cache  # several workloads run the same models, and to measure a loss takes seconds

@@ -5,10 +5,10 @@ from typing import Any
 
 from gpt import read_config
 from solutions.speculative import Round
-from timing import kv_bytes
 from timing.rows.bench import Bench, Own, Rows
-from timing.runs import Ids, Rounds
-from timing.workloads import LENGTHS, SAMPLED
+from timing.table import kv_bytes
+from timing.table.runs import Ids, Rounds
+from timing.table.workloads import LENGTHS, SAMPLED
 
 DRAFTS = 4  # tokens that are drafted in a round
 

@@ -1,0 +1,130 @@
+"""What the lessons say of their exercises and questions: cards, hints, points, minutes.
+
+They are prose, and stand in the lesson beside the cell they belong to, each in a region of its own:
+
+    <!-- #region exercise="kv_cache.KVCache.truncate" title="…" points=2 difficulty=1 minutes=5 -->
+    Where it stands in the engine.
+
+    **Hint 1.** A question.
+
+    **Hint 2.** What to do.
+
+    **Hint 3.** The skeleton, as a code block.
+    <!-- #endregion -->
+
+Only the standard library is needed to read them.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from autograder.course.reference import SOLUTIONS, AuthorError
+
+LESSONS = SOLUTIONS / "lessons"
+FILE = re.compile(r"\d\d_([a-z][a-z0-9_]*)")
+REGION = re.compile(
+    r"^<!-- #region (.*?) -->\n(.*?)\n<!-- #endregion -->$", re.DOTALL | re.MULTILINE
+)
+ATTRIBUTE = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|\d+)')
+CARD = {"exercise": str, "title": str, "points": int, "difficulty": int, "minutes": int}
+QUESTION = {"answer": str, "points": int}
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a student wants to know of an exercise before starting, and its hints.
+
+    difficulty: 1 to 5. place: where it stands in the engine.
+    """
+
+    exercise: str
+    title: str
+    points: int
+    difficulty: int
+    minutes: int
+    place: str
+    hints: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """name: as its file's, "02_kv_cache". questions: the points of those answered in prose."""
+
+    name: str
+    cards: dict[str, Card]
+    questions: dict[str, int]
+
+    @property
+    def lab(self) -> str:
+        return self.name.split("_", 1)[1]
+
+    @property
+    def notebook(self) -> str:
+        """As it lies in work/."""
+        return f"{self.name}/{self.lab}.ipynb"
+
+
+@cache
+def lessons() -> dict[str, Lesson]:
+    """Every lesson by its lab, in the order of the course."""
+    found = [read_lesson(path) for path in sorted(LESSONS.glob("*.md"))]
+    return {lesson.lab: lesson for lesson in found}
+
+
+def card_of(exercise: str) -> Card:
+    """The card of an exercise. Raises AuthorError where its lesson has none."""
+    lab = exercise.split(".")[0]
+    if lab not in lessons() or exercise not in lessons()[lab].cards:
+        raise AuthorError(
+            f"The lesson of {lab} has no card for {exercise}. Put a region "
+            f'exercise="{exercise}" before the cell that quotes it.'
+        )
+    return lessons()[lab].cards[exercise]
+
+
+def read_lesson(path: Path) -> Lesson:
+    if not FILE.fullmatch(path.stem):
+        raise AuthorError(f"{path.name}: name a lesson like 02_kv_cache.md.")
+    cards, questions = {}, {}
+    for head, body in REGION.findall(path.read_text(encoding="utf-8")):
+        attributes = {key: json.loads(value) for key, value in ATTRIBUTE.findall(head)}
+        if "exercise" in attributes:
+            card = read_card(attributes, body, path.name)
+            if card.exercise in cards:
+                raise AuthorError(f"{path.name}: {card.exercise} has two cards. Keep one.")
+            cards[card.exercise] = card
+        elif "answer" in attributes:
+            require_attributes(attributes, QUESTION, path.name)
+            questions[attributes["answer"]] = attributes["points"]
+    return Lesson(path.stem, cards, questions)
+
+
+def read_card(attributes: dict, body: str, file: str) -> Card:
+    """A card from the head and the text of its region. Raises AuthorError, with the reason."""
+    require_attributes(attributes, CARD, file)
+    place, *hints = re.split(r"^\*\*Hint \d\.\*\*\s*", body, flags=re.MULTILINE)
+    hints = [hint.strip() for hint in hints]
+    name = attributes["exercise"]
+    if not place.strip() or len(hints) != 3 or not all(hints) or "```python" not in hints[-1]:
+        raise AuthorError(
+            f"{file}: the card of {name} needs a sentence on where it stands in the engine, and "
+            "behind it **Hint 1.** to **Hint 3.**, the last one with a code block."
+        )
+    if not 1 <= attributes["difficulty"] <= 5:
+        raise AuthorError(f"{file}: the difficulty of {name} must be 1 to 5.")
+    return Card(**attributes, place=" ".join(place.split()), hints=tuple(hints))
+
+
+def require_attributes(attributes: dict, wanted: dict[str, type], file: str) -> None:
+    found = {key: type(value) for key, value in attributes.items()}
+    if found != wanted or any(value in (0, "") for value in attributes.values()):
+        shape = " ".join(
+            f'{key}="…"' if kind is str else f"{key}=…" for key, kind in wanted.items()
+        )
+        raise AuthorError(
+            f"{file}: a region that begins with {next(iter(attributes))} has {shape}, and this one "
+            f"{' '.join(f'{key}={value!r}' for key, value in attributes.items())}."
+        )

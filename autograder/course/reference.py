@@ -1,0 +1,246 @@
+"""The reference as text: the objects of a module in `solutions`, and the stretches students write.
+
+The lesson build quotes from it, misconceptions are edits of it, and the tests make mutants of it.
+"""
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).resolve().parents[2]
+SOLUTIONS = ROOT / "solutions"
+RECORDS = ROOT / "autograder" / "records"  # of a bundle
+BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
+
+# Where a lab's module is several files of `solutions`, those, in the order in which they are read,
+# the lab's own last; and what is given with it in further ones, which no earlier lab needs.
+FILES = {"engine": ("engine/scheduler", "engine/engine")}
+GIVEN = {
+    "engine": ("engine/sequence", "engine/managers", "engine/runner"),
+    "disaggregation": tuple(
+        f"two_processes/{name}"
+        for name in ("messages", "sides", "router", "transport", "processes")
+    ),
+    "quantization": ("quality/bits_per_byte", "quantized_model"),
+    "kv_reduction": (
+        "quality/streamed",
+        *("kv_variants/packed_rows", "kv_variants/grouped_model", "kv_variants/masked_cache"),
+        *("kv_variants/window_engine", "kv_variants/swapping_engine"),
+    ),
+    "flash_attention": ("kernels/slow_memory", "kernels/triton_attention"),
+}
+
+Definition = ast.FunctionDef | ast.ClassDef
+
+
+class AuthorError(ValueError):
+    """Something in a lesson, a module or a catalogue that its author can put right."""
+
+
+@dataclass
+class Module:
+    """The text of one module. Spans count lines from 0, the last one excluded.
+
+    objects: where each object at module level stands, with its decorators and the comments at its
+    end. functions: the same for every function and method, by its path ("KVCache.attend").
+    stretches: by the path of the function that holds it, the lines between BEGIN and END SOLUTION.
+    """
+
+    path: Path
+    lines: list[str]
+    objects: dict[str, range] = field(default_factory=dict)
+    functions: dict[str, range] = field(default_factory=dict)
+    stretches: dict[str, range] = field(default_factory=dict)
+
+    def text(self, span: range) -> str:
+        return "\n".join(self.lines[span.start : span.stop])
+
+    def stretch(self, path: str) -> list[str]:
+        span = self.stretches[path]
+        return self.lines[span.start : span.stop]
+
+    def with_function(self, path: str, lines: list[str]) -> str:
+        """The source of the object around a function, with other lines in the function's place."""
+        around, function = self.objects[path.split(".")[0]], self.functions[path]
+        before = self.lines[around.start : function.start]
+        return "\n".join([*before, *lines, *self.lines[function.stop : around.stop]])
+
+    def with_stretch(self, path: str, lines: list[str]) -> str:
+        """The same with other lines between BEGIN and END SOLUTION."""
+        function, stretch = self.functions[path], self.stretches[path]
+        before = self.lines[function.start : stretch.start]
+        return self.with_function(
+            path, [*before, *lines, *self.lines[stretch.stop : function.stop]]
+        )
+
+
+def read_module(path: Path) -> Module:
+    """The module that a file holds, or that it ends, where it is joined with others beside it."""
+    files = joined(path)
+    for file in files[:-1]:
+        read_module(file)  # what is wrong in it is told by its own lines
+    module = Module(path, [line for file in files for line in own_lines(file, files)])
+    tree = ast.parse("\n".join(module.lines))
+    for node in tree.body:
+        for name in defined_names(node):
+            module.objects[name] = span(node, module.lines)
+    for name, node in definitions(tree):
+        if isinstance(node, ast.FunctionDef):
+            module.functions[name] = span(node, module.lines)
+    for inside, stretch in stretches(module):
+        if inside in module.stretches:
+            raise AuthorError(f"{path.name}: {inside} holds two solutions. Make them one stretch.")
+        module.stretches[inside] = stretch
+    return module
+
+
+def parts_of(lab: str) -> tuple[str, ...]:
+    """The files in `solutions` that make up a lab's module: ("engine/scheduler", …)."""
+    return FILES.get(lab, (lab,))
+
+
+def import_name(part: str) -> str:
+    """The name by which a file in `solutions` is imported: "solutions.engine.scheduler"."""
+    return f"solutions.{part.replace('/', '.')}"
+
+
+def joined(path: Path) -> list[Path]:
+    """The files that are read as one module, of which `path` is the last."""
+    files = [path.with_name(f"{Path(part).name}.py") for part in parts_of(path.stem)]
+    return [file for file in files if file == path or file.exists()]
+
+
+def own_lines(file: Path, files: list[Path]) -> list[str]:
+    """The lines of a file; blank where it imports from others that it is joined with."""
+    text = file.read_text(encoding="utf-8")
+    lines, others = text.splitlines(), set(map(import_name, parts_of(files[-1].stem)))
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.ImportFrom) and node.module in others:
+            for number in range(node.lineno - 1, node.end_lineno or node.lineno):
+                lines[number] = ""
+    return lines
+
+
+@cache
+def lab_module(lab: str) -> Module:
+    """The text of a lab's module."""
+    return read_module(module_file(lab))
+
+
+def has_reference(lab: str) -> bool:
+    """Whether the reference of a lab is here; a bundle has only those of earlier labs."""
+    return (SOLUTIONS / f"{parts_of(lab)[-1]}.py").exists()
+
+
+def module_file(lab: str) -> Path:
+    """Where a lab's module stands; where its reference is not, what a learner gets of it."""
+    if has_reference(lab):
+        return SOLUTIONS / f"{parts_of(lab)[-1]}.py"
+    return RECORDS / f"{lab}.py"
+
+
+@cache
+def module_of(lab: str) -> ModuleType:
+    """A lab's module, imported; where it is several files, one with the names of all."""
+    if not has_reference(lab):
+        return import_module(f"autograder.records.{lab}")
+    files = [import_module(import_name(part)) for part in parts_of(lab)]
+    if len(files) == 1:
+        return files[0]
+    module = ModuleType(f"solutions.{lab}")
+    for file in files:
+        vars(module).update(vars(file))
+    return module
+
+
+def executed(source: str, names: Mapping[str, object], path: Path | str) -> dict[str, object]:
+    """What there is once `source` has run in a copy of `names`."""
+    namespace = dict(names)
+    exec(compile(source, str(path), "exec"), namespace)
+    return namespace
+
+
+def fresh_copy(lab: str) -> ModuleType:
+    """A fresh copy of a lab's module, whose names can be replaced; the original stays."""
+    path = module_file(lab)
+    module = ModuleType(f"mine.{lab}")
+    module.__file__ = str(path)
+    files = joined(path)
+    for file in files:
+        exec(compile("\n".join(own_lines(file, files)), str(file), "exec"), vars(module))
+    return module
+
+
+# ----------------------------------------------------------------------------- where things stand
+
+
+def defined_names(node: ast.stmt) -> list[str]:
+    match node:
+        case ast.FunctionDef() | ast.ClassDef():
+            return [node.name]
+        case ast.Assign(targets=targets):
+            return [target.id for target in targets if isinstance(target, ast.Name)]
+        case ast.AnnAssign(target=ast.Name(id=name)):
+            return [name]
+    return []
+
+
+def definitions(node: ast.AST, path: str = "") -> Iterator[tuple[str, Definition]]:
+    """Every function and class with its path, the outer ones first."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, Definition):
+            name = f"{path}.{child.name}".removeprefix(".")
+            yield name, child
+            yield from definitions(child, name)
+        else:
+            yield from definitions(child, path)
+
+
+def first_line(node: ast.stmt) -> int:
+    """The line, counted from 1, on which a definition or its first decorator begins."""
+    decorators = getattr(node, "decorator_list", [])
+    return min(part.lineno for part in [node, *decorators])
+
+
+def span(node: ast.stmt, lines: list[str]) -> range:
+    """Where a node stands, with the indented comments after its last statement: END SOLUTION."""
+    inside = " " * (node.col_offset + 1)
+    last = end = node.end_lineno or node.lineno
+    while end < len(lines) and (not lines[end].strip() or lines[end].startswith(inside)):
+        end += 1
+        if lines[end - 1].strip():
+            last = end
+    return range(first_line(node) - 1, last)
+
+
+def stretches(module: Module) -> Iterator[tuple[str, range]]:
+    """The path of the function around each solution, and where the solution stands."""
+    begin = None
+    for number, line in enumerate(module.lines):
+        where = f"{module.path.name}, line {number + 1}"
+        if BEGIN in line:
+            if begin is not None:
+                raise AuthorError(f"{where}: the solution before this one has no {END}.")
+            begin = number
+        elif END in line:
+            if begin is None:
+                raise AuthorError(f"{where}: there is no {BEGIN} to this end.")
+            yield function_around(module, begin), range(begin + 1, number)
+            begin = None
+    if begin is not None:
+        raise AuthorError(f"{module.path.name}: the solution in line {begin + 1} has no {END}.")
+
+
+def function_around(module: Module, line: int) -> str:
+    """The path of the innermost function around a line."""
+    around = [name for name, span in module.functions.items() if line in span]
+    if not around:
+        raise AuthorError(
+            f"{module.path.name}, line {line + 1}: this solution is in no function, so it has no "
+            "exercise id. Put it into a function or a method."
+        )
+    return around[-1]

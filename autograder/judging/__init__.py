@@ -1,0 +1,1 @@
+"""From an attempt to a judgement: cases, drivers' records, comparison, diagnosis."""

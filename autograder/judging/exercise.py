@@ -1,0 +1,169 @@
+"""What an exercise is: a name, a driver, cases, and how two outcomes are compared.
+
+A driver runs an attempt on a case: plain data in, a list of what it saw out. It imports nothing but
+`gpt` and the solutions of earlier labs, so that it can run where the answers are not. Cases, the
+reference, the comparison and the misconceptions stay on this side. The reference and every
+misconception go through the same driver as the student's attempt: all are judged by what they do.
+"""
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, Protocol
+
+import torch
+
+from autograder.course.lesson import Card, card_of
+from autograder.course.reference import module_of
+from autograder.drivers.seen import Seen
+from autograder.judging.catalogue import Misconception, misconceptions
+from autograder.judging.compare import Difference, same_seen
+from autograder.judging.failure import Failure
+
+Driver = Callable[..., list[Seen]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One input of an exercise: a label that a student understands, and plain data.
+
+    Plain data is tensors, numbers, strings, None, and lists, tuples and dicts of them.
+    """
+
+    label: str
+    data: Mapping[str, Any]
+
+
+def case_of(*names: str) -> Callable[..., Case]:
+    """Makes cases of values in the order of these names; what more there is goes by its own."""
+
+    def case(label: str, *values: Any, **more: Any) -> Case:
+        return Case(label, {**dict(zip(names, values, strict=True)), **more})
+
+    return case
+
+
+@dataclass(frozen=True)
+class Lends:
+    """The names of a lent thing that an attempt may read and call: "" is the thing itself.
+
+    What it reads is a copy. It can set nothing, and any other name is an AttributeError.
+    """
+
+    read: Set[str] = frozenset()
+    call: Set[str] = frozenset()
+
+    def allows(self, verb: str, name: str) -> bool:
+        """Whether the other end of a wire may do this with a name: "get", "call" or "set" it."""
+        if verb == "get":  # as a method is before it is called
+            return name in self.read or name in self.call
+        return verb == "call" and name in self.call
+
+
+class Service(Protocol):
+    """What the trusted side lends a driver for one case: a model whose work is counted, say."""
+
+    lends: Lends
+
+    def counts(self) -> dict[str, int]:
+        """The work that it has done, by what was counted ("forward calls")."""
+
+    def limit(self, counts: Mapping[str, int]) -> None:
+        """From now on raise TooMuchWork rather than do more work than this."""
+
+    def untouched(self) -> bool:
+        """Whether what it showed of itself, weights for instance, is as it was."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one attempt at one case.
+
+    seen: what the driver saw. counts: the work that each service counted. failure: what stopped it.
+    changed: the part of the case that is no longer what it was ("`prompts[0]`").
+    """
+
+    seen: tuple[Seen, ...] = ()
+    counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    failure: Failure | None = None
+    changed: str | None = None
+
+
+Services = Callable[[Mapping[str, Any]], Mapping[str, Service]]
+
+
+def no_services(data: Mapping[str, Any]) -> dict[str, Service]:
+    return {}
+
+
+def compare_seen(got: Outcome, expected: Outcome) -> Difference | None:
+    return same_seen(got.seen, expected.seen)
+
+
+@dataclass(frozen=True)
+class Record:
+    """What came of the reference and of each form of each misconception, case by case.
+
+    It stands for them in a bundle, which has neither. right: by the name of the driver.
+    """
+
+    right: Mapping[str, Sequence[Outcome]]
+    wrong: Sequence[tuple[Misconception, Sequence[Outcome]]]
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """One TODO, and how an attempt at it is judged.
+
+    name: the object's path in `solutions`, "kv_cache.KVCache.attend".
+    driver: called as driver(attempt, **data, **services). `attempt` is the function itself, or the
+        class for an exercise that is a method.
+    cases: draws cases from a seeded generator, smallest first.
+    compare: gets two outcomes without errors; None where they agree, else the first difference.
+    services: what the trusted side lends the driver for one case.
+    as_built: the driver again, for an attempt that keeps books of its own beside those that are
+        asked for: it reaches every state by the attempt's own methods, where the first driver sets
+        it by hand. An attempt that passes with one of them is right.
+    in_bundle: what is lent in a bundle, where `services` lends what the lab's own reference makes.
+    record: in a bundle, what came of the reference and of the misconceptions.
+    """
+
+    name: str
+    driver: Driver
+    cases: Callable[[torch.Generator], list[Case]]
+    compare: Callable[[Outcome, Outcome], Difference | None] = compare_seen
+    services: Services = no_services
+    as_built: Driver | None = None
+    in_bundle: Services | None = None
+    record: Record | None = field(default=None, compare=False)
+
+    @property
+    def lab(self) -> str:
+        return self.name.split(".")[0]
+
+    @property
+    def path(self) -> str:
+        """Within its lab: KVCache.attend."""
+        return self.name.split(".", 1)[1]
+
+    @property
+    def attempt_name(self) -> str:
+        """The name a student's notebook gives the attempt: KVCache in kv_cache.KVCache.attend."""
+        return self.name.split(".")[1]
+
+    @property
+    def module(self) -> ModuleType:
+        return module_of(self.lab)
+
+    @property
+    def reference(self) -> Any:
+        """The right function, or the class with the right method; in a bundle, its skeleton."""
+        return getattr(self.module, self.attempt_name)
+
+    @property
+    def card(self) -> Card:
+        return card_of(self.name)
+
+    @property
+    def misconceptions(self) -> tuple[Misconception, ...]:
+        return misconceptions(self.name)

@@ -1,0 +1,514 @@
+"""The lesson build: what it makes of a lesson, what it refuses, and the gates on the real labs."""
+
+import filecmp
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+from nbgrader.nbgraderformat import MetadataValidator
+
+from autograder.build import build, read_modules, stretches
+from autograder.course.lesson import lessons
+from autograder.course.reference import AuthorError
+from autograder.exercises import exercises
+from autograder.judging.exercise import Exercise
+from tests.common.telling import bare_lines, telling_lines
+
+ROOT = Path(__file__).resolve().parents[2]
+LESSONS = ROOT / "solutions" / "lessons"
+NAMES = sorted(path.stem for path in LESSONS.glob("*.md"))
+TIMEOUT = 300  # seconds for one cell, on a machine busy with other tests
+
+
+def test_there_are_lessons_to_look_at():
+    assert NAMES[:2] == ["01_generate", "02_kv_cache"]
+
+
+def lab_path(name: str, course: Path = ROOT) -> Path:
+    return course / "labs" / name / f"{name[3:]}.ipynb"
+
+
+def source_path(name: str, course: Path) -> Path:
+    return course / "autograder" / "source" / name / f"{name[3:]}.ipynb"
+
+
+def read(path: Path) -> nbformat.NotebookNode:
+    return nbformat.read(path, as_version=4)
+
+
+def is_check(cell) -> bool:
+    return cell.id.startswith("check-")
+
+
+# -------------------------------------------------------------------------- gates on the real labs
+
+
+@pytest.fixture(scope="module")
+def rebuilt(tmp_path_factory) -> Path:
+    course = tmp_path_factory.mktemp("rebuilt")
+    build(LESSONS, course, exercises())
+    return course
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_building_again_gives_the_labs_as_they_stand(name, rebuilt):
+    assert lab_path(name).read_bytes() == lab_path(name, rebuilt).read_bytes(), (
+        f"{lab_path(name)} is not what the lessons say. Edit lessons only, then run make labs."
+    )
+
+
+def test_labs_hold_no_notebook_without_a_lesson():
+    assert [path.parent.name for path in sorted(ROOT.glob("labs/*/*.ipynb"))] == NAMES
+
+
+def test_another_process_builds_the_same_bytes(rebuilt, tmp_path):
+    code = (
+        "from pathlib import Path; from autograder.build import build, exercises; "
+        f"build(Path({str(LESSONS)!r}), Path({str(tmp_path)!r}), exercises())"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "1", "TZ": "Asia/Tokyo"}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+    files = [path.relative_to(rebuilt).as_posix() for path in rebuilt.rglob("*.ipynb")]
+    assert len(files) == 2 * len(NAMES)
+    assert filecmp.cmpfiles(rebuilt, tmp_path, files, shallow=False)[0] == files
+
+
+def test_every_solution_has_an_exercise_and_every_exercise_a_check_cell(rebuilt):
+    checked = [
+        cell.source.split('"')[1]
+        for name in NAMES
+        for cell in read(lab_path(name, rebuilt)).cells
+        if is_check(cell)
+    ]
+    assert checked
+    written = [
+        name for name in stretches(read_modules(LESSONS.parent)) if name.split(".")[0] in lessons()
+    ]
+    assert sorted(checked) == sorted(written) == sorted(exercises())
+
+
+def code_lines(path: Path) -> set[str]:
+    return {line for cell in read(path).cells for line in bare_lines(cell.source)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_line_of_a_solution_stands_in_the_lab(name, rebuilt):
+    lines = telling_lines(name[3:])
+    assert len(lines) >= 5
+    assert code_lines(source_path(name, rebuilt)).issuperset(lines)
+    assert code_lines(lab_path(name)).isdisjoint(lines)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_model_answer_stands_in_the_lab(name, rebuilt):
+    solved, released = read(source_path(name, rebuilt)), read(lab_path(name))
+    answers = [
+        (cell.source, lab_cell.source)
+        for cell, lab_cell in zip(solved.cells, released.cells, strict=True)
+        if cell.cell_type == "markdown" and "nbgrader" in cell.metadata
+    ]
+    assert answers
+    for model_answer, stub in answers:
+        assert stub == "YOUR ANSWER HERE"
+        assert model_answer != stub
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_lab_is_a_clean_notebook_that_nbgrader_takes(name):
+    lab = read(lab_path(name))
+    nbformat.validate(lab)
+    MetadataValidator().validate_nb(lab)
+    assert lab.metadata.kernelspec == {
+        "display_name": "Python 3",
+        "language": "python",
+        "name": "python3",
+    }
+    code = [cell for cell in lab.cells if cell.cell_type == "code"]
+    assert code
+    assert all(cell.outputs == [] and cell.execution_count is None for cell in code)
+    assert not any(cell.get("attachments") for cell in lab.cells)
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """For a kernel as a student has it, which keeps what passes out of work/.mine."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), "MINE_FOLDER": str(folder / "mine")}
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory):
+    """One for all labs as they are released: a kernel that imports torch takes seconds to start."""
+    folder = tmp_path_factory.mktemp("kernel")
+    where = {"metadata": {"path": str(folder)}}
+    client = NotebookClient(nbformat.v4.new_notebook(), timeout=TIMEOUT, resources=where)
+    with client.setup_kernel(env=environment(folder)):
+        yield client.km
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_lab_runs_up_to_its_first_check_which_says_not_attempted(name, kernel):
+    lab = read(lab_path(name))
+    lab.cells.insert(0, nbformat.v4.new_code_cell("%reset -f"))  # no name of the lab before it
+    with pytest.raises(CellExecutionError) as stopped:
+        NotebookClient(lab, km=kernel, timeout=TIMEOUT).execute()
+    failed = [
+        cell.id
+        for cell in lab.cells
+        if "error" in [output.output_type for output in cell.get("outputs", [])]
+    ]
+    assert failed == [next(cell.id for cell in lab.cells if is_check(cell))]
+    assert stopped.value.ename == "CheckFailed"
+    assert "not attempted" in stopped.value.evalue
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_solved_lab_runs_top_to_bottom_and_every_check_passes(name, rebuilt, tmp_path):
+    solved = read(source_path(name, rebuilt))
+    where = {"metadata": {"path": str(tmp_path)}}
+    NotebookClient(solved, timeout=TIMEOUT, resources=where).execute(env=environment(tmp_path))
+    checks = [cell for cell in solved.cells if is_check(cell)]
+    assert checks
+    for cell in checks:
+        assert cell.execution_count is not None
+        kinds = {output.get("name", output.output_type) for output in cell.outputs}
+        assert not kinds & {"error", "stderr"}  # nbgrader scores either 0
+
+
+# ---------------------------------------------------------------------- the build on a small course
+
+MODULE = '''"""A module."""
+
+from functools import cache
+
+LIMIT = 3
+
+
+@cache
+def double(number: int) -> int:
+    """Twice the number."""
+    ### BEGIN SOLUTION
+    doubled = number + number
+    return doubled
+    ### END SOLUTION
+
+
+# What stands between objects belongs to neither.
+
+
+class Box:
+    def put(self, thing: int) -> None:
+        self.last = thing
+        ### BEGIN SOLUTION
+        self.things = [thing]
+        ### END SOLUTION
+
+    def take(self) -> int:
+        ### BEGIN SOLUTION
+        return self.things.pop()
+        ### END SOLUTION
+
+
+def given() -> int:
+    return LIMIT
+'''
+
+
+def card(name: str, points: int) -> str:
+    return f"""<!-- #region exercise="{name}" title="Title of {name}" points={points} difficulty=2 minutes=10 -->
+Under the bed.
+
+**Hint 1.** Think.
+
+**Hint 2.** Look.
+
+**Hint 3.**
+
+```python
+____
+```
+<!-- #endregion -->"""  # noqa: E501
+
+
+LESSON = f"""# Toys
+
+```python
+from functools import cache
+```
+
+{card("toys.double", 3)}
+
+```python from="toys.LIMIT toys.double"
+```
+
+Between.
+
+{card("toys.Box.put", 1)}
+
+{card("toys.Box.take", 2)}
+
+```python from="toys.Box" tags=["wide"]
+```
+
+```python from="toys.given"
+```
+
+<!-- #region answer="why" points=2 -->
+Because of the model answer.
+<!-- #endregion -->
+"""
+
+
+ANSWER = LESSON[LESSON.index("<!-- #region answer") :]
+
+
+def exercise(name: str) -> Exercise:
+    return Exercise(name, driver=lambda attempt: [], cases=lambda generator: [])
+
+
+class Course:
+    """A repository in a temporary folder, with one lesson about one module."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.registry = {
+            name: exercise(name) for name in ("toys.double", "toys.Box.put", "toys.Box.take")
+        }
+        self.module = root / "solutions" / "toys.py"
+        self.lesson = root / "solutions" / "lessons" / "01_toys.md"
+        self.lab = lab_path("01_toys", root)
+        self.source = source_path("01_toys", root)
+        self.lesson.parent.mkdir(parents=True)
+        self.lesson.write_text(LESSON)
+        self.module.write_text(MODULE)
+        (root / "gpt.py").write_text("class GPTAttention:\n    pass\n")
+
+    def build(self) -> list[Path]:
+        return build(self.lesson.parent, self.root, self.registry)
+
+    def edit(self, path: Path, old: str, new: str) -> None:
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> Course:
+    course = Course(tmp_path_factory.mktemp("toys"))
+    assert course.build() == [course.source, course.lab]
+    return course
+
+
+@pytest.fixture
+def course(tmp_path, built) -> Course:
+    course = Course(tmp_path)
+    (tmp_path / "autograder").mkdir()  # an empty gradebook takes seconds to make
+    shutil.copy(built.root / "autograder" / "gradebook.db", tmp_path / "autograder")
+    return course
+
+
+def test_a_quoted_object_comes_whole_from_its_module(built):
+    cells = {cell.id: cell.source for cell in read(built.source).cells}
+    constant, function = cells["toys-double"].split("\n\n\n")
+    assert constant == "LIMIT = 3"
+    assert function.startswith("@cache\ndef double")
+    assert function.endswith("    ### END SOLUTION")
+    assert "def given() -> int:\n    return LIMIT" in cells.values()
+
+
+def test_the_student_gets_a_todo_in_place_of_the_solution(built):
+    (cell,) = [cell for cell in read(built.lab).cells if cell.id == "toys-double"]
+    assert cell.source.endswith(
+        '    """Twice the number."""\n'
+        "    # TODO: write this part\n"
+        '    raise NotImplementedError("This TODO is not written yet.")'
+    )
+
+
+def test_every_exercise_has_a_card_before_it_and_a_locked_check_after_it(built):
+    cells = read(built.lab).cells
+    place = [cell.id for cell in cells].index("toys-Box-put")
+    put_card, take_card, _, put, take = cells[place - 2 : place + 3]
+    for text in ("Title of toys.Box.take", "2 of 5", "10 min", "1 line", "Under the bed."):
+        assert text in take_card.source
+    assert 'hint("toys.Box.put")' in put_card.source
+    assert put.source == 'check("toys.Box.put", Box)'
+    assert take.source == 'check("toys.Box.take", Box)'
+    assert [cell.metadata.nbgrader.points for cell in (put, take)] == [1, 2]
+    assert all(cell.metadata.nbgrader.locked and not cell.metadata.editable for cell in (put, take))
+
+
+def test_the_card_counts_the_lines_of_the_solution_and_holds_no_hints(built):
+    card = next(cell.source for cell in read(built.lab).cells if "toys.double" in cell.source)
+    assert "about 2 lines" in card
+    assert "Think." not in card
+
+
+def test_tags_of_a_quoting_cell_are_kept(built):
+    (cell,) = [cell for cell in read(built.lab).cells if cell.id == "toys-Box-put"]
+    assert cell.metadata.tags == ["wide"]
+
+
+def test_an_answer_is_graded_by_hand(built):
+    solved, released = (
+        next(cell for cell in read(path).cells if cell.id == "why")
+        for path in (built.source, built.lab)
+    )
+    assert solved.source == "Because of the model answer."
+    assert released.source == "YOUR ANSWER HERE"
+    settings = released.metadata.nbgrader
+    assert settings.grade
+    assert settings.solution
+    assert not settings.locked
+    assert settings.points == 2
+
+
+def test_an_edit_elsewhere_leaves_the_ids_of_other_cells(course):
+    course.build()
+    before = [cell.id for cell in read(course.lab).cells]
+    course.edit(course.lesson, "Between.\n", "Between.\n\n```python\nx = 1\n```\n")
+    course.build()
+    after = [cell.id for cell in read(course.lab).cells]
+    assert len(after) == len(before) + 1
+    assert [id for id in after if id in before] == before
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("toys.given", "toys.g", r"01_toys\.md, cell \d+: toys\.py defines no 'g'"),
+        ("toys.given", "toys.givn", r"defines no 'givn'.*mean given\?"),
+        ("toys.given", "toys.Box.put", r"defines no 'Box\.put'.*mean Box\?"),
+        ("toys.given", "toy.given", r"no module 'toy'.*quote from gpt, toys"),
+        ("toys.given", "", r"no module ''"),
+        ("toys.given", "toys", r"toys\.py defines no ''"),
+        ('"toys.given"\n', '"toys.given"\nx = 1\n', r"cell with from= .* must be empty"),
+        ("toys.given", "toys.Box", r"toys-Box-put stands in it twice"),
+        (
+            'from="toys.Box"',
+            'from="gpt.GPTAttention"',
+            r"exercise toys\.Box\.put stands in 0 lessons",
+        ),
+        ("from functools import cache", "### BEGIN SOLUTION", r"cell 2 holds a solution"),
+        (" points=2 -->\nBec", " -->\nBec", r"cell \d+: a region that begins with answer has"),
+        ("points=2 -->\nBec", "points=0 -->\nBec", r"begins with answer has .*points=…"),
+        (card("toys.Box.put", 1), "", r"toys\.Box\.put has no card before it"),
+        ('exercise="toys.Box.put', 'exercise="toys.Box.pot', r"card of toys\.Box\.pot, and no"),
+        (
+            card("toys.Box.put", 1),
+            card("toys.double", 1),
+            r"card of toys\.double stands in it twice",
+        ),
+        ("**Hint 2.** Look.", "", r"the card of toys\.double needs .*Hint 3"),
+        ("difficulty=2", "difficulty=7", r"difficulty of toys\.double must be 1 to 5"),
+        (" minutes=10", "", r"a region that begins with exercise has .*minutes=…"),
+        ('"why"', '"why not?"', r"answer='why not\?' must be lower-case words"),
+        ('answer="why"', 'form="why"', r"'form' means nothing on a markdown cell.*answer"),
+        ("Between.", ANSWER, r"why stands in it twice"),
+    ],
+)
+def test_a_wrong_lesson_is_refused_with_a_sentence(course, old, new, sentence):
+    course.edit(course.lesson, old, new)
+    with pytest.raises(AuthorError, match=sentence):
+        course.build()
+    assert not course.lab.exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        (
+            "doubled\n    ### END SOLUTION\n",
+            "doubled\n",
+            r"line 22: .* before this one has no ### END",
+        ),
+        (
+            "pop()\n        ### END SOLUTION\n",
+            "pop()\n",
+            r"the solution in line 28 has no ### END",
+        ),
+        ("### BEGIN SOLUTION\n        return", "return", r"line 29: there is no ### BEGIN"),
+        ("LIMIT = 3", "### BEGIN SOLUTION\n### END SOLUTION", r"line 5: .* is in no function"),
+        ("def take", "def pick", r"a solution in toys\.Box\.pick, but there is no such exercise"),
+    ],
+)
+def test_a_wrong_module_is_refused_with_a_sentence(course, old, new, sentence):
+    course.edit(course.module, old, new)
+    with pytest.raises(AuthorError, match=sentence):
+        course.build()
+
+
+def test_an_exercise_without_a_lesson_is_refused(course):
+    course.registry["toys.more"] = exercise("toys.more")
+    with pytest.raises(AuthorError, match=r'toys\.more stands in 0 lessons .*from="toys\.more"'):
+        course.build()
+
+
+def test_an_exercise_in_two_lessons_is_refused(course):
+    again = f'{card("toys.double", 3)}\n\n```python from="toys.double"\n```\n'
+    (course.lesson.parent / "02_again.md").write_text(again)
+    with pytest.raises(AuthorError, match=r"toys\.double stands in 2 lessons"):
+        course.build()
+
+
+def test_a_lesson_without_a_number_is_refused(course):
+    course.lesson.rename(course.lesson.with_name("toys.md"))
+    with pytest.raises(AuthorError, match=r"toys\.md: name a lesson like 02_kv_cache\.md"):
+        course.build()
+
+
+def test_no_lessons_at_all_is_an_error(course):
+    course.lesson.unlink()
+    with pytest.raises(AuthorError, match="There are no lessons in"):
+        course.build()
+
+
+def test_what_the_build_did_not_write_is_refused_and_kept(course):
+    course.lab.parent.mkdir(parents=True)
+    course.lab.write_text("my own work")
+    with pytest.raises(AuthorError, match=r"labs/01_toys/toys\.ipynb was changed by hand, or"):
+        course.build()
+    assert course.lab.read_text() == "my own work"
+    assert not course.source.exists()
+
+
+def test_what_was_edited_after_the_build_is_refused_and_kept(course):
+    course.build()
+    course.edit(course.lab, "# TODO: write this part", "return 2 * number")
+    edited = course.lab.read_text()
+    with pytest.raises(AuthorError, match="was changed by hand"):
+        course.build()
+    assert course.lab.read_text() == edited
+
+
+def test_what_was_only_run_is_replaced(course):
+    course.build()
+    released = course.lab.read_bytes()
+    course.edit(course.lab, '"execution_count": null', '"execution_count": 7')
+    course.build()
+    assert course.lab.read_bytes() == released
+
+
+def test_other_files_stay_and_labs_without_a_lesson_go(course):
+    course.build()
+    notes = course.lab.parent / "notes.txt"
+    notes.write_text("mine")
+    course.lesson.rename(course.lesson.with_name("03_toys.md"))
+    course.build()
+    assert not course.lab.exists()
+    assert notes.read_text() == "mine"
+    assert lab_path("03_toys", course.root).exists()
+
+
+def test_an_edited_lab_without_a_lesson_stays(course):
+    course.build()
+    course.edit(course.lab, "# Toys", "# My toys")
+    course.lesson.rename(course.lesson.with_name("03_toys.md"))
+    course.build()
+    assert course.lab.exists()

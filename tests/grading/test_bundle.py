@@ -1,0 +1,319 @@
+"""A bundle: what is in it, what must not be, and that its checks need neither reference nor course.
+
+The lab of each bundle is done in a process that finds the bundle and nothing else of the course.
+"""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import warnings
+import zipfile
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nbclient import NotebookClient
+
+from autograder.build import read_modules, solve
+from autograder.course.lesson import LESSONS, lessons
+from autograder.course.reference import ROOT, SOLUTIONS, lab_module, parts_of
+from autograder.exercises import exercises
+from autograder.grading import bundle
+from autograder.grading.bundle import FOLDER, files_of, in_bundle, release, zipped
+from autograder.grading.refused import Refused
+from autograder.judging.exercise import Exercise
+from autograder.judging.judge import judge
+from autograder.judging.recorded import frames
+from tests.common.files import tree
+from tests.common.mutants import attempt_of, mutants
+from tests.common.telling import bare_lines, telling_lines
+from tests.common.trials import EXERCISES, LABS, is_rejected, skeleton
+
+LEARNER = ROOT / "tests" / "common" / "learner.py"
+ALONE = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in repr(f)]\n"
+# Every fourth lab each time, all of them in `make soak`: all bundles are made alike.
+every_lab = pytest.mark.parametrize(
+    "lab",
+    [
+        lab if number % 4 == 0 else pytest.param(lab, marks=pytest.mark.soak)
+        for number, lab in enumerate(LABS)
+    ],
+)
+
+
+@cache
+def made(lab: str) -> bytes:
+    return zipped(files_of(lessons()[lab]))
+
+
+def unpacked(lab: str, into: Path) -> Path:
+    zipfile.ZipFile(io.BytesIO(made(lab))).extractall(into)
+    return into / FOLDER
+
+
+def contents(lab: str) -> dict[str, bytes]:
+    archive = zipfile.ZipFile(io.BytesIO(made(lab)))
+    return {name.removeprefix(f"{FOLDER}/"): archive.read(name) for name in archive.namelist()}
+
+
+def from_lab(lab: str) -> list[str]:
+    """A lab and those behind it."""
+    return LABS[LABS.index(lab) :]
+
+
+# ------------------------------------------------------------------------------- what is in it
+
+
+@every_lab
+def test_it_holds_the_lab_and_all_that_opens_it(lab: str) -> None:
+    found = contents(lab)
+    notebook = f"labs/{lessons()[lab].notebook}"
+    assert found[notebook] == (ROOT / notebook).read_bytes()
+    assert found.keys() >= {
+        *("gpt.py", "workbook.py", "Makefile", "pyproject.toml", "constraints.txt", "LICENSE"),
+        *("environment.yml", "models/fable/model.safetensors", "autograder/check.py"),
+        *("models/text/held_out.txt", "models/text/calibration.txt"),
+        *(f"solutions/{f}.py" for earlier in LABS[: LABS.index(lab)] for f in parts_of(earlier)),
+    }
+    readme = found["README.md"].decode()
+    assert f"work/{lessons()[lab].notebook}" in readme
+    assert "{" not in readme
+
+
+@every_lab
+def test_it_holds_nothing_of_this_lab_or_a_later_one_that_answers_it(lab: str) -> None:
+    kinds = "autograder/exercises/{}.py", "autograder/misconceptions/{}.md"
+    answers = {kind.format(other) for kind in kinds for other in from_lab(lab)}
+    answers |= {f"solutions/{file}.py" for other in from_lab(lab) for file in parts_of(other)}
+    names = set(contents(lab))
+    assert names & answers == set()
+    later = [other for other in from_lab(lab) if other != lab]
+    assert [name for name in names for other in later if other in Path(name).name] == []
+    assert [name for name in names if "grading" in name or "test" in name or "secret" in name] == []
+
+
+@every_lab
+def test_no_line_of_a_solution_stands_in_it(lab: str) -> None:
+    """Besides those that hints give away."""
+    hints = {
+        line
+        for other in from_lab(lab)
+        for card in lessons()[other].cards.values()
+        for hint in card.hints
+        for line in bare_lines(hint)
+    }
+    telling = {line for other in from_lab(lab) for line in telling_lines(other)} - hints
+    assert len(telling) > 10
+    for name, text in texts_of(lab):
+        assert telling.isdisjoint(bare_lines(text)), name
+
+
+@every_lab
+def test_what_is_recorded_quotes_no_line_of_a_solution(lab: str, tmp_path: Path) -> None:
+    """Besides the sentences for those who go wrong."""
+    path = tmp_path / "frames"
+    path.write_bytes(contents(lab)[f"autograder/records/{lab}.frames"])
+    found = list(frames(path))
+    assert [record["name"] for record in found] == [e.name for e in EXERCISES if e.lab == lab]
+    text = path.read_bytes().decode("latin-1")
+    for sentence in {sentence for record in found for _, sentence, _ in record["wrong"]}:
+        assert json.dumps(sentence) in text
+        text = text.replace(json.dumps(sentence), "")
+    assert [line for line in telling_lines(lab) if json.dumps(line)[1:-1] in text] == []
+
+
+@every_lab
+def test_no_model_answer_stands_in_it(lab: str) -> None:
+    answers = [
+        line
+        for path in LESSONS.glob("*.md")
+        for line in model_answers(path.read_text(encoding="utf-8"))
+    ]
+    assert len(answers) > 30
+    text = "\n".join(text for _, text in texts_of(lab))
+    assert [answer for answer in answers if answer in text] == []
+
+
+def texts_of(lab: str) -> Iterator[tuple[str, str]]:
+    """What can be read in a bundle; of the notebook its cells."""
+    for name, content in contents(lab).items():
+        if name.endswith(".ipynb"):
+            cells = json.loads(content)["cells"]
+            yield name, "\n".join("".join(cell["source"]) for cell in cells)
+        elif not name.endswith((".safetensors", ".frames")):
+            yield name, content.decode()
+
+
+def model_answers(lesson: str) -> Iterator[str]:
+    for part in lesson.split('<!-- #region answer="')[1:]:
+        text = part.split("-->", 1)[1].split("<!-- #endregion -->")[0]
+        yield from (line.strip() for line in text.splitlines() if len(line) > 40)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "lab", [LABS[0], *(pytest.param(lab, marks=pytest.mark.soak) for lab in LABS[1:])]
+)
+def test_another_process_makes_the_same_bytes(lab: str, tmp_path: Path) -> None:
+    path = tmp_path / "new" / "lab.zip"
+    command = [sys.executable, "-m", "autograder", "release", lab, "--out", str(path)]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ran.stdout.startswith(f"{path}, ")
+    assert path.read_bytes() == made(lab)
+
+
+def test_it_replaces_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.zip"
+    path.write_bytes(b"mine")
+    with pytest.raises(Refused, match="is there already"):
+        release(lessons()["generate"], path)
+    assert path.read_bytes() == b"mine"
+
+
+def test_a_lab_that_is_not_built_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundle, "LABS", tmp_path)
+    with pytest.raises(Refused, match="make labs"):
+        release(lessons()["generate"], tmp_path / "lab.zip")
+    assert list(tmp_path.iterdir()) == []
+
+
+# ------------------------------------------------------------------------------ at a learner's
+
+
+def environment(folder: Path, scratch: Path) -> dict[str, str]:
+    """One in which Python finds a bundle, and not the course that is installed here."""
+    alone = scratch / "alone"
+    alone.mkdir(exist_ok=True)
+    (alone / "sitecustomize.py").write_text(ALONE)
+    own = {name: value for name, value in os.environ.items() if "NBGRADER" not in name}
+    own.pop("MINE_FOLDER", None)
+    return {**own, "PYTHONPATH": os.pathsep.join(map(str, (alone, folder)))}
+
+
+def learned(lab: str, folder: Path, scratch: Path, **wishes: Any) -> dict[str, Any]:
+    """What a learner is told, in the folder in which the notebook lies."""
+    solved = "\n".join(lab_module(lab).lines)
+    orders = {"lab": lab, "blank": skeleton(lab), "solved": solved, "alone": {}, "wrong": []}
+    orders |= wishes
+    (scratch / "wishes.json").write_text(json.dumps(orders))
+    where = folder / "work" / lessons()[lab].name
+    where.mkdir(parents=True)
+    ran = subprocess.run(
+        [sys.executable, "-P", str(LEARNER), str(scratch / "wishes.json")],
+        cwd=where,
+        env=environment(folder, scratch),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout)
+    elsewhere = {Path(file) for file in told["files"]} - {Path("None")}
+    elsewhere -= {file for file in elsewhere if file.is_relative_to(sys.prefix)}
+    assert [file for file in elsewhere if file.is_relative_to(ROOT)] == [LEARNER]
+    return told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.soak)])
+@every_lab
+def test_its_checks_judge_without_the_reference(lab: str, every: int, tmp_path: Path) -> None:
+    """Every third misconception, and all of them in `make soak`."""
+    own = [exercise for exercise in EXERCISES if exercise.lab == lab]
+    tried = [(e.name, m) for e in own for m in e.misconceptions[::every]]
+    wrong = [(name, m.name, source) for name, m in tried for source in m.sources()]
+    alone = {exercise.name: skeleton(lab, keep=exercise.path) for exercise in own}
+    told = learned(lab, unpacked(lab, tmp_path), tmp_path, wrong=wrong, alone=alone)
+    assert not told["reference"]
+    assert told["exercises"] == [e.name for e in EXERCISES if e.lab not in from_lab(lab)[1:]]
+    assert {status for status, _ in told["blank"].values()} == {"not attempted"}
+    assert {name: status for name, (status, _) in told["solved"].items()} == {
+        exercise.name: "passed" for exercise in own
+    }
+    assert [each for each in told["wrong"] if each[2] != "wrong"] == []
+    named = [misconception == found for _, misconception, _, found in told["wrong"]]
+    assert sum(named) > 0.95 * len(named)
+    for name, (status, message) in told["alone"].items():
+        needed = "It uses other exercises of yours that have not passed yet: `"
+        assert status == "passed" or message.startswith(needed), name
+
+
+@pytest.mark.slow
+def test_it_has_all_that_goes_with_a_check(tmp_path: Path) -> None:
+    told = learned("kv_cache", unpacked("kv_cache", tmp_path), tmp_path)
+    own = lessons()["kv_cache"]
+    objects = dict.fromkeys(name.split(".")[1] for name in own.cards)
+    at_first = f'mine("kv_cache"): yours: nothing yet; open: {", ".join(objects)}.\n'
+    assert told["mine at first"] == at_first
+    assert told["mine"] == f'mine("kv_cache"): yours: {", ".join(objects)}; open: nothing.\n'
+    assert told["earlier"] == {
+        "generate": 'mine("generate"): yours: nothing yet; from the reference: generate, metrics.\n'
+    }
+    assert next(iter(own.cards.values())).hints[2] in told["hint"]
+    assert told["status at first"].startswith("Lab 2, kv_cache\nopen       kv_cache.causal_mask")
+    assert "0 of 9 exercises passed" in told["status at first"]
+    assert "All 9 exercises of this lab passed." in told["status"]
+    assert told["status"].endswith("The other labs: generate 0 of 2.\n")
+
+
+@pytest.mark.slow
+def test_the_next_lab_goes_over_it_and_finds_the_learner_s_code(tmp_path: Path) -> None:
+    folder = unpacked("generate", tmp_path)
+    learned("generate", folder, tmp_path)
+    before = tree(folder / "work")
+    assert ".mine/generate/metrics.py" in before
+    unpacked("kv_cache", tmp_path)
+    assert tree(folder / "work") == before
+    told = learned("kv_cache", folder, tmp_path)
+    mine = 'mine("generate"): yours: generate, metrics; from the reference: nothing.\n'
+    assert told["earlier"] == {"generate": mine}
+
+
+@pytest.mark.slow
+def test_a_solved_notebook_runs_in_it_top_to_bottom(tmp_path: Path) -> None:
+    folder = unpacked("decoding", tmp_path)  # the lab that takes the least time
+    where = folder / "work" / "05_decoding"
+    where.mkdir(parents=True)
+    notebook = solve(LESSONS / "05_decoding.md", read_modules(SOLUTIONS), exercises())
+    client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(where)}})
+    client.execute(env=environment(folder, tmp_path))
+    kept = sorted(path.name for path in (folder / "work" / ".mine" / "decoding").iterdir())
+    assert len(kept) == len(lessons()["decoding"].cards)
+
+
+# ---------------------------------------------------------------- what stands for the reference
+
+STOOD_IN = [exercise for exercise in EXERCISES if exercise.in_bundle]
+
+
+def test_four_exercises_ask_for_something_of_their_own_lab() -> None:
+    assert [exercise.name for exercise in STOOD_IN] == [
+        "kv_cache.generate_threaded",
+        "batching.ContinuousBatcher.step",
+        "paged_attention.PagedBatcher.make_room",
+        "disaggregation.adopt",
+    ]
+
+
+@pytest.mark.parametrize("exercise", STOOD_IN, ids=lambda e: e.name)
+def test_what_is_stood_in_for_sees_what_the_reference_sees(
+    exercise: Exercise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autograder.judging.judge.SECONDS", 5.0)
+    standing_in = in_bundle(exercise)
+    assert judge(standing_in, exercise.reference).status == "passed"
+    tried = 0
+    for mutant in mutants(exercise):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            attempt = attempt_of(exercise, mutant)
+            found = is_rejected(standing_in, attempt), is_rejected(exercise, attempt)
+        assert found[0] == found[1], mutant.change
+        tried += 1
+    assert tried >= 7

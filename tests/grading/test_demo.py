@@ -1,0 +1,88 @@
+"""The two-minute tour, run as an instructor runs it."""
+
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autograder.course.reference import ROOT
+from autograder.grading import demo
+from tests.common.fake_class import fake_mark, fake_result
+from tests.common.jailed import jailed
+
+OWN = ROOT / "autograder"
+STUDENT = demo.Student("ada", "right", demo.wrote(), points=8)
+
+
+@pytest.fixture(scope="module")
+def tour():
+    """What it said, and the folder that it left."""
+    with jailed():
+        before = own_files()
+    done = subprocess.run(
+        [sys.executable, "-m", "autograder", "demo"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=1200,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert own_files() == before, "the tour has written into the course's own folder"
+    folder = Path(re.findall(r"^ +(\S+)$", done.stdout, re.MULTILINE)[-1])
+    yield done.stdout, folder
+    shutil.rmtree(folder)
+
+
+def own_files() -> dict[Path, int]:
+    """What grading writes, with the time of each file."""
+    files = [OWN / "secret", OWN / "gradebook.db", *(OWN / "graded").glob("01_generate/*")]
+    return {path: path.stat().st_mtime_ns for path in files if path.exists()}
+
+
+@pytest.mark.slow
+def test_its_last_line_counts_the_verdicts(tour):
+    said, _ = tour
+    number = len(demo.CLASS)
+    assert number >= 12
+    assert said.splitlines()[-1] == f"{number} of {number} verdicts as expected."
+
+
+@pytest.mark.slow
+def test_it_tells_of_everybody_and_why(tour):
+    said, _ = tour
+    table = said[said.index("who ") :]
+    for student in demo.CLASS:
+        assert re.search(rf"^{student.name} .*{student.points:g} of 8", table, re.MULTILINE)
+    assert "Every position is" in table
+    assert "no network" in said
+
+
+@pytest.mark.slow
+def test_the_pages_that_it_names_are_there(tour):
+    said, folder = tour
+    pages = [Path(path) for path in re.findall(r"^ +(\S+\.html)$", said, re.MULTILINE)]
+    report, feedback = (page.read_text(encoding="utf-8") for page in pages)
+    assert all(student.name in report for student in demo.CLASS)
+    assert "Every position is one too far" in feedback
+    assert len([*folder.glob("autograder/feedback/*/*/*.html")]) == len(demo.CLASS)
+
+
+def result(points: dict[str, float]):
+    marks = (fake_mark(name, "passed", demo.LESSON) for name in demo.LESSON.cards)
+    return fake_result(
+        "ada",
+        demo.LESSON,
+        tuple(replace(mark, points=points.get(mark.exercise, mark.points)) for mark in marks),
+    )
+
+
+def test_a_verdict_is_as_expected_where_result_and_gradebook_say_the_same():
+    assert demo.is_expected(STUDENT, {"ada": result({})}, {"ada": 8.0})
+    assert not demo.is_expected(STUDENT, {"ada": result({"generate.metrics": 0})}, {"ada": 5.0})
+    assert not demo.is_expected(STUDENT, {"ada": result({})}, {"ada": 1000.0})
+    assert not demo.is_expected(STUDENT, {}, {"ada": 8.0})
+    assert not demo.is_expected(STUDENT, {"ada": result({})}, {})

@@ -1,0 +1,368 @@
+"""Grading with nbgrader's own autograde and made-up results: gradebook, feedback, regrades."""
+
+import copy
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbformat.v4 import new_notebook
+
+from autograder.course.lesson import lessons
+from autograder.grading import store
+from autograder.grading.gradebook import entered
+from autograder.grading.plugins import apply, card_of
+from autograder.grading.rebuild import check_id
+from autograder.grading.refused import Refused
+from autograder.grading.release import release_of
+from autograder.grading.results import Mark, Result
+from autograder.grading.submission import Submission
+from tests.common.course import Course, text_of
+from tests.common.fake_results import result_for
+from tests.common.files import tree
+from tests.common.handed_in import code, is_check, label, notebook, prose, released, solved
+
+LAB, NAME = "generate", "01_generate"
+CHECKS = {check_id(name): card.points for name, card in lessons()[LAB].cards.items()}
+PROSE = lessons()[LAB].questions
+ZEROS = dict.fromkeys([*CHECKS, *PROSE], 0)
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory) -> Course:
+    return Course(tmp_path_factory.mktemp("course"))
+
+
+@pytest.fixture
+def student(request) -> str:
+    """A student of whom nobody has heard yet."""
+    return request.node.name.replace("[", "-").replace("]", "")
+
+
+def autograded(course: Course, student: str) -> Path:
+    return course.folder / "autograded" / student / NAME
+
+
+def hand_in(course: Course, student: str, cells: list[dict[str, Any]]) -> Path:
+    return course.submit(student, NAME, notebook(cells))
+
+
+def grade(course: Course, student: str, **config: dict) -> dict[str, float | None]:
+    course.autograde(student, NAME, **config)
+    return course.scores(student, NAME)
+
+
+# ----------------------------------------------------------------------------- scores and why
+
+
+def test_each_check_has_the_points_of_its_mark(course, student):
+    cells = solved(LAB)
+    for cell in cells:
+        if label(cell).get("grade_id") == "generate-metrics":
+            cell["source"] += "\n# wrong"
+    hand_in(course, student, cells)
+    expected = {**CHECKS, "check-generate-metrics": 0}
+    assert grade(course, student) == {**expected, **dict.fromkeys(PROSE)}
+
+
+def test_an_untouched_lab_has_zeros_everywhere(course, student):
+    hand_in(course, student, released(LAB))
+    assert grade(course, student) == ZEROS
+    assert "No response." in text_of(course.feedback(student, NAME))
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00", b'{"cells": [[[', b"[" * 10**5])
+def test_an_unreadable_notebook_has_zeros_and_the_reason(content, course, student):
+    course.submit(student, NAME, content)
+    assert grade(course, student) == ZEROS
+    said = text_of(course.feedback(student, NAME))
+    assert said.count("The file is no notebook that can be read") == len(CHECKS)
+
+
+def test_the_card_tells_points_cause_case_and_what_to_reread(course, student):
+    cells = solved(LAB)
+    for cell in cells:
+        cell["source"] += "\n# wrong" if label(cell).get("solution") else ""
+    hand_in(course, student, cells)
+    grade(course, student)
+    said = text_of(course.feedback(student, NAME))
+    assert (
+        "generate.metrics : wrong , 0 of 3 points It was wrong <&>. Read again: 1. Here "
+        "Graded without a sandbox. smallest failing case two <b>rows</b>"
+    ) in said
+
+
+def test_the_copies_of_a_check_and_unknown_schemas_abort_nothing(course):
+    cells = solved(LAB)
+    checks = [cell for cell in cells if is_check(cell)]
+    strange = [
+        {**cell, "metadata": {"nbgrader": {**label(cell), "schema_version": version}}}
+        for cell in cells
+        for version in (2, 99, "three")
+    ]
+    odd = code("x = 1", metadata={"nbgrader": {"grade": True, "grade_id": "free", "points": 99}})
+    for name, own in {
+        "batch-a": [*cells, *checks],
+        "batch-b": strange,
+        "batch-c": [*cells, odd],
+        "batch-d": [{**cell, "cell_type": "raw"} for cell in cells],
+        "batch-e": cells,
+    }.items():
+        hand_in(course, name, own)
+    course.autograde("batch-*", NAME)
+    for name in "abcde":
+        assert course.scores(f"batch-{name}", NAME) == {**CHECKS, **dict.fromkeys(PROSE)}, name
+
+
+def test_no_output_of_a_submission_counts_and_no_cell_is_run(course, student, tmp_path):
+    cells = released(LAB)
+    for cell in cells:
+        if is_check(cell):
+            result = {"output_type": "execute_result", "data": {"text/plain": "5"}, "metadata": {}}
+            cell["outputs"] = [{**result, "execution_count": 1}]
+    cells.insert(0, code(f"open({str(tmp_path / 'ran')!r}, 'w')"))
+    hand_in(course, student, cells)
+    assert grade(course, student) == ZEROS
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_result_that_does_not_fit_is_no_grade(course, student):
+    hand_in(course, student, solved(LAB))
+    config = {"ApplyResults": {"result_for": "tests.grading.test_plugins.result_of_other_points"}}
+    done = course.api(**config).autograde(NAME, student)
+    assert not done["success"]
+    assert "The kept result doesn't fit the check check-generate-generate." in done["log"]
+    assert not autograded(course, student).exists()
+
+
+def result_of_other_points(submission: Submission, course: Path) -> Result:
+    found = result_for(submission, course)
+    marks = tuple(Mark(m.exercise, 100, 100, "passed", ()) for m in found.marks)
+    return Result(**{**vars(found), "marks": marks})
+
+
+def test_only_labs_of_the_course_are_graded(course, student):
+    api = course.api()
+    exam = course.solved("07_exam")
+    exam.parent.mkdir()
+    nbformat.write(new_notebook(cells=[]), exam)
+    assert api.generate_assignment("07_exam")["success"]
+    course.submit(student, "07_exam", notebook([]))
+    done = api.autograde("07_exam", student)
+    assert not done["success"]
+    assert "There is no lab '07_exam'. The labs are 01_generate" in done["log"]
+
+
+# --------------------------------------------------------------------- what nbgrader goes on doing
+
+
+def test_a_manual_grade_survives_a_regrade(course, student):
+    hand_in(course, student, solved(LAB))
+    grade(course, student)
+    with course.gradebook() as gradebook:
+        for id, points in (("last_row", 2), ("check-generate-generate", 1)):
+            found = gradebook.find_grade(id, LAB, NAME, student)
+            found.manual_score, found.needs_manual_grade = points, False
+        gradebook.db.commit()
+    grade(course, student)
+    with course.gradebook() as gradebook:
+        for id, points in (("last_row", 2), ("check-generate-generate", 1)):
+            found = gradebook.find_grade(id, LAB, NAME, student)
+            assert (found.manual_score, found.score) == (points, points)
+
+
+def test_a_late_submission_is_penalised_as_the_course_says(course, student):
+    folder = hand_in(course, student, solved(LAB))
+    (folder / "timestamp.txt").write_text("2026-05-04 10:00:00 UTC")
+    with due(course, datetime(2026, 5, 4, 9)):
+        grade(course, student, LateSubmissionPlugin={"penalty_method": "zero"})
+        with course.gradebook() as gradebook:
+            found = gradebook.find_submission(NAME, student)
+            assert found.total_seconds_late == 3600
+            assert found.late_submission_penalty == found.score == sum(CHECKS.values())
+
+
+@contextmanager
+def due(course: Course, date: datetime) -> Iterator[None]:
+    """The lab's date, in the block."""
+    set_date(course, date)
+    try:
+        yield
+    finally:
+        set_date(course, None)
+
+
+def set_date(course: Course, date: datetime | None) -> None:
+    with course.gradebook() as gradebook:
+        gradebook.find_assignment(NAME).duedate = date
+        gradebook.db.commit()
+
+
+def test_a_later_submission_is_graded_again_without_being_forced(course, student):
+    folder = hand_in(course, student, released(LAB))
+    (folder / "timestamp.txt").write_text("2026-05-04 10:00:00 UTC")
+    grade(course, student)
+    hand_in(course, student, solved(LAB))
+    api = course.api()
+    assert api.autograde(NAME, student, force=False)["success"]
+    assert course.scores(student, NAME) == ZEROS
+    (folder / "timestamp.txt").write_text("2026-05-05 10:00:00 UTC")
+    assert api.autograde(NAME, student, force=False)["success"]
+    assert course.scores(student, NAME) == {**CHECKS, **dict.fromkeys(PROSE)}
+
+
+# --------------------------------------------------------------- what lies beside a notebook
+
+
+def test_nothing_else_of_a_students_folder_comes_along(course, student, tmp_path):
+    (tmp_path / "secret").write_text("secret")
+    folder = hand_in(course, student, solved(LAB))
+    (folder / "timestamp.txt").write_text("2026-05-04 10:00:00 UTC")
+    (folder / "submission_secret.txt").write_text("abc")
+    (folder / "link").symlink_to(tmp_path / "secret")
+    (folder / ".hidden").symlink_to(tmp_path / "secret")
+    (folder / "folder").symlink_to(tmp_path)
+    (folder / "own").mkdir()
+    (folder / "own" / "data.txt").write_text("data")
+    (folder / "other.ipynb").symlink_to(tmp_path / "secret")
+    (folder / "generate.html").write_text("<script>")
+    course.autograde(student, NAME)
+    assert set(tree(autograded(course, student))) == {
+        "generate.ipynb",
+        "timestamp.txt",
+        "submission_secret.txt",
+    }
+    course.feedback(student, NAME)
+    assert set(tree(course.folder / "feedback" / student / NAME)) == {
+        "generate.html",
+        "timestamp.txt",
+        "submission_secret.txt",
+    }
+
+
+@pytest.mark.parametrize("what", ["notebook", "lab", "student"])
+def test_a_link_is_graded_with_zeros_and_its_reason(what, course, student, tmp_path):
+    """The link leads to the solved notebook, which nobody but the course may hand in."""
+    folder = course.folder / "submitted" / student / NAME
+    real = tmp_path / "real" / NAME
+    real.mkdir(parents=True)
+    (real / "generate.ipynb").write_bytes(course.solved(NAME).read_bytes())
+    (real / "private.txt").write_text("private")
+    if what == "student":
+        folder.parent.symlink_to(real.parent)
+    else:
+        folder.parent.mkdir()
+        if what == "lab":
+            folder.symlink_to(real)
+        else:
+            folder.mkdir()
+            (folder / "generate.ipynb").symlink_to(real / "generate.ipynb")
+    assert grade(course, student) == ZEROS
+    assert "link" in text_of(course.feedback(student, NAME))
+    assert set(tree(autograded(course, student))) == {"generate.ipynb"}
+
+
+def test_a_pipe_is_graded_with_zeros_and_its_reason(course, student):
+    folder = course.folder / "submitted" / student / NAME
+    folder.mkdir(parents=True)
+    os.mkfifo(folder / "generate.ipynb")
+    assert grade(course, student) == ZEROS
+    assert "is not an ordinary file" in text_of(course.feedback(student, NAME))
+
+
+def test_placeholders_elsewhere_stand_for_whatever_was_handed_in(course, tmp_path):
+    """So `python -m autograder grade` has nbgrader grade those too whom it would not find."""
+    course.submit("staged-a", NAME, b"").joinpath("generate.ipynb").rename(
+        course.folder / "submitted" / "staged-a" / NAME / "generate (1).ipynb"
+    )
+    (course.folder / "submitted" / "staged-a" / NAME / "generate (1).ipynb").write_text(
+        notebook(solved(LAB))
+    )
+    (course.folder / "submitted" / "staged-b" / NAME).mkdir(parents=True)
+    for name in ("staged-a", "staged-b"):
+        (tmp_path / name / NAME).mkdir(parents=True)
+        (tmp_path / name / NAME / "generate.ipynb").write_text("")
+    course.autograde("*", NAME, CourseDirectory={"submitted_directory": str(tmp_path)})
+    assert course.scores("staged-a", NAME) == {**CHECKS, **dict.fromkeys(PROSE)}
+    assert course.scores("staged-b", NAME) == ZEROS
+    assert "There is no notebook in 01_generate." in text_of(course.feedback("staged-b", NAME))
+
+
+# ---------------------------------------------------------------------------------- the pages
+
+
+def test_a_students_prose_is_no_page_of_its_own(course, student):
+    """It would run in the browser of whoever grades, who may change grades."""
+    cells = solved(LAB)
+    attack = "<script>attack()</script> <img src=x onerror=attack()> [x](javascript:attack())"
+    for cell in cells:
+        if label(cell).get("grade_id") == "last_row":
+            cell["source"] = f"{attack}\n\n```mermaid\n{attack}\n```\n\n![p](attachment:gone.png)"
+    cells.append(prose(attack, cell_type="raw", metadata={"raw_mimetype": "text/html"}))
+    cells.append(code(f"# {attack}"))
+    hand_in(course, student, cells)
+    grade(course, student)
+    page = course.feedback(student, NAME)
+    assert "<script>attack" not in page
+    assert "<img src=x" not in page
+    assert 'href="javascript' not in page
+    assert text_of(page).count("[picture: p]") == 1
+
+
+# ----------------------------------------------------------------------- results in a notebook
+
+
+def result(mark: Mark, **fields: Any) -> Result:
+    whole = {"limits": (), "remarks": (), "sandboxed": True, "version": "1", "secret": "1"}
+    return Result("ada", LAB, "0" * 64, **{"marks": (mark,), **whole, **fields})
+
+
+def test_a_card_holds_what_a_student_needs_and_nothing_that_hides():
+    cause, line = "Likely cause: a\x1b[2J\u202e.", ("your line", "\x00x")
+    mark = Mark("generate.generate", 0, 5, "wrong", (cause,), (line,), reread="3. Generate")
+    card = card_of(mark, result(mark, remarks=("It is late.",)))
+    assert repr(card) == (
+        "generate.generate: wrong, 0 of 5 points\n  Likely cause: a[2J.\n"
+        "  Read again: 3. Generate\n  It is late.\n  your line: x"
+    )
+    assert "0 of 5 points" in card._repr_html_()
+
+
+def test_one_point_is_no_points():
+    mark = Mark("generate.generate", 0.5, 1, "wrong", ())
+    assert card_of(mark, result(mark)).points == "0.5 of 1 point"
+
+
+FIRST, SECOND = (Mark(f"generate.{name}", 3, 3, "passed", ()) for name in ("generate", "metrics"))
+FIRST = replace(FIRST, points=5, most=5)
+
+
+@pytest.mark.parametrize(
+    "marks",
+    [
+        [replace(FIRST, points=6), SECOND],
+        [replace(FIRST, points=-1), SECOND],
+        [replace(FIRST, points=float("nan")), SECOND],
+        [replace(FIRST, points=3, most=3), SECOND],
+        [FIRST],
+        [FIRST, replace(SECOND, exercise="generate.else")],
+    ],
+)
+def test_a_mark_that_nbgrader_would_misread_is_refused(marks):
+    notebook = copy.deepcopy(release_of(LAB))
+    apply(result(FIRST, marks=(FIRST, SECOND)), notebook)
+    with pytest.raises(ValueError, match="Run `make labs`, and grade this lab again"):
+        apply(result(FIRST, marks=tuple(marks)), notebook)
+
+
+def test_a_gradebook_that_doesn_t_know_the_lab_is_refused(tmp_path: Path) -> None:
+    course = store.Course(tmp_path)
+    with pytest.raises(Refused, match=r"doesn't know 01_generate\. Enter the labs: make labs"):
+        entered(course, lessons()["generate"])

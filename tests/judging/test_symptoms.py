@@ -1,0 +1,105 @@
+"""Symptoms: what is told of wrong numbers, whatever the exercise."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autograder.drivers.seen import Seen
+from autograder.exercises import exercises
+from autograder.judging.exercise import Outcome
+from autograder.judging.judge import WRONG, judge
+from autograder.judging.symptoms import RULES, symptom
+from solutions.decoding import apply_top_k, next_token_probs
+
+EXERCISE = exercises()["decoding.apply_top_k"]
+NEVER = float("-inf")
+LOGITS = torch.tensor([[1.0, NEVER, 3.0, -2.0], [0.5, 4.0, NEVER, 2.5]], dtype=torch.float64)
+PROBS = LOGITS.softmax(dim=-1)
+
+SHOWN: dict[str, tuple[Any, Any]] = {
+    "large_negative_number": (LOGITS.clamp(min=-1e9), LOGITS),
+    "zero_for_never": (LOGITS.masked_fill(LOGITS.isneginf(), 0.0), LOGITS),
+    "probabilities_returned": (PROBS, LOGITS),
+    "logits_returned": (LOGITS, PROBS),
+    "logarithms_returned": (PROBS.log(), PROBS),
+    "dimension_lost_or_gained": (PROBS.amax(dim=-1), PROBS.amax(dim=-1, keepdim=True)),
+    "dimensions_exchanged": (PROBS.T, PROBS),
+    "one_too_many": ([3, 1, 4, 1], [3, 1, 4]),
+    "one_too_few": (PROBS[:, 1:], PROBS),
+    "first_row_for_all": (PROBS[:1].expand(2, 4), PROBS),
+    "sign_lost": (-3.5, 3.5),
+    "in_another_order": (PROBS.sort(descending=True).values, PROBS),
+}
+
+
+def shown(got: Any, expected: Any, **other: Any) -> Any:
+    outcomes = Outcome((Seen("It", got),), **other), Outcome((Seen("It", expected),))
+    found = symptom(EXERCISE, *outcomes)
+    return found and found.name
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_each_rule_knows_its_symptom_and_no_other(name: str) -> None:
+    assert shown(*SHOWN[name]) == name
+    assert shown(SHOWN[name][1], SHOWN[name][1]) is None
+
+
+def test_every_rule_has_an_example() -> None:
+    assert set(SHOWN) == {rule.__name__ for rule in RULES}
+
+
+def test_what_is_changed_is_named() -> None:
+    assert shown(PROBS, PROBS, changed="`logits`") == "changed"
+    assert shown(LOGITS, PROBS, changed="`logits`") == "logits_returned"
+
+
+values = st.one_of(
+    *(
+        st.none(),
+        st.text(max_size=2),
+        st.integers(),
+        st.floats(),
+        st.lists(st.floats(), max_size=3),
+    ),
+    st.builds(
+        lambda shape, dtype, seed: (torch.randn(shape, generator=seed) * 3).to(dtype),
+        st.lists(st.integers(0, 3), max_size=4),
+        st.sampled_from([torch.float64, torch.float32, torch.int64, torch.bool]),
+        st.integers(0, 9).map(lambda seed: torch.Generator().manual_seed(seed)),
+    ),
+)
+
+
+@given(values, values)
+def test_any_two_values_can_be_looked_at(got: Any, expected: Any) -> None:
+    shown(got, expected)
+
+
+def test_an_author_reads_what_the_symptom_is() -> None:
+    def attempt(logits, k):
+        return apply_top_k(logits, k).softmax(dim=-1) * 2 / 2
+
+    judgement = judge(EXERCISE, attempt)
+    assert judgement.status == WRONG
+    assert judgement.cause is not None
+    assert "probabilities" in judgement.cause
+    probs = exercises()["decoding.next_token_probs"]
+    judgement = judge(probs, lambda *given: -next_token_probs(*given))
+    assert (judgement.misconception, judgement.sure) == ("sign_lost", True)
+
+
+@pytest.mark.parametrize("name", ["apply_temperature", "apply_top_k", "apply_top_p", "apply_min_p"])
+def test_what_the_catalogue_need_not_say_for_each_exercise(name: str) -> None:
+    exercise = exercises()[f"decoding.{name}"]
+
+    def clamped(*given: Any) -> Any:
+        return exercise.reference(*given).clamp(min=-1e9)
+
+    def overwritten(logits: Any, *given: Any) -> Any:
+        return logits.copy_(exercise.reference(logits, *given))
+
+    assert judge(exercise, clamped).misconception == "large_negative_number"
+    assert judge(exercise, overwritten).misconception == "changed"

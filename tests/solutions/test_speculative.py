@@ -1,0 +1,872 @@
+"""The reference solution of lab 6: what the target alone would say, in fewer passes.
+
+Greedy text is that of the naive loop, whatever is drafted. Sampled text has the target's own
+distribution, shown by enumeration. And no token is computed twice.
+"""
+
+import math
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import pairwise, product
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from autograder.lending.services import random_model
+from gpt import GPTConfig, GPTLMHead
+from solutions import speculative as lab_6
+from solutions.decoding import GREEDY, SamplingParams, draw, next_token_probs
+from solutions.kv_cache import CachedLMHead, KVCache
+from solutions.speculative import (
+    Drafter,
+    ModelDrafter,
+    NgramDrafter,
+    Speculated,
+    first_layers,
+    generate_speculative,
+    ngram_draft,
+    verify,
+    verify_greedy,
+)
+from tests.common.engines import (
+    BAD_REQUESTS,
+    CONFIGS,
+    assert_same,
+    configs,
+    model_of,
+    naive,
+    seeds,
+    shapes_of_forwards,
+)
+
+drafted = st.integers(1, 6)  # k, what a round may draft
+
+# ------------------------------------------------------------------------------------- drafters
+
+
+class Anything:
+    """Drafts any tokens, from distributions that know nothing; fewer than it may, or none."""
+
+    def __init__(self, config: GPTConfig, seed: int) -> None:
+        self.vocab_size, self.rng = config.vocab_size, random.Random(seed)
+
+    def propose(self, ids: Sequence[int], k: int, *_: Any) -> tuple[list[int], Tensor]:
+        generator = torch.Generator().manual_seed(self.rng.randrange(2**32))
+        count = self.rng.randint(0, k)
+        probs = torch.rand(count, self.vocab_size, generator=generator, dtype=torch.float64)
+        probs /= probs.sum(dim=-1, keepdim=True)
+        return draw(probs, torch.rand(count, generator=generator)).tolist(), probs
+
+    def truncate(self, n: int) -> None:
+        pass
+
+
+class Recites:
+    """Knows how the text goes on, for the first `right` drafts of a round; the others are wrong."""
+
+    def __init__(self, text: list[int], vocab_size: int, right: int) -> None:
+        self.text, self.vocab_size, self.right = text, vocab_size, right
+
+    def propose(self, ids: Sequence[int], k: int, *_: Any) -> tuple[list[int], Tensor]:
+        coming = self.text[len(ids) : len(ids) + k]
+        wrong = [(token + 1) % self.vocab_size for token in coming]
+        drafts = coming[: self.right] + wrong[self.right :]
+        return drafts, F.one_hot(torch.tensor(drafts, dtype=torch.int64), self.vocab_size).double()
+
+    def truncate(self, n: int) -> None:
+        pass
+
+
+def another_model(config: GPTConfig, seed: int) -> Drafter:
+    return ModelDrafter(model_of(CachedLMHead, config, seed + 1), config.n_positions)
+
+
+def a_smaller_model(config: GPTConfig, seed: int) -> Drafter:
+    small = replace(config, n_embd=8, n_layer=1, n_head=2, n_positions=config.n_positions + 3)
+    return ModelDrafter(model_of(CachedLMHead, small, seed), config.n_positions)
+
+
+def the_target_itself(config: GPTConfig, seed: int) -> Drafter:
+    return ModelDrafter(model_of(CachedLMHead, config, seed), config.n_positions)
+
+
+def its_first_layer(config: GPTConfig, seed: int) -> Drafter:
+    return ModelDrafter(first_layers(model_of(CachedLMHead, config, seed), 1), config.n_positions)
+
+
+def the_text_itself(config: GPTConfig, seed: int) -> Drafter:
+    return NgramDrafter(config.vocab_size)
+
+
+Kind = Callable[[GPTConfig, int], Drafter]
+MODELS: list[Kind] = [another_model, a_smaller_model, its_first_layer]
+KINDS: list[Kind] = [*MODELS, the_target_itself, the_text_itself, Anything]
+kinds = st.sampled_from(KINDS)
+
+
+class Watched:
+    """A drafter that notes what it is asked and what it answers."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter, self.model = drafter, getattr(drafter, "model", None)
+        self.kv_cache: KVCache | None = getattr(drafter, "kv_cache", None)
+        self.target_cache: KVCache | None = None
+        self.texts: list[list[int]] = []
+
+    def propose(
+        self, ids: Sequence[int], k: int, params: SamplingParams, generator: torch.Generator
+    ) -> tuple[list[int], Tensor]:
+        self.look(len(ids), is_first=not self.texts)
+        self.texts.append(list(ids))
+        self.drafts, self.probs = self.drafter.propose(ids, k, params, generator)
+        assert ids == self.texts[-1]
+        assert len(self.drafts) == len(self.probs) <= k
+        return self.drafts, self.probs
+
+    def truncate(self, n: int) -> None:
+        self.drafter.truncate(n)
+
+    def look(self, length: int, is_first: bool = False) -> None:
+        """Between rounds the newest token is in neither cache, and nothing that was rejected is."""
+        assert self.target_cache is not None
+        assert self.target_cache.length == (0 if is_first else length - 1)
+        if self.kv_cache is not None:
+            assert self.kv_cache.length <= length - 1
+
+
+def speculate(target: Any, drafter: Drafter, prompt: list[int], *given: Any) -> Speculated:
+    """`generate_speculative`, with a look at caches and texts between the rounds."""
+    watched = drafter if isinstance(drafter, Watched) else Watched(drafter)
+    new_cache, before = lab_6.new_cache, list(prompt)
+
+    def noted_cache(*given: Any) -> KVCache:
+        watched.target_cache = new_cache(*given)
+        return watched.target_cache
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lab_6, "new_cache", noted_cache)
+        made = generate_speculative(target, watched, prompt, *given)
+    assert prompt == before
+    text = list(prompt)
+    for held, done in zip(watched.texts, made.rounds, strict=True):
+        assert held == text
+        assert 0 <= done.accepted <= len(done.drafts)
+        before_own = min(done.accepted, len(done.new))  # fewer where an accepted EOS ended the text
+        assert done.new[:before_own] == done.drafts[:before_own]
+        assert len(done.new) <= done.accepted + 1
+        text += done.new
+    assert made.ids == text
+    assert all(len(done.new) == done.accepted + 1 for done in made.rounds[:-1])
+    if made.rounds:
+        watched.look(len(text))
+    return made
+
+
+# --------------------------------------------------------------------------------- greedy
+
+
+@dataclass(frozen=True)
+class Request:
+    config: GPTConfig
+    seed: int
+    prompt: list[int]
+    limit: int
+    eos: int | None
+
+    @property
+    def target(self) -> Any:
+        return model_of(CachedLMHead, self.config, self.seed)
+
+    @property
+    def expected(self) -> list[int]:
+        """What the naive loop makes of it."""
+        return naive(self.config, self.seed, self.prompt, self.limit, self.eos)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> Request:
+    """Any request that a context can hold; half of them have an EOS that really occurs."""
+    config, seed = draw(configs), draw(seeds)
+    ids = st.integers(0, config.vocab_size - 1)
+    prompt = draw(st.lists(ids, min_size=1, max_size=config.n_positions))
+    limit = draw(st.integers(1, config.n_positions))
+    eos = draw(st.none() | st.sampled_from(naive(config, seed, prompt, limit)))
+    return Request(config, seed, prompt, limit, eos)
+
+
+def speculate_greedily(case: Request, drafter: Drafter, k: int) -> tuple[Speculated, list[int]]:
+    """What the loop makes of a request, and how many tokens each of the target's forwards had."""
+    with shapes_of_forwards(case.target) as shapes:
+        made = speculate(case.target, drafter, case.prompt, case.limit, k, GREEDY, None, case.eos)
+    assert made.ids == case.expected
+    assert all(rows == 1 for rows, _ in shapes)
+    return made, [length for _, length in shapes]
+
+
+@given(requests(), kinds, drafted)
+def test_any_draft_gives_the_tokens_of_the_naive_loop(case: Request, kind: Kind, k: int) -> None:
+    made, _ = speculate_greedily(case, kind(case.config, case.seed), k)
+    assert sum(len(done.new) for done in made.rounds) == len(made.ids) - len(case.prompt)
+
+
+@given(requests(), drafted, st.integers(0, 6))
+def test_a_round_gains_what_is_right_in_it_and_one_token(case: Request, k: int, right: int) -> None:
+    case = replace(case, eos=None)
+    drafter = Recites(case.expected, case.config.vocab_size, right)
+    made, _ = speculate_greedily(case, drafter, k)
+    left = len(made.ids) - len(case.prompt)
+    for done in made.rounds:
+        assert len(done.drafts) == min(k, left - 1)  # beside them the target's own must fit
+        assert done.accepted == min(right, len(done.drafts))
+        left -= done.accepted + 1
+    assert left == 0
+
+
+@given(requests(), drafted)
+def test_a_target_accepts_all_of_its_own_drafts(case: Request, k: int) -> None:
+    made, _ = speculate_greedily(case, the_target_itself(case.config, case.seed), k)
+    assert all(done.accepted == len(done.drafts) for done in made.rounds)
+    assert len(made.rounds) == math.ceil((len(made.ids) - len(case.prompt)) / (k + 1))
+
+
+def text_with_an_end() -> tuple[Any, list[int], int]:
+    """A target, its text after a prompt of two tokens, and an EOS that only comes third in that."""
+    config = CONFIGS[2]
+    for first in range(config.vocab_size):
+        text = naive(config, 0, [first, 7], 10)
+        if text.count(first) == text.count(text[4]) == 1:
+            return model_of(CachedLMHead, config, 0), text, text[4]
+    raise AssertionError("no text has such an end")
+
+
+@pytest.mark.parametrize(
+    ("k", "right", "rounds"),
+    [
+        (4, 4, [(4, 3)]),  # the EOS is accepted, and so would be the draft after it
+        (4, 3, [(3, 3)]),  # it is the last one accepted
+        (4, 2, [(2, 3)]),  # it corrects the third draft
+        (2, 2, [(2, 3)]),  # it is the bonus
+        (4, 1, [(1, 2), (1, 1)]),  # it is accepted in the next round
+        (4, 0, [(0, 1), (0, 1), (0, 1)]),
+    ],
+)
+def test_nothing_follows_an_eos(k: int, right: int, rounds: list[tuple[int, int]]) -> None:
+    target, text, eos = text_with_an_end()
+    drafter = Recites(text, target.config.vocab_size, right)
+    made = speculate(target, drafter, text[:2], 10, k, GREEDY, None, eos)
+    assert made.ids == text[:5]
+    assert [(done.accepted, len(done.new)) for done in made.rounds] == rounds
+
+
+def test_an_eos_that_is_rejected_ends_nothing() -> None:
+    target, text, eos = text_with_an_end()
+    drafter = Recites([eos] * len(text), target.config.vocab_size, right=4)
+    made = speculate(target, drafter, text[:2], 10, 4, GREEDY, None, eos)
+    assert made.ids == text[:5]
+    assert [done.accepted for done in made.rounds] == [0, 0, 1]
+
+
+def test_an_eos_in_the_prompt_ends_nothing() -> None:
+    target, text, _ = text_with_an_end()
+    drafter = Recites(text, target.config.vocab_size, right=2)
+    made = speculate(target, drafter, text[:2], 10, 4, GREEDY, None, text[0])
+    assert made.ids == text
+
+
+@pytest.mark.parametrize("k", [1, 2, 4, 30])
+def test_a_text_may_fill_the_context(k: int) -> None:
+    config, prompt = CONFIGS[1], [3, 14, 15]
+    target = model_of(CachedLMHead, config, 0)
+    for kind in (the_target_itself, another_model):
+        made = speculate(target, kind(config, 0), prompt, 99, k)
+        assert len(made.ids) == config.n_positions
+        assert made.ids == naive(config, 0, prompt, 99)
+
+
+def test_a_prompt_that_fills_the_context_needs_no_forward() -> None:
+    config, prompt = CONFIGS[0], list(range(12))
+    target, drafter = model_of(CachedLMHead, config, 0), another_model(config, 0)
+    with shapes_of_forwards(target) as shapes:
+        made = generate_speculative(target, drafter, prompt, 5, 4)
+    assert made == Speculated(prompt, [])
+    assert made.ids is not prompt
+    assert shapes == []
+
+
+# ----------------------------------------------------------------------------------------- work
+
+
+@given(requests(), st.sampled_from([*MODELS, Anything]), drafted)
+def test_the_target_computes_every_token_once(case: Request, kind: Kind, k: int) -> None:
+    """One forward a round: over the prompt or the newest token, and the drafts."""
+    made, forwards = speculate_greedily(case, kind(case.config, case.seed), k)
+    known = [len(case.prompt), *[1] * len(made.rounds)]
+    pairs = zip(known, made.rounds, strict=False)
+    assert forwards == [length + len(done.drafts) for length, done in pairs]
+
+
+@given(requests(), drafted, st.sampled_from(MODELS))
+def test_the_draft_computes_every_token_once(case: Request, k: int, kind: Kind) -> None:
+    """One forward a draft; the first of a round has the tokens that the cache lacks: one, or two
+    after a round in which all were accepted."""
+    drafter: Any = kind(case.config, case.seed)
+    with shapes_of_forwards(drafter.model) as shapes:
+        made, _ = speculate_greedily(case, drafter, k)
+    expected, lacking = [], len(case.prompt)
+    for done in made.rounds:
+        count = len(done.drafts)
+        expected += [(1, lacking), *[(1, 1)] * (count - 1)][:count]
+        lacking = 2 if done.accepted == count else 1
+    assert shapes == expected
+
+
+def test_a_drafter_may_serve_one_text_after_the_other() -> None:
+    """The second, longer or shorter, gets the drafts that a new drafter would make for it."""
+    config, prompts = CONFIGS[1], [[3, 14, 15, 9, 2, 6], [5, 35], [8, 9, 7, 9, 3]]
+    target, drafter = model_of(CachedLMHead, config, 0), another_model(config, 0)
+    for prompt in prompts:
+        served = generate_speculative(target, drafter, prompt, 6, 3)
+        assert served == generate_speculative(target, another_model(config, 0), prompt, 6, 3)
+
+
+# ------------------------------------------------------------------------------ lossless, a round
+#
+# Probabilities are multiples of 1/PARTS. Then all that a uniform is ever compared with, p / q and
+# the ends of the pieces of p and of the residual, is a multiple of 1/GRID, and the middles of GRID
+# equal pieces stand for all the uniforms there are.
+
+PARTS = 3
+GRID = math.lcm(*range(1, PARTS + 1))
+
+Text = tuple[int, ...]
+Table = dict[Text, list[Fraction]]  # the distribution of the token that follows each text
+
+
+def distribution(drawn: Sequence[int], vocab: int) -> list[Fraction]:
+    return [Fraction(drawn.count(token), len(drawn)) for token in range(vocab)]
+
+
+@st.composite
+def tables(draw: st.DrawFn, vocab: int, longest: int) -> Table:
+    """Each distribution is that of PARTS drawn tokens: zeros and certain tokens are common."""
+    tokens = st.lists(st.integers(0, vocab - 1), min_size=PARTS, max_size=PARTS)
+    return {text: distribution(draw(tokens), vocab) for text in texts_up_to(vocab, longest)}
+
+
+def texts_up_to(vocab: int, longest: int) -> list[Text]:
+    return [text for n in range(longest + 1) for text in product(range(vocab), repeat=n)]
+
+
+def likelihood(table: Table, text: Text, start: int = 0) -> Fraction:
+    """The probability that the table gives to a text after its first `start` tokens."""
+    places = range(start, len(text))
+    return math.prod((table[text[:n]][text[n]] for n in places), start=Fraction(1))
+
+
+def rows_of(table: Table, text: Text, count: int) -> Tensor:
+    """What the table says after each of the first `count` beginnings of a text."""
+    rows = [[float(share) for share in table[text[:n]]] for n in range(count)]
+    return torch.tensor(rows, dtype=torch.float64).reshape(count, len(table[()]))
+
+
+def every_round(target: Table, draft: Table, k: int) -> Iterator[tuple[Fraction, int, Text]]:
+    """Every round there can be: how likely it is, how many drafts it accepts, and what it says."""
+    middles = (torch.arange(GRID, dtype=torch.float64) + 0.5) / GRID
+    all_uniforms = torch.stack(torch.meshgrid([middles] * (k + 1), indexing="ij"), -1)
+    for drafts in product(range(len(target[()])), repeat=k):
+        share = likelihood(draft, drafts) / GRID ** (k + 1)
+        if share:
+            probs = rows_of(target, drafts, k + 1), rows_of(draft, drafts, k)
+            for uniforms in all_uniforms.reshape(-1, k + 1):
+                accepted, token = verify(*probs, drafts, uniforms)
+                yield share, accepted, (*drafts[:accepted], token)
+
+
+def assert_lossless(target: Table, draft: Table, k: int) -> None:
+    """Exactly: k + 1 tokens, those of a round and then the target's own, are distributed as the
+    target's; and the drafts are accepted as often as that allows."""
+    vocab = len(target[()])
+    said: dict[Text, Fraction] = defaultdict(Fraction)
+    begun: dict[Text, Fraction] = defaultdict(Fraction)  # drafts that are accepted from the first
+    for share, accepted, text in every_round(target, draft, k):
+        for rest in product(range(vocab), repeat=k + 1 - len(text)):
+            said[text + rest] += share * likelihood(target, text + rest, len(text))
+        for n in range(1, accepted + 1):
+            begun[text[:n]] += share
+    for text in product(range(vocab), repeat=k + 1):
+        assert said[text] == likelihood(target, text)
+    for text in texts_up_to(vocab, k)[1:]:
+        both = [min(target[text[:n]][text[n]], draft[text[:n]][text[n]]) for n in range(len(text))]
+        assert begun[text] == math.prod(both)
+
+
+@given(st.integers(2, 4), st.integers(0, 2), st.data())
+def test_a_round_has_the_targets_own_distribution(vocab: int, k: int, data: st.DataObject) -> None:
+    target, draft = data.draw(tables(vocab, k)), data.draw(tables(vocab, k))
+    assert_lossless(target, draft, k)
+
+
+@pytest.mark.parametrize("k", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("p", "q"),
+    [
+        ([0, 1, 2], [0, 0, 1]),  # the draft never says what the target may
+        ([0, 0, 1], [0, 1, 2]),  # and the other way round
+        ([0, 1, 2], [0, 1, 2]),  # both say the same
+        ([0, 0, 1], [2, 2, 3]),  # nothing in common: 0, 1 and 2, 3
+        ([0, 1, 2], [1, 1, 1]),  # certain drafts, as n-grams are
+        ([0, 0, 1], [2, 2, 2]),  # that are certainly wrong
+        ([1, 1, 1], [0, 1, 2]),  # a greedy target
+        ([1, 1, 1], [1, 1, 1]),  # and a greedy draft that agrees
+        ([1, 1, 1], [2, 2, 2]),  # or doesn't
+    ],
+)
+def test_a_round_is_lossless_where(p: list[int], q: list[int], k: int) -> None:
+    everywhere = texts_up_to(4, k)
+    target = {text: distribution(p, 4) for text in everywhere}
+    draft = {text: distribution(q, 4) for text in everywhere}
+    assert_lossless(target, draft, k)
+
+
+weights = st.lists(st.just(0.0) | st.floats(0.01, 1), min_size=5, max_size=5).filter(any)
+probabilities = weights.map(lambda w: torch.tensor(w, dtype=torch.float64) / sum(w))
+
+
+@given(probabilities, probabilities)
+def test_the_residual_makes_up_for_what_is_accepted(p: Tensor, q: Tensor) -> None:
+    """min(p, q) + P(reject) * residual = p."""
+    before = p.clone(), q.clone()
+    beyond = lab_6.residual(p, q)
+    assert (p.equal(before[0]), q.equal(before[1])) == (True, True)
+    assert beyond.sum().item() == pytest.approx(1)
+    both = torch.minimum(p, q)
+    torch.testing.assert_close(both + (1 - both.sum()) * beyond, p, rtol=0, atol=1e-12)
+    if not p.equal(q):
+        assert not beyond[p <= q].any()
+
+
+def test_where_nothing_is_beyond_the_residual_is_the_targets_own() -> None:
+    p = torch.tensor([0.25, 0.0, 0.75])
+    assert lab_6.residual(p, p.clone()).equal(p)
+
+
+def test_a_round_by_hand() -> None:
+    """p / q is 1/2 for token 0 and above 1 for the others; the residual is 1/4 and 3/4 of those."""
+    p, q = torch.tensor([0.4, 0.2, 0.4]), torch.tensor([0.8, 0.1, 0.1])
+    probs = torch.stack([p, torch.tensor([0.0, 0.5, 0.5])]), q[None]
+    for drafts, uniforms, expected in (
+        ([0], [0.49, 0.6], (1, 2)),  # accepted; the bonus comes from the last row
+        ([0], [0.51, 0.1], (0, 1)),  # rejected: 0.1 is on the piece of token 1, which ends at 1/4
+        ([0], [0.51, 0.3], (0, 2)),
+        ([1], [0.99, 0.2], (1, 1)),
+    ):
+        assert verify(*probs, drafts, torch.tensor(uniforms)) == expected
+
+
+def test_a_draft_that_the_target_cannot_say_is_rejected_at_uniform_0() -> None:
+    certain = torch.eye(2)
+    assert verify(certain[[1, 1]], certain[:1], [0], torch.zeros(2)) == (0, 1)
+
+
+@given(st.integers(1, 5), st.integers(0, 4), st.data())
+def test_greedy_is_the_certain_case(vocab: int, k: int, data: st.DataObject) -> None:
+    ids = st.integers(0, vocab - 1)
+    choices = data.draw(st.lists(ids, min_size=k + 1, max_size=k + 1))
+    drafts = data.draw(st.lists(ids, min_size=k, max_size=k))
+    uniform = st.floats(0, 1, exclude_max=True, width=32)
+    uniforms = torch.tensor(data.draw(st.lists(uniform, min_size=k + 1, max_size=k + 1)))
+    certain = torch.eye(vocab)
+    before = uniforms.clone()
+    expected = verify_greedy(choices, drafts)
+    assert verify(certain[choices], certain[drafts], drafts, uniforms) == expected
+    assert uniforms.equal(before)
+    accepted, token = expected
+    assert [*drafts[:accepted], token] == choices[: accepted + 1]
+    assert accepted == k or drafts[accepted] != token
+
+
+# ----------------------------------------------------------------------------- lossless, to the end
+
+THREE = GPTConfig(vocab_size=3, n_positions=8, n_embd=8, n_layer=2, n_head=2)
+TWO = replace(THREE, vocab_size=2)
+ROUNDING = 1e-10
+
+
+class Undecided(Exception):
+    """The loop wants one more uniform, which decides at these places between 0 and 1."""
+
+    def __init__(self, places: Tensor) -> None:
+        self.ends = sorted({0.0, 1.0, *places[(places > 0) & (places < 1)].tolist()})
+
+
+def courses(run: Callable[..., Text], *uniforms: float) -> Iterator[tuple[float, Text]]:
+    """Every course that a run can take after these uniforms: how likely it is, and its result.
+
+    Between two neighbouring places all uniforms decide alike, and the one in the middle goes on for
+    them. Places that only rounding keeps apart are one.
+    """
+    try:
+        result = run(*uniforms)
+    except Undecided as at:
+        pieces = [(start, end) for start, end in pairwise(at.ends) if end - start > ROUNDING]
+        for start, end in pieces:
+            for share, text in courses(run, *uniforms, (start + end) / 2):
+                yield (end - start) * share, text
+    else:
+        yield 1.0, result
+
+
+def speculated_distribution(
+    target: Any, new_drafter: Callable[[], Drafter], prompt: list[int], limit: int, *how: Any
+) -> dict[Text, float]:
+    """The distribution of what the loop says, over all the uniforms that it may draw."""
+
+    def run(*uniforms: float) -> Text:
+        watched, left, rows = Watched(new_drafter()), list(uniforms), [torch.empty(0)]
+
+        def noted_probs(*given: Any) -> Tensor:
+            rows.append(next_token_probs(*given))
+            return rows[-1]
+
+        def next_uniforms(count: int, *_: Any) -> Tensor:
+            probs, taken = rows[-1], left[:count]
+            assert len(probs) == count  # one draws a draft, k + 1 verify k of them
+            del left[:count]
+            if len(taken) < count - 1:
+                place = len(taken)
+                ratio = probs[place] / watched.probs[place]
+                raise Undecided(ratio[watched.drafts[place], None])
+            if len(taken) < count:
+                both = zip(probs, watched.probs, strict=False) if count > 1 else []
+                drawn_from = [probs[-1], *(lab_6.residual(p, q) for p, q in both)]
+                raise Undecided(torch.stack(drawn_from).cumsum(dim=-1))
+            return torch.tensor(taken, dtype=torch.float64)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(lab_6, "next_token_probs", noted_probs)
+            patch.setattr(lab_6, "new_uniforms", next_uniforms)
+            made = speculate(target, watched, prompt, limit, *how)
+        return tuple(made.ids[len(prompt) :])
+
+    distribution: dict[Text, float] = defaultdict(float)
+    for share, text in courses(run):
+        distribution[text] += share
+    return distribution
+
+
+def plain_distribution(
+    model: Any, prompt: list[int], limit: int, params: SamplingParams, eos: int | None
+) -> dict[Text, float]:
+    """The same of plain sampling, where every text is computed from its start."""
+    ids = torch.tensor([prompt])
+    logits = model(ids, torch.arange(len(prompt))[None])[:, -1]
+    distribution: dict[Text, float] = {}
+    for token, share in enumerate(next_token_probs(logits, ids, params)[0].tolist()):
+        if limit == 1 or token == eos:
+            distribution[token,] = share
+        elif share:
+            after = plain_distribution(model, [*prompt, token], limit - 1, params, eos)
+            distribution |= {(token, *text): share * rest for text, rest in after.items()}
+    return distribution
+
+
+HOW = {
+    "temperature": SamplingParams(temperature=0.8),
+    "top-p": SamplingParams(temperature=0.8, top_p=0.8),
+    "top-k": SamplingParams(temperature=2, top_k=2),
+    "penalty": SamplingParams(temperature=1.5, repetition_penalty=1.7),
+    "greedy": GREEDY,
+}
+EXACT_DRAFTS = [another_model, the_target_itself, the_text_itself]
+
+
+def assert_same_distribution(got: dict[Text, float], expected: dict[Text, float]) -> None:
+    for text in got.keys() | expected.keys():
+        assert got.get(text, 0) == pytest.approx(expected.get(text, 0), abs=100 * ROUNDING)
+
+
+@pytest.mark.parametrize("kind", EXACT_DRAFTS)
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("eos", [None, 2])
+def test_two_tokens_are_distributed_as_without_a_draft(
+    kind: Kind, how: str, eos: int | None
+) -> None:
+    target, params = model_of(CachedLMHead, THREE, 0), HOW[how]
+    prompt = [1, 1]  # where a draft is new to the text, the penalty tells the rows apart
+    got = speculated_distribution(target, lambda: kind(THREE, 0), prompt, 2, 4, params, None, eos)
+    expected = plain_distribution(model_of(GPTLMHead, THREE, 0), prompt, 2, params, eos)
+    assert len([share for share in expected.values() if share > 1e-6]) > 1 or params == GREEDY
+    assert_same_distribution(got, expected)
+
+
+@pytest.mark.parametrize("kind", EXACT_DRAFTS)
+@pytest.mark.parametrize("how", ["top-k", "penalty"])
+def test_several_rounds_are_distributed_as_without_a_draft(kind: Kind, how: str) -> None:
+    """Three tokens, two drafts a round: a rejection in either place, then another round."""
+    target, params, prompt = model_of(CachedLMHead, TWO, 0), HOW[how], [1, 1]
+    got = speculated_distribution(target, lambda: kind(TWO, 0), prompt, 3, 2, params)
+    expected = plain_distribution(model_of(GPTLMHead, TWO, 0), prompt, 3, params, None)
+    assert_same_distribution(got, expected)
+
+
+@given(requests(), drafted, st.sampled_from([*HOW.values()]))
+def test_drafts_are_drawn_from_what_is_handed_over(
+    case: Request, k: int, params: SamplingParams
+) -> None:
+    """From the model's distribution after the text and the drafts so far, with one uniform each."""
+    k = min(k, case.config.n_positions - len(case.prompt) + 1)
+    drafter = the_target_itself(case.config, case.seed)
+    generator, same = (torch.Generator().manual_seed(7) for _ in range(2))
+    with torch.no_grad():
+        drafts, probs = drafter.propose(case.prompt, k, params, generator)
+    assert len(drafts) == k
+    model = model_of(GPTLMHead, case.config, case.seed)
+    for place, token in enumerate(drafts):
+        ids = torch.tensor([case.prompt + drafts[:place]])
+        logits = model(ids, torch.arange(ids.shape[1])[None])[:, -1]
+        assert_same(probs[place : place + 1], next_token_probs(logits, ids, params))
+        assert token == draw(probs[place : place + 1], torch.rand(1, generator=same)).item()
+    assert generator.get_state().equal(same.get_state())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_seed_gives_the_same_text(kind: Kind) -> None:
+    config = CONFIGS[2]
+
+    def made(seed: int) -> Speculated:
+        target, generator = model_of(CachedLMHead, config, 0), torch.Generator().manual_seed(seed)
+        return speculate(target, kind(config, 0), [3, 1, 3], 12, 4, HOW["top-k"], generator)
+
+    assert made(7) == made(7)
+    assert len({tuple(made(seed).ids) for seed in range(4)}) > 1
+
+
+@given(st.data())
+def test_each_row_follows_its_own_prefix(data: st.DataObject) -> None:
+    """What isn't in the prefix is filled with what is, so that the same tokens occur in both."""
+    ids = data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=8))
+    count = data.draw(st.integers(1, len(ids)))
+    found = lab_6.prefixes(ids, torch.empty(count, 6))
+    assert found.shape == (count, len(ids))
+    for row, length in zip(found.tolist(), range(len(ids) - count + 1, len(ids) + 1), strict=True):
+        assert row[:length] == ids[:length]
+        assert set(row) == set(ids[:length])
+
+
+# --------------------------------------------------------------------------------------- n-grams
+
+
+@given(st.lists(st.integers(0, 3), max_size=14), st.integers(1, 6), st.integers(1, 4))
+def test_an_ngram_is_looked_up(ids: list[int], k: int, longest: int) -> None:
+    """Of all earlier places where the text's end stands: the longest end, then the latest place."""
+    before = list(ids)
+    found = ngram_draft(ids, k, longest)
+    assert ids == before
+    places = [
+        (size, start)
+        for size in range(1, longest + 1)
+        for start in range(len(ids) - size)  # it doesn't match itself, which starts right after
+        if ids[start : start + size] == ids[len(ids) - size :]
+    ]
+    if not places:
+        assert found == []
+        return
+    size, start = max(places)
+    followed = ids[start + size :]
+    assert found == [followed[n % len(followed)] for n in range(k)]
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        ([], []),
+        ([5], []),
+        ([1, 2, 3], []),
+        ([5, 5], [5, 5, 5, 5]),
+        ([1, 2, 3, 1, 2], [3, 1, 2, 3]),
+        ([1, 2, 7, 1, 2, 8, 1, 2], [8, 1, 2, 8]),  # the latest place
+        ([9, 1, 2, 7, 0, 2, 8, 9, 1, 2], [7, 0, 2, 8]),  # three tokens count for more than one
+        ([1, 2, 3, 4, 5, 6, 0, 3, 4, 5, 7, 4, 5], [7, 4, 5, 7]),
+    ],
+)
+def test_ngrams_by_hand(ids: list[int], expected: list[int]) -> None:
+    assert ngram_draft(ids, 4) == expected
+
+
+@given(st.integers(1, 5), st.integers(1, 12), st.integers(1, 12))
+def test_a_text_that_goes_round_is_drafted_round_again(size: int, more: int, k: int) -> None:
+    ids = [n % size for n in range(size + more)]
+    assert ngram_draft(ids, k) == [n % size for n in range(len(ids), len(ids) + k)]
+
+
+def test_ngrams_are_certain() -> None:
+    drafts, probs = NgramDrafter(5).propose([1, 2, 1], 3, GREEDY, torch.Generator())
+    assert drafts == [2, 1, 2]
+    assert probs.equal(torch.eye(5)[drafts])
+    drafts, probs = NgramDrafter(5).propose([1, 2, 3], 3, GREEDY, torch.Generator())
+    assert (drafts, probs.shape) == ([], (0, 5))
+
+
+# -------------------------------------------------------------------------------- the first layers
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_the_first_layers_are_a_model_in_the_same_memory(config: GPTConfig) -> None:
+    target = model_of(CachedLMHead, config, 0)
+    ids = torch.arange(6)[None]
+    for count in range(1, config.n_layer + 1):
+        draft = first_layers(target, count)
+        assert draft.config == replace(config, n_layer=count)
+        assert not draft.training
+        own, shared = draft.state_dict(), target.state_dict()
+        assert all(own[name].data_ptr() == shared[name].data_ptr() for name in own)
+        apart = CachedLMHead(draft.config).double().eval()
+        apart.load_state_dict({name: shared[name] for name in apart.state_dict()})
+        with torch.no_grad():
+            got, expected = (
+                model(ids, torch.arange(6)[None], lab_6.new_cache(model, 6))
+                for model in (draft, apart)
+            )
+        assert got.equal(expected)
+    whole = target(ids, torch.arange(6)[None], lab_6.new_cache(target, 6))
+    assert_same(got, whole)
+    assert len(target.transformer.h) == config.n_layer  # it is left as it was
+
+
+def test_a_model_made_in_inference_mode_has_first_layers_too() -> None:
+    """Nothing in inference mode may ask for gradients, not even for a moment."""
+    with torch.inference_mode():
+        target = random_model(CachedLMHead, CONFIGS[1], 0)
+    assert not any(weight.requires_grad for weight in first_layers(target, 1).parameters())
+
+
+# ------------------------------------------------------------------------------ when does it pay?
+
+
+@given(st.floats(0, 1), st.integers(0, 6))
+def test_expected_tokens_are_the_mean_over_all_rounds(acceptance: float, k: int) -> None:
+    """Each draft would be accepted or not; those up to the first that isn't count, and one more."""
+    mean = 0.0
+    for fates in product([True, False], repeat=k):
+        chance = math.prod(acceptance if fate else 1 - acceptance for fate in fates)
+        mean += chance * ([*fates, False].index(False) + 1)
+    assert lab_6.expected_tokens(acceptance, k) == pytest.approx(mean)
+    if acceptance < 0.99:  # equation 1 of the paper, which divides by what would be 0
+        closed_form = (1 - acceptance ** (k + 1)) / (1 - acceptance)
+        assert lab_6.expected_tokens(acceptance, k) == pytest.approx(closed_form)
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "k", "draft_cost", "verify_cost", "expected"),
+    [
+        (0.5, 0, 0.1, 1, 1),  # plain decode
+        (0.5, 1, 0, 1, 1.5),
+        (1, 4, 0, 1, 5),
+        (1, 4, 1, 1, 1),  # a draft as slow as the target
+        (0, 4, 0.25, 2, 1 / 3),  # it always loses
+        (0.5, 2, 0.1, 1.3, 1.75 / 1.5),
+    ],
+)
+def test_a_speed_up_by_hand(
+    acceptance: float, k: int, draft_cost: float, verify_cost: float, expected: float
+) -> None:
+    got = lab_6.speed_up(acceptance, k, draft_cost, verify_cost)
+    assert got == pytest.approx(expected)
+
+
+@given(
+    st.floats(0, 1),
+    st.floats(0, 1),
+    st.lists(st.floats(0.5, 4), min_size=1, max_size=8).map(sorted),
+)
+def test_no_number_of_drafts_is_better_than_the_best(
+    acceptance: float, draft_cost: float, costs: list[float]
+) -> None:
+    best = lab_6.best_k(acceptance, draft_cost, costs)
+    speeds = [lab_6.speed_up(acceptance, k, draft_cost, cost) for k, cost in enumerate(costs)]
+    assert speeds[best] == max(speeds)
+
+
+def test_where_it_is_best_not_to_draft() -> None:
+    assert lab_6.best_k(0.3, 0.2, [1, 1.5, 1.6, 1.7, 1.8]) == 0
+    assert lab_6.best_k(0.9, 0.1, [1, 1.5, 1.6, 1.7, 1.8]) == 4
+
+
+# --------------------------------------------------------------------- what is refused, and how
+
+
+def drafter_of(model: Any, max_length: int = 12) -> ModelDrafter:
+    return ModelDrafter(model, max_length)
+
+
+@pytest.mark.parametrize(("prompt", "limit", "sentence"), BAD_REQUESTS)
+def test_a_bad_request_is_refused(prompt: list[int], limit: int, sentence: str) -> None:
+    target = model_of(CachedLMHead, CONFIGS[0], 0)
+    with shapes_of_forwards(target) as shapes, pytest.raises(ValueError, match=sentence):
+        generate_speculative(target, drafter_of(target), prompt, limit, 4)
+    assert shapes == []
+
+
+@pytest.mark.parametrize("k", [0, -1])
+def test_a_round_without_drafts_is_refused(k: int) -> None:
+    target = model_of(CachedLMHead, CONFIGS[0], 0)
+    with pytest.raises(ValueError, match=f"at least one token, not {k}. For none, take lab 2's"):
+        generate_speculative(target, drafter_of(target), [1], 3, k)
+
+
+def test_a_draft_with_another_vocabulary_is_refused() -> None:
+    target, draft = (model_of(CachedLMHead, config, 0) for config in CONFIGS[:2])
+    sentence = "The draft has a vocabulary of 48 tokens, the target one of 32. They must share a"
+    with shapes_of_forwards(target) as shapes, pytest.raises(ValueError, match=sentence):
+        generate_speculative(target, drafter_of(draft), [1], 3, 4)
+    assert shapes == []
+
+
+def test_a_draft_may_not_be_too_short_for_the_text() -> None:
+    """Of a text that may grow to 10 tokens it computes 8: neither the last draft nor the bonus."""
+    config = CONFIGS[0]
+    target = model_of(CachedLMHead, config, 0)
+    for length, sentence in ((8, None), (7, "7 tokens")):
+        short = model_of(CachedLMHead, replace(config, n_positions=length), 1)
+        long = model_of(CachedLMHead, config, 1)
+        for drafter in (drafter_of(short, 12), drafter_of(long, length)):
+            if sentence is None:
+                made = speculate(target, drafter, [1, 2], 8, 8)
+                assert made.ids == naive(config, 0, [1, 2], 8)
+            else:
+                with pytest.raises(ValueError, match=sentence):
+                    generate_speculative(target, drafter, [1, 2], 8, 8)
+
+
+@pytest.mark.parametrize("n_layer", [0, -1, 3])
+def test_layers_that_are_not_there_are_refused(n_layer: int) -> None:
+    with pytest.raises(ValueError, match=f"has 1 to 2 layers to take, not {n_layer}"):
+        first_layers(model_of(CachedLMHead, CONFIGS[1], 0), n_layer)
+
+
+@pytest.mark.parametrize("acceptance", [-0.1, 1.1, 60, math.nan])
+def test_an_acceptance_that_is_no_share_is_refused(acceptance: float) -> None:
+    for estimate in (
+        lambda: lab_6.expected_tokens(acceptance, 4),
+        lambda: lab_6.speed_up(acceptance, 4, 0.1, 1.6),
+        lambda: lab_6.best_k(acceptance, 0.1, [1, 1.2]),
+    ):
+        with pytest.raises(ValueError, match=f"a share from 0 to 1, not {acceptance}"):
+            estimate()
+
+
+@pytest.mark.parametrize("who", ["target", "draft"])
+def test_a_broken_model_is_refused(who: str) -> None:
+    models = {name: model_of(CachedLMHead, CONFIGS[0], 0) for name in ("target", "draft")}
+    models[who] = random_model(CachedLMHead, CONFIGS[0], 0)
+    models[who].transformer.ln_f.bias.fill_(math.nan)
+    with pytest.raises(ValueError, match=r"has nan as its largest one.*output broken"):
+        generate_speculative(models["target"], drafter_of(models["draft"]), [1, 2], 3, 4)

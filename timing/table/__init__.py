@@ -1,0 +1,1 @@
+"""What timed_generate.py is made of: workloads, techniques, verified and timed rows."""

@@ -1,0 +1,260 @@
+"""Verifying and timing, and what comes of it: the rows of the table."""
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from tqdm import tqdm
+
+from solutions import generate as lab1
+from timing.peers.row import PeerRow
+from timing.peers.worker import PeerFailed
+from timing.table.runs import NOTES, Prepared, Run
+from timing.table.verify import Key, Verifier
+from timing.table.workloads import Workload
+
+REPEATS = 3
+ENOUGH_SECONDS = 2.0
+
+Plan = list[tuple[Workload, list[str]]]  # which techniques are timed on which workload
+Runs = dict[Key, list[Run]]  # by workload and technique, one for each repeat
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The rows of the table, the timed runs that they come of, and what is to be told of them.
+
+    left_out: why an engine of others has no row.
+    """
+
+    rows: list[Row]
+    runs: Runs
+    told: Verifier
+    left_out: dict[Key, str]
+
+
+def measure(
+    plan: Plan,
+    prepared: Mapping[tuple[str, str], Prepared],
+    naive_model: nn.Module,
+    environment: Mapping[str, Any],
+    repeats: int | None = None,
+) -> Measured:
+    """Verify every technique, time it, and make a row of it.
+
+    `prepared` is by kind of workload and name.
+    """
+    told = Verifier(naive_model)
+    runs, left_out = timed_runs(plan, prepared, told, repeats)
+    rows = []
+    for workload, names in plan:
+        for name in names:
+            if own := runs.get((workload.name, name)):
+                read = prepared[workload.kind, name].weight_bytes
+                rows.append(new_row(workload, name, own, read, environment))
+    add_speedups(rows)
+    return Measured(rows, runs, told, left_out)
+
+
+def timed_runs(
+    plan: Plan,
+    prepared: Mapping[tuple[str, str], Prepared],
+    verifier: Verifier,
+    repeats: int | None = None,
+) -> tuple[Runs, dict[Key, str]]:
+    """The timed runs of each row, and why an engine of others has none.
+
+    The verified runs are the warm-up. Then the techniques take turns, and each repeat starts with
+    another one, so that a slow minute of the machine, or a warm cache, favours none of them.
+
+    Without `repeats`, a row is timed up to REPEATS times, until it has been for ENOUGH_SECONDS. A
+    reference has nothing to wait for: a first run of its own that was long enough counts.
+
+    An engine of others that fails, or gives other tokens, loses its row; one of ours stops it all.
+    """
+    runs: Runs = {}
+    left_out: dict[Key, str] = {}
+
+    def verified(workload: Workload, name: str) -> list[Run]:
+        """One run; none of an engine of others that has no row."""
+        key, technique = (workload.name, name), prepared[workload.kind, name]
+        if key in left_out:
+            return []
+        try:
+            return [verifier.run(workload, name, technique)]
+        except (PeerFailed, SystemExit) as failure:
+            if not isinstance(technique, PeerRow):
+                raise
+            left_out[key] = str(failure).removeprefix("Stopped: ")
+            verifier.forget(key)
+            runs.pop(key, None)
+            return []
+
+    verifying = [
+        (workload, name)
+        for workload, names in plan
+        for name in dict.fromkeys([workload.reference, *names])
+    ]
+    timing = [
+        (workload, name)
+        for repeat in range(repeats or REPEATS)
+        for workload, names in plan
+        for name in rotated(names, repeat)
+    ]
+    with tqdm(total=len(verifying) + len(timing), unit="run", leave=False) as progress:
+        for workload, name in verifying:
+            progress.set_description(f"verify {name}, {workload.name}")
+            found = verified(workload, name)
+            if name == workload.reference and repeats is None and is_enough(found):
+                runs[workload.name, name] = found
+            progress.update()
+        for workload, name in timing:
+            progress.set_description(f"time {name}, {workload.name}")
+            timed = runs.get((workload.name, name), [])
+            if (repeats or not is_enough(timed)) and (found := verified(workload, name)):
+                runs[workload.name, name] = [*timed, *found]
+            progress.update()
+    return runs, left_out
+
+
+def is_enough(runs: Sequence[Run]) -> bool:
+    return sum(run.seconds for run in runs) >= ENOUGH_SECONDS
+
+
+def rotated(names: list[str], by: int) -> list[str]:
+    first = by % len(names)
+    return names[first:] + names[:first]
+
+
+# ------------------------------------------------------------------------------------------ rows
+
+
+def new_row(
+    workload: Workload,
+    name: str,
+    runs: Sequence[Run],
+    weight_bytes: int | None,
+    environment: Mapping[str, Any],
+) -> Row:
+    """One line of the table: medians over the runs, in seconds and bytes."""
+    first, tokens = runs[0], sum(workload.new_tokens)
+    rates = [tokens / run.seconds for run in runs]
+    metrics = [run.metrics(workload.turns) for run in runs]
+    tpot = median_over(metrics, lambda request: request.tpot)
+    cache = environment["last_level_cache_bytes"]
+    return {
+        "workload": workload.name,
+        "technique": name,
+        "batch": first.batch,
+        "threads": environment["threads"],
+        "requests": len(workload.prompts),
+        "new_tokens": tokens,
+        "repeats": len(runs),
+        "tok_per_s": statistics.median(rates),
+        "tok_per_s_min": min(rates),
+        "tok_per_s_max": max(rates),
+        "ttft_s": median_over(metrics, lambda request: request.ttft),
+        "ttft_p95_s": median_over(metrics, lambda request: request.ttft, p95),
+        "tpot_s": tpot,
+        "tpot_p95_s": median_over(metrics, lambda request: request.tpot, p95),
+        "total_s": statistics.median(run.seconds for run in runs),
+        "tokens_computed": first.tokens_computed,
+        "weight_bytes": weight_bytes,
+        "kv_bytes": first.kv_bytes,
+        "kv_bytes_reserved": first.kv_bytes_reserved,
+        **dict.fromkeys(NOTES),
+        **first.notes,
+        "speedup": None,
+        "speedup_over": workload.reference,
+        "mbu": mbu(workload, first, tpot, weight_bytes, environment),
+        "weights_fit_in_cache": bool(cache and weight_bytes) and weight_bytes <= cache,
+    }
+
+
+def p95(values: list[float]) -> float:
+    """The least of the values that 95% of them don't pass."""
+    return sorted(values)[math.ceil(0.95 * len(values)) - 1]
+
+
+def median_over(
+    runs: list[list[lab1.Metrics]],
+    pick: Callable[[lab1.Metrics], float | None],
+    over_requests: Callable[[list[float]], float] = statistics.median,
+) -> float | None:
+    """The median, or what else is asked for, over a run's requests; of these, over the runs."""
+    found = []
+    for run in runs:
+        picked = [pick(request) for request in run]
+        known = [seconds for seconds in picked if seconds is not None]
+        found += [over_requests(known)] if known else []
+    return statistics.median(found) if found else None
+
+
+def mbu(
+    workload: Workload,
+    run: Run,
+    tpot: float | None,
+    weight_bytes: int | None,
+    environment: Mapping[str, Any],
+) -> float | None:
+    """Bytes that a decode step must read, over those that the memory could have given meanwhile.
+
+    None where requests are unequal: every step reads another amount, and prefills lie between; and
+    where several tokens come of one reading.
+    """
+    lengths = {len(prompt) for prompt in workload.prompts}
+    limits = set(workload.new_tokens)
+    if weight_bytes is None or run.kv_bytes is None or tpot is None:
+        return None
+    if len(lengths) > 1 or len(limits) > 1:
+        return None
+    (prompt,), (n,) = lengths, limits
+    # The decode steps attend to prompt + 1 up to prompt + n - 1 tokens, the number at the peak.
+    bytes_per_step = weight_bytes + run.kv_bytes * (prompt + n / 2) / (prompt + n - 1)
+    return bytes_per_step / tpot / environment["memory_bandwidth_bytes_per_s"]
+
+
+def add_speedups(rows: list[Row]) -> None:
+    """Over the workload's reference; it stays None where that was not timed."""
+    totals = {(row["workload"], row["technique"]): row["total_s"] for row in rows}
+    for row in rows:
+        reference = totals.get((row["workload"], row["speedup_over"]))
+        row["speedup"] = reference / row["total_s"] if reference else None
+
+
+# ---------------------------------------------------------------------------------------- growth
+
+
+def growth(rows: list[Row]) -> dict[str, dict[str, float | None]]:
+    """The powers with which a technique's cost grows with the new tokens: 1 linear, 2 quadratic.
+
+    Each is the slope of the least-squares line through the logarithms; `total_time_last_two` is the
+    one between the two longest workloads alone. Empty where there is only one length, and without
+    a technique that was not timed on all of them.
+    """
+    powers: dict[str, dict[str, float | None]] = {}
+    lengths = {row["new_tokens"] for row in rows}
+    for name, own in by_technique(rows).items():
+        if len(own) == len(lengths) > 1:
+            powers[name] = {
+                "total_time": power(own, "total_s"),
+                "total_time_last_two": power(own[-2:], "total_s"),
+                "tokens_computed": (
+                    None if own[0]["tokens_computed"] is None else power(own, "tokens_computed")
+                ),
+            }
+    return powers
+
+
+def power(rows: list[Row], cost: str) -> float:
+    lengths = [math.log(row["new_tokens"]) for row in rows]
+    return statistics.linear_regression(lengths, [math.log(row[cost]) for row in rows]).slope
+
+
+def by_technique(rows: list[Row]) -> dict[str, list[Row]]:
+    names = dict.fromkeys(row["technique"] for row in rows)
+    return {name: [row for row in rows if row["technique"] == name] for name in names}

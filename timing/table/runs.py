@@ -1,0 +1,381 @@
+"""Doing a workload once, while the model is watched from outside.
+
+No loop has to be written for the stopwatch: hooks on the model tell when each forward ended and how
+many tokens went through. Which requests got a token in it follows from the kind of loop.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, Protocol, Self
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from solutions import batching as lab3
+from solutions import generate as lab1
+from solutions.decoding import SamplingParams
+from solutions.kv_cache import CachedLMHead, KVCache
+from solutions.speculative import Round
+from timing.stopwatch import synchronize
+from timing.table.kv_bytes import Bytes
+from timing.table.lossy import Lossy
+from timing.table.workloads import Workload
+from timing.work import weight_bytes
+
+Ids = list[int]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one technique did with one workload.
+
+    outputs: prompt and new tokens of each request. token_times: for each request, when each of its
+    new tokens was there, in seconds, on `start`'s clock. tokens_computed: how many tokens went
+    through the model, pads and finished rows included. kv_bytes, kv_bytes_reserved: keys and values
+    at the peak. What cannot be seen from outside, in another process, is None. batch: how many
+    requests are served at a time. notes: what only some techniques have, as NOTES tells.
+    """
+
+    outputs: list[Ids]
+    start: float
+    token_times: list[list[float]]
+    tokens_computed: int | None
+    kv_bytes: int | None
+    kv_bytes_reserved: int | None
+    batch: int
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        return max(times[-1] for times in self.token_times) - self.start
+
+    def metrics(self, turns: int = 1) -> list[lab1.Metrics]:
+        """Of each request, from when it came, so waiting counts.
+
+        That was at the start; with more `turns` than one, when the turn before had ended.
+        """
+        at_start = len(self.token_times) // turns
+        ends = [times[-1] for times in self.token_times]
+        came = [self.start] * at_start + ends
+        return [lab1.metrics(*both) for both in zip(came, self.token_times, strict=False)]
+
+
+# What a technique may note of a run beyond that, and a row has None of where it doesn't. used: the
+# share of fixed slots, over all steps, that served a request. preemptions, pool_used: of an engine,
+# the second one the share of its blocks that were held, on average over its steps. queried, hits:
+# of a prefix cache, how many tokens of prompts were looked for, and how many of them found.
+# acceptance: the share of drafts that stayed. tokens_per_pass: new ones, of a pass that verifies
+# drafts. `threads`, those of another process, take the place of our own.
+NOTES = "used", "preemptions", "pool_used", "queried", "hits", "acceptance", "tokens_per_pass"
+
+
+class Prepared(Protocol):
+    """A technique with its weights loaded: what every row of the table has to offer."""
+
+    @property
+    def about(self) -> str:
+        """Its one line under the table."""
+
+    @property
+    def weight_bytes(self) -> int | None:
+        """Bytes of weights that are read for every token; None where tokens share a reading."""
+
+    @property
+    def lossy(self) -> Lossy | None:
+        """What is known of texts that need not be the reference's; None where they must be."""
+
+    def run(self, workload: Workload) -> Run:
+        """Do the workload once."""
+
+
+# ---------------------------------------------------------------------------------- watching
+
+
+class Watch:
+    """Notes the forwards of a model while it is entered.
+
+    start, ends: when it was entered and when each forward ended. A token is picked right after the
+    forward that gave its logits; a hook costs microseconds where a forward costs milliseconds. On
+    an accelerator the clock waits for the forward to end, as whoever reads the token would.
+    after_each: called at the end of each forward, where it is given.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        kv_bytes: Callable[[Sequence[Any], Any], Bytes],
+        after_each: Callable[[], None] | None = None,
+    ) -> None:
+        self.model, self.kv_bytes, self.after_each = model, kv_bytes, after_each
+        self.device = next(model.parameters()).device
+        self.ends: list[float] = []
+        self.tokens_computed = self.held = self.reserved = 0
+
+    def __enter__(self) -> Self:
+        self.hooks = [
+            self.model.get_submodule("transformer.wte").register_forward_pre_hook(self.count),
+            self.model.register_forward_hook(self.note, with_kwargs=True),
+        ]
+        synchronize(self.device)
+        self.start = time.perf_counter()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for hook in self.hooks:
+            hook.remove()
+
+    def count(self, embedding: nn.Module, args: tuple[torch.Tensor]) -> None:
+        self.tokens_computed += args[0].numel()
+
+    def note(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict, output: Any) -> None:
+        synchronize(self.device)
+        self.ends.append(time.perf_counter())
+        held, reserved = self.kv_bytes((*args, *kwargs.values()), output)
+        self.held, self.reserved = max(self.held, held), max(self.reserved, reserved)
+        if self.after_each:
+            self.after_each()
+
+    def run(
+        self,
+        outputs: list[Ids],
+        token_times: list[list[float]],
+        batch: int,
+        **notes: float | None,
+    ) -> Run:
+        counted = self.tokens_computed, self.held, self.reserved
+        return Run(outputs, self.start, token_times, *counted, batch, notes)
+
+
+def one_prompt_at_a_time(loop: Callable[[Any, Tensor, int], Tensor]) -> Callable:
+    """A loop of labs 1 and 2, called as Batches calls it."""
+
+    def generate(model: nn.Module, prompts: list[Ids], new_tokens: list[int]) -> list[Ids]:
+        input_ids = torch.tensor(prompts, device=next(model.parameters()).device)
+        return loop(model, input_ids, *new_tokens).tolist()
+
+    return generate
+
+
+# ------------------------------------------------------------------ batches, one after the other
+
+
+@dataclass(frozen=True)
+class OneModel:
+    """A technique that runs one model, whose weights are read for every token of a request."""
+
+    about: str
+    model: nn.Module
+    lossy: Lossy | None = field(default=None, kw_only=True)
+
+    @property
+    def weight_bytes(self) -> int:
+        return weight_bytes(self.model)
+
+
+@dataclass(frozen=True)
+class Batches(OneModel):
+    """Requests in batches of `size`, in order of arrival; a batch ends with its longest.
+
+    generate: called as generate(model, prompts, new_tokens) for a batch, returns prompt and new
+    tokens of each. A batch's first forward gives each row its first token, and so on.
+    """
+
+    generate: Callable[[Any, list[Ids], list[int]], list[Ids]]
+    kv_bytes: Callable[[Sequence[Any], Any], Bytes]
+    size: int = 1
+
+    def run(self, workload: Workload) -> Run:
+        outputs: list[Ids] = []
+        token_times: list[list[float]] = []
+        with Watch(self.model, self.kv_bytes) as watch:
+            for first in range(0, len(workload.prompts), self.size):
+                limits = workload.new_tokens[first : first + self.size]
+                numbers = range(first, first + len(limits))
+                prompts = [workload.prompt(number, outputs) for number in numbers]
+                forwards = len(watch.ends)
+                outputs += self.generate(self.model, prompts, limits)
+                token_times += [watch.ends[forwards : forwards + limit] for limit in limits]
+        used = sum(workload.new_tokens) / (len(watch.ends) * self.size)
+        return watch.run(outputs, token_times, self.size, used=used)
+
+
+class BestBatches:
+    """Batches of the size that was fastest in a trial, in which all sizes are timed once.
+
+    The trial asks for a quarter of the new tokens, since it is made to choose, not to report.
+    """
+
+    def __init__(self, candidates: list[Batches]) -> None:
+        self.candidates = candidates
+        self.best: Batches | None = None
+        self.lossy, self.weight_bytes = None, candidates[0].weight_bytes
+
+    @property
+    def about(self) -> str:
+        sizes = ", ".join(str(batches.size) for batches in self.candidates)
+        return f"{self.candidates[0].about}, padded batches of the best size of {sizes}"
+
+    def run(self, workload: Workload) -> Run:
+        if self.best is None:
+            trial = replace(workload, new_tokens=[-(-n // 4) for n in workload.new_tokens])
+            warm_up = replace(trial, prompts=trial.prompts[:1], new_tokens=trial.new_tokens[:1])
+            self.candidates[0].run(warm_up)
+            self.best = min(self.candidates, key=lambda batches: batches.run(trial).seconds)
+        return self.best.run(workload)
+
+
+# ------------------------------------------------------------- rounds, of one token or of several
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Requests one after the other, by a loop that gives one token or more a forward.
+
+    generate: called as generate(models, prompt, max_new_tokens, params, generator), returns what
+    each forward of the first of the models gave. The others are drafts: their keys and values are
+    held too, and what they compute costs time, but is not counted with the model's own tokens. Each
+    request has a generator of its own. one_token_each: whether a forward never gives more.
+    """
+
+    about: str
+    models: Sequence[Any]
+    generate: Callable[..., list[Round]]
+    kv_bytes: Callable[[Sequence[Any], Any], Bytes]
+    one_token_each: bool = False
+
+    lossy = None
+
+    @property
+    def weight_bytes(self) -> int | None:
+        return weight_bytes(self.models[0]) if self.one_token_each else None
+
+    def run(self, workload: Workload) -> Run:
+        outputs: list[Ids] = []
+        token_times: list[list[float]] = []
+        all_rounds: list[Round] = []
+        with ExitStack() as stack:
+            watch, *others = [
+                stack.enter_context(Watch(model, self.kv_bytes)) for model in self.models
+            ]
+            for number in range(len(workload.prompts)):
+                first = len(watch.ends)
+                rounds = self.rounds_of(self.models, workload, number)
+                ends = watch.ends[first:]
+                outputs.append(continued(workload.prompts[number], rounds))
+                token_times.append(
+                    [end for r, end in zip(rounds, ends, strict=True) for _ in r.new]
+                )
+                all_rounds += rounds
+        watch.held += sum(other.held for other in others)
+        watch.reserved += sum(other.reserved for other in others)
+        notes = {}
+        if drafted := sum(len(round.drafts) for round in all_rounds):
+            notes["acceptance"] = sum(round.accepted for round in all_rounds) / drafted
+            notes["tokens_per_pass"] = sum(workload.new_tokens) / len(all_rounds)
+        return watch.run(outputs, token_times, batch=1, **notes)
+
+    def rounds_of(self, models: Sequence[Any], workload: Workload, number: int) -> list[Round]:
+        params = SamplingParams(temperature=workload.temperature)
+        generator = torch.Generator().manual_seed(number)
+        request = workload.prompts[number], workload.new_tokens[number]
+        return self.generate(models, *request, params, generator)
+
+    def replayed(self, workload: Workload, number: int) -> tuple[Ids, Ids]:
+        """One request as this loop serves it, and as it does without its caches.
+
+        In float64, where no drawn number lies between the two roundings of a probability.
+        """
+        exact = [deepcopy(model).double() for model in self.models]
+        anew = [Uncached.over(model) for model in exact]
+        prompt = workload.prompts[number]
+        found, expected = (
+            continued(prompt, self.rounds_of(models, workload, number)) for models in (exact, anew)
+        )
+        return found, expected
+
+
+class Uncached(CachedLMHead):
+    """A model that computes every token anew in each forward, and believes no cache.
+
+    Of the cache that it is handed it takes the length alone: so many tokens have been seen.
+    """
+
+    @classmethod
+    def over(cls, model: CachedLMHead) -> Self:
+        uncached = cls(model.config)
+        uncached.transformer = model.transformer
+        return uncached
+
+    def forward(  # type: ignore[override]  # it is called as every CachedLMHead is
+        self,
+        inputs: Int[Tensor, "1 q_len"],
+        position_ids: Int[Tensor, "1 q_len"],
+        kv_cache: KVCache,
+    ) -> Float[Tensor, "1 q_len vocab"]:
+        seen = kv_cache.length
+        self.ids: Tensor = torch.cat([self.ids[:, :seen], inputs], dim=1) if seen else inputs
+        length = kv_cache.length = self.ids.shape[1]
+        positions = torch.arange(length, device=inputs.device).unsqueeze(0)
+        weight = self.transformer.wte.weight
+        empty = KVCache(self.config, 1, length, weight.device, weight.dtype)
+        return super().forward(self.ids, positions, empty)[:, seen:]
+
+
+def continued(prompt: Ids, rounds: Sequence[Round]) -> Ids:
+    return [*prompt, *(token for round in rounds for token in round.new)]
+
+
+# ------------------------------------------------------------------------- continuous batching
+
+
+@dataclass(frozen=True)
+class Continuous(OneModel):
+    """An engine whose requests join and leave between any two steps.
+
+    new_engine: called as new_engine(model, workload), returns a ContinuousBatcher or PagedBatcher
+    that serves `size` requests at a time. fixed_slots: whether these have slots of their own, of
+    which some may idle.
+    """
+
+    new_engine: Callable[[Any, Workload], Any]
+    kv_bytes: Callable[[Sequence[Any], Any], Bytes]
+    size: int
+    fixed_slots: bool = True
+
+    def run(self, workload: Workload) -> Run:
+        """Serve all requests; who got a token in a forward is seen from who has grown since.
+
+        When a forward ends its tokens have not been picked yet, so that the lengths noted then are
+        those from before it.
+        """
+        requests: list[Any] = []
+        lengths: list[list[int]] = []
+
+        def note_lengths() -> None:
+            lengths.append([len(request.ids) for request in requests])
+
+        with Watch(self.model, self.kv_bytes, after_each=note_lengths) as watch:
+            engine = self.new_engine(self.model, workload)
+            for prompt, limit in zip(workload.prompts, workload.new_tokens, strict=True):
+                engine.submit(prompt, limit)
+            requests += engine.waiting
+            engine.run()
+        note_lengths()
+        outputs = [engine.outputs[number] for number in range(len(requests))]
+        used = lab3.utilisation(engine.trace) if self.fixed_slots else None
+        return watch.run(outputs, times_of_growth(watch.ends, lengths), self.size, used=used)
+
+
+def times_of_growth(ends: list[float], lengths: list[list[int]]) -> list[list[float]]:
+    """For each request, the ends of the forwards during which it grew.
+
+    `lengths` has a list for every forward, from before it, and one from after the last.
+    """
+    steps = list(zip(ends, pairwise(lengths), strict=True))
+    requests = range(len(lengths[0]))
+    return [[end for end, (old, new) in steps if new[r] > old[r]] for r in requests]

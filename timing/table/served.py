@@ -1,0 +1,73 @@
+"""Doing a workload once with the engine, which tells by itself when each token came."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from solutions.engine.engine import Engine, Output
+from solutions.engine.runner import Chunk
+from timing.stopwatch import synchronize
+from timing.table.runs import Ids, OneModel, Run
+from timing.table.workloads import Workload
+
+
+@dataclass(frozen=True)
+class Served(OneModel):
+    """Requests of which the engine serves `size` at a time at most.
+
+    All come at once, but for a chat's later turns, each as soon as the one before has ended.
+    new_engine: called as new_engine(model, workload, on_output).
+    """
+
+    new_engine: Callable[[Any, Workload, Callable[[Output], None]], Engine]
+    size: int
+
+    def run(self, workload: Workload) -> Run:
+        outputs: list[Ids] = [[] for _ in workload.prompts]
+        token_times: list[list[float]] = [[] for _ in outputs]
+        places: dict[int, int] = {}  # in the workload, of the engine's numbers
+
+        def submit(place: int) -> None:
+            outputs[place] = workload.prompt(place, outputs)
+            places[engine.submit(outputs[place], workload.new_tokens[place])] = place
+
+        def note(output: Output) -> None:
+            place = places[output.request]
+            outputs[place] += output.new_ids
+            token_times[place] += [time.perf_counter()] * len(output.new_ids)
+            later = place + workload.at_start
+            if output.finish_reason and later < len(outputs):
+                submit(later)
+
+        engine = self.new_engine(self.model, workload, note)
+        synchronize(next(self.model.parameters()).device)
+        start = time.perf_counter()
+        for place in range(workload.at_start):
+            submit(place)
+        manager, forward = engine.scheduler.manager, engine.runner.forward
+        shares: list[float] = []  # of the pool, held during each forward
+
+        def watched(batch: Sequence[Chunk]) -> Any:
+            shares.append(1 - len(manager.free_blocks) / manager.num_blocks)
+            return forward(batch)
+
+        engine.runner.forward = watched  # type: ignore[method-assign]
+        engine.run()
+        reserved = engine.runner.kv_cache.cache.pool.nbytes
+        return Run(
+            outputs,
+            start,
+            token_times,
+            sum(tokens for step in engine.trace for _, tokens, _ in step),
+            round(max(shares) * reserved),
+            reserved,
+            min(self.size, workload.at_start),
+            {
+                "preemptions": engine.scheduler.preemptions,
+                "pool_used": fmean(shares),
+                "queried": getattr(manager, "queried", None),  # lab 8's manager alone counts
+                "hits": getattr(manager, "hits", None),
+            },
+        )

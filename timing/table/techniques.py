@@ -1,0 +1,81 @@
+"""The techniques on the table: those of every lab, those of transformers, the learner's own."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+from timing.rows import (
+    batching,
+    decoding,
+    disaggregation,
+    engine,
+    flash_attention,
+    generate,
+    hf,
+    kv_cache,
+    kv_reduction,
+    paged_attention,
+    prefix_caching,
+    quantization,
+    speculative,
+)
+from timing.rows.bench import Bench, Own, Prepare, Rows, is_learners
+from timing.table.runs import Prepared
+from timing.table.workloads import CHAT, EQUAL, LENGTHS, RAGGED, SAMPLED
+
+# In the order of the table: one request at a time, then many, then the engine in all its forms.
+LABS: tuple[Any, ...] = (
+    *(generate, kv_cache, decoding, speculative),
+    *(batching, paged_attention),
+    *(engine, prefix_caching, disaggregation, quantization, kv_reduction, flash_attention),
+)
+TECHNIQUES: Rows = {name: row for lab in (*LABS, hf) for name, row in lab.ROWS.items()}
+OWN: list[Own] = [own for lab in LABS for own in getattr(lab, "OWN", [])]
+
+# The row `mine` on several kinds of workload: how its line begins, and what it is until something
+# of the learner's has passed.
+UNTIL: dict[tuple[str, ...], tuple[str, str, Prepare]] = {
+    (LENGTHS,): (
+        "",
+        "the reference's cached loop: no loop of yours has passed its check yet",
+        kv_cache.cached,
+    ),
+    (SAMPLED,): (
+        "",
+        "the reference's sampling: no sampler of yours has passed its check yet",
+        decoding.sampled,
+    ),
+    (RAGGED, EQUAL): (
+        "many requests: ",
+        "the reference's static batches, until batching of yours has passed",
+        batching.static,
+    ),
+    (CHAT,): (
+        "chats: ",
+        "the reference's engine, until an engine or a prefix cache of yours has passed",
+        engine.engine,
+    ),
+}
+
+
+def mine_rows(mine: Callable[[str], ModuleType]) -> dict[str, Prepare]:
+    """The row `mine`; `mine` gives a lab's module and prints which parts of it are whose."""
+    rows: dict[str, Prepare] = {}
+    for kinds in UNTIL:
+        rows |= dict.fromkeys(kinds, partial(newest, mine, kinds))
+    return rows
+
+
+def newest(mine: Callable[[str], ModuleType], kinds: tuple[str, ...], bench: Bench) -> Prepared:
+    """The newest technique for such workloads of which some part is the learner's own."""
+    labs = functools.cache(mine)
+    prefix, about, prepare = UNTIL[kinds]
+    for own in reversed(OWN):
+        if kinds[0] in own.kinds and any(is_learners(labs(own.lab), part) for part in own.parts):
+            made: Any = own.prepare(replace(bench, lab=labs))
+            return replace(made, about=prefix + own.about)
+    made = prepare(bench)
+    return replace(made, about=prefix + about)

@@ -1,0 +1,200 @@
+"""No row of the table stands for a technique that generates something else."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from timing.table.lossy import Lossy
+from timing.table.runs import Prepared, Run
+from timing.table.workloads import Workload
+
+HAIR = 1e-4  # two logits this close, relative to the largest one, are a tie in float32
+COARSE_HAIR = 2**-6  # the same where activations are in bfloat16: four of its steps at most
+ROUNDED = "its weights are rounded"
+REPLAYED, REPLAYED_TOKENS = 2, 24  # drawn again without caches: requests, new tokens of each
+
+
+Key = tuple[str, str]  # workload and technique
+
+
+@dataclass(frozen=True)
+class Verifier:
+    """Has techniques run, holds what they give against what it must be, and keeps what is to be
+    told of it.
+
+    A technique must give what the reference of the workload gave, which comes first and is held
+    against the naive model; one that computes something else, what a naive model that does so
+    picks. expected: what each workload's reference gave. ties: what float32 could not decide.
+    differing: how far tokens are the reference's where they need not be. lossy: what is known of
+    those techniques of ours, by name. replayed: which have drawn again, without their caches.
+    """
+
+    naive_model: nn.Module
+    expected: dict[str, list[list[int]]] = field(default_factory=dict)
+    ties: dict[Key, str] = field(default_factory=dict)
+    differing: dict[Key, str] = field(default_factory=dict)
+    lossy: dict[str, Lossy] = field(default_factory=dict)
+    replayed: set[Key] = field(default_factory=set)
+
+    def run(self, workload: Workload, name: str, technique: Prepared) -> Run:
+        """Do the workload once. Raises SystemExit with a sentence where an output is wrong."""
+        key = workload.name, name
+        if workload.temperature and key not in self.replayed:
+            verify_replay(name, workload, technique)
+            self.replayed.add(key)
+        run = technique.run(workload)
+        wanted, lossy = self.expected.get(workload.name), technique.lossy
+        if lossy is None:
+            tie = verify(name, workload, run.outputs, wanted, self.naive_model)
+            if tie:
+                self.ties[key] = tie
+        else:
+            assert wanted is not None, "no reference is lossy, and it comes first"
+            if lossy.naive_model:
+                verify(name, workload, run.outputs, None, lossy.naive_model, lossy.hair)
+                self.lossy[name] = lossy
+            self.differing[key] = difference(name, workload, run.outputs, wanted, lossy.why)
+        self.expected.setdefault(workload.name, run.outputs)
+        return run
+
+    def forget(self, key: Key) -> None:
+        """What was told of a row that there isn't in the end."""
+        for told in (self.ties, self.differing):
+            told.pop(key, None)
+
+
+def verify_replay(name: str, workload: Workload, technique: Any) -> None:
+    """Whether a technique draws with its caches what it draws without them.
+
+    Two techniques draw different texts, each of the right distribution, so no tokens can be
+    compared between them. Raises SystemExit where the caches change the text.
+    """
+    short = replace(workload, new_tokens=[REPLAYED_TOKENS] * len(workload.prompts))
+    for number in range(REPLAYED):
+        found, expected = technique.replayed(short, number)
+        if found != expected:
+            sys.exit(
+                f"Stopped: {name} draws other tokens with its caches than without them, from the "
+                f"same random numbers, for request {number} of {workload.name}."
+            )
+
+
+def verify(
+    name: str,
+    workload: Workload,
+    outputs: Sequence[list[int]],
+    expected: Sequence[list[int]] | None,
+    naive_model: nn.Module,
+    hair: float = HAIR,
+) -> str | None:
+    """None where the outputs are those expected; one sentence where float32 could not decide.
+
+    Without `expected` they are held against the naive model alone. Raises SystemExit with a
+    sentence where an output is wrong.
+    """
+    ties = []
+    for number, ids in enumerate(outputs):
+        prompt = workload.prompt(number, outputs)
+        require_length(name, workload, number, prompt, ids)
+        wanted = None if expected is None else expected[number]
+        if ids != wanted and not workload.temperature:
+            tie = hold_against_naive(name, workload, number, prompt, ids, wanted, naive_model, hair)
+            ties += [tie] if tie else []
+    if len(ties) > 1:
+        return f"{ties[0]} So are {len(ties) - 1} more requests."
+    return ties[0] if ties else None
+
+
+def difference(
+    name: str,
+    workload: Workload,
+    outputs: Sequence[list[int]],
+    expected: Sequence[list[int]],
+    why: str = ROUNDED,
+) -> str:
+    """How far outputs that need not be the reference's are so, in a sentence, after the reason.
+
+    Raises SystemExit where one has not its prompt and as many new tokens as were asked for.
+    """
+    before = 0  # new tokens that come before their text's first difference
+    for number, (ids, wanted) in enumerate(zip(outputs, expected, strict=True)):
+        prompt = workload.prompt(number, outputs)
+        require_length(name, workload, number, prompt, ids)
+        if ids[: len(prompt)] != prompt:
+            sys.exit(f"Stopped: {name} changes the prompt of {place_of(workload, number)}.")
+        differs = [i for i, (a, b) in enumerate(zip(ids, wanted, strict=True)) if a != b]
+        before += (differs[0] if differs else len(ids)) - len(prompt)
+    same = sum(ids == wanted for ids, wanted in zip(outputs, expected, strict=True))
+    share = before / sum(workload.new_tokens)
+    return (
+        f"{name}, {workload.name}: {why}. {same} of {len(outputs)} texts are the reference's; "
+        f"{share:.0%} of the new tokens come before a first difference."
+    )
+
+
+def hold_against_naive(
+    name: str,
+    workload: Workload,
+    number: int,
+    prompt: list[int],
+    ids: list[int],
+    wanted: list[int] | None,
+    naive_model: nn.Module,
+    hair: float,
+) -> str | None:
+    """Whether every new token of one request is what the naive model picks, or ties with it.
+
+    After a first difference two texts part, so from there on it takes the naive model's word about
+    the technique's own text: each token must be a best one, or a hair away from it. So it is with
+    later turns of a chat.
+    """
+    place = place_of(workload, number)
+    logits = logits_after(naive_model, ids)[len(prompt) - 1 :]
+    if wanted is None:
+        wanted = prompt + logits.argmax(dim=-1).tolist()
+    differing = [i for i, (a, b) in enumerate(zip(ids, wanted, strict=True)) if a != b]
+    if not differing:
+        return None
+    first = differing[0]
+    picked = logits.gather(-1, torch.tensor(ids[len(prompt) :], device=logits.device)[:, None])
+    gaps = (logits.amax(-1) - picked[:, 0]) / logits.abs().amax(-1)  # of each new token
+    if ids[: len(prompt)] != prompt or gaps.max() > hair:
+        sys.exit(
+            f"Stopped: {name} does not generate what the naive model does. For {place} the first "
+            f"difference is at position {first} (the prompt has {len(prompt)} tokens), and its "
+            f"choices are up to {gaps.max():.1e} from the best logit (a tie is {hair:.0e})."
+        )
+    if first < len(prompt):  # of an earlier turn, which has been told
+        return None
+    return (
+        f"{name}, {place}: the first difference is at position {first}, where the two best "
+        f"logits are {gaps[first - len(prompt)]:.1e} apart: a tie in float32."
+    )
+
+
+def require_length(
+    name: str, workload: Workload, number: int, prompt: list[int], ids: list[int]
+) -> None:
+    length = len(prompt) + workload.new_tokens[number]
+    if len(ids) != length:
+        sys.exit(
+            f"Stopped: {name} returned {len(ids)} tokens for {place_of(workload, number)} where "
+            f"the prompt and its new tokens are {length}."
+        )
+
+
+def place_of(workload: Workload, number: int) -> str:
+    several = len(workload.prompts) > 1
+    return f"request {number} of {workload.name}" if several else workload.name
+
+
+@torch.no_grad()
+def logits_after(model: nn.Module, ids: list[int]) -> Float[Tensor, "positions vocab"]:
+    """The logits behind every token but the last, in one forward of a model without a cache."""
+    inputs = torch.tensor([ids[:-1]], device=next(model.parameters()).device)
+    return model(inputs, torch.arange(inputs.shape[1], device=inputs.device)[None])[0]
