@@ -40,6 +40,7 @@ EXTRAS = ["lab", "grade", "cluster", "test"]  # of pyproject.toml; .venv has the
 WHOLE_PROJECT = ["--editable", f".[{','.join(EXTRAS)}]"]
 LABS, WORK = ROOT / "labs", ROOT / "work"
 FOR_LEARNERS = ROOT / ".jupyter"  # settings that hide nbgrader, whose panels are for instructors
+TESTERS = "3"  # on two cores: while one waits for a browser or a sandbox, the others go on
 RECORD = ".labs.json"  # in work/: the hash of every released file, as it was when it was copied
 
 
@@ -326,18 +327,18 @@ def build_labs(python: Path, arguments: list[str]) -> int:
 
 
 def test(python: Path, arguments: list[str]) -> int:
-    return test_all(python, ["-m", "not slow", *arguments])
+    return test_all(python, ["-m", "not slow", "--hypothesis-profile=quick", *arguments])
 
 
 def test_all(python: Path, arguments: list[str]) -> int:
     lint = run(python, "-m", "ruff", "check", ".")
     types = run(python, "-m", "mypy")
-    tests = run(python, "-m", "pytest", "-n", "2", "--dist", "loadfile", *arguments)
+    tests = run(python, "-m", "pytest", "-n", TESTERS, "--dist", "loadfile", *arguments)
     return lint or types or tests
 
 
 def soak(python: Path, arguments: list[str]) -> int:
-    return run(python, "-m", "pytest", "-n", "2", "--hypothesis-profile=soak", *arguments)
+    return run(python, "-m", "pytest", "-n", TESTERS, "--hypothesis-profile=soak", *arguments)
 
 
 def run(python: Path, *arguments: str, **variables: str) -> int:

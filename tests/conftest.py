@@ -8,8 +8,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 from hypothesis import settings  # after the above, which torch reads when it is imported
 
-# No deadline: a slow machine is no failure. The same cases every time; `make soak` draws others.
+# No deadline: a slow machine is no failure. The same cases every time, fewer of them with
+# `make test`; `make soak` draws others.
 settings.register_profile("default", deadline=None, derandomize=True)
+settings.register_profile("quick", deadline=None, derandomize=True, max_examples=15)
 settings.register_profile("soak", deadline=None, max_examples=3000)
 settings.load_profile("default")
 

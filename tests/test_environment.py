@@ -162,7 +162,13 @@ MAY_IMPORT = {
     "timing/threads.py": MEASURING,
     "timing/work.py": set(),
     "visuals": {"visuals", "timing.machine"},
+    "autograder/course": {"autograder.course"},
     "autograder/drivers": {"gpt", "solutions", "autograder.drivers"},
+    "autograder/judging": {
+        *("gpt", "solutions"),
+        *(f"autograder.{room}" for room in ("course", "drivers", "exercises", "judging")),
+        *(f"autograder.{room}" for room in ("lending", "sandbox")),
+    },
 }
 
 
