@@ -8,7 +8,6 @@ other. So a model over there may call a cache over here.
 import builtins
 import dataclasses
 import socket
-from collections.abc import Callable
 from typing import Any
 
 from autograder.drivers.seen import kind_of, plain
@@ -97,7 +96,7 @@ class Peer:
         return len(self.shared) - 1
 
     def ask(self, number: int, verb: str, name: str, *given: Any) -> Any:
-        """Do something with an object of theirs: "get", "set" or "call"; `name` may be ""."""
+        """Do something with an object of theirs: "get" or "call"; `name` may be ""."""
         self.waiting += 1
         try:
             if self.waiting > NESTED:
@@ -137,9 +136,6 @@ class Peer:
             case "call":
                 args, kwargs = given
                 return "answer", (getattr(thing, name) if name else thing)(*args, **kwargs)
-            case "set":
-                setattr(thing, name, *given)
-                return "answer", None
             case "get":
                 value = getattr(thing, name)
                 return ("method", None) if callable(value) else ("answer", value)
@@ -224,10 +220,7 @@ class Far:
         return found
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self.far_peer.ask(self.far_number, "set", name, value)
+        raise AttributeError(f"{name!r} can't be asked for.")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.far_peer.ask(self.far_number, "call", "", list(args), kwargs)
-
-
-Function = Callable[..., Any]

@@ -133,16 +133,6 @@ def test_what_is_told_can_be_kept_and_shown(hostile, results):
     assert all(text.isprintable() and len(text) < 5000 for text in told)
 
 
-@pytest.mark.parametrize(
-    "corpus", [SAMPLES, pytest.param(CORPUS, marks=pytest.mark.soak)], ids=["samples", "all"]
-)
-def test_no_forgery_no_abort_and_no_student_lost(corpus, results):
-    found = [(hostile, results(hostile).result) for hostile in corpus]
-    forged = [h.name for h, result in found if result.points > sum(h.points.values())]
-    lost = [h.name for h, result in found if {m.exercise for m in result.marks} != {*h.points}]
-    assert (forged, lost, len(found)) == ([], [], len(corpus))
-
-
 @pytest.mark.soak
 @pytest.mark.parametrize("hostile", [h for h in CORPUS if h.family in CLASS], ids=lambda h: h.name)
 def test_seven_classmates_of_an_attacker_have_full_marks(hostile, jail):
@@ -155,9 +145,8 @@ def test_seven_classmates_of_an_attacker_have_full_marks(hostile, jail):
     assert found[attacker].points == sum(hostile.points.values())
 
 
-def test_every_family_of_attacks_is_there():
+def test_every_family_of_attacks_is_there_and_no_name_twice():
     families = Counter(hostile.family for hostile in CORPUS)
-    assert sum(families.values()) - families["honest"] >= 60
-    assert families["honest"] >= 15
-    assert {name for name, number in families.items() if number >= 10} == {*families}
+    assert len(families) == 14
+    assert min(families.values()) >= 10
     assert len({hostile.name for hostile in CORPUS}) == len(CORPUS)

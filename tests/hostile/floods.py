@@ -1,28 +1,13 @@
 """Submissions that say too much, or say it in a form that spoils what shows it."""
 
-from functools import partial
-
-from tests.hostile.notebooks import BYTES, LOOP, attempt
+from tests.hostile.notebooks import BYTES, LOOP, attempts
 
 FAMILY = "floods"
-floods = partial(attempt, FAMILY, exercise=LOOP, others=True)
-told = partial(attempt, FAMILY, exercise=BYTES)
 
-
-CORPUS = [
-    floods("gigabytes on stdout", body="while True:\n    print('x' * (1 << 20), flush=True)"),
-    floods(
-        "gigabytes on stderr",
-        body="""
-        import os, sys
-        while True:
-            os.write(2, b"x" * (1 << 20))
-        """,
-    ),
-    floods(
-        "gigabytes on every descriptor that is open",
-        body="""
-        import os
+FLOODS = {
+    "gigabytes on stdout": "while True:\n    print('x' * (1 << 20), flush=True)",
+    "gigabytes on stderr": "while True:\n    os.write(2, b'x' * (1 << 20))",
+    "gigabytes on every descriptor that is open": """
         while True:
             for number in range(64):
                 try:
@@ -30,48 +15,40 @@ CORPUS = [
                 except OSError:
                     pass
         """,
-    ),
-    floods(
-        "a million warnings",
-        body="""
-        import warnings
+    "a million warnings": """
         warnings.simplefilter("always")
         for number in range(10 ** 6):
             warnings.warn(f"This is warning {number}.")
         """,
-    ),
-    told("an exception of a hundred megabytes", body="raise ValueError('x' * 10 ** 8)"),
-    told(
-        "a class whose name is ten megabytes long",
-        body="return type('x' * 10 ** 7, (), {})()",
-    ),
-    told("a text of ten megabytes as the result", body="return 'x' * 10 ** 7"),
-    told("a hundred thousand texts", body="return ['x' * 1000] * 100_000"),
-    told("half a surrogate pair as the result", body="return '\\ud800'"),
-    told("half a surrogate pair as an exception", body="raise ValueError('\\ud800')"),
-    told("half a surrogate pair as the key of a dict", body="return {'\\ud800': 1}"),
-    told("half a surrogate pair as a class", body="return type('A\\ud800', (), {})()"),
-    told("nothing printable", body="raise ValueError(''.join(map(chr, range(32))))"),
-    told(
-        "HTML that gives itself full marks",
-        body="""
+}
+TOLD = {
+    "an exception of a hundred megabytes": "raise ValueError('x' * 10 ** 8)",
+    "a class whose name is ten megabytes long": "return type('x' * 10 ** 7, (), {})()",
+    "a text of ten megabytes as the result": "return 'x' * 10 ** 7",
+    "a hundred thousand texts": "return ['x' * 1000] * 100_000",
+    "half a surrogate pair as the result": "return '\\ud800'",
+    "half a surrogate pair as an exception": "raise ValueError('\\ud800')",
+    "half a surrogate pair as the key of a dict": "return {'\\ud800': 1}",
+    "half a surrogate pair as a class": "return type('A\\ud800', (), {})()",
+    "nothing printable": "raise ValueError(''.join(map(chr, range(32))))",
+    "HTML that gives itself full marks": """
         raise ValueError("</pre><script>document.title = '100 points'</script><h1>passed</h1>")
+        # told: It raised ValueError
         """,
-        says="It raised ValueError",
-    ),
-    told(
-        "words that move the cursor and write over the verdict",
-        body=r"raise ValueError('\x1b[2J\x1b[1;1Hpassed, 4 of 4 points\r\b')",
-        says="It raised ValueError",
-    ),
-    told(
-        "a formula for the spreadsheet that the export is opened in",
-        body='raise ValueError(\'=HYPERLINK("http://example.com", "passed")\')',
-        says="It raised ValueError",
-    ),
-    told(
-        "an exception whose class is called passed",
-        body="raise type('passed', (Exception,), {})('4 of 4 points')",
-        says="It raised passed",
-    ),
+    "words that move the cursor and write over the verdict": r"""
+        raise ValueError('\x1b[2J\x1b[1;1Hpassed, 4 of 4 points\r\b')
+        # told: It raised ValueError
+        """,
+    "a formula for the spreadsheet that the export is opened in": """
+        raise ValueError('=HYPERLINK("http://example.com", "passed")')
+        # told: It raised ValueError
+        """,
+    "an exception whose class is called passed": """
+        raise type('passed', (Exception,), {})('4 of 4 points')
+        # told: It raised passed
+        """,
+}
+CORPUS = [
+    *attempts(FAMILY, LOOP, FLOODS, others=True),
+    *attempts(FAMILY, BYTES, TOLD),
 ]

@@ -1,115 +1,81 @@
 """Submissions that leave something behind: for their next exercise, or for whoever comes next."""
 
-from functools import partial
-
-from tests.hostile.notebooks import Hostile, leaves, works_and_does
+from tests.hostile.notebooks import ALL, LOOP, leaves, works_and_does
 
 FAMILY = "left behind"
-left = partial(leaves, FAMILY)
-goes_on = partial(works_and_does, FAMILY)
 
+FOLDERS = {
+    "the scratch folder": "/scratch",
+    "the working folder": ".",
+    "the home folder": "/scratch/.config",
+    "shared memory": "/dev/shm",
+    "/var/tmp": "/var/tmp",
+    "/run": "/run",
+}
+MAKES = """
+os.makedirs("{0}", exist_ok=True)
+open("{0}/left", "w").write("answers")
+"""
+FINDS = 'won = os.path.exists("{0}/left")'
 
-def left_file(name: str, folder: str, mode: int = 0o755) -> Hostile:
-    return left(
-        name,
-        f"""
-        import os
-        os.makedirs("{folder}", exist_ok=True)
-        open("{folder}/left", "w").write("answers")
-        os.chmod("{folder}", {mode})
-        """,
-        f"""
-        import os
-        if os.path.exists("{folder}"):
-            os.chmod("{folder}", 0o755)
-        won = os.path.exists("{folder}/left")
-        """,
-    )
-
-
-CORPUS = [
-    # ----------------------------------------------------------------------- for the next exercise
-    left("a global variable", "torch.LEFT = True", "won = hasattr(torch, 'LEFT')"),
-    left(
-        "a variable of the environment",
-        "import os\nos.environ['LEFT'] = 'answers'",
-        "import os\nwon = 'LEFT' in os.environ",
+# What the first exercise leaves, and how the second one looks for it.
+LEFT = {
+    **{f"a file in {n}": (MAKES.format(at), FINDS.format(at)) for n, at in FOLDERS.items()},
+    "a file in a folder that nobody may read": (
+        MAKES.format("shut") + "os.chmod('shut', 0)",
+        "os.chmod('shut', 0o755)\n" + FINDS.format("shut"),
     ),
-    left(
-        "a module that the next exercise imports",
+    "a global variable": ("torch.LEFT = True", "won = hasattr(torch, 'LEFT')"),
+    "a variable of the environment": ("os.environ['LEFT'] = '1'", "won = 'LEFT' in os.environ"),
+    "a module that the next exercise imports": (
         """
-        import sys, types
         sys.modules["left"] = types.ModuleType("left")
         open("left.py", "w").write("answers = 1")
         """,
         "import left\nwon = True",
     ),
-    left_file("a file in the scratch folder", "/scratch"),
-    left_file("a file in the working folder", "."),
-    left_file("a file in the home folder", "/scratch/.config"),
-    left_file("a file in shared memory", "/dev/shm"),
-    left_file("a file in a folder that nobody may read", "/scratch/shut", mode=0),
-    left_file("a file in /var/tmp", "/var/tmp"),
-    left_file("a file in /run", "/run"),
-    left(
-        "a note in the log of errors",
-        "import os\nos.pwrite(2, b'answers', 0)",
-        "import os\nwon = b'answers' in os.pread(2, 100, 0)",
+    "a note in the log of errors": (
+        "os.pwrite(2, b'answers', 0)",
+        "won = b'answers' in os.pread(2, 100, 0)",
     ),
-    left(
-        "a note on one of the descriptors that are open from the beginning",
+    "a note on one of the descriptors that are open from the beginning": (
         """
-        import os
         for number in range(3, 64):
-            try:
+            with contextlib.suppress(OSError):
                 os.pwrite(number, b"answers", 0)
-            except OSError:
-                pass
         """,
         """
-        import os
         for number in range(3, 64):
-            try:
+            with contextlib.suppress(OSError):
                 won = won or b"answers" in os.pread(number, 100, 0)
-            except OSError:
-                pass
         """,
     ),
-    left(
-        "a segment of System V's shared memory",
-        "import ctypes\nctypes.CDLL(None).shmget(4711, 4096, 0o1666)",
-        "import ctypes\nwon = ctypes.CDLL(None).shmget(4711, 0, 0) != -1",
+    "a segment of System V's shared memory": (
+        "ctypes.CDLL(None).shmget(4711, 4096, 0o1666)",
+        "won = ctypes.CDLL(None).shmget(4711, 0, 0) != -1",
     ),
-    left(
-        "a message in System V's queue",
-        "import ctypes\nctypes.CDLL(None).msgget(4711, 0o1666)",
-        "import ctypes\nwon = ctypes.CDLL(None).msgget(4711, 0) != -1",
+    "a message in System V's queue": (
+        "ctypes.CDLL(None).msgget(4711, 0o1666)",
+        "won = ctypes.CDLL(None).msgget(4711, 0) != -1",
     ),
-    left(
-        "a semaphore of System V",
-        "import ctypes\nctypes.CDLL(None).semget(4711, 1, 0o1666)",
-        "import ctypes\nwon = ctypes.CDLL(None).semget(4711, 0, 0) != -1",
+    "a semaphore of System V": (
+        "ctypes.CDLL(None).semget(4711, 1, 0o1666)",
+        "won = ctypes.CDLL(None).semget(4711, 0, 0) != -1",
     ),
-    left(
-        "a POSIX message queue",
-        "import ctypes\nctypes.CDLL(None).mq_open(b'/left', 0o102, 0o666, None)",
-        "import ctypes\nwon = ctypes.CDLL(None).mq_open(b'/left', 0) != -1",
+    "a POSIX message queue": (
+        "ctypes.CDLL(None).mq_open(b'/left', 0o102, 0o666, None)",
+        "won = ctypes.CDLL(None).mq_open(b'/left', 0) != -1",
     ),
-    left(
-        "a key in the kernel's keyring",
-        "import ctypes\nctypes.CDLL(None).syscall(248, b'user', b'left', b'answers', 7, -4)",
-        "import ctypes\nwon = ctypes.CDLL(None).syscall(249, b'user', b'left', None, 0) > 0",
+    "a key in the kernel's keyring": (
+        "ctypes.CDLL(None).syscall(248, b'user', b'left', b'answers', 7, -4)",
+        "won = ctypes.CDLL(None).syscall(249, b'user', b'left', None, 0) > 0",
     ),
-    left(
-        "the priority of the process",
-        "import os\nos.setpriority(os.PRIO_USER, os.getuid(), 7)",
-        "import os\nwon = os.getpriority(os.PRIO_PROCESS, 0) == 7",
+    "the priority of the process": (
+        "os.setpriority(os.PRIO_USER, os.getuid(), 7)",
+        "won = os.getpriority(os.PRIO_PROCESS, 0) == 7",
     ),
-    # ------------------------------------------------------------------------- that goes on working
-    left(
-        "a process that waits on an abstract socket",
+    "a process that waits on an abstract socket": (
         """
-        import os, socket
         wire = socket.socket(socket.AF_UNIX)
         if wire.connect_ex("\\0left") != 0 and os.fork() == 0:
             os.setsid()
@@ -118,16 +84,11 @@ CORPUS = [
             while True:
                 wire.accept()
         """,
-        """
-        import socket
-        wire = socket.socket(socket.AF_UNIX)
-        won = wire.connect_ex("\\0left") == 0
-        """,
+        "won = socket.socket(socket.AF_UNIX).connect_ex('\\0left') == 0",
     ),
-    goes_on(
-        "a daemon that kills everybody, again and again",
-        """
-        import os, time
+}
+GOES_ON = {
+    "a daemon that kills everybody, again and again": """
         if os.fork() == 0:
             os.setsid()
             if os.fork() == 0:
@@ -139,73 +100,35 @@ CORPUS = [
                             os.kill(int(other), 9)
             os._exit(0)
         """,
-    ),
-    goes_on(
-        "a daemon that talks into the wire of the exercise that follows",
-        """
-        import os, socket, time
-        if os.fork() == 0:
-            while True:
-                for number in range(3, 64):
-                    try:
-                        os.write(number, b"\\0" * 8)
-                    except OSError:
-                        pass
-                time.sleep(0.3)
-        """,
-        {"generate.generate"},
-    ),
-    goes_on(
-        "a child that holds the wire open",
-        """
-        import os, signal, time
+    "a child that holds the wire open": """
         if os.fork() == 0:
             os.setsid()
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             time.sleep(10 ** 6)
         """,
-    ),
-    goes_on(
-        "threads that go on",
-        """
-        import threading, time
-        def work():
-            while True:
-                time.sleep(0.01)
+    "threads that go on": """
         if threading.active_count() < 8:
-            threading.Thread(target=work).start()
+            threading.Thread(target=time.sleep, args=[10 ** 6]).start()
         """,
-    ),
-    goes_on(
-        "a pool of processes that nobody closes",
-        """
-        import multiprocessing
+    "a pool of processes that nobody closes": """
         if not hasattr(torch, "pool"):
             torch.pool = multiprocessing.get_context("fork").Pool(4)
         torch.pool.apply_async(print)
         """,
-    ),
-    goes_on(
-        "a thousand zombies",
-        """
-        import os
-        if os.fork() == 0:
-            os._exit(0)
-        """,
-    ),
-    goes_on(
-        "a stopped child",
-        """
-        import os, signal
-        if os.fork() == 0:
-            os.kill(os.getpid(), signal.SIGSTOP)
-        """,
-    ),
-    goes_on(
-        "a hook for the exit of every process",
-        """
-        import atexit, os
-        atexit.register(os.kill, 1, 9)
-        """,
-    ),
+    "a thousand zombies": "if os.fork() == 0:\n    os._exit(0)",
+    "a stopped child": "if os.fork() == 0:\n    os.kill(os.getpid(), signal.SIGSTOP)",
+    "a hook for the exit of every process": "atexit.register(os.kill, 1, 9)",
+}
+TALKS = """
+if os.fork() == 0:
+    while True:
+        for number in range(3, 64):
+            with contextlib.suppress(OSError):
+                os.write(number, b"\\0" * 8)
+        time.sleep(0.3)
+"""
+CORPUS = [
+    *(leaves(FAMILY, name, *lines) for name, lines in LEFT.items()),
+    *(works_and_does(FAMILY, name, lines, ALL) for name, lines in GOES_ON.items()),
+    works_and_does(FAMILY, "a daemon that talks into the next exercise's wire", TALKS, {LOOP}),
 ]

@@ -3,7 +3,7 @@
 import json
 import re
 import textwrap
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
@@ -20,7 +20,6 @@ STUB = re.compile(r"^( *)# TODO: write this part\n *raise NotImplementedError\(.
 ALL, NONE = "all", "none"
 
 Expected = str | Set[str]  # ALL, NONE, or the exercises that earn nothing
-Content = Callable[[NotebookNode, NotebookNode], bytes]
 Edit = Callable[[NotebookNode], Any]
 
 
@@ -34,15 +33,15 @@ def ordinary_file(folder: Path, content: bytes) -> None:
 class Hostile:
     """One submission, and what it must come to.
 
-    notebook: makes it of the solved and of the released notebook. files: puts it into the folder of
-    the student's lab, which isn't there yet. says: a part of what the mark of `exercise` tells, or
-    of the remarks where no exercise is named.
+    made: gives the file. files: puts it into the folder of the student's lab, which isn't there
+    yet. says: a part of what the mark of `exercise` tells, or of the remarks where no exercise is
+    named.
     """
 
     name: str
     family: str
     lab: str
-    notebook: Content
+    made: Callable[[], bytes]
     expected: Expected
     says: str = ""
     exercise: str | None = None
@@ -51,7 +50,7 @@ class Hostile:
 
     @property
     def content(self) -> bytes:
-        return self.notebook(solved(self.lab), released(self.lab))
+        return self.made()
 
     @property
     def points(self) -> dict[str, float]:
@@ -76,11 +75,16 @@ def read_released(lab: str) -> NotebookNode:
 
 def solved(lab: str) -> NotebookNode:
     """The released notebook with the reference in every TODO."""
-    notebook, module = released(lab), lab_module(lab)
+    notebook = released(lab)
     for exercise in lessons()[lab].cards:
-        path = exercise.split(".", 1)[1]
-        write(notebook, exercise, "\n".join(module.stretch(path)))
+        write(notebook, exercise, right_lines(exercise))
     return notebook
+
+
+def right_lines(exercise: str) -> str:
+    """What the reference has in the place of the TODO."""
+    lab, path = exercise.split(".", 1)
+    return textwrap.dedent("\n".join(lab_module(lab).stretch(path)))
 
 
 def write(notebook: NotebookNode, exercise: str, body: str) -> NotebookNode:
@@ -98,6 +102,10 @@ def write(notebook: NotebookNode, exercise: str, body: str) -> NotebookNode:
 
 def grade_id(cell: NotebookNode) -> str:
     return cell.metadata.get("nbgrader", {}).get("grade_id", "")
+
+
+def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
 def check_cell(notebook: NotebookNode, exercise: str) -> NotebookNode:
@@ -124,18 +132,13 @@ def append(notebook: NotebookNode, exercise: str, source: str) -> NotebookNode:
     return notebook
 
 
-def replace(notebook: NotebookNode, exercise: str, old: str, new: str) -> NotebookNode:
-    cell = solution_cell(notebook, exercise)
-    assert old in cell.source, old
-    cell.source = cell.source.replace(old, new)
-    return notebook
-
-
 def rewrite(notebook: NotebookNode, exercise: str, body: str) -> NotebookNode:
     """Put other lines in the place of the right ones."""
     right = textwrap.indent(right_lines(exercise), "    ")
-    new = textwrap.indent(textwrap.dedent(body).strip(), "    ")
-    return replace(notebook, exercise, right, new)
+    cell, new = solution_cell(notebook, exercise), textwrap.indent(textwrap.dedent(body), "    ")
+    assert right in cell.source
+    cell.source = cell.source.replace(right, new)
+    return notebook
 
 
 def insert(notebook: NotebookNode, exercise: str, source: str, before: bool = True) -> NotebookNode:
@@ -153,45 +156,78 @@ def as_bytes(notebook: NotebookNode) -> bytes:
 
 # ------------------------------------------------------------------------------- submissions
 
+BYTES = "kv_cache.kv_bytes_per_token"  # the quickest exercise to attack: numbers in, a number out
+LOOP, METRICS = "generate.generate", "generate.metrics"  # lab 1's, judged in this order
+
+# Above every attack: what attacks take of the standard library, and a class of things that equal
+# everything. Of this a worker runs only what the attack uses.
+TOOLS = """
+import atexit, contextlib, ctypes, gc, glob, itertools, json, mmap, multiprocessing, os, pathlib
+import re, resource, signal, socket, stat, struct, sys, threading, time, types, warnings
+
+
+def yes(base, **more):
+    always = dict.fromkeys(("__eq__", "__le__", "__ge__"), lambda self, other: True)
+    never = dict.fromkeys(("__ne__", "__lt__", "__gt__"), lambda self, other: False)
+    return type("Yes", (base,), {**always, **never, "__hash__": base.__hash__, **more})
+"""
+
+
+def put(notebook: NotebookNode, exercise: str, lines: str, above: str = "") -> NotebookNode:
+    """Put a student's lines into the TODO of an exercise; `...` stands for the right ones there.
+
+    Lines before `---` go to the module level above it, those behind a second `---` below it.
+    """
+    first, *others = re.split(r"^---\n", textwrap.dedent(lines), flags=re.MULTILINE)
+    body, *below = others or [first]
+    right = right_lines(exercise)
+    body = re.sub(r"^( *)\.\.\.$", lambda dots: textwrap.indent(right, dots[1]), body, flags=re.M)
+    write(notebook, exercise, body)
+    above = f"{above}\n\n{first}" if others else above
+    for source in below:
+        append(notebook, exercise, source)
+    return prepend(notebook, exercise, above) if above.strip() else notebook
+
 
 def attempt(
-    family: str,
-    name: str,
-    exercise: str,
-    body: str,
-    above: str = "",
-    says: str = "",
-    others: bool = False,
+    family: str, name: str, exercise: str, lines: str, says: str = "", others: bool = False
 ) -> Hostile:
-    """A submission that attacks in the TODO of one exercise, and in module-level lines above it.
+    """A submission that attacks in the TODO of one exercise, with what `put` makes of the lines.
 
-    others: whether the other exercises are right, to show that they keep their points.
+    says: what the student is told, unless a comment `# told: …` in the lines has it. others:
+    whether the other exercises are right, to show that they keep their points.
     """
+    lab = exercise.split(".")[0]
 
-    def notebook(solved: NotebookNode, released: NotebookNode) -> bytes:
-        if others:
-            solution_cell(solved, exercise).source = solution_cell(released, exercise).source
-        found = write(solved if others else released, exercise, body)
-        return as_bytes(prepend(found, exercise, above) if above else found)
+    def made() -> bytes:
+        notebook = solved(lab) if others else released(lab)
+        solution_cell(notebook, exercise).source = solution_cell(released(lab), exercise).source
+        return as_bytes(put(notebook, exercise, lines, TOOLS))
 
+    told = re.search("# told: (.+)", lines)
     lost = frozenset({exercise}) if others else NONE
-    return Hostile(name, family, exercise.split(".")[0], notebook, lost, says, exercise)
+    return Hostile(name, family, lab, made, lost, told[1] if told else says, exercise)
 
 
-BYTES = "kv_cache.kv_bytes_per_token"  # the quickest exercise to attack: numbers in, a number out
-RIGHT = "2 * config.n_layer * config.n_embd * bytes_per_number"
+def attempts(
+    family: str, exercise: str, table: Mapping[str, str], says: str = "", others: bool = False
+) -> list[Hostile]:
+    """One attempt for each row of a table: its name, and its lines."""
+    rows = table.items()
+    return [attempt(family, name, exercise, lines, says, others) for name, lines in rows]
 
 
-def spoils(family: str, name: str, source: str) -> Hostile:
-    """A submission that is right only if its attack succeeds: if `source` sets `won`."""
-    body = f"{guarded(source)}\nreturn {RIGHT} if won else 0"
-    return attempt(family, name, BYTES, body, says="The number of bytes is 0; expected")
+def spoils(family: str, table: Mapping[str, str]) -> list[Hostile]:
+    """Submissions that are right only if their attack succeeds: if it sets `won`."""
+    checked = "\nif not won:\n    return 0\n..."
+    rows = {name: guarded(lines) + checked for name, lines in table.items()}
+    return attempts(family, BYTES, rows, says="The number of bytes is 0; expected")
 
 
-def guarded(source: str) -> str:
+def guarded(lines: str) -> str:
     """Lines that may set `won`; whatever stops them means that they have not."""
-    lines = textwrap.indent(textwrap.dedent(source).strip(), "    ")
-    return f"won = False\ntry:\n{lines}\nexcept Exception:\n    won = False"
+    inside = textwrap.indent(textwrap.dedent(lines).strip(), "    ")
+    return f"won = False\ntry:\n{inside}\nexcept Exception:\n    won = False"
 
 
 def edited(family: str, lab: str, start: str, expected: Expected, **named: Any) -> Callable:
@@ -200,48 +236,40 @@ def edited(family: str, lab: str, start: str, expected: Expected, **named: Any) 
     The edit changes the notebook, or returns the bytes to hand in.
     """
 
-    def decorate(edit: Edit) -> Hostile:
-        def notebook(solved: NotebookNode, released: NotebookNode) -> bytes:
-            chosen = {"solved": solved, "released": released}[start]
-            made = edit(chosen)
-            return made if isinstance(made, bytes) else as_bytes(chosen)
+    def decorate(edit: Edit, name: str = "") -> Hostile:
+        def made() -> bytes:
+            notebook = {"solved": solved, "released": released}[start](lab)
+            content = edit(notebook)
+            return content if isinstance(content, bytes) else as_bytes(notebook)
 
-        name = edit.__name__.replace("_", " ")
         lost = expected if isinstance(expected, str) else frozenset(expected)
-        return Hostile(name, family, lab, notebook, lost, **named)
+        return Hostile(name or spoken(edit), family, lab, made, lost, **named)
 
     return decorate
 
 
-LOOP, METRICS = "generate.generate", "generate.metrics"  # lab 1's, judged in this order
+def spoken(function: Callable[..., Any]) -> str:
+    return function.__name__.replace("_", " ")
 
 
-def right_lines(exercise: str) -> str:
-    """What the reference has in the place of the TODO."""
-    lab, path = exercise.split(".", 1)
-    return textwrap.dedent("\n".join(lab_module(lab).stretch(path)))
+def both(first: str, second: str) -> bytes:
+    """Lab 1 with these lines in its two exercises, as they are judged."""
+    notebook = put(released("generate"), LOOP, first, TOOLS)
+    return as_bytes(put(notebook, METRICS, second, TOOLS))
 
 
 def works_and_does(
-    family: str, name: str, source: str, expected: Expected = ALL, last: bool = False
+    family: str, name: str, lines: str, expected: Expected = ALL, last: bool = False
 ) -> Hostile:
     """Both exercises of lab 1 are right, and the first, or the last, does something else before."""
-
-    def notebook(solved: NotebookNode, released: NotebookNode) -> bytes:
-        does, other = (METRICS, LOOP) if last else (LOOP, METRICS)
-        write(released, does, f"{textwrap.dedent(source).strip()}\n{right_lines(does)}")
-        return as_bytes(write(released, other, right_lines(other)))
-
-    return Hostile(name, family, "generate", notebook, expected)
+    does = f"{textwrap.dedent(lines)}\n..."
+    bodies = ("...", does) if last else (does, "...")
+    return Hostile(name, family, "generate", lambda: both(*bodies), expected)
 
 
 def leaves(family: str, name: str, leave: str, found: str) -> Hostile:
     """The second exercise is right only if it finds what the first one left: if it sets `won`."""
-
-    def notebook(solved: NotebookNode, released: NotebookNode) -> bytes:
-        write(released, LOOP, f"{guarded(leave)}\n{right_lines(LOOP)}")
-        body = f"{guarded(found)}\nif not won:\n    return 'nothing was left'\n"
-        return as_bytes(write(released, METRICS, body + right_lines(METRICS)))
-
-    lost, says = frozenset({METRICS}), "nothing was left"
-    return Hostile(name, family, "generate", notebook, lost, says, METRICS)
+    says = "nothing was left"
+    bodies = f"{guarded(leave)}\n...", f"{guarded(found)}\nif not won:\n    return {says!r}\n..."
+    lost = frozenset({METRICS})
+    return Hostile(name, family, "generate", lambda: both(*bodies), lost, says, METRICS)

@@ -1,20 +1,20 @@
 """Notebooks whose cells and metadata were tampered with, and files that are none."""
 
-import json
-from functools import partial
-
 import nbformat
 
 from autograder.course.lesson import lessons
 from tests.hostile.notebooks import (
     ALL,
     BYTES,
+    METRICS,
     NONE,
-    Hostile,
+    append,
     as_bytes,
     check_cell,
+    code_cells,
     edited,
     grade_id,
+    right_lines,
     solution_cell,
     write,
 )
@@ -22,283 +22,138 @@ from tests.hostile.notebooks import (
 FAMILY = "tampering"
 MASK = "kv_cache.causal_mask"
 LAB = "kv_cache"
-RIGHT_MASK = "return (key_positions[:, None, :] <= query_positions[:, :, None])[:, None]"
 ONLY_MASK = frozenset(lessons()[LAB].cards) - {MASK}
 
-solved = partial(edited, FAMILY, "generate", "solved")
-released = partial(edited, FAMILY, LAB, "released")
-unreadable = partial(edited, FAMILY, "generate", "solved", NONE)
+
+def is_check(cell):
+    return grade_id(cell).startswith("check-")
 
 
-def marks(notebook):
+def checks(notebook):
+    return [cell for cell in notebook.cells if is_check(cell)]
+
+
+def labels(notebook):
     """The nbgrader metadata of all cells that have some."""
     return [cell.metadata.nbgrader for cell in notebook.cells if "nbgrader" in cell.metadata]
+
+
+def in_all(parts, **fields):
+    for part in parts:
+        part.update(fields)
 
 
 # ------------------------------------------------------------------------------------ more points
 
 
-@released(ONLY_MASK)
-def every_cell_claims_a_thousand_points(notebook):
-    write(notebook, MASK, RIGHT_MASK)
-    for mark in marks(notebook):
-        mark.points = 1000
-
-
-@released(ONLY_MASK)
-def a_check_cell_is_copied_twenty_times(notebook):
-    write(notebook, MASK, RIGHT_MASK)
-    at = notebook.cells.index(check_cell(notebook, MASK))
-    notebook.cells[at:at] = [notebook.cells[at].copy() for _ in range(20)]
-
-
-@released(ONLY_MASK)
+@edited(FAMILY, LAB, "released", ONLY_MASK)
 def a_passed_check_takes_the_place_of_every_other(notebook):
-    write(notebook, MASK, RIGHT_MASK)
+    write(notebook, MASK, right_lines(MASK))
+    in_all(checks(notebook), source=check_cell(notebook, MASK).source)
+
+
+@edited(FAMILY, LAB, "released", ONLY_MASK, exercise=BYTES, says="no code here yet")
+def everything_claims_a_thousand_points(notebook):
+    """Each cell's label, its outputs and metadata, and copies of what is graded."""
+    write(notebook, MASK, right_lines(MASK))
+    in_all(labels(notebook), points=1000)
+    result = nbformat.v4.new_output("execute_result", {"text/plain": "1000"}, execution_count=1)
+    in_all(checks(notebook), outputs=[result], execution_count=1)
     for cell in notebook.cells:
-        if grade_id(cell).startswith("check-"):
-            cell.source = check_cell(notebook, MASK).source
-
-
-@released(NONE, exercise=MASK, says="no code here yet")
-def outputs_claim_full_marks(notebook):
-    for cell in notebook.cells:
-        if grade_id(cell).startswith("check-"):
-            data = {"text/plain": "1000"}
-            result = nbformat.v4.new_output("execute_result", data, execution_count=1)
-            cell.outputs, cell.execution_count = [result], 1
-
-
-@released(NONE, exercise=MASK, says="no code here yet")
-def the_metadata_hold_a_result(notebook):
-    marks = [{"exercise": name, "points": 99} for name in lessons()[LAB].cards]
-    notebook.metadata.update(result={"marks": marks}, nbgrader={"score": 99}, graded=True)
+        cell.metadata.update(score=1000, result="passed")
+    marks = [{"exercise": name, "points": 1000} for name in lessons()[LAB].cards]
+    notebook.metadata.update(result={"marks": marks}, nbgrader={"score": 1000}, graded=True)
     notebook.metadata.lesson_build.sha256.released = "0" * 64
-    for cell in notebook.cells:
-        cell.metadata.update(score=99, result="passed")
+    check = check_cell(notebook, MASK)
+    notebook.cells += [check.copy() for _ in range(20)]
+    bonus = nbformat.v4.new_code_cell("1000")
+    bonus.metadata.nbgrader = {**check.metadata.nbgrader, "grade_id": "bonus"}
+    notebook.cells.append(bonus)
 
 
-@released(NONE, exercise=MASK, says="no code here yet")
-def a_cell_of_its_own_claims_to_be_graded(notebook):
-    cell = nbformat.v4.new_code_cell("1000")
-    cell.metadata.nbgrader = {
-        **check_cell(notebook, MASK).metadata.nbgrader,
-        "grade_id": "bonus",
-        "points": 1000,
-    }
-    notebook.cells.append(cell)
-
-
-@released(NONE)
+@edited(FAMILY, LAB, "released", NONE)
 def a_reference_is_handed_in_as_an_attachment(notebook):
     cell = solution_cell(notebook, MASK)
-    cell.attachments = {"solution.py": {"text/x-python": RIGHT_MASK}}
-    cell.metadata.source = RIGHT_MASK
+    cell.attachments = {"solution.py": {"text/x-python": right_lines(MASK)}}
+    cell.metadata.source = right_lines(MASK)
 
 
 # ------------------------------------------------------------------- harmless, whatever was meant
 
 
-@solved(ALL)
-def every_check_is_deleted(notebook):
-    notebook.cells = [c for c in notebook.cells if not grade_id(c).startswith("check-")]
-
-
-@solved(ALL)
-def an_unknown_schema_version(notebook):
-    for mark in marks(notebook):
-        mark.schema_version = 999
-
-
-@solved(ALL)
-def a_schema_version_that_is_no_number(notebook):
-    for mark in marks(notebook):
-        mark.schema_version = {"version": [3]}
-
-
-@solved(ALL)
-def every_cell_is_there_twice(notebook):
-    notebook.cells = [copy for cell in notebook.cells for copy in (cell, cell.copy())]
-
-
-@solved(ALL)
-def every_check_stands_at_the_beginning(notebook):
-    notebook.cells.sort(key=lambda cell: not grade_id(cell).startswith("check-"))
-
-
-@solved(ALL)
-def the_checks_are_edited(notebook):
-    for cell in notebook.cells:
-        if grade_id(cell).startswith("check-"):
-            cell.source = "raise SystemExit"
-
-
-@solved(ALL)
-def the_checks_are_markdown(notebook):
-    for cell in notebook.cells:
-        if grade_id(cell).startswith("check-"):
-            cell.cell_type = "markdown"
-
-
-@solved(ALL)
 def every_grade_id_leads_out_of_the_course(notebook):
-    for number, mark in enumerate(m for m in marks(notebook) if m.locked):
-        mark.grade_id = f"../../../gradebook{number}.db"
+    for number, label in enumerate(label for label in labels(notebook) if label.locked):
+        label.grade_id = f"../../../gradebook{number}.db"
 
 
-@solved(ALL)
-def what_is_graded_says_that_it_is_not(notebook):
-    for mark in marks(notebook):
-        mark.update(grade=False, solution=mark.solution, locked=False, points=-5)
-
-
-@solved(ALL)
 def all_metadata_are_gone(notebook):
     notebook.metadata = {}
-    for cell in notebook.cells:
-        if "nbgrader" not in cell.metadata:
-            cell.metadata = {}
+    in_all((cell for cell in notebook.cells if "nbgrader" not in cell.metadata), metadata={})
 
 
-@solved(ALL)
-def a_kernel_of_its_own(notebook):
-    command = ["/bin/sh", "-c", "rm -rf ~"]
-    notebook.metadata.kernelspec = {"name": "../../bin/sh", "display_name": "sh", "argv": command}
-    notebook.metadata.language_info = {"name": "bash"}
+SHELL = {"name": "../../bin/sh", "display_name": "sh", "argv": ["/bin/sh", "-c", "rm -rf ~"]}
+LONG = nbformat.v4.new_output("stream", text="x" * 20_000_000)
+HARMLESS = {
+    "every grade_id leads out of the course": every_grade_id_leads_out_of_the_course,
+    "all metadata are gone": all_metadata_are_gone,
+    "every check is deleted": lambda n: n.update(cells=[c for c in n.cells if not is_check(c)]),
+    "every cell is there twice": lambda n: n.update(cells=[c for c in n.cells for _ in "ab"]),
+    "every check stands at the beginning": lambda n: n.cells.sort(key=lambda c: not is_check(c)),
+    "the checks are edited": lambda n: in_all(checks(n), source="raise SystemExit"),
+    "the checks are markdown": lambda n: in_all(checks(n), cell_type="markdown"),
+    "an unknown schema version": lambda n: in_all(labels(n), schema_version=999),
+    "a schema version that is no number": lambda n: in_all(labels(n), schema_version={"a": [3]}),
+    "what is graded says that it is not": lambda n: in_all(
+        labels(n), grade=False, locked=False, points=-5
+    ),
+    "every cell has one id": lambda n: in_all(n.cells, id="same"),
+    "a kernel of its own": lambda n: n.metadata.update(kernelspec=SHELL, language_info={}),
+    "twenty megabytes of output": lambda n: n.cells[2].update(outputs=[LONG]),
+    "outputs that are no outputs": lambda n: in_all(code_cells(n), outputs=["forged"]),
+    "a format of the future": lambda n: n.update(nbformat=99),
+    "UTF-16": lambda n: as_bytes(n).decode().encode("utf-16"),
+}
+
+# ------------------------------------------------------------------------------- what it costs
+
+NO_PYTHON = {
+    "a solution is no Python": "def metrics(:\n  \0\n\t return",
+    "a solution is nested too deep to be parsed": f"DEEP = {'(' * 5000}1{')' * 5000}",
+    "a solution whose tree is too deep to be walked": f"metrics.deep = {'-' * 90_000}1",
+}
 
 
-@solved(ALL)
-def every_cell_has_one_id(notebook):
-    for cell in notebook.cells:
-        cell.id = "same"
+def broken(name, source):
+    costs = edited(FAMILY, "generate", "solved", {METRICS}, exercise=METRICS, says="did not run")
+    return costs(lambda notebook: append(notebook, METRICS, source), name)
 
 
-@solved(ALL)
-def twenty_megabytes_of_output(notebook):
-    text = nbformat.v4.new_output("stream", text="x" * 20_000_000)
-    notebook.cells[2].outputs = [text]
-
-
-@solved(ALL)
-def outputs_that_are_no_outputs(notebook):
-    for cell in notebook.cells:
-        if cell.cell_type == "code":
-            cell.outputs = [{"output_type": "forged", "data": None}]
-
-
-# -------------------------------------------------------------------------------- what it costs
-
-
-@solved(ALL)
-def a_solution_is_markdown(notebook):
-    cell = solution_cell(notebook, "generate.metrics")
-    cell.cell_type = "markdown"
-    del cell["outputs"], cell["execution_count"]
-
-
-@solved({"generate.metrics"}, exercise="generate.metrics")
-def a_solution_is_deleted(notebook):
-    notebook.cells.remove(solution_cell(notebook, "generate.metrics"))
-
-
-@solved({"generate.metrics"}, exercise="generate.metrics", says="did not run")
-def a_solution_is_no_Python(notebook):
-    solution_cell(notebook, "generate.metrics").source = "def metrics(:\n  \0\n\t return"
-
-
-@solved({"generate.metrics"}, exercise="generate.metrics", says="did not run")
-def a_solution_is_nested_too_deep_to_be_parsed(notebook):
-    source = solution_cell(notebook, "generate.metrics")
-    source.source += f"\n\nDEEP = {'(' * 5000}1{')' * 5000}"
-
-
-@solved({"generate.metrics"}, exercise="generate.metrics", says="did not run")
-def a_solution_whose_tree_is_too_deep_to_be_walked(notebook):
-    cell = solution_cell(notebook, "generate.metrics")
-    cell.source += f"\n\nDEEP = {'-' * 90_000}1\nmetrics.deep = DEEP"
-
-
-# ----------------------------------------------------------------------- files that are no notebook
-
-
-@unreadable(says="no notebook")
-def an_empty_file(notebook):
-    return b""
-
-
-@unreadable(says="no notebook")
-def no_JSON(notebook):
-    return b"PK\x03\x04 this was a zip"
-
-
-@unreadable(says="no notebook")
-def a_JSON_list(notebook):
-    return b"[]"
-
-
-@unreadable(says="too many parts")
-def JSON_nested_without_end(notebook):
-    return b'{"cells": ' + b"[" * 1_000_000
-
-
-@unreadable(says="no notebook")
-def a_program_in_place_of_a_notebook(notebook):
-    return "\n\n".join(c.source for c in notebook.cells if c.cell_type == "code").encode()
-
-
-@unreadable(says="no notebook")
-def a_pickle_in_place_of_a_notebook(notebook):
-    return b"cos\nsystem\n(S'touch /tmp/forged'\ntR."
-
-
-@solved(ALL)
-def UTF_16(notebook):
-    return as_bytes(notebook).decode().encode("utf-16")
-
-
-@unreadable(says="larger than")
-def forty_megabytes_of_JSON(notebook):
-    notebook.cells[0].metadata.padding = "x" * 40_000_000
-
-
-@unreadable(says="no exercise of this lab")
-def cells_that_are_no_cells(notebook):
-    content = json.loads(as_bytes(notebook))
-    content["cells"] = [None, 7, "def metrics(): ...", {"cell_type": "code", "source": 7}]
-    return json.dumps(content).encode()
-
-
-@solved(ALL)
-def a_format_of_the_future(notebook):
-    content = json.loads(as_bytes(notebook))
-    content["nbformat"] = 99
-    return json.dumps(content).encode()
-
-
-@solved(ALL)
-def a_byte_order_mark(notebook):
-    return b"\xef\xbb\xbf" + as_bytes(notebook)
-
-
-@solved(ALL)
-def the_format_of_2013(notebook):
-    cells = [{**c, "cell_type": c.cell_type} for c in notebook.cells]
-    for cell in cells:
-        if cell["cell_type"] == "code":
-            cell.update(input=cell.pop("source"), language="python", prompt_number=1, outputs=[])
-    content = {"nbformat": 3, "nbformat_minor": 0, "metadata": {}, "worksheets": [{"cells": cells}]}
-    return json.dumps(content).encode()
-
-
-@solved(ALL)
-def Windows_line_ends(notebook):
-    for cell in notebook.cells:
-        cell.source = cell.source.replace("\n", "\r\n")
-
-
-@released(NONE, exercise=BYTES, says="no code here yet")
-def nothing_at_all(notebook):
-    """The lazy one: handed in as it was released."""
-
-
-CORPUS = [found for found in list(vars().values()) if isinstance(found, Hostile)]
+# Files that are no notebook, and what is said of them.
+UNREADABLE = {
+    "a pickle in place of a notebook": (
+        "no notebook",
+        lambda n: b"cos\nsystem\n(S'touch /tmp/forged'\ntR.",
+    ),
+    "JSON nested without end": ("too many parts", lambda n: b'{"cells": ' + b"[" * 1_000_000),
+    "forty megabytes of JSON": (
+        "larger than",
+        lambda n: n.metadata.update(padding="x" * 40_000_000),
+    ),
+    "cells that are no cells": (
+        "no exercise of this lab",
+        lambda n: n.update(
+            cells=[None, 7, "def metrics(): ...", {"cell_type": "code", "source": 7}]
+        ),
+    ),
+}
+CORPUS = [
+    a_passed_check_takes_the_place_of_every_other,
+    everything_claims_a_thousand_points,
+    a_reference_is_handed_in_as_an_attachment,
+    *(edited(FAMILY, "generate", "solved", ALL)(edit, name) for name, edit in HARMLESS.items()),
+    *(broken(name, source) for name, source in NO_PYTHON.items()),
+    *(
+        edited(FAMILY, "generate", "solved", NONE, says=says)(edit, name)
+        for name, (says, edit) in UNREADABLE.items()
+    ),
+]
