@@ -1,6 +1,7 @@
 """The house: every lab is complete, imports run one way, and the promised minutes are true."""
 
 import re
+from importlib import import_module
 from itertools import chain
 from pathlib import Path
 
@@ -10,38 +11,46 @@ import pytest
 from autograder.course.lesson import LESSONS, lessons
 from autograder.course.reference import GIVEN, ROOT, import_name, parts_of
 from tests.common.house import imports
+from timing.table import techniques
 
 LABS = list(lessons())
 every_lab = pytest.mark.parametrize("lab", LABS)
 
 
+def section(title: str) -> str:
+    """The text below a heading of CONTRIBUTING.md."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    return text.split(f"## {title}\n")[1].split("\n## ")[0]
+
+
 # ------------------------------------------------------------------------------- complete labs
 
-FILES = [
-    "visuals/{lab}.py",
-    "autograder/drivers/{lab}.py",
-    "autograder/exercises/{lab}.py",
-    "autograder/misconceptions/{lab}.md",
-    "timing/rows/{lab}.py",
-    "labs/{name}/{lab}.ipynb",
-    "tests/test_visuals_{lab}.py",
-    "tests/answers/{lab}.py",
+SCHEDULING = [  # the files of a lab that CONTRIBUTING.md takes for its example
+    file
+    for row in re.findall(r"^\| (`.+?) \|", section("The files of a lab"), re.MULTILINE)
+    for file in re.findall(r"`(.+?)`", row)
 ]
+NOT_ALONE = {
+    "generate",
+    "kv_cache",
+}  # their solutions are tested in tests/solutions/test_solutions.py
 
 
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("file", SCHEDULING)
 @every_lab
-def test_a_lab_has_all_its_files(lab: str, file: str) -> None:
-    assert (ROOT / file.format(lab=lab, name=lessons()[lab].name)).exists()
+def test_a_lab_has_all_the_files_of_the_list(lab: str, file: str) -> None:
+    own = parts_of(lab)[-1] if file.startswith("solutions/") else lab
+    file = file.replace("09_scheduling", lessons()[lab].name).replace("scheduling", own)
+    assert (ROOT / ("tests/solutions/test_solutions.py" if file in TOGETHER else file)).exists()
 
 
 @every_lab
-def test_a_lab_is_timed_and_tested(lab: str) -> None:
+def test_a_lab_has_rows_on_the_table(lab: str) -> None:
+    about = f"(lab {LABS.index(lab) + 1})"
     rows = (ROOT / "timing" / "rows" / f"{lab}.py").read_text(encoding="utf-8")
-    assert f"(lab {LABS.index(lab) + 1})" in rows
-    assert f"timing.rows.{lab}" in imports(ROOT / "timing" / "techniques.py")
-    shared = imports(ROOT / "tests" / "test_solutions.py")
-    assert (ROOT / "tests" / f"test_{lab}.py").exists() or f"solutions.{lab}" in shared
+    assert about in rows, f"No row of timing/rows/{lab}.py says {about}."
+    module = import_module(f"timing.rows.{lab}")
+    assert module in techniques.LABS, f"Add {lab} to LABS of timing/table/techniques.py."
 
 
 # ------------------------------------------------------------------------- imports run one way

@@ -235,3 +235,15 @@ for solution, missing in (
 # A slip of the pen isn't taken for one.
 slip = cell("def pad_left(prompts, pad_id=0): return pad_lift(prompts)")["pad_left"]
 wrong(pad_left, "It raised NameError: name 'pad_lift' is not defined")(slip)
+
+
+# ------------------------------------------------------------- mutants that do the same by right
+
+EQUIVALENT = {
+    "batching.generate_padded": {
+        "config.n_positions - 1 -> config.n_positions - 2": (
+            "a token at the last position fills the context: its row has ended, and what is "
+            "computed along with the others doesn't count"
+        ),
+    },
+}

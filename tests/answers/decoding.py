@@ -328,3 +328,33 @@ def parents_in_a_generator(self):
 def beams_in_a_map(self):
     BeamSearch.step(self)
     self.beams = map(Beam, [beam.ids for beam in self.beams], [beam.score for beam in self.beams])
+
+
+# ------------------------------------------------------------- mutants that do the same by right
+
+DOES_NOTHING = "what is neutral may be applied all the same: it changes nothing"
+EQUIVALENT = {
+    "decoding.apply_top_p": {
+        "before >= p -> before > p": "a sum that is exactly p is a matter of rounding",
+        (
+            "logits.softmax(dim=-1).sort(dim=-1, descending=True) -> "
+            "logits.softmax(dim=-1).sort(descending=True)"
+        ): "sort takes the last dimension by default",
+    },
+    "decoding.apply_repetition_penalty": {
+        "seen > 0 -> seen >= 0": "0 stays 0, divided or multiplied",
+    },
+    "decoding.next_token_probs": {
+        "params.repetition_penalty != 1 -> params.repetition_penalty != 0": DOES_NOTHING,
+        "params.top_p < 1 -> params.top_p <= 1": DOES_NOTHING,
+        "params.top_p < 1 -> params.top_p < 2": DOES_NOTHING,
+        "params.min_p > 0 -> params.min_p >= 0": DOES_NOTHING,
+        "params.min_p > 0 -> params.min_p > -1": DOES_NOTHING,
+    },
+    "decoding.stop_at": {
+        "max(begun, default=0) -> max(begun, default=-1)": (
+            "there is no beginning only where there are no stops, and cutting behind the end "
+            "leaves everything in front"
+        ),
+    },
+}

@@ -126,3 +126,15 @@ def in_the_order_of_their_ends(self, now, confirmed):
 @wrong(Leases.due, "What came of call 1, due(5.0, []), should be a list, not a set.")
 def in_a_set(self, now, confirmed):
     return set(Leases.due(self, now, confirmed))
+
+
+# ------------------------------------------------------------- mutants that do the same by right
+
+EQUIVALENT = {
+    "disaggregation.pack_kv": {
+        "slots[0] -> slots[-1]": "there is one row of slots, so the first is the last",
+    },
+    "disaggregation.unpack_kv": {
+        "slots[0] -> slots[-1]": "there is one row of slots, so the first is the last",
+    },
+}

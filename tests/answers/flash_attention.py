@@ -147,3 +147,12 @@ def by_autograd(queries, keys, values, output, lse, grad_output, offset):
         slope = weights * (grad_output @ values.mT - (grad_output * output).sum(-1, keepdim=True))
         of_queries, of_keys = torch.autograd.grad((again * slope).sum(), own)
     return of_queries, of_keys, weights.transpose(-1, -2) @ grad_output
+
+
+# ------------------------------------------------------------- mutants that do the same by right
+
+EQUIVALENT = {
+    "flash_attention.paged_decode": {
+        "output[:, 0] -> output[:, -1]": "each head has one query, so the first is the last",
+    },
+}

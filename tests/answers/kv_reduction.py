@@ -79,3 +79,17 @@ def over_another(self, cache, request_id):
     for other, table in cache.manager.tables.items():
         if other != request_id:
             cache.pool[:, :, table[0], 0] = 0
+
+
+# ------------------------------------------------------------- mutants that do the same by right
+
+EQUIVALENT = {
+    "kv_reduction.grouped_attention": {
+        "mask.unsqueeze(2) -> mask.unsqueeze(1)": "the dimension in between is one of 1, too",
+    },
+    "kv_reduction.WindowCache.attend": {
+        "new[:, -1:] + 1 -> new[:, -1:] + 0": (
+            "one row more is kept, which is allowed, and the mask hides it"
+        ),
+    },
+}

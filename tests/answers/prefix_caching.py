@@ -238,3 +238,16 @@ def from_the_end(matched, waited, patience):
 def of_whatever_comes(matched, waited, patience):
     pairs = list(zip(matched, waited, strict=False))
     return choose_next(*map(list, zip(*pairs, strict=True)), patience) if pairs else 0
+
+
+# ------------------------------------------------------------- mutants that do the same by right
+
+EQUIVALENT = {
+    "prefix_caching.block_hashes": {
+        "bytes(32) -> bytes(31)": "what stands before the first block is the same for all texts",
+        "bytes(32) -> bytes(33)": "what stands before the first block is the same for all texts",
+        "token_ids[end - block_size:end] -> token_ids[:end]": (
+            "the hash before holds those tokens already"
+        ),
+    },
+}

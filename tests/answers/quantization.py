@@ -91,3 +91,18 @@ def without_the_bias(gain, bias, weight, peaks, alpha=0.5):
 
 
 # --------------------------------------------------------------------- rounding that looks ahead
+
+
+# ------------------------------------------------------------- mutants that do the same by right
+
+EQUIVALENT = {
+    "quantization.affine": {
+        (
+            "(groups / scale + zero).round().clamp(0, last) -> "
+            "(groups / scale + zero).round().clamp(-1, last)"
+        ): "rounding `zero` moves no number by half a step or more, so no code lies outside anyway",
+    },
+    "quantization.pack": {
+        "codes[0::2] -> codes[::2]": "a slice begins at 0 by itself",
+    },
+}

@@ -178,3 +178,17 @@ wrong(expected_tokens)(lambda acceptance, k: round(expected_tokens(acceptance, k
 wrong(expected_tokens)(
     lambda acceptance, k: expected_tokens(acceptance if acceptance < 0.99 else 1, k)
 )
+
+
+# ------------------------------------------------------------- mutants that do the same by right
+
+EQUIVALENT = {
+    "speculative.ngram_draft": {
+        "ids = list(ids) -> dropped": "here the text is handed over as a list",
+        "len(ids) - 1 -> len(ids) - 0": "a piece as long as the text has no earlier place",
+        "len(ids) - 1 -> len(ids) + 1": "neither has a longer one",
+        "range(min(longest, len(ids) - 1), 0, -1) -> range(min(longest, len(ids) - 1), -1, -1)": (
+            "the empty piece is compared with ids[-0:], the whole text, and is never equal"
+        ),
+    },
+}

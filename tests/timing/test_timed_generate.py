@@ -196,7 +196,9 @@ def test_as_a_command_it_shows_progress_and_warns_of_nothing(tiny):
     command += ["--workloads", "lengths"]  # the others are of full size here
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0
-    assert len(json.loads(done.stdout.splitlines()[-1])["rows"]) == 20
+    rows = [name for name, prepares in TECHNIQUES.items() if LENGTHS in prepares]
+    found = json.loads(done.stdout.splitlines()[-1])["rows"]
+    assert [row["technique"] for row in found] == 2 * rows
     assert "run/s" in done.stderr or "s/run" in done.stderr
     assert "warn" not in done.stderr.lower()
 
@@ -266,18 +268,14 @@ def test_growth_is_printed_where_there_are_two_lengths(table):
 
 def test_every_workload_is_served_by_the_techniques_that_can(whole):
     printed, result = whole
-    alone = ["naive", "cached-concat", "cached", *SPECULATIVE, "engine", "int8", "window"]
-    many = ["cached", "static", "continuous", "paged", "engine", "prefix", "chunked", "int8"]
-    served = {
-        "1 new tokens": [*alone, "hf-nocache", "hf"],
-        "7 new tokens": [*alone, "hf-nocache", "hf"],
-        "sampled": ["sampled", *SPECULATIVE],
-        "ragged": [*many, "window", "tiled", "hf"],
-        "equal": ["cached", "static", "engine", "hf"],
-        "chat": ["cached", "engine", "prefix"],
-    }
+    kinds = {"1 new tokens": LENGTHS, "7 new tokens": LENGTHS, **{kind: kind for kind in KINDS[1:]}}
     found = [(row["workload"], row["technique"]) for row in result["rows"]]
-    assert found == [(workload, name) for workload, names in served.items() for name in names]
+    assert found == [
+        (workload, name)
+        for workload, kind in kinds.items()
+        for name, prepares in TECHNIQUES.items()
+        if kind in prepares
+    ]
     for row in result["rows"]:
         assert 0 < row["ttft_s"] <= row["total_s"]
         assert row["tok_per_s_min"] <= row["tok_per_s"] <= row["tok_per_s_max"]

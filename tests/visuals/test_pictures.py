@@ -6,13 +6,11 @@ Whether a picture shows the right numbers is tested beside the others of its lab
 import pickle
 import pkgutil
 import re
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import import_module
 from inspect import isfunction
 from itertools import combinations
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import ipywidgets as widgets
 import matplotlib.pyplot as plt
@@ -24,168 +22,18 @@ from matplotlib.patches import Patch
 from matplotlib.text import Text
 
 import visuals
-from solutions.kv_reduction import window_mask
-from tests.common import samples
-from timing.machine import Machine, Work
-from visuals import (
-    batching,
-    decoding,
-    disaggregation,
-    engine,
-    flash_attention,
-    generate,
-    kv_cache,
-    kv_reduction,
-    paged_attention,
-    prefix_caching,
-    quantization,
-    roofline,
-    speculative,
-)
+from tests import samples
+from tests.samples import Example
 from visuals.style import Picture
 
 pytestmark = pytest.mark.filterwarnings("error")  # a sign that the font lacks, no room for a layout
 
 
-class Example(NamedTuple):
-    """A picture, and what it is handed."""
-
-    draw: Callable[..., Any]
-    handed: tuple[Any, ...]
-
-    @property
-    def name(self) -> str:
-        return f"{self.draw.__module__.removeprefix('visuals.')}.{self.draw.__name__}"
-
-
-def of(draw: Callable[..., Any], *handed: Any) -> Example:
-    return Example(draw, handed)
-
-
-MANY = {f"first {n} + window": [range(t + 1) for t in range(40)] for n in range(4)}
-EMPTY_POOL = vars(samples.block_manager()) | {"tables": {}, "lengths": {}, "ref_counts": [0] * 4}
-WIDE = [[(step // 5) * 16 + slot for slot in range(16)] for step in range(40)]
-NOTHING_SEEN = torch.full((2,), -torch.inf)
-LONG_SEARCH = samples.search([samples.BEAM_STEPS[0][:2]] * 30, *[1] * 31, width=1)
-LAYERS = [samples.randn(3, 1, 2, 4, 8, seed=n) for n in range(3)]
-BEFORE, AFTER = (
-    paged_attention.snapshot(samples.block_manager(), samples.BLOCK_WORDS, what)
-    for what in ("before", "after")
-)
-METHODS = {f"a method with a name, {n}": (4.06, n // 3 / 1000, 0.001) for n in range(20)}
-MACHINE = Machine(bandwidth=10e9, flops=50e9)
-WORKS = [Work("prefill", 128e9, 1e9, 4.0), Work("decode", 1e9, 2e9, 0.5)]
-
-EXAMPLES = (
-    of(generate.show_tokens, ["Once", " upon", "<b>"], [7, 42, 3]),
-    of(generate.next_token_bars, samples.randn(8), samples.decode, "the king", 3, 5),
-    of(generate.next_token_bars, samples.randn(16), str, "x" * 90 + "\nend"),
-    of(generate.explore_next_token, samples.randn(3, 8), [0, 1, 5], samples.decode),
-    of(generate.request_timeline, 10.0, [10.5, 10.6, 10.9]),
-    of(generate.tokens_computed, [2, 3, 4]),
-    of(generate.cost_of_generating, [2, 3, 4], [0.1, 0.2, 0.3]),
-    of(kv_cache.score_times_value, *samples.ONE_HEAD, ["The", " king", "\n", "a", "b"], 2),
-    of(kv_cache.explore_attention, LAYERS, ["a", "b", "c", "d"]),
-    of(kv_cache.show_masks, samples.MASKS),
-    of(kv_cache.growing_cache, samples.growing(3, 4, 5)),
-    of(kv_cache.show_cache, samples.preallocated(filled=6, length=2)),
-    of(kv_cache.time_per_token, {"naive": [9, 0.001, 0.002], "cached": [9, 0.001, 0.001]}, 10),
-    of(batching.show_padding, samples.PADDED, samples.IS_TOKEN, samples.POSITIONS, samples.decode),
-    of(batching.show_padded_mask, torch.ones(2, 1, 2, 3).tril(1).bool(), samples.IS_TOKEN),
-    of(batching.timeline, samples.STATIC),
-    of(batching.timelines, {"static": samples.STATIC, "continuous": samples.CONTINUOUS}),
-    of(batching.timelines, {"static": WIDE, "continuous": WIDE}),
-    of(batching.show_slots, samples.SLOTS),
-    of(batching.throughput_and_latency, samples.STEP_SECONDS, 16),
-    of(batching.explore_batch, samples.STEP_SECONDS),
-    of(paged_attention.memory_card, {"weights": 26, "cache": 12, "the rest": 2}),
-    of(paged_attention.memory_bars, samples.USES),
-    of(paged_attention.block_size_costs, {1: 1.0, 16: 0.985}, {1: 480.0, 16: 30.5}),
-    of(paged_attention.show_blocks, samples.block_manager(), samples.BLOCK_WORDS, "after the copy"),
-    of(paged_attention.show_blocks, SimpleNamespace(**EMPTY_POOL), {}),
-    of(paged_attention.draw_snapshot, BEFORE),
-    of(paged_attention.step_through, [BEFORE, AFTER]),
-    of(paged_attention.show_schedule, samples.HELD, 4),
-    of(decoding.distributions, ["a", "b"], {str(n): [n / 10, 1 - n / 10] for n in range(6)}),
-    of(decoding.explore_sampling, samples.probs_with, samples.word),
-    of(decoding.before_and_after, torch.tensor([0.1, 0.9]), torch.tensor([0.0, 1]), samples.word),
-    of(decoding.show_repetition, [*"ab<d", *"xab<y"], 3),
-    of(decoding.side_by_side, {"T < 1": "a\n  b & <i>c</i>", "T = 1": "d"}),
-    of(decoding.show_tree, samples.SEARCH, samples.word),
-    of(decoding.show_tree, samples.search([], 4), samples.word),
-    of(decoding.show_tree, samples.search([], *[4, 1] * 20, prompt=40), samples.word),
-    of(decoding.show_tree, LONG_SEARCH, samples.word),
-    of(decoding.sorting_costs, {"heap": 5120, "sort": 61000}, {"heap": 0.002, "sort": 0.003}),
-    of(speculative.show_rounds, "so", [samples.ALL_ACCEPTED, samples.CORRECTION], samples.word),
-    of(speculative.show_acceptance, ["a", "$", "\n"], [0.5, 0.2, 0.3], torch.tensor([0.1, 0.9, 0])),
-    of(speculative.explore_acceptance, samples.expected_tokens),
-    of(speculative.tokens_a_round, samples.expected_tokens, 0.5, 4),
-    of(speculative.verify_costs, {4: 0.006, 1: 0.004, 2: 0.005}),
-    of(speculative.speed_up_curves, {"shipped": [1, 1.4], "n-gram": [1, 0.9]}, {"shipped": {1: 2}}),
-    of(engine.timeline, samples.TRACE, samples.SNAPSHOTS),
-    of(engine.timeline, samples.TRACE, samples.SNAPSHOTS, 400),
-    of(engine.explore_runs, "budget", samples.RUNS, {8: "small", 64: "large"}),
-    of(engine.pool_and_queue, samples.SNAPSHOTS, 5),
-    of(engine.show_latencies, [0.1, 0.2, 0.4], [0.01, None, 0.03]),
-    of(prefix_caching.chat_turns, samples.CHATS),
-    of(prefix_caching.show_pool, {"<now>": prefix_caching.keep_pool(samples.knowing_manager())}),
-    of(prefix_caching.pool_strip, samples.MOMENTS, 8),
-    of(prefix_caching.explore_pools, dict.fromkeys((8, 9), samples.MOMENTS), {8: "few", 9: "more"}),
-    of(prefix_caching.show_trees, {"<i>": prefix_caching.keep(samples.tree())}, samples.decode),
-    of(prefix_caching.hit_rate_curves, samples.RATES, 9),
-    of(prefix_caching.hit_rate_curves, {}),
-    of(prefix_caching.grain, {16: 2368, 1: 1960}, 1960),
-    of(disaggregation.steps_of, samples.POLICIES | {"an engine's own": deque(samples.CHUNKS)}, 2),
-    of(disaggregation.gaps_of, samples.POLICIES | {"an engine's own": deque(samples.CHUNKS)}, 2),
-    of(disaggregation.steps_and_gaps, samples.CHUNKS, 2, [samples.CHUNKS, samples.WHOLE]),
-    of(disaggregation.explore_budget, samples.BUDGETS, 2, {12: "whole", 8: "small"}),
-    of(disaggregation.chunk_mask, 20, 8),
-    of(disaggregation.chunk_mask, 640, 16),
-    of(disaggregation.token_dots, samples.TOKEN_TIMES),
-    of(disaggregation.token_dots, {}),
-    of(disaggregation.lanes, samples.EVENTS),
-    of(disaggregation.lanes, {}),
-    of(disaggregation.wire_bytes, {640: 2_000_000, 64: 131_072}, 2048),
-    of(disaggregation.wire_bytes, {}, 2048),
-    of(quantization.number_line, samples.FORMATS, 0.7),
-    of(quantization.codes_histogram, {"int3": samples.INT3}, {"int3": range(-3, 4)}),
-    of(quantization.codes_histogram, {"": torch.zeros(1).char()}, {"": range(-127, 128)}),
-    of(quantization.grain, samples.WEIGHT, 2),
-    of(quantization.grain, torch.zeros(1, 1), 1),
-    of(quantization.clipping, samples.CLIPPED, samples.SCALES, samples.ERRORS, samples.CHOSEN, 2),
-    of(quantization.channels, *samples.SMOOTHED),
-    of(quantization.channels, torch.tensor([[0.0, 0, 0, 5]]), None, samples.ROWS, None),
-    of(quantization.ahead, torch.tensor([1.0, 3.0]), torch.tensor([1.0, 2.0])),
-    of(quantization.pareto, samples.POINTS),
-    of(quantization.pareto, METHODS),
-    of(quantization.pareto, {"one": (4, 0.1, 0.01)}, "KB of cache"),
-    of(quantization.weights_and_grid, samples.NORMAL, samples.NORMAL, "tensor"),
-    of(quantization.explore_bits, torch.nn.Parameter(samples.NORMAL), samples.to_steps),
-    of(kv_reduction.kept_rows, {"window": samples.WINDOW, "chosen": samples.HEAVY}),
-    of(kv_reduction.kept_rows, MANY),
-    of(kv_reduction.first_token_mass, samples.MASS, samples.EVEN, samples.CONTROLS),
-    of(kv_reduction.first_token_mass, torch.zeros(1, 1), samples.EVEN, {"one": (0.0, 0.0)}),
-    of(kv_reduction.key_channels, samples.CHANNELS),
-    of(kv_reduction.key_channels, torch.zeros(1, 1)),
-    of(kv_reduction.token_bytes, samples.BYTES),
-    of(kv_reduction.token_bytes, {"all": {f"part {n}": 100 for n in range(5)}}),
-    of(kv_reduction.preemption, samples.PREEMPTED),
-    of(kv_reduction.preemption, {"recompute": (0, 0), "swap": (0, 0)}),
-    of(kv_reduction.explore_window, window_mask),
-    of(flash_attention.traffic_bars, samples.TILED, samples.NAIVE, samples.FAST_NUMBERS),
-    of(flash_attention.online_softmax, samples.SCORES, samples.STATES, 3),
-    of(flash_attention.online_softmax, NOTHING_SEEN, samples.states_of(NOTHING_SEEN, 2), 2),
-    *(
-        of(flash_attention.tile_grid, samples.loads_of(*sizes), *sizes)
-        for sizes in ((9, 9, 2, 2), (17, 17, 1, 1), (9, 3, 2, 4))
-    ),
-    of(flash_attention.over_length, samples.LENGTH_TIMES),
-    of(flash_attention.over_length, {"naive": {128: 1.0}}),
-    of(flash_attention.lanes, samples.PARTS),
-    of(flash_attention.walk, [4, 0, 2], [4, 0, 2], 8, 22, 6),
-    of(flash_attention.walk, [20, 3, 13], [20, 3, 13], 16, 40, 30),
-    of(roofline.roofline, MACHINE, WORKS),
-)
+EXAMPLES = [
+    example
+    for lab in pkgutil.iter_modules(samples.__path__)
+    for example in import_module(f"tests.samples.{lab.name}").EXAMPLES
+]
 
 
 def draws(example: Example) -> Any:

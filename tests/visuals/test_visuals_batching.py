@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import visuals.batching as lab
-from tests.common import samples
 from tests.common.pictures import cells, curves, dots, names, numbers_in, told, widths
+from tests.samples import batching as samples
+from tests.samples import decode
 
 
 def hatched(axes) -> set[tuple[float, float, float]]:
@@ -15,9 +16,7 @@ def hatched(axes) -> set[tuple[float, float, float]]:
 
 
 def test_padding_shows_each_token_with_its_position_and_hatches_the_pads():
-    (axes,) = lab.show_padding(
-        samples.PADDED, samples.IS_TOKEN, samples.POSITIONS, samples.decode
-    ).axes
+    (axes,) = lab.show_padding(samples.PADDED, samples.IS_TOKEN, samples.POSITIONS, decode).axes
     rows = [["the 0", "␣king 1", "␣and 2"], ["pad 0", "pad 0", "␣queen 0"]]
     assert cells(axes) == {(x, y): text for y, row in enumerate(rows) for x, text in enumerate(row)}
     assert hatched(axes) == {(0, 1, 1), (1, 1, 1)}

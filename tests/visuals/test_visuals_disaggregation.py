@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 import visuals.disaggregation as lab
 from tests.common.pictures import boxes, curves, kind_of, marked, names, numbers_in, texts, told
-from tests.common.samples import CHUNKS, EVENTS, LITTLE, POLICIES, TOKEN_TIMES, WHOLE
+from tests.samples.disaggregation import CHUNKS, EVENTS, LITTLE, POLICIES, TOKEN_TIMES, WHOLE
 from visuals.disaggregation import DECODES, KINDS, NEWCOMER, OTHERS
 
 

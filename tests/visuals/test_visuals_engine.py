@@ -7,7 +7,7 @@ import pytest
 
 import visuals.engine as lab
 from tests.common.pictures import cells, curves, marked, read, told, widths
-from tests.common.samples import SNAPSHOTS, TRACE
+from tests.samples.engine import SNAPSHOTS, TRACE
 from visuals.style import RED
 
 KINDS = {

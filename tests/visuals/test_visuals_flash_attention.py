@@ -11,7 +11,6 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 
 import visuals.flash_attention as lab
 from solutions.flash_attention import hide_later_keys
-from tests.common import samples
 from tests.common.pictures import (
     boxes,
     curves,
@@ -26,6 +25,7 @@ from tests.common.pictures import (
     told,
     widths,
 )
+from tests.samples import flash_attention as samples
 
 
 def test_bars_are_what_is_moved_and_held_beside_a_line_at_the_naive_way():

@@ -7,7 +7,7 @@ import torch
 
 import visuals.generate as lab
 from tests.common.pictures import curves, names, numbers_in, texts, told, widths
-from tests.common.samples import decode, randn
+from tests.samples import decode, randn
 from visuals.predict import reveal
 from visuals.style import visible
 

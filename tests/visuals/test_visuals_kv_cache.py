@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 import visuals.kv_cache as lab
 from tests.common.pictures import curves, dots, names, said, told, widths
-from tests.common.samples import KEYS, MASKS, ONE_HEAD, QUERIES, VALUES, growing, preallocated
+from tests.samples.kv_cache import KEYS, MASKS, ONE_HEAD, QUERIES, VALUES, growing, preallocated
 
 
 def image(axes, number: int = 0) -> torch.Tensor:

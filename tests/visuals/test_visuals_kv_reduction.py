@@ -5,7 +5,6 @@ import torch
 
 import visuals.kv_reduction as lab
 from solutions.kv_reduction import WindowCache, window_mask
-from tests.common import samples
 from tests.common.pictures import (
     boxes,
     heights,
@@ -18,6 +17,8 @@ from tests.common.pictures import (
     texts,
     told,
 )
+from tests.samples import kv_reduction as samples
+from tests.samples import randn
 from visuals.kv_cache import show_masks
 
 LETTERS = {lab.FIRST: "f", lab.BETWEEN: "b", lab.LAST: "l", lab.GONE: "g"}
@@ -156,7 +157,7 @@ def test_moving_a_slider_draws_the_mask_that_it_stands_for(monkeypatch):
 @pytest.mark.parametrize(("window", "sinks"), [(1, 0), (4, 0), (4, 2), (10, 10), (1, 10)])
 def test_the_words_tell_how_many_rows_a_cache_holds(window, sinks):
     cache = WindowCache(1, window, sinks)
-    cache.attend(0, *samples.randn(3, 1, 1, 10, 4))
+    cache.attend(0, *randn(3, 1, 1, 10, 4))
     sliders = lab.explore_window(window_mask, tokens=10).children
     sliders[0].value, sliders[1].value = window, sinks
     assert numbers_in(sliders[2].value) == [10, cache.positions[0].shape[1], 10]

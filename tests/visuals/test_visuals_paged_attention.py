@@ -8,7 +8,7 @@ from matplotlib.patches import ConnectionPatch, Rectangle
 
 import visuals.paged_attention as lab
 from tests.common.pictures import heights, names, numbers_in, said, spans, texts
-from tests.common.samples import BLOCK_WORDS, HELD, USES, block_manager
+from tests.samples.paged_attention import BLOCK_WORDS, HELD, USES, block_manager
 
 
 def test_the_card_is_as_wide_as_its_memory_and_names_every_part():

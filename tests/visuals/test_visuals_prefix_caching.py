@@ -8,7 +8,6 @@ import pytest
 
 import visuals.prefix_caching as lab
 from solutions.prefix_caching import Node
-from tests.common import samples
 from tests.common.pictures import (
     boxes,
     curves,
@@ -19,6 +18,8 @@ from tests.common.pictures import (
     read,
     told,
 )
+from tests.samples import decode
+from tests.samples import prefix_caching as samples
 from visuals.prefix_caching import keep
 
 
@@ -76,7 +77,7 @@ def test_the_pool_is_a_table_of_moments_and_blocks():
 
 
 def shown(root: Node, title: str = "") -> str:
-    return lab.show_trees({title: keep(root)}, samples.decode).data
+    return lab.show_trees({title: keep(root)}, decode).data
 
 
 def test_a_node_shows_its_text_and_its_stamp_and_no_markup():
@@ -101,9 +102,9 @@ def test_a_split_marks_the_edges_that_were_not_there_before():
     root.children[4] = Node([4], stamp=1)
     before = keep(root)
     samples.split(root)
-    first, second = lab.show_trees(
-        {"before": before, "after": keep(root)}, samples.decode
-    ).data.split("after</b>")
+    first, second = lab.show_trees({"before": before, "after": keep(root)}, decode).data.split(
+        "after</b>"
+    )
     assert "new" not in read(first)
     marked = re.findall(r"font-weight:bold\">(.*?)</span>", second)
     assert [unescape(edge) for edge in marked] == ["the␣<b>fox</b>", "␣and", "␣queen↵"]
@@ -116,7 +117,7 @@ def test_edges_of_equal_tokens_in_other_places_are_two():
     before = keep(root)
     root.children[2].children[3] = leaf
     trees = {"before": before, "after": keep(root)}
-    assert read(lab.show_trees(trees, samples.decode).data).count("new") == 1
+    assert read(lab.show_trees(trees, decode).data).count("new") == 1
 
 
 def test_of_a_long_edge_both_ends_are_shown():

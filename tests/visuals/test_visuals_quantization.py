@@ -4,7 +4,6 @@ import pytest
 import torch
 
 import visuals.quantization as lab
-from tests.common import samples
 from tests.common.pictures import (
     boxes,
     curves,
@@ -17,6 +16,8 @@ from tests.common.pictures import (
     title_of,
     told,
 )
+from tests.samples import quantization as samples
+from tests.samples import randn
 
 
 def lines_at(axes):
@@ -129,7 +130,7 @@ def test_above_the_weights_that_share_a_scale_stands_the_largest_of_them(weight)
 
 @pytest.mark.parametrize(("groups", "size", "n_out"), [(1, 1, 1), (2, 3, 4), (3, 1, 2), (1, 4, 3)])
 def test_a_dot_stands_on_the_largest_weight_of_each_scale(groups, size, n_out):
-    figure = lab.grain(samples.randn(groups * size, n_out), size)
+    figure = lab.grain(randn(groups * size, n_out), size)
     for axes, scales in zip(figure.axes, (1, n_out, groups * n_out), strict=True):
         dots = [dot for line in marked(axes, lab.LARGEST) for dot in line]
         assert len(dots) == scales

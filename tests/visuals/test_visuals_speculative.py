@@ -9,9 +9,10 @@ import torch
 
 import visuals.speculative as lab
 from solutions.speculative import Round
-from tests.common import samples
 from tests.common.pictures import curves, legend_of, numbers_in, read, texts
-from tests.common.samples import ALL_ACCEPTED, CORRECTION, CUT, END, NO_DRAFT
+from tests.samples import END
+from tests.samples import speculative as samples
+from tests.samples.speculative import ALL_ACCEPTED, CORRECTION, CUT, NO_DRAFT
 
 WORDS = ["<|end|>", " an", " old", " king", "\n", "&"]
 
