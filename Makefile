@@ -22,7 +22,7 @@ timed:
 labs:
 	@$(PYTHON) workbook.py labs
 
-# Lint, types and the tests that take less than ten seconds each: five minutes
+# Lint, types and the quick tests, which show every promise once: five minutes
 test:
 	@$(PYTHON) workbook.py test $(ARGS)
 

@@ -16,18 +16,19 @@ settings.register_profile("quick", deadline=None, derandomize=True, max_examples
 settings.register_profile("soak", deadline=None, max_examples=3000)
 settings.load_profile("default")
 
-# Two processes share the files. Those that take longest come first, so that at the end none works
-# on a long one while the other has nothing left to do.
+# Several processes share the files. Those that take longest come first, so that at the end none
+# works on a long one while the others have nothing left to do.
 LONGEST = (
-    *("test_build", "test_exercises", "test_bundle", "test_cluster", "test_oracle"),
     *(
+        "test_build",
+        "test_exercises",
+        "test_cluster",
+        "test_answers",
+        "test_oracle",
         "test_hostile",
-        "test_nbgrader",
-        "test_processes",
-        "test_browser",
-        "test_mutants",
-        "test_demo",
     ),
+    *("test_bundle", "test_mutants", "test_nbgrader", "test_browser", "test_processes"),
+    *("test_demo", "test_pictures"),
 )
 
 

@@ -92,6 +92,7 @@ def test_logits_and_greedy_ids_equal_transformers(tmp_path, settings):
     torch.testing.assert_close(generate(model, prompt, new), expected, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_logits_equal_transformers_at_the_shape_of_gpt2_itself(tmp_path):
     torch.manual_seed(0)
     reference = GPT2LMHeadModel(GPT2Config()).eval()

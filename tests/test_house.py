@@ -30,10 +30,7 @@ SCHEDULING = [  # the files of a lab that CONTRIBUTING.md takes for its example
     for row in re.findall(r"^\| (`.+?) \|", section("The files of a lab"), re.MULTILINE)
     for file in re.findall(r"`(.+?)`", row)
 ]
-NOT_ALONE = {
-    "generate",
-    "kv_cache",
-}  # their solutions are tested in tests/solutions/test_solutions.py
+TOGETHER = {f"tests/solutions/test_{lab}.py" for lab in ("generate", "kv_cache")}
 
 
 @pytest.mark.parametrize("file", SCHEDULING)

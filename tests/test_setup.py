@@ -287,6 +287,7 @@ def test_pip_works_from_outside_where_python_has_no_ensurepip(tmp_path, monkeypa
     assert commands[1][:5] == [sys.executable, "-m", "pip", "--python", str(workbook.VENV_PYTHON)]
 
 
+@pytest.mark.slow
 def test_a_set_up_without_network_says_what_failed_and_leaves_nothing(tmp_path):
     for name in ("workbook.py", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)
@@ -337,6 +338,7 @@ def soup(tmp_path, monkeypatch):
     return page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "listed",
     [

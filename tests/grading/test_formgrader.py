@@ -20,6 +20,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.slow
 def test_a_submission_is_graded_by_its_button_and_its_prose_by_hand(tmp_path: Path) -> None:
     course = Course(tmp_path)
     course.submit("ada", LAB, course.solved(LAB).read_bytes())

@@ -20,6 +20,8 @@ from tests.hostile.notebooks import Hostile, as_bytes, solved
 from tests.hostile.reaching import WALLS
 from timing.peak import forget_peak, peak_bytes
 
+pytestmark = pytest.mark.slow
+
 SECRET = bytes(range(32))
 SECONDS = 2.0  # of processor time for an exercise; the reference needs tenths
 MOST_MEMORY = 1_500_000_000  # bytes

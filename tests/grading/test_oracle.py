@@ -280,6 +280,7 @@ def test_a_clean_sandbox_serves_the_next_submission_and_no_other_does(
     assert all(not sandbox.runs() for sandbox in started)
 
 
+@pytest.mark.slow
 def test_without_the_filter_of_system_calls_nobody_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     started = count_starts(monkeypatch)
     with jailed() as jail:
@@ -316,6 +317,7 @@ def test_what_ends_before_the_attempt_has_begun_is_tried_once_more(
     require_lab_1_right(jail)
 
 
+@pytest.mark.slow
 def test_where_the_sandbox_dies_under_an_attempt_it_is_tried_once_more(
     jail: Jail, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -368,6 +370,7 @@ def test_where_no_sandbox_can_be_had_it_says_why(
         Jail().__enter__()
 
 
+@pytest.mark.slow
 def test_unsandboxed_it_grades_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with Jail(sandboxed=False) as jail:

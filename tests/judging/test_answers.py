@@ -19,6 +19,7 @@ def every(answers: list[Answer]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("answer", answers, ids=lambda a: f"{a.exercise.name}-{a.name}")
 
 
+@pytest.mark.slow
 @every(attempts.RIGHT)
 def test_a_right_answer_in_another_style_passes(answer: Answer) -> None:
     for seed in range(2):
@@ -26,6 +27,7 @@ def test_a_right_answer_in_another_style_passes(answer: Answer) -> None:
         assert judgement.status == PASSED, (judgement.case, judgement.message)
 
 
+@pytest.mark.slow
 @every(attempts.WRONG)
 def test_a_wrong_answer_is_rejected_and_its_author_reads_why(answer: Answer) -> None:
     judgement = judge(answer.exercise, answer.attempt)

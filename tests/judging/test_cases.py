@@ -43,6 +43,7 @@ COPIED = {
 }
 
 
+@pytest.mark.slow
 @every_exercise
 def test_what_is_handed_in_must_stay_as_it_was(exercise: Exercise) -> None:
     """The right solution, which then changes one of its arguments, is wrong."""
@@ -105,6 +106,7 @@ def insisting_on(exercise: Exercise, name: str) -> Any:
 EXACT_TYPES = {"paged_attention.BlockManager.append", "prefix_caching.RadixTree.evict"}
 
 
+@pytest.mark.slow
 @every_exercise
 def test_the_right_result_may_come_in_other_types(exercise: Exercise) -> None:
     """Floats of half the length, numpy's numbers, a list for a tuple."""

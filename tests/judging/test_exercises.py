@@ -76,6 +76,7 @@ def test_it_passes_while_every_other_one_of_its_lab_is_blank(exercise: Exercise)
     assert judgement.status == PASSED, judgement.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.soak)])
 @every_exercise
 def test_it_passes_beside_misconceptions_of_its_neighbours(exercise: Exercise, every: int) -> None:
@@ -116,6 +117,7 @@ def test_a_seed_draws_the_same_cases_again_and_each_has_its_label(exercise: Exer
     assert len({label for label, _ in once}) == len(once) >= 1
 
 
+@pytest.mark.slow
 def test_drivers_run_where_the_answers_are_not() -> None:
     command = [sys.executable, "-m", "tests.common.without_answers"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -152,6 +154,12 @@ def forms(exercise: Exercise) -> Iterator[tuple[Form, Any]]:
             yield (misconception.name, number), attempt
 
 
+@every_exercise
+def test_its_first_misconception_is_rejected(exercise: Exercise, soon: None) -> None:
+    assert is_rejected(exercise, next(exercise.misconceptions[0].attempts()))
+
+
+@pytest.mark.slow
 @every_exercise
 def test_every_misconception_is_diagnosed_as_itself(exercise: Exercise, soon: None) -> None:
     """It coincides with no other, and with itself when it is run again up to the first case in
@@ -226,6 +234,7 @@ ODD: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.slow
 @every_exercise
 def test_whatever_is_returned_is_judged_with_a_sentence(
     exercise: Exercise, soon: None, monkeypatch: pytest.MonkeyPatch

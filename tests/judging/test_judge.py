@@ -552,6 +552,7 @@ def made_of(recipe: Any) -> Any:
     return recipe
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 @given(st.sampled_from(KINDS), VALUES)
 def test_whatever_is_returned_gets_a_judgement(name: str, recipe: Any) -> None:

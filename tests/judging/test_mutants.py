@@ -20,6 +20,7 @@ for lab in iter_modules(answers.__path__):
     EQUIVALENT |= getattr(import_module(f"tests.answers.{lab.name}"), "EQUIVALENT", {})
 
 
+@pytest.mark.slow
 @every_exercise
 def test_every_mutant_is_rejected(exercise: Exercise, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge, "SECONDS", 5.0)

@@ -97,6 +97,7 @@ def by_transformers():
     return dict(zip(names, map(json.loads, lines), strict=True))
 
 
+@pytest.mark.slow
 @ALL
 def test_plain_transformers_loads_it_offline_and_writes_the_same_text(name, by_transformers):
     theirs = by_transformers[name]

@@ -77,6 +77,7 @@ def has_run(page, index):
     return "[ ]" not in cell(page, index).locator(".jp-InputPrompt").inner_text()
 
 
+@pytest.mark.slow
 def test_run_all_stops_at_the_first_check(page, cells):
     check = first(cells, 'check("')
     run_all(page, awaited=outputs(page, check))
@@ -103,6 +104,7 @@ for (const deaf of [0, 2]) {
 """
 
 
+@pytest.mark.slow
 def test_dialogs_over_the_page_are_answered_until_they_are_gone(page):
     page.set_content(DIALOGS)
     below = page.get_by_role("button", name="below")
@@ -117,6 +119,7 @@ def test_with_the_solution_pasted_in_the_check_passes(page, cells):
     expect(outputs(page, check).first).to_contain_text("passed")
 
 
+@pytest.mark.slow
 def test_a_slider_moves_its_picture(page, cells):
     slider = first(cells, "explore_next_token(")
     handle = cell(page, slider).locator(".noUi-handle")

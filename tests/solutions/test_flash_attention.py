@@ -379,6 +379,7 @@ def test_no_more_than_a_tile_is_held() -> None:
     assert largest[1] >= rows_and_heads * 40 * 4
 
 
+@pytest.mark.slow
 def test_the_engine_writes_the_naive_tokens_in_tiles() -> None:
     happened: Counter[str] = Counter()
 

@@ -18,6 +18,7 @@ from tests.common.engines import model_of, seeds
 CONFIG = GPTConfig(vocab_size=4096, n_positions=16, n_embd=16, n_layer=2, n_head=2)
 
 
+@pytest.mark.slow
 @given(seeds, st.integers(1, 3), st.integers(2, 16), st.integers(1, 20), st.data())
 def test_streamed_bits_are_those_of_one_forward(
     seed: int, count: int, seq: int, chunk: int, data: Any

@@ -309,6 +309,7 @@ def table(tiny, naive, tmp_path, monkeypatch, capsys):
     return run
 
 
+@pytest.mark.slow
 def test_peers_have_rows_like_every_other(table):
     args = "--workloads", "lengths,ragged", "--tokens", "4,8"
     printed, result = table(*args, peers=["right", "rounded"])
@@ -331,6 +332,7 @@ def test_peers_have_rows_like_every_other(table):
     assert "isn't seen from outside" in printed
 
 
+@pytest.mark.slow
 def test_those_that_fail_have_no_row_and_stop_nothing(table, monkeypatch):
     monkeypatch.setattr(timing.peers.worker, "ANSWER_SECONDS", 3)
     failing = ["unloadable", "dying", "hanging", "wrong"]
@@ -355,6 +357,7 @@ def test_those_that_fail_have_no_row_and_stop_nothing(table, monkeypatch):
     assert "Stopped" not in printed
 
 
+@pytest.mark.slow
 def test_no_process_and_no_file_is_left(table, monkeypatch):
     made = []
 
@@ -397,6 +400,7 @@ def installed(name: str) -> pytest.param:
     return pytest.param(name, marks=[skip, pytest.mark.slow])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [installed(name) for name in PEERS])
 def test_a_real_engine_writes_what_the_naive_loop_writes(tiny, naive, name):
     prompts, limits = [[5, 6, 7], [8] * 9, [11], [12, 13], [14]], [6, 3, 9, 1, 12]

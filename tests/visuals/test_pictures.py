@@ -72,6 +72,7 @@ def test_every_public_picture_is_in_the_table():
 # ------------------------------------------------------------------------------------ every one
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", [pytest.param(one, id=one.name) for one in EXAMPLES])
 def test_a_picture_leaves_what_it_is_handed_and_is_not_kept_open(example):
     before, open_figures = pickle.dumps(example.handed), plt.get_fignums()
@@ -163,6 +164,7 @@ def turned(control: Any) -> Iterator[None]:
     setattr(control, name, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", all_that_draw(widgets.VBox))
 def test_an_explorer_redraws_over_the_whole_range_of_its_sliders(example):
     *controls, picture = example.draw(*example.handed).children
