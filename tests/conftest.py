@@ -27,8 +27,8 @@ LONGEST = (
         "test_oracle",
         "test_hostile",
     ),
-    *("test_bundle", "test_mutants", "test_nbgrader", "test_browser", "test_processes"),
-    *("test_demo", "test_pictures"),
+    *("test_hostile", "test_bundle", "test_mutants", "test_nbgrader", "test_browser"),
+    *("test_processes", "test_demo", "test_pictures"),
 )
 
 

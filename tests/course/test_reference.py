@@ -91,9 +91,7 @@ def test_a_copy_knows_the_lines_of_its_files() -> None:
         assert source in Path(function.__code__.co_filename).read_text(encoding="utf-8")
 
 
-def test_a_learner_s_own_part_of_it_serves_in_the_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_learner_s_own_part_of_it_serves_in_the_whole(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MINE_FOLDER", str(tmp_path))
     names = cell("\n".join(lab_module("engine").lines))
     exercise = exercises()["engine.Scheduler.schedule"]
@@ -122,9 +120,7 @@ def test_a_learner_s_own_part_of_it_serves_in_the_whole(
     ("lab", "shown"),
     [("speculative", set()), ("engine", {"sequence", "runner"})],
 )
-def test_a_sandbox_shows_none_of_the_files_that_answer(
-    lab: str, shown: set[str], tmp_path: Path
-) -> None:
+def test_a_sandbox_shows_none_of_the_files_that_answer(lab, shown, tmp_path):
     found = {path.stem for path in (staged(lab, tmp_path) / "solutions").rglob("*.py")}
     assert found & {"scheduler", "engine", "sequence", "runner"} == shown
     assert found >= set(LABS[: LABS.index(lab)])

@@ -27,7 +27,6 @@ from autograder.exercises import exercises
 from autograder.grading import bundle
 from autograder.grading.bundle import FOLDER, files_of, in_bundle, release, zipped
 from autograder.grading.refused import Refused
-from autograder.judging.exercise import Exercise
 from autograder.judging.judge import judge
 from autograder.judging.recorded import frames
 from tests.common.files import tree
@@ -160,9 +159,7 @@ def test_it_replaces_no_file(tmp_path: Path) -> None:
     assert path.read_bytes() == b"mine"
 
 
-def test_a_lab_that_is_not_built_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lab_that_is_not_built_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(bundle, "LABS", tmp_path)
     with pytest.raises(Refused, match="make labs"):
         release(lessons()["generate"], tmp_path / "lab.zip")
@@ -285,9 +282,7 @@ def test_four_exercises_ask_for_something_of_their_own_lab() -> None:
 
 
 @pytest.mark.parametrize("exercise", STOOD_IN, ids=lambda e: e.name)
-def test_what_is_stood_in_for_sees_what_the_reference_sees(
-    exercise: Exercise, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_stood_in_for_sees_what_the_reference_sees(exercise, monkeypatch):
     monkeypatch.setattr("autograder.judging.judge.SECONDS", 5.0)
     standing_in = in_bundle(exercise)
     assert judge(standing_in, exercise.reference).status == "passed"

@@ -252,9 +252,7 @@ OF_BATCHING = text(grade_id="check-batching-pad_left")
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_lab_is_known_by_its_file_name_else_by_its_cells(
-    course: Course, file: str, content: bytes
-) -> None:
+def test_a_lab_is_known_by_its_file_name_else_by_its_cells(course, file, content):
     course.collect((f"ada/{file}", content))
     assert course.files() == {HERS: content}
 
@@ -495,9 +493,7 @@ def test_late_work_is_told_and_no_time_noted_where_the_name_tells_none(course: C
     assert not list(course.submitted.rglob("timestamp.txt"))
 
 
-def test_a_time_noted_by_hand_is_not_overwritten_and_is_kept_with_what_it_was_for(
-    course: Course,
-) -> None:
+def test_a_time_noted_by_hand_is_not_overwritten_and_is_kept_with_what_it_was_for(course):
     noted = course.submitted / "ada" / "02_kv_cache" / "timestamp.txt"
     noted.parent.mkdir(parents=True)
     noted.write_text("2026-11-19 00:00:00 UTC")
@@ -552,9 +548,7 @@ def test_rows_are_added_and_what_somebody_wrote_there_stays(course: Course) -> N
 
 
 @pytest.mark.parametrize("content", [b"id;name;file\n", b"\xff\xfe"])
-def test_a_table_that_cannot_be_added_to_is_refused_before_anything_happens(
-    course: Course, content: bytes
-) -> None:
+def test_a_table_that_cannot_be_added_to_is_refused_before_anything_happens(course, content):
     course.table.parent.mkdir()
     course.table.write_bytes(content)
     with pytest.raises(Refused, match="Give it another name"):
@@ -636,9 +630,7 @@ DOWNLOADS = [
 
 
 @pytest.mark.parametrize(("reason", "download"), DOWNLOADS, ids=lambda part: str(part)[:40])
-def test_what_cannot_be_read_costs_nobody_else_and_its_student_is_named(
-    course: Course, reason: str, download: bytes
-) -> None:
+def test_what_cannot_be_read_costs_nobody_else_and_its_student_is_named(course, reason, download):
     collected = course.take(download, KV_CACHE)
     assert reason in str(collected)
     assert course.everything() == [HONEST[1]]

@@ -98,9 +98,7 @@ def test_a_gradebook_that_is_locked_at_the_start_is_told(course: Course, capsys)
     require_all_entered(course, capsys)
 
 
-def test_one_that_is_locked_meanwhile_is_tried_once_and_costs_no_grade(
-    course: Course, capsys, monkeypatch
-) -> None:
+def test_one_that_is_locked_meanwhile_is_tried_once_and_costs_no_grade(course, capsys, monkeypatch):
     """Each try would wait for five seconds."""
     tried = calls_of_autograde(monkeypatch)
     with locked(course, "IMMEDIATE"):  # it can be read
@@ -228,9 +226,7 @@ def test_one_that_was_stopped_before_it_entered_points_is_entered_again(
     require_all_entered(course, capsys)
 
 
-def test_an_earlier_notebook_that_is_handed_in_again_is_entered_again(
-    course: Course, capsys, monkeypatch
-) -> None:
+def test_an_earlier_notebook_that_is_handed_in_again_is_entered_again(course, capsys, monkeypatch):
     path = course.submitted / "ada" / LESSON.notebook
     earlier = path.read_bytes()
     for content in (earlier, b"later", earlier):

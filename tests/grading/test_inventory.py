@@ -87,9 +87,7 @@ FOLDERS: list[tuple[list[str], dict[str, str], str]] = [
 @pytest.mark.parametrize(
     ("names", "misplaced", "without"), FOLDERS, ids=lambda part: str(part)[:40]
 )
-def test_what_is_not_graded_is_told_with_what_to_do(
-    names: list[str], misplaced: dict[str, str], without: str, tmp_path: Path
-) -> None:
+def test_what_is_not_graded_is_told_with_what_to_do(names, misplaced, without, tmp_path):
     found = take(tmp_path, *names)
     assert found.misplaced.keys() == misplaced.keys()
     for name, why in found.misplaced.items():

@@ -54,9 +54,7 @@ MEMORY = r"Grading it took more memory than there was\. Is there enough memory\?
         (LookupError("lost"), r"Grading it failed: LookupError in test_local\.py, line \d+: lost"),
     ],
 )
-def test_what_stops_a_grade_is_told(
-    error: Exception, why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_stops_a_grade_is_told(error, why, monkeypatch):
     def grade_one(*_: object) -> Result:
         raise error
 
@@ -118,9 +116,7 @@ def noted(method: Callable, sent: list[bytes]) -> Callable:
 
 
 @pytest.mark.slow
-def test_a_sandbox_that_is_gone_costs_one_submission_and_no_more_to_be_had_ends_it(
-    batch: Batch,
-) -> None:
+def test_a_sandbox_that_is_gone_costs_one_submission_and_no_more_to_be_had_ends_it(batch):
     gone = NotGraded("The sandbox is gone.")
     assert batch.found[faulty.GONE] == batch.found[faulty.GONE_FOR_EVER] == gone
     ada, bob, cat = (vars(batch.found[student])["seconds"] for student in ("ada", "bob", "cat"))
@@ -130,9 +126,7 @@ def test_a_sandbox_that_is_gone_costs_one_submission_and_no_more_to_be_had_ends_
 
 
 @pytest.mark.slow
-def test_no_grader_gets_the_secret_and_nothing_is_left_of_a_batch(
-    batch: Batch, folder: Path
-) -> None:
+def test_no_grader_gets_the_secret_and_nothing_is_left_of_a_batch(batch, folder):
     assert any(key_of(SECRET, handed_in("bob")).value in sent for sent in batch.sent)
     assert not any(SECRET in sent for sent in batch.sent)
     assert [path for path in folder.iterdir() if path.name.startswith(PREFIXES)] == []
@@ -194,9 +188,7 @@ def test_a_TMPDIR_without_room_is_told(tmp_path: Path, monkeypatch: pytest.Monke
     )
 
 
-def test_a_TMPDIR_that_is_not_there_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_TMPDIR_that_is_not_there_is_told(tmp_path, monkeypatch):
     nowhere = str(tmp_path / "nowhere")
     monkeypatch.setenv("TMPDIR", nowhere)
     monkeypatch.setattr(tempfile, "tempdir", nowhere)

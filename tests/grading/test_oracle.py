@@ -88,9 +88,7 @@ def require_lab_1_right(jail: Jail, student: str = "ada") -> None:
 
 @pytest.mark.parametrize("make", [pytest.param(solved, marks=pytest.mark.slow), in_another_style])
 @every_lab
-def test_what_is_right_earns_all_points(
-    make: Callable[[str], NotebookNode], lab: str, jail: Jail
-) -> None:
+def test_what_is_right_earns_all_points(make, lab, jail):
     require_all_points(make(lab), lab, jail)
 
 
@@ -174,9 +172,7 @@ def half_wrong(jail: Jail) -> Callable[[str, int], Result]:
         for half in (0, 1)
     ],
 )
-def test_a_misconception_costs_its_exercise_alone_and_is_told(
-    lab: str, half: int, half_wrong: Callable[[str, int], Result]
-) -> None:
+def test_a_misconception_costs_its_exercise_alone_and_is_told(lab, half, half_wrong):
     require_told(half_wrong(lab, half), wrongs_of(lab, half, 0))
 
 
@@ -187,9 +183,7 @@ def test_a_misconception_costs_its_exercise_alone_and_is_told(
     ids=["every third one", "all"],
 )
 @every_exercise
-def test_no_misconception_passes_under_any_secret(
-    exercise: Exercise, secrets: list[bytes], every: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_misconception_passes_under_any_secret(exercise, secrets, every, monkeypatch):
     monkeypatch.setattr(judge_module, "SECONDS", SOON)
     wrongs = [
         (misconception.name, attempt)
@@ -235,9 +229,7 @@ def test_a_submission_is_tried_on_cases_of_its_own(exercise: Exercise) -> None:
     "lab",
     [lab if lab == "decoding" else pytest.param(lab, marks=pytest.mark.soak) for lab in LABS],
 )
-def test_the_same_submission_comes_to_the_same_result(
-    lab: str, jail: Jail, half_wrong: Callable[[str, int], Result]
-) -> None:
+def test_the_same_submission_comes_to_the_same_result(lab, jail, half_wrong):
     again = grade(partly_wrong(lab, 0), lab, jail)
     assert untimed(again) == untimed(half_wrong(lab, 0))
 
@@ -260,9 +252,7 @@ def test_a_statement_costs_what_needs_it(jail: Jail) -> None:
 
 
 @pytest.mark.slow
-def test_a_clean_sandbox_serves_the_next_submission_and_no_other_does(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_clean_sandbox_serves_the_next_submission_and_no_other_does(monkeypatch):
     started = count_starts(monkeypatch)
     with jailed() as jail:
         before = len(started)
@@ -305,9 +295,7 @@ def breaks(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
 
 
 @pytest.mark.slow
-def test_what_ends_before_the_attempt_has_begun_is_tried_once_more(
-    jail: Jail, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_ends_before_the_attempt_has_begun_is_tried_once_more(jail, monkeypatch):
     """And where no attempt comes to begin there is no zero."""
     breaks(monkeypatch, times=1)
     require_lab_1_right(jail)
@@ -318,9 +306,7 @@ def test_what_ends_before_the_attempt_has_begun_is_tried_once_more(
 
 
 @pytest.mark.slow
-def test_where_the_sandbox_dies_under_an_attempt_it_is_tried_once_more(
-    jail: Jail, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_the_sandbox_dies_under_an_attempt_it_is_tried_once_more(jail, monkeypatch):
     """The kernel may have taken it, for memory that others use."""
     end, left = Sandbox.end, iter([1])
 
@@ -362,9 +348,7 @@ def refused(*_: object, **__: object) -> None:
     ],
     ids=["no bubblewrap", "no processes", "a course that the sandbox would show"],
 )
-def test_where_no_sandbox_can_be_had_it_says_why(
-    name: str, value: Any, told: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_no_sandbox_can_be_had_it_says_why(name, value, told, monkeypatch):
     monkeypatch.setattr(f"autograder.grading.jail.{name}", value)
     with pytest.raises(JailError, match=told):
         Jail().__enter__()

@@ -75,9 +75,7 @@ def test_an_unreadable_result_counts_as_absent(what: str, course: Course) -> Non
     assert course.kept(ADA) == RESULT_OF_ADA
 
 
-def test_an_unreadable_result_is_graded_again_and_no_other(
-    course: Course, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_result_is_graded_again_and_no_other(course, monkeypatch):
     submissions = [replace(ADA, student=name) for name in ("ada", "bob", "cat")]
     for submission in submissions:
         course.keep(submission, fake_result(submission.student, LESSON))
@@ -113,9 +111,7 @@ def with_result(result: Result) -> str:
         ("", False),
     ],
 )
-def test_a_result_is_entered_again_unless_nbgraders_copy_has_it(
-    content: str, given: bool, course: Course
-) -> None:
+def test_a_result_is_entered_again_unless_nbgraders_copy_has_it(content, given, course):
     assert not course.is_given(RESULT_OF_ADA)
     copy = course.folder / "autograded" / "ada" / LESSON.notebook
     copy.parent.mkdir(parents=True)

@@ -91,9 +91,7 @@ def test_nothing_else_is_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_one_taken_for_a_leftover_before_it_is_held_is_made_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_taken_for_a_leftover_before_it_is_held_is_made_anew(tmp_path, monkeypatch):
     real_flock = fcntl.flock
     taken: list[Path] = []
 
@@ -109,9 +107,7 @@ def test_one_taken_for_a_leftover_before_it_is_held_is_made_anew(
         assert not taken[0].exists()
 
 
-def test_where_a_file_system_has_no_locks_folders_are_spared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_a_file_system_has_no_locks_folders_are_spared(tmp_path, monkeypatch):
     def flock(descriptor: int, how: int) -> None:
         raise OSError
 
@@ -149,9 +145,7 @@ def test_a_full_disk_leaves_the_old_file_whole_and_nothing_else(tmp_path: Path) 
         assert path.read_text() == "new" * 1000
 
 
-def test_a_file_is_on_the_disk_before_it_has_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
     """After a power cut the file has its old content or its new one."""
     path, seen, real_fsync = tmp_path / "file", [], os.fsync
 

@@ -221,9 +221,7 @@ def test_junk_in_a_header_is_refused(peer: Peer, junk: Any, body: bytes) -> None
 
 
 @given(value=PLAIN, data=st.data())
-def test_a_frame_with_other_bytes_is_refused_or_says_something_else(
-    peer: Peer, value: Any, data: st.DataObject
-) -> None:
+def test_a_frame_with_other_bytes_is_refused_or_says_something_else(peer, value, data):
     frame = bytearray(packed(value))
     for place in data.draw(st.lists(st.integers(0, len(frame) - 1), min_size=1, max_size=4)):
         frame[place] = data.draw(st.integers(0, 255))
@@ -292,9 +290,7 @@ def test_what_is_no_message_is_refused(header: Any, body: bytes) -> None:
 
 
 @pytest.mark.parametrize("given", [(MOST_HEADER + 1, 0), (0, MOST_BODY + 1), (2**32 - 1,) * 2])
-def test_a_length_beyond_all_measure_is_refused_before_anything_is_read(
-    given: tuple[int, int],
-) -> None:
+def test_a_length_beyond_all_measure_is_refused_before_anything_is_read(given):
     with pytest.raises(WireError, match="longer than any may be"):
         lengths(LENGTHS.pack(*given))
 

@@ -270,9 +270,7 @@ def test_random_weights_follow_from_the_seed_and_are_float64() -> None:
         ("a_slot_instead_of_a_list", "self.forward(slot)"),
     ],
 )
-def test_the_line_shown_stands_in_the_step_and_not_in_a_given_method(
-    misconception: str, line: str
-) -> None:
+def test_the_line_shown_stands_in_the_step_and_not_in_a_given_method(misconception, line):
     exercise = exercises()["batching.ContinuousBatcher.step"]
     (known,) = (m for m in exercise.misconceptions if m.name == misconception)
     names = cell(known.sources()[0], cell("\n".join(lab_module("batching").lines)))

@@ -197,9 +197,7 @@ def test_all_memory_of_a_layer_counts_and_each_piece_once() -> None:
 
 @pytest.mark.parametrize("product", [int8_matmul, split_outliers])
 @pytest.mark.parametrize("seed", range(5))
-def test_no_activation_is_on_the_verge_of_another_code(
-    product: Callable[..., Tensor], seed: int
-) -> None:
+def test_no_activation_is_on_the_verge_of_another_code(product, seed):
     """Rounding errors, of float32 even, change the product by no more than themselves."""
     for case in cases_of(EXERCISES[f"quantization.{product.__name__}"], seed):
         hidden, *given = case.data.values()

@@ -115,9 +115,7 @@ def test_of_a_class_only_the_method_changes(module: Module) -> None:
         ("no `a = 5`", 0),
     ],
 )
-def test_lines_that_do_not_stand_there_once_are_refused(
-    form: str, times: int, module: Module
-) -> None:
+def test_lines_that_do_not_stand_there_once_are_refused(form, times, module):
     with pytest.raises(AuthorError, match=rf"^toys\.md, x: this code occurs {times} times"):
         edited(module, "double", form, "toys.md, x")
 
@@ -194,9 +192,7 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         ("metric", "-n = 12", r"generate\.md: there is no exercise generate\.metric "),
     ],
 )
-def test_an_entry_that_does_not_fit_is_refused_by_name(
-    shelf: Path, exercise: str, edit: str, sentence: str
-) -> None:
+def test_an_entry_that_does_not_fit_is_refused_by_name(shelf, exercise, edit, sentence):
     text = f"## generate.{exercise}\n\n### slip\n\nA slip.\n\n    {edit}\n"
     (shelf / "generate.md").write_text(text)
     with pytest.raises(AuthorError, match=sentence):

@@ -187,9 +187,7 @@ def test_every_misconception_is_diagnosed_as_itself(exercise: Exercise, soon: No
 
 @pytest.mark.soak
 @every_exercise
-def test_every_misconception_does_the_same_again_on_every_case(
-    exercise: Exercise, soon: None
-) -> None:
+def test_every_misconception_does_the_same_again_on_every_case(exercise, soon):
     trial = trials(exercise)[0]
     first, again = ({f: trial.outcomes(wrong) for f, wrong in forms(exercise)} for _ in range(2))
     changed = [f for f in first if not coincide_everywhere(exercise, first[f], again[f])]
@@ -236,9 +234,7 @@ ODD: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.slow
 @every_exercise
-def test_whatever_is_returned_is_judged_with_a_sentence(
-    exercise: Exercise, soon: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whatever_is_returned_is_judged_with_a_sentence(exercise, soon, monkeypatch):
     trial = trials(exercise)[0]
     # The reference would run again for each of them, which takes most of the time.
     monkeypatch.setattr(judge_module, "right_outcomes", lambda *_: trial.expected)

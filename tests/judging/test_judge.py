@@ -269,9 +269,7 @@ def not_a_number(start, token_times):
     ("attempt", "cause"),
     [(noisy, CHANGES_BY_ITSELF), (remembering, CHANGES_BY_ITSELF), (not_a_number, None)],
 )
-def test_a_result_that_changes_by_itself_is_told_as_such(
-    attempt: Callable[..., Any], cause: str | None
-) -> None:
+def test_a_result_that_changes_by_itself_is_told_as_such(attempt, cause):
     judgement = judge(METRICS, attempt)
     assert judgement.status == WRONG
     assert judgement.cause == cause

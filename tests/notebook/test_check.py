@@ -125,9 +125,7 @@ def test_the_case_can_be_pasted_and_fetched() -> None:
     assert not torch.equal(failing_case()["requests"][0]["input_ids"], request["input_ids"])
 
 
-def test_an_error_is_told_with_the_line_that_raised_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_an_error_is_told_with_the_line_that_raised_it(tmp_path, capsys):
     attempt = from_source(
         tmp_path, "metrics", "def metrics(start, token_times):\n    return 1 / (start - start)\n"
     )
@@ -170,9 +168,7 @@ def test_what_is_no_attempt_is_refused() -> None:
         check("kv_cache.KVCache.attend", KVCache.attend)
 
 
-def test_a_check_that_had_passed_and_fails_is_red_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_check_that_had_passed_and_fails_is_red_again(tmp_path, capsys):
     right = from_source(tmp_path, "metrics", OWN_METRICS)
     check("generate.metrics", right)
     with pytest.raises(CheckFailed):
@@ -210,9 +206,7 @@ def in_a_thread(start: float, token_times: list) -> Metrics:
 
 
 @pytest.mark.parametrize("attempt", [itself, suppressed, in_a_thread])
-def test_a_check_inside_an_attempt_is_refused(
-    attempt: Any, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_check_inside_an_attempt_is_refused(attempt, capsys, monkeypatch):
     monkeypatch.setattr(threading, "excepthook", threading.__excepthook__)  # not pytest's own
     with pytest.raises(CheckFailed) as failed:
         check("generate.metrics", attempt)
@@ -500,9 +494,7 @@ def in_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(tmp_path / name)
 
 
-def test_status_speaks_of_this_lab_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_status_speaks_of_this_lab_first(tmp_path, monkeypatch, capsys):
     in_lab(tmp_path, monkeypatch, "02_kv_cache")
     check("generate.generate", generate)
     check("kv_cache.causal_mask", causal_mask)
@@ -520,9 +512,7 @@ def test_status_speaks_of_this_lab_first(
     assert "The next lab is 03_batching/batching.ipynb." in shown
 
 
-def test_status_knows_when_a_lab_is_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_status_knows_when_a_lab_is_done(tmp_path, monkeypatch, capsys):
     in_lab(tmp_path, monkeypatch, "01_generate")
     check("generate.generate", generate)
     check("generate.metrics", metrics)
@@ -531,9 +521,7 @@ def test_status_knows_when_a_lab_is_done(
     assert "All 2 exercises of this lab passed." in capsys.readouterr().out
 
 
-def test_elsewhere_status_speaks_of_the_lab_of_the_newest_pass(
-    capsys: pytest.CaptureFixture,
-) -> None:
+def test_elsewhere_status_speaks_of_the_lab_of_the_newest_pass(capsys):
     status()
     assert capsys.readouterr().out.startswith("Lab 1, generate")
     check("kv_cache.causal_mask", causal_mask)
@@ -572,9 +560,7 @@ def test_a_later_failure_takes_nothing_away(tmp_path: Path, mine_folder: Path) -
     assert {path: path.read_text() for path in mine_folder.rglob("*.py")} == before
 
 
-def test_an_attempt_of_another_name_is_kept_under_the_right_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_an_attempt_of_another_name_is_kept_under_the_right_one(tmp_path, capsys):
     renamed = OWN_METRICS.replace("def metrics", "def figures")
     check("generate.metrics", from_source(tmp_path, "figures", renamed))
     mine("generate")
@@ -593,9 +579,7 @@ def test_an_attempt_of_another_name_is_kept_under_the_right_one(
         "",
     ],
 )
-def test_broken_kept_code_gives_way_to_the_reference(
-    broken: str, capsys: pytest.CaptureFixture
-) -> None:
+def test_broken_kept_code_gives_way_to_the_reference(broken, capsys):
     path = kept.kept_file(METRICS)
     path.parent.mkdir(parents=True)
     path.write_text(broken)
@@ -617,9 +601,7 @@ def test_code_without_source_passes_all_the_same(capsys: pytest.CaptureFixture) 
     assert "does not pass here" in capsys.readouterr().out
 
 
-def test_a_place_where_nothing_can_be_kept_takes_nothing_from_a_pass(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_place_where_nothing_can_be_kept_takes_nothing_from_a_pass(tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("MINE_FOLDER", str(tmp_path / "file" / "below"))
     assert check("generate.metrics", metrics).status == "passed"
@@ -650,9 +632,7 @@ USES_A_PROXY = """
 """ + OWN_METRICS.replace("first, *_", "proxy; first, *_")
 
 
-def test_what_cannot_be_written_down_takes_nothing_from_a_pass(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_what_cannot_be_written_down_takes_nothing_from_a_pass(tmp_path, capsys):
     attempt = from_source(tmp_path, "metrics", USES_A_PROXY)
     assert check("generate.metrics", attempt).status == "passed"
     assert "could not be kept for later labs: not bound yet." in capsys.readouterr().out
@@ -676,9 +656,7 @@ TRUNCATE = """if not 0 <= n <= self.length:
         self.length = n"""
 
 
-def test_a_class_with_two_exercises_is_yours_when_both_have_passed(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_class_with_two_exercises_is_yours_when_both_have_passed(tmp_path, capsys):
     half = from_source(tmp_path, "KVCache", kv_cache_source("raise NotImplementedError"))
     check("kv_cache.KVCache.attend", half)
     with pytest.raises(CheckFailed):
@@ -697,9 +675,7 @@ def test_a_class_with_two_exercises_is_yours_when_both_have_passed(
     assert inspect.unwrap(module.generate).__globals__["KVCache"] is module.KVCache
 
 
-def test_the_newest_class_that_passes_both_is_taken(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_the_newest_class_that_passes_both_is_taken(tmp_path, capsys):
     whole = from_source(tmp_path, "KVCache", kv_cache_source(TRUNCATE))
     check("kv_cache.KVCache.attend", whole)
     check("kv_cache.KVCache.truncate", whole)

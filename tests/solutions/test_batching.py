@@ -65,9 +65,7 @@ def assert_well_served(trace: Trace, slots: int, new: list[int]) -> None:
 
 
 @given(works(), slots_of_a_batch)
-def test_continuous_batching_computes_every_token_once_and_pads_nothing(
-    work: Work, slots: int
-) -> None:
+def test_continuous_batching_computes_every_token_once_and_pads_nothing(work, slots):
     with shapes_of_forwards(work.model) as shapes:
         served = lab_3.generate_continuous(work.model, work.prompts, work.limits, slots, work.eos)
     assert sum(rows * length for rows, length in shapes) == work.tokens_computed_alone
@@ -83,9 +81,7 @@ def test_continuous_batching_computes_every_token_once_and_pads_nothing(
 
 
 @given(works(), slots_of_a_batch)
-def test_static_batching_computes_rectangles_until_the_longest_has_ended(
-    work: Work, slots: int
-) -> None:
+def test_static_batching_computes_rectangles_until_the_longest_has_ended(work, slots):
     expected = []
     for first in range(0, len(work.prompts), slots):
         prompts, new = work.prompts[first : first + slots], work.new[first : first + slots]

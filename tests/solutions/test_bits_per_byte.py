@@ -92,9 +92,7 @@ def test_fable_needs_the_bits_of_its_model_card() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 9), st.floats(0, 9)), min_size=2, max_size=20))
-def test_a_loss_is_the_mean_of_differences_with_its_standard_error(
-    pairs: list[tuple[float, float]],
-) -> None:
+def test_a_loss_is_the_mean_of_differences_with_its_standard_error(pairs):
     measured, compared = torch.tensor(pairs, dtype=torch.float64).unbind(dim=1)
     differences = [one - other for one, other in pairs]
     mean = sum(differences) / len(pairs)

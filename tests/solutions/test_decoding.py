@@ -211,18 +211,14 @@ def test_every_token_has_the_stretch_of_its_probability(weights: list[int], scal
         ([1, 1e-9, 0], 0, 0),  # and here too small to be told from 1
     ],
 )
-def test_the_ends_of_the_line_belong_to_tokens_that_can_be_drawn(
-    probs: list[float], first: int, last: int
-) -> None:
+def test_the_ends_of_the_line_belong_to_tokens_that_can_be_drawn(probs, first, last):
     line = torch.tensor(probs)
     assert token_at(line, 0.0) == first
     assert token_at(line, below(1.0)) == last
 
 
 @given(batches(), every_params, st.floats(0, 1, exclude_max=True, width=32))
-def test_a_token_of_probability_0_is_never_drawn(
-    batch: Any, params: Params, uniform: float
-) -> None:
+def test_a_token_of_probability_0_is_never_drawn(batch, params, uniform):
     probs = lab_5.next_token_probs(batch[0].float(), batch[1], params)
     rows = torch.arange(len(probs))
     for uniforms in torch.tensor([[0.0], [uniform], [below(1.0)]]).expand(-1, len(probs)):
@@ -248,9 +244,7 @@ def naive_sample(case: Any, params: Params, draws_with: int) -> list[int]:
 
 
 @given(continuations(), every_params, st.integers(0, 9), st.data())
-def test_a_stream_costs_one_forward_a_token_and_ends_with_eos(
-    case: Any, params: Params, draws_with: int, data: st.DataObject
-) -> None:
+def test_a_stream_costs_one_forward_a_token_and_ends_with_eos(case, params, draws_with, data):
     config, seed, prompt, new = case
     expected = naive_sample(case, params, draws_with)[len(prompt) :]
     eos = data.draw(st.none() | st.sampled_from(expected))
@@ -274,9 +268,7 @@ def both_rows(config: GPTConfig, seed: int, prompt: list[int], new: int, *pool: 
 
 
 @given(continuations(), st.integers(1, 4), st.integers(1, 17), every_params, st.integers(0, 9))
-def test_a_sample_is_the_same_whoever_else_is_drawn(
-    case: Any, samples: int, block_size: int, params: Params, first: int
-) -> None:
+def test_a_sample_is_the_same_whoever_else_is_drawn(case, samples, block_size, params, first):
     _, _, prompt, new = case
     before, numbers = list(prompt), range(first, first + samples)
     rows, family = both_rows(*case, 99, block_size)
@@ -472,9 +464,7 @@ short = partial(st.text, alphabet="ab")
 
 
 @given(st.lists(short(max_size=5), max_size=6), st.lists(short(min_size=1, max_size=4), max_size=3))
-def test_a_text_stops_as_if_it_were_read_again_at_each_piece(
-    pieces: list[str], stops: list[str]
-) -> None:
+def test_a_text_stops_as_if_it_were_read_again_at_each_piece(pieces, stops):
     """All that can't begin a stop is shown before more is asked for; nothing is after a stop."""
     before = list(pieces), list(stops)
     expected = shown_by_a_rereader(pieces, stops)
@@ -528,9 +518,7 @@ NAN, INFINITY = float("nan"), float("inf")
         ("repetition_penalty", [0, -1, NAN, INFINITY], "a number above 0"),
     ],
 )
-def test_a_setting_that_makes_no_sense_is_refused(
-    name: str, values: list[Any], sentence: str
-) -> None:
+def test_a_setting_that_makes_no_sense_is_refused(name, values, sentence):
     for value in values:
         with pytest.raises(ValueError, match=f"{sentence}.*not {value}"):
             applied(name, torch.zeros(1, 3), torch.tensor([[0]]), value)

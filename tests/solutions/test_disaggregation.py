@@ -9,7 +9,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt import GPTConfig
 from solutions.disaggregation import (
     Leases,
     PrefillFirst,
@@ -47,9 +46,7 @@ CONFIG = CONFIGS[1]  # a context of 16
 
 
 @given(continuations(), st.integers(1, 20), st.integers(1, 3))
-def test_a_prompt_in_chunks_is_a_prompt_in_one(
-    case: tuple[GPTConfig, int, list[int], int], chunk: int, rows: int
-) -> None:
+def test_a_prompt_in_chunks_is_a_prompt_in_one(case, chunk, rows):
     """The same logits and the same cache, in as many forwards as there are chunks."""
     config, seed, prompt, _ = case
     model = model_of(CachedLMHead, config, seed)
@@ -258,9 +255,7 @@ def prefilled(prompt: list[int], limit: int, start: int, eos: int | None = None)
 
 
 @given(st.lists(st.integers(0, 47), min_size=1, max_size=10), st.integers(1, 6), st.data())
-def test_an_adopted_request_goes_on_as_if_it_had_been_prefilled_here(
-    prompt: list[int], limit: int, data: st.DataObject
-) -> None:
+def test_an_adopted_request_goes_on_as_if_it_had_been_prefilled_here(prompt, limit, data):
     """Part of its keys and values may have come before. Its first token may be the last."""
     outputs: list[Output] = []
     engine = decoding_engine(outputs)

@@ -243,9 +243,7 @@ stop_texts = st.lists(pieces, min_size=1, max_size=4).map("".join)
 
 
 @given(text=texts, stops=st.lists(stop_texts, min_size=1, max_size=3))
-def test_a_stop_text_is_seen_with_its_newest_token(
-    tokenizer: Any, text: str, stops: list[str]
-) -> None:
+def test_a_stop_text_is_seen_with_its_newest_token(tokenizer, text, stops):
     """Wherever the borders of tokens and of characters are."""
     has_stop, ids = stop_at_text(tokenizer, stops), tokenizer.encode(text)
     for n in range(1, len(ids) + 1):
@@ -761,9 +759,7 @@ def living() -> list[int]:
 
 @pytest.mark.parametrize("count", [201, pytest.param(10_002, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("kind", [None, the_text_itself, a_perfect_draft])
-def test_random_requests_leak_nothing(
-    monkeypatch: pytest.MonkeyPatch, count: int, kind: Any
-) -> None:
+def test_random_requests_leak_nothing(monkeypatch, count, kind):
     """Neither blocks nor requests, generators, drafters or steps; the process stays as large."""
     monkeypatch.setattr(lab_7, "STEPS", 50)  # that a trace remembers
     rng, ended = random.Random(0), Counter[str | None]()

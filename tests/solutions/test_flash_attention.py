@@ -140,9 +140,7 @@ def test_the_steps_of_one_query_tell_every_weight(keys: int, block_k: int, seed:
 
 
 @given(inputs(), blocks, blocks)
-def test_tiles_give_what_two_passes_give(
-    case: tuple[Tensor, Tensor, Tensor], block_q: int, block_k: int
-) -> None:
+def test_tiles_give_what_two_passes_give(case, block_q, block_k):
     queries, keys, values = case
     before = [part.clone() for part in case]
     assert_both(attend_in_tiles(*case, block_q, block_k), two_passes(causal(queries, keys), values))
@@ -162,9 +160,7 @@ def test_the_traffic_of_1024_tokens() -> None:
 
 
 @given(lengths, lengths, st.integers(1, 5), blocks, blocks)
-def test_the_memory_counts_what_was_foretold(
-    q_len: int, k_len: int, head_dim: int, block_q: int, block_k: int
-) -> None:
+def test_the_memory_counts_what_was_foretold(q_len, k_len, head_dim, block_q, block_k):
     naive, tiled = count_traffic(q_len, k_len, head_dim, block_q, block_k)
     memory = memory_of(q_len, k_len, head_dim)
     flash_attention(memory, q_len, k_len, head_dim, block_q, block_k)
@@ -178,9 +174,7 @@ def test_the_memory_counts_what_was_foretold(
 
 
 @given(lengths, lengths, blocks, blocks)
-def test_a_tile_is_loaded_where_somebody_sees_a_key_of_it(
-    q_len: int, k_len: int, block_q: int, block_k: int
-) -> None:
+def test_a_tile_is_loaded_where_somebody_sees_a_key_of_it(q_len, k_len, block_q, block_k):
     memory = memory_of(q_len, k_len, 2)
     flash_attention(memory, q_len, k_len, 2, block_q, block_k)
     expected: list[tuple[str, int, int]] = []
@@ -196,9 +190,7 @@ def test_a_tile_is_loaded_where_somebody_sees_a_key_of_it(
 
 
 @given(lengths, st.integers(1, 5), blocks, blocks)
-def test_it_needs_the_fast_memory_that_is_foretold(
-    length: int, head_dim: int, block_q: int, block_k: int
-) -> None:
+def test_it_needs_the_fast_memory_that_is_foretold(length, head_dim, block_q, block_k):
     q, k = min(block_q, length), min(block_k, length)
     needed = q * head_dim + 2 * k * head_dim + q * k + q * (head_dim + 2)
     assert fast_numbers_for(head_dim, q, k) == needed
@@ -338,9 +330,7 @@ def test_blocks_are_read_where_they_lie(length: int, block_size: int, seed: int)
     st.integers(1, 24),
     seeds,
 )
-def test_tiles_give_lab_4_s_attention(
-    lengths: list[int], q_len: int, block_size: int, tile: int, seed: int
-) -> None:
+def test_tiles_give_lab_4_s_attention(lengths, q_len, block_size, tile, seed):
     """Where a short row ends, its other places hold what is somebody else's."""
     q_len = min(q_len, min(lengths))
     tiled, plain = both_caches(lengths, q_len, block_size, tile, seed)
@@ -404,9 +394,7 @@ def test_the_engine_writes_the_naive_tokens_in_tiles() -> None:
 
 
 @given(inputs(), blocks, seeds)
-def test_the_gradients_of_all_tiles_are_autograds(
-    case: tuple[Tensor, Tensor, Tensor], block_k: int, seed: int
-) -> None:
+def test_the_gradients_of_all_tiles_are_autograds(case, block_k, seed):
     queries, keys, values = (part.clone().requires_grad_() for part in case)
     scores = causal(queries, keys)
     is_blind = scores.amax(dim=-1, keepdim=True) == -torch.inf

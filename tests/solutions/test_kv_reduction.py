@@ -174,9 +174,7 @@ def test_bytes_of_a_token(kv_heads: int, bits: int, group: int | None, expected:
     st.booleans(),
     st.integers(0, 99),
 )
-def test_neighbouring_heads_share_their_keys(
-    heads: tuple[int, int], q_len: int, before: int, has_mask: bool, seed: int
-) -> None:
+def test_neighbouring_heads_share_their_keys(heads, q_len, before, has_mask, seed):
     generator = torch.Generator().manual_seed(seed)
     n_head, kv_heads = heads
     k_len = before + q_len
@@ -234,9 +232,7 @@ def test_pooled_heads_are_the_means_of_neighbours(n_head: int, kv_heads: int) ->
 @pytest.mark.parametrize(
     ("config", "kv_heads"), [(CONFIGS[1], 2), (CONFIGS[1], 1), (CONFIGS[2], 1)]
 )
-def test_the_engine_serves_a_grouped_model_from_a_smaller_pool(
-    config: GPTConfig, kv_heads: int
-) -> None:
+def test_the_engine_serves_a_grouped_model_from_a_smaller_pool(config, kv_heads):
     """The naive tokens of that model, from a pool too small for all four."""
     model = grouped(model_of(CachedLMHead, config, 1), kv_heads, pool_heads)
     texts = {number: [3 + number, 14, 1][: 1 + number % 3] for number in range(4)}
@@ -406,9 +402,7 @@ class Replayed:
 
 
 @given(texts(), st.data())
-def test_heavy_rows_are_those_of_the_replay(
-    text: tuple[GPTConfig, Any, Tensor], data: st.DataObject
-) -> None:
+def test_heavy_rows_are_those_of_the_replay(text, data):
     """The same logits, the same rows of every head, and their memory alone."""
     config, model, ids = text
     budget = data.draw(st.sampled_from([1, 2, 3, 4, 5, 6, 64]))
@@ -509,9 +503,7 @@ def frozen(tensors: Any) -> list[Any]:
     st.integers(0, 5),
     st.data(),
 )
-def test_codes_do_not_depend_on_how_the_tokens_come(
-    kind: tuple[int, int], tokens: int, recent: int, data: st.DataObject
-) -> None:
+def test_codes_do_not_depend_on_how_the_tokens_come(kind, tokens, recent, data):
     """Older tokens are in codes as close as half a step, keys in whole groups; the others wait."""
     (bits, group), numbers = kind, some_keys(tokens, tokens)
     older = max(0, tokens - recent)
@@ -539,9 +531,7 @@ def test_codes_do_not_depend_on_how_the_tokens_come(
 
 
 @given(texts(), st.sampled_from([2, 4, 8]), st.data())
-def test_attention_over_codes_is_attention_over_what_they_stand_for(
-    text: tuple[GPTConfig, Any, Tensor], bits: int, data: st.DataObject
-) -> None:
+def test_attention_over_codes_is_attention_over_what_they_stand_for(text, bits, data):
     """Each layer, after each forward: what is read back stands for the keys and values."""
     config, _, ids = text
     cache = QuantizedCache(config.n_layer, bits, 4, data.draw(st.integers(0, 5)))
@@ -681,8 +671,6 @@ REFUSED: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
 
 
 @pytest.mark.parametrize(("function", "given", "sentence"), REFUSED)
-def test_what_cannot_be_is_refused(
-    function: Callable[..., Any], given: tuple[Any, ...], sentence: str
-) -> None:
+def test_what_cannot_be_is_refused(function, given, sentence):
     with pytest.raises(ValueError, match=sentence):
         function(*given)

@@ -1,7 +1,6 @@
 """The figures of lab 4: what becomes of a memory that is reserved ahead, and of one in blocks."""
 
 import random
-from collections.abc import Callable
 from statistics import mean
 
 import pytest
@@ -129,9 +128,7 @@ def assert_shares(use: MemoryUse, requests: int) -> None:
 
 
 @given(some_lengths, st.sampled_from([reserve_exactly, lambda p, o: 18, lambda p, o: p + 9]))
-def test_shares_of_stretches_are_shares(
-    lengths: list[Lengths], reserve: Callable[[int, int], int]
-) -> None:
+def test_shares_of_stretches_are_shares(lengths, reserve):
     num_slots = sum(reserve(*request) for request in lengths) - 1  # not quite enough for all
     num_slots = max(18, num_slots // 2)
     if sum(reserve(*request) for request in lengths) <= num_slots:

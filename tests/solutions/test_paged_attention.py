@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt import GPTConfig
 from solutions import paged_attention as lab_4
 from solutions.batching import generate_continuous
 from solutions.kv_cache import CachedLMHead
@@ -56,9 +55,7 @@ def smallest_pool(work: Work, block_size: int) -> int:
 
 
 @given(arrivals(), block_sizes, st.integers(0, 3), st.integers(1, 6))
-def test_requests_may_come_at_any_time_to_a_small_pool(
-    arrival: tuple[Work, list[int]], block_size: int, spare: int, max_running: int
-) -> None:
+def test_requests_may_come_at_any_time_to_a_small_pool(arrival, block_size, spare, max_running):
     """After every step each block has its holder, and those who came first are in front.
 
     A preemption costs what is computed again, and nothing else.
@@ -72,7 +69,7 @@ def test_requests_may_come_at_any_time_to_a_small_pool(
         computed_again.append(len(request.ids) - 1)  # the newest token was never computed
         preempt(request)
 
-    batcher.preempt = preempt_and_count  # type: ignore[method-assign]
+    batcher.preempt = preempt_and_count
     with shapes_of_forwards(work.model) as shapes:
         for _ in serve_over_time(batcher, work, pauses):
             running, waiting = numbers(batcher.running), numbers(batcher.waiting)
@@ -93,9 +90,7 @@ def test_requests_may_come_at_any_time_to_a_small_pool(
 
 
 @given(works(), block_sizes, st.integers(1, 6))
-def test_an_ample_pool_does_the_work_of_continuous_batching(
-    work: Work, block_size: int, max_running: int
-) -> None:
+def test_an_ample_pool_does_the_work_of_continuous_batching(work, block_size, max_running):
     """The same forwards in the same order, each token once: blocks cost no work by themselves."""
     num_blocks = smallest_pool(work, block_size) * len(work.prompts)
     requests = work.model, work.prompts, work.limits
@@ -241,9 +236,7 @@ def test_nothing_is_lost_in_10_000_operations(num_blocks: int, block_size: int) 
 
 
 @given(configs, seeds, block_sizes, st.data())
-def test_a_family_may_branch_in_any_way(
-    config: GPTConfig, seed: int, block_size: int, data: st.DataObject
-) -> None:
+def test_a_family_may_branch_in_any_way(config, seed, block_size, data):
     """Rows fork and are forgotten at every step; each keeps the logits of its own text."""
     generation = st.integers(1, 4)
     length = data.draw(st.integers(1, config.n_positions - 1))
@@ -285,9 +278,7 @@ def batcher_of(num_blocks: int, block_size: int, max_running: int = 3) -> PagedB
         ([3, 2, 1], 4, [0, 1], [2]),  # 2 needs none itself, but it is the newest
     ],
 )
-def test_room_is_made_by_the_newest(
-    lengths: list[int], num_blocks: int, running: list[int], waiting: list[int]
-) -> None:
+def test_room_is_made_by_the_newest(lengths, num_blocks, running, waiting):
     """Three prompts in blocks of 2, one step later, when each needs a place for its next token."""
     batcher = batcher_of(num_blocks, block_size=2)
     for length in lengths:
@@ -351,9 +342,7 @@ def test_a_branch_goes_on_as_the_naive_loop_does(case: Any, count: int, block_si
         ("allocate", (7, -4), "at least one token must be asked for, not -4"),
     ],
 )
-def test_an_operation_that_cannot_be_changes_nothing(
-    operation: str, given: tuple[int, ...], sentence: str
-) -> None:
+def test_an_operation_that_cannot_be_changes_nothing(operation, given, sentence):
     manager = BlockManager(num_blocks=6, block_size=2)
     manager.allocate(0, 3)
     manager.fork(0, 1)

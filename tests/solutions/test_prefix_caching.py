@@ -65,9 +65,7 @@ salts = st.sampled_from([b"", b"", b"a", b"ab"])
 @example([([1], b""), ([257], b"")], 1)
 @example([([1, 2], b""), ([1, 2], b"a")], 1)
 @example([([1, 2, 3], b""), ([1, 2, 3, 12], b"")], 2)
-def test_two_blocks_have_one_hash_where_all_up_to_their_end_is_the_same(
-    texts: list[tuple[list[int], bytes]], block_size: int
-) -> None:
+def test_two_blocks_have_one_hash_where_all_up_to_their_end_is_the_same(texts, block_size):
     hash_of: dict[Any, bytes] = {}
     for ids, salt in texts:
         hashes = block_hashes(ids, block_size, salt)

@@ -87,9 +87,7 @@ def test_a_scale_depends_on_those_alone_who_share_it(weight: Tensor, bits: int) 
 
 
 @given(matrices(), all_bits)
-def test_affine_codes_bring_numbers_back_within_half_a_step_and_zero_exactly(
-    groups: Tensor, bits: int
-) -> None:
+def test_affine_codes_bring_numbers_back_within_half_a_step_and_zero_exactly(groups, bits):
     """In finer steps than absmax's: from -peak to peak is the widest range, in one code more."""
     before, last = groups.clone(), 2**bits - 1
     codes, scale, zero = affine(groups, bits)
@@ -121,9 +119,7 @@ def test_codes_by_hand() -> None:
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
-def test_a_group_is_of_one_output_and_of_inputs_side_by_side(
-    size: int, count: int, n_out: int
-) -> None:
+def test_a_group_is_of_one_output_and_of_inputs_side_by_side(size, count, n_out):
     weight = torch.arange(size * count * n_out).view(size * count, n_out)
     groups = in_groups(weight, size)
     columns = [weight[:, j] for j in range(n_out)]
@@ -136,9 +132,7 @@ some_scales = st.lists(st.floats(0.01, 50), min_size=1, max_size=6)
 
 @given(st.lists(numbers, min_size=1, max_size=8), all_bits, some_scales)
 @example([1.0] * 30 + [100.0], 4, [100 / 7, 1.0])  # many small ones and one that is cut off
-def test_calibration_takes_the_scale_that_loses_least(
-    values: list[float], bits: int, scales: list[float]
-) -> None:
+def test_calibration_takes_the_scale_that_loses_least(values, bits, scales):
     last = 2 ** (bits - 1) - 1
 
     def lost(scale: float) -> float:
@@ -173,9 +167,7 @@ def test_two_codes_go_into_a_byte_and_come_back(half: int, n_out: int, data: st.
 
 
 @given(seeds, st.sampled_from([(5,), (2, 3), (1, 1, 1)]))
-def test_a_quantized_layer_is_the_layer_of_what_its_codes_stand_for(
-    seed: int, rows: tuple[int, ...]
-) -> None:
+def test_a_quantized_layer_is_the_layer_of_what_its_codes_stand_for(seed, rows):
     linear = Linear(6, 4).double()
     linear.weight.data, linear.bias.data = normal(6, 4, seed=seed), normal(4, seed=seed + 1)
     layer = QuantizedLinear.from_linear(linear)
@@ -189,9 +181,7 @@ def test_a_quantized_layer_is_the_layer_of_what_its_codes_stand_for(
 
 
 @given(matrices(most=5), st.integers(1, 4), seeds)
-def test_the_product_of_codes_is_exact_and_each_token_is_alone(
-    hidden: Tensor, n_out: int, seed: int
-) -> None:
+def test_the_product_of_codes_is_exact_and_each_token_is_alone(hidden, n_out, seed):
     codes, scale = absmax(normal(hidden.shape[1], n_out, seed=seed), 8)
     before = hidden.clone()
     product = int8_matmul(hidden, codes, scale)
@@ -225,9 +215,7 @@ def test_sums_that_no_smaller_number_holds(n_in: int) -> None:
     seeds,
     st.sampled_from([{}, {"threshold": 0.0}, {"threshold": math.inf}]),
 )
-def test_columns_with_an_outlier_stay_floats_and_no_scale_knows_of_them(
-    hidden: Tensor, seed: int, given_it: dict[str, float]
-) -> None:
+def test_columns_with_an_outlier_stay_floats_and_no_scale_knows_of_them(hidden, seed, given_it):
     codes, scale = absmax(normal(hidden.shape[1], 3, seed=seed), 8)
     before = hidden.clone()
     product = split_outliers(hidden, codes, scale, **given_it)
@@ -245,9 +233,7 @@ alphas = st.sampled_from([0.0, 0.5, 1.0]) | st.floats(0, 1)
 
 
 @given(seeds, alphas, st.sets(st.integers(0, 4)), st.sets(st.integers(0, 4)))
-def test_smoothing_leaves_the_product_as_it_was(
-    seed: int, alpha: float, never: set[int], unread: set[int]
-) -> None:
+def test_smoothing_leaves_the_product_as_it_was(seed, alpha, never, unread):
     hidden, weight = normal(7, 5, seed=seed), normal(5, 3, seed=seed + 1)
     gain, bias = normal(5, seed=seed + 2), normal(5, seed=seed + 3)
     weight[list(unread)] = 0
@@ -382,9 +368,7 @@ REFUSED: list[Refusal] = [
 
 
 @pytest.mark.parametrize(("function", "given", "sentence"), REFUSED)
-def test_what_cannot_be_quantized_is_refused_with_a_sentence(
-    function: Callable[..., Any], given: tuple[Any, ...], sentence: str
-) -> None:
+def test_what_cannot_be_quantized_is_refused_with_a_sentence(function, given, sentence):
     before = [each.clone() if isinstance(each, Tensor) else each for each in given]
     with pytest.raises(ValueError, match=sentence):
         function(*given)

@@ -201,9 +201,7 @@ def test_an_error_on_the_way_leaves_the_model_alone() -> None:
 
 
 @given(sizes, st.integers(1, 50), st.integers(1, 6), st.integers(0, 9))
-def test_the_kernel_of_8_bits_is_the_quantized_layer(
-    n_in: int, n_out: int, rows: int, seed: int
-) -> None:
+def test_the_kernel_of_8_bits_is_the_quantized_layer(n_in, n_out, rows, seed):
     layer = QuantizedLinear.from_linear(linear(n_in, n_out, seed))
     kernel, hidden = (
         Int8Kernel(layer.codes, layer.scale, layer.bias),
@@ -241,9 +239,7 @@ def test_the_kernel_of_4_bits_is_the_product_with_its_grid(n_in: int, n_out: int
 
 
 @pytest.mark.parametrize("kernel", [int8_layer, int4_layer])
-def test_a_row_gets_the_same_whoever_is_computed_beside_it(
-    kernel: Callable[[Linear], nn.Module],
-) -> None:
+def test_a_row_gets_the_same_whoever_is_computed_beside_it(kernel):
     layer, hidden = kernel(linear(64, 48)), normal(9, 64)
     together = layer(hidden)
     for row, alone in zip(together, hidden, strict=True):

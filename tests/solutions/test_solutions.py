@@ -102,9 +102,7 @@ def test_every_loop_ends_at_the_same_eos(request: Any, data: st.DataObject) -> N
 
 
 @given(requests())
-def test_a_cached_loop_computes_every_token_once_and_the_naive_one_all_at_every_step(
-    request: Any,
-) -> None:
+def test_a_cached_loop_computes_every_token_once_and_the_naive_one_all_at_every_step(request):
     config, seed, prompts, max_new_tokens = request
     batch, seq = prompts.shape
     new = min(max_new_tokens, config.n_positions - seq)
@@ -187,9 +185,7 @@ def test_every_server_gives_the_tokens_of_the_naive_loop(name: str, work: Work, 
 
 @pytest.mark.parametrize("name", SERVERS)
 @pytest.mark.parametrize(("prompt", "limit", "sentence"), BAD_REQUESTS)
-def test_a_bad_request_is_refused_before_any_forward(
-    name: str, prompt: list[int], limit: int, sentence: str
-) -> None:
+def test_a_bad_request_is_refused_before_any_forward(name, prompt, limit, sentence):
     requests = ([[1], prompt], [3, limit]) if name in IN_BATCHES else ([prompt], [limit])
     model = model_of(CachedLMHead, CONFIGS[0], 0)
     with shapes_of_forwards(model) as shapes, pytest.raises(ValueError, match=sentence):
@@ -220,9 +216,7 @@ def in_blocks() -> ContinuousBatcher:
 
 @pytest.mark.parametrize("make", [in_slots, in_blocks])
 @pytest.mark.parametrize(("prompt", "limit", "sentence"), BAD_REQUESTS)
-def test_a_bad_request_costs_nobody_else_anything(
-    make: Callable[[], ContinuousBatcher], prompt: list[int], limit: int, sentence: str
-) -> None:
+def test_a_bad_request_costs_nobody_else_anything(make, prompt, limit, sentence):
     """Nor does a prompt that fills the context, which is served without a step."""
     batcher, full = make(), list(range(12))
     assert batcher.submit([1, 2], 6) == 0
@@ -277,9 +271,7 @@ CACHES = [Slots, *(partial(Blocks, block_size=size) for size in (1, 2, 3, 17))]
 
 
 @given(st.sampled_from(CACHES), configs, st.integers(1, 4), st.data())
-def test_every_request_has_a_cache_of_its_own(
-    new_cache: Callable[..., Any], config: GPTConfig, requests: int, data: st.DataObject
-) -> None:
+def test_every_request_has_a_cache_of_its_own(new_cache, config, requests, data):
     """Some requests or all, in any order, freed and filled again: as if each had a KVCache."""
     max_length = data.draw(st.integers(1, config.n_positions))
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
@@ -354,9 +346,7 @@ def test_a_forward_is_for_what_was_selected(new_cache: Callable[..., Any]) -> No
         (torch.tensor([[1], [2]]), 3, 0, "one prompt at a time"),
     ],
 )
-def test_a_request_that_no_loop_can_serve_is_refused(
-    loop: Any, prompts: Tensor, max_new_tokens: int, eos: int | None, sentence: str
-) -> None:
+def test_a_request_that_no_loop_can_serve_is_refused(loop, prompts, max_new_tokens, eos, sentence):
     model = model_of(CLASSES[loop], CONFIGS[0], 0)
     with shapes_of_forwards(model) as shapes, pytest.raises(ValueError, match=sentence):
         loop(model, prompts, max_new_tokens, eos)
@@ -369,9 +359,7 @@ gaps = st.lists(st.floats(1e-4, 10), min_size=1, max_size=50)
 
 
 @given(st.floats(0, 1e6), gaps)
-def test_latency_is_ttft_and_a_tpot_for_every_token_after_the_first(
-    start: float, gaps: list[float]
-) -> None:
+def test_latency_is_ttft_and_a_tpot_for_every_token_after_the_first(start, gaps):
     times = [start + sum(gaps[: i + 1]) for i in range(len(gaps))]
     n = len(times)
     found = lab_1.metrics(start, times)
@@ -431,9 +419,7 @@ class Oracle:
 
 
 @given(configs, st.integers(1, 3), st.data())
-def test_a_cache_holds_what_it_should_after_every_operation(
-    config: GPTConfig, batch: int, data: st.DataObject
-) -> None:
+def test_a_cache_holds_what_it_should_after_every_operation(config, batch, data):
     max_length = data.draw(st.integers(1, config.n_positions))
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
     kv_cache = KVCache(config, batch, max_length, dtype=torch.float64)

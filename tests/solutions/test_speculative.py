@@ -460,9 +460,7 @@ EXACT_DRAFTS = [another_model, a_perfect_draft, the_text_itself]
         *((TWO, 3, 2, how, None) for how in ("top-k", "penalty")),
     ],
 )
-def test_tokens_are_distributed_as_without_a_draft(
-    kind: Kind, config: GPTConfig, limit: int, k: int, how: str, eos: int | None
-) -> None:
+def test_tokens_are_distributed_as_without_a_draft(kind, config, limit, k, how, eos):
     target, params = model_of(CachedLMHead, config, 0), HOW[how]
     prompt = [1, 1]  # where a draft is new to the text, the penalty tells the rows apart
     how_many = limit, k, params, None, eos
@@ -474,9 +472,7 @@ def test_tokens_are_distributed_as_without_a_draft(
 
 
 @given(one_request, drafted, st.sampled_from([*HOW.values()]))
-def test_drafts_are_drawn_from_what_is_handed_over(
-    work: Work, k: int, params: SamplingParams
-) -> None:
+def test_drafts_are_drawn_from_what_is_handed_over(work, k, params):
     """From the model's distribution after the text and the drafts so far, with one uniform each."""
     [prompt] = work.prompts
     k = min(k, work.config.n_positions - len(prompt) + 1)
@@ -596,9 +592,7 @@ def test_expected_tokens_are_the_mean_over_all_rounds(acceptance: float, k: int)
     st.floats(0, 1),
     st.lists(st.floats(0.5, 4), min_size=1, max_size=8).map(sorted),
 )
-def test_no_number_of_drafts_is_better_than_the_best(
-    acceptance: float, draft_cost: float, costs: list[float]
-) -> None:
+def test_no_number_of_drafts_is_better_than_the_best(acceptance, draft_cost, costs):
     best = lab_6.best_k(acceptance, draft_cost, costs)
     speeds = [lab_6.speed_up(acceptance, k, draft_cost, cost) for k, cost in enumerate(costs)]
     assert speeds[best] == max(speeds)

@@ -1,7 +1,6 @@
 """Lab 11's measure: bits for a byte of text, streamed through a cache."""
 
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -20,9 +19,7 @@ CONFIG = GPTConfig(vocab_size=4096, n_positions=16, n_embd=16, n_layer=2, n_head
 
 @pytest.mark.slow
 @given(seeds, st.integers(1, 3), st.integers(2, 16), st.integers(1, 20), st.data())
-def test_streamed_bits_are_those_of_one_forward(
-    seed: int, count: int, seq: int, chunk: int, data: Any
-) -> None:
+def test_streamed_bits_are_those_of_one_forward(seed, count, seq, chunk, data):
     scored = data.draw(st.integers(1, seq - 1))
     generator = torch.Generator().manual_seed(seed)
     texts = [*torch.randint(CONFIG.vocab_size, (count, seq), generator=generator)]

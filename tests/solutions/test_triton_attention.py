@@ -50,9 +50,7 @@ def parts(heads: int, q_len: int, k_len: int, head_dim: int) -> tuple[Tensor, Te
         (1, 1, 40, 64),
     ],
 )
-def test_the_kernel_does_what_the_tiles_do(
-    kernel: Callable[..., Any], sizes: tuple[int, int, int, int]
-) -> None:
+def test_the_kernel_does_what_the_tiles_do(kernel, sizes):
     given = parts(*sizes)
     found = kernel(*given)
     for one, other in zip(found, attend_in_tiles(*given, 16, 16), strict=True):
@@ -69,9 +67,7 @@ def test_scores_in_the_thousands_do_not_overflow(kernel: Callable[..., Any]) -> 
 
 @needs_triton
 @pytest.mark.parametrize("sizes", [(1, 4, 4, 8), (1, 4, 4, 24), (1, 5, 4, 16)])
-def test_what_it_cannot_do_is_refused(
-    kernel: Callable[..., Any], sizes: tuple[int, int, int, int]
-) -> None:
+def test_what_it_cannot_do_is_refused(kernel, sizes):
     with pytest.raises(ValueError, match="The kernel takes heads of 16, 32, 64 or more"):
         kernel(*parts(*sizes))
 
