@@ -54,7 +54,7 @@ class Lends:
     call: Set[str] = frozenset()
 
     def allows(self, verb: str, name: str) -> bool:
-        """Whether the other end of a wire may do this with a name: "get", "call" or "set" it."""
+        """Whether the other end of a wire may do this with a name: "get" or "call" it."""
         if verb == "get":  # as a method is before it is called
             return name in self.read or name in self.call
         return verb == "call" and name in self.call
