@@ -92,6 +92,7 @@ def test_what_is_right_earns_all_points(make, lab, jail):
     require_all_points(make(lab), lab, jail)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in (1, 2))])
 @every_exercise
 def test_another_style_is_right_in_this_process_too(exercise: Exercise, seed: int) -> None:

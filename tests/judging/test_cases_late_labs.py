@@ -38,6 +38,7 @@ EXERCISES = exercises()
 seeds = pytest.mark.parametrize("seed", range(3))
 
 
+@pytest.mark.slow
 @seeds
 @every_exercise
 def test_rounding_decides_nothing(exercise: Exercise, seed: int) -> None:

@@ -87,6 +87,7 @@ def test_it_passes_beside_misconceptions_of_its_neighbours(exercise: Exercise, e
     assert tried
 
 
+@pytest.mark.slow
 @every_exercise
 def test_it_passes_with_something_that_cannot_be_copied(exercise: Exercise) -> None:
     right, lock = exercise.reference, threading.Lock()

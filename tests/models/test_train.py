@@ -210,6 +210,7 @@ def test_settings_that_cannot_work(text, tmp_path):
     assert "Give --context 32 or less" in message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "said"),
     [

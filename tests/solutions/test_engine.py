@@ -757,6 +757,7 @@ def living() -> list[int]:
     return [kinds[cls] for cls in (Sequence, torch.Generator, ModelDrafter, NgramDrafter)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [201, pytest.param(10_002, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("kind", [None, the_text_itself, a_perfect_draft])
 def test_random_requests_leak_nothing(monkeypatch, count, kind):
