@@ -19,14 +19,7 @@ settings.load_profile("default")
 # Several processes share the files. Those that take longest come first, so that at the end none
 # works on a long one while the others have nothing left to do.
 LONGEST = (
-    *(
-        "test_build",
-        "test_exercises",
-        "test_cluster",
-        "test_answers",
-        "test_oracle",
-        "test_hostile",
-    ),
+    *("test_build", "test_exercises", "test_cluster", "test_answers", "test_oracle"),
     *("test_hostile", "test_bundle", "test_mutants", "test_nbgrader", "test_browser"),
     *("test_processes", "test_demo", "test_pictures"),
 )

@@ -77,7 +77,7 @@ def test_it_passes_while_every_other_one_of_its_lab_is_blank(exercise: Exercise)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.soak)])
 @every_exercise
 def test_it_passes_beside_misconceptions_of_its_neighbours(exercise: Exercise, every: int) -> None:
     tried = 0
@@ -239,7 +239,8 @@ def test_whatever_is_returned_is_judged_with_a_sentence(exercise, soon, monkeypa
     trial = trials(exercise)[0]
     # The reference would run again for each of them, which takes most of the time.
     monkeypatch.setattr(judge_module, "right_outcomes", lambda *_: trial.expected)
-    for name, odd in ODD.items():
+    turn = EXERCISES.index(exercise) % 3  # a third of them each: the judge is the same for all
+    for name, odd in list(ODD.items())[turn::3]:
 
         def attempt(*args: Any, odd: Callable[[], Any] = odd, **kwargs: Any) -> Any:
             return odd()

@@ -21,13 +21,14 @@ for lab in iter_modules(answers.__path__):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seeds", [2, pytest.param(5, marks=pytest.mark.soak)])
 @every_exercise
-def test_every_mutant_is_rejected(exercise: Exercise, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_mutant_is_rejected(exercise: Exercise, seeds: int, monkeypatch) -> None:
     monkeypatch.setattr(judge, "SECONDS", 5.0)
     made = {mutant.change: attempt_of(exercise, mutant) for mutant in mutants(exercise)}
     equivalent = EQUIVALENT.get(exercise.name, {})
     assert made
-    for seed in range(3):
+    for seed in range(seeds):
         first, *others = trials(exercise, seed)
         told = {name: first.told_by(wrong) for name, wrong in made.items()}
         passed = {
