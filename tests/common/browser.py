@@ -168,10 +168,13 @@ def run_all(page: Page, awaited: Locator) -> None:
 
 def appears_while_cells_run(page: Page, awaited: Locator) -> bool:
     starred = page.locator(".jp-Notebook .jp-InputPrompt", has_text="[*]")
+    dialogs = page.locator(".jp-Dialog")
     seconds_at_rest = 0
     while seconds_at_rest < 10:
         if awaited.count():
             return True
+        if dialogs.count():  # a page answers it by itself only before a click, and here is none
+            accept(dialogs.last)
         page.wait_for_timeout(1000)
         seconds_at_rest = 0 if starred.count() else seconds_at_rest + 1
     return False
