@@ -140,10 +140,13 @@ def accept(dialog: Locator) -> None:
 
 
 def open_notebook(page: Page, address: str, name: str) -> None:
-    """Open a notebook of the work folder, and wait until its kernel is there."""
+    """Open a notebook of the work folder, and wait until its kernel is there.
+
+    The status bar tells so; before, the notebook's own sign says idle, too.
+    """
     page.goto(f"{address}/lab/tree/{name}?reset")
     page.locator(".jp-Notebook .jp-Cell").first.wait_for()
-    wait_until_idle(page)
+    page.get_by_text("(ipykernel) | Idle").wait_for()
 
 
 def wait_until_idle(page: Page) -> None:
