@@ -1,19 +1,23 @@
-"""Time every technique of the course on the same requests, in one table.
+"""Time the techniques of the course on the same requests, in one table and one chart.
 
-    python timed_generate.py
+    python timed_generate.py                 the rows that tell the story, in a minute and a half
+    python timed_generate.py --all           every technique on every workload
+    python timed_generate.py --mine          adds your own code from the labs
+    python timed_generate.py --peers         adds other engines, where they are installed
+    python timed_generate.py --race          naive, transformers and your engine, side by side
     python timed_generate.py --workloads lengths --techniques naive,cached --tokens 64,256,512
     python timed_generate.py --workloads ragged --repeats 3 --plot times.png
-    python timed_generate.py --mine          adds your own code from the labs
-    python timed_generate.py --peers         adds the engines that people use, where installed
-    python timed_generate.py --race          naive, transformers and yours side by side
 
-Five workloads: `lengths` continues one prompt by each number of --tokens; `sampled` draws the
-continuations of some tales at a temperature; `ragged` has many requests of unequal lengths; `equal`
-has many that begin and end together; `chat` has chats, of which each turn begins with all before
-it. Every technique must first give the reference's tokens, or, where they are drawn, the same
-tokens with its caches as without, or, where weights are rounded or a window hides tokens (marked
-#), those of a naive model that does the same; only then is it timed. The last line of the output is
-the whole result as JSON. A lab's techniques stand in timing/rows/, in a file named as the lab.
+There are five workloads. `lengths` continues one prompt by each number in --tokens; `sampled`
+continues the beginnings of some tales at a temperature; `ragged` is many requests of unequal
+lengths; `equal` is many requests that begin and end together; `chat` is chats in which each turn
+continues the whole conversation so far.
+
+Every technique is verified before it is timed: it must produce the reference's tokens. Where tokens
+are drawn at random, it must draw the same ones with its caches as without. Where weights are
+rounded or a window hides tokens (marked #), it must produce the tokens of a naive model with the
+same weights or window. The last line of the output is the whole result as JSON. A lab's techniques
+are in timing/rows/, in a file named after the lab.
 """
 
 import argparse
@@ -54,7 +58,7 @@ from timing.table.printed import (
 from timing.table.race import race
 from timing.table.runs import Prepared
 from timing.table.verify import Key, Verifier
-from timing.table.workloads import KINDS, LENGTHS, Workload, new_workloads
+from timing.table.workloads import KINDS, LENGTHS, RAGGED, Workload, new_workloads
 from timing.work import weight_bytes
 
 
@@ -65,6 +69,8 @@ def mine(lab: str) -> ModuleType:
 
 
 DEFAULT = list(techniques.TECHNIQUES)
+STORY = ["naive", "cached", "speculative", "ngram", "continuous", "paged", "engine", "int8", "hf"]
+STORY_KINDS, STORY_TOKENS, STORY_CHART = (LENGTHS, RAGGED), [256], Path("timed.png")
 TECHNIQUES: Rows = {**techniques.TECHNIQUES, "mine": techniques.mine_rows(mine)}
 RACERS = "naive", "hf", "mine"
 SHORT_ONLY = {"hf-nocache": 64}  # new tokens; beyond, it runs where asked for by name: it is slow
@@ -136,8 +142,12 @@ def writable_file(text: str) -> Path:
     return path
 
 
+def has_matplotlib() -> bool:
+    return importlib.util.find_spec("matplotlib") is not None
+
+
 def plot_file(text: str) -> Path:
-    if importlib.util.find_spec("matplotlib") is None:
+    if not has_matplotlib():
         raise argparse.ArgumentTypeError("it needs matplotlib: pip install matplotlib.")
     return writable_file(text)
 
@@ -151,12 +161,13 @@ def new_parser() -> Parser:
     add = parser.add_argument
     techniques, kinds = list_of("technique", TECHNIQUES), list_of("workload", KINDS)
     add("--model", default="fable", help="a shipped model, a folder, or a GPT-2 of the hub (fable)")
-    add("--workloads", type=kinds, help=f"of {','.join(KINDS)} (all)")
-    add("--tokens", type=length_list, default=[16, 64, 256], help="new tokens (16,64,256)")
+    add("--all", action="store_true", help="time every technique on every workload")
+    add("--workloads", type=kinds, help=f"of {','.join(KINDS)} (alone: every technique on them)")
+    add("--tokens", type=length_list, help="new tokens (256; with a choice of rows 16,64,256)")
     add(
         "--techniques",
         type=techniques,
-        help=f"of {','.join(TECHNIQUES)} (all but mine; hf-nocache up to 64 new tokens)",
+        help=f"of {','.join(TECHNIQUES)} (alone: on every workload)",
     )
     add("--mine", action="store_true", help="add your own code, as the labs' checks kept it")
     add("--peers", action="store_true", help=f"add other engines, on {','.join(SIZES)}")
@@ -169,8 +180,19 @@ def new_parser() -> Parser:
         help=f"timed runs of each row ({REPEATS}, fewer where one takes long)",
     )
     add("--json", type=writable_file, metavar="FILE", help="write the last line there, too")
-    add("--plot", type=plot_file, metavar="FILE", help="draw the times there, as PNG")
+    add("--plot", type=plot_file, metavar="FILE", help="draw the chart there, as PNG")
     return parser
+
+
+def with_choice(args: argparse.Namespace) -> argparse.Namespace:
+    """What to time, filled in: the story, unless rows were chosen."""
+    story = not (args.all or args.workloads or args.techniques)
+    args.names = list(args.techniques or (STORY if story else DEFAULT))
+    args.kinds = args.workloads or (STORY_KINDS if story else KINDS)
+    args.tokens = args.tokens or (STORY_TOKENS if story else [16, 64, 256])
+    if story and not args.plot and has_matplotlib() and os.access(".", os.W_OK):
+        args.plot = STORY_CHART
+    return args
 
 
 # ------------------------------------------------------------------------------------- what to do
@@ -178,16 +200,15 @@ def new_parser() -> Parser:
 
 def new_plan(folder: Path, args: argparse.Namespace, peers: Rows) -> Plan:
     """Which techniques run on which workload: each on those that it serves."""
-    names = list(args.techniques or DEFAULT)
+    names = [*args.names, *peers]
     if args.mine and "mine" not in names:
-        names.append("mine")
-    names += peers
+        names.insert(len(args.names), "mine")
     techniques = {**TECHNIQUES, **peers}
-    kinds = args.workloads or KINDS
-    serving = {kind: [name for name in names if kind in techniques[name]] for kind in kinds}
+    serving = {kind: [name for name in names if kind in techniques[name]] for kind in args.kinds}
     require_served(args, names, serving)
     plan = []
-    for workload in new_workloads([k for k in kinds if serving[k]], folder, args.tokens):
+    served = [kind for kind in args.kinds if serving[kind]]
+    for workload in new_workloads(served, folder, args.tokens):
         names = serving[workload.kind]
         if not args.techniques:
             names = [name for name in names if is_quick(name, workload)]
@@ -268,7 +289,7 @@ def environment(
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = new_parser()
-    args = parser.parse_args(argv)
+    args = with_choice(parser.parse_args(argv))
     if args.threads:
         torch.set_num_threads(args.threads)
     if args.race:
@@ -314,7 +335,7 @@ def time_all(parser: Parser, args: argparse.Namespace, workers: Workers) -> None
 
     console = new_console()
     found = environment(args, plan, weight_bytes(naive_model))
-    show_environment(console, found)
+    show_environment(console, found, plan)
     measured = measure(plan, prepared, naive_model, found, args.repeats)
     rows, told = measured.rows, measured.told
     one_prompt = {workload.name for workload, _ in plan if workload.kind == LENGTHS}
@@ -327,7 +348,8 @@ def time_all(parser: Parser, args: argparse.Namespace, workers: Workers) -> None
     if powers:
         show_growth(console, powers, args.tokens)
     if args.plot:
-        plot(args.plot, plan, rows, measured.runs)
+        light, dark = plot(args.plot, plan, rows, told)
+        console.print(f"\nThe chart: {light}, and {dark} for a dark page.")
     done = {
         "rows": rows,
         "environment": found,

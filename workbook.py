@@ -1,22 +1,22 @@
-"""Sets up the workbook and runs it: what `make` calls, and what works without make.
+"""Set up the workbook and run it: `make` calls this, and it works without make.
 
     python3 workbook.py lab      open the workbook in JupyterLab
-    python3 workbook.py timed    time every technique on one table; with --peers, other engines too
+    python3 workbook.py timed    time the techniques: --all of them, or with other engines, --peers
     python3 workbook.py labs     build labs/ from solutions/
     python3 workbook.py test     lint, types and the quick tests
     python3 workbook.py test-all lint, types and all tests
     python3 workbook.py soak     the tests, on many more random cases
 
-What follows the command goes on to JupyterLab, to timed_generate.py or to pytest.
+Options after the command are passed on to JupyterLab, timed_generate.py or pytest.
 
-The environment is made in .venv, from pyproject.toml and constraints.txt, and made anew when one of
-them changes. Where the Python that runs this has the workbook installed (a conda environment), that
-Python is used instead; where it lacks packages, the command says how to install them. The engines
-of --peers are installed into .venv when they are first asked for. Only the standard library is
-needed: this runs before anything is installed.
+The environment is created in .venv from pyproject.toml and constraints.txt, and created again when
+one of them changes. If the Python that runs this already has the workbook installed (a conda
+environment), that Python is used instead; if it lacks packages, the command says how to install
+them. The engines of --peers are installed into .venv when they are first needed. This file needs
+only the standard library, because it runs before anything is installed.
 """
 
-from __future__ import annotations  # so that an old Python gets as far as the sentence about it
+from __future__ import annotations  # so that an old Python can still print the message about itself
 
 import hashlib
 import importlib.metadata
@@ -41,7 +41,7 @@ WHOLE_PROJECT = ["--editable", f".[{','.join(EXTRAS)}]"]
 LABS, WORK = ROOT / "labs", ROOT / "work"
 FOR_LEARNERS = ROOT / ".jupyter"  # settings that hide nbgrader, whose panels are for instructors
 TESTERS = "3"  # on two cores: while one waits for a browser or a sandbox, the others go on
-RECORD = ".labs.json"  # in work/: the hash of every released file, as it was when it was copied
+RECORD = ".labs.json"  # in work/: the hash that every released file had when it was copied
 
 
 class Refused(Exception):
@@ -83,9 +83,9 @@ def require_python(version: tuple[int, ...]) -> None:
 
 
 def environment(extras: list[str]) -> Path:
-    """The Python to run everything with; its environment is set up first where it has to be.
+    """Return the Python to run everything with, after setting up its environment if necessary.
 
-    Raises Refused where it is the user's own and lacks packages, those of these extras included.
+    Raises Refused if it is the user's own Python and lacks packages, including those of `extras`.
     """
     if installed_here():
         require_packages(extras)
@@ -96,7 +96,7 @@ def environment(extras: list[str]) -> Path:
 
 def installed_here() -> bool:
     if Path(sys.prefix) == VENV:
-        return False  # it is ours, and set_up keeps it current
+        return False  # this is our own .venv, which set_up keeps current
     elsewhere = [folder for folder in sys.path if folder and Path(folder).resolve() != ROOT]
     return any(importlib.metadata.distributions(name="inference-workbook", path=elsewhere))
 
@@ -109,14 +109,14 @@ def require_packages(extras: list[str]) -> None:
     names = [package_name(requirement) for requirement in wanted]
     if missing := [name for name in names if not is_installed(name)]:
         raise Refused(
-            f"{sys.executable} has the workbook, but lacks {', '.join(missing)}. Install all that "
-            f"the workbook needs, in the folder {ROOT}:\n"
+            f"{sys.executable} has the workbook, but lacks {', '.join(missing)}. Install "
+            f"everything that the workbook needs, in the folder {ROOT}:\n"
             f'    {sys.executable} -m pip install -e ".[{",".join(EXTRAS)}]" -c constraints.txt'
         )
 
 
 def read_project() -> dict[str, Any]:
-    import tomllib  # an old Python, which has none, doesn't get here
+    import tomllib  # not in an old Python, which is refused before this
 
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
@@ -134,9 +134,9 @@ def is_installed(package: str) -> bool:
 
 
 def set_up() -> None:
-    """Make .venv, unless it is there and current.
+    """Create .venv, unless it exists and is current.
 
-    A set-up that fails puts back what was there before; one that was killed is undone by the next.
+    If the set-up fails, the previous .venv is put back; if it is killed, the next call does that.
     """
     stamp = VENV / "set-up.stamp"
     if OLD_VENV.exists():
@@ -144,7 +144,7 @@ def set_up() -> None:
         OLD_VENV.rename(VENV)
     if stamp.exists() and stamp.read_text() == fingerprint():
         return
-    print("Setting up .venv. The first time takes minutes: PyTorch is large.", flush=True)
+    print("Setting up .venv. This takes some minutes, because PyTorch is large.", flush=True)
     if VENV.exists():
         VENV.rename(OLD_VENV)
     try:
@@ -159,7 +159,7 @@ def set_up() -> None:
 
 
 def fingerprint() -> str:
-    """Of all that .venv is made from: while this stays the same, .venv is current."""
+    """Hash everything that .venv is made from: while the hash stays the same, .venv is current."""
     made_from = [f"{ROOT}\n{sys.version_info[:2]}\n".encode()]
     made_from += [(ROOT / name).read_bytes() for name in ("pyproject.toml", "constraints.txt")]
     return hashlib.sha256(b"".join(made_from)).hexdigest()
@@ -171,22 +171,22 @@ def install() -> None:
         pip_install(*WHOLE_PROJECT)
     except (subprocess.CalledProcessError, OSError) as error:
         raise Refused(
-            f"\nSet-up failed ({error}); pip's own message is above. Nothing half-made was left "
-            f"behind. {what_to_do(unmet_constraints())}"
+            f"\nThe set-up failed ({error}); pip's own message is above. No half-made .venv was "
+            f"left behind. {what_to_do(unmet_constraints())}"
         ) from error
     silence_news()
 
 
 def unmet_constraints() -> list[str]:
-    """Return the lines of constraints.txt that pip can't meet, or none where all is well with them.
+    """Return the lines of constraints.txt that pip can't meet.
 
-    pip is asked once more, without installing anything: its output can't be both shown live, with
-    progress bars, and read. It may take wheels alone, because a version without a wheel for this
-    Python is the other reason for failing.
+    Runs pip once more without installing anything, because its output can't be both shown live,
+    with progress bars, and parsed. Only wheels are allowed: a version that has no wheel for this
+    Python is the other reason why an installation fails.
     """
     if not VENV_PYTHON.exists():
         return []
-    print("\nAsking pip which lines of constraints.txt it can't meet.", flush=True)
+    print("\nChecking which lines of constraints.txt pip can't meet.", flush=True)
     options = ["--dry-run", "--only-binary", ":all:", "--retries", "0"]
     asked = subprocess.run(pip_command(*options, *WHOLE_PROJECT), cwd=ROOT, capture_output=True)
     _, _, conflict = asked.stdout.decode(errors="replace").partition("The conflict is caused by:")
@@ -196,19 +196,19 @@ def unmet_constraints() -> list[str]:
 
 
 def as_pip_says(line: str) -> str:
-    """Return a line of constraints.txt with its package's name in pip's spelling, as in pyyaml."""
+    """Return a line of constraints.txt with its package's name as pip spells it, such as pyyaml."""
     name = package_name(line)
     return re.sub("[-_.]+", "-", name).lower() + line.removeprefix(name)
 
 
 def what_to_do(lines: list[str]) -> str:
     if not lines:
-        return "When the cause is gone, run the same command again."
+        return "Remove the cause and run the same command again."
     return (
-        "This Python or this system can't have these versions of constraints.txt:\n"
+        "These versions in constraints.txt don't exist for this Python or this system:\n"
         + "".join(f"    {line}\n" for line in lines)
-        + "Delete these lines there and run the same command again: versions within the ranges of "
-        "pyproject.toml then take their place."
+        + "Delete these lines from constraints.txt and run the same command again. Versions within "
+        "the ranges in pyproject.toml are then installed instead."
     )
 
 
@@ -217,25 +217,25 @@ def has_ensurepip() -> bool:
 
 
 def pip_install(*arguments: str) -> None:
-    """Into .venv, in the versions of constraints.txt. Raises where pip cannot."""
+    """Install into .venv, in the versions of constraints.txt. Raises CalledProcessError."""
     subprocess.run(pip_command(*arguments), cwd=ROOT, check=True)
 
 
 def pip_command(*arguments: str) -> list[str]:
     pip = [str(VENV_PYTHON), "-m", "pip"]
-    if not has_ensurepip():  # as Debian and Ubuntu ship Python: there, pip installs from outside
+    if not has_ensurepip():  # as Debian and Ubuntu ship Python: pip then installs from outside
         pip = [sys.executable, "-m", "pip", "--python", str(VENV_PYTHON)]
     return [*pip, "install", *arguments, "--constraint", "constraints.txt"]
 
 
 def install_peers() -> None:
-    """The engines to time beside ours, each by itself; without one of them the others go on."""
+    """Install the engines to compare with, each by itself, so that one failure stops no other."""
     look = "import importlib.metadata, sys; importlib.metadata.distribution(sys.argv[1])"
     for requirement in read_project()["optional-dependencies"]["peers"]:
         name = package_name(requirement)
         if not subprocess.run([VENV_PYTHON, "-c", look, name], capture_output=True).returncode:
             continue
-        print(f"Installing {name}. It may be compiled here, which takes minutes.", flush=True)
+        print(f"Installing {name}. It may have to be compiled, which takes minutes.", flush=True)
         try:
             pip_install("--quiet", requirement)
         except (subprocess.CalledProcessError, OSError) as error:
@@ -243,7 +243,7 @@ def install_peers() -> None:
 
 
 def silence_news() -> None:
-    """Keep JupyterLab from asking, over the first lab, whether it may fetch news."""
+    """Keep JupyterLab from opening a dialog over the first lab that asks about fetching news."""
     settings = VENV / "share" / "jupyter" / "lab" / "settings" / "overrides.json"
     settings.parent.mkdir(parents=True, exist_ok=True)
     news = {"fetchNews": "false", "checkForUpdates": False}
@@ -254,10 +254,10 @@ def silence_news() -> None:
 
 
 def copy_labs(labs: Path, work: Path) -> tuple[list[str], list[str]]:
-    """Copy to `work` every file of `labs` that is missing there; touch nothing that is there.
+    """Copy to `work` every file of `labs` that is missing there; never change an existing file.
 
-    Returns the names of the files copied, and of those whose release has changed since the learner
-    copied them.
+    Returns the names of the copied files, and the names of those whose release has changed since
+    the learner copied them.
     """
     files = sorted(path for path in labs.rglob("*") if path.is_file())
     released = [path for path in files if not hidden(path, labs)]
@@ -284,12 +284,12 @@ def hidden(path: Path, folder: Path) -> bool:
 
 
 def copy_new(source: Path, target: Path) -> bool:
-    """Copy a file to where nothing is; False, and nothing done, where something is."""
+    """Copy a file unless `target` exists. Returns whether it was copied."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with open(target, "xb") as file:
             file.write(source.read_bytes())
-    except (FileExistsError, NotADirectoryError):  # NotADirectory: a file named like the folder
+    except (FileExistsError, NotADirectoryError):  # a file has the folder's name
         return False
     return True
 
@@ -303,9 +303,9 @@ def lab(python: Path, arguments: list[str]) -> int:
         print(f"New in work/: {name}")
     for name in changed:
         print(
-            f"{name} has changed since you copied it. Yours stays as it is. To see the "
+            f"{name} has changed since you copied it. Your copy stays as it is. To see the "
             f"difference:\n    {python} -m nbdime diff --sources work/{name} labs/{name}\n"
-            "For a fresh copy, rename yours and open the workbook again."
+            "For a fresh copy, rename your file and run this command again."
         )
     sys.stdout.flush()
     root = ["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
@@ -342,9 +342,9 @@ def soak(python: Path, arguments: list[str]) -> int:
 
 
 def run(python: Path, *arguments: str, **variables: str) -> int:
-    """Run Python in the project's folder, its environment's own programs first on the path.
+    """Run Python in the project's folder, with the environment's own programs first on the path.
 
-    `variables` are added to the environment.
+    variables: added to the environment variables.
     """
     path = os.pathsep.join([str(python.parent), os.environ["PATH"]])
     command = [str(python), *arguments]
@@ -354,7 +354,7 @@ def run(python: Path, *arguments: str, **variables: str) -> int:
         try:
             return process.wait()
         except KeyboardInterrupt:
-            pass  # the command got it too, and answers as it likes: JupyterLab asks whether to stop
+            pass  # the command got it too, and handles it: JupyterLab asks whether to stop
 
 
 if __name__ == "__main__":

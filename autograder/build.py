@@ -7,6 +7,7 @@ questions marked `answer=` get their points. nbgrader's own generate_assignment 
 solutions out. Run it with `make labs`; edit lessons, not labs.
 """
 
+import ast
 import difflib
 import hashlib
 import json
@@ -107,6 +108,8 @@ def solve(
                 f"{where} holds a solution of its own. Solutions stand in the module; name the "
                 'object with from="module.object" and leave the cell empty.'
             )
+        elif only_imports(cell):
+            cells += set_up_cells(cell)
         else:
             cells.append(plain_cell(cell))
     give_ids(cells, lesson.name)
@@ -128,6 +131,20 @@ def require_known_metadata(cell: NotebookNode, where: str) -> None:
                 f"{where}: {key!r} means nothing on a {cell.cell_type} cell. "
                 f"Known there: {', '.join(sorted(known))}."
             )
+
+
+def only_imports(cell: NotebookNode) -> bool:
+    if cell.cell_type != "code":
+        return False
+    statements = ast.parse(cell.source).body
+    return bool(statements) and all(isinstance(s, ast.Import | ast.ImportFrom) for s in statements)
+
+
+def set_up_cells(cell: NotebookNode) -> list[NotebookNode]:
+    """Return a lab's imports, folded away: fifty lines are no way to begin a lab."""
+    title = "### Set-up\n\nThe code of the next cell is folded away: it imports what this lab uses."
+    folded = {**cell.metadata, "jupyter": {"source_hidden": True}}
+    return [new_markdown_cell(title), new_code_cell(cell.source, metadata=folded)]
 
 
 def plain_cell(cell: NotebookNode) -> NotebookNode:

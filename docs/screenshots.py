@@ -1,12 +1,11 @@
-"""Take the README's pictures of the real thing: `.venv/bin/python -m docs.screenshots`.
+"""Make the README's pictures: `.venv/bin/python -m docs.screenshots`.
 
-Draws docs/timeline.png and docs/blocks.png of the reference's objects, as labs 3 and 4 do of the
-learner's. Opens the first lab in JupyterLab, pastes the solution in, runs it and takes
-docs/lab.png; then runs timed_generate.py and takes docs/table.png of what it printed. Needs
-Chromium or Chrome, and a machine that does nothing else meanwhile.
+Draws docs/timeline.png from the reference's objects, as lab 3 does from the learner's. Opens the
+first lab in JupyterLab, pastes the solution in, runs it and takes docs/lab.png. Then runs
+timed_generate.py with other engines, which draws docs/chart.png and docs/chart-dark.png. Needs
+Chromium or Chrome, the engines of `make timed ARGS=--peers`, and a machine that is otherwise idle.
 """
 
-import html
 import inspect
 import json
 import subprocess
@@ -20,7 +19,6 @@ import workbook
 from solutions.batching import generate_continuous, generate_static
 from solutions.generate import generate
 from solutions.kv_cache import CachedLMHead
-from solutions.paged_attention import BlockManager
 from tests.common.browser import (
     browser_page,
     cell,
@@ -31,7 +29,6 @@ from tests.common.browser import (
     wait_until_idle,
 )
 from visuals.batching import timelines
-from visuals.paged_attention import show_blocks
 
 DOCS = Path(__file__).resolve().parent
 LAB = "01_generate/generate.ipynb"
@@ -47,23 +44,6 @@ def draw_timeline() -> None:
     timelines(traces).savefig(DOCS / "timeline.png", dpi=150)
 
 
-def draw_blocks() -> None:
-    """Two requests in a pool whose blocks have been used before, so that they lie about in it."""
-    texts = [
-        "Alan Turing is a computer scientist and mathematician renowned",
-        "Artificial intelligence is the future of technology",
-    ]
-    words = {request: text.split() for request, text in enumerate(texts)}
-    manager = BlockManager(num_blocks=8, block_size=4)
-    for earlier in range(8):
-        manager.allocate(earlier, num_tokens=4)
-    for earlier in (7, 4, 1, 6, 0, 3, 5, 2):
-        manager.free(earlier)
-    for request, text in words.items():
-        manager.allocate(request, num_tokens=len(text))
-    show_blocks(manager, words, "two requests").savefig(DOCS / "blocks.png", dpi=150)
-
-
 def take_lab(page: Page, address: str) -> None:
     notebook = json.loads((workbook.LABS / LAB).read_text(encoding="utf-8"))
     sources = ["".join(cell["source"]) for cell in notebook["cells"]]
@@ -77,22 +57,20 @@ def take_lab(page: Page, address: str) -> None:
     page.screenshot(path=DOCS / "lab.png")
 
 
-def take_table(page: Page) -> None:
-    command = [sys.executable, "timed_generate.py"]
-    done = subprocess.run(command, cwd=workbook.ROOT, stdout=subprocess.PIPE, text=True, check=True)
-    tables = done.stdout.rstrip().rpartition("\n")[0]  # without the line of JSON that ends them
-    style = "display: inline-block; padding: 1em"
-    page.set_content(f"<pre style='{style}'>{html.escape(tables)}</pre>")
-    page.locator("pre").screenshot(path=DOCS / "table.png")
+def draw_chart() -> None:
+    command = [sys.executable, "timed_generate.py", "--peers", "--plot", str(DOCS / "chart.png")]
+    subprocess.run(command, cwd=workbook.ROOT, check=True)
 
 
 def main() -> None:
     draw_timeline()
-    draw_blocks()
-    with tempfile.TemporaryDirectory() as folder, browser_page(1360, 1100, scale=1.5) as page:
-        with serve(Path(folder) / "work", Path(folder)) as address:
-            take_lab(page, address)
-        take_table(page)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        browser_page(1360, 1100, scale=1.5) as page,
+        serve(Path(folder) / "work", Path(folder)) as address,
+    ):
+        take_lab(page, address)
+    draw_chart()
 
 
 if __name__ == "__main__":

@@ -297,10 +297,10 @@ def test_a_set_up_without_network_says_what_failed_and_leaves_nothing(tmp_path):
     command = [sys.executable, "-S", "workbook.py", "timed"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 1
-    assert "Set-up failed" in done.stderr
+    assert "The set-up failed" in done.stderr
     assert "run the same command again" in done.stderr
     assert "No matching distribution" in done.stderr
-    assert "Traceback (most recent call last)" not in done.stderr.split("Set-up failed")[1]
+    assert "Traceback (most recent call last)" not in done.stderr.split("The set-up failed")[1]
     assert tree(tmp_path) == before
 
 
@@ -357,7 +357,7 @@ def test_a_set_up_names_the_constraint_that_this_python_cannot_have(soup, capfd,
 
 def test_a_set_up_that_fails_for_another_reason_names_no_constraint(soup):
     soup.write_text('<a href="some_soup-4.1-py3-none-any.whl">a file that is not there</a>')
-    with pytest.raises(workbook.Refused, match="When the cause is gone") as refused:
+    with pytest.raises(workbook.Refused, match="Remove the cause") as refused:
         workbook.install()
     assert "Delete" not in str(refused.value)
 

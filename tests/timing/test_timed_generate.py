@@ -41,7 +41,7 @@ from solutions.quality.bits_per_byte import bits_per_byte, logits_of, loss, pass
 from solutions.quantized_model import QuantizedLMHead, bytes_of, matrices
 from tests.common.checkpoints import write_tiny
 from tests.common.commands import resize
-from timed_generate import DEFAULT, TECHNIQUES
+from timed_generate import DEFAULT, STORY, TECHNIQUES
 from timing.rows.bench import BLOCK_SIZE, Bench, Prepare
 from timing.rows.hf import HF_SIZES
 from timing.table import kv_bytes
@@ -105,7 +105,7 @@ def whole(tiny) -> tuple[str, dict]:
     """What is printed of all workloads and techniques, and the JSON, for several tests."""
     with pytest.MonkeyPatch.context() as monkeypatch, redirect_stdout(StringIO()) as out:
         shorten(monkeypatch)
-        timed_generate.main(["--model", str(tiny), "--repeats", "1", "--tokens", "1,7"])
+        timed_generate.main(["--model", str(tiny), "--repeats", "1", "--tokens", "1,7", "--all"])
     *printed, result = out.getvalue().splitlines()
     return "\n".join(printed), json.loads(result)
 
@@ -187,7 +187,30 @@ def test_files_are_written_of_whatever_was_timed(table, tmp_path, kinds):
     args = "--tokens", "1", "--techniques", "cached", "--workloads", kinds
     printed, _ = table(*args, "--json", str(path), "--plot", str(picture))
     assert path.read_text().strip() == printed.splitlines()[-1]
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    for file in (picture, tmp_path / "times-dark.png"):
+        assert file.read_bytes().startswith(b"\x89PNG")
+
+
+def test_alone_it_times_the_rows_that_tell_the_story_and_draws_them(
+    tiny, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    timed_generate.main(["--model", str(tiny), "--repeats", "1", "--tokens", "7"])
+    printed = capsys.readouterr().out
+    rows = json.loads(printed.splitlines()[-1])["rows"]
+    assert {row["technique"] for row in rows} == set(STORY)
+    assert {row["workload"] for row in rows} == {"7 new tokens", "ragged"}
+    assert {file.name for file in tmp_path.iterdir()} == {"timed.png", "timed-dark.png"}
+    assert "timed.png" in printed
+
+
+@pytest.mark.parametrize(
+    ("kinds", "explained"), [("lengths", {"MBU"}), ("ragged", {"Used"}), ("chat", {"Used", "chat"})]
+)
+def test_the_legend_explains_the_columns_that_are_shown(table, kinds, explained):
+    printed, _ = table("--workloads", kinds, "--tokens", "2", "--techniques", "cached")
+    told = {"MBU": "MBU: ", "Used": "Used: ", "chat": "In a chat"}
+    assert {name for name, words in told.items() if words in printed} == explained
 
 
 @pytest.mark.slow

@@ -1,77 +1,100 @@
-"""The picture that --plot draws."""
+"""The chart that --plot draws: tokens per second, a bar for each technique."""
 
 from pathlib import Path
 from typing import Any
 
-import torch
+from timing.peers.catalogue import PEERS
+from timing.table.measure import Plan, Row
+from timing.table.verify import Verifier
+from timing.table.workloads import LENGTHS, RAGGED, Workload
 
-from timing.table.measure import Plan, Row, Runs, by_technique
-from timing.table.workloads import LENGTHS
+NAMES = {  # for readers who haven't seen the table; other rows keep the table's name
+    "naive": "naive loop",
+    "cached": "KV cache",
+    "speculative": "speculative decoding",
+    "ngram": "n-gram speculation",
+    "continuous": "continuous batching",
+    "paged": "paged attention",
+    "engine": "the engine",
+    "int8": "the engine, int8",
+    "hf": "transformers",
+    "hf-continuous": "transformers, continuous",
+    "ct2": "CTranslate2",
+    "ct2-int8": "CTranslate2, int8",
+    "llama.cpp-q8": "llama.cpp, q8_0",
+}
+OTHERS = {"hf", "hf-nocache", *PEERS}
+OURS, THEIRS = "#2f81f7", "#8b949e"  # both are legible on white and on black
 
-Style = dict[str, Any]  # of a technique: the same in every panel
+LEGEND = (
+    "tokens per second; × compares with the naive loop, or with one request at a time\n"
+    "gray: other engines · hatched: rounded weights, so another text"
+)
+PAGES = ("white", "#1f2328"), ("#0d1117", "#e6edf3")  # background and ink
 
 
-def plot(path: Path, plan: Plan, rows: list[Row], results: Runs) -> None:
-    """Total time against new tokens and every step of the longest text; bars for many requests."""
+def plot(path: Path, plan: Plan, rows: list[Row], told: Verifier) -> list[Path]:
+    """Draw one panel for each workload, on a light page and on a dark one.
+
+    Returns the two files: `path`, and one next to it whose name ends in -dark.
+    """
     import matplotlib
 
     matplotlib.use("Agg")  # a file is drawn; no display is needed
     from matplotlib import pyplot
 
-    alone = [workload.name for workload, _ in plan if workload.kind == LENGTHS]
-    many = [workload.name for workload, _ in plan if workload.kind != LENGTHS]
-    styles: dict[str, Style] = {
-        name: {"label": name, "color": f"C{i}", "linestyle": "--" if name[:2] == "hf" else "-"}
-        for i, name in enumerate(by_technique(rows))
-    }
-    mosaic = [["total", "step"]] if alone else []
-    mosaic += [[many[i], many[min(i + 1, len(many) - 1)]] for i in range(0, len(many), 2)]
-    figure, panels = pyplot.subplot_mosaic(
-        mosaic, figsize=(11, 4.2 * len(mosaic)), layout="constrained"
+    panels = [
+        (workload, [row for row in rows if row["workload"] == workload.name])
+        for workload, _ in plan
+    ]
+    bars = [len(own) for _, own in panels]
+    files = [path, path.with_stem(f"{path.stem}-dark")]
+    for file, (page, ink) in zip(files, PAGES, strict=True):
+        inked = dict.fromkeys(["text.color", "ytick.color"], ink)
+        with pyplot.rc_context({**inked, "hatch.color": page, "font.size": 13}):
+            figure, all_axes = pyplot.subplots(
+                nrows=len(bars),
+                figsize=(7, 0.7 + 0.6 * len(bars) + 0.32 * sum(bars)),
+                height_ratios=bars,
+                layout="constrained",
+                facecolor=page,
+                squeeze=False,
+            )
+            for axes, (workload, own) in zip(all_axes.flat, panels, strict=True):
+                draw_bars(axes, own, told)
+                axes.set_title(title_of(workload), loc="left", fontsize=14, fontweight="bold")
+            figure.supxlabel(LEGEND, fontsize=11, x=0.01, ha="left")
+            figure.savefig(file, format="png", dpi=150)
+            pyplot.close(figure)
+    return files
+
+
+def title_of(workload: Workload) -> str:
+    if workload.kind == LENGTHS:
+        return f"one request, {workload.name}"
+    kind = "unequal" if workload.kind == RAGGED else workload.kind
+    return f"{len(workload.prompts)} {kind} requests"
+
+
+def draw_bars(axes: Any, rows: list[Row], told: Verifier) -> None:
+    """Draw the rows of one workload from top to bottom; hatched are those that may differ."""
+    bars = axes.barh(
+        [NAMES.get(row["technique"], row["technique"]) for row in rows],
+        [row["tok_per_s"] for row in rows],
+        color=[THEIRS if row["technique"] in OTHERS else OURS for row in rows],
     )
-    if alone:
-        draw_total(panels["total"], [row for row in rows if row["workload"] in alone], styles)
-        draw_steps(panels["step"], alone[-1], results, styles)
-    for name in many:
-        draw_bars(panels[name], [row for row in rows if row["workload"] == name], styles)
-    for axes in panels.values():
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.set_axisbelow(True)
-        axes.grid(color="0.92")
-    figure.savefig(path, format="png", dpi=150)
-    pyplot.close(figure)
+    for bar, row in zip(bars, rows, strict=True):
+        bar.set_hatch("//" if (row["workload"], row["technique"]) in told.differing else "")
+    axes.bar_label(bars, [label(row) for row in rows], padding=4)
+    axes.invert_yaxis()
+    axes.margins(x=0.25, y=0.02)
+    axes.patch.set_visible(False)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    axes.set_xticks([])
 
 
-def draw_total(axes: Any, rows: list[Row], styles: dict[str, Style]) -> None:
-    from matplotlib.ticker import LogLocator
-
-    for name, own in by_technique(rows).items():
-        lengths = [row["new_tokens"] for row in own]
-        axes.plot(lengths, [row["total_s"] for row in own], marker="o", **styles[name])
-    axes.set(xscale="log", yscale="log", xlabel="new tokens", ylabel="seconds", title="Total time")
-    lengths = sorted({row["new_tokens"] for row in rows})
-    axes.set_xticks(lengths, [str(length) for length in lengths], minor=False)
-    axes.set_xticks([], minor=True)
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter("")
-    axes.legend(frameon=False)
-
-
-def draw_steps(axes: Any, longest: str, results: Runs, styles: dict[str, Style]) -> None:
-    for name in styles:
-        if runs := results.get((longest, name)):
-            times = torch.tensor([run.token_times[0] for run in runs], dtype=torch.float64)
-            steps = times.diff(dim=1).median(dim=0).values * 1e3
-            axes.plot(range(2, len(steps) + 2), steps, linewidth=1.2, **styles[name])
-    axes.set(xlabel="new token", ylabel="milliseconds", title=f"Each step of {longest}")
-    axes.set_ylim(bottom=0)
-
-
-def draw_bars(axes: Any, rows: list[Row], styles: dict[str, Style]) -> None:
-    names, rates = zip(*((row["technique"], row["tok_per_s"]) for row in rows), strict=True)
-    bars = axes.bar(names, rates, width=0.6, color=[styles[name]["color"] for name in names])
-    axes.bar_label(bars, [f"{rate:,.0f}" for rate in rates], padding=2)
-    title = f"{rows[0]['requests']} {rows[0]['workload']} requests"
-    axes.set(ylabel="tokens per second", title=title)
-    axes.margins(y=0.1)
+def label(row: Row) -> str:
+    """Return tokens per second, and the speed-up over the reference."""
+    times = f"  {row['speedup']:.1f}×" if row["speedup"] and row["speedup"] != 1 else ""
+    return f"{row['tok_per_s']:,.0f}{times}"

@@ -1,4 +1,4 @@
-"""What timed_generate.py prints: the machine, the tables, and what their words mean."""
+"""What timed_generate.py prints: the machine, the tables, and what their headers mean."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,10 +10,11 @@ from rich.table import Table
 from timing.table.measure import ENOUGH_SECONDS, REPEATS, Plan, Row
 from timing.table.runs import Prepared
 from timing.table.verify import Verifier
-from timing.table.workloads import LENGTHS
+from timing.table.workloads import CHAT, LENGTHS
 
 
-def show_environment(console: Console, found: dict[str, Any]) -> None:
+def show_environment(console: Console, found: dict[str, Any], plan: Plan) -> None:
+    sampled = any(workload.temperature for workload, _ in plan)
     cache = found["last_level_cache_bytes"]
     repeats = f"medians of {found['repeats']} interleaved repeats"
     if found["repeats"] is None:
@@ -27,7 +28,7 @@ def show_environment(console: Console, found: dict[str, Any]) -> None:
         f"{f'{cache / 1e6:.1f} MB' if cache else 'unknown'}\n"
         f"{found['os']}, Python {found['python']}, torch {found['torch']}, transformers "
         f"{found['transformers']}\n"
-        f"Greedy, but for `sampled`; {repeats}; outputs verified first."
+        f"Greedy{', except `sampled`' if sampled else ''}; {repeats}; outputs verified first."
     )
 
 
@@ -35,7 +36,7 @@ def show_environment(console: Console, found: dict[str, Any]) -> None:
 
 
 def number(value: float | None, decimals: int = 1) -> str:
-    """Fewer decimals where they would say nothing."""
+    """Format a value, with fewer decimals where they would mean nothing."""
     if value is None:
         return "-"
     return f"{value:,.{decimals if value < 100 else 0}f}"
@@ -97,6 +98,18 @@ MANY_REQUESTS: dict[str, Column] = {
 }
 
 
+WORDS = {  # what the headers mean; tok/s, batch and speed-up need no explanation
+    "TTFT ms": "TTFT: time to the first token, counted from the start.",
+    "TPOT ms": "TPOT: time per output token after the first. Both are medians over the requests.",
+    "computed": "Computed: all tokens that went through the model, including padding, finished "
+    "rows and rejected drafts.",
+    "KV MB": "KV: keys and values at the peak; with many requests held / reserved.",
+    "used": "Used: the share of slots, over all steps, that served a request.",
+    "MBU": "MBU: memory-bandwidth utilization, the share of the measured bandwidth that it takes "
+    "to read the weights and the KV cache once per step.",
+}
+
+
 def new_table(first: str, headers: Sequence[str]) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column(first, no_wrap=True)
@@ -121,27 +134,33 @@ def show_rows(
     console.print(table)
 
 
-def show_tables(console: Console, plan: Plan, rows: list[Row], told: Verifier) -> None:
-    """One table for the lengths, one for many requests, each where there are such rows."""
+def tables(plan: Plan, rows: list[Row]) -> list[tuple[list[Row], dict[str, Column]]]:
+    """One table for one request, one for many; columns without any number are left out."""
     alone = {workload.name for workload, _ in plan if workload.kind == LENGTHS}
     one = [row for row in rows if row["workload"] in alone]
     many = [row for row in rows if row["workload"] not in alone]
-    if one:
-        show_rows(console, one, ONE_REQUEST, told)
-    if many:
-        show_rows(console, many, MANY_REQUESTS, told)
+    return [
+        (own, {name: cell for name, cell in columns.items() if {cell(row) for row in own} != {"-"}})
+        for own, columns in ((one, ONE_REQUEST), (many, MANY_REQUESTS))
+        if own
+    ]
+
+
+def show_tables(console: Console, plan: Plan, rows: list[Row], told: Verifier) -> None:
+    for own, columns in tables(plan, rows):
+        show_rows(console, own, columns, told)
     for row in rows:
         if row["acceptance"] is not None:
             console.print(
                 f"{row['technique']}, {row['workload']}: {row['acceptance']:.0%} of the drafts "
-                f"accepted, {row['tokens_per_pass']:.2f} tokens a pass"
+                f"accepted, {row['tokens_per_pass']:.2f} tokens per forward pass"
             )
         if row["preemptions"] is not None and row["requests"] > 1:
             console.print(served(row))
         if row["hits"] is not None:
             console.print(
-                f"{row['technique']}, {row['workload']}: found {row['hits']:,} of "
-                f"{row['queried']:,} prompt tokens"
+                f"{row['technique']}, {row['workload']}: {row['hits']:,} of {row['queried']:,} "
+                "prompt tokens found in the prefix cache"
             )
     for tie in told.ties.values():
         console.print(f"~ {tie}")
@@ -150,16 +169,16 @@ def show_tables(console: Console, plan: Plan, rows: list[Row], told: Verifier) -
     for name, lossy in told.lossy.items():
         console.print(f"# {name}: {lossy}")
     if any(row["tokens_computed"] is None for row in rows):
-        console.print("-: what an engine of others computes and holds isn't seen from outside.")
+        console.print("-: another engine's work and memory can't be seen from outside.")
     if any(mbu_cell(row).endswith("*") for row in rows):
         console.print(
-            "* The weights fit in the processor's cache, so memory need not be read at every step: "
-            "MBU says little here and may pass 100%."
+            "* The weights fit in the processor's cache, so they need not be read from memory at "
+            "every step: MBU means little here and may exceed 100%."
         )
 
 
 def served(row: Row) -> str:
-    """What an engine did, beyond the medians of the table."""
+    """Return what an engine did, beyond the medians of the table."""
     ttft, tpot = (
         f"{milliseconds(row[f'{name}_s'])} / {milliseconds(row[f'{name}_p95_s'])} ms"
         for name in ("ttft", "tpot")
@@ -173,6 +192,7 @@ def served(row: Row) -> str:
 def show_words(
     console: Console, plan: Plan, rows: list[Row], prepared: dict[tuple[str, str], Prepared]
 ) -> None:
+    """What the rows, the workloads and the columns of the table are."""
     kinds = {workload.name: workload.kind for workload, _ in plan}
     shown = [(row["technique"], kinds[row["workload"]]) for row in rows]
     for name, about in dict.fromkeys((name, prepared[kind, name].about) for name, kind in shown):
@@ -180,20 +200,15 @@ def show_words(
     console.print()
     for kind, workload in {workload.kind: workload for workload, _ in plan}.items():
         console.print(f"{kind:<15}{workload.about}; speed-up over {workload.reference}")
-    console.print(
-        "\nTTFT: time to the first token, from the start, when all requests are there; in a chat, "
-        "from the end of the turn before. TPOT: time for each one after it. Both are medians over "
-        "the requests. tok/s counts the tokens that were asked for; computed, all that went "
-        "through the model, pads, finished rows and rejected drafts included. KV: keys and values "
-        "at the peak, held (by paged: in blocks handed out) / reserved. Used: the share of slots, "
-        "over all steps, that served a request. MBU: the share of the measured memory bandwidth "
-        "that reading weights and KV cache once a step takes up; no single number where steps "
-        "differ."
-    )
+    headers = {header for _, columns in tables(plan, rows) for header in columns}
+    words = [sentence for header, sentence in WORDS.items() if header in headers]
+    if CHAT in kinds.values():
+        words.append("In a chat, TTFT counts from the end of the previous turn.")
+    console.print("\n" + " ".join(words))
 
 
 def show_missing(console: Console, missing: Mapping[str, str]) -> None:
-    """Which engines of others are not on the table, each with its reason."""
+    """Print which other engines are not on the table, each with the reason."""
     if missing:
         console.print("\nNot on the table:")
     for name, reason in missing.items():
@@ -212,6 +227,6 @@ def show_growth(
         table.add_row(name, *(number(value, 2) for value in found.values()))
     console.print(table)
     console.print(
-        "1 is linear, 2 quadratic, fitted to the rows above. The prompt and the fixed cost of a "
-        "step count at every length, so short texts fit below the power that long ones tend to."
+        "1 is linear, 2 is quadratic, fitted to the rows above. The prompt and the fixed cost of a "
+        "step count at every length, so short texts stay below the power that long texts approach."
     )
