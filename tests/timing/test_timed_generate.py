@@ -485,7 +485,8 @@ def test_a_draft_that_is_the_model_is_always_accepted(table, tiny, tmp_path):
     args = "--tokens", "15", "--techniques", "speculative"
     printed, result = table("--model", str(both[0]), *args)
     assert "4 drafts of twin-draft, verified in one pass (lab 6)" in printed
-    assert "speculative, 15 new tokens: 100% of the drafts accepted, 5.00 tokens a pass" in printed
+    told = "speculative, 15 new tokens: 100% of the drafts accepted, 5.00 tokens per forward pass"
+    assert told in printed
     assert result["rows"][0]["acceptance"] == 1
     assert result["rows"][0]["tokens_per_pass"] == 5
 
@@ -995,7 +996,7 @@ def test_rows_of_chats_are_counted_exactly_and_tell_what_was_found(whole, tiny):
         assert rows["engine"][key] == 3 * 3 * BLOCK_SIZE * per_token
     assert rows["engine"]["hits"] is rows["cached"]["hits"] is None
     assert rows["engine"]["preemptions"] == 0
-    assert "prefix, chat: found 144 of 270 prompt tokens" in printed
+    assert "prefix, chat: 144 of 270 prompt tokens found in the prefix cache" in printed
     assert "prefix, ragged: found 0 of" in printed
     assert ragged["prefix"]["tokens_computed"] == ragged["engine"]["tokens_computed"]
 
