@@ -241,8 +241,8 @@ def test_how_far_rounded_weights_differ_is_told():
     workload = requests([[9, 9], [9]], [4, 4])
     expected = [[9, 9, 1, 2, 3, 4], [9, 1, 2, 3, 4]]
     told = difference("q8", workload, [[9, 9, 1, 2, 3, 4], [9, 1, 2, 0, 4]], expected)
-    assert "1 of 2 texts are the reference's" in told
-    assert "75% of the new tokens come before a first difference" in told
+    assert "1 of 2 texts equal the reference's" in told
+    assert "75% of the new tokens come before the first difference" in told
     assert "2 of 2 texts" in difference("q8", workload, expected, expected)
 
 
@@ -327,9 +327,9 @@ def test_peers_have_rows_like_every_other(table):
     assert max(len(line) for line in text if "pip install" not in line) <= 100
     assert "rounded#" in printed
     assert "right#" not in printed
-    assert "# rounded, ragged: its weights are rounded. 4 of 5 texts are the reference's" in printed
-    assert "# rounded, 4 new tokens: its weights are rounded. 0 of 1 texts are" in printed
-    assert "isn't seen from outside" in printed
+    assert "# rounded, ragged: its weights are rounded. 4 of 5 texts equal" in printed
+    assert "# rounded, 4 new tokens: its weights are rounded. 0 of 1 texts equal" in printed
+    assert "can't be seen from outside" in printed
 
 
 @pytest.mark.slow

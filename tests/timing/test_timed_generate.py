@@ -750,7 +750,7 @@ def test_ties_of_several_requests_make_one_sentence():
     outputs, model = [[0, 0, 2]] * 3, Scripted(TIED)
     told = verify("new", workload, outputs, [[0, 0, 1]] * 3, model)
     assert "request 0 of ragged" in told
-    assert told.endswith("So are 2 more requests.")
+    assert told.endswith("The same happened in 2 more requests.")
 
 
 def test_a_tie_parts_the_later_turns_of_a_chat_too_and_is_told_once():
@@ -997,7 +997,7 @@ def test_rows_of_chats_are_counted_exactly_and_tell_what_was_found(whole, tiny):
     assert rows["engine"]["hits"] is rows["cached"]["hits"] is None
     assert rows["engine"]["preemptions"] == 0
     assert "prefix, chat: 144 of 270 prompt tokens found in the prefix cache" in printed
-    assert "prefix, ragged: found 0 of" in printed
+    assert "prefix, ragged: 0 of" in printed
     assert ragged["prefix"]["tokens_computed"] == ragged["engine"]["tokens_computed"]
 
 
@@ -1103,7 +1103,7 @@ def test_a_window_is_marked_and_tells_what_it_loses(table, tiny, narrow):
     args = "--workloads", "lengths,ragged", "--tokens", "40", "--techniques", "engine,window"
     printed, result = table(*args)
     assert_marked("window", printed, result)
-    assert "# window, 40 new tokens: a token sees at most 8. 0 of 1 texts are the" in printed
+    assert "# window, 40 new tokens: a token sees at most 8. 0 of 1 texts equal" in printed
     scored, exact = CONTEXT // 2, lab2.CachedLMHead.from_pretrained(tiny)
     texts = passages(length=CONTEXT)[:4]
 
@@ -1127,7 +1127,7 @@ def test_a_window_is_marked_and_tells_what_it_loses(table, tiny, narrow):
 
 def test_a_window_as_long_as_the_text_loses_nothing(table):
     printed, result = table("--tokens", "9", "--techniques", "window")
-    assert "a token sees at most 68. 1 of 1 texts are the reference's; 100% of" in printed
+    assert "a token sees at most 68. 1 of 1 texts equal the reference's; 100% of" in printed
     assert result["losses"]["window"]["bits"] == pytest.approx(0, abs=1e-5)
 
 

@@ -1,6 +1,6 @@
-"""How many bytes of keys and values a technique holds, and how many it has reserved.
+"""Bytes of keys and values that a technique holds, and bytes that it has reserved.
 
-Each function is called after a forward, with its arguments and its output, and returns both.
+Each function is called after a forward pass with its arguments and its output, and returns both.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ def of_transformers(args: Sequence[Any], output: Any) -> Bytes:
 
 
 def of_object(args: Sequence[Any], output: Any) -> Bytes:
-    """Lab 2's KVCache and lab 3's PaddedCache: pads are held, too."""
+    """Count for lab 2's KVCache and lab 3's PaddedCache, which holds padding, too."""
     kv_cache = cache_among(args)
     return kv_cache.bytes_held, kv_cache.bytes_reserved
 
@@ -40,12 +40,12 @@ def of_slots(args: Sequence[Any], output: Any) -> Bytes:
 
 
 def of_blocks(args: Sequence[Any], output: Any) -> Bytes:
-    """A block that is handed out is held, however few of its places are filled."""
+    """Count every allocated block as held, however few of its slots are filled."""
     kv_cache = cache_among(args)
     reserved = kv_cache.pool.nbytes
     return reserved * kv_cache.manager.used_blocks // kv_cache.manager.num_blocks, reserved
 
 
 def cache_among(args: Sequence[Any]) -> Any:
-    """The one argument of a forward that is no tensor."""
+    """Return the one argument of a forward pass that is not a tensor."""
     return next(arg for arg in args if not isinstance(arg, Tensor))

@@ -1,4 +1,4 @@
-"""Techniques that compute something else: what their texts are held against, and what is lost."""
+"""Lossy techniques: what their texts are verified against, and how much quality they lose."""
 
 import functools
 from collections.abc import Callable
@@ -23,12 +23,12 @@ PASSAGES = 4  # of the held-out text, on which the loss is measured
 
 @dataclass(frozen=True)
 class Lossy:
-    """What there is to know of a technique whose texts are not the reference's.
+    """Facts about a technique whose output may differ from the reference's.
 
-    why: they are others, in a few words. naive_model: computes the same without the technique's
-    cache; each token must be its choice, up to a tie of `hair`. There is none for an engine of
-    others, whose weights nobody here knows. wins: what rounding or hiding is good for. loss: None
-    where the model has no tokenizer for the passages.
+    why: the reason, in a few words. naive_model: computes the same without the technique's cache;
+    each token must be this model's choice, up to a tie of `hair`. None for another engine, whose
+    weights aren't accessible here. wins: what rounding or hiding tokens saves. loss: None if the
+    model has no tokenizer for the passages.
     """
 
     why: str
@@ -38,7 +38,7 @@ class Lossy:
     loss: Loss | None = None
 
     def __str__(self) -> str:
-        """What it wins and costs."""
+        """Return what the technique saves and costs."""
         loss = f"{self.loss} bits per byte on {PASSAGES} passages" if self.loss else "unknown"
         return f"{self.wins}; loss: {loss}."
 
@@ -47,7 +47,7 @@ class Lossy:
 
 
 def in_8_bits(model: GPTLMHead) -> GPTLMHead:
-    """A copy with the weights that 8 bits a weight stand for, as lab 10's `quantized` has them."""
+    """Return a copy with weights rounded to 8 bits, as in lab 10's `quantized`."""
 
     def rounded(_: str, weight: Float[Tensor, "n_in n_out"]) -> Float[Tensor, "n_in n_out"]:
         codes, scale = absmax(weight, bits=8)
@@ -61,7 +61,7 @@ def in_8_bits(model: GPTLMHead) -> GPTLMHead:
 
 
 class Anew(nn.Module):
-    """A model that computes a whole text in each forward, through a cache of its own."""
+    """A model that recomputes the whole text in each forward pass, through a fresh cache."""
 
     def __init__(self, model: CachedLMHead, new_cache: Callable[[], Any]) -> None:
         super().__init__()
@@ -82,9 +82,9 @@ def loss_of(
     folder: Path,
     new_cache: Callable[[], Any] | None = None,
 ) -> Loss | None:
-    """What a model loses beside another one, which has lab 2's cache; so has it without another.
+    """Return the bits per byte that `model` loses compared with `exact`.
 
-    None where there is no tokenizer.
+    Both use lab 2's cache unless `new_cache` is given. None if there is no tokenizer.
     """
     try:
         return loss(bits_of(model, folder, new_cache), bits_of(exact, folder))
@@ -92,7 +92,7 @@ def loss_of(
         return None
 
 
-@functools.cache  # the exact model is that of several rows
+@functools.cache  # several rows share the exact model
 def bits_of(
     model: CachedLMHead, folder: Path, new_cache: Callable[[], Any] | None = None
 ) -> Float[Tensor, " passages"]:

@@ -1,4 +1,4 @@
-"""Verifying and timing, and what comes of it: the rows of the table."""
+"""Verify and time the techniques, and make the rows of the table."""
 
 import math
 import statistics
@@ -26,9 +26,9 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Measured:
-    """The rows of the table, the timed runs that they come of, and what is to be told of them.
+    """The rows of the table, the timed runs behind them, and the remarks about them.
 
-    left_out: why an engine of others has no row.
+    left_out: why another engine has no row.
     """
 
     rows: list[Row]
@@ -44,9 +44,9 @@ def measure(
     environment: Mapping[str, Any],
     repeats: int | None = None,
 ) -> Measured:
-    """Verify every technique, time it, and make a row of it.
+    """Verify every technique, time it, and make its rows.
 
-    `prepared` is by kind of workload and name.
+    prepared: by kind of workload and name.
     """
     told = Verifier(naive_model)
     runs, left_out = timed_runs(plan, prepared, told, repeats)
@@ -66,21 +66,21 @@ def timed_runs(
     verifier: Verifier,
     repeats: int | None = None,
 ) -> tuple[Runs, dict[Key, str]]:
-    """The timed runs of each row, and why an engine of others has none.
+    """Return the timed runs of each row, and why another engine has none.
 
-    The verified runs are the warm-up. Then the techniques take turns, and each repeat starts with
-    another one, so that a slow minute of the machine, or a warm cache, favours none of them.
+    The verified runs are the warm-up. Then the techniques take turns, and each repeat starts with a
+    different one, so that a slow minute of the machine, or a warm cache, favors none of them.
 
-    Without `repeats`, a row is timed up to REPEATS times, until it has been for ENOUGH_SECONDS. A
-    reference has nothing to wait for: a first run of its own that was long enough counts.
+    Without `repeats`, a row is timed up to REPEATS times, until its runs add up to ENOUGH_SECONDS.
+    A reference's first run counts if it took that long.
 
-    An engine of others that fails, or gives other tokens, loses its row; one of ours stops it all.
+    Another engine that fails or produces wrong tokens loses its row; one of ours stops everything.
     """
     runs: Runs = {}
     left_out: dict[Key, str] = {}
 
     def verified(workload: Workload, name: str) -> list[Run]:
-        """One run; none of an engine of others that has no row."""
+        """Return one verified run, or none if it is another engine's and has failed."""
         key, technique = (workload.name, name), prepared[workload.kind, name]
         if key in left_out:
             return []
@@ -140,7 +140,7 @@ def new_row(
     weight_bytes: int | None,
     environment: Mapping[str, Any],
 ) -> Row:
-    """One line of the table: medians over the runs, in seconds and bytes."""
+    """Return one row of the table: medians over the runs, in seconds and bytes."""
     first, tokens = runs[0], sum(workload.new_tokens)
     rates = [tokens / run.seconds for run in runs]
     metrics = [run.metrics(workload.turns) for run in runs]
@@ -176,7 +176,7 @@ def new_row(
 
 
 def p95(values: list[float]) -> float:
-    """The least of the values that 95% of them don't pass."""
+    """Return the smallest value that at least 95% of the values don't exceed."""
     return sorted(values)[math.ceil(0.95 * len(values)) - 1]
 
 
@@ -185,7 +185,7 @@ def median_over(
     pick: Callable[[lab1.Metrics], float | None],
     over_requests: Callable[[list[float]], float] = statistics.median,
 ) -> float | None:
-    """The median, or what else is asked for, over a run's requests; of these, over the runs."""
+    """Return the median over the runs of each run's median (or other value) over its requests."""
     found = []
     for run in runs:
         picked = [pick(request) for request in run]
@@ -201,10 +201,10 @@ def mbu(
     weight_bytes: int | None,
     environment: Mapping[str, Any],
 ) -> float | None:
-    """Bytes that a decode step must read, over those that the memory could have given meanwhile.
+    """Return the bytes a decode step must read, divided by what the memory can deliver in its time.
 
-    None where requests are unequal: every step reads another amount, and prefills lie between; and
-    where several tokens come of one reading.
+    None if requests are unequal, because every step then reads a different amount and prefills come
+    between, and if one reading of the weights gives several tokens.
     """
     lengths = {len(prompt) for prompt in workload.prompts}
     limits = set(workload.new_tokens)
@@ -219,7 +219,7 @@ def mbu(
 
 
 def add_speedups(rows: list[Row]) -> None:
-    """Over the workload's reference; it stays None where that was not timed."""
+    """Add the speed-up over the workload's reference, or None if that was not timed."""
     totals = {(row["workload"], row["technique"]): row["total_s"] for row in rows}
     for row in rows:
         reference = totals.get((row["workload"], row["speedup_over"]))
@@ -230,11 +230,11 @@ def add_speedups(rows: list[Row]) -> None:
 
 
 def growth(rows: list[Row]) -> dict[str, dict[str, float | None]]:
-    """The powers with which a technique's cost grows with the new tokens: 1 linear, 2 quadratic.
+    """Return the powers with which cost grows with the new tokens: 1 is linear, 2 quadratic.
 
     Each is the slope of the least-squares line through the logarithms; `total_time_last_two` is the
-    one between the two longest workloads alone. Empty where there is only one length, and without
-    a technique that was not timed on all of them.
+    slope between the two longest workloads. Empty if there is only one length; a technique that was
+    not timed on all lengths is left out.
     """
     powers: dict[str, dict[str, float | None]] = {}
     lengths = {row["new_tokens"] for row in rows}

@@ -1,7 +1,7 @@
-"""Several techniques side by side in the terminal, each at the speed that it had alone.
+"""Several techniques side by side in the terminal, each at the speed it has alone.
 
-Together they would share the processor, and the race would be about that. So each one runs alone
-first; then the texts are shown again, token by token, as fast as they came.
+If they ran together they would compete for the processor. So each one runs alone first; then the
+texts are played back, token by token, at the speed at which they came.
 """
 
 import time
@@ -22,7 +22,7 @@ FRAMES = 20  # a second
 
 @dataclass(frozen=True)
 class Lane:
-    """One technique in a race. times: of its new tokens, in seconds from its start."""
+    """One technique in a race. times: when each new token came, in seconds from the start."""
 
     name: str
     tokens: list[int]
@@ -30,12 +30,12 @@ class Lane:
 
     @classmethod
     def of(cls, name: str, run: Run) -> "Lane":
-        """The first request of a run."""
+        """Make a lane of a run's first request."""
         times = [moment - run.start for moment in run.token_times[0]]
         return cls(name, run.outputs[0][-len(times) :], times)
 
     def reached(self, moment: float) -> int:
-        """How many tokens had come."""
+        """Return how many tokens had come by a moment."""
         return sum(came <= moment for came in self.times)
 
     def title(self, moment: float) -> str:
@@ -46,7 +46,7 @@ class Lane:
 
 
 def frame(lanes: list[Lane], tokenizer: Any, moment: float, width: int) -> Columns:
-    """What there is to see after so many seconds."""
+    """Return what is on the screen at a moment, in seconds."""
     wide = max(20, width // len(lanes) - 1)
     shown = []
     for lane in lanes:
@@ -58,7 +58,7 @@ def frame(lanes: list[Lane], tokenizer: Any, moment: float, width: int) -> Colum
 
 
 def race(console: Console, runs: Mapping[str, Run], tokenizer: Any, prompt: str) -> None:
-    """Play some runs back side by side; where nobody watches, show the end alone."""
+    """Play runs back side by side. Without a terminal, print only the end."""
     lanes = [Lane.of(name, run) for name, run in runs.items()]
     last = max(lane.times[-1] for lane in lanes)
     heading = Text(prompt, style="dim")

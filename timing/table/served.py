@@ -1,4 +1,4 @@
-"""Doing a workload once with the engine, which tells by itself when each token came."""
+"""Run a workload once with the engine, which reports when each token came."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -15,10 +15,10 @@ from timing.table.workloads import Workload
 
 @dataclass(frozen=True)
 class Served(OneModel):
-    """Requests of which the engine serves `size` at a time at most.
+    """Requests served by an engine, at most `size` at a time.
 
-    All come at once, but for a chat's later turns, each as soon as the one before has ended.
-    new_engine: called as new_engine(model, workload, on_output).
+    All arrive at the start, except a chat's later turns: each arrives when the previous one has
+    finished. new_engine: called as new_engine(model, workload, on_output).
     """
 
     new_engine: Callable[[Any, Workload, Callable[[Output], None]], Engine]
@@ -27,7 +27,7 @@ class Served(OneModel):
     def run(self, workload: Workload) -> Run:
         outputs: list[Ids] = [[] for _ in workload.prompts]
         token_times: list[list[float]] = [[] for _ in outputs]
-        places: dict[int, int] = {}  # in the workload, of the engine's numbers
+        places: dict[int, int] = {}  # the engine's number of a request -> its place in the workload
 
         def submit(place: int) -> None:
             outputs[place] = workload.prompt(place, outputs)
@@ -47,7 +47,7 @@ class Served(OneModel):
         for place in range(workload.at_start):
             submit(place)
         manager, forward = engine.scheduler.manager, engine.runner.forward
-        shares: list[float] = []  # of the pool, held during each forward
+        shares: list[float] = []  # of the pool's blocks, held during each forward pass
 
         def watched(batch: Sequence[Chunk]) -> Any:
             shares.append(1 - len(manager.free_blocks) / manager.num_blocks)
@@ -67,7 +67,7 @@ class Served(OneModel):
             {
                 "preemptions": engine.scheduler.preemptions,
                 "pool_used": fmean(shares),
-                "queried": getattr(manager, "queried", None),  # lab 8's manager alone counts
+                "queried": getattr(manager, "queried", None),  # only lab 8's manager counts these
                 "hits": getattr(manager, "hits", None),
             },
         )

@@ -1,4 +1,4 @@
-"""No row of the table stands for a technique that generates something else."""
+"""Verify what a technique generates, so that no row of the table shows a wrong one."""
 
 import sys
 from collections.abc import Sequence
@@ -24,14 +24,14 @@ Key = tuple[str, str]  # workload and technique
 
 @dataclass(frozen=True)
 class Verifier:
-    """Has techniques run, holds what they give against what it must be, and keeps what is to be
-    told of it.
+    """Runs techniques, verifies their outputs, and keeps what the table has to say about them.
 
-    A technique must give what the reference of the workload gave, which comes first and is held
-    against the naive model; one that computes something else, what a naive model that does so
-    picks. expected: what each workload's reference gave. ties: what float32 could not decide.
-    differing: how far tokens are the reference's where they need not be. lossy: what is known of
-    those techniques of ours, by name. replayed: which have drawn again, without their caches.
+    A workload's reference runs first and is verified against the naive model. Other techniques must
+    produce the reference's tokens; a lossy one must produce the tokens of a naive model with the
+    same rounding or window. expected: the reference's outputs, by workload. ties: differences that
+    float32 could not decide. differing: how far a lossy technique agrees with the reference. lossy:
+    the lossy techniques of this course, by name. replayed: those that have drawn once more without
+    their caches.
     """
 
     naive_model: nn.Module
@@ -42,7 +42,7 @@ class Verifier:
     replayed: set[Key] = field(default_factory=set)
 
     def run(self, workload: Workload, name: str, technique: Prepared) -> Run:
-        """Do the workload once. Raises SystemExit with a sentence where an output is wrong."""
+        """Run the workload once. Raises SystemExit with a message if an output is wrong."""
         key = workload.name, name
         if workload.temperature and key not in self.replayed:
             verify_replay(name, workload, technique)
@@ -63,24 +63,24 @@ class Verifier:
         return run
 
     def forget(self, key: Key) -> None:
-        """What was told of a row that there isn't in the end."""
+        """Drop the remarks about a row that is left out in the end."""
         for told in (self.ties, self.differing):
             told.pop(key, None)
 
 
 def verify_replay(name: str, workload: Workload, technique: Any) -> None:
-    """Whether a technique draws with its caches what it draws without them.
+    """Verify that a technique draws the same tokens with its caches as without them.
 
-    Two techniques draw different texts, each of the right distribution, so no tokens can be
-    compared between them. Raises SystemExit where the caches change the text.
+    Two sampling techniques draw different texts, each from the right distribution, so their tokens
+    can't be compared. Raises SystemExit if the caches change the text.
     """
     short = replace(workload, new_tokens=[REPLAYED_TOKENS] * len(workload.prompts))
     for number in range(REPLAYED):
         found, expected = technique.replayed(short, number)
         if found != expected:
             sys.exit(
-                f"Stopped: {name} draws other tokens with its caches than without them, from the "
-                f"same random numbers, for request {number} of {workload.name}."
+                f"Stopped: {name} draws other tokens with its caches than without them, although "
+                f"the random numbers are the same, for request {number} of {workload.name}."
             )
 
 
@@ -92,10 +92,10 @@ def verify(
     naive_model: nn.Module,
     hair: float = HAIR,
 ) -> str | None:
-    """None where the outputs are those expected; one sentence where float32 could not decide.
+    """Verify outputs. Returns a sentence if they differ in ties that float32 can't decide.
 
-    Without `expected` they are held against the naive model alone. Raises SystemExit with a
-    sentence where an output is wrong.
+    Without `expected` they are compared with the naive model's choices. Raises SystemExit with a
+    message if an output is wrong.
     """
     ties = []
     for number, ids in enumerate(outputs):
@@ -106,7 +106,7 @@ def verify(
             tie = hold_against_naive(name, workload, number, prompt, ids, wanted, naive_model, hair)
             ties += [tie] if tie else []
     if len(ties) > 1:
-        return f"{ties[0]} So are {len(ties) - 1} more requests."
+        return f"{ties[0]} The same happened in {len(ties) - 1} more requests."
     return ties[0] if ties else None
 
 
@@ -117,9 +117,9 @@ def difference(
     expected: Sequence[list[int]],
     why: str = ROUNDED,
 ) -> str:
-    """How far outputs that need not be the reference's are so, in a sentence, after the reason.
+    """Return a sentence: why outputs may differ from the reference's, and how far they agree.
 
-    Raises SystemExit where one has not its prompt and as many new tokens as were asked for.
+    Raises SystemExit if a prompt has changed or the number of new tokens is wrong.
     """
     before = 0  # new tokens that come before their text's first difference
     for number, (ids, wanted) in enumerate(zip(outputs, expected, strict=True)):
@@ -132,8 +132,8 @@ def difference(
     same = sum(ids == wanted for ids, wanted in zip(outputs, expected, strict=True))
     share = before / sum(workload.new_tokens)
     return (
-        f"{name}, {workload.name}: {why}. {same} of {len(outputs)} texts are the reference's; "
-        f"{share:.0%} of the new tokens come before a first difference."
+        f"{name}, {workload.name}: {why}. {same} of {len(outputs)} texts equal the reference's; "
+        f"{share:.0%} of the new tokens come before the first difference."
     )
 
 
@@ -147,11 +147,11 @@ def hold_against_naive(
     naive_model: nn.Module,
     hair: float,
 ) -> str | None:
-    """Whether every new token of one request is what the naive model picks, or ties with it.
+    """Verify that every new token of one request is the naive model's choice, or ties with it.
 
-    After a first difference two texts part, so from there on it takes the naive model's word about
-    the technique's own text: each token must be a best one, or a hair away from it. So it is with
-    later turns of a chat.
+    After the first difference the two texts diverge, so from there on the naive model judges the
+    technique's own text: each token must have the best logit, or one a hair below it. The same
+    holds for later turns of a chat. Returns a sentence if there is a tie.
     """
     place = place_of(workload, number)
     logits = logits_after(naive_model, ids)[len(prompt) - 1 :]
@@ -166,10 +166,10 @@ def hold_against_naive(
     if ids[: len(prompt)] != prompt or gaps.max() > hair:
         sys.exit(
             f"Stopped: {name} does not generate what the naive model does. For {place} the first "
-            f"difference is at position {first} (the prompt has {len(prompt)} tokens), and its "
-            f"choices are up to {gaps.max():.1e} from the best logit (a tie is {hair:.0e})."
+            f"difference is at position {first} (the prompt has {len(prompt)} tokens), and the "
+            f"chosen logits are up to {gaps.max():.1e} below the best one (a tie is {hair:.0e})."
         )
-    if first < len(prompt):  # of an earlier turn, which has been told
+    if first < len(prompt):  # in an earlier turn, already reported
         return None
     return (
         f"{name}, {place}: the first difference is at position {first}, where the two best "
@@ -183,8 +183,8 @@ def require_length(
     length = len(prompt) + workload.new_tokens[number]
     if len(ids) != length:
         sys.exit(
-            f"Stopped: {name} returned {len(ids)} tokens for {place_of(workload, number)} where "
-            f"the prompt and its new tokens are {length}."
+            f"Stopped: {name} returned {len(ids)} tokens for {place_of(workload, number)}; the "
+            f"prompt and the new tokens make {length}."
         )
 
 
@@ -195,6 +195,6 @@ def place_of(workload: Workload, number: int) -> str:
 
 @torch.no_grad()
 def logits_after(model: nn.Module, ids: list[int]) -> Float[Tensor, "positions vocab"]:
-    """The logits behind every token but the last, in one forward of a model without a cache."""
+    """Return the logits after every token but the last, in one forward pass without a cache."""
     inputs = torch.tensor([ids[:-1]], device=next(model.parameters()).device)
     return model(inputs, torch.arange(inputs.shape[1], device=inputs.device)[None])[0]

@@ -1,4 +1,4 @@
-"""What is asked of the techniques: to continue one prompt, or to serve many requests."""
+"""The workloads: one prompt to continue, or many requests to serve."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,14 +33,14 @@ CHAT_SYSTEM, CHAT_QUESTION, CHAT_ANSWER = 96, 24, 32  # tokens
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests: what is new in the prompt of each, and how many new tokens it asks for.
+    """Requests: what is new in each prompt, and how many new tokens each request asks for.
 
-    kind: one of KINDS. about: its one line under the table. temperature: 0 is greedy. No EOS ends a
-    request early, so that all techniques do the same work.
+    kind: one of KINDS. about: its line under the table. temperature: 0 is greedy. No EOS ends a
+    request early, so all techniques do the same work.
 
-    turns: 1 where all requests are there from the start. With more, they are chats: first stand the
-    first turns of all chats, then all second ones, and so on. A later turn continues the whole text
-    of the one before, answer included, and comes when that has ended.
+    turns: 1 if all requests arrive at the start. With more turns the requests are chats: the first
+    turns of all chats come first, then all second turns, and so on. A later turn continues the
+    whole text of the previous one, answer included, and arrives when that one has finished.
     """
 
     kind: str
@@ -53,33 +53,33 @@ class Workload:
 
     @property
     def at_start(self) -> int:
-        """How many requests are there from the start: all of them, or the chats' first turns."""
+        """The number of requests that arrive at the start: all, or the chats' first turns."""
         return len(self.prompts) // self.turns
 
     def prompt(self, number: int, outputs: Sequence[list[int]]) -> list[int]:
-        """The whole prompt of a request; outputs: prompt and answer of those that stand before."""
+        """Return a request's whole prompt. outputs: prompt and answer of the requests before it."""
         before = outputs[number - self.at_start] if number >= self.at_start else []
         return before + self.prompts[number]
 
     @property
     def reference(self) -> str:
-        """The technique over which speed-ups are, and whose tokens all others must give if greedy.
+        """The baseline of speed-ups, whose tokens all others must produce if greedy.
 
-        The naive loop takes minutes for many requests, so there it is lab 2's loop, one request at
-        a time.
+        For many requests it is lab 2's loop, one request at a time, because the naive loop would
+        take minutes.
         """
         return {LENGTHS: "naive", SAMPLED: "sampled"}.get(self.kind, "cached")
 
     @property
     def longest(self) -> int:
-        """Tokens of the request that grows longest."""
+        """The length of the longest request at its end, in tokens."""
         both = zip(self.prompts, self.new_tokens, strict=True)
         added = [len(prompt) + limit for prompt, limit in both]
         return max(sum(added[first :: self.at_start]) for first in range(self.at_start))
 
 
 def new_workloads(kinds: Sequence[str], folder: Path, lengths: Sequence[int]) -> list[Workload]:
-    """The workloads of these kinds. Raises ValueError where the model's context is too short."""
+    """Return workloads of these kinds. Raises ValueError if the model's context is too short."""
     config = read_config(folder)
     workloads: list[Workload] = []
     if LENGTHS in kinds:
@@ -101,14 +101,14 @@ def one_prompt(folder: Path, config: GPTConfig, lengths: Sequence[int]) -> list[
     if max(lengths) > room:
         raise ValueError(
             f"--tokens {max(lengths)} is too long: this model's context of {config.n_positions} "
-            f"has room for {room} behind the prompt of {len(prompt)} tokens."
+            f"tokens has room for {room} after the prompt of {len(prompt)} tokens."
         )
     about = f"one request, a prompt of {len(prompt)} tokens"
     return [Workload(LENGTHS, f"{n} new tokens", about, [prompt], [n]) for n in lengths]
 
 
 def sampled(folder: Path, config: GPTConfig) -> Workload:
-    """The beginnings of some tales, each continued at a temperature, one after the other."""
+    """Return the beginnings of some tales, to be continued one after the other at a temperature."""
     about = (
         f"{len(OPENINGS)} requests one at a time, beginnings of tales, {SAMPLED_NEW} new tokens at "
         f"temperature {SAMPLED_TEMPERATURE}"
@@ -128,9 +128,10 @@ def encoded(texts: Sequence[str], folder: Path) -> list[list[int]]:
 
 
 def ragged(config: GPTConfig) -> Workload:
-    """Requests of unequal lengths, log-uniform: most are short and a few long, as with real ones.
+    """Return requests of unequal, log-uniform lengths: most short and a few long, as in practice.
 
-    The same ones every time. Their prompts are random ids: the time does not depend on the words.
+    They are the same every time. The prompts are random ids, because the time doesn't depend on the
+    words.
     """
     generator = torch.Generator().manual_seed(0)
     prompt_lengths = log_uniform(RAGGED_PROMPT, RAGGED_REQUESTS, generator)
@@ -142,7 +143,7 @@ def ragged(config: GPTConfig) -> Workload:
 
 
 def equal(config: GPTConfig) -> Workload:
-    """Requests that begin and end together, where static batching wastes nothing."""
+    """Return requests that begin and end together, so that static batching wastes nothing."""
     generator = torch.Generator().manual_seed(0)
     about = f"{EQUAL_REQUESTS} requests, prompts of {EQUAL_PROMPT} tokens, {EQUAL_NEW} new"
     prompts = random_prompts([EQUAL_PROMPT] * EQUAL_REQUESTS, config, generator)
@@ -150,16 +151,16 @@ def equal(config: GPTConfig) -> Workload:
 
 
 def chat(config: GPTConfig, chats: int) -> Workload:
-    """Chats that begin at once with one system prompt, and go on from the model's own answers.
+    """Return chats that begin together with one system prompt and continue the model's answers.
 
-    The same ones every time, of random ids. Ids are kept: a text that is tokenised anew may become
-    other tokens, whose keys and values nobody has.
+    They are the same every time, made of random ids. Turns are joined as ids, because a text that
+    is tokenized again may become other tokens, whose keys and values are in no cache.
     """
     generator = torch.Generator().manual_seed(0)
     [system] = random_prompts([CHAT_SYSTEM], config, generator)
     questions = random_prompts([CHAT_QUESTION] * chats * CHAT_TURNS, config, generator)
     about = (
-        f"{chats} chats of {CHAT_TURNS} turns, a system prompt of {CHAT_SYSTEM} tokens for all, "
+        f"{chats} chats of {CHAT_TURNS} turns, a shared system prompt of {CHAT_SYSTEM} tokens, "
         f"questions of {CHAT_QUESTION}, answers of {CHAT_ANSWER}"
     )
     prompts = [system + question for question in questions[:chats]] + questions[chats:]
