@@ -1,4 +1,4 @@
-"""How many threads torch takes: those of a command line, and whether one would be quicker."""
+"""The number of threads that torch uses: from a command line, and whether one would be faster."""
 
 import argparse
 import time
@@ -8,14 +8,14 @@ import torch
 
 from timing.stopwatch import seconds
 
-LONGEST_SECONDS = 0.35  # that the comparison may take, beyond its fewest rounds
+LONGEST_SECONDS = 0.35  # for the comparison, after its fewest rounds
 FEWEST_ROUNDS = 3
-CLEARLY = 1.5  # times as long: less may be chance
+CLEARLY = 1.5  # times as long; less may be chance
 WIDTH, MATRICES = 256, 12  # one product for each layer of fable: a small part of a decode step
 
 
 def parse_with_threads(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """A command's arguments, --threads among them: so many torch takes from now on."""
+    """Parse a command's arguments, and set torch's threads from --threads."""
     parser.add_argument("--threads", type=int)
     given = parser.parse_args()
     if given.threads:
@@ -24,10 +24,10 @@ def parse_with_threads(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def advise_threads() -> None:
-    """Say so where one thread is clearly quicker than torch's present number, and nothing else.
+    """Print advice if one thread is clearly faster than torch's current number; else print nothing.
 
-    Takes about a third of a second, longer where several threads wait for one another. Their number
-    is afterwards what it was.
+    Takes about a third of a second, longer if threads wait for one another. The number of threads
+    stays as it was.
     """
     threads = torch.get_num_threads()
     if threads == 1:
@@ -38,21 +38,21 @@ def advise_threads() -> None:
 
 
 def thread_advice(threads: int, several: float, one: float) -> str | None:
-    """The advice for two times of one step, in seconds: with `threads` threads, and with one."""
+    """Return advice for two times of a step, in seconds: with `threads` threads and with one."""
     if several < CLEARLY * one:
         return None
     return (
-        f"With torch's {threads} threads a small step takes {1000 * several:.1f} ms here, with one "
-        f"thread {1000 * one:.1f} ms, as on a processor that is busy or lends you less than its "
-        "cores. One thread makes this notebook quicker and its timings steadier:\n"
+        f"A small step takes {1000 * several:.1f} ms with torch's {threads} threads and "
+        f"{1000 * one:.1f} ms with one thread. That happens on a processor that is busy or shared. "
+        "With one thread this notebook is faster and its timings are steadier:\n"
         "    torch.set_num_threads(1)"
     )
 
 
 def step_seconds(threads: int) -> tuple[float, float]:
-    """How long a step like one of decode takes with `threads` threads, and with one, in turns.
+    """Time a step like a decode step with `threads` threads and with one, taking turns.
 
-    Means, not medians: threads wait for one another only now and then, and each time counts.
+    Returns means, not medians: threads wait only now and then, and each wait counts.
     """
     matrices = [torch.ones(WIDTH, 4 * WIDTH) for _ in range(MATRICES)]
     row = torch.ones(1, WIDTH)

@@ -484,7 +484,7 @@ def test_a_draft_that_is_the_model_is_always_accepted(table, tiny, tmp_path):
         shutil.copytree(tiny, folder)
     args = "--tokens", "15", "--techniques", "speculative"
     printed, result = table("--model", str(both[0]), *args)
-    assert "4 drafts of twin-draft, verified in one pass (lab 6)" in printed
+    assert "4 drafts from twin-draft, verified in one forward pass (lab 6)" in printed
     told = "speculative, 15 new tokens: 100% of the drafts accepted, 5.00 tokens per forward pass"
     assert told in printed
     assert result["rows"][0]["acceptance"] == 1
@@ -493,7 +493,7 @@ def test_a_draft_that_is_the_model_is_always_accepted(table, tiny, tmp_path):
 
 def test_without_a_draft_the_first_layers_of_the_model_are_it(table):
     printed, result = table("--tokens", "6", "--techniques", "cached,speculative")
-    assert "4 drafts of the model's first layers (1)" in printed
+    assert "4 drafts from the model's first layers (1)" in printed
     cached, speculative = result["rows"]
     assert cached["acceptance"] is cached["tokens_per_pass"] is None
     assert speculative["acceptance"] is not None

@@ -1,4 +1,4 @@
-"""Lab 3: padded batches, and slots that requests join and leave."""
+"""Lab 3: static and continuous batching."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a row is prepared from: a checkpoint, a device, and somebody's labs."""
+"""The inputs of a row: a checkpoint, a device, and the reference's or a learner's labs."""
 
 import functools
 import importlib
@@ -30,14 +30,14 @@ def load(model: Any, folder: Path, device: torch.device) -> Any:
 
 @dataclass(frozen=True)
 class Bench:
-    """lab: gives a lab's module, the reference's or one that holds a learner's own functions."""
+    """lab: returns a lab's module, the reference's or one with a learner's own functions."""
 
     folder: Path
     device: torch.device
     lab: Callable[[str], ModuleType] = reference
 
     def load(self, model: Any = CachedLMHead) -> Any:
-        """The checkpoint in a model of this class, by default one that takes a cache."""
+        """Load the checkpoint into a model of this class, by default one that takes a cache."""
         return load(model, self.folder, self.device)
 
 
@@ -47,9 +47,9 @@ Rows = dict[str, dict[str, Prepare]]
 
 @dataclass(frozen=True)
 class Own:
-    """A technique of the course that a learner may have written.
+    """A technique that a learner may have written.
 
-    parts: functions of the lab; where one of them is the learner's own, so is the technique.
+    parts: functions of the lab; if one of them is the learner's own, so is the technique.
     """
 
     about: str
@@ -60,7 +60,7 @@ class Own:
 
 
 def is_learners(lab: ModuleType, part: str) -> bool:
-    """Whether a function of a lab's module, given by its path, is not the reference's."""
+    """Return whether a function of a lab's module, given by its path, isn't the reference's."""
     function = inspect.unwrap(attrgetter(part)(lab))
     assert lab.__file__ is not None
     return Path(function.__code__.co_filename).parent != Path(lab.__file__).parent

@@ -1,4 +1,4 @@
-"""Lab 5: tokens drawn one at a time."""
+"""Lab 5: sampling, one token at a time."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +17,7 @@ def sampled(bench: Bench) -> Rounds:
         tokens = lab.stream(models[0], prompt, limit, *how)
         return [Round([], 0, [token]) for token in tokens]
 
-    about = "tokens drawn one at a time, over the cached loop (lab 5)"
+    about = "sampling, one token at a time, with the cached loop (lab 5)"
     return Rounds(about, [bench.load()], generate, kv_bytes.of_object, one_token_each=True)
 
 

@@ -1,4 +1,4 @@
-"""Lab 7: the engine, of the parts that labs 4 to 6 give."""
+"""Lab 7: the engine, made of the parts from labs 4 to 6."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,16 +14,16 @@ ENGINE_SIZE, TOKEN_BUDGET = 64, 256  # requests at a time, and tokens in a step,
 
 def engine(bench: Bench) -> Served:
     about = (
-        f"the engine: up to {ENGINE_SIZE} at a time in blocks of {BLOCK_SIZE}, {TOKEN_BUDGET} "
-        "tokens a step (lab 7)"
+        f"the engine: up to {ENGINE_SIZE} requests at a time, blocks of {BLOCK_SIZE}, "
+        f"{TOKEN_BUDGET} tokens per step (lab 7)"
     )
     return engine_of(bench, about)
 
 
 def engine_of(bench: Bench, about: str, token_budget: int = TOKEN_BUDGET, **others: Any) -> Served:
-    """The engine, which serves as many requests at a time as its pool holds.
+    """Prepare the engine, which serves as many requests at a time as fit in its pool.
 
-    others: parts that take the places of those of labs 4 to 6.
+    others: parts that replace those of labs 4 to 6.
     """
     lab = bench.lab("engine")
     parts = parts_of(bench, **others)
@@ -43,16 +43,16 @@ def parts_of(bench: Bench, **others: Any) -> Parts:
         "verify": speculative.verify,
         "verify_greedy": speculative.verify_greedy,
     }
-    # Lab 4's cache as it stands in the reference is read by the engine's own, faster attention.
+    # The reference's cache is replaced by the engine's own, whose attention is faster.
     is_own = is_learners(paged, "PagedCache.attend")
     found["paged_cache"] = paged.PagedCache if is_own else PagedCache
     return Parts(**{**found, **others})
 
 
 def room_for(workload: Workload, token_budget: int = TOKEN_BUDGET) -> tuple[int, int, int, int]:
-    """An engine's blocks, their size, its tokens in a step and its requests at a time.
+    """Return the number of blocks, their size, the token budget and the most requests at a time.
 
-    The pool has the memory that the slots of `continuous` reserve; for fewer, all they need.
+    The pool gets the memory that the slots of `continuous` reserve, or less for few requests.
     """
     slots = min(SLOTS, workload.at_start)
     num_blocks = -(-slots * workload.longest // BLOCK_SIZE)

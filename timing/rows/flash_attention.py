@@ -1,4 +1,4 @@
-"""Lab 12: the engine, attending by tiles."""
+"""Lab 12: the engine with attention in tiles."""
 
 from timing.rows.bench import Bench, Rows
 from timing.rows.engine import engine_of
@@ -8,7 +8,7 @@ from timing.table.workloads import RAGGED
 
 def tiled(bench: Bench) -> Served:
     cache = bench.lab("flash_attention").TiledCache
-    about = f"the engine, attending by tiles of {cache.tile} tokens (lab 12)"
+    about = f"the engine with attention in tiles of {cache.tile} tokens (lab 12)"
     return engine_of(bench, about, paged_cache=cache)
 
 

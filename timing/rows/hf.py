@@ -1,4 +1,4 @@
-"""Transformers, to compare with: without its cache, with it, and in padded batches."""
+"""Transformers, for comparison: without its cache, with it, and in padded batches."""
 
 import functools
 from collections.abc import Callable

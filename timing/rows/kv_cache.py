@@ -1,4 +1,4 @@
-"""Lab 2: a cache that is copied to grow, and one in memory that is reserved once."""
+"""Lab 2: a KV cache that grows by concatenation, and one in preallocated memory."""
 
 from timing.rows.bench import Bench, Own, Rows
 from timing.table import kv_bytes
@@ -8,14 +8,14 @@ from timing.table.workloads import CHAT, EQUAL, LENGTHS, RAGGED
 
 def cached_concat(bench: Bench) -> Batches:
     lab = bench.lab("kv_cache")
-    about = "KV cache of tuples, copied to grow at every step (lab 2)"
+    about = "KV cache that grows by concatenation, copied at every step (lab 2)"
     generate = one_prompt_at_a_time(lab.generate_threaded)
     return Batches(about, bench.load(lab.ThreadedLMHead), generate, kv_bytes.of_tuples)
 
 
 def cached(bench: Bench) -> Batches:
     lab = bench.lab("kv_cache")
-    about = "KV cache in memory reserved once, one request at a time (lab 2)"
+    about = "KV cache in preallocated memory, one request at a time (lab 2)"
     generate = one_prompt_at_a_time(lab.generate)
     return Batches(about, bench.load(lab.CachedLMHead), generate, kv_bytes.of_object)
 

@@ -1,4 +1,4 @@
-"""Lab 11: the engine, where a token sees the last tokens and the first ones."""
+"""Lab 11: the engine with a sliding window and attention sinks."""
 
 import functools
 from collections.abc import Callable
@@ -18,26 +18,26 @@ from timing.table.workloads import LENGTHS, RAGGED, Workload
 WINDOW, SINKS = 64, 4
 
 
-@functools.cache  # several workloads are held against the same model, and a loss takes seconds
+@functools.cache  # several workloads use the same model, and measuring a loss takes seconds
 def in_a_window(bench: Bench, window: int, sinks: int) -> Lossy:
-    """What is lost is measured through the lab's cache."""
+    """Measure the loss through the lab's cache."""
     model = bench.load()
     shape = model.config.n_layer, window, sinks
-    why, wins = f"a token sees at most {window + sinks}", "blocks behind the window are freed"
+    why, wins = f"a token sees at most {window + sinks}", "blocks outside the window are freed"
     new_cache = partial(bench.lab("kv_reduction").WindowCache, *shape)
     lost = loss_of(model, model, bench.folder, new_cache)
     return Lossy(why, Anew(model, partial(WindowCache, *shape)), HAIR, wins, lost)
 
 
 def window(bench: Bench) -> Served:
-    """The engine has the lab's mask."""
+    """Prepare the engine with the lab's mask."""
     lab = bench.lab("kv_reduction")
 
     def new_engine(model: Any, workload: Workload, on_output: Callable) -> Engine:
         room = room_for(workload)
         return windowed_engine(model, *room, on_output, WINDOW, SINKS, lab.window_mask)
 
-    about = f"the engine, where a token sees the last {WINDOW} and the first {SINKS} (lab 11)"
+    about = f"the engine with a window of the last {WINDOW} tokens and the first {SINKS} (lab 11)"
     lossy = in_a_window(bench, WINDOW, SINKS)
     return Served(about, bench.load(), new_engine, ENGINE_SIZE, lossy=lossy)
 

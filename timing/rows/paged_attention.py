@@ -1,4 +1,4 @@
-"""Lab 4: continuous batching over blocks."""
+"""Lab 4: continuous batching with paged attention."""
 
 from typing import Any
 
@@ -10,14 +10,14 @@ from timing.table.workloads import EQUAL, RAGGED, Workload
 
 
 def paged(bench: Bench) -> Continuous:
-    """A pool with the memory that the slots of `continuous` reserve, down to a whole block."""
+    """Prepare a pool with the memory that the slots of `continuous` reserve, in whole blocks."""
     lab = bench.lab("paged_attention")
 
     def new_engine(model: Any, workload: Workload) -> PagedBatcher:
         num_blocks = SLOTS * workload.longest // BLOCK_SIZE
         return lab.PagedBatcher(model, num_blocks, BLOCK_SIZE, max_running=SLOTS)
 
-    about = f"continuous batching over blocks of {BLOCK_SIZE}, {SLOTS} at a time at most (lab 4)"
+    about = f"continuous batching with blocks of {BLOCK_SIZE}, at most {SLOTS} at a time (lab 4)"
     model = bench.load()
     return Continuous(about, model, new_engine, kv_bytes.of_blocks, SLOTS, fixed_slots=False)
 

@@ -1,4 +1,4 @@
-"""Lab 8: the engine, where prompts that begin alike share what is computed."""
+"""Lab 8: the engine with a prefix cache."""
 
 from timing.rows.bench import Bench, Own, Rows
 from timing.rows.engine import engine_of
@@ -7,7 +7,7 @@ from timing.table.workloads import CHAT, RAGGED
 
 
 def prefix(bench: Bench) -> Served:
-    about = "the engine, which computes no beginning of a prompt that it still has (lab 8)"
+    about = "the engine with a prefix cache (lab 8)"
     return engine_of(bench, about, block_manager=bench.lab("prefix_caching").PrefixManager)
 
 

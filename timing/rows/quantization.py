@@ -1,4 +1,4 @@
-"""Lab 10: the engine over weights in 8 bits."""
+"""Lab 10: the engine with weights in 8 bits."""
 
 import functools
 from dataclasses import replace
@@ -15,9 +15,9 @@ from timing.table.workloads import EQUAL, LENGTHS, RAGGED
 from timing.work import weight_bytes
 
 
-@functools.cache  # several workloads run the same models, and to measure a loss takes seconds
+@functools.cache  # several workloads use the same models, and measuring a loss takes seconds
 def in_codes(bench: Bench) -> tuple[nn.Module, Lossy]:
-    """A model of the lab's codes, held against the naive one of what they stand for."""
+    """Return a model of the lab's codes, and what verifies it: a naive one like it."""
     exact = bench.load()
     model = bench.lab("quantization").quantized(exact)
     now, before = (weight_bytes(model) / 1e6 for model in (model, exact))
@@ -27,8 +27,8 @@ def in_codes(bench: Bench) -> tuple[nn.Module, Lossy]:
 
 
 def int8(bench: Bench) -> Served:
-    """Codes and scales of the matrices are the lab's; PyTorch's kernel multiplies by them."""
-    about = "the engine over matrices, embedding and head in 8 bits (lab 10)"
+    """Prepare the engine. Codes and scales come from the lab; PyTorch's kernel multiplies them."""
+    about = "the engine with matrices, embedding and head in 8 bits (lab 10)"
     model, lossy = in_codes(bench)
     return replace(engine_of(bench, about), model=model, lossy=lossy)
 

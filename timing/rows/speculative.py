@@ -1,4 +1,4 @@
-"""Lab 6: drafts of a small model, or of the text itself, verified in one pass."""
+"""Lab 6: drafts from a small model or from n-grams, verified in one forward pass."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,11 +10,11 @@ from timing.table import kv_bytes
 from timing.table.runs import Ids, Rounds
 from timing.table.workloads import LENGTHS, SAMPLED
 
-DRAFTS = 4  # tokens that are drafted in a round
+DRAFTS = 4  # tokens per round
 
 
 def speculative(bench: Bench) -> Rounds:
-    """With the draft that belongs to the model, else with the model's own first layers."""
+    """Prepare it with the model's draft model, or else with the model's own first layers."""
     lab, model = bench.lab("speculative"), bench.load()
     beside = bench.folder.with_name(f"{bench.folder.name}-draft")
     if beside.is_dir():
@@ -28,7 +28,7 @@ def speculative(bench: Bench) -> Rounds:
         drafter = lab.ModelDrafter(small, len(prompt) + limit)
         return lab.generate_speculative(target, drafter, prompt, limit, DRAFTS, *how).rounds
 
-    about = f"{DRAFTS} drafts of {name}, verified in one pass (lab 6)"
+    about = f"{DRAFTS} drafts from {name}, verified in one forward pass (lab 6)"
     return Rounds(about, [model, draft], generate, kv_bytes.of_object)
 
 
@@ -39,7 +39,7 @@ def ngram(bench: Bench) -> Rounds:
         drafter = lab.NgramDrafter(models[0].config.vocab_size, device=bench.device)
         return lab.generate_speculative(models[0], drafter, prompt, limit, DRAFTS, *how).rounds
 
-    about = f"{DRAFTS} drafts looked up in the text itself, verified in one pass (lab 6)"
+    about = f"{DRAFTS} drafts from n-grams of the text, verified in one forward pass (lab 6)"
     return Rounds(about, [bench.load()], generate, kv_bytes.of_object)
 
 

@@ -1,4 +1,4 @@
-"""The techniques on the table: those of every lab, those of transformers, the learner's own."""
+"""The techniques on the table: every lab's, those of transformers, and the learner's own."""
 
 import functools
 from collections.abc import Callable
@@ -35,8 +35,8 @@ LABS: tuple[Any, ...] = (
 TECHNIQUES: Rows = {name: row for lab in (*LABS, hf) for name, row in lab.ROWS.items()}
 OWN: list[Own] = [own for lab in LABS for own in getattr(lab, "OWN", [])]
 
-# The row `mine` on several kinds of workload: how its line begins, and what it is until something
-# of the learner's has passed.
+# The row `mine`, by kinds of workload: how its line begins, and what it runs until some code of the
+# learner's has passed.
 UNTIL: dict[tuple[str, ...], tuple[str, str, Prepare]] = {
     (LENGTHS,): ("", "cached loop: no loop of yours has passed its check yet", kv_cache.cached),
     (SAMPLED,): ("", "sampling: no sampler of yours has passed its check yet", decoding.sampled),
@@ -54,12 +54,12 @@ UNTIL: dict[tuple[str, ...], tuple[str, str, Prepare]] = {
 
 
 def mine_rows(mine: Callable[[str], ModuleType]) -> dict[str, Prepare]:
-    """The row `mine`; `mine` gives a lab's module and prints which parts of it are whose."""
+    """Return the row `mine`. mine: returns a lab's module and prints whose each part is."""
     return {kind: partial(newest, mine, kinds) for kinds in UNTIL for kind in kinds}
 
 
 def newest(mine: Callable[[str], ModuleType], kinds: tuple[str, ...], bench: Bench) -> Prepared:
-    """The newest technique for such workloads of which some part is the learner's own."""
+    """Prepare the newest technique for these workloads that has a part of the learner's own."""
     labs = functools.cache(mine)
     prefix, about, prepare = UNTIL[kinds]
     for own in reversed(OWN):
