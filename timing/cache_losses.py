@@ -1,11 +1,11 @@
-"""What a smaller KV cache loses: fewer tokens, fewer bits and fewer heads, by every way of lab 11.
+"""What a smaller KV cache loses: fewer tokens, bits or heads, by every method in lab 11.
 
     python -m timing.cache_losses [--passages 4] [--threads 1]
 
 A loss is how many more bits per byte of held-out text fable needs with such a cache than with all
 of its keys and values in float32, on the same passages, with its standard error. The text goes
-through the cache token by token. Beside it stands what the cache holds in the end, in kilobytes a
-passage; where there is none, a rule has been tried on a cache that keeps everything.
+through the cache token by token. The last column gives what the cache holds at the end, in
+kilobytes per passage; it is empty where a rule was tried on a cache that keeps everything.
 """
 
 import argparse
@@ -44,7 +44,7 @@ FEWER_HEADS = 4, 2, 1
 
 @dataclass(frozen=True)
 class Row:
-    """chunk: how many tokens may go through the cache at a time without a change in its answers."""
+    """chunk: the most tokens per forward pass that don't change the cache's results."""
 
     name: str
     new_cache: Callable[[], Any]
@@ -56,7 +56,7 @@ Table = tuple[str, list[Row]]
 
 
 def evenly(count: int) -> list[int]:
-    """So many positions of a passage, equally far from one another."""
+    """Return evenly spaced positions of a passage."""
     return [(2 * place + 1) * LENGTH // (2 * count) for place in range(count)]
 
 
@@ -73,7 +73,7 @@ def kept_tokens(n_layer: int) -> Iterator[Row]:
 
 
 def whose(n_layer: int) -> Iterator[Row]:
-    """FEW rows, some of them chosen by where in the text they stand."""
+    """Yield rules that keep FEW rows, some of them chosen by position."""
     later = range(LENGTH // 5, LENGTH // 5 + 4)
     chosen = {
         "the first 4": range(4),
@@ -89,7 +89,7 @@ def whose(n_layer: int) -> Iterator[Row]:
 
 
 def some_layers(n_layer: int) -> Iterator[Row]:
-    """A window of FEW in some layers, everything in the others."""
+    """Yield caches with a window of FEW in some layers and everything in the others."""
     everywhere = range(n_layer)
     some = {
         "layer 0": [0],
@@ -110,7 +110,7 @@ def some_layers(n_layer: int) -> Iterator[Row]:
 
 def fewer_bits(n_layer: int) -> Iterator[Row]:
     def by_token(bits: int, recent: int) -> QuantizedCache:
-        """Keys as values are: a scale and a zero for each token and head."""
+        """Quantize keys the way values are: a scale and a zero for each token and head."""
         cache: Any = QuantizedCache(n_layer, bits, GROUP, recent)
         cache.keys = [TokenValues(bits, recent) for _ in range(n_layer)]
         return cache
@@ -123,7 +123,7 @@ def fewer_bits(n_layer: int) -> Iterator[Row]:
 
 
 def first_head(weight: Tensor, bias: Tensor, n_head: int, kv_heads: int) -> tuple[Tensor, Tensor]:
-    """Like `pool_heads`, with the first head of each group in place of their mean."""
+    """Do as `pool_heads` does, with the first head of each group instead of the mean."""
     queries, *others = torch.arange(len(bias)).view(3, n_head, -1)
     kept = torch.cat([queries, *(heads[:: n_head // kv_heads] for heads in others)]).flatten()
     return weight[:, kept], bias[kept]

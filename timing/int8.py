@@ -1,10 +1,10 @@
-"""What the kernels of lab 10 win in decode, and lose in prefill: fable and bare matrices.
+"""What lab 10's kernels win in decode and lose in prefill, for fable and for single matrices.
 
     python -m timing.int8 [--threads 1]
 
-First fable, by lab 2's loop: a decode step of one request and of eight, and the prefill of one
-prompt, with its matrices in float32, in 8 bits and in 4, then with its embedding and head in 8 bits
-too. Then one row times a matrix, of fable's shapes and of GPT-2's. All of a row take turns; each
+First fable in lab 2's loop: a decode step of one request and of eight, and the prefill of one
+prompt, with matrices in float32, 8 bits and 4 bits, then also with embedding and head in 8 bits.
+Then one row times a matrix, in fable's shapes and in GPT-2's. The entries of a row take turns; each
 figure is the median.
 """
 
@@ -43,7 +43,7 @@ KERNELS: dict[str, NewLayer] = {"int8": int8_layer, "int4": int4_layer}
 
 
 def with_layers(model: CachedLMHead, new_layer: NewLayer) -> CachedLMHead:
-    """A copy with other layers, and the embedding and the head as they are."""
+    """Return a copy with other layers; embedding and head stay as they are."""
     copied = copy.deepcopy(model)
     for name, linear in matrices(copied).items():
         copied.set_submodule(name, new_layer(linear))
@@ -59,7 +59,7 @@ def models(model: CachedLMHead) -> dict[str, CachedLMHead]:
 
 
 def forward(model: CachedLMHead, batch: int, start: int, tokens: int) -> Callable[[], Tensor]:
-    """A forward of so many tokens behind `start` others, as often as it is called."""
+    """Return a function that runs one forward pass of new tokens after `start` cached ones."""
     kv_cache = KVCache(model.config, batch, start + tokens)
     ids = torch.arange(tokens).expand(batch, -1)
     positions = torch.arange(start, start + tokens).expand(batch, -1)
@@ -73,7 +73,7 @@ def forward(model: CachedLMHead, batch: int, start: int, tokens: int) -> Callabl
 
 
 def seconds_of_each(runs: Mapping[str, Callable[[], Tensor]]) -> dict[str, float]:
-    """Seconds of one run, where one follows the other and finds in the caches what that one read.
+    """Return seconds per run, where each run finds in the caches what the last one read.
 
     Taking turns, each would push the weights of the others out.
     """
@@ -87,7 +87,7 @@ def seconds_of_each(runs: Mapping[str, Callable[[], Tensor]]) -> dict[str, float
 
 
 def times_of_forwards(made: Mapping[str, CachedLMHead]) -> dict[str, dict[str, float]]:
-    """Seconds by what is computed, and by model."""
+    """Return seconds by what is computed, and by model."""
 
     def runs(*shape: int) -> dict[str, Callable[[], Tensor]]:
         return {name: forward(model, *shape) for name, model in made.items()}
@@ -100,7 +100,7 @@ def times_of_forwards(made: Mapping[str, CachedLMHead]) -> dict[str, dict[str, f
 
 
 def times_of_products(n_in: int, n_out: int) -> dict[str, float]:
-    """Seconds of one row times a matrix, by F.linear and by each kernel that takes its shape."""
+    """Time one row times a matrix, by F.linear and by each kernel that takes its shape."""
     layer = Linear(n_in, n_out).requires_grad_(False)
     row, transposed = torch.randn(1, n_in), layer.weight.T.contiguous()
     runs = {"F.linear": partial(F.linear, row, transposed, layer.bias)}
@@ -115,7 +115,7 @@ def times_of_products(n_in: int, n_out: int) -> dict[str, float]:
 
 
 def table(header: str, rows: Mapping[str, Mapping[str, float]], columns: list[str]) -> None:
-    """Milliseconds, and how many times as fast as the first column's."""
+    """Print milliseconds, and the speed-up over the first column."""
     print(f"\n| {header} | " + " | ".join(columns) + " |")
     print("|---|" + "---:|" * len(columns))
     for name, times in rows.items():

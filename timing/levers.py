@@ -1,10 +1,11 @@
-"""What each lever wins that makes the engine's step shorter, and where the time goes that is left.
+"""What each lever that shortens the engine's step wins, and where the remaining time goes.
 
     python -m timing.levers [--threads 1]
 
-The engine decodes greedily, once one request and once sixteen, with one lever more in each row.
-The rows take turns, and give the same tokens; each figure is the median time of a step. Then what a
-step of the last row spends in which operation of PyTorch, by its profiler. docs/speed.md has both.
+The engine decodes greedily, once with one request and once with sixteen; each row adds a lever. The
+rows take turns and produce the same tokens; each figure is the median time of a step. The second
+table gives the share of each PyTorch operation in a step of the last row, by PyTorch's profiler.
+docs/speed.md explains both.
 """
 
 import argparse
@@ -46,7 +47,7 @@ def fused(model: CachedLMHead, kv_cache: PackedCache) -> Runner:
 
 
 def fused_with(constant: str, value: int, model: CachedLMHead, kv_cache: PackedCache) -> Runner:
-    """With this constant of the runner's in the place of its own."""
+    """Replace one of the runner's constants for a while."""
     with patch.object(runner, constant, value):
         return fused(model, kv_cache)
 
@@ -67,7 +68,7 @@ LEVERS: dict[str, NewRunner] = {
 def decoding(
     model: CachedLMHead, prompt: list[int], requests: int, new_runner: NewRunner
 ) -> tuple[Engine, list[Output]]:
-    """An engine whose requests have their prompts behind them, and where its outputs go."""
+    """Return an engine whose requests have been prefilled, and the list of its outputs."""
     length = len(prompt) + STEPS
     blocks = requests * -(-length // BLOCK_SIZE)
     manager = EngineManager(blocks, BLOCK_SIZE)
@@ -105,9 +106,9 @@ def main() -> None:
                 seconds = seconds_of_steps(engine)
                 first = first or outputs
                 if outputs != first:
-                    raise SystemExit(f"{name} gives other tokens.")
+                    raise SystemExit(f"{name} produces other tokens.")
                 taken.setdefault((name, requests), []).append(median(seconds))
-    print(f"fable, {torch.get_num_threads()} threads, ms a step\n")
+    print(f"fable, {torch.get_num_threads()} threads, ms per step\n")
     print("| |" + "|".join(f" {n} decoding " for n in REQUESTS) + "|")
     print("|---|" + "---:|" * len(REQUESTS))
     for name in LEVERS:
@@ -115,7 +116,7 @@ def main() -> None:
         print(f"| {name} |" + "|".join(cells) + "|")
     for requests in REQUESTS:
         print(
-            f"\n{requests} decoding\n\n| operation | of the time | calls a step |\n|---|---:|---:|"
+            f"\n{requests} decoding\n\n| operation | of the time | calls per step |\n|---|---:|---:|"
         )
         for operation, share, calls in spent(model, prompt, requests):
             print(f"| {operation} | {share:.0%} | {calls:.0f} |")
@@ -124,7 +125,7 @@ def main() -> None:
 def spent(
     model: CachedLMHead, prompt: list[int], requests: int
 ) -> Iterator[tuple[str, float, float]]:
-    """The operations that take most: their names, shares of all operations' time, and calls."""
+    """Return the operations that take most time: names, shares of the total, and calls."""
     engine, _ = decoding(model, prompt, requests, list(LEVERS.values())[-1])
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
         count = len(seconds_of_steps(engine))

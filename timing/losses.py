@@ -1,11 +1,11 @@
-"""What rounding loses: fable's weights and activations in fewer bits, by every method of lab 10.
+"""What rounding loses: fable's weights and activations in fewer bits, by every method in lab 10.
 
     python -m timing.losses [--passages 4] [--threads 1]
 
 A loss is how many more bits per byte of held-out text the rounded model needs than fable in
-float32, on the same passages, with its standard error. Beside it stand the bits that a rounded
-weight takes with its share of scales, zeros and factors, of 16 bits each as the kernels keep them,
-and what all rounded weights take together.
+float32, on the same passages, with its standard error. The next columns give the bits per rounded
+weight, including its share of scales, zeros and factors (16 bits each, as kernels store them), and
+the megabytes of all rounded weights together.
 """
 
 import argparse
@@ -60,16 +60,16 @@ SHARING = {"tensor": None, "row": 1, "channel": 0}  # who shares a scale: `absma
 GROUPS = 128, 64, 32
 SCALE_BITS = 16
 CALIBRATION_LENGTH = 512
-AWQ_EVERY = 4  # of so many calibration tokens one is enough to choose among twenty ratios
+AWQ_EVERY = 4  # every fourth calibration token is enough to choose among twenty ratios
 
 Inputs = Mapping[str, Float[Tensor, "tokens n_in"]]
-# A matrix as it comes back from its codes, and how many numbers of SCALE_BITS go with them.
+# The matrix computed back from its codes, and how many numbers of SCALE_BITS go with the codes.
 Rounding = Callable[[str, Matrix], tuple[Matrix, int]]
 
 
 @dataclass(frozen=True)
 class Row:
-    """make: the rounded model, and the bits that a weight takes. Some take their time."""
+    """make: returns the rounded model and its bits per weight; some methods are slow."""
 
     name: str
     bits: int
@@ -123,7 +123,7 @@ def by_awq(bits: int, inputs: Inputs) -> Rounding:
 
 
 def rounded(model: GPTLMHead, bits: int, rounding: Rounding) -> tuple[GPTLMHead, float]:
-    """A copy with all matrices rounded, and the bits that a weight takes, scales included."""
+    """Return a copy with all matrices rounded, and its bits per weight, scales included."""
     counts: list[int] = []
 
     def change(name: str, weight: Matrix) -> Matrix:
@@ -136,7 +136,7 @@ def rounded(model: GPTLMHead, bits: int, rounding: Rounding) -> tuple[GPTLMHead,
 
 
 def rounded_embedding(model: GPTLMHead, bits: int, dim: int | None) -> tuple[GPTLMHead, float]:
-    """A copy whose embedding is rounded, and with it the head."""
+    """Return a copy whose embedding is rounded, and with it the head."""
     copied = copy.deepcopy(model)
     weight = copied.transformer.wte.weight
     codes, scale = absmax(weight.data, bits, dim)
@@ -154,10 +154,10 @@ def numbers_of(model: GPTLMHead) -> int:
 def rounded_products(
     model: GPTLMHead, bits: int, dim: int | None = 1, threshold: float = math.inf
 ) -> tuple[GPTLMHead, float]:
-    """A copy that multiplies codes of activations with codes of weights.
+    """Return a copy that multiplies codes of activations by codes of weights.
 
-    dim: 1, each token has a scale of its own; None, all have one. Columns of inputs that reach the
-    threshold stay floats. At 8 bits that is `int8_matmul`, and with a threshold `split_outliers`.
+    dim: 1 for a scale per token, None for one scale in all. Input columns that reach the threshold
+    stay floats. With 8 bits this is `int8_matmul`, and with a threshold `split_outliers`.
     """
     codes_of = {name: absmax(part.weight.data, bits) for name, part in matrices(model).items()}
 
@@ -165,7 +165,7 @@ def rounded_products(
         codes, scale = codes_of[name]
         outliers = (hidden.abs() >= threshold).any(dim=0)
         own_codes, own_scale = absmax(hidden.masked_fill(outliers, 0), bits, dim)
-        # Sums of 1,024 products of 127 and 127 are whole numbers in float32 too, and come sooner.
+        # Sums of 1,024 products of 127 and 127 are exact in float32, too, which is faster.
         product = own_codes.to(hidden.dtype) @ codes.to(hidden.dtype)
         return product * own_scale * scale + hidden[:, outliers] @ (codes[outliers] * scale)
 
@@ -174,7 +174,7 @@ def rounded_products(
 
 
 def smoothed(model: GPTLMHead, peaks: Mapping[str, Float[Tensor, " n_in"]]) -> GPTLMHead:
-    """A copy in which the matrices behind a LayerNorm take over its outliers."""
+    """Return a copy in which the matrices after a LayerNorm absorb its outliers."""
     copied = copy.deepcopy(model)
     for name, norm in norms_before(copied).items():
         gain, bias, weight = norm.weight, norm.bias, matrices(copied)[name].weight
@@ -193,14 +193,14 @@ def scales_and_groups(model: GPTLMHead) -> Iterator[Row]:
     for bits in BITS:
         for name, dim in SHARING.items():
             how = by_absmax(bits, dim)
-            yield Row(f"absmax, a scale each {name}", bits, partial(rounded, model, bits, how))
+            yield Row(f"absmax, a scale per {name}", bits, partial(rounded, model, bits, how))
         for size in GROUPS:
             how = by_affine(bits, size)
             yield Row(f"affine, groups of {size}", bits, partial(rounded, model, bits, how))
 
 
 def looking_at_inputs(model: GPTLMHead, inputs: Inputs) -> Iterator[Row]:
-    """One scale each channel, and codes that are chosen by what goes into the matrix."""
+    """Yield methods with one scale per channel that choose codes by the matrix's inputs."""
     exact = {name: values.double() for name, values in inputs.items()}
     hessians = {name: values.T @ values for name, values in exact.items()}
     for bits in FEW_BITS:
@@ -217,7 +217,7 @@ def embedding_and_head(model: GPTLMHead) -> Iterator[Row]:
     for bits in EMBEDDING_BITS:
         for name in ("row", "tensor"):
             made = partial(rounded_embedding, model, bits, SHARING[name])
-            yield Row(f"absmax, a scale each {name}", bits, made)
+            yield Row(f"absmax, a scale per {name}", bits, made)
 
 
 def with_activations_too(
@@ -226,16 +226,16 @@ def with_activations_too(
     even = smoothed(model, peaks)
     for bits in ACTIVATION_BITS:
         ways = {
-            "a scale each token": partial(rounded_products, model, bits),
+            "a scale per token": partial(rounded_products, model, bits),
             "a scale for all tokens": partial(rounded_products, model, bits, dim=None),
             "LLM.int8()": partial(rounded_products, model, bits, threshold=OUTLIER),
-            "smooth, a scale each token": partial(rounded_products, even, bits),
+            "smooth, a scale per token": partial(rounded_products, even, bits),
         }
         yield from (Row(name, bits, made) for name, made in ways.items())
 
 
 def tables(model: GPTLMHead, calibration: Sequence[Passage]) -> Iterator[Losses]:
-    """One after the other, because what some of them look at takes room."""
+    """Yield the tables one by one, because the inputs that some of them need take much memory."""
     numbers = numbers_of(model)
     inputs = inputs_of(model, calibration)
     peaks = peaks_of(inputs)
@@ -251,7 +251,7 @@ def tables(model: GPTLMHead, calibration: Sequence[Passage]) -> Iterator[Losses]
 
 
 def lines(table: Losses, texts: Sequence[Passage], compared: Tensor) -> Iterator[str]:
-    yield f"| {table.title} | bits | loss, bits per byte | bits a weight | MB |"
+    yield f"| {table.title} | bits | loss, bits per byte | bits per weight | MB |"
     yield "|---|---:|---:|---:|---:|"
     for row in tqdm(table.rows, table.title, leave=False):
         made, bits = row.make()
@@ -261,7 +261,7 @@ def lines(table: Losses, texts: Sequence[Passage], compared: Tensor) -> Iterator
 
 
 def number_of_passages(text: str) -> int:
-    """Of one alone there is no standard error."""
+    """Read a number of passages; a single one would have no standard error."""
     most = len(passages(HELD_OUT, MODEL))
     if not text.isdecimal() or not 2 <= int(text) <= most:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of passages from 2 to {most}.")

@@ -1,11 +1,11 @@
-"""How soon each turn of a chat is answered, with lab 8's prefix cache and without.
+"""The time to the first token of each turn of a chat, with lab 8's prefix cache and without.
 
     python -m timing.turns [--threads 1]
 
-The chats are those of the table's workload `chat`, once one alone and once all at the same time.
-What the cache costs is seen on prompts that have nothing in common, and from its hashes alone. To
-be reached: in a chat alone the first token of a later turn at least 4 times sooner, and the
-distinct prompts within 3% of the time that they take without the cache.
+The chats are those of the table's workload `chat`: first a single one, then all at the same time.
+Prompts that share nothing show what the cache costs; the time of its hashes is measured by itself.
+The goals: in a single chat, the first token of a later turn comes at least 4 times faster, and
+prompts that share nothing take at most 3% longer than without the cache.
 """
 
 import argparse
@@ -36,12 +36,12 @@ DISTINCT_REQUESTS, DISTINCT_PROMPT, DISTINCT_NEW = 32, 256, 8
 
 
 def chats(config: GPTConfig, count: int) -> Workload:
-    name = "A chat alone" if count == 1 else f"{count} chats at the same time"
+    name = "A single chat" if count == 1 else f"{count} chats at the same time"
     return replace(chat(config, count), name=name)
 
 
 def distinct(config: GPTConfig) -> Workload:
-    """Prompts with nothing in common, and few new tokens: nearly all the time goes to prompts."""
+    """Return prompts that share nothing, with few new tokens, so that prefill takes most time."""
     generator = torch.Generator().manual_seed(0)
     prompts = random_prompts([DISTINCT_PROMPT] * DISTINCT_REQUESTS, config, generator)
     about = f"{DISTINCT_REQUESTS} prompts of {DISTINCT_PROMPT} tokens, {DISTINCT_NEW} new"
@@ -73,7 +73,7 @@ def main() -> None:
         show_turns(workload, results)
     show_distinct(others, results)
     seconds = median_seconds(lambda: block_hashes(others.prompts[0], BLOCK_SIZE))
-    print(f"Its hashes: {1e6 * seconds / DISTINCT_PROMPT:.2f} µs a prompt token.")
+    print(f"Its hashes: {1e6 * seconds / DISTINCT_PROMPT:.2f} µs per prompt token.")
 
 
 # ------------------------------------------------------------------------------------ what it says
@@ -84,7 +84,7 @@ def show_turns(workload: Workload, results: Runs) -> None:
     notes = both[1][0].notes
     found = f"found {notes['hits']:,} of {notes['queried']:,} prompt tokens"
     print(f"\n{workload.name}: TTFT in ms. {PREFIX} {found}.\n")
-    print(f"| turn | prompt tokens | {ENGINE} | {PREFIX} | times sooner |")
+    print(f"| turn | prompt tokens | {ENGINE} | {PREFIX} | times as fast |")
     print("|---:|---:|---:|---:|---:|")
     for turn in range(workload.turns):
         without, cached = ([ttft(workload, turn, run) for run in runs] for runs in both)
@@ -93,14 +93,14 @@ def show_turns(workload: Workload, results: Runs) -> None:
 
 
 def prompt_tokens(workload: Workload, turn: int) -> int:
-    """Of every chat in this turn: they are equally long."""
+    """Return the length of the prompts in this turn, which is the same in all chats."""
     answers = sum(workload.new_tokens[: turn * workload.at_start : workload.at_start])
     before = workload.prompts[: turn * workload.at_start + 1 : workload.at_start]
     return sum(map(len, before)) + answers
 
 
 def ttft(workload: Workload, turn: int, run: Run) -> float:
-    """In seconds, from the end of the turn before; the median over the chats."""
+    """Return the median TTFT of a turn, in seconds from the end of the previous turn."""
     first = turn * workload.at_start
     requests = run.metrics(workload.turns)[first : first + workload.at_start]
     return median(request.ttft for request in requests)
@@ -111,13 +111,13 @@ def show_distinct(workload: Workload, results: Runs) -> None:
     found = ratios(cached, without)
     print(
         f"\n{workload.name} ({workload.about}): {spread(without)} ms with {ENGINE}, "
-        f"{spread(cached)} ms with {PREFIX}, {median(found):.3f} of it "
+        f"{spread(cached)} ms with {PREFIX}, {median(found):.3f} times as long "
         f"({min(found):.3f}-{max(found):.3f})."
     )
 
 
 def ratios(ones: Sequence[float], others: Sequence[float]) -> list[float]:
-    """Of each repeat by itself: a slow minute of the machine meets both."""
+    """Return the ratios repeat by repeat, because a slow minute of the machine affects both."""
     return [one / other for one, other in zip(ones, others, strict=True)]
 
 

@@ -55,5 +55,5 @@ def test_a_lever_that_changes_the_tokens_is_refused(monkeypatch):
         return Shifted(right.transformer, right.lm_head, right.kv_cache)
 
     monkeypatch.setitem(levers.LEVERS, "a wrong one", wrong)
-    with pytest.raises(SystemExit, match="a wrong one gives other tokens"):
+    with pytest.raises(SystemExit, match="a wrong one produces other tokens"):
         levers.main()

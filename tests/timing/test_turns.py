@@ -30,7 +30,7 @@ def test_every_turn_has_a_row_with_both_times(capsys):
     environment, alone, together, distinct = re.split(r"\n\n(?=[A-Z\d])", printed)
     assert "threads: " in environment
     assert "Medians of 2 interleaved repeats" in environment
-    assert alone.startswith("A chat alone: TTFT in ms. prefix found 48 of 90 prompt tokens.")
+    assert alone.startswith("A single chat: TTFT in ms. prefix found 48 of 90 prompt tokens.")
     assert together.startswith("3 chats at the same time: TTFT in ms. prefix found 144 of 270 ")
     for table in (alone, together):
         _, *rows = table_in(table)
