@@ -115,9 +115,8 @@ def main() -> None:
         cells = [f" {1e3 * median(taken[name, n][1:]):.2f} " for n in REQUESTS]
         print(f"| {name} |" + "|".join(cells) + "|")
     for requests in REQUESTS:
-        print(
-            f"\n{requests} decoding\n\n| operation | of the time | calls per step |\n|---|---:|---:|"
-        )
+        print(f"\n{requests} decoding\n\n| operation | of the time | calls per step |")
+        print("|---|---:|---:|")
         for operation, share, calls in spent(model, prompt, requests):
             print(f"| {operation} | {share:.0%} | {calls:.0f} |")
 

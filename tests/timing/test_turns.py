@@ -41,7 +41,7 @@ def test_every_turn_has_a_row_with_both_times(capsys):
                 assert 0 <= least <= middle <= most
             assert float(ratio) > 0
     assert distinct.startswith("Distinct prompts (4 prompts of 40 tokens, 2 new): ")
-    assert re.search(r"\nIts hashes: \d+\.\d\d µs a prompt token\.\n$", distinct)
+    assert re.search(r"\nIts hashes: \d+\.\d\d µs per prompt token\.\n$", distinct)
 
 
 def test_distinct_prompts_have_no_block_in_common():
