@@ -57,7 +57,7 @@ def products_with_0(logits, ids, penalty):
 
 
 @right(next_token_probs)
-def renormalised_at_each_step(logits, ids, params):
+def renormalized_at_each_step(logits, ids, params):
     penalized = apply_repetition_penalty(logits, ids, params.repetition_penalty)
     probs = apply_temperature(penalized, params.temperature).softmax(-1)
     for apply, value in [
@@ -68,6 +68,13 @@ def renormalised_at_each_step(logits, ids, params):
         probs = probs * (apply(probs.log(), value) > NEVER)
         probs = probs / probs.sum(-1, keepdim=True)
     return probs
+
+
+@wrong(apply_top_p)
+def summed_up_in_half_precision(logits, p):
+    probs, order = logits.softmax(-1).sort(dim=-1, descending=True)
+    before = probs.half().cumsum(-1) - probs.half()
+    return logits.masked_fill((before >= p).gather(1, order.argsort(-1)), NEVER)
 
 
 # Right but for a limit of its own, or for a value that is taken for its neighbour.
@@ -255,7 +262,7 @@ def as_tuples(scores, logits, count):
     return [tuple(candidate) for candidate in best_continuations(scores, logits, count)]
 
 
-wrong(best_continuations, "has a tuple in it; expected: it is a list of 1 Candidate.")(as_tuples)
+wrong(best_continuations, "contains a tuple; expected: it is a list of 1 Candidate.")(as_tuples)
 wrong(best_continuations, "is a tensor of shape [1, 3]; expected: it is a list of")(
     lambda scores, logits, count: torch.tensor(as_tuples(scores, logits, count))
 )
@@ -335,7 +342,6 @@ def beams_in_a_map(self):
 DOES_NOTHING = "what is neutral may be applied all the same: it changes nothing"
 EQUIVALENT = {
     "decoding.apply_top_p": {
-        "before >= p -> before > p": "a sum that is exactly p is a matter of rounding",
         (
             "logits.softmax(dim=-1).sort(dim=-1, descending=True) -> "
             "logits.softmax(dim=-1).sort(descending=True)"
