@@ -26,7 +26,7 @@ def new_certificate() -> Path:
     path = Path(dask.config.PATH, NAME)
     if path.exists():
         raise Refused(
-            f"{path} already exists and was not changed. If you need a new key, move this file "
+            f"{path} exists and was not changed. If you need a new key, move this file "
             "away, run the command again, and copy the new file to every machine of the cluster."
         )
     made = json.dumps(configuration(Security.temporary()), indent=1)

@@ -131,7 +131,7 @@ def test_a_full_gradebook_is_told_and_nothing_is_lost(course: Course, capsys) ->
     disk, writer = course.folder / "disk", (Gradebook, "update_or_create_student")
     with full_disk(disk, writer, partial(move_there, course.gradebook, disk)) as make_room:
         said = require_not_entered(course, capsys)
-        assert re.search(f"{course.folder} can't be written to: .*(full|No space).* Make", said)
+        assert re.search(f"{course.folder} can't be written to: .*(full|No space).* Free", said)
         make_room()
         require_all_entered(course, capsys)
 

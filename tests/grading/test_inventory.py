@@ -232,7 +232,7 @@ def test_grading_ends_with_what_is_not_graded(graded, course, monkeypatch, capsy
     assert commands.grade_course(course, LESSON, Jail()) == 1
     said = " ".join(capsys.readouterr().out.split())
     assert "mallory is not graded. It went wrong." in said
-    assert "zoe: not a submission: 2_kv_cache/kv_cache.ipynb, move it to" in said
+    assert "zoe: not a submission: 2_kv_cache/kv_cache.ipynb. Move it to" in said
     assert entered == graded == [result.student for result in course.results(LESSON)]
 
 
@@ -245,7 +245,7 @@ def test_the_command_writes_it_into_the_report(course, capsys) -> None:
     course.keep(submission, fake_result("ada", LESSON, submission=submission.sha256))
     assert commands.report(given) == 0
     for path in capsys.readouterr().out.split():
-        assert "2_kv_cache/kv_cache.ipynb, move it to" in Path(path).read_text(encoding="utf-8")
+        assert "2_kv_cache/kv_cache.ipynb. Move it to" in Path(path).read_text(encoding="utf-8")
 
 
 def test_the_page_and_the_table_tell_of_everybody(tmp_path: Path) -> None:
@@ -261,11 +261,11 @@ def test_the_page_and_the_table_tell_of_everybody(tmp_path: Path) -> None:
     counted = report([fake_result("ada", LESSON, remarks=("Odd.",))], LESSON, found)
     rows = {row["student"]: row for row in csv.DictReader(io.StringIO(to_csv(counted)))}
     assert list(rows) == ["ada", "bob", "dan"]
-    assert rows["ada"]["remarks"].startswith("Odd. not a submission: kv_cache.ipynb, because")
-    assert rows["bob"]["remarks"].startswith("not a submission: kv_cache.ipynb, move it to")
+    assert rows["ada"]["remarks"].startswith("Odd. not a submission: kv_cache.ipynb. The")
+    assert rows["bob"]["remarks"].startswith("not a submission: kv_cache.ipynb. Move it to")
     assert rows["dan"]["remarks"] == "not graded yet: python -m autograder grade kv_cache"
     assert (rows["ada"]["total"], rows["bob"]["total"]) == ("0", "")
     page = to_html(counted)
     for said in ("bob", "dan", "Nothing of 02_kv_cache (1): cat.", "(1): stray.ipynb."):
         assert page.index("What is not graded") < page.index(said) < page.index("Students</h2>")
-    assert "What 1 student made of it." in page
+    assert "Results of 1 student." in page

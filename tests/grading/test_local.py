@@ -43,7 +43,7 @@ def too_large() -> Exception:
     return raised.value
 
 
-MEMORY = r"Grading it took more memory than there was\. Is there enough memory\? Try fewer --jobs\."
+MEMORY = r"Grading it took more memory than there is\. Is there enough memory\? Try fewer --jobs\."
 
 
 @pytest.mark.parametrize(

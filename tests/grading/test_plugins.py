@@ -266,5 +266,5 @@ def test_a_mark_that_nbgrader_would_misread_is_refused(marks):
 
 def test_a_gradebook_that_doesn_t_know_the_lab_is_refused(tmp_path: Path) -> None:
     course = store.Course(tmp_path)
-    with pytest.raises(Refused, match=r"doesn't know 01_generate\. Enter the labs: make labs"):
+    with pytest.raises(Refused, match=r"doesn't have 01_generate\. Enter the labs: make labs"):
         entered(course, lessons()["generate"])

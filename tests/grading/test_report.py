@@ -149,7 +149,7 @@ PAGES: dict[str, tuple[list[Result], list[str]]] = {
     "a class": (
         CLASS,
         [
-            "What 6 students made of it.",
+            "Results of 6 students.",
             f"the {sum(LESSON.questions.values())} points for written answers are given by hand",
             "What to discuss first",
             "2 students",
@@ -179,7 +179,7 @@ PAGES: dict[str, tuple[list[Result], list[str]]] = {
     ),
     "all right": ([graded(f"p{i}", PASSED) for i in range(5)], ["No exercise was harder"]),
     "nobody": ([], ["No submission has been graded yet."]),
-    "one": (CLASS[:1], ["What 1 student made of it."]),
+    "one": (CLASS[:1], ["Results of 1 student."]),
 }
 
 
