@@ -276,7 +276,7 @@ def require_all_used(solved: Mapping[str, NotebookNode], registry: Mapping[str, 
         times = used.count(f"check-{name.replace('.', '-')}")
         if times != 1:
             raise AuthorError(
-                f"The exercise {name} is in {times} lessons, but must be in one: quote its "
+                f"The exercise {name} is in {times} lessons and must be in one: quote its "
                 f'object there once, with from="{".".join(name.split(".")[:2])}".'
             )
 

@@ -147,7 +147,7 @@ def test_a_folder_that_cannot_be_opened_is_told(tmp_path: Path, monkeypatch) -> 
     monkeypatch.setattr(module, "open_folder", closed)
     found = take(tmp_path, "ada/a", "bob/private/a", "cat/private/a", "cat/02_kv_cache/a.ipynb")
     assert set(found.misplaced) == {"ada", "bob"}
-    assert all("may not be opened" in why for why in found.misplaced.values())
+    assert all("can't be opened" in why for why in found.misplaced.values())
 
 
 def test_of_a_large_folder_only_so_much_is_looked_at(tmp_path: Path, monkeypatch) -> None:
