@@ -1,13 +1,13 @@
 """Grading a class, from the command line.
 
-    python -m autograder grade LAB       grade all that lies in submitted/ for a lab
-    python -m autograder report LAB      what was hard, and which mistakes how many made
+    python -m autograder grade LAB       grade all submissions for a lab in submitted/
+    python -m autograder report LAB      which exercises were hard, which mistakes were frequent
     python -m autograder collect FILE    put a learning platform's download into submitted/
-    python -m autograder release LAB     a bundle of a lab for a class
+    python -m autograder release LAB     make a bundle of a lab for a class
     python -m autograder demo            make a small class and grade it: the two-minute tour
     python -m autograder certificates    make a key and certificate for grading on a cluster
 
-A lab is named kv_cache, 02_kv_cache or 2. autograder/README.md walks through all of it.
+Name a lab as kv_cache, 02_kv_cache or 2. autograder/README.md explains every command.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     except OSError as error:
         what = error.filename or "A file"
-        see = "Check that it exists, that you may use it, and that its disk has room."
+        see = "Check that it exists, that you may read and write it, and that its disk has room."
         print(f"{what}: {error.strerror or error}. {see} {GOES_ON}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -45,46 +45,53 @@ def parser() -> argparse.ArgumentParser:
     )
     each = whole.add_subparsers(required=True, metavar="COMMAND")
 
-    grade = each.add_parser("grade", help="grade what was handed in for a lab")
+    grade = each.add_parser("grade", help="grade the submissions for a lab")
     grade.set_defaults(command=commands.grade)
     grade.add_argument("lab", type=lesson, metavar="LAB")
-    grade.add_argument("--student", help="only this one, and again if it was graded before")
+    grade.add_argument("--student", help="grade only this student, again if already graded")
     where = grade.add_mutually_exclusive_group()
-    where.add_argument("--jobs", type=positive, default=1, help="processes here (default: 1)")
-    where.add_argument("--scheduler", metavar="ADDRESS", help="a Dask cluster: tls://host:8786")
+    where.add_argument(
+        "--jobs", type=positive, default=1, help="number of processes on this machine (default: 1)"
+    )
+    where.add_argument(
+        "--scheduler", metavar="ADDRESS", help="grade on a Dask cluster, such as tls://host:8786"
+    )
     grade.add_argument(
         "--unsandboxed",
         action="store_true",
-        help="run the code as you, without any wall; every report says so",
+        help="run students' code with your rights, without a sandbox; every report says so",
     )
 
-    report = each.add_parser("report", help="what was hard, which mistakes how many made")
+    report = each.add_parser("report", help="report hard exercises and frequent mistakes")
     report.set_defaults(command=commands.report)
     report.add_argument("lab", type=lesson, metavar="LAB")
 
     collect = each.add_parser("collect", help="put a platform's download into submitted/")
     collect.set_defaults(command=commands.collect)
     collect.add_argument("file", type=Path, metavar="FILE.zip")
-    collect.add_argument("--lab", type=lesson, help="where the files' names don't tell")
+    collect.add_argument("--lab", type=lesson, help="the lab, if the files' names don't say it")
 
     release = each.add_parser("release", help="make a bundle of a lab for a class")
     release.set_defaults(command=commands.release)
     release.add_argument("lab", type=lesson, metavar="LAB")
     release.add_argument(
-        "--out", type=Path, metavar="FILE.zip", help="its file (default: here, 02_kv_cache.zip)"
+        "--out",
+        type=Path,
+        metavar="FILE.zip",
+        help="the file to write (default: 02_kv_cache.zip here)",
     )
 
     tour = each.add_parser("demo", help="make a small class and grade it")
     tour.set_defaults(command=demo.run)
-    tour.add_argument("--jobs", type=positive, default=2, help="processes (default: 2)")
+    tour.add_argument("--jobs", type=positive, default=2, help="number of processes (default: 2)")
 
-    certificates = each.add_parser("certificates", help="make a key for a cluster: docs/cluster.md")
+    certificates = each.add_parser("certificates", help="make a key and certificate for a cluster")
     certificates.set_defaults(command=commands.certificates)
     return whole
 
 
 def lesson(name: str) -> Lesson:
-    """A lab by its name, its folder's name or its number."""
+    """Find a lab by its name, its folder's name or its number."""
     for found in lessons().values():
         number = found.name.split("_")[0]
         if name in (found.lab, found.name, number, number.lstrip("0")):
@@ -95,7 +102,7 @@ def lesson(name: str) -> Lesson:
 
 def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"a whole number from 1 on is needed, not {text!r}")
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, not {text!r}")
     return int(text)
 
 

@@ -1,10 +1,10 @@
 """The lesson build: from solutions/lessons/*.md to autograder/source/ (solved) and labs/ (student).
 
-A lesson is a jupytext Markdown notebook. The build adds what a lesson only names: code cells marked
-`from="kv_cache.KVCache"` get the object's source from solutions/kv_cache.py, and a check cell for
-every exercise in them; a region marked `exercise=` becomes that exercise's card, without its hints;
-questions marked `answer=` get their points. nbgrader's own generate_assignment then takes the
-solutions out. Run it with `make labs`; edit lessons, not labs.
+A lesson is a jupytext Markdown notebook. The build adds the parts that a lesson only names. A code
+cell marked `from="kv_cache.KVCache"` gets the object's source from solutions/kv_cache.py, and a
+check cell for every exercise in it. A region marked `exercise=` becomes that exercise's card,
+without its hints. Questions marked `answer=` get their points. nbgrader's own generate_assignment
+then removes the solutions. Run it with `make labs`; edit lessons, not labs.
 """
 
 import ast
@@ -40,9 +40,9 @@ KERNEL = {
 def build(lessons: Path, course: Path, registry: Mapping[str, Exercise]) -> list[Path]:
     """Write autograder/source and labs of `course`; return the files, sorted.
 
-    The modules that lessons quote are those beside the folder `lessons`, and gpt.py one above. The
-    gradebook of the course learns the assignments. Raises AuthorError, before anything is written,
-    where a lesson is wrong or a file in the way was not written by the build.
+    Lessons quote the modules in the parent folder of `lessons`, and gpt.py one above. The
+    assignments are entered into the course's gradebook. Raises AuthorError, before anything is
+    written, if a lesson is wrong or a file in the way was not written by the build.
     """
     files = sorted(lessons.glob("*.md"))
     if not files:
@@ -67,14 +67,14 @@ def build(lessons: Path, course: Path, registry: Mapping[str, Exercise]) -> list
 
 
 def read_modules(folder: Path) -> dict[str, Module]:
-    """The modules that lessons quote from: those of the course, and gpt.py."""
+    """Read the modules that lessons quote from: those of the course, and gpt.py."""
     parts = {folder / f"{part}.py" for files in FILES.values() for part in files[:-1]}
     paths = [folder.parent / "gpt.py", *sorted(folder.rglob("*.py"))]
     return {p.stem: read_module(p) for p in paths if p.stem != "__init__" and p not in parts}
 
 
 def stretches(modules: Mapping[str, Module]) -> dict[str, list[str]]:
-    """The lines of every solution, by exercise id."""
+    """Return the lines of every solution, by exercise id."""
     return {
         f"{lab}.{path}": module.stretch(path)
         for lab, module in modules.items()
@@ -85,7 +85,7 @@ def stretches(modules: Mapping[str, Module]) -> dict[str, list[str]]:
 def solve(
     lesson: Path, modules: Mapping[str, Module], registry: Mapping[str, Exercise]
 ) -> NotebookNode:
-    """The solved notebook of one lesson, every cell with an id that depends on the lesson alone."""
+    """Make the solved notebook of one lesson, with cell ids that depend only on the lesson."""
     if not FILE.fullmatch(lesson.stem):
         raise AuthorError(f"{lesson.name}: name a lesson like 02_kv_cache.md.")
     cells: list[NotebookNode] = []
@@ -96,7 +96,7 @@ def solve(
         if "exercise" in cell.metadata:
             card = read_card(dict(cell.metadata), cell.source, lesson.name)
             if card.exercise in cards:
-                raise AuthorError(f"{where}: the card of {card.exercise} stands in it twice.")
+                raise AuthorError(f"{where}: the card of {card.exercise} occurs twice.")
             cards[card.exercise] = card
             cells.append(card_cell(card, modules, where))
         elif "from" in cell.metadata:
@@ -105,8 +105,8 @@ def solve(
             cells.append(answer_cell(cell, where))
         elif BEGIN in cell.source:
             raise AuthorError(
-                f"{where} holds a solution of its own. Solutions stand in the module; name the "
-                'object with from="module.object" and leave the cell empty.'
+                f"{where} contains a solution. Solutions belong in the module; name the object "
+                'with from="module.object" and leave the cell empty.'
             )
         elif only_imports(cell):
             cells += set_up_cells(cell)
@@ -118,7 +118,7 @@ def solve(
 
 def read_lesson(lesson: Path) -> list[NotebookNode]:
     cells = jupytext.read(lesson).cells
-    for cell in cells:  # jupytext notes the blank lines between cells; they mean nothing here
+    for cell in cells:  # jupytext notes the blank lines between cells; they have no meaning here
         cell.metadata = {k: v for k, v in cell.metadata.items() if not k.startswith("lines_to_")}
     return cells
 
@@ -128,8 +128,8 @@ def require_known_metadata(cell: NotebookNode, where: str) -> None:
     for key in cell.metadata:
         if key not in known:
             raise AuthorError(
-                f"{where}: {key!r} means nothing on a {cell.cell_type} cell. "
-                f"Known there: {', '.join(sorted(known))}."
+                f"{where}: {key!r} has no meaning on a {cell.cell_type} cell. "
+                f"Allowed there: {', '.join(sorted(known))}."
             )
 
 
@@ -153,11 +153,11 @@ def plain_cell(cell: NotebookNode) -> NotebookNode:
 
 
 def card_cell(card: Card, modules: Mapping[str, Module], where: str) -> NotebookNode:
-    """What a student wants to know before starting."""
+    """Make the cell with a card, which students read before they start."""
     solutions = stretches(modules)
     if card.exercise not in solutions:
         raise AuthorError(
-            f"{where}: this is the card of {card.exercise}, and no such solution is marked in "
+            f"{where}: this is the card of {card.exercise}, but no such solution is marked in "
             "solutions/. Check the name in exercise=."
         )
     lines = count_code(solutions[card.exercise])
@@ -165,7 +165,7 @@ def card_cell(card: Card, modules: Mapping[str, Module], where: str) -> Notebook
         f"### Exercise: {card.title}\n\n"
         f"**Difficulty** {card.difficulty} of 5 · **Time** about {card.minutes} min · "
         f"**Length** about {lines} line{'s' if lines > 1 else ''}\n\n"
-        f"**Where it stands in the engine.** {card.place}\n\n"
+        f"**Its place in the engine.** {card.place}\n\n"
         f'Stuck? Run `hint("{card.exercise}")`.'
     )
 
@@ -177,11 +177,11 @@ def quoted_cells(
     cards: Mapping[str, Card],
     where: str,
 ) -> Iterator[NotebookNode]:
-    """The objects that a cell names, and behind them a check for each exercise in them."""
+    """Yield a cell with the named objects, and then a check for each exercise in them."""
     if cell.source.strip():
         raise AuthorError(
             f"{where}: a cell with from= is filled from the module, so it must be empty. Move its "
-            "code into a cell of its own."
+            "code into another cell."
         )
     names = str(cell.metadata["from"]).split() or [""]
     source = "\n\n\n".join(quoted_source(name, modules, where) for name in names)
@@ -233,7 +233,7 @@ def check_cell(exercise: Exercise, points: int) -> NotebookNode:
 
 
 def answer_cell(cell: NotebookNode, where: str) -> NotebookNode:
-    """A question answered in prose and graded by hand; the lesson holds a model answer."""
+    """Make the cell of a question that is graded by hand; the lesson has the model answer."""
     require_attributes(dict(cell.metadata), QUESTION, where)
     name, points = cell.metadata["answer"], cell.metadata["points"]
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
@@ -257,7 +257,7 @@ def nbgrader_metadata(
 
 
 def give_ids(cells: list[NotebookNode], lesson: str) -> None:
-    """Ids from what a cell is, so that a build is the same everywhere and an edit moves one id."""
+    """Derive ids from cells, so that builds are equal everywhere and an edit changes one id."""
     seen: dict[str, int] = {}
     for cell in cells:
         graded = cell.metadata.get("nbgrader")
@@ -266,8 +266,8 @@ def give_ids(cells: list[NotebookNode], lesson: str) -> None:
         seen[id] = seen.get(id, 0) + 1
         if graded and seen[id] > 1:
             raise AuthorError(
-                f"{lesson}: {id} stands in it twice. Quote an exercise once, and give every "
-                "answer its own name."
+                f"{lesson}: {id} occurs twice. Quote each exercise once, and give every answer its "
+                "own name."
             )
         cell["id"] = id if seen[id] == 1 else f"{id}-{seen[id]}"
 
@@ -278,12 +278,12 @@ def give_ids(cells: list[NotebookNode], lesson: str) -> None:
 def require_registered(
     modules: Mapping[str, Module], registry: Mapping[str, Exercise], labs: Container[str]
 ) -> None:
-    """The solutions of a lab that has no lesson yet may wait for it."""
+    """Raise AuthorError for a solution without an exercise, if its lab has a lesson."""
     for name in stretches(modules):
         if name.split(".")[0] in labs and name not in registry:
             raise AuthorError(
                 f"solutions/{name.split('.')[0]}.py has a solution in {name}, but there is no such "
-                "exercise. Register it in autograder/exercises/, or take the markers out."
+                "exercise. Register it in autograder/exercises/, or remove the markers."
             )
 
 
@@ -293,7 +293,7 @@ def require_all_used(solved: Mapping[str, NotebookNode], registry: Mapping[str, 
         times = used.count(f"check-{name.replace('.', '-')}")
         if times != 1:
             raise AuthorError(
-                f"The exercise {name} stands in {times} lessons and must stand in one: quote its "
+                f"The exercise {name} is in {times} lessons and must be in one: quote its "
                 f'object there once, with from="{".".join(name.split(".")[:2])}".'
             )
 
@@ -308,7 +308,7 @@ def course_config(course: Path) -> Config:
 
 
 def release(solved: Mapping[str, NotebookNode], gradebook: Path) -> dict[str, NotebookNode]:
-    """What nbgrader's generate_assignment makes of the solved notebooks, in a temporary folder."""
+    """Release the solved notebooks with nbgrader's generate_assignment, in a temporary folder."""
     with tempfile.TemporaryDirectory() as folder:
         config = course_config(Path(folder))
         gradebook.parent.mkdir(parents=True, exist_ok=True)
@@ -328,28 +328,28 @@ def release(solved: Mapping[str, NotebookNode], gradebook: Path) -> dict[str, No
 def refusal(name: str, gradebook: Path, result: dict) -> str:
     if "submissions associated" in result.get("log", ""):
         return (
-            f"{gradebook} holds submissions for {name}, whose graded cells have changed since. "
-            "Keep that gradebook somewhere safe, move it away, and build again."
+            f"{gradebook} contains submissions for {name}, whose graded cells have changed since. "
+            "Move that gradebook to a safe place and build again."
         )
     return f"nbgrader could not release {name}:\n{result.get('log', '')}{result['error']}"
 
 
 def notebook_paths(course: Path, name: str) -> tuple[Path, Path]:
-    """Where the solved and the released notebook of a lesson stand."""
+    """Return the paths of the solved and the released notebook of a lesson."""
     file = f"{name.split('_', 1)[1]}.ipynb"
     return course / "autograder" / "source" / name / file, course / "labs" / name / file
 
 
 def digest(notebook: NotebookNode) -> str:
-    """What a notebook says, whatever it was run with: cell types and sources."""
+    """Return a hash of a notebook's cell types and sources, without outputs."""
     cells = [[cell.cell_type, cell.source] for cell in notebook.cells]
     return hashlib.sha256(json.dumps(cells).encode()).hexdigest()
 
 
 def mark(name: str, solved: NotebookNode, released: NotebookNode) -> None:
-    """Note in both notebooks where they come from, so that a later build knows them again.
+    """Note in both notebooks where they come from, so that a later build recognizes them.
 
-    Both carry the same note: nbgrader's generate_assignment, run by hand, then gives the same lab.
+    Both have the same note, so nbgrader's generate_assignment, run by hand, gives the same lab.
     """
     note = {
         "lesson": f"solutions/lessons/{name}.md",
@@ -360,11 +360,11 @@ def mark(name: str, solved: NotebookNode, released: NotebookNode) -> None:
 
 
 def written_by_build(path: Path) -> bool:
-    """Whether a notebook says what a build wrote, and nothing else."""
+    """Whether a notebook has exactly the cells that a build wrote."""
     try:
         notebook = nbformat.read(path, as_version=4)
         return digest(notebook) in notebook.metadata["lesson_build"]["sha256"].values()
-    except (ValueError, KeyError, AttributeError):  # no notebook, or none of the build's
+    except (ValueError, KeyError, AttributeError):  # not a notebook, or not written by the build
         return False
 
 
@@ -372,9 +372,9 @@ def require_replaceable(course: Path, paths: tuple[Path, Path]) -> None:
     for path in paths:
         if path.exists() and not written_by_build(path):
             raise AuthorError(
-                f"{path.relative_to(course)} was changed by hand, or is not a file of the lesson "
-                "build. Move it away if you need it (your own work belongs in work/), or delete "
-                "it; then build again."
+                f"{path.relative_to(course)} was changed by hand, or was not written by the build. "
+                "If you need it, move it away (your own work belongs in work/); otherwise delete "
+                "it. Then build again."
             )
 
 
@@ -386,7 +386,7 @@ def write(notebook: NotebookNode, path: Path) -> Path:
 
 
 def remove_stale(course: Path, written: list[Path]) -> None:
-    """Take away what an earlier build wrote for a lesson that is gone."""
+    """Remove the files that an earlier build wrote for a lesson that no longer exists."""
     for folder in (course / "labs", course / "autograder" / "source"):
         for path in folder.glob("*/*.ipynb"):
             if path not in written and written_by_build(path):

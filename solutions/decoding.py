@@ -1,8 +1,8 @@
-"""Lab 5: decoding strategies. How logits become a token, a text, and an end.
+"""Lab 5: decoding strategies. From logits to a token, to a text, and to the end of the text.
 
-A model gives a score to every token of its vocabulary and leaves the choice to us. The functions
-from logits to logits stand in the order in which they are applied; then a token is drawn, or
-several texts are followed at once; and a text ends where it should.
+A model gives a score to every token of its vocabulary; the engine makes the choice. The functions
+from logits to logits come first, in the order in which they are applied. Then a token is drawn, or
+beam search follows several texts at once. The last part ends a text at a stop string.
 
 Sources: Holtzman et al., "The curious case of neural text degeneration", ICLR 2020 (top-p); Fan et
 al., "Hierarchical neural story generation", ACL 2018 (top-k); Nguyen et al., "Turning up the heat:
@@ -22,50 +22,53 @@ from solutions.batching import require_request
 from solutions.kv_cache import CachedLMHead, KVCache
 
 NEVER = float("-inf")  # the logit of a token that can't be drawn: its probability is exp(-inf) = 0
-LOWEST_TEMPERATURE = 1e-5  # above 0; with less, logits would leave the range of float32
+LOWEST_TEMPERATURE = 1e-5  # above 0: a lower one would push logits out of the range of float32
 
-# ------------------------------------------------------------------------------ what is refused
+# -------------------------------------------------------------------------------- input checks
 
 
 def require_temperature(temperature: float) -> None:
     if not (temperature == 0 or LOWEST_TEMPERATURE <= temperature < float("inf")):
         raise ValueError(
             f"A temperature is 0 (greedy) or a number from {LOWEST_TEMPERATURE} up, not "
-            f"{temperature}. Below that the likeliest token always wins: take 0."
+            f"{temperature}. Below that, the likeliest token always wins: use 0."
         )
 
 
 def require_top_k(k: int) -> None:
     if k < 1:
-        raise ValueError(f"top-k keeps at least one token, not {k}. To keep all, leave it out.")
+        raise ValueError(
+            f"top-k keeps at least one token, not {k}. To keep all tokens, leave it out."
+        )
 
 
 def require_top_p(p: float) -> None:
     if not 0 < p <= 1:
         raise ValueError(
-            f"top-p is a probability above 0 and at most 1, not {p}. To keep all, leave it out."
+            f"top-p is a probability above 0 and at most 1, not {p}. To keep all tokens, leave "
+            "it out."
         )
 
 
 def require_min_p(min_p: float) -> None:
     if not 0 <= min_p <= 1:
-        raise ValueError(f"min-p is a share from 0 to 1, not {min_p}. To keep all tokens, take 0.")
+        raise ValueError(f"min-p is a share from 0 to 1, not {min_p}. To keep all tokens, use 0.")
 
 
 def require_penalty(penalty: float) -> None:
     if not 0 < penalty < float("inf"):
         raise ValueError(
-            f"A repetition penalty is a number above 0, not {penalty}. 1 is none; above 1, "
-            "repetition becomes less likely."
+            f"A repetition penalty is a number above 0, not {penalty}. 1 means no penalty; above "
+            "1, repetition becomes less likely."
         )
 
 
 def require_logits(logits: Float[Tensor, "rows vocab"]) -> None:
-    largest = logits.amax(dim=-1)  # NaN where the row holds one
+    largest = logits.amax(dim=-1)  # NaN if the row contains NaN
     if not largest.isfinite().all():
         row = int((~largest.isfinite()).nonzero()[0, 0])
         raise ValueError(
-            f"Row {row} of the logits has {largest[row]} as its largest one, so it gives no "
+            f"Row {row} of the logits has {largest[row]} as its largest value, so it gives no "
             "distribution. Was every token masked, or is the model's output broken?"
         )
 
@@ -76,7 +79,7 @@ def require_stops(stops: Sequence[str]) -> None:
 
 
 def end_of(config: GPTConfig, prompt: Sequence[int], max_new_tokens: int) -> int:
-    """How many tokens a text may become; the model's context is the limit."""
+    """Return the greatest length of a text in tokens, limited by the model's context length."""
     require_request(config, prompt, max_new_tokens)
     return min(len(prompt) + max_new_tokens, config.n_positions)
 
@@ -87,10 +90,11 @@ def end_of(config: GPTConfig, prompt: Sequence[int], max_new_tokens: int) -> int
 def apply_repetition_penalty(
     logits: Float[Tensor, "rows vocab"], ids: Int[Tensor, "rows seq"], penalty: float
 ) -> Float[Tensor, "rows vocab"]:
-    """Make the tokens that stand in a row's text so far, its prompt included, less likely.
+    """Make the tokens that occur in each row's text so far less likely.
 
-    A logit above 0 is divided by `penalty`, one below 0 multiplied, each token's once, however
-    often it occurs. `ids` is each row's text. Everything given is left as it was.
+    ids: the text of each row, prompt included. A logit above 0 is divided by `penalty`, a logit
+    below 0 is multiplied by it. Each token is penalized once, however often it occurs. `logits`
+    and `ids` stay unchanged.
     """
     require_penalty(penalty)
     ### BEGIN SOLUTION
@@ -103,10 +107,10 @@ def apply_repetition_penalty(
 def apply_temperature(
     logits: Float[Tensor, "rows vocab"], temperature: float
 ) -> Float[Tensor, "rows vocab"]:
-    """Sharpen (below 1) or flatten (above 1) the distribution that the logits stand for.
+    """Sharpen (below 1) or flatten (above 1) the distribution that the logits give.
 
-    Temperature 0 is greedy: the largest logit of each row stays, the first of them where several
-    are equal, and all others become -inf. `logits` is left as it was.
+    Temperature 0 is greedy: the largest logit of each row stays, and all others become -inf. If
+    several logits are the largest, the first one stays. `logits` stays unchanged.
     """
     require_temperature(temperature)
     ### BEGIN SOLUTION
@@ -120,8 +124,8 @@ def apply_temperature(
 def apply_top_k(logits: Float[Tensor, "rows vocab"], k: int) -> Float[Tensor, "rows vocab"]:
     """Keep the k largest logits of each row; the others become -inf.
 
-    A `k` beyond the vocabulary is the vocabulary. Which of several equal logits stay, where not all
-    of them belong to the k, is left open. `logits` is left as it was.
+    If `k` is larger than the vocabulary, all logits stay. If several logits equal the k-th largest,
+    all of them may stay, or any of them that make k tokens. `logits` stays unchanged.
     """
     require_top_k(k)
     ### BEGIN SOLUTION
@@ -131,25 +135,25 @@ def apply_top_k(logits: Float[Tensor, "rows vocab"], k: int) -> Float[Tensor, "r
 
 
 def apply_top_p(logits: Float[Tensor, "rows vocab"], p: float) -> Float[Tensor, "rows vocab"]:
-    """Keep the smallest set of a row's likeliest tokens whose probabilities reach `p` together.
+    """Keep each row's smallest set of likeliest tokens whose probabilities add up to `p` or more.
 
-    The token that crosses p belongs to the set, so the likeliest one always stays. The logits of
-    all others become -inf. Which of several equal logits stay, where not all of them are needed, is
-    left open. `logits` is left as it was.
+    The token that reaches p belongs to the set, so the likeliest token always stays. The logits of
+    all others become -inf. If several logits are equal and not all of them are needed, any of them
+    may stay, but only as many as needed. `logits` stays unchanged.
     """
     require_top_p(p)
     ### BEGIN SOLUTION
     probs, order = logits.softmax(dim=-1).sort(dim=-1, descending=True)
-    before = probs.cumsum(dim=-1) - probs  # what the likelier tokens have together
+    before = probs.cumsum(dim=-1) - probs  # the sum of the likelier tokens
     dropped = torch.zeros_like(before, dtype=torch.bool).scatter(1, order, before >= p)
     return logits.masked_fill(dropped, NEVER)
     ### END SOLUTION
 
 
 def apply_min_p(logits: Float[Tensor, "rows vocab"], min_p: float) -> Float[Tensor, "rows vocab"]:
-    """Keep the tokens that are at least `min_p` times as likely as the row's likeliest.
+    """Keep the tokens that are at least `min_p` times as likely as the row's likeliest token.
 
-    The logits of the others become -inf. `logits` is left as it was.
+    The logits of the others become -inf. `logits` stays unchanged.
     """
     require_min_p(min_p)
     ### BEGIN SOLUTION
@@ -159,16 +163,17 @@ def apply_min_p(logits: Float[Tensor, "rows vocab"], min_p: float) -> Float[Tens
     ### END SOLUTION
 
 
-# -------------------------------------------------------------------------- a token is drawn
+# ---------------------------------------------------------------------------- drawing a token
 
 
 @dataclass(frozen=True)
 class SamplingParams:
     """How a request chooses its tokens. The defaults draw from the model's own distribution.
 
-    temperature: 0 is greedy. top_k: how many tokens stay, None for all. top_p: the probability that
-    those who stay reach together. min_p: the least one, as a share of the likeliest's.
-    repetition_penalty: 1 is none. Raises ValueError for what makes no sense.
+    temperature: 0 is greedy. top_k: the number of tokens that stay, None for all. top_p: the
+    probability that the tokens that stay must reach together. min_p: the lowest probability, as a
+    share of the likeliest token's. repetition_penalty: 1 means no penalty. Raises ValueError for
+    settings that make no sense.
     """
 
     temperature: float = 1.0
@@ -192,11 +197,11 @@ GREEDY = SamplingParams(temperature=0)
 def next_token_probs(
     logits: Float[Tensor, "rows vocab"], ids: Int[Tensor, "rows seq"], params: SamplingParams
 ) -> Float[Tensor, "rows vocab"]:
-    """The distribution that the next token of each row is drawn from.
+    """Return the distribution from which the next token of each row is drawn.
 
-    Repetition penalty, temperature, top-k, top-p, min-p, then softmax, in this order. `ids` is each
-    row's text so far. Everything given is left as it was. Raises ValueError where a row of logits
-    holds NaN or infinity, or -inf alone.
+    The order is repetition penalty, temperature, top-k, top-p, min-p, softmax. ids: the text of
+    each row so far. All arguments stay unchanged. Raises ValueError if a row of logits contains NaN
+    or infinity, or nothing but -inf.
     """
     require_logits(logits)
     ### BEGIN SOLUTION
@@ -216,12 +221,13 @@ def next_token_probs(
 def draw(
     probs: Float[Tensor, "rows vocab"], uniforms: Float[Tensor, " rows"]
 ) -> Int[Tensor, " rows"]:
-    """Draw a token for each row: the inverse of its cumulative distribution, at its uniform.
+    """Draw a token for each row by inverting its cumulative distribution at the row's uniform.
 
-    The tokens, in the order of their ids, share the line from 0 to 1 among them, each as long as
-    its probability; drawn is the one on whose piece the uniform lies. A piece holds its beginning
-    and not its end, so that a token of probability 0 is never drawn. Uniforms are at least 0 and
-    below 1. A row of `probs` may have any sum above 0: its tokens share the line in proportion.
+    The tokens, in the order of their ids, divide the line from 0 to 1 into pieces, each as long as
+    the token's probability. The uniform draws the token on whose piece it falls. A piece includes
+    its start but not its end, so a token of probability 0 is never drawn. Uniforms are at least 0
+    and below 1. A row of `probs` may have any sum above 0: the pieces then have the same
+    proportions.
     """
     ### BEGIN SOLUTION
     ends = probs.cumsum(dim=-1)  # where each token's piece ends
@@ -237,10 +243,10 @@ def sample(
     params: SamplingParams,
     generators: Sequence[torch.Generator],
 ) -> Int[Tensor, " rows"]:
-    """The next token of each row, drawn with one uniform from that row's own generator.
+    """Draw the next token of each row, with one uniform from that row's own generator.
 
-    So what a request draws doesn't depend on who else is in the batch. `ids` is each row's text so
-    far.
+    So a request's tokens don't depend on the other requests in the batch. ids: the text of each row
+    so far. At temperature 0 the uniform changes nothing, so it may be left out.
     """
     ### BEGIN SOLUTION
     probs = next_token_probs(logits, ids, params)
@@ -249,26 +255,26 @@ def sample(
     ### END SOLUTION
 
 
-# --------------------------------------------------------------------- texts that begin alike
+# ---------------------------------------------------------------- several texts of one prompt
 
 
 class Rows(Protocol):
-    """The texts that go on from one prompt, each a row of a batch: one row at first, the prompt.
+    """Continuations of one prompt, each a row of a batch. At first there is one row, the prompt.
 
-    logits: [rows, vocab], those that follow each row's last token.
+    logits: [rows, vocab], for the token after each row's last one.
     """
 
     logits: Float[Tensor, "rows vocab"]
 
     def become(self, parents: Sequence[int], /) -> None:
-        """Let row i continue what row `parents[i]` was; there may be more rows than before."""
+        """Replace row i by a copy of the old row `parents[i]`; the number of rows may change."""
 
     def append(self, tokens: Sequence[int], /) -> None:
-        """Give each row its next token; then `logits` are those that follow it."""
+        """Add one token to each row and compute the `logits` after it."""
 
 
 class CachedRows:
-    """Rows over lab 2's cache: whoever continues a row gets a copy of its keys and values."""
+    """Rows with lab 2's cache: a row that continues another gets a copy of its keys and values."""
 
     def __init__(self, model: CachedLMHead, prompt: Sequence[int], max_length: int) -> None:
         weight = model.transformer.wte.weight
@@ -298,7 +304,7 @@ def stream(
     generator: torch.Generator,
     eos_token_id: int | None = None,
 ) -> Iterator[int]:
-    """Yield the new tokens of one request, each as soon as it is drawn; EOS is the last."""
+    """Yield the new tokens of one request, each as soon as it is drawn. EOS ends the stream."""
     end = end_of(model.config, prompt, max_new_tokens)
     ids, rows = list(prompt), CachedRows(model, prompt, end)
     while len(ids) < end:
@@ -308,7 +314,7 @@ def stream(
         yield token
         if token == eos_token_id:
             return
-        if len(ids) < end:  # nothing follows the last token
+        if len(ids) < end:  # no token comes after the last one
             rows.append([token])
 
 
@@ -319,16 +325,16 @@ def parallel_samples(
     params: SamplingParams,
     generators: Sequence[torch.Generator],
 ) -> list[list[int]]:
-    """Continue one prompt once for each generator; prompt and new tokens of each."""
+    """Continue one prompt once for each generator; return prompt and new tokens of each text."""
     rows.become([0] * len(generators))
     texts = [list(prompt) for _ in generators]
     for left in reversed(range(max_new_tokens)):
         ids = torch.tensor(texts, device=rows.logits.device)
-        logits = rows.logits.expand(len(texts), -1)  # at first one row, the prompt's, for all
+        logits = rows.logits.expand(len(texts), -1)  # at first all share the prompt's row
         tokens = sample(logits, ids, params, generators).tolist()
         for text, token in zip(texts, tokens, strict=True):
             text.append(token)
-        if left:  # nothing follows the last token
+        if left:  # no token comes after the last one
             rows.append(tokens)
     return texts
 
@@ -337,7 +343,10 @@ def parallel_samples(
 
 
 class Candidate(NamedTuple):
-    """A beam's continuation by one token. score: the log-probability of the text it makes."""
+    """One beam continued by one token.
+
+    score: the log-probability of the resulting text. parent: the index of the beam.
+    """
 
     score: float
     parent: int
@@ -346,7 +355,7 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class Beam:
-    """A text, and the logarithm of the probability that the model gives to its new tokens."""
+    """A text and the log-probability of its new tokens under the model."""
 
     ids: list[int]
     score: float
@@ -355,10 +364,10 @@ class Beam:
 def best_continuations(
     scores: Float[Tensor, " beams"], logits: Float[Tensor, "beams vocab"], count: int
 ) -> list[Candidate]:
-    """The `count` likeliest texts that are a beam and one token more, of all beams together.
+    """Return the `count` likeliest continuations by one token, chosen from all beams together.
 
-    scores: the log-probability of each beam so far. logits: what the model says of its next token.
-    The best one comes first; fewer than `count` where there are no more.
+    scores: the log-probability of each beam so far. logits: the logits of each beam's next token.
+    The best candidate comes first. If there are fewer than `count`, all are returned.
     """
     ### BEGIN SOLUTION
     totals = scores[:, None] + logits.log_softmax(dim=-1)  # [beams, vocab]
@@ -372,10 +381,10 @@ def best_continuations(
 
 
 class BeamSearch:
-    """Looks for the likeliest text by following the `width` likeliest beginnings at once.
+    """Search for the likeliest text by following the `width` likeliest beginnings at once.
 
-    beams: the texts that go on, the best first; row i of `rows` is beam i. finished: the best texts
-    that have ended, at most `width`, the best first. trace: the candidates of each step.
+    beams: the texts that go on, the best first; row i of `rows` is beam i. finished: the best
+    finished texts, at most `width`, the best first. trace: the candidates of each step.
     """
 
     def __init__(
@@ -400,11 +409,11 @@ class BeamSearch:
         self.trace: list[list[Candidate]] = []
 
     def step(self) -> None:
-        """Continue all beams by one token: the best texts that have not ended go on.
+        """Continue all beams by one token.
 
         Of the 2·width best candidates, those whose token is EOS go to `finish`, if they are among
-        the first `width`; the first `width` of the others are the new beams. Then, unless the
-        search is done, the rows follow: each becomes its beam's parent and gets its token.
+        the first `width`. The first `width` of the others are the new beams. Then, unless the
+        search is done, the rows follow: `become` the parents, then `append` the tokens.
         """
         candidates = self.candidates()
         ### BEGIN SOLUTION
@@ -422,43 +431,48 @@ class BeamSearch:
         ### END SOLUTION
 
     def candidates(self) -> list[Candidate]:
-        """The 2·width best of this step. At most `width` of them are EOS, one for each beam, so
-        that `width` others remain."""
+        """Return the 2·width best candidates of this step.
+
+        At most `width` of them are EOS, one for each beam, so at least `width` others remain.
+        """
         logits = self.rows.logits
         scores = logits.new_tensor([beam.score for beam in self.beams])
         self.trace.append(best_continuations(scores, logits, 2 * self.width))
         return self.trace[-1]
 
     def extended(self, candidate: Candidate) -> Beam:
+        """Return the candidate's text: its parent's text and its token."""
         return Beam([*self.beams[candidate.parent].ids, candidate.token], candidate.score)
 
     def finish(self, beam: Beam) -> None:
-        """Keep a text that has ended, if it is among the best `width` of those."""
+        """Keep a finished text if it is among the best `width` finished texts."""
         ranked = sorted([*self.finished, beam], key=self.ranking, reverse=True)
         self.finished = ranked[: self.width]
 
     def ranking(self, beam: Beam) -> float:
-        """The score over the number of new tokens to the power `length_penalty`.
+        """Return the score divided by (number of new tokens) ** `length_penalty`.
 
-        Every token makes a text less likely; without this the shortest would win.
+        Every token makes a text less likely, so without a penalty the shortest text would win.
         """
         return beam.score / (len(beam.ids) - self.prompt_length) ** self.length_penalty
 
     def is_done(self) -> bool:
-        """Whether the texts are as long as they may be, or none can become as good as those that
-        have ended."""
+        """Whether the beams have reached the limit, or none can overtake the finished texts."""
         new_tokens = len(self.beams[0].ids) - self.prompt_length
         if new_tokens == self.max_new_tokens:
             return True
         if len(self.finished) < self.width:
             return False
-        # A score only falls. So a beam ranks highest if its score stays as it is until the end.
+        # Scores only fall, so the best possible ranking keeps the present score until the end.
         longest = self.max_new_tokens if self.length_penalty > 0 else new_tokens
         best_possible = self.beams[0].score / longest**self.length_penalty
         return best_possible <= self.ranking(self.finished[-1])
 
     def run(self) -> list[Beam]:
-        """Search to the end; the best `width` texts, the best one first."""
+        """Search to the end and return the best `width` texts, the best first.
+
+        Beams that go on when the search ends count as finished texts too.
+        """
         while not self.trace or not self.is_done():
             self.step()
         for beam in self.beams:
@@ -472,11 +486,11 @@ class BeamSearch:
 def stop_at(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
     """Pass a text on, piece by piece, up to the first stop string, which is left out.
 
-    A stop string may begin in one piece and end in a later one, so what may be its beginning is
-    held back until that is decided; nothing else is, and nothing for longer. Once a stop string is
-    complete, no further piece is asked for; where a piece completes several, the one that begins
-    first counts. Where the pieces end without one, all of their text has
-    been passed on.
+    A stop string may begin in one piece and end in a later one. So text that may be the beginning
+    of a stop string is held back until that is decided, and no other text is held back. Once a stop
+    string is complete, the text ends and no further piece is asked for, even if a longer stop
+    string might still follow. If one piece completes several, the one that begins first counts. If
+    the pieces end without a stop string, all of their text is passed on.
     """
     require_stops(stops)
     ### BEGIN SOLUTION
@@ -496,9 +510,10 @@ def stop_at(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
 
 
 def decoded(tokens: Iterable[int], tokenizer: Any) -> Iterator[str]:
-    """The text of a stream of tokens, in pieces.
+    """Turn a stream of tokens into pieces of text.
 
-    A token may end in the middle of a character of several bytes; then its text waits for the next.
+    A token may end in the middle of a character of several bytes; its text then waits for the next
+    token.
     """
     ids: list[int] = []
     text, shown = "", 0

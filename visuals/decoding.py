@@ -1,7 +1,6 @@
 """Pictures for lab 5: distributions, sampling with sliders, repetition, the beam tree, sorting.
 
-Each reads what it is handed, and returns a figure, a widget or HTML. `words` is a function that
-gives the text of a token's id.
+Each function returns a figure, a widget or HTML. `words` is a function from a token id to its text.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -46,7 +45,7 @@ from visuals.style import (
 Words = Callable[[int], str]
 
 SHEET = f"{PAPER}; line-height:1.6"
-PANELS = 3  # beside one another, at most
+PANELS = 3  # side by side, at most
 
 
 # ----------------------------------------------------------------------------- distributions
@@ -54,7 +53,7 @@ PANELS = 3  # beside one another, at most
 
 @plt.rc_context(LOOK)
 def distributions(words: Sequence[str], named: Mapping[str, Sequence[float] | Tensor]) -> Picture:
-    """Distributions over the same few words, a panel each; hatched where a word was dropped."""
+    """Draw distributions over the same few words, one panel each; dropped words are hatched."""
     columns = min(len(named), PANELS)
     rows = -(-len(named) // columns)
     height = 0.5 + 0.24 * len(words)
@@ -72,7 +71,7 @@ def distributions(words: Sequence[str], named: Mapping[str, Sequence[float] | Te
 
 
 def draw_probs(axes: Axes, probs: Sequence[float], right: float) -> None:
-    """A bar for each probability, with its number; a hatched row where it is 0."""
+    """Draw a bar for each probability, with its number; a probability of 0 gives a hatched row."""
     for row, prob in enumerate(probs):
         if prob == 0:
             draw_dropped(axes, row, right)
@@ -90,14 +89,14 @@ def draw_dropped(axes: Axes, row: int, right: float) -> None:
 
 # ------------------------------------------------------------------------ sampling, with sliders
 
-SHOWN = 15  # the likeliest tokens
+SHOWN = 15  # the number of likeliest tokens
 ALL = "all"
 
 
 def explore_sampling(
     probs_with: Callable[..., Float[Tensor, " vocab"]], words: Words
 ) -> widgets.VBox:
-    """Sliders over what a token is drawn from: temperature, top-k, top-p and min-p.
+    """Explore the distribution with sliders for temperature, top-k, top-p and min-p.
 
     probs_with: called with `temperature`, `top_k` (None for all), `top_p` and `min_p`.
     """
@@ -121,8 +120,8 @@ def who_stays(before: Float[Tensor, " vocab"], after: Float[Tensor, " vocab"]) -
     stay = after > 0
     share = before[stay].sum().item()
     return (
-        f"{int(stay.sum()):,} of {len(after):,} tokens can be drawn, "
-        f"with {share:.1%} of the model's own probability."
+        f"{int(stay.sum()):,} of {len(after):,} tokens can be drawn. "
+        f"The model itself gives them a probability of {share:.1%}."
     )
 
 
@@ -130,7 +129,7 @@ def who_stays(before: Float[Tensor, " vocab"], after: Float[Tensor, " vocab"]) -
 def before_and_after(
     before: Float[Tensor, " vocab"], after: Float[Tensor, " vocab"], words: Words
 ) -> Picture:
-    """The model's likeliest tokens: outlined what it gives to each, filled what they have now."""
+    """Draw the likeliest tokens: the model's probabilities outlined, the new ones filled."""
     shown = before.topk(min(SHOWN, len(before)))
     old, new = shown.values.tolist(), after[shown.indices].tolist()
     rows = range(len(old))
@@ -139,7 +138,7 @@ def before_and_after(
     for row in rows:
         if new[row] == 0:
             draw_dropped(axes, row, right)
-    axes.barh(rows, new, color=BLUE, height=0.72, label="drawn from")
+    axes.barh(rows, new, color=BLUE, height=0.72, label="with these settings")
     axes.barh(rows, old, height=0.72, facecolor="none", edgecolor=INK, label="the model's own")
     for row in rows:
         text = f"{old[row]:.1%} → " + (f"{new[row]:.1%}" if new[row] else "dropped")
@@ -156,7 +155,7 @@ REPEATED = f"background:{PALE_ORANGE}; border-bottom:2px solid {ORANGE}"
 
 
 def show_repetition(pieces: Sequence[str], size: int = 4) -> HTML:
-    """A text, token by token; marked is what belongs to `size` tokens that stood there before."""
+    """Show a text and mark the tokens of every run of `size` tokens that occurred before."""
     marks = repeated(pieces, size)
     text = "".join(
         f'<span style="{REPEATED}">{escape(piece)}</span>' if is_repeated else escape(piece)
@@ -164,7 +163,7 @@ def show_repetition(pieces: Sequence[str], size: int = 4) -> HTML:
     )
     summary = (
         f"{sum(marks)} of {len(marks)} tokens are marked: "
-        f"they belong to {size} in a row that stood there before."
+        f"each belongs to a run of {size} tokens that occurred before."
     )
     return HTML(
         f'<div style="{SHEET}"><div style="white-space:pre-wrap">{text}</div>'
@@ -173,7 +172,7 @@ def show_repetition(pieces: Sequence[str], size: int = 4) -> HTML:
 
 
 def repeated(pieces: Sequence[str], size: int) -> list[bool]:
-    """For each piece, whether it belongs to `size` in a row that began earlier in the text too."""
+    """For each piece, whether it belongs to a run of `size` pieces that occurred before."""
     marks = [False] * len(pieces)
     seen = set()
     for start in range(len(pieces) - size + 1):
@@ -185,7 +184,7 @@ def repeated(pieces: Sequence[str], size: int) -> list[bool]:
 
 
 def side_by_side(texts: Mapping[str, str]) -> HTML:
-    """Texts in columns under their labels; in a narrow window they stand below one another."""
+    """Show texts in columns under their labels; in a narrow window, one below the other."""
     column = f"flex:1 1 13em; border-top:3px solid {BLUE}; padding-top:0.3em"
     columns = "".join(
         f'<div style="{column}"><b>{escape(name)}</b>'
@@ -197,8 +196,8 @@ def side_by_side(texts: Mapping[str, str]) -> HTML:
 
 # ------------------------------------------------------------------------------ the beam tree
 
-MOST_STEPS = 12  # further down nobody looks
-LONGEST = 60  # letters of the prompt
+MOST_STEPS = 12  # as many as can be read
+LONGEST = 60  # characters of the prompt
 KEPT, ENDED, PRUNED = "goes on", "has ended", "pruned"
 
 
@@ -236,7 +235,7 @@ class Node:
 
 
 def fates(candidates: Sequence[Candidate], width: int, eos_token_id: int | None) -> list[str]:
-    """What became of each candidate, the best one first."""
+    """Say of each candidate whether it goes on, has ended or was pruned. The best comes first."""
     found, going_on = [], 0
     for rank, candidate in enumerate(candidates):
         if candidate.token == eos_token_id:
@@ -248,9 +247,9 @@ def fates(candidates: Sequence[Candidate], width: int, eos_token_id: int | None)
 
 
 def tree_of(search: Search) -> list[list[Node]]:
-    """The candidates of each step, ordered by their parents, so that no two edges cross."""
+    """Return the candidates of each step, ordered by parent, so that no two edges cross."""
     rows: list[list[Node]] = []
-    beams: list[tuple[int, list[int]]] = [(0, [])]  # of the step before: place in its row, tokens
+    beams: list[tuple[int, list[int]]] = [(0, [])]  # of the previous step: place in its row, tokens
     for candidates in search.trace:
         row = []
         told = fates(candidates, search.width, search.eos_token_id)
@@ -258,7 +257,7 @@ def tree_of(search: Search) -> list[list[Node]]:
             place, ids = beams[candidate.parent]
             row.append(Node(candidate, place, fate, [*ids, candidate.token]))
         survivors = [node for node in row if node.fate == KEPT]
-        row.sort(key=lambda node: node.parent)  # stable: siblings stay in the order of their scores
+        row.sort(key=lambda node: node.parent)  # stable: siblings stay ordered by score
         beams = [(row.index(node), node.ids) for node in survivors]
         rows.append(row)
     return rows
@@ -266,7 +265,7 @@ def tree_of(search: Search) -> list[list[Node]]:
 
 LETTER = {"normal": 0.66, "bold": 0.75}  # the width of a letter, in font sizes
 HALF = 0.22  # of the height of a node
-FAINT, DASHES = "#B9BEC5", (0, (3, 2))  # the way to what was pruned
+FAINT, DASHES = "#B9BEC5", (0, (3, 2))  # the edge to a pruned node
 LOOKS = {  # of a node: its face, its edge, its text
     KEPT: (PALE_BLUE, BLUE, INK),
     ENDED: (INK, INK, "white"),
@@ -276,10 +275,11 @@ LOOKS = {  # of a node: its face, its edge, its text
 
 @plt.rc_context(LOOK)
 def show_tree(search: Search, words: Words) -> Picture:
-    """The texts that a beam search followed, a row a step, and those that it gave up.
+    """Draw the texts that a beam search followed and those that it pruned, one row per step.
 
-    A box goes on, a dark one has ended, a word without a box was pruned; the best text so far, or
-    of all at the end, is bold. Under a word stands the log-probability of the text up to it.
+    A blue box goes on, a dark one has ended, a word without a box was pruned. The best text so far,
+    or at the end the best of all, is bold. Under each word is the log-probability of the text up
+    to it. The words of a row are ordered by parent, not by log-probability.
     """
     rows = tree_of(search)
     shown = rows[:MOST_STEPS]
@@ -347,7 +347,7 @@ def draw_node(
 
 
 def draw_legend(figure: Picture, shown: Collection[str]) -> None:
-    """What the nodes that are shown look like."""
+    """Add a legend for the kinds of nodes that are shown."""
     handles: list[Any] = [
         Rectangle((0, 0), 1, 1, facecolor=face, edgecolor=edge, label=fate)
         for fate, (face, edge, _) in LOOKS.items()
@@ -364,7 +364,7 @@ def draw_legend(figure: Picture, shown: Collection[str]) -> None:
 
 @plt.rc_context(LOOK)
 def sorting_costs(counts: Mapping[str, int], seconds: Mapping[str, float]) -> Picture:
-    """What finding the k largest costs in each way: comparisons counted, and time measured."""
+    """Draw the cost of finding the k largest: comparisons counted, time measured."""
     figure, (left, right) = new_figure(height=0.7 + 0.3 * max(len(counts), len(seconds)), columns=2)
     draw_costs(left, counts, "{:,.0f}", ORANGE)
     draw_costs(right, {name: 1000 * time for name, time in seconds.items()}, "{:,.2f} ms", BLUE)
@@ -373,9 +373,9 @@ def sorting_costs(counts: Mapping[str, int], seconds: Mapping[str, float]) -> Pi
     return figure
 
 
-def draw_costs(axes: Axes, costs: Mapping[str, float], form: str, colour: str) -> None:
+def draw_costs(axes: Axes, costs: Mapping[str, float], form: str, color: str) -> None:
     rows = range(len(costs))
-    bars = axes.barh(rows, list(costs.values()), color=colour, height=0.7)
+    bars = axes.barh(rows, list(costs.values()), color=color, height=0.7)
     axes.bar_label(bars, [form.format(cost) for cost in costs.values()], padding=3, fontsize=9)
     name_rows(axes, costs)
     axes.set(xlim=(0, 1.45 * max(costs.values())), xticks=[])

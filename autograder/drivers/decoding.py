@@ -1,4 +1,4 @@
-"""Drivers of lab 5: logits to logits, a token, texts and their ends."""
+"""Drivers of lab 5: logits to logits, drawing a token, beam search, stop strings."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from autograder.drivers.seen import (
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Stands for the notebook's, whose fields and defaults it has."""
+    """Has the fields and defaults of the notebook's class, and replaces it."""
 
     temperature: float = 1.0
     top_k: int | None = None
@@ -38,17 +38,35 @@ NEVER = float("-inf")
 
 
 def filtered(attempt: Attempt, logits: Logits, **threshold: float) -> list[Seen]:
-    """Which tokens of each row stay. Called with the logits and one number, by whatever name."""
+    """Record which tokens of each row stay. The one threshold may have any name."""
     returned = attempt(logits, *threshold.values())
     return by_row(
         returned, logits, "logits", lambda row, now: f"keeps {tokens_where(now != NEVER)}"
     )
 
 
+def apply_top_p(attempt: Attempt, logits: Logits, p: float) -> list[Seen]:
+    """As `filtered`; of equal logits any may stay, so they are recorded as the first of them."""
+    before = logits.clone()
+    return filtered(lambda *given: first_of_equals(attempt(*given), before), logits, p=p)
+
+
+def first_of_equals(returned: Any, logits: Logits) -> Any:
+    """What was returned, with -inf at the last tokens of those that had equal logits."""
+    if form_of(returned) != form_of(logits):
+        return returned
+    settled = returned.clone()
+    for row, before in zip(settled, logits, strict=True):
+        values, counts = before.unique(return_counts=True)
+        for value in values[counts > 1]:
+            row[before == value] = row[before == value].sort(descending=True).values
+    return settled
+
+
 def by_row(
     returned: Any, like: Logits, what: str, told: Callable[[int, Tensor], str]
 ) -> list[Seen]:
-    """What there is to tell of each row, then the tensor, if its form is right."""
+    """Record a sentence for each row, then the tensor, if its form is right."""
     seen = [Seen("What it returned", form_of(returned))]
     if form_of(returned) != form_of(like):
         return seen
@@ -60,7 +78,7 @@ def by_row(
 def apply_repetition_penalty(
     attempt: Attempt, logits: Logits, ids: Int[Tensor, "rows seq"], penalty: float
 ) -> list[Seen]:
-    """Which tokens of each row get another logit."""
+    """Record which tokens of each row get another logit."""
     before = logits.clone()
 
     def told(row: int, now: Tensor) -> str:
@@ -73,14 +91,14 @@ def apply_repetition_penalty(
 def next_token_probs(
     attempt: Attempt, logits: Logits, ids: Int[Tensor, "rows seq"], params: dict[str, Any]
 ) -> list[Seen]:
-    """Which tokens of each row can be drawn. `params` may lack what is neutral."""
+    """Record which tokens of each row can be drawn. `params` may leave out neutral settings."""
     returned = attempt(logits, ids, SamplingParams(**params))
     told = "probabilities", lambda row, probs: f"can draw {tokens_where(probs != 0)}"
     return by_row(returned, logits, *told)
 
 
 def tokens_where(chosen: Bool[Tensor, " vocab"]) -> str:
-    """The tokens that are chosen, in words; not all of them where they are many."""
+    """Name the chosen tokens; if there are many, only the first ones."""
     tokens = chosen.nonzero().flatten().tolist()
     if len(tokens) == len(chosen):
         return "every token"
@@ -92,7 +110,7 @@ def tokens_where(chosen: Bool[Tensor, " vocab"]) -> str:
     return f"tokens {', '.join(others)} and {last}" if others else f"token {last}"
 
 
-# ----------------------------------------------------------------------------- a token is drawn
+# ------------------------------------------------------------------------------ drawing a token
 
 
 draw = one_call(__name__, "draw", "The tensor of tokens", "probs uniforms")
@@ -101,9 +119,10 @@ draw = one_call(__name__, "draw", "The tensor of tokens", "probs uniforms")
 def sample(
     attempt: Attempt, params: dict[str, Any], seeds: list[int], steps: list[dict[str, Any]]
 ) -> list[Seen]:
-    """Steps: the requests that are served, their logits and texts. Each has a generator of its own.
+    """Call the attempt once per step, for some requests, each with a generator of its own.
 
-    Where the temperature is 0, nothing is left to chance: then what is drawn doesn't count.
+    steps: for each, the requests, their logits and texts. At temperature 0 the uniforms change
+    nothing, so it isn't counted how many are drawn.
     """
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     drawn = SamplingParams(**params)
@@ -125,10 +144,10 @@ def sample(
 
 
 def gave(state: Tensor, generator: torch.Generator) -> str:
-    """How many uniforms a generator has given since it was in this state, in words."""
+    """Say how many uniforms a generator has given since it was in this state."""
     count = uniforms_given(state, generator, most=3)
     if count is None:
-        return "gave other numbers, or more than three"
+        return "gave other numbers than uniforms, or more than three"
     return f"gave {('no uniform', 'one uniform', 'two uniforms', 'three uniforms')[count]}"
 
 
@@ -147,15 +166,15 @@ def best_continuations(attempt: Attempt, scores: Tensor, logits: Logits, count: 
 
 
 def told_of(found: Any) -> Any:
-    """Whether this is a list of Candidates, in words. What is no list at all stays what it is."""
+    """Say whether this is a list of Candidates. Anything but a list is returned as it is."""
     if not isinstance(found, (list, tuple)):
         return found
     for candidate in found:
         if not all(hasattr(candidate, name) for name in ("score", "parent", "token")):
-            return f"has {kind_of(candidate)} in it"
+            return f"contains {kind_of(candidate)}"
         for name in ("parent", "token"):
             if not isinstance(value := getattr(candidate, name), Integral):
-                return f"has a Candidate in it whose {name} is {kind_of(value)}"
+                return f"contains a Candidate whose {name} is {kind_of(value)}"
     return f"is a list of {counted(len(found), 'Candidate')}"
 
 
@@ -164,9 +183,9 @@ Head = Float[Tensor, "size vocab"]
 
 
 class Texts:
-    """Stands for `rows`: its logits depend on every token and its place, so another text shows.
+    """Replaces `rows`. Its logits depend on every token and its position, so a wrong text shows.
 
-    calls: what it was told in this step.
+    calls: the calls of this step.
     """
 
     def __init__(self, prompt: list[int], embedding: Places, head: Head) -> None:
@@ -183,8 +202,8 @@ class Texts:
         parents = integers(parents, "`rows.become`")
         if missing := [parent for parent in parents if not 0 <= parent < len(self.texts)]:
             raise IndexError(
-                f"`rows.become` was handed parent {missing[0]}; counted from 0, there is "
-                f"{counted(len(self.texts), 'row')}."
+                f"`rows.become` was given parent {missing[0]}; the number of rows is "
+                f"{len(self.texts)}, and they count from 0."
             )
         self.calls.append(f"become({parents})")
         self.texts = [list(self.texts[parent]) for parent in parents]
@@ -193,7 +212,7 @@ class Texts:
         tokens = integers(tokens, "`rows.append`")
         if len(tokens) != len(self.texts):
             raise ValueError(
-                f"`rows.append` was handed {counted(len(tokens), 'token')} for "
+                f"`rows.append` was given {counted(len(tokens), 'token')} for "
                 f"{counted(len(self.texts), 'row')}."
             )
         self.calls.append(f"append({tokens})")
@@ -208,14 +227,14 @@ def integers(values: Any, what: str) -> list[int]:
         raise TypeError(f"{what} takes a list of numbers, not {kind_of(values)}.")
     for value in values:
         if not hasattr(value, "__int__"):
-            raise TypeError(f"{what} takes a list of numbers; this one has {kind_of(value)} in it.")
+            raise TypeError(f"{what} takes a list of numbers; this one contains {kind_of(value)}.")
     return [int(value) for value in values]
 
 
 def step(
     attempt: type, prompt: list[int], embedding: Places, head: Head, steps: int, **options: Any
 ) -> list[Seen]:
-    """A search of so many steps, after the last of which it is done."""
+    """Run a search of `steps` steps; after the last one it is done."""
     rows = Texts(prompt, embedding, head)
     search = attempt(rows, prompt, **options)
     seen: list[Seen] = []
@@ -229,8 +248,9 @@ def step(
         last = [candidate.token for step in search.trace[-1:] for candidate in step]
         seen.append(Seen("The tokens of the candidates in `trace[-1]`", last, where))
         if number == steps:
-            told = ", then ".join(rows.calls) or "nothing"
-            seen.append(Seen("What `rows` was told", f"is {told}", f"in step {number}, the last,"))
+            calls = ", then ".join(rows.calls)
+            called = f"gets the calls {calls}" if calls else "gets no call"
+            seen.append(Seen("`rows`", called, f"in step {number}, the last,"))
             break
         appended = sum(call.startswith("append") for call in rows.calls)
         seen.append(Seen("The number of calls of `rows.append`", appended, f"in step {number}"))
@@ -241,12 +261,12 @@ def step(
 
 
 def held(beams: Any, name: str, where: str) -> Iterator[Seen]:
-    """The texts and scores of beams."""
+    """Record the texts and scores of beams."""
     if not isinstance(beams, (list, tuple)):
         yield Seen(f"`{name}`", f"is {kind_of(beams)}", where)
         return
     odd = [beam for beam in beams if not (hasattr(beam, "ids") and hasattr(beam, "score"))]
-    told = f"has {kind_of(odd[0])} in it" if odd else f"is a list of {counted(len(beams), 'Beam')}"
+    told = f"contains {kind_of(odd[0])}" if odd else f"is a list of {counted(len(beams), 'Beam')}"
     yield Seen(f"`{name}`", told, where)
     for rank, beam in enumerate(beams if not odd else []):
         yield Seen(f"`{name}[{rank}].ids`", copied(beam.ids), where)
@@ -257,16 +277,16 @@ def counted(number: int, thing: str) -> str:
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
-# ------------------------------------------------------------------------- where a text ends
+# ------------------------------------------------------------------------------ stop strings
 
-MOST_PIECES = 1_000  # that are taken from an attempt which may have no end
+MOST_PIECES = 1_000  # taken from an attempt, which may be endless
 
 
 class Pieces:
-    """The pieces of a text as a model gives them: one at a time, and never again.
+    """The pieces of a text as a model gives them: one at a time, and only once.
 
-    passed: the text that was passed on so far. before: what it was when each piece was asked for,
-    and when their end was.
+    passed: the text passed on so far. before: that text at each request for a piece, and at the
+    request that found no more.
     """
 
     def __init__(self, pieces: list[str]) -> None:
@@ -277,7 +297,7 @@ class Pieces:
         return self
 
     def __next__(self) -> str:
-        if len(self.before) == self.given:  # what has come to its end may be asked again
+        if len(self.before) == self.given:  # after the end it may be asked again
             self.before.append(self.passed)
         piece = next(self.left)
         self.given += 1
@@ -292,17 +312,17 @@ def stop_at(attempt: Attempt, pieces: list[str], stops: list[str]) -> list[Seen]
     seen = [Seen("What it returned", "is an iterator, as `yield` makes one")]
     for number, part in enumerate(text):
         if not isinstance(part, str):
-            return [*seen, Seen("What it passes on", f"is {named(part)}")]
+            return [*seen, Seen("What it yields", f"is {named(part)}")]
         source.passed += part
         if number == MOST_PIECES:
             told = f"did not end after {MOST_PIECES:,} pieces"
-            return [*seen, Seen("What it passes on", told)]
-    seen.append(Seen("What it passes on", "is text, and has an end"))
-    seen.append(Seen("The text that it passed on", f"is {source.passed!r}", "in all"))
-    seen.append(Seen("The number of pieces that it asked for", source.given))
+            return [*seen, Seen("What it yields", told)]
+    seen.append(Seen("What it yields", "is text, and has an end"))
+    seen.append(Seen("The text that it yielded", f"is {source.passed!r}", "in all"))
+    seen.append(Seen("The number of pieces that it took", source.given))
     for number, passed in enumerate(source.before[1:], 1):
         where = f"after piece {number}"
-        seen.append(Seen("The text that it had passed on", f"was {passed!r}", where))
+        seen.append(Seen("The text that it had yielded", f"was {passed!r}", where))
     return seen
 
 

@@ -17,7 +17,7 @@ from solutions import decoding as reference
 # ----------------------------------------------------------------------------- logits to logits
 
 NEVER = float("-inf")
-# By hand: mat 0.6, couch 0.2, ... of the lesson, in another order.
+# The words of the lesson, mat 0.6, couch 0.2, ..., in another order.
 BY_HAND = torch.tensor([[0.05, 0.2, 0.02, 0.6, 0.03, 0.1]]).log()
 
 Row = Float[Tensor, " vocab"]
@@ -33,9 +33,9 @@ def row_where(
     scale: float = 2.0,
     never: int = 0,
 ) -> Row:
-    """A row of logits with `shift` added, `never` of them -inf, for which wanted([row]) holds.
+    """A row of logits with `shift` added and `never` of them -inf, for which wanted([row]) holds.
 
-    No two are equal. They have two decimals, so that they can be read, unless they are many.
+    No two are equal. They have two decimals, so that they can be read, unless there are many.
     """
     for _ in range(20_000):
         row = shift + scale * normal(generator, vocab).float()
@@ -44,7 +44,7 @@ def row_where(
         row[torch.randperm(vocab, generator=generator)[:never]] = NEVER
         if distinct and wanted(row[None]):
             return row
-    raise RuntimeError("No row of logits is like this.")
+    raise RuntimeError("No row of logits meets the condition.")
 
 
 def rows_of(generator: torch.Generator, rows: int, vocab: int, **kind: Any) -> Logits:
@@ -84,6 +84,9 @@ def top_k_cases(generator: torch.Generator) -> list[Case]:
     def below_0(row: Logits) -> bool:
         return bool(row.max() < 0)
 
+    tied = some(2, 6)
+    tied[0, 1] = tied[0, 4] = tied[0].max() + 1
+    tied[1, 0] = tied[1, 3] = tied[1, 5] = tied[1].max() + 1
     apart = torch.stack([row_where(generator, 6, shift=shift) for shift in (3.0, -9.0, 12.0)])
     return [
         case("one row of four tokens, k = 2", 2, some(1, 4)),
@@ -93,9 +96,10 @@ def top_k_cases(generator: torch.Generator) -> list[Case]:
         case("two other rows, k = 3", 3, some(2, 6)),
         case("rows whose logits are far apart, k = 2", 2, apart),
         case("rows whose logits are far apart, k = 4", 4, apart.flip(0)),
+        case("equal logits among the k largest", 4, tied),
         case("k is the vocabulary", 5, some(2, 5)),
         case("k is one less than the vocabulary", 4, some(2, 5)),
-        case("k is beyond the vocabulary", 9, some(2, 5)),
+        case("k is larger than the vocabulary", 9, some(2, 5)),
         case("all logits below 0, k = 2", 2, some(2, 5, wanted=below_0, shift=-4.0)),
         case("-inf among the logits, k = 2", 2, some(2, 6, never=2)),
         case("fewer than k logits that aren't -inf", 4, some(2, 6, never=4)),
@@ -107,14 +111,21 @@ def top_k_cases(generator: torch.Generator) -> list[Case]:
 
 
 def top_p_cases(generator: torch.Generator) -> list[Case]:
-    def case(label: str, p: float, *counts: int | None, vocab: int = 6, **kind: Any) -> Case:
-        """Rows that keep so many tokens each; None for any number."""
+    def case(
+        label: str,
+        p: float,
+        *counts: int | None,
+        vocab: int = 6,
+        margin: float = 5e-4,
+        **kind: Any,
+    ) -> Case:
+        """Rows that keep these numbers of tokens (None: any). No sum is within `margin` of p."""
 
         def row(count: int | None) -> Row:
             def wanted(row: Logits) -> bool:
                 probs = row.softmax(dim=-1).sort(descending=True).values[0]
                 before = (probs.cumsum(dim=0) - probs)[probs > 0]
-                clear = bool((before - p).abs().min() > 5e-4)
+                clear = bool((before - p).abs().min() > margin)
                 return clear and count in (None, int((before < p).sum()))
 
             return row_where(generator, vocab, wanted, **kind)
@@ -122,7 +133,11 @@ def top_p_cases(generator: torch.Generator) -> list[Case]:
         logits = torch.stack([row(count) for count in counts])
         return Case(label, {"logits": logits, "p": p})
 
-    far = case("float64, p = 0.7", 0.7, 2, 3, 1)
+    def equal(number: int, p: float) -> Case:
+        return Case(f"{number} equal logits, p = {p}", {"logits": torch.zeros(1, number), "p": p})
+
+    far = torch.tensor([[100.0, 300.0, 0.0, 200.0], [0.0, 250.0, 400.0, 150.0]])
+    double = case("float64, p = 0.7", 0.7, 2, 3, 1)
     high = case("p just below 1", 0.995, 5, 4, scale=3.0)
     return [
         Case("probabilities 0.05, 0.2, 0.02, 0.6, 0.03, 0.1; p = 0.85", by_hand("p", 0.85)),
@@ -141,8 +156,12 @@ def top_p_cases(generator: torch.Generator) -> list[Case]:
         case("-inf among the logits, p = 1", 1.0, 3, 3, scale=1.0, never=3),
         case("a vocabulary of 300 tokens, p = 0.9", 0.9, None, None, vocab=300),
         case("a vocabulary of 300 tokens, p = 0.2", 0.2, None, None, vocab=300, scale=1.0),
-        Case(far.label, {**far.data, "logits": far.data["logits"].double()}),
+        case("a vocabulary of 2,000 tokens", 0.9, *[None] * 3, vocab=2000, scale=0.5, margin=1e-5),
+        Case(double.label, {**double.data, "logits": double.data["logits"].double()}),
         high,
+        equal(5, 0.5),
+        *(equal(4, p) for p in (0.25, 0.5, 0.75)),
+        Case("logits that are far apart, p = 0.9", {"logits": far, "p": 0.9}),
     ]
 
 
@@ -152,7 +171,7 @@ def by_hand(name: str, value: float) -> dict[str, Any]:
 
 def min_p_cases(generator: torch.Generator) -> list[Case]:
     def case(label: str, min_p: float, *counts: int | None, vocab: int = 6, **kind: Any) -> Case:
-        """Rows that keep so many tokens each; None for any number."""
+        """Rows that keep these numbers of tokens; None for any number."""
 
         def row(count: int | None) -> Row:
             def wanted(row: Logits) -> bool:
@@ -167,13 +186,14 @@ def min_p_cases(generator: torch.Generator) -> list[Case]:
         return Case(label, {"logits": logits, "min_p": min_p})
 
     tied = torch.tensor([[1.5, 3.0, -0.5, 3.0], [2.0, 2.0, 2.0, 0.5]])
+    far = torch.tensor([[100.0, 300.0, 0.0, 200.0], [0.0, 250.0, 400.0, 150.0]])
     double = case("float64, min-p 0.2", 0.2, 2, 4, 3)
     return [
         Case("probabilities 0.05, 0.2, 0.02, 0.6, 0.03, 0.1; min-p 0.25", by_hand("min_p", 0.25)),
         Case("probabilities 0.05, 0.2, 0.02, 0.6, 0.03, 0.1; min-p 0.06", by_hand("min_p", 0.06)),
         case("one row of four tokens, min-p 0.1", 0.1, 3, vocab=4),
-        case("min-p 1: the likeliest one alone", 1.0, 1, 1, vocab=5),
-        case("min-p 0: all of them", 0.0, 5, 5, vocab=5),
+        case("min-p 1: only the likeliest token", 1.0, 1, 1, vocab=5),
+        case("min-p 0: all tokens", 0.0, 5, 5, vocab=5),
         case("two rows, one with a sharper distribution", 0.3, 1, 4, scale=1.5),
         case("two rows, the second one sharper", 0.3, 4, 1, scale=1.5),
         case("a flat row: no token is as likely as min-p", 0.4, 8, 10, vocab=12, scale=0.5),
@@ -185,6 +205,7 @@ def min_p_cases(generator: torch.Generator) -> list[Case]:
         case("a vocabulary of 300 tokens, min-p 0.3", 0.3, None, None, vocab=300, scale=0.5),
         Case(double.label, {**double.data, "logits": double.data["logits"].double()}),
         Case("several likeliest tokens, min-p 1", {"logits": tied, "min_p": 1.0}),
+        Case("logits that are far apart, min-p 0.1", {"logits": far, "min_p": 0.1}),
     ]
 
 
@@ -205,7 +226,7 @@ def penalty_cases(generator: torch.Generator) -> list[Case]:
         case("three tokens of four", 1.5, [[1.2, -0.4, 2.6, 0.3]], [[2, 1, 3]]),
         case("one token, twice", 1.3, [[0.7, -0.6, 1.9, -3.2]], [[0, 0]]),
         case("a token below 0, three times", 1.3, [[0.7, -0.6, 1.9, -3.2]], [[3, 0, 3, 3]]),
-        case("two rows with texts of their own", 1.8, some(2, 6), [[a, b], [c, d]]),
+        case("two rows with different texts", 1.8, some(2, 6), [[a, b], [c, d]]),
         case("two rows, the same tokens in another order", 1.8, some(2, 6), [[a, b], [b, a]]),
         case("repeated tokens in three rows", 1.2, some(3, 6), [[a, a, b], [c, d, c], [b, b, b]]),
         case("the first token differs from the last", 3.0, some(1, 6), [[a, b, c, c]]),
@@ -222,7 +243,7 @@ def penalty_cases(generator: torch.Generator) -> list[Case]:
 
 
 def in_order(order: str, logits: Logits, ids: Ids, params: reference.SamplingParams) -> Logits:
-    """The distribution where everything is applied in this order."""
+    """The distribution if the steps are applied in this order."""
     steps: dict[str, Callable[[Logits], Logits]] = {
         "penalty": lambda x: reference.apply_repetition_penalty(x, ids, params.repetition_penalty),
         "temperature": lambda x: reference.apply_temperature(x, params.temperature),
@@ -299,6 +320,8 @@ def probs_cases(generator: torch.Generator) -> list[Case]:
         case("top-k 2", {"top_k": 2}, rows=1, vocab=4),
         case("top-p 0.7", {"top_p": 0.7}, rows=1, vocab=4),
         case("min-p 0.3", {"min_p": 0.3}, rows=1, vocab=4),
+        case("top-k 1", {"top_k": 1}),
+        case("min-p 1", {"min_p": 1.0}),
         case("repetition penalty 2", {"repetition_penalty": 2.0}, rows=1, vocab=4, scale=1.0),
         case("three rows", {}, rows=3, vocab=5, scale=1.0),
         case("a repetition penalty below 1", {"repetition_penalty": 0.4}, scale=1.0),
@@ -316,8 +339,8 @@ def probs_cases(generator: torch.Generator) -> list[Case]:
         case("temperature 0, top-p, min-p", {"temperature": 0.0, "top_p": 0.9, "min_p": 0.1}),
         tied,
         case("the lowest temperature, top-p", {"temperature": 1e-5, "top_p": 0.5}),
-        case("top-k beyond the vocabulary", {"top_k": 50}, scale=1.0),
-        case("p, min-p at their ends", {"top_k": 3, "top_p": 1e-3, "min_p": 1.0}),
+        case("top-k larger than the vocabulary", {"top_k": 50}, scale=1.0),
+        case("tiny top-p, min-p 1", {"top_k": 3, "top_p": 1e-3, "min_p": 1.0}),
         case("-inf among the logits", {"temperature": 1.5, "top_p": 0.9}, never=3),
         case("everything", every, LATE_TEMPERATURE, rows=1),
         case("everything, three rows", every, LATE_TOP_K, rows=3),
@@ -331,10 +354,10 @@ def probs_cases(generator: torch.Generator) -> list[Case]:
     ]
 
 
-# ----------------------------------------------------------------------------- a token is drawn
+# ------------------------------------------------------------------------------ drawing a token
 
 BELOW_1 = 1 - 2**-24  # the largest number below 1 in float32
-CLEAR = 1e-4  # how far a uniform lies from the end of a piece, unless both are exact
+CLEAR = 1e-4  # the least distance of a uniform from the end of a piece, unless both are exact
 
 
 def draw_cases(generator: torch.Generator) -> list[Case]:
@@ -352,11 +375,13 @@ def draw_cases(generator: torch.Generator) -> list[Case]:
             uniforms = torch.rand(rows, generator=generator, dtype=torch.float64)
             if is_clear_draw(probs, uniforms):
                 return Case(label, {"probs": probs.to(dtype), "uniforms": uniforms.to(dtype)})
-        raise RuntimeError("No uniform lies clearly on a token's piece.")
+        raise RuntimeError("No uniform is clearly on a token's piece.")
 
     def short() -> Case:
-        """Rows whose pieces, summed up one after the other, end below the sum of the row, so that
-        the uniform may lie beyond. Each row has zeros of its own at the end."""
+        """Rows whose cumulative sum ends below their sum, so that the uniform may be beyond it.
+
+        Each row has another number of zeros at its end.
+        """
         rows: list[Tensor] = []
         for _ in range(1000):
             probs = normal(generator, 300).softmax(dim=-1)
@@ -383,10 +408,10 @@ def draw_cases(generator: torch.Generator) -> list[Case]:
         case("where one piece ends and the next begins", ([0.25, 0.25, 0.5], 0.25)),
         case("where the last piece begins", (eighths, 0.875)),
         case("the first token has probability 0, and the uniform is 0", ([0.0, 0.5, 0.5], 0.0)),
-        case("between two pieces, with probability 0 in the middle", ([0.5, 0.0, 0.5], 0.5)),
+        case("at a boundary, with probability 0 in the middle", ([0.5, 0.0, 0.5], 0.5)),
         case("the last token has probability 0", ([0.5, 0.5, 0.0], 0.999)),
         case("the largest uniform below 1", (eighths, BELOW_1)),
-        case("one token has all", ([0.0, 1.0, 0.0], 0.0), ([0.0, 1.0, 0.0], 0.999)),
+        case("one token has probability 1", ([0.0, 1.0, 0.0], 0.0), ([0.0, 1.0, 0.0], 0.999)),
         case("zeros, the uniform 0 and the largest below 1", (zeros, 0.0), (zeros, BELOW_1)),
         case("zeros in the middle, at a boundary", (zeros, 0.25), (zeros, 0.125)),
         case("one distribution, three uniforms", *((eighths, u) for u in (0.9375, 0.0625, 0.5))),
@@ -395,7 +420,7 @@ def draw_cases(generator: torch.Generator) -> list[Case]:
         case("a row that sums to 2", ([0.5, 1.0, 0.5], 0.5)),
         case("a row that sums to one half", ([0.25, 0.125, 0.125], 0.625)),
         case("boundaries in rows that sum to 2 and to a quarter", ([0.5, 1.5], 0.25), (half, 0.5)),
-        case("rows with sums of their own", ([1.0, 0.5, 0.5], 0.375), (quarters, 0.875)),
+        case("rows with different sums", ([1.0, 0.5, 0.5], 0.375), (quarters, 0.875)),
         case("float64", (eighths, 0.375), ([0.0, 0.125, 0.0, 0.875], 0.125), dtype=torch.float64),
         case("short pieces at both ends", (ends, 0.0), (ends, BELOW_1)),
         some("300 tokens", 4, 1.0),
@@ -406,7 +431,7 @@ def draw_cases(generator: torch.Generator) -> list[Case]:
 
 
 def is_clear_draw(probs: Float[Tensor, "rows vocab"], uniforms: Float[Tensor, " rows"]) -> bool:
-    """Whether each uniform lies on the piece of a token, and not at its end."""
+    """Whether each uniform is on the piece of a token, and not close to its end."""
     ends = probs.cumsum(dim=-1) / probs.sum(dim=-1, keepdim=True)
     return bool(((ends - uniforms[:, None]).abs() > CLEAR).all())
 
@@ -434,7 +459,7 @@ def sample_cases(generator: torch.Generator) -> list[Case]:
             ]
             if is_clear_sample(steps, seeds, reference.SamplingParams(**given)):
                 return Case(label, {"params": given, "seeds": seeds, "steps": steps})
-        raise RuntimeError("No logits are like this.")
+        raise RuntimeError("No logits meet the condition.")
 
     every: dict[str, Any] = {"temperature": 0.8, "top_k": 4, "top_p": 0.8, "min_p": 0.2}
     every["repetition_penalty"] = 1.5
@@ -455,7 +480,7 @@ def sample_cases(generator: torch.Generator) -> list[Case]:
         case("everything", [0, 1, 2], **every),
         case("one request, three tokens", [0], [0], [0]),
         case("a request alone, then in a batch, then alone", [0], [1, 0, 2], [0], temperature=1.5),
-        case("requests that come and go", [0, 1], [2, 1], [2, 3, 1], [0], **every),
+        case("a different batch in each step", [0, 1], [2, 1], [2, 3, 1], [0], **every),
         case("a vocabulary of 300 tokens", [0, 1, 2, 3], vocab=300),
     ]
 
@@ -467,9 +492,11 @@ def shared(rows: Tensor, alike: bool) -> Tensor:
 def is_clear_sample(
     steps: list[dict[str, Any]], seeds: list[int], params: reference.SamplingParams
 ) -> bool:
-    """Whether each uniform lies clearly on a token's piece, and the parameters make a difference:
-    without them another token would be drawn, at some place at least. So it is with a penalty for
-    row 0's text, for the newest token alone, or for none where the likeliest is taken."""
+    """Whether each uniform is clearly on a token's piece and the parameters make a difference.
+
+    At some row at least, another token is drawn without the parameters, with row 0's text or the
+    newest token alone in the penalty, and if the likeliest token is taken.
+    """
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     different = [params == reference.SamplingParams()]
     different += 3 * [params.repetition_penalty == 1]
@@ -505,9 +532,9 @@ def continuation_cases(generator: torch.Generator) -> list[Case]:
         dtype: Any = torch.float64,
         wanted: Callable[[list[reference.Candidate]], bool] = lambda found: True,
     ) -> Case:
-        """shift: is added to the logits of each row, twice to those of the second, and so on.
+        """shift: added to the first row's logits, twice to the second row's, and so on.
 
-        never: how many tokens of each row have -inf.
+        never: the number of tokens in each row with -inf.
         """
         for _ in range(5000):
             logits = 1.5 * normal(generator, beams, vocab)
@@ -519,7 +546,7 @@ def continuation_cases(generator: torch.Generator) -> list[Case]:
             if is_ranked(found) and wanted(found[:count]):
                 both = {"scores": own.to(dtype), "logits": logits.to(dtype)}
                 return Case(label, {**both, "count": count})
-        raise RuntimeError("No logits are like this.")
+        raise RuntimeError("No logits meet the condition.")
 
     def both_twice(found: list[reference.Candidate]) -> bool:
         """Two of each beam, and not in turns."""
@@ -528,23 +555,25 @@ def continuation_cases(generator: torch.Generator) -> list[Case]:
     def one_of_each(found: list[reference.Candidate]) -> bool:
         return [c.parent for c in found] == [1, 0]
 
+    far = torch.tensor([[-120.0, 40.0, -20.0, -70.0]])
     return [
-        case("one beam without a score yet, the likeliest token", 1, 1, 3, scores=[0.0]),
+        case("one beam with score 0, the likeliest token", 1, 1, 3, scores=[0.0]),
         case("one beam, two tokens", 2, 1, 4, scores=[-1.5]),
         case("two beams, one continuation of each", 2, 2, wanted=one_of_each),
         case("two beams, two continuations of each", 4, 2, wanted=both_twice),
-        case("a beam that is far behind", 4, 2, scores=[-9.0, -1.0]),
-        case("one beam's logits lie higher, and say the same", 4, 2, shift=6.0, wanted=both_twice),
+        case("a beam with a far lower score", 4, 2, scores=[-9.0, -1.0]),
+        case("beams whose logits have a constant added", 4, 2, shift=6.0, wanted=both_twice),
         case("four beams, six continuations", 6, 4, 7),
         case("more beams than tokens", 6, 5, 3),
         case("as many beams as tokens", 6, 4, 4),
         case("more continuations than there are", 20, 2, 3),
-        case("all that there are", 6, 2, 3),
-        case("tokens that can't come", 4, 2, 6, never=2),
+        case("as many continuations as there are", 6, 2, 3),
+        case("-inf among the logits", 4, 2, 6, never=2),
         case("float32", 6, 3, 7, dtype=torch.float32),
         case("long texts, whose probabilities round to 0", 4, 2, scores=[-900.0, -900.5]),
         case("logits so high that their exp is infinite", 4, 2, shift=100.0, dtype=torch.float32),
         case("a vocabulary of 300 tokens", 8, 4, 300),
+        Case("logits that are far apart", {"scores": torch.zeros(1), "logits": far, "count": 4}),
     ]
 
 
@@ -576,7 +605,7 @@ def step_cases(generator: torch.Generator) -> list[Case]:
             search = played(model, options)
             if wanted(search) and all(is_ranked(candidates) for candidates in search.trace):
                 return Case(label, {**model, **options, "steps": len(search.trace)})
-        raise RuntimeError("No search goes like this.")
+        raise RuntimeError("No search meets the condition.")
 
     def parents(search: Search, step: int) -> list[int]:
         """Of the beams after a step, counted from 1."""
@@ -621,15 +650,15 @@ def step_cases(generator: torch.Generator) -> list[Case]:
         return lasts(search) and all(ends(search, n)[:1] in ([0], [1]) for n in (2, 3, 4))
 
     first_and_third = "EOS is the likeliest and the third likeliest, for two beams"
-    none_as_good = "none can become as good as those that have ended"
-    better_later = "as many have ended as are kept, and a better one ends later"
+    none_as_good = "no beam can become as good as the finished texts"
+    better_later = "`finished` is full, and a better text ends later"
     return [
         case("one beam, one token", 1, 1),
         case("one beam, three tokens", 1, 3),
         case("two beams, one token", 2, 1),
         case("two beams change places", 2, 2, lambda s: parents(s, 2) == [1, 0]),
         case("both beams continue the same one", 2, 3, forgets),
-        case("three beams, one is forgotten", 3, 4, three),
+        case("three beams, one of them without a child", 3, 4, three),
         ending("the likeliest token is EOS", 2, 3, [0], is_late=True),
         ending("EOS is the second likeliest", 2, 3, [1]),
         ending("EOS is the third likeliest, for two beams", 2, 3, [2], is_late=True),
@@ -645,8 +674,8 @@ def step_cases(generator: torch.Generator) -> list[Case]:
         ),
         case(better_later, 2, 4, goes_on_when_full, eos_token_id=3, length_penalty=2.0),
         case("the EOS token's id is 0", 2, 3, is_best, eos_token_id=0),
-        case("token 0 comes, and no EOS is asked for", 2, 3, lambda s: s.trace[1][0].token == 0),
-        ending("the EOS token stands in the prompt", 2, 3, [0], prompt=(3, 1, 3)),
+        case("token 0, without an EOS token", 2, 3, lambda s: s.trace[1][0].token == 0),
+        ending("the EOS token is in the prompt", 2, 3, [0], prompt=(3, 1, 3)),
         case("more beams than tokens", 4, 3, vocab=3),
         case("more beams than tokens, and EOS", 4, 3, lasts, vocab=3, eos_token_id=1),
         case(
@@ -673,11 +702,11 @@ def large_eos(generator: torch.Generator) -> Case:
         search = played(model, options | {"eos_token_id": first.token})
         if first.token > 256 and search.finished and len(search.trace) == 3:
             options |= {"eos_token_id": first.token, "steps": 3}
-            return Case("300 tokens, EOS among the last", {**model, **options})
-    raise RuntimeError("No search goes like this.")
+            return Case("a vocabulary of 300 tokens, EOS", {**model, **options})
+    raise RuntimeError("No search meets the condition.")
 
 
-# ------------------------------------------------------------------------- where a text ends
+# ------------------------------------------------------------------------------ stop strings
 
 
 def stop_cases(generator: torch.Generator) -> list[Case]:
@@ -692,33 +721,36 @@ def stop_cases(generator: torch.Generator) -> list[Case]:
         case("a stop string over three pieces", ["one ", "E", "N", "D", " two"], "END"),
         case("a stop string at the very start", ["END", " one"], "END"),
         case("a stop string that is the whole text", ["E", "ND"], "END"),
-        case("other letters, the small ones", ["the end", "ed E", "ND of it"], "END"),
+        case("the same letters in lower case", ["the end", "ed E", "ND of it"], "END"),
         case("no stop strings", ["one ", "E", "ND"]),
         case("no pieces", [], "END"),
-        case("a beginning that comes to nothing", ["one E", "N", " two", " E"], "END"),
+        case("a beginning that is not continued", ["one E", "N", " two", " E"], "END"),
         case("the text ends in a stop string's beginning", ["one ", "E", "N"], "END"),
         case("a stop string of one character", ["one", " two. three", " four"], "."),
         case("two new lines", ["One", "\n", "two", "\n", "\n", "three"], "\n\n"),
         case("two stop strings, the second one comes first", ["one B two A three"], "A", "B"),
         case("two stop strings, the first one comes first", ["one A two B three"], "A", "B"),
-        case("a stop string that comes twice", ["one END two END", " three"], "END"),
+        case("a stop string that occurs twice", ["one END two END", " three"], "END"),
         case("one stop string begins another", ["one EN", "D two"], "END", "EN"),
         case("one stop string ends another", ["one E", "ND two"], "ND", "END"),
         case("a stop string that repeats its beginning", ["a", "a", "a", "b", "c"], "aab"),
         case("a beginning within a beginning", ["xaba", "bab", "ac", "d"], "ababac"),
-        case("two stop strings begin alike", ["one <e", "n", "ot <e", "os> t"], "<end>", "<eos>"),
+        case("two stops, the same beginning", ["one <e", "n", "ot <e", "os> t"], "<end>", "<eos>"),
         case("two beginnings at once, one longer", ["one a", "b", "x two"], "bx", "abc"),
-        case("the longer beginning comes to nothing", ["one ab", "c two", "d"], "abcd", "bc "),
+        case("the longer beginning is not continued", ["one ab", "c two", "d"], "abcd", "bc "),
         case("a letter of the stop string earlier in the piece", ["Every", " Eel E"], "END"),
         case("empty pieces", ["", "one ", "E", "", "ND", "", " two"], "END"),
         case("a stop string longer than the text", ["one ", "two"], "one two three"),
-        case("a stop string over words", ["Q: who?", " A: me.\n", "Q", ": and", " why"], "\nQ:"),
+        case("a stop with a new line", ["Q: who?", " A: me.\n", "Q", ": and", " why"], "\nQ:"),
+        case("a shorter stop string over two pieces", ["one ST", "OP two"], "LONGER", "STOP"),
+        case("one stop string inside another, in one piece", ["xabcdq"], "abcd", "bc"),
+        case("one stop string inside another, in two pieces", ["xabc", "dq"], "abcd", "bc"),
         random_stop(generator),
     ]
 
 
 def random_stop(generator: torch.Generator) -> Case:
-    """A text of two letters, whose stop comes at the same place however it is divided."""
+    """A text of two letters, whose stop string is at the same place however it is divided."""
 
     def letters(most: int) -> str:
         return "".join("ab"[draw(generator, 0, 1)] for _ in range(draw(generator, 2, most)))
@@ -731,13 +763,13 @@ def random_stop(generator: torch.Generator) -> Case:
         passed = ["".join(reference.stop_at(parts, stops)) for parts in (pieces, text)]
         if found and min(found) > 8 and passed == [text[: min(found)]] * 2:
             return Case("a text of two letters", {"pieces": pieces, "stops": stops})
-    raise RuntimeError("No text is like this.")
+    raise RuntimeError("No text meets the condition.")
 
 
 EXERCISES: tuple[Exercise, ...] = (
     Exercise("decoding.apply_temperature", drivers.filtered, temperature_cases),
     Exercise("decoding.apply_top_k", drivers.filtered, top_k_cases),
-    Exercise("decoding.apply_top_p", drivers.filtered, top_p_cases),
+    Exercise("decoding.apply_top_p", drivers.apply_top_p, top_p_cases),
     Exercise("decoding.apply_min_p", drivers.filtered, min_p_cases),
     Exercise("decoding.apply_repetition_penalty", drivers.apply_repetition_penalty, penalty_cases),
     Exercise("decoding.next_token_probs", drivers.next_token_probs, probs_cases),

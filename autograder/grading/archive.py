@@ -1,7 +1,7 @@
-"""Reading a zip archive that strangers filled.
+"""Reading a zip archive whose content is not trusted.
 
-Nothing is unpacked: what an entry holds is read into memory, and no name in an archive becomes a
-name on disk. Sizes are counted while reading; what an archive says of them is not believed.
+Nothing is unpacked to disk: an entry is read into memory, and no name in an archive becomes a name
+on disk. Sizes are counted while reading; the sizes that an archive gives are not trusted.
 """
 
 import re
@@ -19,25 +19,25 @@ from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 from autograder.grading.clutter import is_clutter
 
 MOST_ENTRIES = 50_000
-MOST_MEGABYTES = 200  # that are unpacked of one student's files
-MOST_TIMES = 200  # that a file may grow when it is unpacked, beyond its first megabyte
+MOST_MEGABYTES = 200  # unpacked of one student's files
+MOST_TIMES = 200  # the factor by which a file may grow beyond its first megabyte when unpacked
 MEGABYTE = 1_000_000
 PIECE = 64 * 1024
-CENTRAL_HEADER = b"PK\x01\x02"  # stands before each entry in an archive's directory
+CENTRAL_HEADER = b"PK\x01\x02"  # precedes each entry in an archive's directory
 
-MOST_FOLDERS = 100  # in one another
+MOST_FOLDERS = 100  # nested
 SEPARATOR = re.compile(r"[/\\]")
 ABSOLUTE = re.compile(r"[/\\]|[A-Za-z]:")
 UPWARD = re.compile(r"(?:^|[/\\])\.\.(?:[/\\]|$)")
 LEADS_OUT = "the name leads out of the archive"
 ENCRYPTED = 1  # a bit of ZipInfo.flag_bits
-NO_TIME = datetime(1980, 1, 1)  # what an archive says that notes no times
-# What zipfile and zlib raise on an archive that is damaged or made to harm.
+NO_TIME = datetime(1980, 1, 1)  # the time in an archive that stores no times
+# What zipfile and zlib raise for a damaged or malicious archive.
 DAMAGED = (BadZipFile, OSError, EOFError, ArithmeticError, RuntimeError, ValueError, zlib.error)
 
 
 class Refused(Exception):
-    """Something in an archive is not read. Its text says why, as it follows "because"."""
+    """Why something in an archive is not read, in words that can follow "because"."""
 
 
 @dataclass
@@ -49,13 +49,13 @@ class Allowance:
 
 @dataclass(frozen=True)
 class Entry:
-    """A file in an archive, or a folder with nothing in it.
+    """A file in an archive, or an empty folder.
 
-    name: as it is there. path: its parts; the last one is empty for a folder, and a name that leads
-    out of the archive has only the file and the folders before the first "..". time: the one that
-    the archive gives, in UTC; it is taken to be in this machine's time zone. None where there is
-    none. problem: why it is not read, if an honest download has no such entry. clutter: whether a
-    system or a tool left it there.
+    name: as in the archive. path: its parts; the last part is empty for a folder. For a name that
+    leads out of the archive, path has only the file and the folders before the first "..". time:
+    from the archive, in UTC, where this machine's time zone is assumed; None if there is none.
+    problem: why it is not read, if no honest download has such an entry. clutter: whether an
+    operating system or a tool left it there.
     """
 
     name: str
@@ -71,13 +71,13 @@ class Entry:
 
 
 def open_archive(source: Path | bytes) -> ZipFile:
-    """An archive on disk, or one that was read out of another. Raises Refused."""
+    """Open an archive on disk, or one that was read from another archive. Raises Refused."""
     if isinstance(source, bytes) and source.count(CENTRAL_HEADER) > MOST_ENTRIES:
-        raise Refused(f"it holds more than {MOST_ENTRIES} files")  # before it is taken in
+        raise Refused(f"it holds more than {MOST_ENTRIES} files")  # before zipfile reads them
     try:
         archive = ZipFile(BytesIO(source) if isinstance(source, bytes) else source)
     except DAMAGED:
-        raise Refused("it is damaged, or no zip archive") from None
+        raise Refused("it is damaged, or not a zip archive") from None
     if len(archive.infolist()) > MOST_ENTRIES:
         archive.close()
         raise Refused(f"it holds more than {MOST_ENTRIES} files")
@@ -85,7 +85,7 @@ def open_archive(source: Path | bytes) -> ZipFile:
 
 
 def entries(archive: ZipFile) -> Iterator[Entry]:
-    """Everything that an archive holds, but for the folders around its files."""
+    """Yield everything in an archive except the folders that contain files."""
     paths = [path_of(info) for info in archive.infolist()]
     ordered, known = sorted(paths), set(paths)
     for info, path in zip(archive.infolist(), paths, strict=True):
@@ -113,7 +113,7 @@ def leads_out(info: ZipInfo) -> bool:
 
 
 def has_inside(folder: tuple[str, ...], ordered: list[tuple[str, ...]]) -> bool:
-    """Whether one of the paths, which are in order, is of something in a folder."""
+    """Whether one of the sorted paths is inside a folder."""
     after = bisect_right(ordered, folder)
     return after < len(ordered) and ordered[after][: len(folder)] == folder
 
@@ -122,27 +122,27 @@ def time_of(info: ZipInfo) -> datetime | None:
     try:
         local = datetime(*info.date_time)
         return local.astimezone(UTC) if local > NO_TIME else None
-    except (ValueError, OverflowError):  # a thirteenth month, say
+    except (ValueError, OverflowError):  # for example a thirteenth month
         return None
 
 
 def problem_of(info: ZipInfo) -> str | None:
-    """Why an entry is not to be read; None where nothing is wrong with it."""
+    """Return why an entry must not be read, or None if nothing is wrong with it."""
     if leads_out(info):
         return LEADS_OUT
     if len(SEPARATOR.findall(info.filename)) > MOST_FOLDERS:
-        return f"it lies in more than {MOST_FOLDERS} folders"
+        return f"it is nested in more than {MOST_FOLDERS} folders"
     if stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG):
-        return "it is a link or a device, and no file"
+        return "it is a link or a device, not a file"
     if info.flag_bits & ENCRYPTED:
         return "it is encrypted"
     if info.compress_type not in (ZIP_STORED, ZIP_DEFLATED):
-        return "it is compressed in a way that is not read here"
+        return "its compression method is not supported here"
     return None
 
 
 def read(archive: ZipFile, entry: Entry, allowance: Allowance) -> bytes:
-    """What an entry holds. Raises Refused, with the reason."""
+    """Return the content of an entry. Raises Refused, with the reason."""
     if entry.problem:
         raise Refused(entry.problem)
     pieces, size = [], 0
@@ -160,6 +160,6 @@ def read(archive: ZipFile, entry: Entry, allowance: Allowance) -> bytes:
 
 def require_small(size: int, entry: Entry, allowance: Allowance) -> None:
     if allowance.left < 0:
-        raise Refused(f"more than {MOST_MEGABYTES} MB would have to be unpacked")
+        raise Refused(f"unpacking it would take more than {MOST_MEGABYTES} MB in total")
     if size > MEGABYTE and size > MOST_TIMES * entry.info.compress_size:
         raise Refused(f"it grows to more than {MOST_TIMES} times its size when unpacked")

@@ -1,7 +1,7 @@
-"""How much of the grader's own time and memory the code of a stranger may cost.
+"""Limits for the grader's own time and memory that a student's code may cost.
 
-What is lent to an attempt runs out here, on what the attempt hands over. Sizes are looked at first
-(near.py), and this holds whatever they come to.
+The functions lent to an attempt run in the grader, on arguments from the attempt. near.py checks
+the sizes of these arguments first; the limits here hold whatever they are.
 """
 
 import resource
@@ -19,19 +19,22 @@ MEMORY = 1 << 30  # bytes above the start
 
 
 class TooMuchHere(TooMuchWork):
-    """Raised where an attempt has what it was lent work for too long."""
+    """Raised if the functions lent to an attempt have worked for too long."""
 
     def __init__(self) -> None:
         super().__init__(
-            "It was stopped: what it was lent had to do many times the work that is needed. Does "
-            "it hand over far larger sizes than the case has?"
+            "It was stopped: the functions it was given had to do many times the work that is "
+            "needed. Does it pass far larger sizes than the case has?"
         )
 
 
 @contextmanager
 def bounded(seconds: float) -> Iterator[None]:
-    """Raise TooMuchHere in the block when this thread's processor time in it is used up, and
-    MemoryError (in PyTorch: RuntimeError) when the process takes MEMORY more than at its start."""
+    """Limit this thread's processor time and the process's memory in the block.
+
+    Raises TooMuchHere after `seconds` of processor time, and MemoryError (in PyTorch:
+    RuntimeError) if the process takes MEMORY bytes more than at the start.
+    """
     clock = time.pthread_getcpuclockid(threading.get_ident())
     over = time.clock_gettime(clock) + seconds
     with (
@@ -43,7 +46,7 @@ def bounded(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def memory_bounded() -> Iterator[None]:
-    if sys.platform != "linux":  # there is no sandbox elsewhere either, and it isn't obeyed
+    if sys.platform != "linux":  # elsewhere the limit isn't enforced, and there is no sandbox
         yield
         return
     pages = int(Path("/proc/self/statm").read_text().split()[0])

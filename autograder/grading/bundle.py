@@ -1,8 +1,9 @@
-"""A lab for a class: a zip with the notebook and what it needs, and no answer to it.
+"""A lab for a class: a zip with the notebook and the files it needs, without its answers.
 
-In it are the solutions of earlier labs, never its own or those of later ones; nothing of the
-grading; of the lessons the cards, hints and points alone. What a check would ask of the reference
-and the misconceptions is recorded (judging/recorded.py). The same course gives the same bytes.
+It contains the solutions of earlier labs, but not those of this lab or later ones, and no grading
+code. Of the lessons it contains only cards, hints and points. The results of the reference and the
+misconceptions, which a check needs, are recorded (judging/recorded.py). The same course always
+gives the same bytes.
 """
 
 import ast
@@ -22,7 +23,7 @@ from autograder.judging.judge import drawn, run_all
 from autograder.judging.recorded import frame
 from autograder.sandbox.notebook import python_of
 
-FOLDER = "inference-labs"  # in the zip; later labs are unpacked over it
+FOLDER = "inference-labs"  # in the zip; students unpack later labs over it
 AS_THEY_ARE = (
     *("LICENSE", "gpt.py", "workbook.py", "pyproject.toml", "constraints.txt", "environment.yml"),
     *(".jupyter/labconfig/page_config.json", "models/README.md"),
@@ -30,7 +31,7 @@ AS_THEY_ARE = (
 )
 PROGRAMS = "import workbook, autograder.check"
 MAKEFILE = """\
-# Opens the lab in JupyterLab, and sets up all it needs first. Without make, run the same:
+# Sets up everything and opens the lab in JupyterLab. Without make, run:
 # `python3 workbook.py lab`.
 
 PYTHON ?= python3
@@ -40,17 +41,17 @@ JUPYTER_ARGS ?=
 lab:
 \t@$(PYTHON) workbook.py lab $(JUPYTER_ARGS)
 """
-SEED = 0  # of the cases that `check` tries
+SEED = 0  # of the cases that `check` runs
 LONG_AGO = (1980, 1, 1, 0, 0, 0)
 
 
 def release(lesson: Lesson, path: Path) -> int:
-    """Write the bundle of a lab to `path`; return its size in bytes.
+    """Write the bundle of a lab to `path` and return its size in bytes.
 
-    Raises Refused where the lab is not built, or where something is at `path`.
+    Raises Refused if the lab is not built or if `path` exists.
     """
     if path.exists():
-        raise Refused(f"{path} is there already. Move it away, or name another file with --out.")
+        raise Refused(f"{path} already exists. Move it away, or choose another file with --out.")
     if not (LABS / lesson.notebook).exists():
         raise Refused(f"{LABS / lesson.notebook} is missing. Build it first: make labs")
     content = zipped(files_of(lesson))
@@ -60,7 +61,7 @@ def release(lesson: Lesson, path: Path) -> int:
 
 
 def zipped(files: dict[str, bytes]) -> bytes:
-    """The files in a zip that depends on nothing else: not on the day, nor on who makes it."""
+    """Pack the files into a zip whose bytes depend only on them, not on the date or the user."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
         for name, data in sorted(files.items()):
@@ -71,7 +72,7 @@ def zipped(files: dict[str, bytes]) -> bytes:
 
 
 def files_of(lesson: Lesson) -> dict[str, bytes]:
-    """All files of a bundle, by name."""
+    """Return all files of a bundle, by name."""
     lab, known = lesson.lab, list(lessons())
     upto = known[: known.index(lab) + 1]
     own = [in_bundle(exercise) for exercise in exercises().values() if exercise.lab == lab]
@@ -84,7 +85,7 @@ def files_of(lesson: Lesson) -> dict[str, bytes]:
         "README.md": readme(lesson).encode(),
         "Makefile": MAKEFILE.encode(),
         **{f"solutions/lessons/{lessons()[name].name}.md": cards(name).encode() for name in upto},
-        f"{records}/__init__.py": b'"""What stands for the reference of this lab."""\n',
+        f"{records}/__init__.py": b'"""Records that replace the reference of this lab."""\n',
         f"{records}/{lab}.py": skeleton.encode(),
         f"{records}/{lab}.frames": b"".join(map(recorded, own)),
     }
@@ -101,17 +102,17 @@ def readme(lesson: Lesson) -> str:
     )
 
 
-# ------------------------------------------------------------------------------ what is recorded
+# --------------------------------------------------------------------------------------- records
 
 
 def in_bundle(exercise: Exercise) -> Exercise:
-    """An exercise that asks nothing of the reference but what is recorded."""
+    """Return the exercise in a form that needs only records of the reference."""
     return replace(exercise, services=exercise.in_bundle or exercise.services)
 
 
 def recorded(exercise: Exercise) -> bytes:
     cases = drawn(exercise, SEED)
-    exercise = replace(exercise, record=Record({}, ()))  # so that it runs as it will there
+    exercise = replace(exercise, record=Record({}, ()))  # so that it runs as it will in the bundle
     drivers = [exercise.driver, *([exercise.as_built] if exercise.as_built else [])]
     right = {
         driver.__name__: run_all(exercise, driver, exercise.reference, cases) for driver in drivers
@@ -125,11 +126,11 @@ def recorded(exercise: Exercise) -> bytes:
     return frame(exercise, cases, Record(right, wrong))
 
 
-# -------------------------------------------------------------------------------- what is left out
+# ------------------------------------------------------------------------------- without answers
 
 
 def skeleton_of(lab: str) -> str:
-    """A lab's module as a learner gets it."""
+    """Return a lab's module as a student gets it, with TODOs."""
     module = lab_module(lab)
     lines = list(module.lines)
     for stretch in sorted(module.stretches.values(), key=lambda s: s.start, reverse=True):
@@ -142,7 +143,7 @@ def skeleton_of(lab: str) -> str:
 
 
 def cards(lab: str) -> str:
-    """What a lesson says of its exercises and questions, without its text and model answers."""
+    """Return a lesson's cards, hints and points, without its text and model answers."""
     text = (LESSONS / f"{lessons()[lab].name}.md").read_text(encoding="utf-8")
     regions = [
         f"<!-- #region {head} -->\n{body if head.startswith('exercise=') else ''}\n"
@@ -153,11 +154,11 @@ def cards(lab: str) -> str:
     return "\n".join(["Cards and hints. The lesson itself is the notebook in labs/.\n", *regions])
 
 
-# ---------------------------------------------------------------------------- the modules it needs
+# ------------------------------------------------------------------------------- needed modules
 
 
 def modules(lab: str, own: Iterable[Exercise], skeleton: str) -> set[Path]:
-    """The files of the course that the notebook, the checks and the programs import."""
+    """Return the files of the course that the notebook, the checks and the programs import."""
     known = list(lessons())
     earlier, later = known[: known.index(lab)], known[known.index(lab) + 1 :]
     withheld = {ROOT / f"autograder/exercises/{lab}.py"}
@@ -182,7 +183,7 @@ def modules(lab: str, own: Iterable[Exercise], skeleton: str) -> set[Path]:
 
 
 def imported(source: str) -> Iterator[str]:
-    """The full names of all that a module imports, wherever in it."""
+    """Yield the full names of everything that a module imports, anywhere in it."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -191,7 +192,7 @@ def imported(source: str) -> Iterator[str]:
 
 
 def files_named(name: str) -> Iterator[Path]:
-    """The course's files that an import of this name runs: packages first."""
+    """Yield the course's files that an import of this name runs, packages first."""
     place = ROOT
     for part in name.split("."):
         place /= part

@@ -1,7 +1,7 @@
-"""A key and certificate for a cluster of one's own: docs/cluster.md says how they are used.
+"""A key and a certificate for your own cluster; docs/cluster.md explains how to use them.
 
-The scheduler, the workers and the grader find them by themselves, encrypt what they send, and
-refuse every connection of a process that does not hold the key.
+The scheduler, the workers and the grader find them without further settings, encrypt what they
+send, and refuse connections from any process without the key.
 """
 
 import json
@@ -18,16 +18,16 @@ ROLES = "scheduler", "worker", "client"
 
 
 def new_certificate() -> Path:
-    """Write a key and its certificate, valid for a year, to where Dask reads its configuration.
+    """Write a key and its certificate, valid for a year, into Dask's configuration folder.
 
-    It is one file, which only its owner can read, in the folder that DASK_CONFIG names, or in
-    ~/.config/dask. Raises Refused where the file exists. Source: distributed.dask.org, "TLS/SSL".
+    Both are in one file that only its owner can read, in the folder set by DASK_CONFIG or in
+    ~/.config/dask. Raises Refused if the file exists. Source: distributed.dask.org, "TLS/SSL".
     """
     path = Path(dask.config.PATH, NAME)
     if path.exists():
         raise Refused(
-            f"{path} exists, and is left as it is. If you need a new key, move this file away, and "
-            "copy the new one to every machine of the cluster."
+            f"{path} exists and was not changed. If you need a new key, move this file "
+            "away, run the command again, and copy the new file to every machine of the cluster."
         )
     made = json.dumps(configuration(Security.temporary()), indent=1)
     try:
@@ -41,7 +41,7 @@ def new_certificate() -> Path:
 
 
 def configuration(made: Security) -> dict:
-    """What Dask's configuration says for a key that every process of the cluster holds."""
+    """Return Dask's configuration for one key that every process of the cluster uses."""
     pairs = {role: made.get_tls_config_for_role(role) for role in ROLES}
     tls = {role: {"cert": pair["cert"], "key": pair["key"]} for role, pair in pairs.items()}
     comm = {"require-encryption": True, "tls": {"ca-file": made.tls_ca_file, **tls}}

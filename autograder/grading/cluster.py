@@ -1,7 +1,8 @@
-"""Grading on many machines: the workers of a Dask cluster grade, one submission at a time each.
+"""Grading on many machines: each worker of a Dask cluster grades one submission at a time.
 
-A worker gets the key of each submission that it grades, and never the secret. Dask runs all code
-that it is sent, so every connection needs a certificate: docs/cluster.md says how to start one.
+A worker gets the key of each submission that it grades, but never the secret. Dask runs any code
+that it receives, so every connection needs a certificate: docs/cluster.md explains how to start a
+cluster.
 """
 
 import asyncio
@@ -34,15 +35,15 @@ from autograder.grading.secret import Key, key_of
 from autograder.grading.submission import MOST_BYTES, Submission
 from autograder.grading.version import course_version
 
-PATIENCE = 60  # seconds for the first worker to come
+PATIENCE = 60  # seconds to wait for the first worker
 DIED = NotGraded(
-    "Every worker that graded it has died. Have the workers enough memory? Their logs may tell."
+    "Every worker that graded it has died. Do the workers have enough memory? See their logs."
 )
 
 
 @dataclass(frozen=True)
 class Order:
-    """What a worker is to do. Dask writes what it is handed into its logs: this shows nothing."""
+    """A worker's task. Dask logs the tasks it is given, so their content is hidden from repr."""
 
     submission: Submission = field(repr=False)
     key: Key = field(repr=False)
@@ -51,22 +52,22 @@ class Order:
 
     @property
     def name(self) -> str:
-        """By which the scheduler knows it: made of all that the result depends on."""
+        """Identify the task for the scheduler, from everything that the result depends on."""
         what = self.submission.student, self.submission.lab, self.submission.sha256
         how = self.version, self.key.secret, self.settings
         digest = hashlib.sha256(repr((what, how)).encode("utf-8", "surrogatepass")).hexdigest()
         return f"grade-{digest[:32]}"
 
 
-# ---------------------------------------------------------------------------- where it is asked for
+# -------------------------------------------------------------------------------- on the grader
 
 
 def graded_there(
     submissions: Iterable[Submission], secret: bytes, settings: Jail, address: str
 ) -> Iterator[tuple[Submission, Result | NotGraded]]:
-    """Submissions with their results, as they come. Raises Refused.
+    """Yield submissions with their results, as they arrive. Raises Refused.
 
-    The workers may come and go meanwhile. While there is none, it waits for one.
+    Workers may come and go in the meantime. If there is none, wait for one.
     """
     with cluster(address) as client:
 
@@ -80,8 +81,8 @@ def graded_there(
                 suspected.append(submission)
             else:
                 yield submission, found
-        # What waited behind a submission that killed its worker is suspected with it. Alone, it is
-        # graded; only the killer kills again.
+        # A submission queued behind one that killed its worker is suspected with it. Graded alone,
+        # it gets its result; only the harmful one kills its worker again.
         for submission in suspected:
             yield submission, answer(ask(submission, "alone")) or DIED
 
@@ -89,7 +90,7 @@ def graded_there(
 def side_by_side(
     client: Client, submissions: Iterable[Submission], ask: Callable[[Submission, str], Future]
 ) -> Iterator[tuple[Submission, Result | NotGraded | None]]:
-    """Submissions with the answers, as they come: as many at once as there are workers."""
+    """Yield submissions with their answers, as many at a time as there are workers."""
     left = iter(submissions)
     coming = as_completed(loop=client.loop)
     asked: dict[Future, Submission] = {}
@@ -110,9 +111,9 @@ def side_by_side(
 
 @contextmanager
 def cluster(address: str) -> Iterator[Client]:
-    """A connection with a cluster that has a worker; at its end, what is open is cancelled."""
+    """Connect to a cluster that has a worker; at the end, open tasks are canceled."""
     large = {"distributed.admin.large-graph-warning-threshold": 2 * MOST_BYTES}
-    with dask.config.set(large):  # or it would warn of a large notebook
+    with dask.config.set(large):  # otherwise it would warn about a large notebook
         asyncio.run(require_a_scheduler(address))
         with Client(address, set_as_default=False) as client:
             try:
@@ -120,34 +121,35 @@ def cluster(address: str) -> Iterator[Client]:
             except TimeoutError:
                 raise Refused(
                     f"The scheduler at {address} has no worker. Start some, as docs/cluster.md "
-                    "tells, and give the same command again."
+                    "explains, and run the same command again."
                 ) from None
             require_the_course(client)
             try:
                 yield client
             except (CancelledError, OSError):
                 raise Refused(
-                    f"The scheduler at {address} is gone. What was graded is kept: start one, and "
-                    "the same command goes on from there."
+                    f"The scheduler at {address} is gone. The results so far are kept: start a "
+                    "scheduler and run the same command again to continue from there."
                 ) from None
 
 
 async def require_a_scheduler(address: str) -> None:
-    """Raise Refused where no scheduler with this machine's key answers at the address.
+    """Raise Refused if no scheduler with this machine's key answers at the address.
 
-    A Client that gets no answer is never closed, and may block the next one when it is collected.
+    A Client without an answer is never closed, and may block the next one when it is garbage
+    collected.
     """
     if not address.startswith("tls://"):
         raise Refused(
             f"{address} is not encrypted. Start the scheduler and the workers with TLS, as "
-            "docs/cluster.md says, and give the address as tls://HOST:PORT."
+            "docs/cluster.md explains, and give the address as tls://HOST:PORT."
         )
     try:
         ours = Security().get_connection_args("client")
         if ours["ssl_context"] is None:
             raise Refused(
-                "This machine has no certificate for a cluster. Make one, and copy it to the "
-                "cluster's other machines: python -m autograder certificates"
+                "This machine has no certificate for a cluster. Make one with "
+                "`python -m autograder certificates`, and copy it to the cluster's other machines."
             )
         there = await connect(address, **ours)
     except (OSError, ValueError) as error:
@@ -156,9 +158,9 @@ async def require_a_scheduler(address: str) -> None:
 
 
 def require_the_course(client: Client) -> None:
-    """Raise Refused where a worker or the scheduler lacks this version of the course."""
+    """Raise Refused if a worker or the scheduler doesn't have this version of the course."""
 
-    def version() -> str:  # sent as it stands here, because over there this module may be missing
+    def version() -> str:  # sent as source, because this module may be missing there
         from autograder.grading.version import course_version
 
         return course_version()
@@ -172,7 +174,7 @@ def require_the_course(client: Client) -> None:
         if isinstance(theirs, ImportError):
             raise Refused(
                 f"The {who} can't load the course ({theirs}). Start it in the course's "
-                "environment, as docs/cluster.md tells."
+                "environment, as docs/cluster.md explains."
             )
         if isinstance(theirs, str) and theirs != course_version():
             raise Refused(other_version(who, theirs, course_version()))
@@ -180,13 +182,13 @@ def require_the_course(client: Client) -> None:
 
 def other_version(who: str, theirs: str, ours: str) -> str:
     return (
-        f"The {who} has another version of the course ({theirs}) than this machine ({ours}). Bring "
-        "both to the same state, and start it anew."
+        f"The {who} has another version of the course ({theirs}) than this machine ({ours}). "
+        "Install the same version on both, and restart it."
     )
 
 
 def answer(future: Future) -> Result | NotGraded | None:
-    """None where one worker after the other has died with it."""
+    """Return the result, or None if several workers died while grading it."""
     try:
         return future.result()
     except KilledWorker:
@@ -196,13 +198,13 @@ def answer(future: Future) -> Result | NotGraded | None:
 # -------------------------------------------------------------------------------- on each worker
 
 
-JAILS: dict[str, Jail] = {}  # that this process has entered, by their settings
-ONE_AT_A_TIME = threading.Lock()  # judging lends functions to modules, which are the process's
+JAILS: dict[str, Jail] = {}  # entered by this process, by their settings
+ONE_AT_A_TIME = threading.Lock()  # judging replaces functions of whole modules
 
 
 def done(order: Order) -> Result | NotGraded:
-    """Carry out an order. Raises Refused where this worker can't."""
-    if order.version != course_version():  # it has come since the others were asked
+    """Carry out a task. Raises Refused if this worker can't."""
+    if order.version != course_version():  # it joined after the other workers were checked
         who = f"worker {get_worker().address}"
         raise Refused(other_version(who, course_version(), order.version))
     with ONE_AT_A_TIME:
@@ -211,7 +213,7 @@ def done(order: Order) -> Result | NotGraded:
 
 
 def entered(settings: Jail) -> Jail:
-    """The jail of this process, which leaves it when it ends."""
+    """Return the jail of this process, which it leaves at its end."""
     name = repr(settings)
     if name not in JAILS:
         try:

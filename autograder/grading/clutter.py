@@ -1,4 +1,4 @@
-"""What operating systems, Jupyter and git leave in folders and archives: no student made it."""
+"""Files that operating systems, Jupyter and git leave in folders and archives."""
 
 from collections.abc import Container
 
@@ -14,10 +14,10 @@ Path = tuple[str, ...]
 
 
 def is_clutter(path: Path, others: Container[Path], is_folder: bool = False) -> bool:
-    """Whether a file or folder is clutter, by its name and those of the folders around it.
+    """Whether a file or folder is clutter, by its name and the names of the folders around it.
 
-    others: the paths that are there, too. macOS keeps what it knows of "a" in "._a" beside it, and
-    a name that begins like this is a student's own where there is no "a".
+    others: the other paths. macOS stores its metadata of "a" in "._a" in the same folder. If there
+    is no "a", the file "._a" is the student's own.
     """
     folders, name = (path, "") if is_folder else (path[:-1], path[-1])
     return (
@@ -28,8 +28,8 @@ def is_clutter(path: Path, others: Container[Path], is_folder: bool = False) -> 
 
 
 def passed_over(number: int) -> list[str]:
-    """The sentence about so many, where there are any."""
+    """Return a sentence about this number of entries, or nothing for 0."""
     what = "1 file or folder" if number == 1 else f"{number} files and folders"
     named = "such as .DS_Store or __MACOSX"
-    said = f"Passed over: {what} that operating systems and tools leave behind, {named}."
+    said = f"Ignored: {what} that operating systems and tools leave behind, {named}."
     return [said] if number else []

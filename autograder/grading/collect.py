@@ -2,23 +2,23 @@
 
     submitted/ada-lovelace-123456/02_kv_cache/kv_cache.ipynb
 
-What is collected twice. A notebook that was collected before is left alone, whatever became of it
-in submitted/ since. A different one goes in if it is newer than the one that is there: by the time
-in its name (Blackboard), else by the archive's (which in Canvas and Moodle is that of the
-download). So, after late submissions, download again and collect again, and everybody's last
-version is there. What was there moves to .earlier/ beside it, with its timestamp.txt. Nothing is
-ever overwritten.
+You can collect again at any time. A notebook that was collected before is ignored, even if its copy
+in submitted/ has changed since. A different notebook of the same student and lab is collected if it
+is newer than the present one: by the time in its name (Blackboard), otherwise by the time in the
+archive (in Canvas and Moodle, the time of the download). So after late submissions, download again
+and collect again to get everyone's last version. The previous version moves to .earlier/ in the
+same folder, with its timestamp.txt. Nothing is ever overwritten.
 
-Collect the archive of one assignment with its lab (`--lab`). Then notebooks of other labs stay out,
-so that nobody hands in lab 2 once more within a zip for lab 3, and a student of whose files none
-can be collected gets an empty folder, for the grader to give its zero with the reason.
+If an archive is of one assignment, give its lab (`--lab`). Then notebooks of other labs are left
+out, so that no student hands in lab 2 again within a zip for lab 3. A student without any usable
+file gets an empty folder, so that the grader gives zero points with the reason.
 
-Everything in an archive is accounted for: it is collected, it was collected before, it is left out
-for a reason, or it is counted as clutter (what operating systems and tools leave).
+Every entry of an archive is accounted for: it is collected, it was collected before, it is left out
+for a reason, or it is counted as clutter (files that operating systems and tools leave).
 
-Times are in UTC; those in names and archives are taken to be in this machine's time zone. Where a
-name tells when it was handed in, timestamp.txt notes it, by which nbgrader knows late work. Canvas
-says LATE but not how late: that is told, and no penalty can come of it.
+Times are in UTC; times in names and archives are assumed to be in this machine's time zone. If a
+name contains the time of the submission, it is written to timestamp.txt, where nbgrader finds late
+work. Canvas says LATE but not how late: the summary says so, and no penalty can follow from it.
 """
 
 import csv
@@ -42,32 +42,32 @@ from autograder.grading.download import HandedIn, Student, attributed
 from autograder.grading.foreign import cell, counted, listed, shown
 
 COLUMNS = ["id", "name", "file"]  # of students.csv
-EARLIER, COLLECTED = ".earlier", ".collected"  # beside a submission, hidden from everything else
+EARLIER, COLLECTED = ".earlier", ".collected"  # in a submission's folder, hidden from others
 LONG_AGO = datetime(1980, 1, 1, tzinfo=UTC)
 
 NOBODYS = (
-    "the name doesn't tell whose it is (give each student a folder, and zip the folders together)"
+    "its name doesn't contain a student (give each student a folder, and zip the folders together)"
 )
-NO_LAB = "neither its name nor its cells tell which lab it is (say so with --lab)"
-OTHER_LAB = "it is of another lab than {}"
-OUTDONE = "the archive holds one of the same student and lab that is newer or less doubtful"
+NO_LAB = "neither its name nor its cells say which lab it is (give the lab with --lab)"
+OTHER_LAB = "it belongs to another lab than {}"
+OUTDONE = "the archive has a newer or more certain one of the same student and lab"
 NOT_NEWER = (
-    "submitted/ holds a different one that is no older (if that is the wrong one, move its folder "
-    "away and collect again)"
+    "submitted/ has a different one that is as new or newer (if that is the wrong one, move its "
+    "folder away and collect again)"
 )
-IN_THE_WAY = "something else stands in its place in submitted/ (a link, say)"
+IN_THE_WAY = "something else is in its place in submitted/ (for example a link)"
 HIDDEN = (
-    "its name or that of a folder around it begins with a dot (if it is what was handed in, rename "
+    "its name or the name of a folder around it begins with a dot (if it is the submission, rename "
     "it, and zip it again)"
 )
 NO_NOTEBOOK = "it is not a notebook"
-TWICE = "the archive holds the same notebook of the same student more than once"
-TWICE_PACKED = "it is a zip archive within a student's zip archive"
+TWICE = "the archive contains the same notebook of the same student more than once"
+TWICE_PACKED = "it is a zip archive inside a student's zip archive"
 
 
 @dataclass(frozen=True)
 class Placed:
-    """file: its name in the archive. earlier: the folder of the one whose place it took."""
+    """file: its name in the archive. earlier: the folder of the version it replaced, or None."""
 
     student: Student
     lesson: str
@@ -84,11 +84,11 @@ class LeftOut:
 
 @dataclass
 class Collected:
-    """What collecting an archive came to, or has come to so far.
+    """The result of collecting an archive, or the result so far.
 
-    again: how many notebooks had been collected before. left_out: each with the reason. without:
-    the students of whose files none could be collected, and what they handed in. clutter: how many
-    entries were clutter.
+    again: the number of notebooks that were collected before. left_out: each with the reason.
+    without: the students without a usable file, and what they handed in. clutter: the number of
+    entries that were clutter.
     """
 
     placed: list[Placed] = field(default_factory=list)
@@ -103,7 +103,7 @@ class Collected:
     def __str__(self) -> str:
         students = len({each.student for each in self.placed})
         total = f"{counted(len(self.placed), 'notebook')} of {counted(students, 'student')}"
-        again = f"; {self.again} more had been collected before" if self.again else ""
+        again = f"; {self.again} more were collected before" if self.again else ""
         return "\n".join(
             [
                 f"Collected {total}{again}.",
@@ -117,9 +117,9 @@ class Collected:
 
 
 def collect(archive: Path, submitted: Path, lesson: Lesson | None) -> Collected:
-    """Put the notebooks of a download where nbgrader looks for them; with a lesson, its alone.
+    """Put the notebooks of a download where nbgrader looks for them; with a lesson, only its own.
 
-    Students' names are noted in students.csv beside `submitted`. Raises refused.Refused.
+    Students' names are added to students.csv, next to `submitted`. Raises refused.Refused.
     """
     table = Table(submitted.parent / "students.csv")
     found = Collected()
@@ -170,16 +170,16 @@ def collect_student(
             (submitted / student.id / only.name).mkdir(parents=True, exist_ok=True)
 
 
-# ---------------------------------------------------------------------------- what was handed in
+# ----------------------------------------------------------------------------- submitted files
 
 
 @dataclass(frozen=True)
 class Notebook:
     """A student's notebook.
 
-    file: its name in the archive. certain: whether it is of its lesson by its own account. packed:
-    its time in the student's own zip archive. The student can set that one at will, so that it
-    decides nothing but which of the student's notebooks is the newest.
+    file: its name in the archive. certain: whether its own name or cells say which lesson it is.
+    packed: its time in the student's own zip archive. The student can set that time at will, so it
+    only decides which of the student's own notebooks is the newest.
     """
 
     handed_in: HandedIn
@@ -205,7 +205,7 @@ class Notebook:
 def notebooks_of(
     files: Sequence[HandedIn], download: ZipFile, only: Lesson | None, found: Collected
 ) -> Iterator[Notebook]:
-    """A student's notebooks of a known lab, those in a zip archive of their own included."""
+    """Yield a student's notebooks of a known lab, including those in the student's own zip."""
     allowance = Allowance()
     for handed_in in files:
         name = handed_in.entry.name
@@ -226,11 +226,11 @@ def notebooks_of(
 def packed_notebooks(
     handed_in: HandedIn, packed: bytes, allowance: Allowance, only: Lesson | None, found: Collected
 ) -> Iterator[Notebook]:
-    """Those in a student's own zip archive. Raises Refused where there is nothing in it."""
+    """Yield the notebooks in a student's own zip archive. Raises Refused if it is empty."""
     archive = open_archive(packed)
     packed_files = list(entries(archive))
     if not packed_files:
-        raise Refused("there is nothing in it")
+        raise Refused("it is empty")
     for entry in packed_files:
         name = f"{handed_in.entry.name} › {entry.name}"
         if entry.clutter:
@@ -247,7 +247,7 @@ def packed_notebooks(
 
 
 def require_work(entry: Entry, path: Sequence[str]) -> None:
-    """Raise Refused for what can't be a submission. path: the part that the student chose."""
+    """Raise Refused for files that can't be a submission. path: the part that the student chose."""
     if entry.problem:
         raise Refused(entry.problem)
     if any(part.startswith(".") for part in path):
@@ -272,7 +272,7 @@ def notebook(
 
 
 def newest(notebooks: Sequence[Notebook], only: Lesson | None, found: Collected) -> list[Notebook]:
-    """One notebook for each lesson."""
+    """Choose one notebook for each lesson."""
     choices = defaultdict(list)
     for each in notebooks:
         if only and each.lesson != only:
@@ -288,7 +288,7 @@ def newest(notebooks: Sequence[Notebook], only: Lesson | None, found: Collected)
 
 
 def is_notebook(file: str) -> bool:
-    """Some browsers append .txt or .json to what they save."""
+    """Whether a file is a notebook. Some browsers append .txt or .json to the name."""
     return re.search(r"\.ipynb(\.txt|\.json)?$", file, re.IGNORECASE) is not None
 
 
@@ -296,11 +296,11 @@ def is_zip(file: str) -> bool:
     return file.lower().endswith(".zip")
 
 
-# ------------------------------------------------------------------------------------- which lab
+# --------------------------------------------------------------------------------- finding the lab
 
 
 def by_name(file: str) -> Lesson | None:
-    """The lesson that a file is named after, but for what copying and uploading append."""
+    """Find the lesson by a file's name, ignoring what copying and uploading append to it."""
     stem = file.lower().split(".ipynb")[0].removeprefix("copy of ")
     stem = re.sub(r"([-_ ]?\([0-9]+\)|-[0-9]+|-copy[0-9]*| copy)+$", "", stem)
     stem = re.sub(r"[- ]", "_", stem)
@@ -308,9 +308,9 @@ def by_name(file: str) -> Lesson | None:
 
 
 def by_cells(content: bytes) -> Lesson | None:
-    """The lesson whose cells a notebook has, else the one that it says it was built from.
+    """Find the lesson by a notebook's cells, otherwise by the lesson that it was built from.
 
-    The text is searched and not parsed: a notebook may be broken, and be of a lab all the same.
+    The text is searched, not parsed, so that a broken notebook is found too.
     """
     ids = [id.decode() for id in re.findall(rb'"grade_id": *"([\w-]{1,100})"', content)]
     labs = Counter(labs_of_cells()[id] for id in ids if id in labs_of_cells())
@@ -322,7 +322,7 @@ def by_cells(content: bytes) -> Lesson | None:
 
 @cache
 def labs_of_cells() -> dict[str, str]:
-    """The lab of each grade_id that the lesson build gives."""
+    """Return the lab of each grade_id that the lesson build gives."""
     labs = {}
     for lesson in lessons().values():
         exercises = [name.replace(".", "-") for name in lesson.cards]
@@ -331,11 +331,11 @@ def labs_of_cells() -> dict[str, str]:
     return labs
 
 
-# --------------------------------------------------------------------------------- into submitted/
+# ----------------------------------------------------------------------------- writing submitted/
 
 
 def place(notebook: Notebook, folder: Path, found: Collected) -> None:
-    """Put a notebook into its folder, unless what is there is the same or newer."""
+    """Put a notebook into its folder, unless the one there is the same or newer."""
     target = folder / f"{notebook.lesson.lab}.ipynb"
     earlier = None
     if in_the_way(folder, notebook.lesson):
@@ -357,7 +357,7 @@ def place(notebook: Notebook, folder: Path, found: Collected) -> None:
 
 
 def in_the_way(folder: Path, lesson: Lesson) -> bool:
-    """Whether there are links, or folders for files, where a submission belongs."""
+    """Whether there are links, or folders instead of files, where a submission belongs."""
     file = f"{lesson.lab}.ipynb"
     names = (EARLIER, COLLECTED, timestamp.NAME, file, f".{file}.part")
     ours = [folder / name for name in names]
@@ -369,18 +369,18 @@ def in_the_way(folder: Path, lesson: Lesson) -> bool:
 
 
 def move_away(target: Path) -> Path:
-    """Move a submission and its timestamp to a folder of their own in .earlier/."""
+    """Move a submission and its timestamp to a new folder in .earlier/."""
     name = f"{time_of(target):%Y-%m-%d-%H-%M-%S}-{digest_of(target)[:16]}"
     earlier = target.parent / EARLIER / name
     earlier.mkdir(parents=True, exist_ok=True)
     for file in (target.with_name(timestamp.NAME), target):
         if file.exists():
-            file.replace(earlier / file.name)  # the same file, if ever the name is taken
+            file.replace(earlier / file.name)  # if the name is taken, it is the same file
     return earlier
 
 
 def write(notebook: Notebook, target: Path) -> None:
-    """Write a notebook with its time. It gets its name last, so that a crash leaves no half."""
+    """Write a notebook with its time. It gets its name last, so a crash leaves no partial file."""
     target.parent.mkdir(parents=True, exist_ok=True)
     handed_in_at = target.with_name(timestamp.NAME)
     if notebook.handed_in.time and not handed_in_at.exists():
@@ -393,7 +393,7 @@ def write(notebook: Notebook, target: Path) -> None:
 
 
 def last_collected(folder: Path) -> str | None:
-    """The digest of the notebook that was last put there; it may have been corrected by hand."""
+    """Return the digest of the notebook last put there, which may have been edited since."""
     note = folder / COLLECTED
     return note.read_text().strip() if note.exists() else None
 
@@ -410,10 +410,10 @@ def time_of(path: Path) -> datetime:
 
 
 class Table:
-    """Who is who: id, name and file, a row for each file. Rows are added and never changed."""
+    """The students' ids, names and files, one row per file. Rows are added and never changed."""
 
     def __init__(self, path: Path) -> None:
-        """Raises refused.Refused for a table that can't be added to."""
+        """Raises refused.Refused for a table to which no rows can be added."""
         self.path = path
         self.new: list[dict[str, str]] = []
         try:
@@ -425,8 +425,8 @@ class Table:
             self.columns = []
         if not set(COLUMNS) <= set(self.columns):
             raise refused.Refused(
-                f"Rows have to be added to {path}, and it is no table in UTF-8 with the columns "
-                f"{', '.join(COLUMNS)}, separated by commas. Give it another name."
+                f"No rows can be added to {path}: it is not a table in UTF-8 with the columns "
+                f"{', '.join(COLUMNS)}, separated by commas. Rename it and collect again."
             )
 
     def note(self, student: Student, files: Sequence[HandedIn]) -> None:
@@ -451,20 +451,20 @@ class Table:
             rows.writerows(self.new)
 
 
-# -------------------------------------------------------------------------------------- in words
+# ------------------------------------------------------------------------------------- the summary
 
 
 def per_lesson(placed: Sequence[Placed]) -> Iterator[str]:
     for lesson, number in sorted(Counter(each.lesson for each in placed).items()):
         late = sum(each.late for each in placed if each.lesson == lesson)
-        yield f"  {lesson}: {number}" + (f", {late} late by its name" if late else "")
+        yield f"  {lesson}: {number}" + (f", {late} marked late" if late else "")
 
 
 def replacements(placed: Sequence[Placed]) -> Iterator[str]:
     for each in placed:
         if each.earlier:
             yield (
-                f"{each.student.id} handed in {each.lesson} again; the one before is kept in "
+                f"{each.student.id} handed in {each.lesson} again; the previous version is kept in "
                 f"{each.earlier}."
             )
 
@@ -480,4 +480,4 @@ def reasons(left_out: Sequence[LeftOut]) -> Iterator[str]:
 def nothing_of(without: Sequence[tuple[Student, Sequence[str]]]) -> Iterator[str]:
     for student, files in without:
         who = f"{shown(student.name)} ({student.id})"
-        yield f"Nothing could be collected of {who}: {listed(files)}."
+        yield f"No file of {who} could be collected: {listed(files)}."

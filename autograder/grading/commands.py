@@ -1,4 +1,4 @@
-"""What `python -m autograder` does, command by command."""
+"""The commands of `python -m autograder`."""
 
 import argparse
 from collections.abc import Iterable, Iterator
@@ -25,7 +25,7 @@ from autograder.grading.temporary import remove_leftovers, write_whole
 
 
 def grade(given: argparse.Namespace) -> int:
-    """Grade, keep the results, enter them into nbgrader's gradebook, and sum up."""
+    """Grade, keep the results, enter them into nbgrader's gradebook, and print a summary."""
     require_submitted()
     return grade_course(
         COURSE,
@@ -39,7 +39,7 @@ def grade(given: argparse.Namespace) -> int:
 
 def require_submitted() -> None:
     if not COURSE.submitted.is_dir():
-        raise Refused(f"There is no {COURSE.submitted}. Collect what was handed in first.")
+        raise Refused(f"There is no folder {COURSE.submitted}. Collect the submissions first.")
 
 
 def grade_course(
@@ -52,12 +52,12 @@ def grade_course(
 ) -> int:
     submissions = list(course.submissions(lesson, student))
     if not submissions:
-        nobody = f"Nobody has handed in {lesson.name}: {course.submitted} has nothing of it."
+        nobody = f"No student has handed in {lesson.name}: nothing of it is in {course.submitted}."
         raise Refused("\n".join([nobody, *inventory(course.submitted, lesson).lines]))
     console = Console()
     results: dict[str, Result] = {}
     not_graded: dict[str, str] = {}
-    not_entered: dict[str, list[str]] = {}  # by the reason
+    not_entered: dict[str, list[str]] = {}  # by reason
     known = entered(course, lesson)
     remove_leftovers(course.graded(lesson))
     with bar(console) as progress, gradebook(course, lesson) as enter:
@@ -74,13 +74,13 @@ def grade_course(
                     not_entered.setdefault(str(error), []).append(shown(submission.student))
             progress.advance(task)
     for why, names in not_entered.items():
-        console.print(f"nbgrader did not take {', '.join(names)}: {why}", markup=False)
+        console.print(f"nbgrader did not accept {', '.join(names)}: {why}", markup=False)
     if results:
         sum_up(console, list(results.values()))
     for name, why in not_graded.items():
         console.print(f"{shown(name)} is not graded. {why}", markup=False)
     if not_graded:
-        console.print("The same command tries again what is not graded, and nothing else.")
+        console.print("Run the same command again to retry only these.")
     for line in inventory(course.submitted, lesson).lines if student is None else ():
         console.print(line, markup=False)
     return 1 if not_entered or not_graded else 0
@@ -94,9 +94,9 @@ def graded(
     scheduler: str | None,
     again: str | None,
 ) -> Iterator[tuple[Submission, Result | NotGraded]]:
-    """Every submission with its result: those that are kept first, then those that must be graded.
+    """Yield every submission with its result: first the kept results, then the new ones.
 
-    A result from outside a sandbox is not kept for long: with one, it is graded anew.
+    A result from outside a sandbox is graded again as soon as there is a sandbox.
     """
     open_ones = []
     for submission in submissions:
@@ -120,14 +120,14 @@ def graded(
 def graded_there(
     submissions: Iterable[Submission], secret: bytes, jail: Jail, scheduler: str
 ) -> Iterator[tuple[Submission, Result | NotGraded]]:
-    """The same on a cluster."""
+    """Grade submissions on a cluster."""
     with cluster_packages():
         from autograder.grading import cluster
     return cluster.graded_there(submissions, secret, jail, scheduler)
 
 
 def certificates(given: argparse.Namespace) -> int:
-    """Make a key and certificate for a cluster, and tell where they are."""
+    """Make a key and certificate for a cluster, and print where they are."""
     with cluster_packages():
         from autograder.grading.certificates import new_certificate
 
@@ -137,12 +137,12 @@ def certificates(given: argparse.Namespace) -> int:
 
 @contextmanager
 def cluster_packages() -> Iterator[None]:
-    """Around an import of what only a cluster needs. Raises Refused where it is not installed."""
+    """Surround imports that only a cluster needs. Raises Refused if they are not installed."""
     try:
         yield
     except ImportError as error:
         raise Refused(
-            f"A cluster needs more packages ({error}). Install them in the repository's root: "
+            f"A cluster needs more packages ({error}). Install them from the repository's root: "
             'pip install -e ".[grade,cluster]" -c constraints.txt'
         ) from None
 
@@ -176,7 +176,7 @@ def report(given: argparse.Namespace) -> int:
     results = COURSE.results(given.lab)
     handed_in = inventory(COURSE.submitted, given.lab)
     if not results:
-        nothing = f"Nothing of {given.lab.name} is graded yet: python -m autograder grade"
+        nothing = f"No submission of {given.lab.name} is graded yet: python -m autograder grade"
         raise Refused("\n".join([nothing, *handed_in.lines]))
     found = reporting.report(results, given.lab, handed_in)
     folder = COURSE.folder / "reports"
@@ -189,13 +189,13 @@ def report(given: argparse.Namespace) -> int:
 
 
 def collect(given: argparse.Namespace) -> int:
-    """Put a download into submitted/, and tell what was left out."""
+    """Put a download into submitted/, and print what was left out."""
     print(collecting.collect(given.file, COURSE.submitted, given.lab))
     return 0
 
 
 def release(given: argparse.Namespace) -> int:
-    """Write the bundle of a lab, and tell where it is."""
+    """Write the bundle of a lab, and print where it is."""
     path = given.out or Path(f"{given.lab.name}.zip")
     with writing(path):
         size = bundling.release(given.lab, path)

@@ -1,7 +1,7 @@
-"""The two-minute tour: a small class that is right, wrong, lazy and hostile, and what it earns.
+"""The two-minute tour: a small class with right, wrong, empty and hostile submissions.
 
-Everything is made in a folder of its own, and stays there to be looked at. Nothing of the course's
-own is read or changed but the lab.
+Everything is made in a new folder, and stays there for you to look at. Of the course itself, only
+the lab is read, and nothing is changed.
 """
 
 import argparse
@@ -38,10 +38,10 @@ from autograder.grading.store import Course
 from autograder.judging.judge import WRONG
 
 LESSON = lessons()["generate"]
-SECONDS = 2.0  # of processor time for an exercise; the right solution needs tenths
+SECONDS = 2.0  # of processor time for an exercise; the right solution needs a few tenths
 CONFIG = ROOT / "autograder" / "nbgrader_config.py"
 
-# What is handed in, from the released notebook and the course's folder.
+# Makes a submission from the released notebook and the course's folder.
 Make = Callable[["Notebook", Path], bytes | None]
 
 
@@ -67,15 +67,15 @@ class Notebook:
 
 
 def right(exercise: str) -> str:
-    """What the lesson's own solution has in the place of the TODO."""
+    """Return the lesson's own solution, which replaces the TODO."""
     return textwrap.dedent("\n".join(lab_module(LESSON.lab).stretch(exercise)))
 
 
-# --------------------------------------------------------------------------- ways of handing it in
+# ------------------------------------------------------------------------------- the submissions
 
 
 def wrote(generate: str | None = None, metrics: str | None = None) -> Make:
-    """Right, but for the exercises whose lines are given."""
+    """Right, except for the exercises whose lines are given."""
 
     def make(notebook: Notebook, course: Path) -> bytes:
         notebook.write("generate", (generate or right("generate")).replace("COURSE", str(course)))
@@ -86,12 +86,12 @@ def wrote(generate: str | None = None, metrics: str | None = None) -> Make:
 
 
 def instead(exercise: str, old: str, new: str) -> Make:
-    """Right, but for one slip."""
+    """Right, except for one slip."""
     return wrote(**{exercise: right(exercise).replace(old, new)})
 
 
 def before(exercise: str, lines: str) -> Make:
-    """Right, but for what it does first."""
+    """Right, except for the lines that run first."""
     return wrote(**{exercise: f"{textwrap.dedent(lines).strip()}\n{right(exercise)}"})
 
 
@@ -100,7 +100,7 @@ def nothing(notebook: Notebook, course: Path) -> bytes:
 
 
 def no_notebook(notebook: Notebook, course: Path) -> None:
-    """The folder is there, and empty."""
+    """The folder exists, but is empty."""
 
 
 def half(notebook: Notebook, course: Path) -> bytes:
@@ -113,7 +113,7 @@ def broken_off(notebook: Notebook, course: Path) -> bytes:
 
 
 def untidy(notebook: Notebook, course: Path) -> bytes:
-    """A magic, a print and a picture; and what belongs in one cell stands in two."""
+    """A magic, a print and a picture, and one cell's code in two cells."""
     wrote(metrics='print("measuring")\n' + right("metrics"))(notebook, course)
     cell = notebook.cell("generate-metrics")
     record, function = cell.source.split("\n\n\ndef ")
@@ -170,7 +170,7 @@ book.commit()
 
 @dataclass(frozen=True)
 class Student:
-    """what: they did, in a few words. points: that they must get."""
+    """what: what the student did, in a few words. points: the points that the student must get."""
 
     name: str
     what: str
@@ -181,23 +181,23 @@ class Student:
 CLASS = [
     Student("ada", "right, as in the lesson", wrote(), 8),
     Student("ben", "right, in another style", wrote(OTHER_GENERATE, OTHER_METRICS), 8),
-    Student("cleo", "right; magics, prints, a cell in two", untidy, 8),
+    Student("cleo", "right, with magics and prints, one cell split", untidy, 8),
     Student(
         "dan",
-        "positions count from 1",
+        "positions start at 1",
         instead("generate", "arange(ids.shape[1], ", "arange(1, ids.shape[1] + 1, "),
         3,
     ),
     Student("ella", "divides by n, not n - 1", instead("metrics", "/ (n - 1)", "/ n"), 5),
-    Student("finn", "half of it", half, 5),
+    Student("finn", "only half of it", half, 5),
     Student("gus", "nothing", nothing, 0),
-    Student("hugo", "makes torch.equal say yes", wrote(COMPARED), 3),
-    Student("ida", "leaves Python", before("generate", "import os\nos._exit(0)"), 3),
-    Student("jan", "loops without an end", wrote(ENDLESS), 3),
-    Student("kim", "takes all memory", wrote(GREEDY), 3),
+    Student("hugo", "makes torch.equal always say yes", wrote(COMPARED), 3),
+    Student("ida", "exits Python", before("generate", "import os\nos._exit(0)"), 3),
+    Student("jan", "never ends", wrote(ENDLESS), 3),
+    Student("kim", "uses all memory", wrote(GREEDY), 3),
     Student("leo", "writes into the gradebook", before("generate", ENTERS), 3),
-    Student("max", "checks say 1000 points", a_thousand_points, 0),
-    Student("nora", "a file that broke off", broken_off, 0),
+    Student("max", "sets the checks to 1000 points", a_thousand_points, 0),
+    Student("nora", "a truncated file", broken_off, 0),
     Student("otto", "no notebook", no_notebook, 0),
 ]
 
@@ -205,14 +205,14 @@ CLASS = [
 # ------------------------------------------------------------------------------------- the tour
 
 BEFORE = f"""\
-{len(CLASS)} students hand in lab 1: some are right, some wrong, and some want points for nothing.
-What they wrote runs in a sandbox, on cases that nobody could know before. What it came to is
-compared out here, and nbgrader enters the points into a gradebook.
+{len(CLASS)} students hand in lab 1. Some are right, some are wrong, and some try to cheat. Their
+code runs in a sandbox, on cases that no student could know in advance. The results are compared
+outside the sandbox, and nbgrader enters the points into a gradebook.
 """
 
 
 def run(given: argparse.Namespace) -> int:
-    """Make the class, grade it, and tell what became of each; 0 if that is as expected."""
+    """Make the class, grade it and print every verdict; return 0 if all are as expected."""
     console = Console(highlight=False)
     console.print(BEFORE)
     with writing_temporary():
@@ -222,7 +222,7 @@ def run(given: argparse.Namespace) -> int:
     grade_course(course, LESSON, Jail(seconds=SECONDS), given.jobs)
     results = {result.student: result for result in course.results(LESSON)}
     scores = scores_of(course)
-    console.print("\nWho did what, and what came of it:\n")
+    console.print("\nWhat each student did, and the verdict:\n")
     console.print(table(results, scores))
     write_pages(course, list(results.values()))
     tell_where(course, console)
@@ -232,7 +232,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def make_course(course: Course) -> None:
-    """The folders of a course, and its gradebook, which knows this lab."""
+    """Make the folders of a course, and a gradebook that has this lab."""
     course.folder.mkdir()
     shutil.copyfile(CONFIG, course.folder / CONFIG.name)
     solved = solve(LESSONS / f"{LESSON.name}.md", read_modules(SOLUTIONS), exercises())
@@ -249,14 +249,14 @@ def hand_in(course: Course) -> None:
 
 
 def scores_of(course: Course) -> dict[str, float]:
-    """What stands in the gradebook, by student."""
+    """Return the points in the gradebook, by student."""
     with Gradebook(f"sqlite:///{course.gradebook}") as book:
         found = book.assignment_submissions(LESSON.name)
         return {submission.student.id: submission.score for submission in found}
 
 
 def is_expected(student: Student, results: dict[str, Result], scores: dict[str, float]) -> bool:
-    """Whether the verdict is, and nbgrader's gradebook says the same."""
+    """Whether the verdict is as expected and nbgrader's gradebook has the same points."""
     result = results.get(student.name)
     return result is not None and result.points == scores.get(student.name) == student.points
 
@@ -273,27 +273,27 @@ def table(results: dict[str, Result], scores: dict[str, float]) -> Table:
 
 
 def why(result: Result) -> str:
-    """What a student lost points for, in a sentence."""
+    """Say in a sentence why a student lost points."""
     wrong = [mark.paragraphs[0] for mark in result.marks if mark.status == WRONG]
     said = [*result.remarks, *wrong, ""][0]
     return shown(re.split(r"(?<=[.?]) ", said)[0])
 
 
 def write_pages(course: Course, results: list[Result]) -> None:
-    """The instructor's report, and a page of feedback for each student."""
+    """Write the instructor's report, and a page of feedback for each student."""
     found = reporting.report(results, LESSON)
     (course.folder / "report.html").write_text(reporting.to_html(found), encoding="utf-8")
     done = NbGraderAPI(config=course_config(course)).generate_feedback(LESSON.name)
     if not done["success"]:
-        raise Refused(f"nbgrader has written no feedback: {reason(done)}")
+        raise Refused(f"nbgrader wrote no feedback: {reason(done)}")
 
 
 def tell_where(course: Course, console: Console) -> None:
     page = course.folder / "feedback" / "dan" / LESSON.notebook
     places = {
-        "\nWhat the class made of it": course.folder / "report.html",
-        "What dan gets to read": page.with_suffix(".html"),
-        "All of it, to look around in or to delete": course.folder.parent,
+        "\nThe report on the class": course.folder / "report.html",
+        "The feedback that dan gets": page.with_suffix(".html"),
+        "All files, for you to look at or delete": course.folder.parent,
     }
     for what, where in places.items():
         console.print(f"{what}:\n    {where}", soft_wrap=True)

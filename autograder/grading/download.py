@@ -1,24 +1,25 @@
-r"""Whose a file is, by its name in what a learning platform lets one download.
+r"""Finding the student of a file, by its name in a learning platform's download.
 
 Moodle    "Ada Lovelace_123456_assignsubmission_file_/kv_cache.ipynb", a folder for each student
-          (newer versions leave the last underscore out), or, where folders are switched off, the
-          same in one name. A group stands in place of its students; the default group has no
+          (newer versions leave the last underscore out), or, if folders are switched off, the
+          same in one name. A group replaces its students; the default group has no
           number. Source: mod/assign/classes/downloader.php, get_student_prefix and
-          load_submissionplugin_filelist. Every assignment numbers its participants anew, so from
-          Moodle a student has another id in each lab; the number is the one in Moodle's grading
+          load_submissionplugin_filelist. Every assignment numbers its participants separately, so
+          a Moodle student has another id in each lab; the number is the one in Moodle's grading
           worksheet, "Participant 123456".
-Canvas    "lovelaceada_12345_67890_kv_cache.ipynb": sortable name, user, upload; LATE behind the
-          name where it was; "anon_x7Rt2" for name and user where marking is anonymous; a text or a
+Canvas    "lovelaceada_12345_67890_kv_cache.ipynb": sortable name, user, upload; LATE after the
+          name if it was late; "anon_x7Rt2" for name and user if marking is anonymous; a text or a
           link is "lovelaceada_12345_text.html". A file that is handed in again under the same name
           is called kv_cache-1.ipynb. Source: lib/content_zipper.rb of canvas-lms, get_filename and
           add_upload_submission, and make_unique_filename in app/models/attachment.rb.
 Blackboard "Lab 2_ada_attempt_2026-11-20-10-00-00_kv_cache.ipynb", and for each attempt a receipt in
-          .txt without a file's name. Source: nbgrader's documentation of zip_collect, which gives
+          .txt without a file name. Source: nbgrader's documentation of zip_collect, which gives
           (?P<student_id>\w+)_attempt_(?P<timestamp>[0-9\-]+)_(?P<file_id>.*).
 Folders   "ada/kv_cache.ipynb": the first folder is the student.
 
-Only what the platform put in front of a student's own file name counts, and one platform's pattern
-is applied to all of an archive: whoever calls a file like somebody else's stays who they are.
+Only the part that the platform put before the student's own file name counts, and one platform's
+pattern is applied to the whole archive. So a student can't pose as another by naming a file like
+theirs.
 """
 
 import hashlib
@@ -46,15 +47,15 @@ CANVAS = re.compile(
     rf"_(?:(?P<upload>{NUMBER})_(?P<file>.+)|(?:text|link)\.html)",
     re.DOTALL,
 )
-PLATFORMS = (MOODLE, BLACKBOARD, CANVAS)  # the most telling pattern first
+PLATFORMS = (MOODLE, BLACKBOARD, CANVAS)  # the most specific pattern first
 
 ID = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,58}[a-z0-9])?")
-RESERVED = re.compile(r"(?:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\..*)?")  # no names on Windows
+RESERVED = re.compile(r"(?:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\..*)?")  # not on Windows
 
 
 @dataclass(frozen=True, order=True)
 class Student:
-    """id: the name of a folder in submitted/. name: as in the download."""
+    """id: the name of the folder in submitted/. name: as in the download."""
 
     id: str
     name: str
@@ -62,10 +63,10 @@ class Student:
 
 @dataclass(frozen=True)
 class HandedIn:
-    """A file of a student's.
+    """A student's file.
 
-    path: what the student called it, with the folders around it. upload: Canvas counts them. time:
-    when it was handed in, in UTC, where the name tells. late: where the name says so.
+    path: the student's name for it, with the folders around it. upload: Canvas's number of the
+    upload. time: when it was handed in, in UTC, if the name contains it. late: if the name says so.
     """
 
     student: Student
@@ -81,7 +82,7 @@ class HandedIn:
 
 
 def attributed(found: Sequence[Entry]) -> tuple[list[HandedIn], list[Entry]]:
-    """What an archive holds with its students, and the rest, whose name tells of none."""
+    """Return the files with their students, and the entries whose name contains no student."""
     outer = len(wrapper([e for e in found if not e.clutter and e.problem != LEADS_OUT]))
     handed_in, alone, nobodys = [], [], []
     for entry in found:
@@ -99,7 +100,7 @@ def attributed(found: Sequence[Entry]) -> tuple[list[HandedIn], list[Entry]]:
 
 
 def platform_of(entries: Sequence[Entry]) -> re.Pattern[str]:
-    """The pattern that fits most of the names."""
+    """Return the pattern that fits the most names."""
     return max(PLATFORMS, key=lambda pattern: sum(fits(pattern, entry) for entry in entries))
 
 
@@ -108,9 +109,9 @@ def fits(pattern: re.Pattern[str], entry: Entry) -> bool:
 
 
 def wrapper(found: Sequence[Entry]) -> tuple[str, ...]:
-    """The folder around a whole download, which a person or a system may have added.
+    """Return the folder around a whole download, if a person or a system has added one.
 
-    A folder that holds everything is one student's, unless what is in it has students' names.
+    A folder that contains everything is one student's, unless its entries have students' names.
     """
     work = [entry for entry in found if entry.file.lower().endswith((".ipynb", ".zip"))]
     if len({entry.path[0] for entry in work}) != 1 or any(len(e.path) == 1 for e in work):
@@ -138,7 +139,7 @@ def by_file_names(matches: Sequence[tuple[Entry, re.Match[str]]]) -> list[Handed
     handed_in = []
     for entry, match in matches:
         said = match.groupdict()
-        # In Blackboard a user's name may hold an underscore, and end like another's.
+        # In Blackboard a user's name may contain an underscore, and end like another user's.
         whose = said["name"] if len(heads[said["name"]]) == 1 else said["head"]
         handed_in.append(
             HandedIn(
@@ -154,7 +155,7 @@ def by_file_names(matches: Sequence[tuple[Entry, re.Match[str]]]) -> list[Handed
 
 
 def local_time(text: str) -> datetime | None:
-    """The time in UTC of a Blackboard name, taken to be in this machine's time zone."""
+    """Return the time in a Blackboard name in UTC, assuming this machine's time zone."""
     try:
         return datetime.strptime(text, "%Y-%m-%d-%H-%M-%S").astimezone(UTC)
     except (ValueError, OverflowError):
@@ -165,12 +166,12 @@ def local_time(text: str) -> datetime | None:
 
 
 def student(name: str | None, number: str | None = None) -> Student:
-    """A student known by a name and, where the platform gives one, by a number.
+    """Make a student from a name and, if the platform gives one, a number.
 
-    A number is unique, and the name before it for people to read. A name alone is the id if it is
-    fit to be one; else the id is what is legible of it and a few digits of its hash, so that two
-    names that look alike stay two. An id is fit for every file system and for nbgrader, which looks
-    for students with a glob and separates them by "+".
+    The number is unique; the name before it is for people to read. A name alone is the id if it is
+    a valid one. Otherwise the id is the legible part of the name and a few digits of its hash, so
+    that two similar names get different ids. An id is valid on every file system and in nbgrader,
+    which finds students with a glob and separates them by "+".
     """
     if number and number.isdecimal():
         return Student(f"{slug(name or '')}-{number}", name or number)
@@ -181,6 +182,6 @@ def student(name: str | None, number: str | None = None) -> Student:
 
 
 def slug(name: str) -> str:
-    """The letters and digits of a name that ASCII has, in small letters, joined by hyphens."""
+    """Return the ASCII letters and digits of a name, in lower case, joined by hyphens."""
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
     return "-".join(re.findall(r"[a-z0-9]+", plain))[:40].strip("-") or "student"

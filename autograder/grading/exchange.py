@@ -1,8 +1,7 @@
 """Collecting from nbgrader's exchange, where students own the folders that they hand in.
 
-nbgrader copies whatever it finds there and follows links: whoever hands in a link to the solved
-notebook hands in the solution. So nothing but ordinary files is collected, and of these only what
-grading needs.
+nbgrader copies whatever it finds there and follows links, so a student could hand in a link to the
+solved notebook. Here only ordinary files are collected, and of these only those that grading needs.
 """
 
 import os
@@ -16,12 +15,12 @@ from nbgrader.exchange.default import ExchangeCollect
 from autograder.grading import timestamp
 from autograder.grading.submission import MOST_BYTES, Unreadable, open_folder, read_file
 
-SECRET = "submission_secret.txt"  # by which a student's own feedback is found
+SECRET = "submission_secret.txt"  # identifies the student's own feedback
 MOST_SECRET = 1000  # bytes
 
 
 class Collect(ExchangeCollect):
-    """Collects notebooks, the time that a folder's name tells, and the secret of its feedback."""
+    """Collects notebooks, the time in the folder's name, and the secret of the feedback."""
 
     def do_copy(self, src: str, dest: str, log: object = None) -> None:
         files = self.ordinary_files(Path(src))
@@ -32,7 +31,7 @@ class Collect(ExchangeCollect):
             super().do_copy(folder, dest, log)
 
     def ordinary_files(self, source: Path) -> dict[str, bytes]:
-        """What they hold, by name. What is left out is told in the log."""
+        """Return their contents, by name. The log says which files are left out."""
         files: dict[str, bytes] = {}
         try:
             with open_folder(source.parent) as inbound, open_folder(source.name, inbound) as folder:
@@ -43,7 +42,7 @@ class Collect(ExchangeCollect):
         except Unreadable as error:
             self.log.warning("%s: %s", source, error)
         if not re.fullmatch(rb"[0-9a-f]+", files.get(SECRET, b"")):
-            # Without one, nbgrader would stop releasing everybody's feedback.
+            # Without one, nbgrader would stop releasing all feedback.
             files[SECRET] = secrets.token_hex(64).encode()
         return files
 

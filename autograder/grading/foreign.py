@@ -1,19 +1,19 @@
-"""Text that strangers chose (file names, student ids, what an error said), made fit to be shown."""
+"""Untrusted text (file names, student ids, error messages), made safe to show."""
 
 import re
 import unicodedata
 from collections.abc import Sequence
 
-# Control characters, invisible ones and marks of direction, halves of pairs, unassigned ones, and
-# line separators: they can hide what a name says, or turn round the text behind it.
+# Control characters, invisible ones, direction marks, halves of surrogate pairs, unassigned ones,
+# and line separators: they can hide what a name says, or reverse the text after it.
 HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 # What makes a spreadsheet calculate a cell instead of showing it, wherever a cell may begin: some
-# split at semicolons, some take no notice of quotes, and some take a backslash for one.
+# spreadsheets split at semicolons, some ignore quotes, and some treat a backslash as a quote.
 FORMULA = re.compile(r"""((?:^|[,;])[\s"\\]*)(?=[-=+@＝＋－＠])""")
 
 
 def shown(text: str, most: int = 120) -> str:
-    """Text in which every character can be seen, cut in its middle to at most so many."""
+    """Make every character visible, and cut the middle out of a text longer than `most`."""
     seen = "".join(escaped(c) if unicodedata.category(c) in HIDDEN else c for c in text)
     if len(seen) <= most:
         return seen
@@ -25,7 +25,7 @@ def escaped(character: str) -> str:
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:
-    """The first few names, and how many more there are."""
+    """List the first names, and say how many more there are."""
     more = [f"and {len(names) - most} more"] if len(names) > most else []
     return ", ".join([*(shown(name) for name in names[:most]), *more])
 
@@ -35,9 +35,10 @@ def counted(number: int, noun: str) -> str:
 
 
 def cell(text: str, most: int = 1000) -> str:
-    """Text for a cell of a CSV file, which no spreadsheet takes for a formula.
+    """Make text safe for a cell of a CSV file, so that no spreadsheet reads it as a formula.
 
-    Nor any part of it, at whichever of `,` `;` and tab the spreadsheet splits: an apostrophe stands
-    before what would begin a formula there. (A tab is shown as such, and splits nothing.)
+    The same holds for every part of it, whether the spreadsheet splits at `,` `;` or tab: an
+    apostrophe is put before anything that would begin a formula. (A tab is shown escaped, so it
+    splits nothing.)
     """
     return FORMULA.sub(r"\1'", shown(text, most))

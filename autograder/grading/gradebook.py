@@ -1,4 +1,4 @@
-"""Results into nbgrader's gradebook, by nbgrader's own autograde: nothing else writes to it."""
+"""Entering results into nbgrader's gradebook, through nbgrader's own autograde alone."""
 
 import contextlib
 import errno
@@ -26,15 +26,16 @@ from autograder.grading.temporary import Temporary
 
 
 class NotEntered(RuntimeError):
-    """Why nbgrader did not take a result."""
+    """Why nbgrader did not accept a result."""
 
 
 @contextlib.contextmanager
 def gradebook(course: Course, lesson: Lesson) -> Iterator[Callable[[str], None]]:
-    """nbgrader, to be told of one student after the other.
+    """Yield a function that enters one student's result into nbgrader's gradebook.
 
-    It grades what it finds in a folder. So that everybody is found, and nobody's files are, it is
-    pointed at one with an empty notebook for each; the plug-ins read the real one.
+    nbgrader grades the notebooks that it finds in a folder. It gets a folder with an empty notebook
+    for each student, so that it finds every student but reads none of their files; the plug-ins
+    read the real notebook.
     """
     with contextlib.ExitStack() as stack:
         with writing_temporary():
@@ -47,8 +48,8 @@ def gradebook(course: Course, lesson: Lesson) -> Iterator[Callable[[str], None]]
         closed: str | None = None
 
         def enter(student: str) -> None:
-            """Raises NotEntered. After a cause that concerns every student, none is tried again:
-            each try waits five seconds for a locked gradebook."""
+            """Raises NotEntered. After a failure that concerns every student, no other student is
+            tried, because each try waits five seconds for a locked gradebook."""
             nonlocal closed
             if closed is None:
                 with writing_temporary(NotEntered), contextlib.ExitStack() as after:
@@ -66,7 +67,7 @@ def gradebook(course: Course, lesson: Lesson) -> Iterator[Callable[[str], None]]
 
 
 def stage(course: Course, lesson: Lesson, staged: Path, student: str) -> None:
-    """Write an empty notebook for a student, and when the real one was handed in."""
+    """Write an empty notebook for a student, and the time when the real one was handed in."""
     own = staged / student / lesson.name
     own.mkdir(parents=True)
     nbformat.write(new_notebook(), own / f"{lesson.lab}.ipynb")
@@ -76,12 +77,12 @@ def stage(course: Course, lesson: Lesson, staged: Path, student: str) -> None:
 
 
 def autograde(api: NbGraderAPI, lesson: Lesson, student: str) -> str | None:
-    """Have nbgrader enter a student's result. Return None, or why nbgrader did not take it."""
+    """Have nbgrader enter a student's result. Return None, or why nbgrader did not accept it."""
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             answer = api.autograde(lesson.name, student, force=True, create=True)
-    except Exception as error:  # a folder's name that nbgrader can't take, for instance
-        return f"{error}. Is it the folder's name? Rename it."
+    except Exception as error:  # for example a folder name that nbgrader can't handle
+        return f"{error}. If the folder's name is the cause, rename it."
     if answer["success"]:
         return None
     if answer["error"].rstrip().endswith("KeyboardInterrupt"):  # nbgrader catches it
@@ -90,7 +91,7 @@ def autograde(api: NbGraderAPI, lesson: Lesson, student: str) -> str | None:
 
 
 def entered(course: Course, lesson: Lesson) -> set[str]:
-    """The students of whom nbgrader's gradebook has this lab, graded.
+    """Return the students whose result for this lab is in nbgrader's gradebook.
 
     Raises Refused if the gradebook doesn't have the lab, or can't be read.
     """
@@ -104,16 +105,16 @@ def entered(course: Course, lesson: Lesson) -> set[str]:
     except DatabaseError as error:
         raise Refused(
             trouble(course, str(error))
-            or f"nbgrader's gradebook, {course.gradebook}, can't be read: {error.orig}. Put your "
-            "last copy of it there. If nbgrader has a new version: `nbgrader db upgrade`"
+            or f"nbgrader's gradebook, {course.gradebook}, can't be read: {error.orig}. Restore "
+            "your last copy of it. If you have installed a new nbgrader, run `nbgrader db upgrade`."
         ) from None
     raise Refused(
-        f"nbgrader's gradebook, {course.gradebook}, doesn't know {lesson.name}. Enter the labs: "
+        f"nbgrader's gradebook, {course.gradebook}, doesn't have {lesson.name}. Enter the labs: "
         "make labs"
     )
 
 
-# What SQLite and the system say if nothing can be written to the course's folder.
+# The errors of SQLite and the system if the course's folder can't be written to.
 NOT_WRITTEN = {
     "database or disk is full": errno.ENOSPC,
     "attempt to write a readonly database": errno.EROFS,
@@ -124,11 +125,11 @@ NOT_WRITTEN = {
 
 
 def trouble(course: Course, said: str) -> str | None:
-    """What keeps every student from being entered, and what to do; None for another error."""
+    """Say what keeps all students from being entered, and what to do; None for other errors."""
     if "database is locked" in said:
         return (
-            f"nbgrader's gradebook, {course.gradebook}, is locked by another program. Close what "
-            "has it open, or wait until it is done."
+            f"nbgrader's gradebook, {course.gradebook}, is locked by another program. Close that "
+            "program, or wait until it is done."
         )
     for words, code in NOT_WRITTEN.items():
         if words in said:
@@ -141,7 +142,7 @@ def course_config(course: Course) -> Config:
 
 
 def reason(answer: dict[str, Any]) -> str:
-    """The last error in nbgrader's log, because what nbgrader raises often only refers to it."""
+    """Return the last error in nbgrader's log; what nbgrader raises often only refers to it."""
     told = (answer.get(name, "") for name in ("log", "error"))
     errors = (re.findall(r"^ *([\w.]+: .+)", text, re.M) for text in told)
     return next((found[-1] for found in errors if found), "nbgrader gave no reason.")

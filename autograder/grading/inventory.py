@@ -1,8 +1,8 @@
 """Every entry of submitted/, for a lab: what is graded, and why the rest is not a submission.
 
-A student whose folder has a wrong name would be lost without a word. So this goes through the names
-in submitted/ and says where something looks like a submission but is not graded. It opens no file
-and follows no link, and it looks at only so many entries of a folder.
+A student whose folder has a wrong name would silently get no grade. So this module goes through the
+names in submitted/ and reports what looks like a submission but is not graded. It opens no file,
+follows no link, and limits the number of entries that it looks at.
 """
 
 import os
@@ -23,22 +23,22 @@ from autograder.grading.submission import Unreadable, open_folder, students
 
 MOST_STUDENTS = 100_000  # entries of submitted/
 MOST_ENTRIES = 5_000  # of a student's folder
-MOST_FOLDERS = 8  # in one another
+MOST_FOLDERS = 8  # nested
 MOST_LINES = 50  # about students
 NAMED = 20  # in a line
 
-FILE, FOLDER, CLUTTER, CLOSED = "file", "folder", "clutter", "folder that can't be looked into"
+FILE, FOLDER, CLUTTER, CLOSED = "file", "folder", "clutter", "folder that can't be opened"
 
-MOVE = "{what}, move {which} to {there} and grade again."
-PERHAPS = "{what}. If it was handed in for this lab, move the notebook to {there} and grade again."
-BESIDE = "{what}, because the notebook in {lab}/ is graded. If that is the wrong one, replace it."
+MOVE = "{what}. Move {which} to {there} and grade again."
+PERHAPS = "{what}. If it is for this lab, move the notebook to {there} and grade again."
+BESIDE = "{what}. The notebook in {lab}/ is graded. If that is the wrong one, replace it."
 NOT_SEEN = (
-    "the folder is too large to be looked through, or may not be opened. If the notebook is in it, "
-    "move that to {there} and grade again."
+    "the folder is too large to be searched, or can't be opened. If the notebook is in it, move it "
+    "to {there} and grade again."
 )
-HIDDEN = "the folder's name begins with a dot, rename it and grade again."
+HIDDEN = "the folder's name begins with a dot. Rename it and grade again."
 A_LABS = (
-    "the folder is named after a lab instead of a student, move what is in it to "
+    "the folder is named after a lab instead of a student. Move its content to "
     "submitted/STUDENT/{lab}/ and grade again."
 )
 
@@ -47,12 +47,12 @@ Names = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Inventory:
-    """What submitted/ holds, for a lab.
+    """The content of submitted/, for a lab.
 
     students: those who handed in something, and are graded. misplaced: by the name of a folder,
     what in it looks like a submission but is not graded, and what to do. without: the folders with
-    nothing of this lab. loose: what lies directly in submitted/ and is no folder. clutter: how many
-    entries are clutter. whole: whether all of submitted/ was looked at.
+    nothing of this lab. loose: entries directly in submitted/ that aren't folders. clutter: the
+    number of entries that are clutter. whole: whether all of submitted/ was searched.
     """
 
     lesson: Lesson
@@ -65,32 +65,32 @@ class Inventory:
 
     @property
     def lines(self) -> list[str]:
-        """What is not graded: a line for each student, up to a number, and the notes."""
+        """Say what is not graded: one line for each of the first students, and the notes."""
         told = [f"{shown(name)}: {why}" for name, why in self.misplaced.items()]
         more = f"and {len(told) - MOST_LINES} more: python -m autograder report {self.lesson.lab}"
         return [*told[:MOST_LINES], *([more] if len(told) > MOST_LINES else []), *self.notes]
 
     @property
     def notes(self) -> list[str]:
-        """What is not about a single student."""
+        """Return the lines that aren't about a single student."""
         notes = []
         if self.without:
             names = listed(self.without, NAMED)
             notes.append(f"Nothing of {self.lesson.name} ({len(self.without)}): {names}.")
         if self.loose:
             notes.append(
-                f"Not a submission ({len(self.loose)}): {listed(self.loose, NAMED)}. Directly in "
-                "submitted/ only folders are looked at, and no links. Put a notebook into "
-                f"submitted/STUDENT/{self.lesson.name}/, and collect an archive: "
+                f"Not a submission ({len(self.loose)}): {listed(self.loose, NAMED)}. Only folders "
+                "directly in submitted/ count, and no links. Put a notebook into "
+                f"submitted/STUDENT/{self.lesson.name}/, or collect an archive with "
                 "python -m autograder collect FILE.zip"
             )
         if not self.whole:
-            notes.append(f"Only {MOST_STUDENTS} entries of submitted/ were looked at.")
+            notes.append(f"Only {MOST_STUDENTS} entries of submitted/ were searched.")
         return notes + passed_over(self.clutter)
 
 
 def inventory(submitted: Path, lesson: Lesson) -> Inventory:
-    """Go through submitted/. Raises Unreadable where it can't be opened."""
+    """Go through submitted/. Raises Unreadable if it can't be opened."""
     graded = dict.fromkeys(students(submitted, lesson))
     misplaced: dict[str, str] = {}
     without, loose, clutter = [], [], 0
@@ -106,7 +106,7 @@ def inventory(submitted: Path, lesson: Lesson) -> Inventory:
                     misplaced[name] = f"not a submission: {why}"
                 elif name not in graded:
                     without.append(name)
-            elif name not in graded:  # as a link to a folder is
+            elif name not in graded:  # for example a link to a folder
                 loose.append(name)
     whole = len(kinds) < MOST_STUDENTS
     return Inventory(lesson, tuple(graded), misplaced, tuple(without), tuple(loose), clutter, whole)
@@ -117,12 +117,12 @@ def inventory(submitted: Path, lesson: Lesson) -> Inventory:
 
 @dataclass
 class Seen:
-    """What a student's folder holds, for a lab.
+    """The content of a student's folder, for a lab.
 
-    lab: whether something has the name of the lab's folder. in_place: whether a notebook is in it.
-    notebooks: those elsewhere that are named after this lab. others: archives, folders and files
-    that are. perhaps: notebooks and archives that are named after no lab. whole: whether everything
-    was looked at.
+    lab: whether something has the name of the lab's folder. in_place: whether a notebook is in that
+    folder. notebooks: notebooks elsewhere that are named after this lab. others: archives, folders
+    and other files that are. perhaps: notebooks and archives that are named after no lab. whole:
+    whether everything was searched.
     """
 
     lab: bool = False
@@ -139,13 +139,13 @@ def look(course: int, student: str, lesson: Lesson) -> Seen:
     seen = Seen(whole=len(found) < MOST_ENTRIES)
     for path, kind in found:
         note(path, kind, lesson, seen)
-    if seen.in_place:  # what else is in the lab's folder is the student's own, or was there earlier
+    if seen.in_place:  # other files in the lab's folder are the student's own, or earlier ones
         seen.notebooks = [path for path in seen.notebooks if path[0] != lesson.name]
     return seen
 
 
 def walk(course: int, student: str) -> Iterator[tuple[Names, str]]:
-    """What a student's folder holds with its kind, the outer folders first."""
+    """Yield everything in a student's folder with its kind, the outer folders first."""
     ahead: deque[Names] = deque([()])
     while ahead:
         path = ahead.popleft()
@@ -162,7 +162,7 @@ def walk(course: int, student: str) -> Iterator[tuple[Names, str]]:
 
 
 def kinds_below(course: int, path: Names) -> dict[str, str]:
-    """Raises Unreadable where a folder on the way is a link, or can't be opened."""
+    """Raises Unreadable if a folder on the way is a link, or can't be opened."""
     with ExitStack() as open_ones:
         folder = course
         for name in path:
@@ -171,7 +171,7 @@ def kinds_below(course: int, path: Names) -> dict[str, str]:
 
 
 def kinds_in(folder: int, most: int) -> dict[str, str]:
-    """What an open folder holds, by name, sorted, with its kind."""
+    """Return the content of an open folder, sorted by name, with its kinds."""
     with os.scandir(folder) as entries:
         is_folder = {e.name: e.is_dir(follow_symlinks=False) for e in islice(entries, most)}
     beside = {(name,) for name in is_folder}
@@ -200,12 +200,12 @@ def note(path: Names, kind: str, lesson: Lesson, seen: Seen) -> None:
 
 
 def is_graded(file: str) -> bool:
-    """As submission.py chooses the notebook in a lab's folder."""
+    """Whether a file counts as the notebook in a lab's folder, as in submission.py."""
     return file.lower().endswith(".ipynb") and not file.startswith(".")
 
 
 def reason(student: str, seen: Seen, lesson: Lesson, graded: bool) -> str | None:
-    """Why something in a folder is not a submission, and what to do; None where nothing is odd."""
+    """Say why something in a folder is not a submission, and what to do; None if all is well."""
     there = f"submitted/{shown(student)}/{lesson.notebook}"
     found = seen.notebooks or ([] if seen.in_place else seen.others or seen.perhaps)
     what = listed(["/".join(path) for path in found])
@@ -225,11 +225,11 @@ def reason(student: str, seen: Seen, lesson: Lesson, graded: bool) -> str | None
     return None
 
 
-# ------------------------------------------------------------------------------------ which lab
+# -------------------------------------------------------------------------------- finding the lab
 
 
 def is_of(path: Names, lesson: Lesson) -> bool | None:
-    """Whether something is of a lab, by the innermost name that tells; None where none does."""
+    """Whether a path belongs to a lab, by the innermost name with a lab in it; None if unknown."""
     for name in reversed(path):
         if other := named_after(name):
             return other == lesson
@@ -237,7 +237,7 @@ def is_of(path: Names, lesson: Lesson) -> bool | None:
 
 
 def named_after(name: str) -> Lesson | None:
-    """The lesson whose name is in a name, however it is written: "KV-Cache (2)", "2_kvcache"."""
+    """Find the lesson named in a name, however it is written: "KV-Cache (2)", "2_kvcache"."""
     found = [each.replace("_", "") for each in lab_names().findall(words(name))]
     return labs()[max(found, key=len)] if found else None
 
@@ -260,7 +260,7 @@ def lab_names() -> re.Pattern[str]:
 
 @cache
 def labs() -> dict[str, Lesson]:
-    """The lessons by all of their names."""
+    """Return the lessons by all of their names."""
     return {
         name: each
         for each in lessons().values()

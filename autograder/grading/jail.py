@@ -1,8 +1,8 @@
 """The sandbox that a student's code runs in: bubblewrap, limits, and a filter of system calls.
 
-Inside there is no network, no file but the system's and the few that an attempt needs, and nobody
-else: namespaces of its own for users, processes, memory and network. Which walls hold differs by
-machine; `limits` says in words which do, and every report repeats it.
+Inside there is no network, no file except the system's and the few that an attempt needs, and no
+other process: it has its own namespaces for users, processes, memory and network. Which limits hold
+depends on the machine; `limits` lists them, and every report repeats the list.
 """
 
 import itertools
@@ -44,10 +44,10 @@ ENVIRONMENT = {
     "MKL_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
-# Of the kernel or the whole machine: some of these can be written by anybody.
+# Of the kernel or the whole machine: any user can write some of these.
 SWITCHES = [f"/proc/{name}" for name in ("sys", "sysrq-trigger", "irq", "bus", "pressure")]
 WORKER = (sys.executable, "-P", "-m", "autograder.sandbox")
-# What a student's code has no business with. Whatever else there is, the namespaces stand before.
+# System calls that no student's code needs. The namespaces are in the way of all others.
 FORBIDDEN = (
     *("ptrace", "process_vm_readv", "process_vm_writev", "kcmp", "pidfd_getfd"),
     *("bpf", "perf_event_open", "userfaultfd", "io_uring_setup", "io_uring_enter"),
@@ -66,12 +66,12 @@ class JailError(RuntimeError):
 
 @dataclass
 class Jail:
-    """How attempts are shut in.
+    """How attempts are confined.
 
-    seconds: of processor time for one exercise; budget: for a submission, after which every further
-    exercise has only a fifth of `seconds`. memory: bytes, for one process and, where a cgroup can
-    be made, for all together. processes: at most so many. sandboxed: False runs an attempt as an
-    ordinary process of yours, which can read and write whatever you can.
+    seconds: of processor time for one exercise. budget: seconds for a submission, after which every
+    further exercise has only a fifth of `seconds`. memory: bytes, for one process and, if a cgroup
+    can be made, for all together. processes: their greatest number. sandboxed: False runs an
+    attempt as an ordinary process of yours, which can read and write whatever you can.
     """
 
     seconds: float = 10.0
@@ -83,7 +83,7 @@ class Jail:
     idle: dict[str, "Sandbox"] = field(default_factory=dict, repr=False)
 
     def __enter__(self) -> Self:
-        """Raises JailError where no sandbox can be had."""
+        """Raises JailError if no sandbox can be made."""
         with writing_temporary(JailError):
             self.temporary = Temporary("grader")
         self.folder = self.temporary.path
@@ -101,22 +101,22 @@ class Jail:
         self.idle.clear()
         self.temporary.remove()
 
-    # ------------------------------------------------------------------------------ what it offers
+    # ------------------------------------------------------------------------------------ sandboxes
 
     def start(self, lab: str) -> "Sandbox":
-        """A fresh sandbox with what an attempt at this lab may see."""
+        """Start a new sandbox with the files that an attempt at this lab may see."""
         return Sandbox(self, lab)
 
     def take(self, lab: str) -> "Sandbox":
-        """A sandbox for attempts at this lab: the one that was given back, else a fresh one."""
+        """Return a sandbox for attempts at this lab: one that was given back, or a new one."""
         sandbox = self.idle.pop(lab, None)
         return sandbox if sandbox is not None and sandbox.runs() else self.start(lab)
 
     def give_back(self, lab: str, sandbox: "Sandbox") -> None:
-        """Let the next submission have it: starting one takes most of the time that grading does.
+        """Keep a sandbox for the next submission, because starting one takes most of the time.
 
-        It is as new, or it would have been closed. Without the filter of system calls an attempt
-        may have set something of its first process that isn't looked at: then it is closed.
+        It is as good as new, otherwise it would have been closed. Without the filter of system
+        calls, an attempt may have changed unchecked settings of its first process, so it is closed.
         """
         if self.filter or not self.sandboxed:
             self.idle[lab] = sandbox
@@ -125,20 +125,20 @@ class Jail:
 
     @property
     def resources(self) -> dict[str, int]:
-        """What one process may use at most, by the names of `resource`."""
+        """Return the limits of one process, by the names of `resource`."""
         found = {
             "RLIMIT_FSIZE": 64 << 20,
             "RLIMIT_NOFILE": 128,
             "RLIMIT_CORE": 0,
             "RLIMIT_CPU": int(3 * self.seconds) + 5,
         }
-        if sys.platform == "linux":  # elsewhere it counts all the user's own, or isn't obeyed
+        if sys.platform == "linux":  # elsewhere they count more, or aren't enforced
             found |= {"RLIMIT_AS": self.memory, "RLIMIT_NPROC": self.processes}
         return found
 
     @cached_property
     def limits(self) -> tuple[str, ...]:
-        """The walls that hold on this machine, in words."""
+        """The limits that hold on this machine, in words."""
         fifth = "for a submission before these are cut to a fifth"
         ordinary = (
             f"{self.seconds:.0f} s of processor time for an exercise, {self.budget:.0f} s {fifth}",
@@ -147,7 +147,7 @@ class Jail:
             else "no limit for the memory of a process",
         )
         if not self.sandboxed:
-            return ("no sandbox: the code ran as an ordinary process of the grader's", *ordinary)
+            return ("no sandbox: the code ran as an ordinary process of the grader", *ordinary)
         require_course_apart()
         self.is_root  # noqa: B018  (a sandbox can be made)
         together = f"{self.memory / GIB:.0f} GiB and {self.processes} processes for all together"
@@ -158,10 +158,10 @@ class Jail:
             f"{together} (cgroup)" if self.has_group else "no cgroup: no limit for all together",
         )
 
-    # ------------------------------------------------------------------------- what it is made of
+    # ------------------------------------------------------------------------------------ its parts
 
     def stage(self, lab: str) -> Path:
-        """A folder with the code that an attempt at this lab may see; no answer is in it."""
+        """Return a folder with the code that an attempt at this lab may see, without any answer."""
         if lab not in self.stages:
             with writing_temporary(JailError):
                 self.stages[lab] = staged(lab, self.folder / lab)
@@ -169,16 +169,16 @@ class Jail:
 
     @cached_property
     def is_root(self) -> bool:
-        """Whether bubblewrap runs as root and its worker then gives all of root's rights away.
+        """Whether bubblewrap runs as root and its worker then gives up all of root's rights.
 
-        Else it runs as an ordinary user, in a user namespace. Never is the user inside root outside
-        of it: much in /proc goes by that. Tries out which works.
+        Otherwise it runs as an ordinary user, in a user namespace. The user inside is never root
+        outside, because much in /proc depends on that. Tries both to find which works.
         """
         if shutil.which("bwrap") is None:
             raise JailError(
-                "Grading needs bubblewrap, which shuts in what students wrote, and there is no "
-                "`bwrap` here. Install it (Debian and Ubuntu: apt install bubblewrap). Where you "
-                "trust every line of every submission: --unsandboxed."
+                "Grading needs bubblewrap, which confines students' code, but there is no `bwrap` "
+                "here. Install it (Debian and Ubuntu: apt install bubblewrap). If you trust every "
+                "line of every submission, use --unsandboxed."
             )
         first = next(iter(lessons()))
         self.stage(first)  # if this fails, bubblewrap is not to blame
@@ -194,14 +194,14 @@ class Jail:
                 said.append(str(error))
         del self.__dict__["is_root"]
         raise JailError(
-            f"bubblewrap is here and could not make a sandbox: {' '.join(said)} Are user "
-            "namespaces switched off? Where you trust every line of every submission: "
+            f"bubblewrap is installed but could not make a sandbox: {' '.join(said)} Are user "
+            "namespaces switched off? If you trust every line of every submission, use "
             "--unsandboxed."
         )
 
     @cached_property
     def filter(self) -> bytes:
-        """The seccomp program; empty where there is no libseccomp."""
+        """The seccomp program; empty if there is no libseccomp."""
         try:
             import pyseccomp
         except (ImportError, OSError, RuntimeError):
@@ -212,7 +212,7 @@ class Jail:
                 rules.add_rule(pyseccomp.ERRNO(1), name)
         new_user = pyseccomp.Arg(0, pyseccomp.MASKED_EQ, 0x10000000, 0x10000000)  # CLONE_NEWUSER
         rules.add_rule(pyseccomp.ERRNO(1), "clone", new_user)
-        rules.add_rule(pyseccomp.ERRNO(38), "clone3")  # its flags can't be read; libc does without
+        rules.add_rule(pyseccomp.ERRNO(38), "clone3")  # its flags can't be read; libc uses clone
         not_local = pyseccomp.Arg(0, pyseccomp.NE, socket.AF_UNIX)
         rules.add_rule(pyseccomp.ERRNO(1), "socket", not_local)
         of_another = pyseccomp.Arg(0, pyseccomp.NE, 0)
@@ -227,7 +227,7 @@ numbers = itertools.count()
 
 
 def new_user() -> int:
-    """A user that nobody is, and no other sandbox: what one does counts for no other's limits."""
+    """Return a user id that nothing else has, so that no sandbox uses up another's limits."""
     return 10**9 + (os.getpid() * 1000 + next(numbers)) % 10**9
 
 
@@ -268,18 +268,18 @@ def python_folders() -> list[Path]:
 
 
 def require_course_apart() -> None:
-    """Raise JailError where the answers lie in a folder that the sandbox shows."""
+    """Raise JailError if the answers are in a folder that the sandbox shows."""
     for folder in (Path("/usr"), *python_folders()):
         if ROOT.is_relative_to(folder):
             raise JailError(
-                f"The course lies in {ROOT}, and a student's code can read all of {folder}, with "
-                "Python in it: the answers too. Move the course to a folder of its own, and grade "
-                "from there."
+                f"The course is in {ROOT}, but a student's code can read all of {folder}, where "
+                "Python is, so it could read the answers too. Move the course to another folder "
+                "and grade from there."
             )
 
 
 def system_folders() -> Iterator[tuple[str, ...]]:
-    """How bubblewrap shows the system and this Python, read-only."""
+    """Yield bubblewrap's options that show the system and this Python, read-only."""
     yield "--ro-bind", "/usr", "/usr"
     for name in ("/bin", "/sbin", "/lib", "/lib32", "/lib64"):
         path = Path(name)
@@ -295,16 +295,16 @@ def system_folders() -> Iterator[tuple[str, ...]]:
         if prefix.is_relative_to("/usr"):
             continue
         for parent in reversed(prefix.parents[:-1]):
-            yield "--perms", "0755", "--dir", str(parent)  # else only root could pass
+            yield "--perms", "0755", "--dir", str(parent)  # otherwise only root could pass
         yield "--ro-bind", str(prefix), str(prefix)
 
 
 def devices() -> Iterator[str]:
-    """How bubblewrap shows the devices that a program needs: no terminals, and none can be made.
+    """Yield bubblewrap's options for the devices that a program needs, without terminals.
 
-    They are bound one by one into the read-only root, so that nothing stays in /dev.
+    They are bound one by one into the read-only root, so that nothing can be left in /dev.
     """
-    yield from ("--perms", "0755", "--dir", "/dev")  # else only root could pass
+    yield from ("--perms", "0755", "--dir", "/dev")  # otherwise only root could pass
     for name in ("null", "zero", "full", "random", "urandom"):
         yield from ("--dev-bind", f"/dev/{name}", f"/dev/{name}")
     for name, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
@@ -313,20 +313,20 @@ def devices() -> Iterator[str]:
 
 
 class Sandbox:
-    """A running sandbox. It tries exercises one after the other, each in a process of its own."""
+    """A running sandbox. It runs one exercise after the other, each in a new process."""
 
     def __init__(self, jail: Jail, lab: str) -> None:
         self.control, theirs = socket.socketpair()
         self.control.settimeout(START)
         self.scratch: Temporary | None = None
         self.group: list[Path] = []
-        self.log = tempfile.TemporaryFile()  # noqa: SIM115  (what is said of a start that fails)
+        self.log = tempfile.TemporaryFile()  # noqa: SIM115  (the errors of a start that fails)
         with theirs:
             start = self.shut_in if jail.sandboxed else self.at_large
             try:
                 self.process = start(jail, lab, theirs.fileno())
             except OSError as error:
-                raise JailError(f"No process could be started for it: {error}.") from None
+                raise JailError(f"No process could be started for the sandbox: {error}.") from None
         self.root = psutil.Process(self.process.pid)
         self.expect(b"ready")
 
@@ -400,15 +400,18 @@ class Sandbox:
     # --------------------------------------------------------------------------------- exercises
 
     def begin(self) -> socket.socket:
-        """A wire to a fresh process for one exercise."""
+        """Return a connection to a new process for one exercise."""
         ours, theirs = socket.socketpair()
         with theirs:
             socket.send_fds(self.control, [b"run"], [theirs.fileno()])
         return ours
 
     def end(self) -> tuple[float, bool]:
-        """Kill everything of that exercise: the processor seconds that it took, and whether the
-        sandbox is as new. Raises JailError where the sandbox is gone as well."""
+        """Kill all processes of the exercise.
+
+        Return the processor seconds that they took, and whether the sandbox is as good as new.
+        Raises JailError if the sandbox has ended too.
+        """
         try:
             self.control.sendall(b"end")
             told = json.loads(self.control.recv(1024))
@@ -425,7 +428,7 @@ class Sandbox:
         return []
 
     def used(self) -> float:
-        """Processor seconds of all that has run in here."""
+        """Return the processor seconds of all processes in the sandbox."""
         total = 0.0
         for process in self.processes():
             with suppress(psutil.Error):
@@ -433,8 +436,7 @@ class Sandbox:
         return total
 
     def waits_for_a_disk(self) -> bool:
-        """Whether something in here is being read, a library's code for instance, on a busy
-        machine."""
+        """Whether a process waits for a disk, for example to load a library on a busy machine."""
         for process in self.processes():
             with suppress(psutil.Error):
                 if process.status() == psutil.STATUS_DISK_SLEEP:
@@ -453,11 +455,11 @@ class Sandbox:
             raise JailError(f"The process in the sandbox did not start: {' '.join(said[-1:])}")
 
     def close(self) -> None:
-        """Whatever runs in here, and whatever it left behind, is gone."""
+        """End all processes in the sandbox and remove their files."""
         self.control.close()
         self.log.close()
         with suppress(ProcessLookupError):
-            self.process.kill()  # with it the first process of the namespace, and so all of it
+            self.process.kill()  # ends the first process of the namespace, and so all of them
         self.process.wait()
         if self.scratch is not None:
             with suppress(ProcessLookupError, PermissionError):
@@ -471,7 +473,7 @@ class Sandbox:
 
 
 def cgroups() -> list[tuple[Path, str]]:
-    """The folders in which a cgroup can be made, and the file that takes its limit."""
+    """Return the folders in which a cgroup can be made, each with the file for its limit."""
     top = Path("/sys/fs/cgroup")
     kinds = [("memory", "memory.limit_in_bytes"), ("pids", "pids.max")]
     found = [(top / name, limit) for name, limit in kinds if os.access(top / name, os.W_OK)]
@@ -486,7 +488,7 @@ def cgroups() -> list[tuple[Path, str]]:
 
 
 def grouped(jail: Jail, processes: list[int]) -> list[Path]:
-    """Put processes into cgroups with limits for all of them together, where that can be done."""
+    """Put processes into cgroups that limit all of them together, if that is possible."""
     made: list[Path] = []
     for parent, limit in cgroups():
         remove_leftover_groups(parent)
@@ -507,12 +509,12 @@ def remove_leftover_groups(parent: Path) -> None:
     """Remove the cgroups of sandboxes whose grader was killed."""
     for folder in parent.glob("inference-grader-*"):
         if not psutil.pid_exists(int(folder.name.split("-")[-1])):
-            with suppress(OSError):  # one in use stays, of a grader in another container, say
+            with suppress(OSError):  # one in use, in another container, stays
                 folder.rmdir()
 
 
 def removed(folder: Path) -> None:
-    """Take a cgroup away, whose last processes may need a moment to die."""
+    """Remove a cgroup, whose last processes may need a moment to end."""
     for _ in range(50):
         try:
             folder.rmdir()

@@ -1,4 +1,4 @@
-"""Grading in several processes of this machine. One that dies costs nothing but its own time."""
+"""Grading in several processes of this machine. If one dies, only its own time is lost."""
 
 import multiprocessing
 import os
@@ -21,8 +21,8 @@ from autograder.grading.secret import Key, key_of
 from autograder.grading.submission import Submission
 from autograder.grading.temporary import Temporary, hold, remove_leftovers
 
-TRIES = 2  # for a submission whose grader dies under it
-FAREWELL = 10  # seconds that a grader has to put its things away
+TRIES = 2  # for a submission whose grader dies while grading it
+FAREWELL = 10  # seconds for a grader to clean up
 TOO_LITTLE = "Is there enough memory? Try fewer --jobs."
 
 
@@ -30,22 +30,22 @@ class Grader:
     """A process that grades one submission after the other."""
 
     def __init__(self, settings: Jail, folder: Path) -> None:
-        context = multiprocessing.get_context("spawn")  # nothing of this process goes along
+        context = multiprocessing.get_context("spawn")  # shares nothing with this process
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=serve, args=(theirs, settings, folder), daemon=True)
         self.process.start()
         theirs.close()
 
     def begin(self, submission: Submission, key: Key) -> Self:
-        with suppress(OSError):  # it has died, as `result` will find
+        with suppress(OSError):  # it has died, which `result` reports
             self.connection.send((submission, key))
         return self
 
     def result(self) -> Result | NotGraded | None:
-        """None if the process has died. Raises JailError if it can't have a sandbox.
+        """Return None if the process has died. Raises JailError if it can't make a sandbox.
 
-        Unless it returns a Result it closes the grader, because what went wrong may go wrong again
-        in it. A new one begins by trying out a sandbox.
+        Unless it returns a Result, it closes the grader, because the same failure could happen in
+        it again. A new grader starts by testing a sandbox.
         """
         try:
             found = self.connection.recv()
@@ -68,10 +68,10 @@ class Grader:
 
 
 def serve(connection: Connection, settings: Jail, folder: Path) -> None:
-    """Grade what comes through the connection, until it is closed.
+    """Grade the submissions that come through the connection, until it is closed.
 
-    Ctrl-C is left to the parent process, which then ends this one. folder: the parent's, for all
-    temporary files, so that a grader that is killed leaves none behind.
+    The parent process handles Ctrl-C and then ends this one. folder: the parent's folder for all
+    temporary files, so that a killed grader leaves none behind.
     """
     tempfile.tempdir = str(folder)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -92,14 +92,14 @@ def serve(connection: Connection, settings: Jail, folder: Path) -> None:
 
 
 def graded_or_not(submission: Submission, key: Key, jail: Jail) -> Result | NotGraded:
-    """The result, in a jail that has been entered; or why there is none, if grading fails."""
+    """Return the result, or why there is none if grading fails. The jail must be entered."""
     try:
         return grade_one(submission, key, jail)
     except JailError as error:
         return NotGraded(str(error))
     except Exception as error:
         if is_of_memory(error):
-            return NotGraded(f"Grading it took more memory than there was. {TOO_LITTLE}")
+            return NotGraded(f"Grading it took more memory than there is. {TOO_LITTLE}")
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(last.filename).name}, line {last.lineno}"
         return NotGraded(f"Grading it failed: {type(error).__name__} in {where}: {error}")
@@ -111,7 +111,7 @@ def is_of_memory(error: Exception) -> bool:
 
 
 def died(exitcode: int | None) -> NotGraded:
-    """Why a submission has no result if every grader died under it; the last one's exit code."""
+    """Say why a submission has no result if every grader died, by the last one's exit code."""
     again = f"The process that graded it has ended {TRIES} times"
     if exitcode == -signal.SIGKILL:  # Linux kills a process when memory runs out
         return NotGraded(f"{again}: it was killed. {TOO_LITTLE}")
@@ -121,7 +121,7 @@ def died(exitcode: int | None) -> NotGraded:
 def graded_here(
     submissions: Iterable[Submission], secret: bytes, settings: Jail, jobs: int
 ) -> Iterator[tuple[Submission, Result | NotGraded]]:
-    """Submissions with their results, as they come. Raises JailError, and Refused."""
+    """Yield submissions with their results, as they come. Raises JailError and Refused."""
     left = iter(submissions)
     graders: dict[Connection, tuple[Grader, Submission, int]] = {}
 
@@ -136,7 +136,7 @@ def graded_here(
     with ExitStack() as stack:
         with writing_temporary():
             folder = stack.enter_context(Temporary("grader"))
-        folder.chmod(0o755)  # what runs in a sandbox is another user
+        folder.chmod(0o755)  # code in a sandbox runs as another user
         try:
             for _ in range(jobs):
                 begin(next(left, None), None)

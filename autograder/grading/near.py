@@ -1,4 +1,4 @@
-"""The trusted end of the wire: what an attempt may ask for, and how long it is waited for."""
+"""The trusted end of the wire: what an attempt may ask for, and how long the grader waits."""
 
 import dataclasses
 import math
@@ -20,24 +20,24 @@ from autograder.sandbox.peer import Far, Message, Peer
 from autograder.sandbox.shown import ShownModel
 from autograder.sandbox.wire import WireError
 
-TICK = 0.25  # seconds between two looks at what a silent process does
-IDLE = 10.0  # seconds without work, after which nothing is expected any more
+TICK = 0.25  # seconds between two looks at a silent process
+IDLE = 10.0  # seconds without work, after which no answer is expected any more
 WORK = 0.02  # seconds of processor time that count as work
-HURRY = 6  # times its processor time may pass on the clock: others want the processor too
+HURRY = 6  # clock time allowed, in multiples of the processor time: other processes run too
 MOST_QUESTIONS = 20_000  # of one run
-LARGEST = 100_000  # of the numbers that may be sizes and are handed over with a question
-LARGEST_PRODUCT = 10_000_000  # of the largest of them and how many there are
+LARGEST = 100_000  # of the numbers in a question that may be sizes
+LARGEST_PRODUCT = 10_000_000  # of the largest of them and their number
 MOST_FOR_A_MODEL, MOST_FOR_OTHERS = 1 << 15, 1 << 13  # numbers in all
 
 
 class Stopped(Exception):
-    """Why an attempt was not waited for any longer."""
+    """Why the grader stopped waiting for an attempt."""
 
 
 class Watch:
-    """Looks at what a sandbox does while something is awaited of it.
+    """Watches a sandbox while the grader waits for an answer from it.
 
-    idle: seconds for which it has not worked. waited: those for which it has been waited for.
+    idle: seconds in which it has not worked. waited: seconds for which the grader has waited.
     """
 
     def __init__(self, sandbox: Sandbox, seconds: float) -> None:
@@ -47,29 +47,27 @@ class Watch:
         self.idle = self.waited = 0.0
 
     def look(self) -> None:
-        """Raise Stopped where there is nothing to wait for."""
+        """Raise Stopped if there is nothing to wait for."""
         now = time.monotonic()
         if now - self.looked < TICK:
             return
         self.looked, used = now, self.sandbox.used()
         self.waited += TICK
         if used - self.start > 1.2 * self.seconds + 1 or now - self.began > HURRY * self.seconds:
-            raise Stopped(
-                f"It was stopped after {self.seconds:.0f} seconds. Does every loop come to its end?"
-            )
-        # By looks and not by the clock: between two of them it may have waited for an answer.
+            raise Stopped(f"It was stopped after {self.seconds:.0f} seconds. Does every loop end?")
+        # Counted in looks, not by the clock: between two looks it may have waited for an answer.
         works = used - self.busy > WORK or self.sandbox.waits_for_a_disk()
         self.idle = 0.0 if works else self.idle + TICK
         self.busy = max(self.busy, used) if self.idle == 0 else self.busy
         if self.idle > min(IDLE, self.seconds):
             raise Stopped(
-                "It was stopped: it waited for something that doesn't come (a lock, an input, a "
-                "sleep without an end)."
+                "It was stopped: it waited for something that never comes (a lock, an input, an "
+                "endless sleep)."
             )
 
 
 class Lent:
-    """A right solution of another exercise, to be called from over there."""
+    """A right solution of another exercise, which an attempt calls over the wire."""
 
     lends = Lends(call={""})
 
@@ -81,14 +79,14 @@ class Lent:
 
 
 class Near(Peer):
-    """The oracle's end. module: the lab's reference, whose small classes its functions take."""
+    """The oracle's end. module: the lab's reference, whose functions take its small classes."""
 
     def __init__(self, connection: socket.socket, watch: Watch, module: ModuleType) -> None:
         super().__init__(connection)
         connection.settimeout(TICK)
         self.watch, self.module = watch, module
         self.questions = 0
-        self.numbers: dict[BaseException, int | None] = {}  # of errors that came from over there
+        self.numbers: dict[BaseException, int | None] = {}  # of errors that came over the wire
 
     def tick(self) -> None:
         self.watch.look()
@@ -109,8 +107,8 @@ class Near(Peer):
         self.questions += 1
         if self.questions > MOST_QUESTIONS:
             raise TooMuchWork(
-                f"It was stopped after {MOST_QUESTIONS:,} calls of what it was lent, many times "
-                "what is needed. Does every loop come to its end?"
+                f"It was stopped after {MOST_QUESTIONS:,} calls of the functions it was given, far "
+                "more than are needed. Does every loop end?"
             )
         super().answer(question)
 
@@ -121,7 +119,7 @@ class Near(Peer):
         return measured(super().method_or_value(number, name))
 
     def error(self, name: str, args: list[Any], number: int | None) -> BaseException:
-        """With the number by which it goes back as itself."""
+        """Make the error, and note the number by which it is sent back as the same object."""
         found = super().error(name, args, number)
         self.numbers[found] = number
         return found
@@ -130,24 +128,27 @@ class Near(Peer):
         return [*super().told(error)[:2], self.numbers.get(error)]
 
     def done(self, thing: Any, verb: str, name: str, given: list[Any]) -> Message:
-        """More numbers, or larger ones, than any case would hand over are refused."""
+        """Refuse more or larger numbers than any case would pass."""
         is_model = isinstance(thing, ShownModel)
         if size_of(given) > (MOST_FOR_A_MODEL if is_model else MOST_FOR_OTHERS):
-            raise WireError("What was handed over is far more than what the case has.")
+            raise WireError("It passes far more than what the case has.")
         return super().done(thing, verb, name, given)
 
 
 def measured(found: Any) -> Any:
-    """What came back of an attempt's object: it is computed with out here."""
+    """Return what an attempt's object gave back, unless it is too large to compute with here."""
     if not callable(found) and size_of(found) > MOST_FOR_A_MODEL:
-        raise WireError("What came back is far more than what the case has.")
+        raise WireError("It returns far more than what the case has.")
     return found
 
 
 @dataclasses.dataclass
 class Extent:
-    """How much is handed over. numbers: in all. sizes, largest: of those that may be a size, whole
-    ones and floats that stand alone, how many there are, and the largest."""
+    """How much is passed.
+
+    numbers: in all. sizes, largest: the number and the largest of those that may be a size, which
+    are whole numbers and single floats.
+    """
 
     numbers: float = 0
     sizes: int = 0
@@ -186,7 +187,7 @@ class Extent:
 
 
 def size_of(given: Any) -> float:
-    """How many numbers there are; without end where they are out of all proportion."""
+    """Return how many numbers there are; infinity if they are far too large."""
     extent = Extent()
     extent.add(given)
     return math.inf if extent.is_large else extent.numbers

@@ -1,8 +1,8 @@
-"""How a student's text is shown on nbgrader's pages: in formgrader and in feedback.
+"""Showing a student's text on nbgrader's pages, in formgrader and in feedback.
 
-nbgrader lets Markdown carry HTML, and so scripts, which would run in the browser of whoever grades:
-with that person's rights, among them to change grades. Here HTML is shown, not obeyed. And a text
-that is made to take minutes to lay out is shown plainly.
+nbgrader allows HTML in Markdown, and therefore scripts. They would run in the grader's browser,
+with the right to change grades. Here HTML is shown as text and not executed. A text so long that
+its layout could take minutes is shown as plain text.
 """
 
 from html import escape
@@ -13,18 +13,18 @@ from nbconvert.exporters.html import contextfilter
 from nbconvert.filters import Highlight2HTML
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
-MOST_PROSE = 10_000  # characters that are laid out, which takes a second at the worst
-MOST_CODE = 100_000  # ... coloured
+MOST_PROSE = 10_000  # characters that are laid out, which takes at most a second
+MOST_CODE = 100_000  # ... colored
 
 
 class Safe(IPythonRenderer):
-    """Markdown in which HTML is text, and links lead to the web alone."""
+    """Markdown in which HTML is text, and links lead only to the web."""
 
     def block_mermaidjs(self, code: str) -> str:
         return self.block_code(code)
 
     def image(self, text: str, url: str, title: str | None = None) -> str:
-        """A picture; its description, where it was pasted in and then lost."""
+        """Show a picture, or its description if it was pasted in and then lost."""
         name = url.removeprefix("attachment:")
         if name != url and name not in self.attachments:
             return f"[picture: {text or escape(name)}]"
@@ -33,7 +33,7 @@ class Safe(IPythonRenderer):
 
 @contextfilter
 def prose(context: Any, source: str) -> str:
-    """In place of nbconvert's markdown2html."""
+    """Replaces nbconvert's markdown2html."""
     if len(source) > MOST_PROSE:
         return plain(source)
     pasted = context.get("cell", {}).get("attachments", {})
@@ -43,7 +43,7 @@ def prose(context: Any, source: str) -> str:
 
 
 def code(source: str, metadata: Any = None) -> str:
-    """In place of nbconvert's highlight_code."""
+    """Replaces nbconvert's highlight_code."""
     if len(source) > MOST_CODE:
         return plain(source)
     return Highlight2HTML(pygments_lexer="python")(source)

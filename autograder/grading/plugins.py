@@ -1,11 +1,11 @@
-"""What nbgrader's autograde does in this course, by configuration alone (nbgrader_config.py).
+"""The steps of nbgrader's autograde in this course, set by configuration (nbgrader_config.py).
 
-Stock nbgrader reads a submission and runs it beside the gradebook. Here it does neither:
+Stock nbgrader reads a submission and runs it with access to the gradebook. Here it does neither:
 
-1. The exporter hands it an empty notebook, and RebuildFromRelease puts the one in its place that
-   was rebuilt from the release and the student's own code.
-2. ApplyResults, in place of Execute, writes what grading came to into the check cells. Stock
-   nbgrader takes the scores from there, and keeps the gradebook, as it always does.
+1. The exporter gives it an empty notebook. RebuildFromRelease replaces that by a notebook rebuilt
+   from the release and the student's own code.
+2. ApplyResults, which replaces Execute, writes the results of grading into the check cells. Stock
+   nbgrader reads the scores from there and keeps the gradebook, as it always does.
 """
 
 import unicodedata
@@ -33,7 +33,7 @@ UNSANDBOXED = "Graded without a sandbox."
 
 
 class SubmittedExporter(NotebookExporter):
-    """Reads no file that a student wrote: where the notebook is rebuilt, it begins empty."""
+    """Reads no student's file: if the notebook is rebuilt, it starts with an empty one."""
 
     def from_filename(
         self, filename: str, resources: Any = None, **kw: Any
@@ -44,14 +44,12 @@ class SubmittedExporter(NotebookExporter):
 
 
 class SubmissionStep(NbGraderPreprocessor):
-    """A step that needs to know what the student handed in."""
+    """A step that needs the student's submission."""
 
-    submitted = Unicode(help="The folder in which the course keeps what was handed in.").tag(
-        config=True
-    )
+    submitted = Unicode(help="The course's folder of submissions.").tag(config=True)
 
     def lesson(self, resources: Any) -> Lesson:
-        """Raises ValueError for an assignment that is no lab of the course."""
+        """Raises ValueError for an assignment that is not a lab of the course."""
         name = resources["nbgrader"]["assignment"]
         for lesson in lessons().values():
             if lesson.name == name:
@@ -65,10 +63,10 @@ class SubmissionStep(NbGraderPreprocessor):
 
 
 class RebuildFromRelease(SubmissionStep):
-    """Puts the rebuilt notebook in the place of the submitted one.
+    """Replaces the submitted notebook by the rebuilt one.
 
-    Nothing else of a student's folder comes with it but when it was handed in, for nbgrader to tell
-    a later one by, and the secret by which the exchange returns the feedback.
+    Only two other things are taken from the student's folder: the time of the submission, by which
+    nbgrader finds late ones, and the secret with which the exchange returns the feedback.
     """
 
     def preprocess(self, nb: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
@@ -77,7 +75,7 @@ class RebuildFromRelease(SubmissionStep):
         return rebuild(submission, release_of(submission.lab)).notebook, resources
 
     def beside(self, resources: Any) -> dict[str, bytes]:
-        """Files to be written beside the notebook, by name."""
+        """Return the files to write into the notebook's folder, by name."""
         where = Path(self.submitted), resources["nbgrader"]["student"], self.lesson(resources)
         files = {}
         if time := timestamp.handed_in_at(*where):
@@ -88,11 +86,11 @@ class RebuildFromRelease(SubmissionStep):
 
 
 class ApplyResults(SubmissionStep):
-    """Writes into each check cell what it earned and why. No cell has any other output."""
+    """Writes points and reason into each check cell. No other cell has an output."""
 
     result_for = Unicode(
         "autograder.grading.store.result_for",
-        help="The function that gives the Result of a Submission in the course in a folder.",
+        help="The function from a Submission and the course's folder to the Result.",
     ).tag(config=True)
 
     def preprocess(self, nb: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
@@ -102,7 +100,7 @@ class ApplyResults(SubmissionStep):
 
 
 def apply(result: Result, notebook: NotebookNode) -> None:
-    """Write a result into a notebook. Raises ValueError where it has no mark for a check."""
+    """Write a result into a notebook. Raises ValueError if it has no mark for a check."""
     notebook.metadata[RESULT] = result_id(result)
     marks = {check_id(mark.exercise): mark for mark in result.marks}
     for cell in notebook.cells:
@@ -116,13 +114,13 @@ def mark_for(label: NotebookNode, marks: dict[str, Mark]) -> Mark:
     if mark is None or mark.most != label["points"] or not 0 <= mark.points <= mark.most:
         raise ValueError(
             f"The kept result doesn't fit the check {label['grade_id']}. "
-            "Run `make labs`, and grade this lab again."
+            "Run `make labs` and grade this lab again."
         )
     return mark
 
 
 def outputs(mark: Mark, result: Result) -> list[NotebookNode]:
-    """The card for the student, and the score as nbgrader reads it: the value of the cell."""
+    """Return the card for the student, and the score as the cell's value for nbgrader."""
     card = card_of(mark, result)
     shown = {"text/html": card._repr_html_(), "text/plain": repr(card)}
     score = {"text/plain": repr(float(mark.points))}
@@ -142,5 +140,5 @@ def card_of(mark: Mark, result: Result) -> VerdictCard:
 
 
 def visible(text: str) -> str:
-    """Text without the characters that can't be seen, which could hide what it says."""
+    """Remove invisible characters, which could hide what a text says."""
     return "".join(c for c in text if c in "\n\t" or unicodedata.category(c) not in HIDDEN)

@@ -1,19 +1,19 @@
-"""The notebook that is graded: the release's own cells, with what a student wrote in their place.
+"""Building the notebook that is graded: the released cells with the student's code in them.
 
-A submitted notebook is never graded as it is. Its cells may be shuffled, doubled, deleted, split,
-joined or relabelled, by accident or by design, and what it says of points and checks counts for
-nothing. So each of the student's cells is given its place in the released notebook, where it can be
-told, by the first of these that it has:
+A submitted notebook is never graded as it is. Its cells may be shuffled, duplicated, deleted,
+split, joined or relabeled, by accident or on purpose, and its own points and checks are ignored.
+Instead, each of the student's cells is assigned to a place in the released notebook, by the first
+of these criteria that applies:
 
-- the grade_id or the id of a released cell, unless it is a copy of another one, or defines what
-  belongs in another one;
-- the very text of a released cell;
-- a function or class that a solution cell defines, if none of those that are there by now does
-  (some web notebooks lose all labels).
+- the grade_id or the id of a released cell, unless the cell is a copy of another one, or defines
+  what belongs in another one;
+- exactly the text of a released cell;
+- a function or class that a solution cell defines, if no cell assigned so far defines it (some web
+  notebooks lose all labels).
 
-What has no place is kept as an extra cell, behind the cell that it followed. So is a changed copy
-of what is not the student's to write, and there the released cell stands first. Nothing that a
-student wrote is lost, but for what is beyond all measure.
+A cell without a place is kept as an extra cell, after the cell that it followed. A changed copy of
+a cell that students shouldn't write is kept in the same way, after the released cell. Nothing that
+a student wrote is lost, except far beyond any reasonable size.
 """
 
 import copy
@@ -31,17 +31,17 @@ from autograder.notebook.cells import DEFINED
 
 MOST_CELLS = 2000
 MOST_TEXT = 10**6  # characters of all cells together
-MOST_PICTURES = 8 * 10**6  # characters that the pictures of a cell take
+MOST_PICTURES = 8 * 10**6  # characters in the pictures of a cell
 SOLUTION, ANSWER, CHECK, GIVEN = "solution", "answer", "check", "given"  # kinds of cells
-BEFORE = -1  # the place of what stands before the first released cell
+BEFORE = -1  # the place of cells before the first released cell
 
 
 @dataclass(frozen=True)
 class CodeCell:
-    """A code cell of the rebuilt notebook, and the sources that run in its place.
+    """A code cell of the rebuilt notebook, with the sources that run instead of it.
 
-    grade_id: "" if it has none. solution: whether its place is that of a solution. own: whether the
-    sources are the student's.
+    grade_id: "" if it has none. solution: whether it is a solution cell. own: whether the sources
+    are the student's.
     """
 
     grade_id: str
@@ -52,18 +52,18 @@ class CodeCell:
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """notebook: what nbgrader grades. remarks: what was odd. code: its code cells, in order."""
+    """notebook: what nbgrader grades. remarks: on problems. code: its code cells, in order."""
 
     notebook: NotebookNode
     remarks: tuple[str, ...]
     code: tuple[CodeCell, ...]
 
     def cells_before(self, check: str) -> list[str]:
-        """The sources of all code that stands before the check of an exercise, in order."""
+        """Return the sources of all code before the check of an exercise, in order."""
         return [source for cell in self.before(check) for source in cell.sources]
 
     def attempted(self, exercise: str) -> bool:
-        """Whether the student wrote something in its solution cell, or of it in another before."""
+        """Whether the student changed its solution cell, or names it in an own cell before."""
         before = self.before(exercise)
         solution = [cell for cell in before if cell.solution][-1]
         name = re.compile(rf"\b{exercise.split('.')[1]}\b")
@@ -71,17 +71,17 @@ class Rebuilt:
         return solution.own or any(name.search(text) for cell in others for text in cell.sources)
 
     def before(self, check: str) -> Sequence[CodeCell]:
-        """Raises ValueError where the notebook has no such check."""
+        """Raises ValueError if the notebook has no such check."""
         return self.code[: [cell.grade_id for cell in self.code].index(check_id(check))]
 
 
 def check_id(exercise: str) -> str:
-    """The grade_id of the check cell of an exercise."""
+    """Return the grade_id of the check cell of an exercise."""
     return f"check-{exercise.replace('.', '-')}"
 
 
 def rebuild(submission: Submission, release: NotebookNode) -> Rebuilt:
-    """Put what a student wrote into the released notebook. Never raises for what it is."""
+    """Put a student's code into the released notebook. Never raises, whatever is submitted."""
     cells, remarks = student_cells(submission)
     released = Released(release)
     places = placed(cells, released)
@@ -95,11 +95,11 @@ def rebuild(submission: Submission, release: NotebookNode) -> Rebuilt:
     return Rebuilt(notebook, tuple(remarks), code)
 
 
-# --------------------------------------------------------------------------- what was handed in
+# ------------------------------------------------------------------------------ the submission
 
 
 def student_cells(submission: Submission) -> tuple[list[Cell], list[str]]:
-    """The cells of a submission that hold something, and remarks on what was left out."""
+    """Return the non-empty cells of a submission, and remarks on what was left out."""
     if submission.content is None:
         return [], [submission.problem or "Nothing was handed in."]
     try:
@@ -117,14 +117,14 @@ def student_cells(submission: Submission) -> tuple[list[Cell], list[str]]:
             kept.append(cell)
             total += len(cell.source)
     if len(kept) < len(cells[:MOST_CELLS]):
-        remarks.append("Its cells hold more than 1 MB of text. What goes beyond that was left out.")
+        remarks.append("Its cells contain more than 1 MB of text. The rest was left out.")
     return kept, remarks
 
 
 def other_notebook(
     cells: Sequence[Cell], places: Sequence[int | None], released: "Released", lab: str
 ) -> list[str]:
-    """What to say to a student who handed in the notebook of another lab, or none of the course."""
+    """Return a remark if the notebook belongs to another lab, or to none of the course."""
     kinds = {released.kinds[place] for place in places if place is not None}
     if kinds & {SOLUTION, CHECK}:
         return []
@@ -138,7 +138,7 @@ def other_notebook(
 
 
 class Released:
-    """The released cells, and how to find them. A place is an index among them."""
+    """The released cells, and ways to find them. A place is an index among them."""
 
     def __init__(self, release: NotebookNode) -> None:
         labels = [cell.metadata.get("nbgrader", {}) for cell in release.cells]
@@ -158,11 +158,11 @@ class Released:
         }
 
     def theirs(self, place: int | None) -> bool:
-        """Whether the text at a place is the student's to write."""
+        """Whether the student writes the cell at a place."""
         return place is not None and self.kinds[place] in (SOLUTION, ANSWER)
 
     def defined_in(self, cell: Cell) -> set[int]:
-        """The solution cells some of whose functions and classes a cell of code defines."""
+        """Return the solution cells that share a function or class with a code cell."""
         names = DEFINED.findall(cell.source) if cell.code else []
         return {self.by_name[name] for name in names if name in self.by_name}
 
@@ -170,7 +170,7 @@ class Released:
         return tidy(cell.source) == self.texts[place]
 
     def place_of(self, cell: Cell) -> int | None:
-        """The place that a cell's labels tell, as far as they are to be believed, or its text."""
+        """Return a cell's place by its labels, as far as they are plausible, or by its text."""
         same = self.by_text.get(tidy(cell.source), [])
         possible = same or self.defined_in(cell)
         for place in (self.by_grade_id.get(cell.grade_id), self.by_id.get(cell.id)):
@@ -187,7 +187,7 @@ def kind_of(cell: NotebookNode) -> str:
 
 
 def checks_by_solution(kinds: Sequence[str]) -> dict[int, list[int]]:
-    """The places of the checks that follow each solution, before the next one."""
+    """Return, for each solution, the places of the checks between it and the next solution."""
     checks: dict[int, list[int]] = {}
     for place, kind in enumerate(kinds):
         if kind == SOLUTION:
@@ -198,12 +198,12 @@ def checks_by_solution(kinds: Sequence[str]) -> dict[int, list[int]]:
 
 
 def tidy(source: str) -> str:
-    """A text without the white space at line ends, which editors add and take away."""
+    """Remove white space at line ends, which editors add and remove."""
     return "\n".join(line.rstrip() for line in source.split("\n")).strip("\n")
 
 
 def placed(cells: Sequence[Cell], released: Released) -> list[int | None]:
-    """The place of each of the student's cells in the released notebook; None for extra cells."""
+    """Return the place of each of the student's cells; None for extra cells."""
     places = [released.place_of(cell) for cell in cells]
     defined = [released.defined_in(cell) for cell in cells]
     claimed = {place for place, here in zip(places, defined, strict=True) if place in here}
@@ -214,9 +214,9 @@ def placed(cells: Sequence[Cell], released: Released) -> list[int | None]:
 
 
 def set_scratch_aside(places: list[int | None], cells: Sequence[Cell], released: Released) -> None:
-    """Take away the place of a second copy of a solution behind the last of its checks.
+    """Make a second copy of a solution after the last of its checks an extra cell.
 
-    The student tried something there, and didn't have it checked.
+    The student tried something there without checking it.
     """
     for solution, checks in released.checks.items():
         last_check = max((n for n, place in enumerate(places) if place in checks), default=-1)
@@ -231,16 +231,16 @@ def set_scratch_aside(places: list[int | None], cells: Sequence[Cell], released:
                     places[n] = None
 
 
-# -------------------------------------------------------------------------- what goes into them
+# ------------------------------------------------------------------------------- filling places
 
 
 def student_texts(
     cells: Sequence[Cell], places: Sequence[int | None], released: Released
 ) -> dict[int, list[Cell]]:
-    """What the student wrote, by the place of the solution or answer, where it was changed.
+    """Return what the student wrote, by the place of each changed solution or answer.
 
-    A solution that no cell claims is taken from wherever it is defined: two cells may have become
-    one, and the released one must not come back behind it and undefine what it defines.
+    If no cell has the place of a solution, the cells that define it are used: two cells may have
+    been joined, and the released TODO must not follow them and overwrite what they define.
     """
     written = defaultdict(list)
     for cell, place in zip(cells, places, strict=True):
@@ -257,7 +257,7 @@ def student_texts(
 
 
 def last_of_each(pieces: Sequence[Cell]) -> list[Cell]:
-    """Without copies: of cells with the same text, the last one, which has the last word."""
+    """Drop copies: of cells with the same text keep the last one, which takes effect last."""
     last = {tidy(piece.source): i for i, piece in enumerate(pieces)}
     return [pieces[i] for i in sorted(last.values())]
 
@@ -265,7 +265,7 @@ def last_of_each(pieces: Sequence[Cell]) -> list[Cell]:
 def extra_cells(
     cells: Sequence[Cell], places: Sequence[int | None], released: Released
 ) -> dict[int, list[Cell]]:
-    """The student's own cells, by the place behind which they stand."""
+    """Return the student's extra cells, by the place after which they come."""
     extra = defaultdict(list)
     behind = BEFORE
     for cell, place in zip(cells, places, strict=True):
@@ -278,7 +278,7 @@ def extra_cells(
 def take_answers_beside(
     written: dict[int, list[Cell]], extra: dict[int, list[Cell]], released: Released
 ) -> None:
-    """Where an answer was left as it was, prose beside it is the answer: somebody must read it."""
+    """If an answer cell is unchanged, use the prose next to it, so that a person reads it."""
     for place, kind in enumerate(released.kinds):
         if kind == ANSWER and place not in written:
             around = [*extra.get(place - 1, []), *extra.get(place, [])]
@@ -288,7 +288,7 @@ def take_answers_beside(
                     extra[near] = [cell for cell in extra.get(near, []) if cell.code]
 
 
-# ----------------------------------------------------------------------------- the notebook
+# --------------------------------------------------------------------------- the new notebook
 
 
 def assembled(
@@ -296,7 +296,7 @@ def assembled(
     written: Mapping[int, Sequence[Cell]],
     extra: Mapping[int, Sequence[Cell]],
 ) -> tuple[NotebookNode, tuple[CodeCell, ...]]:
-    """The notebook, and what runs in place of each of its code cells."""
+    """Return the notebook, and the sources that run instead of each of its code cells."""
     notebook = copy.deepcopy(release)
     cells: list[NotebookNode] = []
     code: list[CodeCell] = []
@@ -320,7 +320,7 @@ def assembled(
 
 
 def fill(cell: NotebookNode, pieces: Sequence[Cell]) -> None:
-    """Put what the student wrote into a released cell; nothing leaves it as it was released."""
+    """Put the student's text into a released cell; without any, the cell stays as released."""
     if pieces:
         cell.source = "\n\n".join(piece.source for piece in pieces)
     if cell.cell_type == "code":
@@ -338,7 +338,7 @@ def extra_cell(own: Cell, id: str) -> NotebookNode:
 
 
 def hang(cell: NotebookNode, pieces: Sequence[Cell]) -> None:
-    """Give a cell of prose the pictures that were pasted into it."""
+    """Attach to a prose cell the pictures that were pasted into it."""
     pictures, total = {}, 0
     for name, kinds in [item for piece in pieces for item in piece.pictures.items()]:
         total += sum(map(len, kinds.values()))

@@ -1,4 +1,4 @@
-"""What a command says when it does nothing, or can't go on."""
+"""The messages of a command that refuses to run or can't continue."""
 
 import errno
 import os
@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
-GOES_ON = "What was graded is kept: the same command goes on from there."
+GOES_ON = "The results so far are kept: run the same command again to continue from there."
 
 
 class Refused(Exception):
-    """Why a command does nothing or can't go on, and what to do."""
+    """Why a command refuses to run or can't continue, and what to do."""
 
 
 @contextmanager
@@ -31,6 +31,6 @@ def writing_temporary(kind: type[Exception] = Refused) -> AbstractContextManager
 
 
 def not_written(place: object, error: OSError, or_else: str = "") -> str:
-    """A sentence that says why a folder can't be written to, and what to do."""
-    todo = "Make room on its disk" if error.errno in NO_ROOM else "Check that you may write there"
+    """Return a sentence that says why a folder can't be written to, and what to do."""
+    todo = "Free space on its disk" if error.errno in NO_ROOM else "Check that you may write there"
     return f"{place} can't be written to: {error.strerror or error}. {todo}{or_else}."

@@ -1,4 +1,4 @@
-"""The released notebook of a lab, which every submission is held against."""
+"""The released notebook of a lab, with which every submission is compared."""
 
 from functools import cache
 
@@ -17,7 +17,7 @@ def release_of(lab: str) -> NotebookNode:
 
 
 def heading_of(exercise: str) -> str:
-    """The section of the lesson in which an exercise stands: what to read again."""
+    """Return the heading of the section with an exercise, which students should read again."""
     heading = ""
     for cell in release_of(exercise.split(".")[0]).cells:
         if cell.cell_type == "markdown":

@@ -1,7 +1,7 @@
-"""What a class made of a lab: the work behind `report LAB`.
+"""How a class did in a lab: the report of `report LAB`.
 
-For an instructor before the next lecture: which mistake to talk about first, which exercise was
-harder than its card promised, and whom to look after. `report` counts, `to_html` and `to_csv` show.
+For an instructor before the next lecture: which mistake to discuss first, which exercise was harder
+than its card says, and which students need help. `report` counts; `to_html` and `to_csv` show.
 """
 
 import csv
@@ -20,17 +20,17 @@ from autograder.judging.catalogue import misconceptions
 from autograder.judging.judge import NOT_ATTEMPTED, PASSED, WRONG
 from autograder.notebook.card import COLOURS, code_marked
 
-# An exercise is found as difficult as the first of these whose share of its attempts passed.
+# The measured difficulty is the first of these whose share of attempts has passed.
 DIFFICULTIES = {1: 0.9, 2: 0.75, 3: 0.5, 4: 0.25, 5: 0.0}
-FEWEST = 3  # attempts that a difficulty is told from
-FIRST = 5  # mistakes that stand at the top of the page
+FEWEST = 3  # attempts needed for a measured difficulty
+FIRST = 5  # mistakes at the top of the page
 BINS = 10
 NOT_YET = "not graded yet: python -m autograder grade {}"
 
 
 @dataclass(frozen=True)
 class Held:
-    """A misconception and how many students hold it."""
+    """A misconception and the number of students who hold it."""
 
     exercise: str
     name: str
@@ -43,9 +43,9 @@ class ExerciseNumbers:
     """One exercise, over all students.
 
     number: its place in the lab. promised: the difficulty on its card, None for an exercise that
-    the lesson no longer has. found: the difficulty by the share of attempts that passed, None of
-    fewer than FEWEST. middle, largest: of the attempts' processor seconds. unexplained: the
-    students whose answer is wrong for no known cause.
+    the lesson no longer has. found: the difficulty measured by the share of attempts that passed,
+    None for fewer than FEWEST attempts. middle, largest: median and maximum of the attempts'
+    processor seconds. unexplained: the students whose answer is wrong for an unknown reason.
     """
 
     number: int
@@ -64,7 +64,7 @@ class ExerciseNumbers:
 
 @dataclass(frozen=True)
 class Row:
-    """One student. marks: in the order of the exercises, None for one that was not graded."""
+    """One student. marks: in the order of the exercises, None if one was not graded."""
 
     student: str
     marks: tuple[Mark | None, ...]
@@ -75,9 +75,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """limits, versions, secrets: each with how many submissions it holds for.
+    """limits, versions, secrets: each with the number of submissions that it applies to.
 
-    not_graded: folders of submitted/, each with the reason. notes: what else was found there.
+    not_graded: folders of submitted/, each with the reason. notes: on everything else found there.
     """
 
     lesson: Lesson
@@ -92,19 +92,20 @@ class Report:
 
     @property
     def mistakes(self) -> list[Held]:
-        """All misconceptions that somebody holds, those of most students first."""
+        """All misconceptions found, the most frequent first."""
         held = [each for exercise in self.exercises for each in exercise.held]
         return sorted(held, key=lambda each: -each.students)
 
 
 def report(results: Sequence[Result], lesson: Lesson, found: Inventory | None = None) -> Report:
-    """Count a class. results: one a student, all of this lesson's lab. Raises ValueError.
+    """Count the results of a class. Raises ValueError for results of another lab.
 
-    found: what submitted/ holds, so that the report tells of what is not graded, too.
+    results: one for each student. found: the content of submitted/, so that the report also lists
+    what is not graded.
     """
     others = sorted({result.lab for result in results} - {lesson.lab})
     if others:
-        raise ValueError(f"A report on {lesson.lab} can't hold results of {', '.join(others)}.")
+        raise ValueError(f"A report on {lesson.lab} can't contain results of {', '.join(others)}.")
     ordered = sorted(results, key=lambda result: result.student)
     graded = dict.fromkeys(mark.exercise for result in ordered for mark in result.marks)
     names = list(lesson.cards | graded)
@@ -124,12 +125,12 @@ def report(results: Sequence[Result], lesson: Lesson, found: Inventory | None = 
 
 
 def counts(texts: Iterable[str]) -> tuple[tuple[str, int], ...]:
-    """Each text and how often it came, the most frequent first."""
+    """Return each text with its count, the most frequent first."""
     return tuple(Counter(texts).most_common())
 
 
 def not_graded(graded: set[str], *reasons: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Each student without a result, and all that is to be said about that."""
+    """Return each student without a result, with the reasons."""
     students = sorted(set().union(*reasons) - graded)
     return tuple((each, " ".join(r[each] for r in reasons if each in r)) for each in students)
 
@@ -176,18 +177,18 @@ def difficulty(passed: int, attempted: int) -> int | None:
 
 def held_misconceptions(exercise: str, names: Sequence[str]) -> tuple[Held, ...]:
     sentences = {known.name: known.sentence for known in misconceptions(exercise)}
-    gone = "{}: the catalogue no longer has it."
+    gone = "{}: no longer in the catalogue."
     return tuple(
         Held(exercise, name, sentences.get(name, gone.format(name)), students)
         for name, students in counts(names)
     )
 
 
-# ------------------------------------------------------------------------------------ as a table
+# -------------------------------------------------------------------------------------- the table
 
 
 def to_csv(report: Report) -> str:
-    """A row for each student: points by exercise, in all, and what was odd or is missing."""
+    """Make a table with a row for each student: points by exercise, total, and remarks."""
     names = [exercise.name for exercise in report.exercises]
     file = io.StringIO()
     table = csv.writer(file, lineterminator="\n")
@@ -202,10 +203,10 @@ def to_csv(report: Report) -> str:
     return file.getvalue()
 
 
-# ------------------------------------------------------------------------------------- as a page
+# --------------------------------------------------------------------------------------- the page
 
 INK, MUTED, LINE, BLUE = "#24292f", "#6b7078", "#d8dce1", "#4a7fb0"
-SIGNS = {PASSED: "✓", WRONG: "✗", NOT_ATTEMPTED: "○"}  # so that nothing is told by colour alone
+SIGNS = {PASSED: "✓", WRONG: "✗", NOT_ATTEMPTED: "○"}  # so that no information is in color alone
 CLASSES = {PASSED: "passed", WRONG: "wrong", NOT_ATTEMPTED: "open"}
 STYLE = f"""
 :root {{ color-scheme: light; }}
@@ -265,7 +266,7 @@ td i {{ font-style: normal; display: inline-block; color: white; border-radius: 
 
 
 def to_html(report: Report) -> str:
-    """A page on its own: no scripts, nothing fetched, readable on a phone and printable."""
+    """Make a self-contained page: no scripts, no downloads, readable on a phone, printable."""
     parts = [
         head(report),
         banner(report),
@@ -292,12 +293,12 @@ def title(lesson: Lesson) -> str:
 
 def head(report: Report) -> str:
     points = sum(report.lesson.questions.values())
-    prose = f"; the {points} points for answers in prose are given by hand" if points else ""
+    prose = f"; the {points} points for written answers are given by hand" if points else ""
     who = counted(len(report.rows), "student")
     return (
         f"<h1>{title(report.lesson)}</h1>\n"
-        f'<p class="muted">What {who} made of it. These are the points '
-        f"that the exercises earned{prose}.</p>"
+        f'<p class="muted">Results of {who}. The points are those '
+        f"for the exercises{prose}.</p>"
     )
 
 
@@ -306,8 +307,8 @@ def banner(report: Report) -> str:
         return ""
     number = f"{report.unsandboxed} of {len(report.rows)} submissions"
     return (
-        f'<p class="banner"><b>Graded without a sandbox: {number}.</b> Their code ran as you, and '
-        "could read and change your files, these grades among them.</p>"
+        f'<p class="banner"><b>Graded without a sandbox: {number}.</b> Their code ran with your '
+        "rights, so it could read and change your files, including these grades.</p>"
     )
 
 
@@ -318,17 +319,17 @@ def summary(report: Report) -> str:
     points = [each.points for each in report.rows]
     full = sum(each.points == each.most for each in report.rows)
     facts = {
-        f"of {most:g} points in the middle": f"{median(points):.3g}",
+        f"of {most:g} points (median)": f"{median(points):.3g}",
         "on average": f"{mean(points):.3g}",
         "with all points": f"{full}",
-        "with none": f"{points.count(0)}",
+        "with no points": f"{points.count(0)}",
     }
     items = "".join(f"<div><b>{value}</b>{label}</div>" for label, value in facts.items())
     return f'<div class="facts">{items}</div>\n{spread(report.rows)}'
 
 
 def spread(rows: Sequence[Row]) -> str:
-    """How many students have which share of the points."""
+    """Draw how many students have which share of the points."""
     shares = [each.points / each.most if each.most else 0 for each in rows]
     bins = Counter(min(BINS - 1, int(share * BINS)) for share in shares)
     tallest = max(bins.values())
@@ -340,7 +341,7 @@ def spread(rows: Sequence[Row]) -> str:
     )
     return (
         f'<div class="spread" role="img" aria-label="Students by share of the points">{bars}</div>'
-        '<div class="scale muted"><span>no points</span><span>students by their share</span>'
+        '<div class="scale muted"><span>no points</span><span>students by share</span>'
         "<span>all points</span></div>"
     )
 
@@ -358,8 +359,8 @@ def first_mistakes(report: Report) -> str:
         for held in mistakes
     )
     return (
-        "<h2>What to talk about first</h2>\n<p>The mistakes that most students made, in the words "
-        f'of their feedback.</p>\n<ol class="first">{items}</ol>'
+        "<h2>What to discuss first</h2>\n<p>The most frequent mistakes, in the words of the "
+        f'feedback.</p>\n<ol class="first">{items}</ol>'
     )
 
 
@@ -368,7 +369,7 @@ def all_exercises(report: Report) -> str:
         return ""
     return (
         f"<h2>What was hard</h2>\n<p>{harder_ones(report)}</p>\n"
-        f'<p class="muted">Difficulty is found from the attempts alone: 1 of 5 where {levels()}.'
+        f'<p class="muted">Measured difficulty depends only on the attempts: 1 of 5 if {levels()}.'
         "</p>\n" + "\n".join(map(one_exercise, report.exercises))
     )
 
@@ -376,8 +377,8 @@ def all_exercises(report: Report) -> str:
 def harder_ones(report: Report) -> str:
     titles = [f"{each.number}. {said(each.title)}" for each in report.exercises if is_harder(each)]
     if not titles:
-        return "No exercise was found harder than its card promises."
-    return f"Harder than their cards promise: {'; '.join(titles)}."
+        return "No exercise was harder than its card says."
+    return f"Harder than their cards say: {'; '.join(titles)}."
 
 
 def is_harder(exercise: ExerciseNumbers) -> bool:
@@ -387,7 +388,7 @@ def is_harder(exercise: ExerciseNumbers) -> bool:
 def levels() -> str:
     first, *others = [(level, share) for level, share in DIFFICULTIES.items() if share]
     rest = ", ".join(f"{level} from {share:.0%}" for level, share in others)
-    return f"{first[1]:.0%} of them passed or more, {rest}, else {len(DIFFICULTIES)}"
+    return f"at least {first[1]:.0%} of them passed, {rest}, otherwise {len(DIFFICULTIES)}"
 
 
 def one_exercise(exercise: ExerciseNumbers) -> str:
@@ -417,12 +418,12 @@ def one_exercise(exercise: ExerciseNumbers) -> str:
 
 
 def difficulties(exercise: ExerciseNumbers) -> str:
-    """The promised one beside the one found."""
-    promised = f"<span>promised {dots(exercise.promised)}</span>" if exercise.promised else ""
+    """Show the difficulty on the card and the measured one."""
+    promised = f"<span>card {dots(exercise.promised)}</span>" if exercise.promised else ""
     if exercise.found is None:
-        return f"{promised}<span>too few attempts to tell</span>"
-    words = '<span class="harder">harder</span>, found' if is_harder(exercise) else "found"
-    return f"{promised}<span>{words} {dots(exercise.found)}</span>"
+        return f"{promised}<span>too few attempts to measure</span>"
+    harder = '<span class="harder">harder</span>, ' if is_harder(exercise) else ""
+    return f"{promised}<span>{harder}measured {dots(exercise.found)}</span>"
 
 
 def dots(level: int) -> str:
@@ -435,25 +436,25 @@ def times(exercise: ExerciseNumbers) -> str:
     if exercise.middle is None:
         return ""
     return (
-        f"<span>{exercise.middle:.2g} s of processor time in the middle, {exercise.largest:.2g} s "
+        f"<span>{exercise.middle:.2g} s of processor time (median), {exercise.largest:.2g} s "
         "at most</span>"
     )
 
 
 def unexplained(exercise: ExerciseNumbers) -> str:
-    """Who is worth a look: the catalogue of mistakes knows nothing of these answers."""
+    """List the students to look at: the catalogue of mistakes doesn't explain their answers."""
     number = len(exercise.unexplained)
     who = html.escape(listed(exercise.unexplained, 8))
-    return f"<b>{number}</b> for no known cause: {who}"
+    return f"<b>{number}</b> wrong for an unknown reason: {who}"
 
 
 def remarks(report: Report) -> str:
     odd = [(each.student, " ".join(each.remarks)) for each in report.rows if each.remarks]
-    return f"<h2>What was odd</h2>\n{told(odd)}" if odd else ""
+    return f"<h2>Remarks</h2>\n{told(odd)}" if odd else ""
 
 
 def left(report: Report) -> str:
-    """What lies in submitted/ and has no points."""
+    """List what is in submitted/ without points."""
     if not report.not_graded and not report.notes:
         return ""
     notes = "".join(f"\n<p>{said(note, 1000)}</p>" for note in report.notes)
@@ -461,7 +462,7 @@ def left(report: Report) -> str:
 
 
 def told(sentences: Sequence[tuple[str, str]]) -> str:
-    """A table of students, with what is to be said of each."""
+    """Make a table of students with a text for each."""
     rows = "".join(
         f'<tr><td>{said(student)}</td><td class="text">{said(text, 400)}</td></tr>'
         for student, text in sentences
@@ -498,7 +499,7 @@ def grading(report: Report) -> str:
     if not report.rows:
         return ""
     items = [
-        ("limits that held", report.limits or (("none", len(report.rows)),)),
+        ("limits", report.limits or (("none", len(report.rows)),)),
         ("version of the course", report.versions),
         ("secret", report.secrets),
     ]
@@ -511,7 +512,7 @@ def grading(report: Report) -> str:
 
 
 def texts(found: Sequence[tuple[str, int]], total: int) -> str:
-    """Texts with the number of submissions that each holds for, where that isn't all."""
+    """Join texts, each with its number of submissions unless it applies to all."""
     return "<br>".join(
         said(text, 300) + ("" if number == total else f" ({number} of {total})")
         for text, number in found
@@ -519,5 +520,5 @@ def texts(found: Sequence[tuple[str, int]], total: int) -> str:
 
 
 def said(text: str, most: int = 120) -> str:
-    """Text of a stranger's, for HTML."""
+    """Escape untrusted text for HTML."""
     return html.escape(shown(text, most))

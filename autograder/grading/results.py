@@ -1,21 +1,21 @@
-"""What grading one submission came to: plain data, so that it can be kept, sent and compared."""
+"""The result of grading one submission: plain data that can be kept, sent and compared."""
 
 import hashlib
 import json
 from dataclasses import asdict, dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
-RESULT = "inference_result"  # in the metadata of nbgrader's copy: the id of its result
+RESULT = "inference_result"  # in the metadata of nbgrader's copy: the id of the result
 
 
 @dataclass(frozen=True)
 class Mark:
-    """What one exercise earned, and why.
+    """The points of one exercise, and the reason.
 
-    status: "passed", "wrong" or "not attempted". paragraphs: the likely cause where one is known,
-    then what was found. rows: labelled values, the smallest failing case among them.
-    misconception: the name of the one that explains every case. reread: where in the lesson to look
-    again. seconds: of processor time, all that the attempt took.
+    status: "passed", "wrong" or "not attempted". paragraphs: the likely cause if one is known, then
+    what was found. rows: labeled values, including the smallest failing case. misconception: the
+    name of the one that explains every case. reread: the section of the lesson to read again.
+    seconds: the attempt's processor time.
     """
 
     exercise: str
@@ -31,11 +31,11 @@ class Mark:
 
 @dataclass(frozen=True)
 class Result:
-    """What one submission of a lab earned.
+    """The result of one submission of a lab.
 
-    submission: the SHA-256 of what was handed in. remarks: what concerns all of it, such as why it
-    could not be read. limits: those that held while its code ran, in words. sandboxed: whether it
-    ran in a sandbox. version: of the course. secret: the id of the secret that its cases came from.
+    submission: the SHA-256 of its content. remarks: about all of it, such as why it could not be
+    read. limits: those in force while its code ran, in words. sandboxed: whether it ran in a
+    sandbox. version: of the course. secret: the id of the secret from which its cases were derived.
     """
 
     student: str
@@ -63,7 +63,7 @@ class Result:
 
 @dataclass(frozen=True)
 class NotGraded:
-    """Stands in a result's place where there is none. why: in words, to whoever grades."""
+    """Replaces a missing result. why: the reason, in words for the instructor."""
 
     why: str
 
@@ -77,7 +77,7 @@ def from_json(text: str) -> Result:
     try:
         return made(Result, json.loads(text))
     except RecursionError:
-        raise ValueError("its parts lie too deep in one another") from None
+        raise ValueError("its parts are nested too deeply") from None
 
 
 def made(kind: Any, value: Any) -> Any:
@@ -93,7 +93,7 @@ def made(kind: Any, value: Any) -> Any:
             return tuple(made(part, item) for part, item in zip(parts, value, strict=True))
     elif isinstance(value, (int, float) if kind is float else kind):
         return value
-    raise ValueError(f"{kind} is expected, not {type(value).__name__}")
+    raise ValueError(f"expected {kind}, not {type(value).__name__}")
 
 
 def result_id(result: Result) -> str:

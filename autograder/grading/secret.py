@@ -1,8 +1,8 @@
-"""The secret that every case of a grade is derived from, and what is derived from it.
+"""The secret from which all cases for grading are derived.
 
-    secret -> the key of one submission -> its cases, and the weights of the models that it is lent
+    secret -> the key of one submission -> its cases, and the weights of the models that it is given
 
-The process or machine that grades a submission gets its key and never the secret.
+The process or machine that grades a submission gets its key, but never the secret.
 """
 
 import hashlib
@@ -20,9 +20,9 @@ BYTES = 32
 
 
 def kept_secret(path: Path) -> bytes:
-    """The secret in a file that only its owner can read; made where there is none.
+    """Return the secret in a file that only its owner can read; if there is none, make one.
 
-    Raises Refused for a file that others can read, or that holds no secret.
+    Raises Refused for a file that others can read, or that contains no secret.
     """
     try:
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -30,43 +30,43 @@ def kept_secret(path: Path) -> bytes:
     except FileExistsError:
         pass
     if path.is_symlink() or stat.S_IMODE(path.stat().st_mode) & 0o077:
-        raise Refused(f"Others can read {path}. Make it yours alone: chmod 600 {path}")
+        raise Refused(f"Other users can read {path}. Make it private: chmod 600 {path}")
     try:
         found = bytes.fromhex(path.read_text().strip())
     except ValueError:
         found = b""
     if len(found) < BYTES:
-        raise Refused(f"{path} holds no secret. Move it away, and a new one is made.")
+        raise Refused(f"{path} contains no secret. Move it away, and a new one will be made.")
     return found
 
 
 def secret_id(secret: bytes) -> str:
-    """By which results say what secret they came from, without giving it away."""
+    """Return an id that identifies the secret in results without revealing it."""
     return hashlib.sha256(b"id" + secret).hexdigest()[:12]
 
 
 @dataclass(frozen=True)
 class Key:
-    """What the cases and models of one submission are derived from; of no use for another.
+    """The key from which the cases and models of one submission are derived; useless for others.
 
-    secret: the id of the secret that it was derived from. value: 256 bits.
+    secret: the id of the secret from which it was derived. value: 256 bits.
     """
 
     secret: str
     value: bytes = field(repr=False)
 
     def part(self, *what: str) -> bytes:
-        """256 bits for one purpose, from which neither the key nor another part follows."""
+        """Return 256 bits for one purpose, which reveal neither the key nor another part."""
         return derived(self.value, *what)
 
 
 def key_of(secret: bytes, submission: Submission) -> Key:
-    """The key of a submission: another student, lab or content has another one."""
+    """Return the key of a submission, which depends on student, lab and content."""
     who = submission.student, submission.lab, submission.sha256
     return Key(secret_id(secret), derived(secret, "submission", *who))
 
 
 def derived(key: bytes, *what: str) -> bytes:
-    """HMAC-SHA-256; each part is preceded by its length, so that no two lists read the same."""
+    """Return the HMAC-SHA-256 of the parts, each preceded by its length to keep lists distinct."""
     message = "".join(f"{len(part)}:{part}" for part in what)
     return hmac.digest(key, message.encode("utf-8", "surrogatepass"), "sha256")

@@ -1,7 +1,7 @@
-"""Results that are kept, so that grading goes on where it stopped.
+"""Keeping results, so that grading continues where it stopped.
 
-autograder/graded/02_kv_cache/KEY.json, where the key is made of all that a result depends on: the
-student, the lab, what was handed in, the version of the course, and the secret.
+A result is in autograder/graded/02_kv_cache/KEY.json. The key is made from everything that the
+result depends on: the student, the lab, the submission, the version of the course, and the secret.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from autograder.grading.version import course_version
 
 @dataclass(frozen=True)
 class Course:
-    """Where a course keeps what was handed in, what came of it, and its secret."""
+    """The folder where a course keeps submissions, results and its secret."""
 
     folder: Path
 
@@ -38,12 +38,12 @@ class Course:
         return kept_secret(self.folder / "secret")
 
     def submissions(self, lesson: Lesson, student: str | None = None) -> Iterator[Submission]:
-        """What was handed in for a lab, by one student or by all."""
+        """Yield the submissions for a lab, of one student or of all."""
         for name in students(self.submitted, lesson) if student is None else [student]:
             yield read_submission(self.submitted, name, lesson)
 
     def graded(self, lesson: Lesson) -> Path:
-        """The folder of the results that are kept."""
+        """Return the folder of the kept results."""
         return self.folder / "graded" / lesson.name
 
     def file(self, submission: Submission) -> Path:
@@ -53,14 +53,14 @@ class Course:
         return self.graded(lessons()[submission.lab]) / f"{digest[:32]}.json"
 
     def kept(self, submission: Submission) -> Result | None:
-        """The kept result. None if there is none, or none that can be read: it is graded again."""
+        """Return the kept result; None if there is none or it can't be read."""
         try:
             return from_json(self.file(submission).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
 
     def keep(self, submission: Submission, result: Result) -> None:
-        """Raises Refused if it can't be written."""
+        """Write a result. Raises Refused if that fails."""
         path = self.file(submission)
         with writing(path.parent):
             write_whole(path, to_json(result))
@@ -72,16 +72,16 @@ class Course:
     def is_given(self, result: Result) -> bool:
         """Whether nbgrader's copy of the submission has this result.
 
-        nbgrader writes it there after it has entered the points into its gradebook.
+        nbgrader writes it there after entering the points into its gradebook.
         """
         given = self.folder / "autograded" / result.student / lessons()[result.lab].notebook
         try:
             return json.loads(given.read_bytes())["metadata"][RESULT] == result_id(result)
-        except (OSError, ValueError, LookupError, TypeError):  # no copy, or half a copy
+        except (OSError, ValueError, LookupError, TypeError):  # no copy, or a partial one
             return False
 
     def results(self, lesson: Lesson) -> list[Result]:
-        """Those of what lies in submitted/ now."""
+        """Return the kept results of the present submissions."""
         found = (self.kept(submission) for submission in self.submissions(lesson))
         return [result for result in found if result is not None]
 
@@ -90,7 +90,7 @@ COURSE = Course(ROOT / "autograder")
 
 
 def result_for(submission: Submission, folder: Path) -> Result:
-    """The kept result of a submission to a course; where there is none, it is graded."""
+    """Return the kept result of a submission; if there is none, grade it."""
     course = Course(folder)
     kept = course.kept(submission)
     if kept is None:

@@ -1,8 +1,8 @@
-"""What a student handed in for a lab: found in submitted/ and read, without trusting any of it.
+"""A student's submission for a lab: finding it in submitted/ and reading it, without trusting it.
 
     submitted/ada/02_kv_cache/kv_cache.ipynb
 
-No link is followed below submitted/, and nothing but an ordinary file of an ordinary size is read.
+Below submitted/ no link is followed, and only ordinary files of ordinary size are read.
 """
 
 import errno
@@ -21,19 +21,19 @@ from autograder.course.lesson import Lesson
 from autograder.grading.foreign import listed, shown
 
 MOST_BYTES = 32 * 2**20  # of a notebook
-MOST_PARTS = 500_000  # lists and objects in one: each takes the memory of many characters
+MOST_PARTS = 500_000  # lists and objects in a notebook: each takes the memory of many characters
 PICTURES = {"image/png", "image/jpeg", "image/gif", "image/webp"}
 BASE64 = re.compile(r"[A-Za-z0-9+/=\s]+")
 SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 class Unreadable(Exception):
-    """Why something can't be read, and what to do: a sentence to the student."""
+    """Why something can't be read, and what to do, in a sentence to the student."""
 
 
 @dataclass(frozen=True)
 class Submission:
-    """lab: "kv_cache". content: of the notebook; None where problem says why, to the student."""
+    """lab: "kv_cache". content: of the notebook, or None; then problem tells the student why."""
 
     student: str
     lab: str
@@ -42,17 +42,17 @@ class Submission:
 
     @property
     def sha256(self) -> str:
-        """Of the content; where there is none, of the problem."""
+        """The hash of the content, or of the problem if there is no content."""
         told = (self.problem or "").encode() if self.content is None else self.content
         return hashlib.sha256(told).hexdigest()
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of a notebook that was handed in.
+    """One cell of a submitted notebook.
 
-    code: whether it is a code cell. id, grade_id: what it says of itself. pictures: those pasted
-    into prose, as Jupyter keeps them, by name and then by type.
+    code: whether it is a code cell. id, grade_id: as in the notebook, not trusted. pictures: those
+    pasted into prose, as Jupyter keeps them, by name and then by type.
     """
 
     code: bool
@@ -66,7 +66,7 @@ class Cell:
 
 
 def students(submitted: Path, lesson: Lesson) -> list[str]:
-    """The students who handed in something for a lab, be it unreadable, sorted."""
+    """Return the students who handed in something for a lab, readable or not, sorted."""
     return sorted(
         entry.name
         for entry in os.scandir(submitted)
@@ -75,7 +75,7 @@ def students(submitted: Path, lesson: Lesson) -> list[str]:
 
 
 def read_submission(submitted: Path, student: str, lesson: Lesson) -> Submission:
-    """What a student handed in for a lab. Never raises for anything that lies there."""
+    """Read a student's submission for a lab. Never raises, whatever is there."""
     try:
         with lab_folder(submitted, student, lesson) as folder:
             name = f"{lesson.lab}.ipynb"
@@ -88,7 +88,7 @@ def read_submission(submitted: Path, student: str, lesson: Lesson) -> Submission
 def read_beside(
     submitted: Path, student: str, lesson: Lesson, name: str, most_bytes: int
 ) -> bytes | None:
-    """A file that lies beside a student's notebook; None where there is none to be read."""
+    """Read a file in the folder of a student's notebook; None if it can't be read."""
     try:
         with lab_folder(submitted, student, lesson) as folder:
             return read_file(folder, name, most_bytes)
@@ -98,7 +98,7 @@ def read_beside(
 
 @contextmanager
 def lab_folder(submitted: Path, student: str, lesson: Lesson) -> Iterator[int]:
-    """The folder of a student's lab, as an open descriptor. Raises Unreadable."""
+    """Open the folder of a student's lab as a descriptor. Raises Unreadable."""
     if "/" in student or student in (".", ".."):
         raise Unreadable(f"There is no folder {shown(student)} in submitted/.")
     with (
@@ -111,7 +111,7 @@ def lab_folder(submitted: Path, student: str, lesson: Lesson) -> Iterator[int]:
 
 @contextmanager
 def open_folder(name: str | Path, inside: int | None = None) -> Iterator[int]:
-    """An open folder; not a link to one, if it is named inside another. Raises Unreadable."""
+    """Open a folder. Inside another folder, links are refused. Raises Unreadable."""
     flags = os.O_RDONLY | os.O_DIRECTORY | (os.O_NOFOLLOW if inside is not None else 0)
     try:
         descriptor = os.open(name, flags, dir_fd=inside)
@@ -128,13 +128,13 @@ def no_folder(name: str, error: OSError) -> str:
         return f"Nothing was handed in: there is no folder {name}."
     if error.errno in (errno.ENOTDIR, errno.ELOOP):
         return (
-            f"{name} is a link or a file. Hand in a folder of that name, with the notebook in it."
+            f"{name} is a link or a file. Hand in a folder with this name and the notebook in it."
         )
     return f"The folder {name} can't be opened ({error.strerror}). Hand it in again."
 
 
 def notebook_in(folder: int, name: str, lesson: Lesson) -> str:
-    """The name of the notebook in a folder: the right one, or the only one. Raises Unreadable."""
+    """Find the notebook in a folder, by its name or as the only one. Raises Unreadable."""
     entries = list(os.scandir(folder))
     if name in [entry.name for entry in entries]:
         return name
@@ -150,15 +150,15 @@ def notebook_in(folder: int, name: str, lesson: Lesson) -> str:
     if not others:
         raise Unreadable(f"There is no notebook in {lesson.name}. Hand in {name}.")
     raise Unreadable(
-        f"There are {len(others)} notebooks in {lesson.name}, and none is named {name} "
-        f"({listed(others)}). Hand in one, named {name}."
+        f"There are {len(others)} notebooks in {lesson.name}, but none is named {name} "
+        f"({listed(others)}). Hand in one notebook named {name}."
     )
 
 
 def read_file(folder: int, name: str, most_bytes: int) -> bytes:
-    """What an ordinary file holds. Raises Unreadable for anything else, or if it holds more."""
+    """Read an ordinary file. Raises Unreadable for anything else, or if it is larger."""
     try:
-        # Without waiting: a named pipe would never open.
+        # Without blocking: a named pipe would never open.
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     except OSError as error:
         raise Unreadable(no_file(shown(name), error)) from None
@@ -191,13 +191,13 @@ def no_file(name: str, error: OSError) -> str:
 
 
 def read_cells(content: bytes) -> list[Cell]:
-    """The cells of a notebook, as far as they can be made out. Raises Unreadable for none at all.
+    """Return the cells of a notebook, as far as they can be read. Raises Unreadable for none.
 
-    Takes every format of notebook that kept cells, and whatever is wrong with the rest of it.
+    Accepts every notebook format that has cells, whatever is wrong with the rest of the file.
     """
     notebook = read_json(content)
     if not isinstance(notebook, dict):
-        raise Unreadable("The file is no notebook. Hand in one that opens in JupyterLab.")
+        raise Unreadable("The file is not a notebook. Hand in one that opens in JupyterLab.")
     sheets = notebook.get("worksheets")  # of the format before 2014
     holders = [notebook, *(sheets if isinstance(sheets, list) else [])]
     lists = [
@@ -213,18 +213,15 @@ def read_cells(content: bytes) -> list[Cell]:
 def read_json(content: bytes) -> Any:
     text = decoded(content)
     if text.count("[") + text.count("{") > MOST_PARTS:
-        raise Unreadable(
-            "The notebook has too many parts. Clear its outputs, and hand it in again."
-        )
+        raise Unreadable("The notebook has too many parts. Clear its outputs and hand it in again.")
     try:
         return json.loads(text, strict=False, parse_int=no_number, parse_float=no_number)
     except RecursionError:
-        reason = "its parts lie too deep in one another"
+        reason = "its parts are nested too deeply"
     except ValueError as error:
         reason = str(error)
     raise Unreadable(
-        f"The file is no notebook that can be read ({reason}). Hand in one that opens in "
-        "JupyterLab."
+        f"The file can't be read as a notebook ({reason}). Hand in one that opens in JupyterLab."
     )
 
 
@@ -236,7 +233,7 @@ def decoded(content: bytes) -> str:
 
 
 def no_number(digits: str) -> int:
-    """No number in a notebook is needed here, and a very long one takes a very long time."""
+    """Return 0: no number in a notebook is needed, and a very long one takes very long to read."""
     return 0
 
 
@@ -256,13 +253,13 @@ def cell_from(cell: dict) -> Cell:
 
 
 def text_of(source: Any) -> str:
-    """A source, which is one text or a list of lines."""
+    """Return a source, which is one text or a list of lines, as one text."""
     parts = source if isinstance(source, list) else [source]
     return whole("".join(part for part in parts if isinstance(part, str)).replace("\r\n", "\n"))
 
 
 def whole(text: str) -> str:
-    """Text that can be written: without halves of surrogate pairs."""
+    """Replace halves of surrogate pairs, so that the text can be written."""
     return SURROGATES.sub("\ufffd", text)
 
 
@@ -271,7 +268,7 @@ def text_or_none(value: Any) -> str | None:
 
 
 def pictures_of(attachments: Any) -> dict[str, dict[str, str]]:
-    """The attachments that are nothing but pictures."""
+    """Return the attachments that are pictures."""
     if not isinstance(attachments, dict):
         return {}
     found = {

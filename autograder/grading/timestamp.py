@@ -1,4 +1,4 @@
-"""When something was handed in: timestamp.txt beside the notebook, which students can write too."""
+"""The time of a submission, in timestamp.txt beside the notebook; students can write it too."""
 
 from datetime import datetime
 from pathlib import Path
@@ -13,7 +13,7 @@ MOST_BYTES = 100
 
 
 def handed_in_at(submitted: Path, student: str, lesson: Lesson) -> datetime | None:
-    """When a lab was handed in, in UTC and without a time zone; None where nothing tells."""
+    """Return when a lab was handed in, in UTC and without a time zone; None if unknown."""
     content = read_beside(submitted, student, lesson, NAME, MOST_BYTES)
     return None if content is None else read_time(content)
 
@@ -21,10 +21,10 @@ def handed_in_at(submitted: Path, student: str, lesson: Lesson) -> datetime | No
 def read_time(content: bytes) -> datetime | None:
     try:
         return parse_utc(content.decode().strip() or None)
-    except Exception:  # a parser of so many forms stumbles in as many ways
+    except Exception:  # the parser accepts many formats, and fails in many ways
         return None
 
 
 def written(time: datetime) -> str:
-    """As nbgrader writes it."""
+    """Format a time as nbgrader writes it."""
     return f"{time:%Y-%m-%d %H:%M:%S.%f} UTC"

@@ -1,4 +1,4 @@
-"""Which version of the course a result comes from."""
+"""The version of the course that a result comes from."""
 
 import hashlib
 from functools import cache
@@ -10,13 +10,13 @@ PARTS = (
     *("autograder/*.py", "autograder/[!g]*/*.py", "autograder/misconceptions/*.md"),
     *(f"autograder/grading/{name}.py" for name in ("oracle", "near", "rebuild", "submission")),
 )
-# How it is built, checked by a student, shown and kept decides nothing.
+# Building, a student's checks, displaying and keeping have no effect on a verdict.
 WITHOUT = ("__main__", "build", "card", "cells", "check", "kept", "nbgrader_config", "progress")
 
 
 @cache
 def course_version() -> str:
-    """Of all that a verdict depends on; a change to any of it is another version."""
+    """Return a hash of everything that a verdict depends on."""
     digest = hashlib.sha256()
     found = (path for part in PARTS for path in ROOT.glob(part) if path.stem not in WITHOUT)
     for path in sorted(found):

@@ -43,7 +43,7 @@ def top_p_as_in_transformers(logits, p):
 
 @wrong(apply_top_p, "Row 0 keeps every token; expected: it keeps")
 def in_sorted_order_and_0(logits, p):
-    """Two mistakes: the mask is left in sorted order, and 0 stands for -inf."""
+    """Two mistakes: the mask is left in sorted order, and 0 is used for -inf."""
     probs = logits.softmax(-1).sort(descending=True).values
     return logits.masked_fill(probs.cumsum(-1) - probs >= p, 0.0)
 
@@ -57,7 +57,7 @@ def products_with_0(logits, ids, penalty):
 
 
 @right(next_token_probs)
-def renormalised_at_each_step(logits, ids, params):
+def renormalized_at_each_step(logits, ids, params):
     penalized = apply_repetition_penalty(logits, ids, params.repetition_penalty)
     probs = apply_temperature(penalized, params.temperature).softmax(-1)
     for apply, value in [
@@ -70,7 +70,14 @@ def renormalised_at_each_step(logits, ids, params):
     return probs
 
 
-# Right but for a limit of its own, or for a value that is taken for its neighbour.
+@wrong(apply_top_p)
+def summed_up_in_half_precision(logits, p):
+    probs, order = logits.softmax(-1).sort(dim=-1, descending=True)
+    before = probs.half().cumsum(-1) - probs.half()
+    return logits.masked_fill((before >= p).gather(1, order.argsort(-1)), NEVER)
+
+
+# Right except for a limit of its own, or for one value.
 wrong(apply_temperature)(lambda logits, t: logits / t if t else apply_min_p(logits, 0.9))
 wrong(apply_top_k)(lambda logits, k: apply_top_k(logits, k if k <= 256 else logits.shape[1]))
 wrong(apply_top_p)(lambda logits, p: apply_top_p(logits, p) if p < 0.99 else logits)
@@ -97,7 +104,7 @@ wrong(next_token_probs)(
     lambda logits, ids, own: next_token_probs(logits[:1], ids[:1], own).expand_as(logits)
 )
 
-# What is no tensor of logits.
+# Results that aren't tensors of logits.
 wrong(apply_top_p, "What it returned is None; ", "Is a `return` missing")(lambda logits, p: None)
 wrong(apply_min_p, "of shape [6]; expected: ", " of shape [1, 6]")(lambda logits, min_p: logits[0])
 wrong(apply_temperature, "What it returned is a ndarray; expected: it is")(
@@ -106,7 +113,7 @@ wrong(apply_temperature, "What it returned is a ndarray; expected: it is")(
 wrong(next_token_probs, "Row 0 has NaN in it; expected")(lambda logits, ids, params: logits / 0 * 0)
 
 
-# ------------------------------------------------------------------------------- a token is drawn
+# -------------------------------------------------------------------------------- drawing a token
 
 
 @right(draw)
@@ -124,7 +131,7 @@ def beyond_the_last_piece(probs, uniforms):
 
 @right(sample)
 def row_by_row(logits, ids, params, generators):
-    """Each row as if it were alone, and uniforms of another type."""
+    """Each row alone, and uniforms of another dtype."""
     tokens = []
     for row, generator in enumerate(generators):
         probs = next_token_probs(logits[row][None], ids[row][None], params)
@@ -155,7 +162,7 @@ wrong(sample)(
 )
 
 
-# ------------------------------------------------------------------------- where a text ends
+# ------------------------------------------------------------------------------ stop strings
 
 
 def by_regular_expressions(escape):
@@ -197,7 +204,7 @@ class AnIteratorOfItsOwn:
 
 @wrong(stop_at)
 def one_piece_ahead(pieces, stops):
-    """Asks for a piece before it passes on what it knows already."""
+    """Asks for a piece before it yields what it has already."""
     parts = list(islice(pieces, 1))
     for piece in pieces:
         yield from stop_at(parts, [])
@@ -255,7 +262,7 @@ def as_tuples(scores, logits, count):
     return [tuple(candidate) for candidate in best_continuations(scores, logits, count)]
 
 
-wrong(best_continuations, "has a tuple in it; expected: it is a list of 1 Candidate.")(as_tuples)
+wrong(best_continuations, "contains a tuple; expected: it is a list of 1 Candidate.")(as_tuples)
 wrong(best_continuations, "is a tensor of shape [1, 3]; expected: it is a list of")(
     lambda scores, logits, count: torch.tensor(as_tuples(scores, logits, count))
 )
@@ -263,7 +270,7 @@ wrong(best_continuations, "is a tensor of shape [1, 3]; expected: it is a list o
 
 @right(BeamSearch.step)
 def leaving_the_loop(self):
-    """Beams that stay in their places need no copy; numbers may come in tensors."""
+    """Beams that stay in place need no copy; numbers may be in tensors."""
     beams, parents, tokens = [], [], []
     for rank, (score, parent, token) in enumerate(self.candidates()):
         text = Beam([*self.beams[parent].ids, token], score)
@@ -330,12 +337,11 @@ def beams_in_a_map(self):
     self.beams = map(Beam, [beam.ids for beam in self.beams], [beam.score for beam in self.beams])
 
 
-# ------------------------------------------------------------- mutants that do the same by right
+# ------------------------------------------------------------------------- equivalent mutants
 
-DOES_NOTHING = "what is neutral may be applied all the same: it changes nothing"
+DOES_NOTHING = "a neutral setting may be applied: it changes nothing"
 EQUIVALENT = {
     "decoding.apply_top_p": {
-        "before >= p -> before > p": "a sum that is exactly p is a matter of rounding",
         (
             "logits.softmax(dim=-1).sort(dim=-1, descending=True) -> "
             "logits.softmax(dim=-1).sort(descending=True)"
@@ -353,8 +359,7 @@ EQUIVALENT = {
     },
     "decoding.stop_at": {
         "max(begun, default=0) -> max(begun, default=-1)": (
-            "there is no beginning only where there are no stops, and cutting behind the end "
-            "leaves everything in front"
+            "without stop strings there is no beginning, and cutting after the end keeps everything"
         ),
     },
 }

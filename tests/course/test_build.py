@@ -392,28 +392,28 @@ def test_an_edit_elsewhere_leaves_the_ids_of_other_cells(course):
         ("toys.given", "", r"no module ''"),
         ("toys.given", "toys", r"toys\.py defines no ''"),
         ('"toys.given"\n', '"toys.given"\nx = 1\n', r"cell with from= .* must be empty"),
-        ("toys.given", "toys.Box", r"toys-Box-put stands in it twice"),
+        ("toys.given", "toys.Box", r"toys-Box-put occurs twice"),
         (
             'from="toys.Box"',
             'from="gpt.GPTAttention"',
-            r"exercise toys\.Box\.put stands in 0 lessons",
+            r"exercise toys\.Box\.put is in 0 lessons",
         ),
-        ("from functools import cache", "### BEGIN SOLUTION", r"cell 2 holds a solution"),
+        ("from functools import cache", "### BEGIN SOLUTION", r"cell 2 contains a solution"),
         (" points=2 -->\nBec", " -->\nBec", r"cell \d+: a region that begins with answer has"),
         ("points=2 -->\nBec", "points=0 -->\nBec", r"begins with answer has .*points=…"),
         (card("toys.Box.put", 1), "", r"toys\.Box\.put has no card before it"),
-        ('exercise="toys.Box.put', 'exercise="toys.Box.pot', r"card of toys\.Box\.pot, and no"),
+        ('exercise="toys.Box.put', 'exercise="toys.Box.pot', r"card of toys\.Box\.pot, but no"),
         (
             card("toys.Box.put", 1),
             card("toys.double", 1),
-            r"card of toys\.double stands in it twice",
+            r"card of toys\.double occurs twice",
         ),
         ("**Hint 2.** Look.", "", r"the card of toys\.double needs .*Hint 3"),
         ("difficulty=2", "difficulty=7", r"difficulty of toys\.double must be 1 to 5"),
         (" minutes=10", "", r"a region that begins with exercise has .*minutes=…"),
         ('"why"', '"why not?"', r"answer='why not\?' must be lower-case words"),
-        ('answer="why"', 'form="why"', r"'form' means nothing on a markdown cell.*answer"),
-        ("Between.", ANSWER, r"why stands in it twice"),
+        ('answer="why"', 'form="why"', r"'form' has no meaning on a markdown cell.*answer"),
+        ("Between.", ANSWER, r"why occurs twice"),
     ],
 )
 def test_a_wrong_lesson_is_refused_with_a_sentence(course, old, new, sentence):
@@ -459,8 +459,8 @@ def the_same_exercise_again(course):
 @pytest.mark.parametrize(
     ("spoil", "sentence"),
     [
-        (an_exercise_more, r'toys\.more stands in 0 lessons .*from="toys\.more"'),
-        (the_same_exercise_again, r"toys\.double stands in 2 lessons"),
+        (an_exercise_more, r'toys\.more is in 0 lessons .*from="toys\.more"'),
+        (the_same_exercise_again, r"toys\.double is in 2 lessons"),
         (
             lambda course: course.lesson.rename(course.lesson.with_name("toys.md")),
             r"toys\.md: name a lesson like 02_kv_cache\.md",

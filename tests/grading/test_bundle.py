@@ -154,7 +154,7 @@ def test_another_process_makes_the_same_bytes(lab: str, tmp_path: Path) -> None:
 def test_it_replaces_no_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.zip"
     path.write_bytes(b"mine")
-    with pytest.raises(Refused, match="is there already"):
+    with pytest.raises(Refused, match="already exists"):
         release(lessons()["generate"], path)
     assert path.read_bytes() == b"mine"
 

@@ -27,8 +27,8 @@ from tests.common.fake_class import fake_result
 
 LESSON = demo.LESSON
 STUDENTS = ("ada", "ben", "cleo")
-LOCKED = "is locked by another program. Close what has it open, or wait until it is done."
-GOES_ON = "What was graded is kept: the same command goes on from there."
+LOCKED = "is locked by another program. Close that program, or wait until it is done."
+GOES_ON = "The results so far are kept: run the same command again to continue from there."
 
 connect = sqlite3.dbapi2.connect
 real_autograde = NbGraderAPI.autograde
@@ -82,7 +82,7 @@ def kept(course: Course) -> int:
 
 def require_all_entered(course: Course, capsys: pytest.CaptureFixture[str]) -> None:
     code, said = grade(capsys)
-    assert (code, "did not take" in said) == (0, False)
+    assert (code, "did not accept" in said) == (0, False)
     assert demo.scores_of(course) == dict.fromkeys(STUDENTS, 0)
     for student in STUDENTS:
         copy = course.folder / "autograded" / student / LESSON.notebook
@@ -105,7 +105,7 @@ def test_one_that_is_locked_meanwhile_is_tried_once_and_costs_no_grade(course, c
         code, said = grade(capsys)
     assert code == 1
     assert (
-        f"nbgrader did not take ada, ben, cleo: nbgrader's gradebook, {course.gradebook}, "
+        f"nbgrader did not accept ada, ben, cleo: nbgrader's gradebook, {course.gradebook}, "
         f"{LOCKED} {GOES_ON}"
     ) in said
     assert (tried, kept(course)) == (["ada"], 3)
@@ -131,7 +131,7 @@ def test_a_full_gradebook_is_told_and_nothing_is_lost(course: Course, capsys) ->
     disk, writer = course.folder / "disk", (Gradebook, "update_or_create_student")
     with full_disk(disk, writer, partial(move_there, course.gradebook, disk)) as make_room:
         said = require_not_entered(course, capsys)
-        assert re.search(f"{course.folder} can't be written to: .*(full|No space).* Make", said)
+        assert re.search(f"{course.folder} can't be written to: .*(full|No space).* Free", said)
         make_room()
         require_all_entered(course, capsys)
 
@@ -152,7 +152,7 @@ def test_a_gradebook_that_can_only_be_read_is_told(course: Course, capsys, monke
 def test_no_room_for_nbgraders_copies_is_told(course: Course, capsys) -> None:
     with full_disk(course.folder / "autograded", (FilesWriter, "write")) as make_room:
         said = require_not_entered(course, capsys)
-        assert f"{course.folder} can't be written to: {NO_ROOM}. Make room on its disk. " in said
+        assert f"{course.folder} can't be written to: {NO_ROOM}. Free space on its disk. " in said
         make_room()
         require_all_entered(course, capsys)
 
@@ -161,14 +161,14 @@ def require_not_entered(course: Course, capsys: pytest.CaptureFixture[str]) -> s
     """Every result is kept, none is entered, and the command says why. Return what it says."""
     code, said = grade(capsys)
     assert (code, kept(course)) == (1, 3)
-    assert "nbgrader did not take ada, ben, cleo: " in said
+    assert "nbgrader did not accept ada, ben, cleo: " in said
     assert GOES_ON in said
     assert not list((course.folder / "autograded").rglob("*.ipynb"))
     return said
 
 
 def test_no_room_for_results_or_the_report_ends_it_with_a_sentence(course: Course, capsys) -> None:
-    full = "{} can't be written to: " + f"{NO_ROOM}. Make room on its disk. {GOES_ON}"
+    full = "{} can't be written to: " + f"{NO_ROOM}. Free space on its disk. {GOES_ON}"
     with full_disk(course.graded(LESSON)) as make_room:
         code, said = grade(capsys)
         assert code == 1
@@ -196,7 +196,7 @@ def test_what_is_no_gradebook_is_told(course: Course, capsys) -> None:
     course.gradebook.write_bytes(b"no database" * 1000)
     code, said = grade(capsys)
     assert (code, kept(course)) == (1, 0)
-    assert "can't be read: file is not a database. Put your last copy of it there." in said
+    assert "can't be read: file is not a database. Restore your last copy of it." in said
 
 
 # ----------------------------------------------------------------------- what nbgrader makes of it

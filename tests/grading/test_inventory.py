@@ -27,7 +27,7 @@ from tests.common.fake_class import fake_result
 
 LESSON = lessons()["kv_cache"]
 THERE = "submitted/ada/02_kv_cache/kv_cache.ipynb"
-MOVE = f"move it to {THERE} and grade again."
+MOVE = f"Move it to {THERE} and grade again."
 
 
 def take(folder: Path, *names: str) -> Inventory:
@@ -57,17 +57,16 @@ PERHAPS = [
     *("homework.ipynb", "work/a.ipynb", "work.zip", "kv_cache.zip", "kv_cache.py"),
     *("2_kv_cache/", "Lab 2/", "02_kv_cahce/", "02_kv_cache/kv_cache.pdf"),
 ]
-IF = f"If it was handed in for this lab, move the notebook to {THERE} and grade again."
+IF = f"If it is for this lab, move the notebook to {THERE} and grade again."
 GRADED = (
-    "kv_cache.ipynb, because the notebook in 02_kv_cache/ is graded. If that is the wrong one, "
-    "replace it."
+    "kv_cache.ipynb. The notebook in 02_kv_cache/ is graded. If that is the wrong one, replace it."
 )
-INSTEAD = "instead of a student, move what is in it to submitted/STUDENT/{}/ and grade again."
-SEVERAL = f"kv_cache (1).ipynb, kv_cache.ipynb, move the right one to {THERE} and grade again."
-DOT = "begins with a dot, rename it and grade again."
+INSTEAD = "instead of a student. Move its content to submitted/STUDENT/{}/ and grade again."
+SEVERAL = f"kv_cache (1).ipynb, kv_cache.ipynb. Move the right one to {THERE} and grade again."
+DOT = "begins with a dot. Rename it and grade again."
 # What lies in submitted/; what is said of whom; and who has nothing of the lab.
 FOLDERS: list[tuple[list[str], dict[str, str], str]] = [
-    *(([f"ada/{name}"], {"ada": f": {name}, {MOVE}"}, "") for name in SURE),
+    *(([f"ada/{name}"], {"ada": f": {name}. {MOVE}"}, "") for name in SURE),
     *(([f"ada/{name}"], {"ada": f": {name.rstrip('/')}. {IF}"}, "") for name in PERHAPS),
     (["ada/kv_cache.ipynb", "ada/kv_cache (1).ipynb", "ada/homework.ipynb"], {"ada": SEVERAL}, ""),
     (["ada/02_kv_cache/kv_cache.ipynb", "ada/kv_cache.ipynb"], {"ada": GRADED}, ""),
@@ -120,7 +119,7 @@ def test_clutter_is_counted_in_one_line(tmp_path: Path) -> None:
         "ada/02_kv_cache/.ipynb_checkpoints/kv_cache-checkpoint.ipynb",
     )
     [line] = found.lines
-    assert line.startswith("Passed over: 5 files and folders that operating systems")
+    assert line.startswith("Ignored: 5 files and folders that operating systems")
 
 
 # ------------------------------------------------------------------------------------- the walls
@@ -148,7 +147,7 @@ def test_a_folder_that_cannot_be_opened_is_told(tmp_path: Path, monkeypatch) -> 
     monkeypatch.setattr(module, "open_folder", closed)
     found = take(tmp_path, "ada/a", "bob/private/a", "cat/private/a", "cat/02_kv_cache/a.ipynb")
     assert set(found.misplaced) == {"ada", "bob"}
-    assert all("may not be opened" in why for why in found.misplaced.values())
+    assert all("can't be opened" in why for why in found.misplaced.values())
 
 
 def test_of_a_large_folder_only_so_much_is_looked_at(tmp_path: Path, monkeypatch) -> None:
@@ -161,7 +160,7 @@ def test_of_a_large_folder_only_so_much_is_looked_at(tmp_path: Path, monkeypatch
     assert found.whole
     found = take(tmp_path, *(f"{i}" for i in range(10)))
     assert len(found.loose) + len(found.misplaced) + len(found.without) == 4
-    assert "Only 4 entries of submitted/ were looked at." in found.lines
+    assert "Only 4 entries of submitted/ were searched." in found.lines
 
 
 def test_names_show_every_character_and_lines_stay_few(tmp_path: Path) -> None:
@@ -212,7 +211,7 @@ def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Course:
 
 def test_grading_a_lab_that_nobody_has_says_where_it_may_be(course: Course) -> None:
     take(course.folder, "ada/2_kv_cache/kv_cache.ipynb")
-    with pytest.raises(Refused, match=rf"Nobody has handed in 02_kv_cache: .*\nada: .*{MOVE}"):
+    with pytest.raises(Refused, match=rf"No student has handed in 02_kv_cache: .*\nada: .*{MOVE}"):
         commands.grade_course(course, LESSON, Jail())
 
 
@@ -233,20 +232,20 @@ def test_grading_ends_with_what_is_not_graded(graded, course, monkeypatch, capsy
     assert commands.grade_course(course, LESSON, Jail()) == 1
     said = " ".join(capsys.readouterr().out.split())
     assert "mallory is not graded. It went wrong." in said
-    assert "zoe: not a submission: 2_kv_cache/kv_cache.ipynb, move it to" in said
+    assert "zoe: not a submission: 2_kv_cache/kv_cache.ipynb. Move it to" in said
     assert entered == graded == [result.student for result in course.results(LESSON)]
 
 
 def test_the_command_writes_it_into_the_report(course, capsys) -> None:
     take(course.folder, "bob/2_kv_cache/kv_cache.ipynb", "ada/02_kv_cache/kv_cache.ipynb")
     given = argparse.Namespace(lab=LESSON)
-    with pytest.raises(Refused, match=r"Nothing of 02_kv_cache is graded yet.*\nbob: not a subm"):
+    with pytest.raises(Refused, match=r"No submission of 02_kv_cache is graded.*\nbob: not a subm"):
         commands.report(given)
     [submission] = course.submissions(LESSON)
     course.keep(submission, fake_result("ada", LESSON, submission=submission.sha256))
     assert commands.report(given) == 0
     for path in capsys.readouterr().out.split():
-        assert "2_kv_cache/kv_cache.ipynb, move it to" in Path(path).read_text(encoding="utf-8")
+        assert "2_kv_cache/kv_cache.ipynb. Move it to" in Path(path).read_text(encoding="utf-8")
 
 
 def test_the_page_and_the_table_tell_of_everybody(tmp_path: Path) -> None:
@@ -262,11 +261,11 @@ def test_the_page_and_the_table_tell_of_everybody(tmp_path: Path) -> None:
     counted = report([fake_result("ada", LESSON, remarks=("Odd.",))], LESSON, found)
     rows = {row["student"]: row for row in csv.DictReader(io.StringIO(to_csv(counted)))}
     assert list(rows) == ["ada", "bob", "dan"]
-    assert rows["ada"]["remarks"].startswith("Odd. not a submission: kv_cache.ipynb, because")
-    assert rows["bob"]["remarks"].startswith("not a submission: kv_cache.ipynb, move it to")
+    assert rows["ada"]["remarks"].startswith("Odd. not a submission: kv_cache.ipynb. The")
+    assert rows["bob"]["remarks"].startswith("not a submission: kv_cache.ipynb. Move it to")
     assert rows["dan"]["remarks"] == "not graded yet: python -m autograder grade kv_cache"
     assert (rows["ada"]["total"], rows["bob"]["total"]) == ("0", "")
     page = to_html(counted)
     for said in ("bob", "dan", "Nothing of 02_kv_cache (1): cat.", "(1): stray.ipynb."):
         assert page.index("What is not graded") < page.index(said) < page.index("Students</h2>")
-    assert "What 1 student made of it." in page
+    assert "Results of 1 student." in page

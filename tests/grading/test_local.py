@@ -43,7 +43,7 @@ def too_large() -> Exception:
     return raised.value
 
 
-MEMORY = r"Grading it took more memory than there was\. Is there enough memory\? Try fewer --jobs\."
+MEMORY = r"Grading it took more memory than there is\. Is there enough memory\? Try fewer --jobs\."
 
 
 @pytest.mark.parametrize(
@@ -183,8 +183,9 @@ def test_a_TMPDIR_without_room_is_told(tmp_path: Path, monkeypatch: pytest.Monke
     ):
         jail.stage("generate")
     assert str(refusal.value) == (
-        f"{tmp_path / 'disk'} can't be written to: {NO_ROOM}. Make room on its disk, or set TMPDIR "
-        "to another folder. What was graded is kept: the same command goes on from there."
+        f"{tmp_path / 'disk'} can't be written to: {NO_ROOM}. Free space on its disk, or set "
+        "TMPDIR to another folder. The results so far are kept: run the same command again to "
+        "continue from there."
     )
 
 

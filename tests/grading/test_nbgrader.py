@@ -131,7 +131,7 @@ def test_the_build_does_not_change_graded_cells_under_submissions(graded, tmp_pa
     with (lessons / f"{LAB}.md").open("a") as lesson:
         lesson.write('\n<!-- #region answer="one_more" points=1 -->\nYes.\n<!-- #endregion -->\n')
     before = graded.released(LAB).read_bytes()
-    with pytest.raises(AuthorError, match=r"gradebook\.db holds submissions for 01_generate"):
+    with pytest.raises(AuthorError, match=r"gradebook\.db contains submissions for 01_generate"):
         build(lessons, graded.root, exercises())
     assert graded.released(LAB).read_bytes() == before
 

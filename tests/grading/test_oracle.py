@@ -345,7 +345,7 @@ def refused(*_: object, **__: object) -> None:
     [
         ("shutil.which", lambda name: None, r"apt install bubblewrap\).*--unsandboxed"),
         ("subprocess.Popen", refused, "No process could be started.*not permitted"),
-        ("ROOT", Path("/usr/src/course"), "The course lies in /usr/src/course.*Move the course"),
+        ("ROOT", Path("/usr/src/course"), "The course is in /usr/src/course.*Move the course"),
     ],
     ids=["no bubblewrap", "no processes", "a course that the sandbox would show"],
 )

@@ -60,7 +60,7 @@ def grade(course: Course, student: str, **config: dict) -> dict[str, float | Non
 
 
 REASONS = {
-    "unreadable": "The file is no notebook that can be read",
+    "unreadable": "The file can't be read as a notebook",
     "pipe": "is not an ordinary file",
     "notebook": "is a link to a file elsewhere",
     "lab": "is a link or a file",
@@ -260,11 +260,11 @@ FIRST = replace(FIRST, points=5, most=5)
 def test_a_mark_that_nbgrader_would_misread_is_refused(marks):
     notebook = copy.deepcopy(release_of(LAB))
     apply(result(FIRST, SECOND), notebook)
-    with pytest.raises(ValueError, match="Run `make labs`, and grade this lab again"):
+    with pytest.raises(ValueError, match="Run `make labs` and grade this lab again"):
         apply(result(*marks), notebook)
 
 
 def test_a_gradebook_that_doesn_t_know_the_lab_is_refused(tmp_path: Path) -> None:
     course = store.Course(tmp_path)
-    with pytest.raises(Refused, match=r"doesn't know 01_generate\. Enter the labs: make labs"):
+    with pytest.raises(Refused, match=r"doesn't have 01_generate\. Enter the labs: make labs"):
         entered(course, lessons()["generate"])

@@ -296,7 +296,7 @@ def remarks_of(content: bytes | None, problem: str | None = None, lab: str = LAB
 
 def test_what_could_not_be_read_is_told():
     assert remarks_of(None, "It is a link.") == "It is a link."
-    assert remarks_of(b"no notebook").startswith("The file is no notebook that can be read")
+    assert remarks_of(b"no notebook").startswith("The file can't be read as a notebook")
 
 
 def test_a_notebook_without_anything_of_the_lab_is_told():
@@ -323,9 +323,7 @@ def test_too_many_cells_are_told_and_left_out():
 def test_too_much_text_is_told_and_left_out():
     huge = code("#" * (MOST_TEXT + 1))
     found = rebuilt([huge, *solved(LAB)])
-    assert found.remarks == (
-        "Its cells hold more than 1 MB of text. What goes beyond that was left out.",
-    )
+    assert found.remarks == ("Its cells contain more than 1 MB of text. The rest was left out.",)
     assert found.attempted(MASK)
     assert huge["source"] not in [cell.source for cell in found.notebook.cells]
 

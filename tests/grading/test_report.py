@@ -94,7 +94,7 @@ def test_every_lab_has_a_report_that_adds_up(lab: str) -> None:
 
 
 def test_results_of_another_lab_are_refused() -> None:
-    with pytest.raises(ValueError, match="can't hold results of kv_cache"):
+    with pytest.raises(ValueError, match="can't contain results of kv_cache"):
         report([*CLASS, fake_result("gus", lessons()["kv_cache"])], LESSON)
 
 
@@ -105,7 +105,7 @@ def test_an_exercise_that_came_or_went_since_is_shown_as_what_it_is() -> None:
     assert [mark is None for mark in counted.rows[0].marks] == [True, True, False]
     page = text_of(to_html(counted))
     assert "generate.gone" in page
-    assert "1 forgotten: the catalogue no longer has it." in page
+    assert "1 forgotten: no longer in the catalogue." in page
 
 
 # ------------------------------------------------------------------------------------- the page
@@ -149,16 +149,16 @@ PAGES: dict[str, tuple[list[Result], list[str]]] = {
     "a class": (
         CLASS,
         [
-            "What 6 students made of it.",
-            f"the {sum(LESSON.questions.values())} points for answers in prose are given by hand",
-            "What to talk about first",
+            "Results of 6 students.",
+            f"the {sum(LESSON.questions.values())} points for written answers are given by hand",
+            "What to discuss first",
             "2 students",
-            f"Harder than their cards promise: {HARDER}.",
+            f"Harder than their cards say: {HARDER}.",
             "1 passed, 4 wrong, 1 not attempted",
-            "promised ●○○○○ harder , found ●●●●●",
-            "0.5 s of processor time in the middle, 4 s at most",
-            "1 for no known cause: eve",
-            "bob 5 of 8 ✓ 5 ✗ 0",  # nothing is told by colour alone
+            "card ●○○○○ harder , measured ●●●●●",
+            "0.5 s of processor time (median), 4 s at most",
+            "1 wrong for an unknown reason: eve",
+            "bob 5 of 8 ✓ 5 ✗ 0",  # no information is in color alone
             "fay 5 of 8 ✓ 5 ○ 0",
             "20 s of processor time for each exercise 2 GB of memory",
             "a1b2c3d4",
@@ -169,17 +169,17 @@ PAGES: dict[str, tuple[list[Result], list[str]]] = {
         [*CLASS, GUS],
         [
             "Graded without a sandbox: 1 of 7 submissions.",
-            "points in the middle",
-            "What was odd",
+            "points (median)",
+            "Remarks",
             "gus It is odd.",
             "2 GB of memory 20 s of processor time for each exercise (6 of 7)",
             "a1b2c3d4 (6 of 7) old (1 of 7)",
             "5e6f7a8b (6 of 7) other (1 of 7)",
         ],
     ),
-    "all right": ([graded(f"p{i}", PASSED) for i in range(5)], ["No exercise was found harder"]),
+    "all right": ([graded(f"p{i}", PASSED) for i in range(5)], ["No exercise was harder"]),
     "nobody": ([], ["No submission has been graded yet."]),
-    "one": (CLASS[:1], ["What 1 student made of it."]),
+    "one": (CLASS[:1], ["Results of 1 student."]),
 }
 
 
@@ -191,7 +191,7 @@ def test_the_page_tells_what_was_counted_in_this_order(what: str) -> None:
     assert -1 not in places, told[places.index(-1)]
     assert places == sorted(places)
     is_odd = GUS in results
-    assert ("ithout a sandbox" in page) == ("What was odd" in page) == is_odd
+    assert ("ithout a sandbox" in page) == ("Remarks" in page) == is_odd
 
 
 def test_the_page_fetches_nothing_and_runs_nothing() -> None:

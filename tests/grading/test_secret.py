@@ -61,11 +61,11 @@ def test_the_secret_is_made_once_and_is_its_owners_alone(tmp_path: Path) -> None
     assert (len(made), kept_secret(path)) == (32, made)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     path.chmod(0o640)
-    with pytest.raises(Refused, match=f"Others can read {path}.*chmod 600"):
+    with pytest.raises(Refused, match=f"Other users can read {path}.*chmod 600"):
         kept_secret(path)
     path.chmod(0o600)
     path.write_text("ab" * 31)
-    with pytest.raises(Refused, match="holds no secret"):
+    with pytest.raises(Refused, match="contains no secret"):
         kept_secret(path)
 
 

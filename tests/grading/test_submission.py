@@ -99,8 +99,8 @@ LINK = "kv_cache.ipynb is a link to a file elsewhere. Hand in the notebook"
 NOT_ORDINARY = "kv_cache.ipynb is not an ordinary file."
 NONE = "There is no notebook in 02_kv_cache. Hand in kv_cache.ipynb."
 NAMELESS = (
-    "There are 2 notebooks in 02_kv_cache, and none is named kv_cache.ipynb (a.ipynb, b.ipynb). "
-    "Hand in one, named kv_cache.ipynb."
+    "There are 2 notebooks in 02_kv_cache, but none is named kv_cache.ipynb (a.ipynb, b.ipynb). "
+    "Hand in one notebook named kv_cache.ipynb."
 )
 ODD: dict[str, tuple[Callable[[Path], object], str]] = {
     "nothing": (lambda folder: None, NONE),
@@ -109,7 +109,10 @@ ODD: dict[str, tuple[Callable[[Path], object], str]] = {
     "link": (linked_notebook, LINK),
     "link of another name": (lambda folder: linked_notebook(folder, "mine.ipynb"), NONE),
     "dangling link": (lambda folder: (folder / "kv_cache.ipynb").symlink_to("nowhere"), LINK),
-    "linked lab": (behind_a_link, "02_kv_cache is a link or a file. Hand in a folder of that name"),
+    "linked lab": (
+        behind_a_link,
+        "02_kv_cache is a link or a file. Hand in a folder with this name",
+    ),
     "linked student": (lambda folder: behind_a_link(folder.parent), "ada is a link or a file."),
     "pipe": (lambda folder: os.mkfifo(folder / "kv_cache.ipynb"), NOT_ORDINARY),
     "folder for a file": (lambda folder: (folder / "kv_cache.ipynb").mkdir(), NOT_ORDINARY),

@@ -1,4 +1,4 @@
-"""What the pictures are handed."""
+"""Sample inputs for the pictures."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +13,7 @@ LOGITS = torch.tensor([1.0, 3.0, 2.0, 0.0])
 
 
 def probs_with(*, temperature: float, top_k: int | None, top_p: float, min_p: float) -> Any:
-    """In place of a sampler: each setting leaves its trace in the result."""
+    """Replaces a sampler: each setting changes the result."""
     probs = (LOGITS / max(temperature, 0.01)).softmax(dim=0)
     least = probs.sort(descending=True).values[min(top_k or 4, 4) - 1]
     kept = torch.where((probs >= least) & (probs >= min_p * probs.max()), probs, 0)
