@@ -119,6 +119,15 @@ def attend_to_a_window(self, layer, queries, keys, values):
     return SlotCache.attend(self, layer, queries, keys, values)
 
 
+@wrong(SlotCache.attend, "The output of step 1")
+def hidden_by_minus_twenty(self, layer, queries, keys, values):
+    """Enough in most cases: a hidden key gets next to no weight, unless all scores are low."""
+    mask, self.mask = self.mask, torch.where(self.mask, 0.0, -20.0).to(queries)
+    output = SlotCache.attend(self, layer, queries, keys, values)
+    self.mask = mask
+    return output
+
+
 @wrong(SlotCache.attend, "The memory after step 1 for slots [0] has been made")
 def into_new_memory(self, layer, queries, keys, values):
     self.keys, self.values = self.keys.clone(), self.values.clone()
@@ -145,6 +154,35 @@ def where_the_cache_is_empty(self):
         if len(self.waiting) > 0:
             self.running[slot] = self.waiting.popleft()
             admitted.add(slot)
+    return admitted
+
+
+@right(ContinuousBatcher.admit)
+class WithFreeSlotsOfItsOwn(ContinuousBatcher):
+    """Its `step` keeps the list of free slots from which its `admit` takes."""
+
+    def __init__(self, model, slots, *given):
+        super().__init__(model, slots, *given)
+        self.free_slots = list(range(slots))
+
+    def admit(self):
+        admitted = []
+        while self.free_slots and self.waiting:
+            admitted.append(self.free_slots.pop(0))
+            self.running[admitted[-1]] = self.waiting.popleft()
+        return admitted
+
+    def step(self):
+        super().step()
+        self.free_slots = [slot for slot, request in enumerate(self.running) if request is None]
+
+
+@wrong(ContinuousBatcher.admit, "The list of slots left free while requests wait after call 1 is [")
+def never_the_last_slot(self):
+    *others, last = self.running
+    self.running = others
+    admitted = ContinuousBatcher.admit(self)
+    self.running = [*self.running, last]
     return admitted
 
 
@@ -182,6 +220,12 @@ class WithNewcomersOfItsOwn(ContinuousBatcher):
         for slot in busy:
             if self.running[slot].has_ended:
                 self.retire(slot)
+
+
+@wrong(ContinuousBatcher.step, "What was added to the trace in step 1 has 0 items; exp")
+def nothing_without_requests(self):
+    if self.waiting or any(self.running):
+        ContinuousBatcher.step(self)
 
 
 @wrong(ContinuousBatcher.step, "The whole trace at the end differs")
