@@ -255,7 +255,7 @@ def throughput_and_latency(seconds: Mapping[int, float], chosen: int | None = No
     left.set(title="tokens a second, all requests", ylim=(0, 1.25 * max(throughput)))
     left.yaxis.set_major_formatter("{x:,.0f}")
     right.plot(batches, tpot, "o-", color=ORANGE)
-    right.axhline(2 * tpot[0], color=GREY, linestyle="--", label=f"twice that of {smallest}")
+    right.axhline(2 * tpot[0], color=GREY, linestyle="--", label=f"twice that of batch {smallest}")
     right.set(title="TPOT: ms a token, each request", ylim=(0, 1.15 * max([2 * tpot[0], *tpot])))
     for axes, values in ((left, throughput), (right, tpot)):
         axes.set(xlabel="requests in the batch", xlim=(0, 1.05 * batches[-1]))

@@ -30,7 +30,7 @@ def manager_case(
     begun: str,
     asked: str = "",
 ) -> Case:
-    """A manager with `free` blocks besides those that were taken; then the steps to be judged.
+    """A manager with `free` blocks more than were taken; then the steps to be judged.
 
     `order` is that of the free blocks before anything is built, and `state` where it leads to.
     """
@@ -84,19 +84,19 @@ def family(generator: torch.Generator, block_size: int, members: int, most: int)
 def allocate_cases(generator: torch.Generator) -> list[Case]:
     case = partial(manager_case, generator)
     some = ", ".join(f"allocate {10 + i} {draw(generator, 1, 11)}" for i in range(6))
-    beside = "allocate 0 7"
+    other = "allocate 0 7"
     return [
         case("one token, blocks of four", 4, 3, "", "allocate 0 1"),
         case("three tokens, blocks of four", 4, 3, "", "allocate 0 3"),
         case("four tokens, blocks of four", 4, 3, "", "allocate 0 4"),
         case("five tokens, blocks of four", 4, 3, "", "allocate 0 5"),
         case("three tokens, blocks of one", 1, 5, "", "allocate 0 3"),
-        case("next to another request", 4, 3, beside, "allocate 9 6"),
-        case("after a request was freed", 4, 3, f"{beside}, allocate 1 3, free 0", "allocate 9 12"),
-        case("exactly as many blocks as are free", 4, 3, beside, "allocate 9 12"),
-        case("one block too few, then fewer tokens", 4, 2, beside, "allocate 9 9|8"),
+        case("next to another request", 4, 3, other, "allocate 9 6"),
+        case("after a request was freed", 4, 3, f"{other}, allocate 1 3, free 0", "allocate 9 12"),
+        case("exactly as many blocks as are free", 4, 3, other, "allocate 9 12"),
+        case("one block too few, then fewer tokens", 4, 2, other, "allocate 9 9|8"),
         case("more than the whole pool has room for", 4, 3, "", "allocate 0 40|12"),
-        case("no block is free", 4, 0, beside, "allocate 9 1"),
+        case("no block is free", 4, 0, other, "allocate 9 1"),
         case("seventeen tokens, blocks of sixteen", 16, 3, "", "allocate 0 17"),
         case("eight blocks for one request", 3, 9, "", "allocate 0 23"),
         case("six requests, until the pool is full", 3, 12, "", some),
