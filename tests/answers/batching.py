@@ -36,6 +36,12 @@ wrong(padded_mask)(  # the last ten keys alone
 )
 
 
+@wrong(padded_mask, "are laid along the wrong dimension")
+def rows_in_the_place_of_heads(attention_mask, q_len):
+    positions = padded_position_ids(attention_mask)
+    return causal_mask(positions[:, -q_len:], positions) & attention_mask[None, :, None, :]
+
+
 @wrong(padded_mask, "A query that is a pad sees no key at all (query 0")
 def one_pad_is_blind(attention_mask, q_len):
     mask = padded_mask(attention_mask, q_len)
