@@ -2,8 +2,6 @@
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from numbers import Integral
-from operator import index
 from types import SimpleNamespace
 from typing import Any
 
@@ -128,13 +126,9 @@ def blocks_in(blocks: Any) -> list[Any]:
 
 
 def shown(value: Any) -> str:
-    """A number or numbers as Python writes them, NumPy's among them; anything else by its kind."""
+    """A number or numbers as Python writes them; whatever else it may be, its kind."""
     if isinstance(value, deque):
-        return f"deque({shown(list(value))})"
-    if isinstance(value, (list, tuple, set)):
-        value = type(value)(int(v) if isinstance(v, Integral) else v for v in value)
-    elif hasattr(value, "__index__"):  # a tensor of one integer, too
-        value = index(value)
+        return f"deque({list(value)})"
     known = value is None or isinstance(value, (int, float, list, tuple, set))
     return str(value) if known else kind_of(value)
 

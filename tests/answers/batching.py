@@ -107,6 +107,15 @@ def masks_remembered_by_shape(self, slots, q_len, known={}):  # noqa: B006
     return positions
 
 
+@wrong(SlotCache.attend, "The output of step 1")
+def hidden_by_minus_twenty(self, layer, queries, keys, values):
+    """Enough in most cases: a hidden key gets next to no weight, unless all scores are low."""
+    mask, self.mask = self.mask, torch.where(self.mask, 0.0, -20.0).to(queries)
+    output = SlotCache.attend(self, layer, queries, keys, values)
+    self.mask = mask
+    return output
+
+
 def only_the_last_ten_keys(cache):
     keys = torch.arange(cache.mask.shape[-1])
     return cache.mask & (keys > cache.positions[:, None, :, None] - 10)
@@ -123,15 +132,6 @@ def select_a_window(self, slots, q_len):
 def attend_to_a_window(self, layer, queries, keys, values):
     self.mask = only_the_last_ten_keys(self)
     return SlotCache.attend(self, layer, queries, keys, values)
-
-
-@wrong(SlotCache.attend, "The output of step 1")
-def hidden_by_minus_twenty(self, layer, queries, keys, values):
-    """Enough in most cases: a hidden key gets next to no weight, unless all scores are low."""
-    mask, self.mask = self.mask, torch.where(self.mask, 0.0, -20.0).to(queries)
-    output = SlotCache.attend(self, layer, queries, keys, values)
-    self.mask = mask
-    return output
 
 
 @wrong(SlotCache.attend, "The memory after step 1 for slots [0] has been made")
