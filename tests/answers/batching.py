@@ -257,7 +257,7 @@ wrong(ContinuousBatcher.admit, "The request that came last is served first.")(
     batcher(RELEASED.replace("popleft()", "pop()"))
 )
 wrong(ContinuousBatcher.step, "keeps its slot")(
-    batcher(RELEASED.replace("self.has_ended(request)", "self.waiting")),
+    batcher(RELEASED.replace("self.has_ended(request)", "False")),
 )
 
 # A cache whose `attend` doesn't ask for `select` first.
