@@ -1,8 +1,8 @@
 """Lab 3: batching, static and continuous.
 
 A decode step reads every weight of the model, whether for one request or for sixteen. So serve many
-at once. Static batching pads some prompts to a rectangle and runs until the last of them has ended;
-continuous batching gives a slot to the next request as soon as one has ended.
+requests at once. Static batching pads the prompts of a batch to a rectangle and runs until the last
+request has ended; continuous batching gives a slot to the next request as soon as it is free.
 """
 
 from abc import ABC, abstractmethod
@@ -19,14 +19,14 @@ from torch import Tensor
 from gpt import GPTConfig
 from solutions.kv_cache import CachedLMHead, KVCache, causal_mask
 
-Trace = list[list[int | None]]  # for every step, for every slot: the number of the request served
+Trace = list[list[int | None]]  # for every step and slot: the number of the request served
 
 
 @dataclass(frozen=True)
 class Served:
-    """What became of a list of requests.
+    """The result of serving a list of requests.
 
-    outputs: prompt and new tokens of each request, in the order in which they were handed over.
+    outputs: prompt and new tokens of each request, in the order of the list.
     trace: for every step, which request each slot served; None where it served none.
     """
 
@@ -35,16 +35,16 @@ class Served:
 
 
 def require_request(config: GPTConfig, prompt: Sequence[int], max_new_tokens: int) -> None:
-    """What every batching loop refuses. Raises ValueError with a sentence."""
+    """Raise ValueError for a request that no batching loop can serve."""
     if not 1 <= len(prompt) <= config.n_positions:
         raise ValueError(
             f"A prompt must have 1 to {config.n_positions} tokens, not {len(prompt)}. Start an "
-            "empty text with the model's EOS token, and shorten one that the context can't hold."
+            "empty text with the model's EOS token, and shorten a text that exceeds the context."
         )
     if not all(0 <= token < config.vocab_size for token in prompt):
         raise ValueError(
             f"A token id is outside the model's range, 0 to {config.vocab_size - 1}. "
-            "Is the tokenizer this model's own?"
+            "Use the tokenizer that belongs to this model."
         )
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens must be 1 or more, not {max_new_tokens}.")
@@ -53,6 +53,7 @@ def require_request(config: GPTConfig, prompt: Sequence[int], max_new_tokens: in
 def require_requests(
     config: GPTConfig, prompts: Sequence[Sequence[int]], max_new_tokens: Sequence[int], slots: int
 ) -> None:
+    """Raise ValueError for a list of requests that no batching loop can serve."""
     if not prompts:
         raise ValueError("There is nothing to generate: the list of prompts is empty.")
     if len(prompts) != len(max_new_tokens):
@@ -72,10 +73,11 @@ def require_requests(
 def pad_left(
     prompts: Sequence[Sequence[int]], pad_id: int = 0
 ) -> tuple[Int[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
-    """Prompts of unequal lengths as one rectangle, and its attention mask: True where a token is.
+    """Pad prompts of different lengths to one rectangle; return it with its attention mask.
 
-    Every row ends with its prompt's last token and is filled up with `pad_id` on its left, so that
-    the next token comes at the same column in all of them. The prompts are left as they were.
+    The mask is True where there is a token and False where there is a pad. Every row ends with the
+    last token of its prompt and is filled up with `pad_id` on its left, so that the next token goes
+    into the same column in all rows. Don't change the prompts.
     """
     ### BEGIN SOLUTION
     longest = max(len(prompt) for prompt in prompts)
@@ -89,10 +91,10 @@ def pad_left(
 
 
 def padded_position_ids(attention_mask: Bool[Tensor, "batch seq"]) -> Int[Tensor, "batch seq"]:
-    """The position of every token in its own text: pads don't count.
+    """Return the position of every token in its own text: pads don't count.
 
-    The pads stand before the text and have no position; they get 0, which the model accepts. The
-    mask is left as it was.
+    The pads come before the text and have no position; they get 0, which the model accepts. Don't
+    change the mask.
     """
     ### BEGIN SOLUTION
     return (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
@@ -102,11 +104,11 @@ def padded_position_ids(attention_mask: Bool[Tensor, "batch seq"]) -> Int[Tensor
 def padded_mask(
     attention_mask: Bool[Tensor, "batch k_len"], q_len: int
 ) -> Bool[Tensor, "batch 1 q_len k_len"]:
-    """Which keys each of the last `q_len` columns may see: those at its own position or before it,
-    and no pads.
+    """Return which keys each of the last `q_len` columns may see: those at its own position or
+    before it, and no pads.
 
-    A pad may ask, but nobody reads its answer. It must see something all the same: a softmax over
-    no keys at all is 0/0. The attention mask is left as it was.
+    Pads are queries too, although nothing reads their outputs. Each must see at least one key,
+    because a softmax over no keys is 0/0. Don't change the attention mask.
     """
     ### BEGIN SOLUTION
     positions = padded_position_ids(attention_mask)
@@ -115,7 +117,7 @@ def padded_mask(
 
 
 class PaddedCache(KVCache):
-    """The cache of lab 2 for prompts that were padded on the left: it knows where the pads are."""
+    """The cache of lab 2 for prompts padded on the left: it knows which columns are pads."""
 
     def __init__(
         self,
@@ -142,10 +144,10 @@ def generate_padded(
 ) -> list[list[int]]:
     """Continue several prompts in one batch, greedily, until the last of them has ended.
 
-    Returns for each prompt, in their order, what lab 1's `generate` returns for it alone, as a list
+    Return for each prompt, in their order, what lab 1's `generate` returns for it alone, as a list
     of ints: a row ends after its own number of new tokens, or right after the EOS token (which is
-    kept), or when it fills the model's context. A row that has ended is computed along until all
-    have. The prompts are left as they were.
+    kept), or when it fills the model's context. A row that has ended is still computed until all
+    rows have ended. Don't change the prompts.
     """
     config, weight = model.config, model.transformer.wte.weight
     require_requests(config, prompts, max_new_tokens, slots=len(prompts) or 1)
@@ -180,7 +182,7 @@ def generate_static(
     slots: int,
     eos_token_id: int | None = None,
 ) -> Served:
-    """Static batching: `slots` requests at a time, in order; a batch ends with its longest."""
+    """Serve `slots` requests at a time, in order; a batch ends when its longest request ends."""
     require_requests(model.config, prompts, max_new_tokens, slots)
     outputs: list[list[int]] = []
     trace: Trace = []
@@ -199,9 +201,9 @@ def generate_static(
 
 
 def utilisation(trace: Trace) -> float:
-    """The share of slots, over all steps, that served a request. `trace` has at least one step.
+    """Return the share of slots, over all steps, that served a request: from 0 to 1.
 
-    From 0 to 1; float32 is exact enough. The trace is left as it was.
+    Float32 is exact enough. Raises ValueError for a trace without a step. Don't change the trace.
     """
     if not trace:
         raise ValueError("There is nothing to count: the trace has no step.")
@@ -215,11 +217,12 @@ def utilisation(trace: Trace) -> float:
 
 
 class BatchCache(Protocol):
-    """What a batcher needs of a cache that holds many requests, each under a name.
+    """The interface that a batcher needs of a cache for many requests, each under a name.
 
-    The name is the slot in a SlotCache, the request's number in lab 4. Before every forward,
-    `select` says whose rows it has and how many new tokens each brings, and returns their
-    positions. Then every layer attends once, in order. At its end, `free` forgets a request.
+    The name is the slot in a SlotCache, and the request's number in lab 4. Before every forward
+    pass, `select` says which requests are its rows and how many new tokens each row has, and
+    returns their positions. Then every layer attends once, in order. `free` forgets a request when
+    it has ended.
     """
 
     def select(self, names: Sequence[int], q_len: int, /) -> Int[Tensor, "rows q_len"]: ...
@@ -241,25 +244,25 @@ Selected = tuple[int, int, int]  # rows, q_len, and the layer that attends next
 def require_selected(
     selected: Selected | None, layer: int, queries: Float[Tensor, "rows heads q_len head_dim"]
 ) -> Selected:
-    """Refuse an `attend` that `select` hasn't prepared; return what is prepared after this one.
+    """Check that `select` has prepared this `attend`; return what is prepared for the next layer.
 
-    Raises ValueError.
+    Raises ValueError if it hasn't.
     """
     rows, q_len = queries.shape[0], queries.shape[2]
     if selected != (rows, q_len, layer):
         raise ValueError(
             f"This attend has (rows, q_len, layer) = {(rows, q_len, layer)}; prepared is "
-            f"{selected or 'nothing yet'}. Call select before every forward, for its rows; then "
-            "attend once a layer, in order."
+            f"{selected or 'nothing yet'}. Call select before every forward pass, for its rows; "
+            "then attend once for each layer, in order."
         )
     return rows, q_len, layer + 1
 
 
 class SlotCache:
-    """Keys and values of several requests, each in a slot of its own and with its own length.
+    """Keys and values of several requests, each in its own slot and with its own length.
 
     `keys` and `values` are [layers, slots, heads, max_length, head_dim]; the first `lengths[i]`
-    tokens of slot i are filled. `select` says which slots the next forward serves.
+    positions of slot i are filled. `select` says which slots the next forward pass serves.
     """
 
     def __init__(
@@ -283,17 +286,17 @@ class SlotCache:
         self.selected: Selected | None = None
 
     def select(self, slots: Sequence[int], q_len: int) -> Int[Tensor, "rows q_len"]:
-        """Let the rows of the next forward be these slots, each with `q_len` new tokens.
+        """Prepare the next forward pass: its rows are these slots, each with `q_len` new tokens.
 
-        Keeps for `attend`: `slots` [rows]; `positions` [rows, q_len] of the new tokens, which
-        follow those that a slot holds; `mask` [rows, 1, q_len, k_len] over as many keys as the
-        longest row then has. Returns the positions, as position ids for the model. The lengths stay
-        as they are.
+        Set for `attend`: `slots` [rows]; `positions` [rows, q_len] of the new tokens, which follow
+        the tokens that a slot holds; `mask` [rows, 1, q_len, k_len], where k_len is the number of
+        keys that the longest row then has. Return the positions, as position ids for the model.
+        Don't change the lengths.
         """
         device = self.lengths.device
         self.selected = len(slots), q_len, 0
         self.slots = torch.tensor(slots, device=device)
-        # Where all slots are served, a slice reads them in place; an index would copy them.
+        # If all slots are served, a slice reads them in place; an index would copy them.
         self.rows = slice(None) if list(slots) == list(range(len(self.lengths))) else self.slots
         ### BEGIN SOLUTION
         self.positions = self.lengths[self.slots, None] + torch.arange(q_len, device=device)
@@ -310,10 +313,10 @@ class SlotCache:
         keys: Float[Tensor, "rows heads q_len head_dim"],
         values: Float[Tensor, "rows heads q_len head_dim"],
     ) -> Float[Tensor, "rows heads q_len head_dim"]:
-        """Store the new tokens of each row after those that its slot holds; attend to all of them.
+        """Store each row's new keys and values in its slot; attend to all tokens of the slot.
 
-        Stores in place: `keys` and `values` of the cache stay the same memory. The lengths of the
-        selected slots grow by q_len when the last layer has been served.
+        Write in place: `keys` and `values` of the cache stay the same memory. After the last layer,
+        the lengths of the selected slots grow by q_len.
         """
         self.selected = require_selected(self.selected, layer, queries)
         # a view of one layer, [slots, heads, max_length, head_dim] each
@@ -325,7 +328,7 @@ class SlotCache:
         if layer == len(self.keys) - 1:
             self.lengths[self.slots] += queries.shape[2]
         k_len = self.mask.shape[-1]
-        # the keys that the rows read: [rows, heads, k_len, head_dim]; so the values
+        # the rows read keys and values of shape [rows, heads, k_len, head_dim]
         return F.scaled_dot_product_attention(
             queries,
             all_keys[self.rows, :, :k_len],
@@ -335,16 +338,16 @@ class SlotCache:
         ### END SOLUTION
 
     def free(self, slot: int) -> None:
-        """Empty a slot; what lies beyond a slot's length is never read."""
+        """Empty a slot. Keys and values beyond a slot's length are never read."""
         self.lengths[slot] = 0
 
 
 @dataclass
 class Request:
-    """A request, which knows how far it has come.
+    """A request and its progress.
 
-    ids: its tokens so far, the prompt first. end: how many they may become. num_computed_tokens:
-    how many of them have their keys and values in the cache.
+    ids: its tokens so far, the prompt first. end: the number of tokens at which it ends.
+    num_computed_tokens: how many of its tokens have their keys and values in the cache.
     """
 
     number: int
@@ -355,17 +358,18 @@ class Request:
     has_ended: bool = False
 
     def append(self, token: int) -> None:
-        """Add a new token; it ends the request if it is EOS, or the last that it may have."""
+        """Add a new token; the request ends if it is EOS, or the last one that it may have."""
         self.ids.append(token)
         self.has_ended = token == self.eos_token_id or len(self.ids) >= self.end
 
 
 class Batcher(ABC):
-    """What every batcher has: a model, a cache, and requests that wait, run and end.
+    """The parts that all batchers share: a model, a cache, and requests that wait, run and end.
 
-    waiting: the one who has waited longest stands on the left. running: the request in each slot,
-    None where it is free. outputs: prompt and new tokens of those who have ended, by number.
-    trace: for each step, whom each slot served. submitted: how many have come.
+    waiting: a queue; the request that has waited longest is on the left. running: the request in
+    each slot, None where the slot is free. outputs: prompt and new tokens of requests that have
+    ended, by number. trace: for each step, the request that each slot served. submitted: the number
+    of requests so far.
     """
 
     def __init__(
@@ -383,9 +387,9 @@ class Batcher(ABC):
         self.submitted = 0
 
     def submit(self, prompt: Sequence[int], max_new_tokens: int) -> int:
-        """Let a request wait; return its number. They count from 0.
+        """Add a request to the waiting queue; return its number. Numbers start at 0.
 
-        Raises ValueError for one that can't be served. `prompt` is left as it was.
+        Raises ValueError for a request that can't be served. Doesn't change `prompt`.
         """
         config = self.model.config
         require_request(config, prompt, max_new_tokens)
@@ -401,32 +405,33 @@ class Batcher(ABC):
 
     @abstractmethod
     def require_room(self, end: int) -> None:
-        """Refuse, with a ValueError, a text of `end` tokens that this cache can never hold."""
+        """Raise ValueError for a text of `end` tokens if this cache can never hold it."""
 
     def request_in(self, slot: int) -> Request:
-        """Who runs in this slot. Raises ValueError where nobody does."""
+        """Return the request that runs in this slot. Raises ValueError if the slot is free."""
         request = self.running[slot]
         if request is None:
-            raise ValueError(f"Slot {slot} is free: nobody runs there.")
+            raise ValueError(f"Slot {slot} is free: no request runs there.")
         return request
 
     def name_of(self, slot: int) -> int:
-        """What the cache calls the request in this slot: by the slot itself, unless overridden."""
+        """Return the cache's name for the request in this slot: the slot itself by default."""
         return slot
 
     def forward(self, slots: Sequence[int]) -> None:
-        """One more token for the requests in these slots, from one forward of the model.
+        """Give the requests in these slots one new token each, with one forward pass.
 
-        Hands it what isn't computed yet: all tokens of a newcomer, the newest one of the others.
-        The rows are a rectangle, so these must be equally many; else it is a ValueError.
+        The forward pass receives the tokens that aren't computed yet: all tokens of a new request,
+        the newest token of the others. The rows form a rectangle, so all requests must have the
+        same number of tokens to compute. Raises ValueError if they don't.
         """
         requests = [self.request_in(slot) for slot in slots]
         new_ids = [request.ids[request.num_computed_tokens :] for request in requests]
         q_lens = [len(ids) for ids in new_ids]
         if len(set(q_lens)) != 1:
             raise ValueError(
-                "A forward takes one slot or more, whose requests have equally many tokens to "
-                f"compute. Slots {list(slots)} have {q_lens}."
+                "A forward pass takes one or more slots whose requests have the same number of "
+                f"tokens to compute. Slots {list(slots)} have {q_lens}."
             )
         position_ids = self.kv_cache.select([self.name_of(slot) for slot in slots], q_lens[0])
         input_ids = torch.tensor(new_ids, device=position_ids.device)
@@ -437,16 +442,16 @@ class Batcher(ABC):
 
     @abstractmethod
     def step(self) -> None:
-        """One iteration: schedule, forward, postprocess."""
+        """Run one iteration: schedule, forward pass, postprocess."""
 
     def run(self) -> None:
-        """Step until nobody waits and nobody runs."""
+        """Run steps until no request waits and none runs."""
         while self.waiting or any(self.running):
             self.step()
 
 
 class ContinuousBatcher(Batcher):
-    """Iteration-level scheduling: requests join and leave the batch between any two steps.
+    """Iteration-level scheduling: requests may join and leave the batch between any two steps.
 
     Every slot has memory for `max_length` tokens. Source: Yu et al., "Orca: a distributed serving
     system for transformer-based generative models", OSDI 2022, section 3.
@@ -464,15 +469,14 @@ class ContinuousBatcher(Batcher):
         if end - 1 > self.max_length:  # the last token is never stored
             raise ValueError(
                 f"This request may grow to {end} tokens; a slot has room for {self.max_length}, "
-                "and for one more that is not stored. Ask for fewer tokens, or reserve longer "
-                "slots."
+                "and the last token needs no room. Ask for fewer tokens, or reserve longer slots."
             )
 
     def admit(self) -> list[int]:
-        """Give every free slot to the request that has waited longest, whatever it asks for.
+        """Give every free slot to the request that has waited longest, whatever its size.
 
-        Returns the list of slots that were given away. Whoever runs stays in its slot. Where nobody
-        waits, a free slot stays free.
+        Return the list of slots that were given away. Running requests stay in their slots. A free
+        slot stays free if no request waits.
         """
         ### BEGIN SOLUTION
         admitted = []
@@ -492,12 +496,12 @@ class ContinuousBatcher(Batcher):
 
     @torch.no_grad()
     def step(self) -> None:
-        """One iteration, in which every request that has a slot gets one new token.
+        """Run one iteration, in which every request that has a slot gets one new token.
 
-        First `admit` the newcomers; each is prefilled by a forward of its own. Those who were
-        running before share one forward. Append to the trace who was served in which slot: a new
-        list of numbers, None for an idle slot. At last retire those who have ended; their slots can
-        be given away in the next step.
+        First `admit` new requests; each is prefilled in its own forward pass. The requests that
+        were running before share one forward pass. Append to the trace which request each slot
+        served: a new list of numbers, None for an idle slot. Last, retire the requests that have
+        ended; their slots can be given away in the next step.
         """
         ### BEGIN SOLUTION
         veterans = [slot for slot, request in enumerate(self.running) if request]
@@ -519,7 +523,7 @@ def generate_continuous(
     slots: int,
     eos_token_id: int | None = None,
 ) -> Served:
-    """Continuous batching of requests that are all there from the start."""
+    """Serve requests that are all there from the start with continuous batching."""
     require_requests(model.config, prompts, max_new_tokens, slots)
     both = list(zip(prompts, max_new_tokens, strict=True))
     longest = max(len(prompt) + limit for prompt, limit in both)

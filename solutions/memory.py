@@ -1,4 +1,4 @@
-"""How a server's KV memory is used, counted by its managers alone: no model is needed.
+"""How a server's KV memory is used, counted by its memory managers alone, without a model.
 
 Lab 4 compares reserving a contiguous stretch for each request with handing out blocks.
 """
@@ -12,14 +12,14 @@ import torch
 
 Lengths = tuple[int, int]  # tokens of a request's prompt, and of its output
 
-CONTEXT = 2048  # of the OPT models, with which the figures in the vLLM paper were taken
+CONTEXT = 2048  # of the OPT models, which the vLLM paper measured
 
 
 def chat_lengths(requests: int, seed: int = 0) -> list[Lengths]:
-    """Lengths as those of real chats: hundreds of tokens, with a long tail, CONTEXT at most.
+    """Draw lengths like those of real chats: hundreds of tokens, with a long tail, up to CONTEXT.
 
-    Log-normal, with the means that Kwon et al. (2023, section 6.1, figure 11) give for ShareGPT:
-    161 tokens in a prompt, 338 in an output.
+    They are log-normal, with the means that Kwon et al. (2023, section 6.1, figure 11) report for
+    ShareGPT: 161 tokens in a prompt, 338 in an output.
     """
     generator = torch.Generator().manual_seed(seed)
     normal = torch.randn(requests, 2, generator=generator)
@@ -34,7 +34,7 @@ def chat_lengths(requests: int, seed: int = 0) -> list[Lengths]:
 
 
 class ContiguousManager:
-    """Gives each request one stretch of memory, as long as it will ever need: the first that fits.
+    """Reserves one contiguous stretch of slots for each request, in the first gap that fits.
 
     `stretches` maps a request to (first slot, number of slots).
     """
@@ -44,7 +44,7 @@ class ContiguousManager:
         self.stretches: dict[int, tuple[int, int]] = {}
 
     def allocate(self, request_id: int, slots: int) -> bool:
-        """Reserve `slots` slots side by side; False where no gap is that long."""
+        """Reserve `slots` contiguous slots; return False if no gap is that long."""
         start = 0
         for taken, length in sorted(self.stretches.values()):
             if taken - start >= slots:
@@ -60,17 +60,17 @@ class ContiguousManager:
 
 
 def reserve_longest(prompt: int, output: int) -> int:
-    """Room for the longest text that the model can write."""
+    """Return the length of the longest text that the model can write."""
     return CONTEXT
 
 
 def reserve_power_of_two(prompt: int, output: int) -> int:
-    """A good guess: the output's length, known up to a factor of two."""
+    """Return a good guess: the output's length is known up to a factor of two."""
     return min(prompt + 2 ** (output - 1).bit_length(), CONTEXT)
 
 
 def reserve_exactly(prompt: int, output: int) -> int:
-    """What the request will turn out to need, which nobody knows beforehand."""
+    """Return the length that the request will turn out to need; no real server knows it."""
     return prompt + output
 
 
@@ -79,11 +79,11 @@ def reserve_exactly(prompt: int, output: int) -> int:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Shares of a memory, averaged over the steps in which requests were waiting for it.
+    """Shares of the slots, averaged over the steps in which a request was waiting.
 
     tokens: slots that hold a token. later: reserved, and filled before the request ends. never:
-    reserved, and never filled (internal fragmentation). unreserved: belongs to no request, because
-    no gap is long enough (external fragmentation). running: requests in service at a time.
+    reserved, and never filled (internal fragmentation). unreserved: held by no request, because no
+    gap is long enough (external fragmentation). running: how many requests run at a time.
     """
 
     tokens: float
@@ -99,7 +99,7 @@ class MemoryUse:
 
 
 class Blocks(Protocol):
-    """What is needed of a block manager: that of lab 4."""
+    """The part of lab 4's block manager that the counting needs."""
 
     num_blocks: int
     block_size: int
@@ -122,8 +122,8 @@ def count_contiguous(
 ) -> MemoryUse:
     """Serve requests from a memory in which each has a stretch of `reserve(prompt, output)` slots.
 
-    Every running request gains a token in each step. One whose turn it is waits until there is a
-    gap for it. Raises ValueError where a request can never fit, or none ever waits.
+    Every running request gains a token in each step. The next request waits until there is a gap
+    for it. Raises ValueError if a request can never fit, or if none ever waits.
     """
     require_room(num_slots, [reserve(*both) for both in lengths])
     manager = ContiguousManager(num_slots)
@@ -147,7 +147,10 @@ def count_contiguous(
 
 
 def count_paged(lengths: Sequence[Lengths], manager: Blocks) -> MemoryUse:
-    """The same from a pool of blocks; where it is empty, the newest request is preempted."""
+    """Serve requests from a pool of blocks; if it runs empty, preempt the newest request.
+
+    Raises ValueError if a request can never fit, or if none ever waits.
+    """
     num_slots = manager.num_blocks * manager.block_size
     require_room(num_slots, [prompt + output for prompt, output in lengths])
     waiting, held = deque(range(len(lengths))), {number: p for number, (p, _) in enumerate(lengths)}
@@ -178,12 +181,14 @@ def count_paged(lengths: Sequence[Lengths], manager: Blocks) -> MemoryUse:
 
 
 def require_room(num_slots: int, needed: Sequence[int]) -> None:
+    """Raise ValueError for a request that needs more slots than there are."""
     for number, slots in enumerate(needed):
         if slots > num_slots:
             raise ValueError(f"Request {number} never fits into a memory of {num_slots} slots.")
 
 
 def averaged(steps: Sequence[Step], num_slots: int) -> MemoryUse:
+    """Return the averages over all steps, as shares. Raises ValueError if there is no step."""
     if not steps:
         raise ValueError("All requests fit at once: give more of them, or less memory.")
     means = [sum(column) / len(steps) for column in zip(*steps, strict=True)]

@@ -1,8 +1,8 @@
 """Lab 4: paged attention. The KV cache in blocks of a shared pool, handed out as texts grow.
 
-A slot that is reserved for the longest possible text stays mostly empty. Here a request holds a
-block table: its tokens lie in blocks of `block_size`, anywhere in the pool. Requests that begin
-alike can share blocks, and copy one only when they part.
+A slot that is reserved for the longest possible text stays mostly empty. Here a request has a block
+table instead: its tokens are in blocks of `block_size`, anywhere in the pool. Requests with a
+common beginning can share its blocks, and copy one only when their texts diverge.
 
 Source: Kwon et al., "Efficient memory management for large language model serving with
 PagedAttention", SOSP 2023.
@@ -28,29 +28,29 @@ from solutions.batching import (
 )
 from solutions.kv_cache import CachedLMHead, causal_mask
 
-Copy = tuple[int, int]  # a block, and the one that its tokens must be copied to
+Copy = tuple[int, int]  # a block, and the block that its tokens must be copied to
 
 
 class OutOfBlocks(Exception):
-    """The pool has fewer free blocks than are needed. Nothing has been changed."""
+    """Raised when the pool has fewer free blocks than are needed. Nothing has been changed."""
 
 
 class BlockManager:
-    """Who holds which blocks of the pool. It moves numbers only; the keys and values lie elsewhere.
+    """Records which request holds which blocks of the pool. It handles numbers, no keys or values.
 
     tables: for each request, a list of its blocks in the order of its tokens: the block table.
     lengths: for each request, how many tokens have a place in its blocks.
-    ref_counts: for each block, how many tables hold it; 0 where it is free.
-    free_blocks: a deque of the free ones. The next one is taken from its left; those that become
+    ref_counts: for each block, how many tables hold it; 0 if it is free.
+    free_blocks: a deque of the free blocks. The next one is taken from its left; blocks that become
     free join on its right.
 
-    ref count   whose the block is    who may write into it
-    0           free_blocks'          nobody, until it is taken
-    1           one request's         that request
-    2 or more   several requests'     nobody: `append` gives the writer a block of its own
+    ref count   held by               may be written by
+    0           free_blocks           no request, until it is taken
+    1           one request           that request
+    2 or more   several requests      no request: `append` gives the writer a block of its own
 
-    The invariant, after every call and every refusal: a block stands in as many tables as its ref
-    count says, and once in free_blocks where that is 0. So free and used blocks make up the pool.
+    Invariant, after every call and every refusal: a block is in as many tables as its ref count
+    says, and in free_blocks exactly once if that is 0. So free and used blocks make up the pool.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -66,11 +66,12 @@ class BlockManager:
         self.free_blocks = deque(range(num_blocks))
 
     def blocks_for(self, num_tokens: int) -> int:
-        """How many blocks so many tokens need: the last one may be filled in part."""
+        """Return how many blocks `num_tokens` tokens need; the last one may be partly filled."""
         return -(-num_tokens // self.block_size)
 
     def take_block(self) -> int:
-        """A free block, for one table. Raises OutOfBlocks where there is none."""
+        """Take a free block for one table; set its ref count to 1. Raises OutOfBlocks if none is
+        free."""
         if not self.free_blocks:
             raise OutOfBlocks(f"All {self.num_blocks} blocks are taken.")
         block = self.free_blocks.popleft()
@@ -80,11 +81,11 @@ class BlockManager:
     def allocate(self, request_id: int, num_tokens: int) -> None:
         """Give a new request the blocks for its first tokens, as many as needed and no more.
 
-        Its table is a list. Raises OutOfBlocks, and changes nothing, where the pool has too few.
+        Its table is a list. Raises OutOfBlocks, and changes nothing, if the pool has too few.
         """
         self.require_new(request_id)
         if num_tokens < 1:
-            raise ValueError(f"Room for at least one token must be asked for, not {num_tokens}.")
+            raise ValueError(f"num_tokens must be at least 1, not {num_tokens}.")
         ### BEGIN SOLUTION
         needed = self.blocks_for(num_tokens)
         if needed > len(self.free_blocks):
@@ -94,12 +95,12 @@ class BlockManager:
         ### END SOLUTION
 
     def append(self, request_id: int) -> Copy | None:
-        """Make room for one more token of a request.
+        """Make room for one more token of a request, after its last one.
 
-        It goes after the last one. A full last block is followed by a new one. A last block that
-        others hold too must not be written: the request gets a block of its own in its place
-        (copy-on-write), and (old block, new block) is returned, for the cache to copy. Raises
-        OutOfBlocks, and changes nothing, where a block is needed and none is free.
+        If the last block is full, add a new one. If other requests hold the last block too, it must
+        not be written: replace it in this table by a new block (copy-on-write) and return (old
+        block, new block), for the cache to copy. Otherwise return None. Raises OutOfBlocks, and
+        changes nothing, if a block is needed and none is free.
         """
         self.require_known(request_id)
         table, length = self.tables[request_id], self.lengths[request_id]
@@ -118,7 +119,7 @@ class BlockManager:
     def free(self, request_id: int) -> None:
         """Forget a request. A block returns to the pool when no other table holds it.
 
-        Those that do join free_blocks on its right, in the order of the table.
+        These blocks join free_blocks on its right, in the order of the table.
         """
         self.require_known(request_id)
         ### BEGIN SOLUTION
@@ -130,7 +131,7 @@ class BlockManager:
         ### END SOLUTION
 
     def fork(self, parent_id: int, child_id: int) -> None:
-        """Let a new request begin with all the tokens of another, in the same blocks.
+        """Add a request that begins with all the tokens of another, in the same blocks.
 
         Its table is a list of its own. No block is taken.
         """
@@ -144,7 +145,7 @@ class BlockManager:
         ### END SOLUTION
 
     def can_append(self, request_id: int) -> bool:
-        """Whether `append` would find the block that it needs, if it needs one."""
+        """Return whether `append` would find the block that it needs, if it needs one."""
         self.require_known(request_id)
         block_is_full = self.lengths[request_id] % self.block_size == 0
         block_is_shared = self.ref_counts[self.tables[request_id][-1]] > 1
@@ -163,7 +164,7 @@ class BlockManager:
 
     def require_new(self, request_id: int) -> None:
         if request_id in self.tables:
-            raise ValueError(f"Request {request_id} has blocks already. Free it, or take a new id.")
+            raise ValueError(f"Request {request_id} has blocks already. Free it, or use a new id.")
 
 
 def slot_mapping(
@@ -171,9 +172,9 @@ def slot_mapping(
     positions: Int[Tensor, "batch seq"],
     block_size: int,
 ) -> Int[Tensor, "batch seq"]:
-    """Where in the pool each position of each row lies, counted in tokens: its slot.
+    """Return the slot of each position of each row: its place in the pool, counted in tokens.
 
-    Slot `block * block_size + i` is place i of a block. Tables and positions are left as they were.
+    Slot `block * block_size + i` is place i of a block. Don't change tables or positions.
     """
     ### BEGIN SOLUTION
     # gather(1, [batch, seq]) looks up each row's entries in its own table: [batch, seq]
@@ -186,7 +187,7 @@ class PagedCache:
     """Keys and values of many requests in one pool of blocks, which a BlockManager hands out.
 
     `pool` is [2, layers, blocks, block_size, heads, head_dim], keys first. `select` says which
-    requests the next forward serves.
+    requests the next forward pass serves.
     """
 
     def __init__(
@@ -203,12 +204,12 @@ class PagedCache:
         self.selected: Selected | None = None
 
     def select(self, request_ids: Sequence[int], q_len: int) -> Int[Tensor, "rows q_len"]:
-        """Let the rows of the next forward be these requests, each with its last `q_len` tokens.
+        """Prepare the next forward pass: its rows are the last `q_len` tokens of these requests.
 
-        Their blocks must have been allocated; an unknown request is a ValueError. Keeps for
-        `attend`: `new_slots` [rows, q_len], where the new tokens go; `all_slots` [rows, k_len],
-        where all tokens of a row lie; `mask` [rows, 1, q_len, k_len]. Returns the new tokens'
-        positions, as position ids for the model.
+        Their blocks must have been allocated. Set for `attend`: `new_slots` [rows, q_len], where
+        the new tokens go; `all_slots` [rows, k_len], where all tokens of a row are; `mask` [rows,
+        1, q_len, k_len]. Return the positions of the new tokens, as position ids for the model.
+        Raises ValueError for an unknown request.
         """
         for request_id in request_ids:
             self.manager.require_known(request_id)
@@ -231,9 +232,9 @@ class PagedCache:
         keys: Float[Tensor, "rows heads q_len head_dim"],
         values: Float[Tensor, "rows heads q_len head_dim"],
     ) -> Float[Tensor, "rows heads q_len head_dim"]:
-        """Write the new tokens to their slots, gather every row's tokens from theirs, attend.
+        """Write the new keys and values to their slots, gather those of each row, and attend.
 
-        Writes in place: the pool stays the same memory.
+        Write in place: the pool stays the same memory.
         """
         self.selected = require_selected(self.selected, layer, queries)
         all_keys, all_values = self.pool[:, layer].flatten(1, 2)  # [slots, heads, head_dim] each
@@ -251,19 +252,20 @@ class PagedCache:
         ### END SOLUTION
 
     def free(self, request_id: int) -> None:
-        """Give a request's blocks back; what lies in a block that nobody holds is never read."""
+        """Give a request's blocks back. A block that no request holds is never read."""
         self.manager.free(request_id)
 
     def copy_block(self, source: int, target: int) -> None:
+        """Copy the keys and values of one block into another, in all layers."""
         self.pool[:, :, target] = self.pool[:, :, source]
 
 
 class PagedBatcher(ContinuousBatcher):
-    """Continuous batching over a pool of blocks. Here stands what paging changes.
+    """Continuous batching over a pool of blocks. This class holds only what paging changes.
 
-    A request holds the blocks of the tokens it has, not of those it may get. So the pool can run
-    empty in the middle of a text; then the newest request gives its blocks back and is computed
-    again later. Between two steps `running` has no gaps: who was admitted last is the last one.
+    A request holds blocks for the tokens it has, not for those it may get. So the pool can run
+    empty in the middle of a text; then the newest request gives its blocks back and is recomputed
+    later. Between two steps `running` has no gaps: the request admitted last is at its end.
     """
 
     running: list[Request]  # type: ignore[assignment]  # no gaps
@@ -281,12 +283,12 @@ class PagedBatcher(ContinuousBatcher):
         weight = model.transformer.wte.weight
         self.manager = BlockManager(num_blocks, block_size)
         kv_cache = PagedCache(model.config, self.manager, weight.device, weight.dtype)
-        # Not super(): ContinuousBatcher would reserve slots.
+        # Not super().__init__: ContinuousBatcher would reserve slots.
         Batcher.__init__(self, model, kv_cache, [], eos_token_id)
         self.max_running, self.preemptions = max_running, 0
 
     def require_room(self, end: int) -> None:
-        """Refuse a text that would not fit into the pool if it had it to itself."""
+        """Raise ValueError for a text that doesn't fit even if it has the pool to itself."""
         needed = self.manager.blocks_for(end - 1)  # the last token is never stored
         if needed > self.manager.num_blocks:
             raise ValueError(
@@ -296,15 +298,15 @@ class PagedBatcher(ContinuousBatcher):
             )
 
     def name_of(self, slot: int) -> int:
-        """The request's number: by it the manager knows its blocks."""
+        """Return the request's number, by which the manager knows its blocks."""
         return self.running[slot].number
 
     def make_room(self) -> None:
-        """A place for the next token of every running request, the oldest first.
+        """Make room for the next token of every running request, the oldest first.
 
-        Where the pool is empty, the newest running request, the last in `running`, is preempted,
-        and again, until there is a block, or until the one that needs it has itself been preempted,
-        even if it is the only one that runs.
+        If a request needs a block and none is free, preempt the newest running request, the last in
+        `running`. Repeat until there is a block, or until the request that needs it has been
+        preempted itself, even if it is the only one running.
         """
         ### BEGIN SOLUTION
         for request in list(self.running):
@@ -315,9 +317,9 @@ class PagedBatcher(ContinuousBatcher):
         ### END SOLUTION
 
     def preempt(self, request: Request) -> None:
-        """Take a running request's blocks away; it waits in front of all others, with its tokens.
+        """Free a running request's blocks; move it, with its tokens, to the front of `waiting`.
 
-        Once admitted again, its keys and values are computed anew, in one prefill (recompute).
+        When it is admitted again, one prefill recomputes its keys and values.
         """
         self.running.remove(request)
         self.manager.free(request.number)
@@ -326,9 +328,9 @@ class PagedBatcher(ContinuousBatcher):
         self.preemptions += 1
 
     def admit(self) -> list[int]:
-        """Allocate blocks to those who have waited longest, while there are enough.
+        """Admit the requests that have waited longest, as long as there are enough blocks.
 
-        Returns their places in `running`, at its end.
+        Return their places in `running`, which are at its end.
         """
         admitted = []
         while self.waiting and len(self.running) < self.max_running:
@@ -341,7 +343,8 @@ class PagedBatcher(ContinuousBatcher):
         return admitted
 
     def step(self) -> None:
-        """One iteration: room for those who run, then all as in lab 3; those who stay close up."""
+        """Run one iteration: make room for the running requests, then step as in lab 3; at the end,
+        remove the gaps that ended requests have left in `running`."""
         self.make_room()
         super().step()
         self.running = [request for request in self.running if request]
@@ -356,7 +359,7 @@ def generate_paged(
     max_running: int,
     eos_token_id: int | None = None,
 ) -> list[list[int]]:
-    """Continuous batching over paged blocks; prompt and new tokens of each request, in order."""
+    """Serve requests over a paged cache; return prompt and new tokens of each, in order."""
     require_requests(model.config, prompts, max_new_tokens, max_running)
     batcher = PagedBatcher(model, num_blocks, block_size, max_running, eos_token_id)
     both = zip(prompts, max_new_tokens, strict=True)
@@ -369,10 +372,10 @@ def generate_paged(
 
 
 class Family:
-    """Continuations of one prompt that share the blocks of whatever they have in common.
+    """Continuations of one prompt that share the blocks of the tokens they have in common.
 
-    logits: [rows, vocab], those that follow each row's last token. copies: blocks copied on write.
-    peak_blocks: the most blocks that were in use.
+    logits: [rows, vocab], for the token after each row's last one. copies: how many blocks were
+    copied on write. peak_blocks: the highest number of blocks in use so far.
     """
 
     def __init__(
@@ -388,7 +391,7 @@ class Family:
         self.forward([list(prompt)])
 
     def become(self, parents: Sequence[int]) -> None:
-        """Let row i continue what row `parents[i]` was: fork first, then forget the old ones."""
+        """Let row i continue row `parents[i]`: fork all of them first, then free the old rows."""
         first = max(self.members) + 1
         children = list(range(first, first + len(parents)))
         for child, parent in zip(children, parents, strict=True):
@@ -398,7 +401,7 @@ class Family:
         self.members = children
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Give each row its next token. Raises OutOfBlocks where the pool is too small for all."""
+        """Give each row its next token. Raises OutOfBlocks if the pool is too small for all."""
         for member in self.members:
             copy = self.manager.append(member)
             if copy is not None:
@@ -408,6 +411,7 @@ class Family:
 
     @torch.no_grad()
     def forward(self, new_ids: list[list[int]]) -> None:
+        """Run a forward pass for the new tokens of each row, [rows, q_len]; set `logits`."""
         self.peak_blocks = max(self.peak_blocks, self.manager.used_blocks)
         input_ids = torch.tensor(new_ids, device=self.kv_cache.pool.device)
         position_ids = self.kv_cache.select(self.members, input_ids.shape[1])
@@ -417,9 +421,9 @@ class Family:
 def branches(
     family: Family, prompt: Sequence[int], max_new_tokens: int, count: int
 ) -> list[list[int]]:
-    """Continue a prompt once for each of the `count` likeliest next tokens, greedily from there.
+    """Continue a prompt from each of the `count` likeliest next tokens, greedily from there.
 
-    Prompt and new tokens of each, the likeliest beginning first.
+    Return prompt and new tokens of each continuation, the likeliest first token first.
     """
     tokens = family.logits[0].topk(count).indices.tolist()
     texts = [[*prompt, token] for token in tokens]

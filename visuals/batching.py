@@ -1,7 +1,7 @@
 """Pictures for lab 3: a padded batch, the batch timeline, the slots, throughput against latency.
 
-A trace is what a batching loop leaves behind: for every step, for every slot, the number of the
-request that the slot served, or None. Requests count from 0; the pictures call the first one S1.
+A trace is the record of a batching loop: for every step and every slot, the number of the request
+that the slot served, or None. Requests are numbered from 0; the pictures call the first one S1.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,17 +43,17 @@ Trace = Sequence[Sequence[int | None]]
 
 
 def pastel(colour: str) -> tuple[float, ...]:
-    """The colour mixed with white, so that black text on it can be read."""
+    """Mix a color with white, so that black text on it is readable."""
     return tuple(0.45 * part + 0.55 for part in to_rgb(colour))
 
 
-# Seven, so that the requests which follow one another in a slot differ: in static batches of 2, 4,
-# 8 or 16 they are as many numbers apart.
+# Seven, so that consecutive requests in a slot differ in color: in static batches of 2, 4, 8 or 16
+# their numbers are that far apart.
 CALM = [pastel(colour) for colour in (BLUE, ORANGE, GREEN, PINK, SKY, RED, GREY)]
 
 
 def draw_idle(axes: Axes, column: float, row: float, width: float = 1) -> None:
-    """Hatched cells, `width` of them from `column` on."""
+    """Draw `width` hatched cells, starting at `column`."""
     axes.add_patch(Rectangle((column, row), width, 1, lw=0, **fill(EMPTY)))
 
 
@@ -67,7 +67,7 @@ def show_padding(
     position_ids: Int[Tensor, "batch seq"],
     decode: Callable[[list[int]], str],
 ) -> Picture:
-    """The padded rectangle: a token and its position in each cell, pads hatched."""
+    """Draw the padded rectangle: a token and its position in each cell, pads hatched."""
     batch, seq = input_ids.shape
     figure, (axes,) = new_figure(height=0.9 + 0.55 * batch)
     for row in range(batch):
@@ -82,7 +82,7 @@ def show_padding(
             size = min(9, 80 / seq)
             write(axes, column + 0.5, row + 0.36, text, fontsize=size, color=colour)
             write(axes, column + 0.5, row + 0.74, str(position), fontsize=0.9 * size, color=colour)
-    axes.set(xlim=(0, seq), ylim=(batch, 0), xlabel="column (the number in a cell is its position)")
+    axes.set(xlim=(0, seq), ylim=(batch, 0), xlabel="column (in each cell: token and position)")
     axes.set_xticks([column + 0.5 for column in range(seq)], [str(c) for c in range(seq)])
     axes.set_yticks([row + 0.5 for row in range(batch)], [f"row {row}" for row in range(batch)])
     bare(axes)
@@ -95,9 +95,10 @@ def show_padding(
 def show_padded_mask(
     mask: Bool[Tensor, "batch 1 q_len k_len"], attention_mask: Bool[Tensor, "batch k_len"]
 ) -> Picture:
-    """The mask of each row of a padded batch: a dot where the query sees the key, pads hatched.
+    """Draw the mask of each row of a padded batch: a dot where the query sees the key.
 
-    The queries are the last q_len of the k_len columns; one that is a pad itself is called so.
+    Pads are hatched. The queries are the last q_len of the k_len columns; queries that are pads are
+    labeled so.
     """
     batch, _, q_len, k_len = mask.shape
     figure, all_axes = new_figure(height=max(1.7, 0.9 + 6.0 / batch * q_len / k_len), columns=batch)
@@ -128,7 +129,8 @@ MOST_COLUMNS = 24  # up to here every cell has its own label
 
 
 def runs(trace: Trace, slot: int) -> Iterator[tuple[int, int, int | None]]:
-    """The stretches in which a slot served one request, or none: (first step, steps, request)."""
+    """Yield the stretches in which a slot served one request, or none: (first step, steps,
+    request)."""
     start = 0
     for request, steps in groupby(step[slot] for step in trace):
         length = len(list(steps))
@@ -137,21 +139,24 @@ def runs(trace: Trace, slot: int) -> Iterator[tuple[int, int, int | None]]:
 
 
 def served(trace: Trace) -> tuple[int, int]:
-    """In how many cells of the timeline a request was served, and how many there are."""
+    """Return how many cells of the timeline served a request, and how many cells there are."""
     cells = [request is not None for step in trace for request in step]
     return sum(cells), len(cells)
 
 
 def timeline(trace: Trace) -> Picture:
-    """Rows are slots, columns are steps, cells hold the request served; hatched: none."""
+    """Draw a trace: rows are slots, columns are steps, cells hold the request served.
+
+    Hatched cells served no request.
+    """
     return timelines({"": trace})
 
 
 @plt.rc_context(LOOK)
 def timelines(traces: Mapping[str, Trace]) -> Picture:
-    """Several traces of the same requests below one another, on one axis of steps.
+    """Draw several traces of the same requests below one another, on one axis of steps.
 
-    The last step of a request is marked END where there is room, and always has a dark edge.
+    The last step of a request is marked END if there is room, and always has a dark edge.
     """
     columns = max(len(trace) for trace in traces.values())
     slots = max(len(trace[0]) for trace in traces.values())
@@ -185,7 +190,7 @@ def draw_timeline(axes: Axes, trace: Trace, columns: int) -> None:
 
 
 def draw_run(axes: Axes, slot: int, start: int, length: int, request: int, columns: int) -> None:
-    """One request in its slot: a bar with white seams, its name, and its end."""
+    """Draw one request in its slot: a bar with white seams, its name, and its end."""
     end, name = start + length, f"S{request + 1}"
     colour = CALM[request % len(CALM)]
     axes.add_patch(Rectangle((start, slot + 0.04), length, 0.92, fc=colour, ec="white", lw=0.5))
@@ -196,7 +201,7 @@ def draw_run(axes: Axes, slot: int, start: int, length: int, request: int, colum
             write(axes, step + 0.5, slot + 0.5, name, fontsize=size)
         last = f"{name}\nEND"
         write(axes, end - 0.5, slot + 0.5, last, fontsize=0.85 * size, fontweight="bold")
-    elif 65 * length / columns >= len(name):  # some 65 letters fit beside one another
+    elif 65 * length / columns >= len(name):  # about 65 letters fit in a row
         write(axes, start + length / 2, slot + 0.5, name, fontsize=8)
     axes.vlines(end, slot + 0.04, slot + 0.96, color=INK, lw=2, clip_on=False)
 
@@ -211,7 +216,7 @@ class Slots(Protocol):
 
 @plt.rc_context(LOOK)
 def show_slots(kv_cache: Slots) -> Picture:
-    """How much of each slot holds tokens; what is reserved and empty is hatched."""
+    """Draw how much of each slot holds tokens; the reserved, empty part is hatched."""
     lengths = kv_cache.lengths.tolist()
     held, reserved = sum(lengths), len(lengths) * kv_cache.max_length
     figure, (axes,) = new_figure(height=0.9 + 0.3 * len(lengths))
@@ -233,10 +238,10 @@ def show_slots(kv_cache: Slots) -> Picture:
 
 @plt.rc_context(LOOK)
 def throughput_and_latency(seconds: Mapping[int, float], chosen: int | None = None) -> Picture:
-    """Tokens a second of the whole batch, and milliseconds a token for each request in it.
+    """Draw tokens a second of the whole batch, and milliseconds a token for each request.
 
-    seconds: of one decode step, by batch size; the smallest size is the one to compare with.
-    chosen: a batch size to point at.
+    seconds: the time of one decode step, by batch size; the smallest size is the baseline.
+    chosen: a batch size to highlight.
     """
     batches = sorted(seconds)
     smallest = batches[0]
@@ -246,12 +251,12 @@ def throughput_and_latency(seconds: Mapping[int, float], chosen: int | None = No
     figure, (left, right) = new_figure(height=3.1, columns=2)
     left.plot(batches, throughput, "o-", color=BLUE)
     free = [alone * batch / smallest for batch in batches]
-    left.plot(batches, free, "--", color=GREY, label="if free")
+    left.plot(batches, free, "--", color=GREY, label="if requests cost no time")
     left.set(title="tokens a second, all requests", ylim=(0, 1.25 * max(throughput)))
     left.yaxis.set_major_formatter("{x:,.0f}")
     right.plot(batches, tpot, "o-", color=ORANGE)
-    right.axhline(2 * tpot[0], color=GREY, linestyle="--", label="twice the first")
-    right.set(title="TPOT, ms a token for each", ylim=(0, 1.15 * max([2 * tpot[0], *tpot])))
+    right.axhline(2 * tpot[0], color=GREY, linestyle="--", label=f"twice that of batch {smallest}")
+    right.set(title="TPOT: ms a token, each request", ylim=(0, 1.15 * max([2 * tpot[0], *tpot])))
     for axes, values in ((left, throughput), (right, tpot)):
         axes.set(xlabel="requests in the batch", xlim=(0, 1.05 * batches[-1]))
         axes.grid(axis="y")
@@ -263,7 +268,7 @@ def throughput_and_latency(seconds: Mapping[int, float], chosen: int | None = No
 
 
 def explore_batch(seconds: Mapping[int, float]) -> widgets.VBox:
-    """`throughput_and_latency` with a slider over the batch sizes, and what it means in words."""
+    """Show `throughput_and_latency` with a slider over the batch sizes and a sentence in words."""
     picture, words = partial(throughput_and_latency, seconds), partial(in_words, seconds)
     return explore(picture, choice("requests", sorted(seconds)), words=words)
 
@@ -273,7 +278,7 @@ def in_words(seconds: Mapping[int, float], batch: int) -> str:
     gain = (batch / seconds[batch]) / (smallest / seconds[smallest])
     slower = seconds[batch] / seconds[smallest]
     return (
-        f"{batch} at once: {batch / seconds[batch]:,.0f} tokens a second in all, {gain:.1f} times "
+        f"Batch of {batch}: {batch / seconds[batch]:,.0f} tokens a second in all, {gain:.1f} times "
         f"the throughput; each request waits {1000 * seconds[batch]:.1f} ms for a token, "
         f"{slower:.1f} times as long."
     )

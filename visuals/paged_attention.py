@@ -1,6 +1,6 @@
-"""Pictures for lab 4: where the memory goes, blocks and block tables, who waits for the pool.
+"""Pictures for lab 4: where the memory goes, blocks and block tables, requests and the pool.
 
-Each reads the public attributes of what the learner made, and returns a figure or a widget.
+Each reads the public attributes of the learner's own objects, and returns a figure or a widget.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -46,7 +46,7 @@ PART_LOOKS = ((PALE, ""), (SKY, "//"), ("white", ".."), (ORANGE, "xx"))
 
 @plt.rc_context(LOOK)
 def memory_card(parts: Mapping[str, float]) -> Picture:
-    """The memory of a card as one bar; `parts` are gigabytes, in the order from left to right."""
+    """Draw the memory of a card as one bar; `parts` are gigabytes, from left to right."""
     total = sum(parts.values())
     figure, (axes,) = new_figure(height=1.35)
     start = 0.0
@@ -56,7 +56,7 @@ def memory_card(parts: Mapping[str, float]) -> Picture:
         middle = start + size / 2
         if size > 0.15 * total:
             write(axes, middle, 0, label, bbox=PLAIN)
-        else:  # too narrow to write in: say it above
+        else:  # too narrow to write in: write above it
             axes.text(start + size, 0.5, label.replace("\n", ": "), ha="right", fontsize=9)
         start += size
     axes.set(xlim=(0, total), ylim=(-0.5, 0.75), yticks=[], xlabel="GB of memory")
@@ -65,7 +65,7 @@ def memory_card(parts: Mapping[str, float]) -> Picture:
 
 
 class Use(Protocol):
-    """Shares of a memory: what `memory_bars` draws."""
+    """Shares of a memory, as `memory_bars` draws them."""
 
     tokens: float
     later: float
@@ -76,9 +76,9 @@ class Use(Protocol):
 
 @plt.rc_context(LOOK)
 def memory_bars(uses: Mapping[str, Use]) -> Picture:
-    """For each way to hand out memory, what its slots are: a stacked bar that fills the memory.
+    """Draw the use of the slots for each way to hand out memory, as a stacked bar.
 
-    Behind the bar stands how many requests run at a time.
+    The bar is the whole memory; to its right is the number of requests that run at a time.
     """
     kinds: list[tuple[str, Callable[[Use], float], str, str]] = [
         ("holds a token", lambda use: use.tokens, BLUE, ""),
@@ -107,7 +107,7 @@ def memory_bars(uses: Mapping[str, Use]) -> Picture:
 
 @plt.rc_context(LOOK)
 def block_size_costs(filled: Mapping[int, float], entries: Mapping[int, float]) -> Picture:
-    """What a block size costs on either side: slots of last blocks, and entries of block tables.
+    """Draw the two costs of a block size: empty slots in last blocks, and entries in block tables.
 
     filled: for each block size, the share of allocated slots that hold a token. entries: the blocks
         in the table of one request, on average.
@@ -116,8 +116,8 @@ def block_size_costs(filled: Mapping[int, float], entries: Mapping[int, float]) 
     wasted = {size: 100 * (1 - share) for size, share in filled.items()}
     draw_bars(left, wasted, "{:.1f}%".format, (ORANGE, ORANGE, ""))
     draw_bars(right, entries, "{:.0f}".format, (BLUE, BLUE, ""))
-    left.set(xlabel="block size", title="allocated and empty")
-    right.set(xlabel="block size", title="entries in a block table")
+    left.set(xlabel="block size", title="allocated slots that are empty")
+    right.set(xlabel="block size", title="entries in a block table, on average")
     return figure
 
 
@@ -139,7 +139,7 @@ class Manager(Protocol):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A block manager at one moment, with the words of its requests. Nothing in it changes."""
+    """A block manager at one moment, with the words of its requests. It never changes."""
 
     what: str
     block_size: int
@@ -149,13 +149,13 @@ class Snapshot:
     free_blocks: Sequence[int]
 
     def words_in(self, request: int, place: int) -> Sequence[str]:
-        """The words in a logical block of a request."""
+        """Return the words in a logical block of a request."""
         first = place * self.block_size
         return self.words[request][first : first + self.block_size]
 
 
 def snapshot(manager: Manager, words: Mapping[int, Sequence[str]], what: str = "") -> Snapshot:
-    """The manager as it is now. `words`: the tokens of each request, as many as it has or more."""
+    """Copy the manager's state. `words`: the tokens of each request, as many as it has or more."""
     return Snapshot(
         what,
         manager.block_size,
@@ -167,16 +167,16 @@ def snapshot(manager: Manager, words: Mapping[int, Sequence[str]], what: str = "
 
 
 def show_blocks(manager: Manager, words: Mapping[int, Sequence[str]], what: str = "") -> Picture:
-    """Logical blocks above, the block table under them, the pool of physical blocks below."""
+    """Draw the logical blocks, the block tables under them, and the pool of physical blocks."""
     return draw_snapshot(snapshot(manager, words, what))
 
 
 def step_through(snapshots: Sequence[Snapshot]) -> widgets.VBox:
-    """`show_blocks` with a slider over moments that were kept."""
+    """Show `show_blocks` with a slider over snapshots."""
     return explore(lambda step: draw_snapshot(snapshots[step]), slider("step", len(snapshots) - 1))
 
 
-# Of a request's cells and of its arrows: colours, and how the arrows are dashed.
+# The colors of a request's cells and of its arrows, and how the arrows are dashed.
 REQUEST_LOOKS = (
     ("#C9E4F6", BLUE, "-"),
     (PALE_ORANGE, "#B57B00", "--"),
@@ -185,7 +185,7 @@ REQUEST_LOOKS = (
 )
 GAP = 0.3  # between two requests, in widths of a block
 LETTER = 0.64  # the width of a letter, in font sizes
-LOGICAL_TOP = 2  # under what was done and the names of the requests
+LOGICAL_TOP = 2  # below the title and the names of the requests
 
 
 def look_of(request: int) -> tuple[str, str, str]:
@@ -194,9 +194,10 @@ def look_of(request: int) -> tuple[str, str, str]:
 
 @plt.rc_context(LOOK)
 def draw_snapshot(moment: Snapshot) -> Picture:
-    """A block is a column, a token's place in it a row; the newest token of a request is bold.
+    """Draw a snapshot: each block is a column, each place in it a row.
 
-    Coordinates count blocks from left to right and rows of text from top to bottom.
+    The newest token of a request is bold. Coordinates count blocks from left to right and rows of
+    text from top to bottom.
     """
     size, num_blocks = moment.block_size, len(moment.ref_counts)
     logical = sum(len(table) + GAP for table in moment.tables.values()) - GAP
@@ -241,7 +242,7 @@ def draw_logical(
 def draw_entry(
     axes: Axes, moment: Snapshot, request: int, place: int, x: float, top: float
 ) -> None:
-    """One column of a block table: the physical block, and how much of it is filled."""
+    """Draw one column of a block table: the physical block, and how much of it is filled."""
     filled = f"filled {len(moment.words_in(request, place))}/{moment.block_size}"
     draw_cells(axes, (x, top), 2, 0, [], INK)
     block = moment.tables[request][place]
@@ -260,7 +261,7 @@ def draw_arrow(
 
 
 def draw_physical(axes: Axes, moment: Snapshot, block: int, top: float, widest: float) -> None:
-    """A block of the pool, striped by the requests that hold it; framed where they are several."""
+    """Draw a block of the pool, striped by its holders, framed if there are several."""
     holders = [
         (request, table.index(block)) for request, table in moment.tables.items() if block in table
     ]
@@ -287,7 +288,7 @@ def draw_cells(
     edge: str,
     dashes: str = "-",
 ) -> None:
-    """A column of cells, the first `filled` of them in stripes of the colours `fills`."""
+    """Draw a column of cells, the first `filled` of them in stripes of the colors `fills`."""
     x, y = corner[0] + 0.03, corner[1]
     for stripe, face in enumerate(fills):
         width = 0.94 / len(fills)
@@ -304,7 +305,7 @@ def write_words(
     widest: float,
     bold: int | None = None,
 ) -> None:
-    """Words in the cells from a corner down, smaller where they would be wider than a cell."""
+    """Write words in the cells from a corner down, smaller if they would be wider than a cell."""
     for row, word in enumerate(words):
         text = visible(word)
         fontsize = min(8, widest / (LETTER * len(text)))
@@ -317,15 +318,15 @@ def label(axes: Axes, x: float, y: float, text: str, ha: str = "center", **look:
     axes.text(x, y, text, ha=ha, va="center_baseline", **({"fontsize": 9} | look))
 
 
-# ------------------------------------------------------------------------- who has blocks, when
+# ---------------------------------------------------------------------- blocks held, by request
 
 
 @plt.rc_context(LOOK)
 def show_schedule(held: Sequence[Mapping[int, int]], num_blocks: int) -> Picture:
-    """Who has how many blocks after each step: a row a request, a column a step.
+    """Draw how many blocks each request holds after each step: rows are requests, columns steps.
 
-    A pale cell with a dot waits for its first blocks; a crossed one was preempted and waits for new
-    ones. Under the steps stands how many blocks are taken in all.
+    A pale cell with a dot: the request waits for its first blocks. A crossed cell: it was preempted
+    and waits for new ones. The last row is the number of blocks taken in all.
     """
     requests = sorted({request for step in held for request in step})
     figure, (axes,) = new_figure(height=1.2 + 0.27 * len(requests))
@@ -340,7 +341,7 @@ def show_schedule(held: Sequence[Mapping[int, int]], num_blocks: int) -> Picture
                 text, ink, face, edge = "×", RED, "white", RED
             axes.add_patch(Rectangle((step + 0.05, row + 0.08), 0.9, 0.84, fc=face, ec=edge))
             label(axes, step + 0.5, row + 0.5, text, fontsize=8, color=ink)
-    small = min(8, 5.2 * 72 / len(held) / (LETTER * 2.2))  # two digits beside each other
+    small = min(8, 5.2 * 72 / len(held) / (LETTER * 2.2))  # two digits
     for step, blocks in enumerate(held):
         label(axes, step + 0.5, len(requests) + 0.6, str(sum(blocks.values())), fontsize=small)
     axes.set(xlim=(0, len(held)), ylim=(len(requests) + 1.1, 0), xlabel="step")
@@ -348,6 +349,6 @@ def show_schedule(held: Sequence[Mapping[int, int]], num_blocks: int) -> Picture
     axes.set_yticks([row + 0.5 for row in range(len(names))], names)
     every = range(0, len(held), 5)
     axes.set_xticks([step + 0.5 for step in every], [str(step + 1) for step in every])
-    axes.set_title("blocks held after each step;  · waits,  × preempted")
+    axes.set_title("blocks held after each step;  · waiting,  × preempted")
     bare(axes)
     return figure

@@ -1,6 +1,7 @@
 """Drivers of lab 3. What an attempt needs of other exercises is lent, or set by hand."""
 
 from collections.abc import Callable, Iterator
+from itertools import count
 from numbers import Integral
 from typing import Any
 
@@ -40,7 +41,7 @@ def padded_position_ids(attempt: Attempt, attention_mask: Bool[Tensor, "batch se
 def padded_mask(
     attempt: Attempt, attention_mask: Bool[Tensor, "batch k_len"], q_len: int
 ) -> list[Seen]:
-    """What tokens see, with nothing for the pads; a pad may see what it likes, but not nothing."""
+    """What tokens see, with nothing for the pads; a pad may see any keys, but at least one."""
     is_pad = ~attention_mask[:, -q_len:]
     batch, k_len = attention_mask.shape
     mask = attempt(attention_mask, q_len)
@@ -144,7 +145,7 @@ def selected(
 
 def kept(cache: Any, name: str) -> Any:
     if not hasattr(cache, name):
-        raise AttributeError(f"`select` keeps no self.{name}, and `attend` will look for it there.")
+        raise AttributeError(f"`select` doesn't set self.{name}, which `attend` needs.")
     return snapshot(getattr(cache, name))
 
 
@@ -221,7 +222,10 @@ def admit(attempt: type, slots: int, steps: list[tuple[Any, ...]], model: Any) -
             batcher.submit(*given)
         elif what == "admit":
             calls += 1
-            seen += admission(batcher, f"call {calls}")
+            seen += admission(batcher, batcher.admit, f"call {calls}")[1]
+            # As if `step` had prefilled the new requests.
+            lengths = [len(getattr(request, "ids", ())) for request in batcher.running]
+            batcher.kv_cache.lengths = torch.tensor(lengths)
         else:
             for slot, request in enumerate(batcher.running):
                 if numbered(request) in given:
@@ -229,10 +233,44 @@ def admit(attempt: type, slots: int, steps: list[tuple[Any, ...]], model: Any) -
     return seen
 
 
-def admission(batcher: Any, call: str) -> Iterator[Seen]:
+def admit_as_built(
+    attempt: type, slots: int, steps: list[tuple[Any, ...]], model: Any
+) -> list[Seen]:
+    """Called by the attempt's own `step`, in which the requests end that are told to."""
+    batcher = attempt(model, slots, model.config.n_positions)
+    admit = batcher.admit
+    seen: list[Seen] = []
+    calls = count(1)
+
+    def watched() -> Any:
+        returned, records = admission(batcher, admit, f"call {next(calls)}")
+        seen.extend(records)
+        return returned
+
+    batcher.admit = watched
+    for what, *given in steps:
+        if what == "submit":
+            batcher.submit(*given)
+            continue
+        for request in filter(None, batcher.running):
+            if request.number in given:
+                request.end = len(request.ids) + 1
+        batcher.step()
+    return seen
+
+
+def admission(batcher: Any, admit: Callable[[], Any], call: str) -> tuple[Any, list[Seen]]:
+    """What a call of `admit` returns, and what was seen of it."""
     before, rest = list(batcher.running), rest_of(batcher)
-    returned = batcher.admit()
-    after, same = list(batcher.running), rest_of(batcher) == rest
+    returned = admit()
+    seen = admitted(batcher, before, returned, rest_of(batcher) == rest, call)
+    return returned, list(seen)
+
+
+def admitted(
+    batcher: Any, before: list[Any], returned: Any, same: bool, call: str
+) -> Iterator[Seen]:
+    after = list(batcher.running)
     if not isinstance(returned, (list, tuple, set)):
         yield Seen("What `admit` returned", returned, f"from {call}")
     both = list(zip(before, after, strict=False))
@@ -244,20 +282,20 @@ def admission(batcher: Any, call: str) -> Iterator[Seen]:
         returned = told if right else f"is {list(returned)}, and it gave away slots {filled}"
     runs = [numbered(request) for request in after if request is not None]
     waits = [numbered(request) for request in batcher.waiting]
-    yield Seen("The list of those who run", sorted(runs, key=str), f"after {call}")
-    yield Seen("The list of those who wait", waits, f"after {call}")
-    yield Seen("Whoever ran", "stayed in its slot" if stayed else "lost its slot", f"before {call}")
+    idle = [slot for slot, request in enumerate(after) if request is None] if waits else []
+    yield Seen("The list of slots left free while requests wait", f"is {idle}", f"after {call}")
+    yield Seen("The list of running requests", sorted(runs, key=str), f"after {call}")
+    yield Seen("The list of waiting requests", waits, f"after {call}")
+    told = "stayed in their slots" if stayed else "lost their slots"
+    yield Seen("The requests running before", told, f"in {call}")
     yield Seen("The number of slots", len(after), f"after {call}")
     yield Seen("What `admit` returned", returned, f"from {call}")
     told = "are as they were" if same else "have been changed"
     yield Seen("The trace, the outputs, the cache's lengths and the texts", told, f"by {call}")
-    # As if `step` had prefilled the newcomers.
-    lengths = [len(getattr(request, "ids", ())) for request in after]
-    batcher.kv_cache.lengths = torch.tensor(lengths)
 
 
 def rest_of(batcher: Any) -> list[Any]:
-    """What is none of `admit`'s affair."""
+    """All that `admit` must not change."""
     requests = sorted([*filter(None, batcher.running), *batcher.waiting], key=id)
     texts = [(id(r), list(getattr(r, "ids", ())), getattr(r, "end", None)) for r in requests]
     lengths = batcher.kv_cache.lengths.tolist()
@@ -266,14 +304,14 @@ def rest_of(batcher: Any) -> list[Any]:
 
 
 def numbered(request: Any) -> Any:
-    """A request by its number."""
+    """The number of a request."""
     return None if request is None else getattr(request, "number", kind_of(request))
 
 
 def step(
     attempt: type, admissions: list[tuple[int, int]], kv_cache: Any, **case: Any
 ) -> list[Seen]:
-    """With a cache that is lent and an `admit` that is stood in for, so that neither is needed."""
+    """With a cache that is lent and with `admit` replaced, so that neither is needed."""
 
     def prepare(batcher: Any) -> None:
         batcher.kv_cache, batcher.admit = kv_cache, Admissions(batcher, admissions)
@@ -296,7 +334,8 @@ def stepped(
     arrivals: list[list[tuple[list[int], int]]],
     model: Any,
 ) -> list[Seen]:
-    """As many steps as there are `arrivals`: (prompt, max_new_tokens) of those who come before."""
+    """Run a step for each of the `arrivals`: (prompt, max_new_tokens) of requests that come before
+    it."""
     batcher = attempt(model, slots, max_length, eos_token_id)
     prepare(batcher)
     requests: list[Any] = []
@@ -313,16 +352,16 @@ def stepped(
         added = [copied(row) for row in batcher.trace[steps_before:]]
         seen.append(Seen("What was added to the trace", added, f"in step {number}"))
         in_slots = [numbered(request) for request in batcher.running]
-        seen.append(Seen("The list of those in the slots", in_slots, where))
+        seen.append(Seen("The list of requests in the slots", in_slots, where))
         waits = [numbered(request) for request in batcher.waiting]
-        seen.append(Seen("The list of those who wait", waits, where))
+        seen.append(Seen("The list of waiting requests", waits, where))
         outputs = {number: copied(output) for number, output in batcher.outputs.items()}
         seen.append(Seen("`outputs`", outputs, where))
     return [*seen, Seen("The whole trace", [copied(row) for row in batcher.trace], "at the end")]
 
 
 class Admissions:
-    """Stands for `admit`: gives the slots away as a right one did, (slot, number) after another."""
+    """Replaces `admit`: gives the slots away as a right one did, (slot, number) after another."""
 
     def __init__(self, batcher: Any, admissions: list[tuple[int, int]]) -> None:
         self.batcher, self.due = batcher, list(admissions)

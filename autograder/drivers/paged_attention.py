@@ -1,7 +1,7 @@
 """Drivers of lab 4: a pool's books after every step, slots, a paged cache, and who gives way."""
 
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,11 +27,7 @@ def by_hand(
     attempt: type, order: list[int], built: Steps, state: State, steps: Steps, **pool: int
 ) -> list[Seen]:
     """Put a new manager into a state, so that no method is needed but the one in `steps`."""
-    manager = attempt(**pool)
-    manager.tables.update({request: list(table) for request, table in state["tables"].items()})
-    manager.lengths.update(state["lengths"])
-    manager.ref_counts[:] = state["ref_counts"]
-    return books_after(with_free_blocks(manager, state["free_blocks"]), steps)
+    return books_after(in_state(attempt(**pool), state), steps)
 
 
 def as_built(
@@ -44,11 +40,18 @@ def as_built(
     return books_after(manager, steps)
 
 
+def in_state(manager: Any, state: State) -> Any:
+    manager.tables.update({request: list(table) for request, table in state["tables"].items()})
+    manager.lengths.update(state["lengths"])
+    manager.ref_counts[:] = state["ref_counts"]
+    return with_free_blocks(manager, state["free_blocks"])
+
+
 def with_free_blocks(manager: Any, blocks: list[int]) -> Any:
     if not isinstance(manager.free_blocks, deque):
         raise TypeError(
             f"`free_blocks` of a new manager is {kind_of(manager.free_blocks)}; it must be a "
-            "deque, from which given code takes the next block with popleft()."
+            "deque, from which `take_block` takes the next block with popleft()."
         )
     manager.free_blocks.clear()
     manager.free_blocks.extend(blocks)
@@ -179,23 +182,38 @@ def attend(
 # ------------------------------------------------------------------------------------- make_room
 
 
-def make_room(
+def make_room(attempt: Any, state: State, manager: Any, **case: Any) -> list[Seen]:
+    """With a manager that is lent in the state of the case."""
+
+    def prepare(batcher: Any) -> Any:
+        batcher.manager = batcher.kv_cache.manager = manager
+        return manager
+
+    return room_made(attempt, prepare, **case)
+
+
+def make_room_as_built(attempt: Any, state: State, manager: Any, **case: Any) -> list[Seen]:
+    """With the batcher's own manager, put into the state of the case."""
+    return room_made(attempt, lambda batcher: in_state(batcher.manager, state), **case)
+
+
+def room_made(
     attempt: Any,
+    prepare: Callable[[Any], Any],
     prompts: list[list[int]],
     running: int,
     rounds: int,
-    state: dict[str, Any],
     model: Any,
-    manager: Any,
-    **pool: int,
+    num_blocks: int,
+    block_size: int,
 ) -> list[Seen]:
-    """Several rounds; after each, those who run get a token, as a forward gives them one.
+    """Several rounds; after each, the running requests get a token, as a forward pass gives one.
 
-    The first `running` of the requests run, the others wait. `manager` is lent in their state: it
-    holds all tokens of those who run but the newest.
+    The first `running` of the requests run, the others wait. The manager that `prepare` returns
+    holds all tokens of the running requests but the newest.
     """
-    batcher = attempt(model, manager.num_blocks, manager.block_size, len(prompts) + 1)
-    batcher.manager = batcher.kv_cache.manager = manager
+    batcher = attempt(model, num_blocks, block_size, len(prompts) + 1)
+    manager = prepare(batcher)
     for prompt in prompts:
         batcher.submit(prompt, rounds)
     served = list(batcher.waiting)
@@ -216,6 +234,7 @@ def make_room(
             Seen("The manager", f"holds {requests(held)}", where),
             *(Seen(f"The manager's `lengths[{r}]`", f"is {held[r]}", where) for r in held),
             Seen("The number of free blocks", len(manager.free_blocks), where),
+            Seen("The `ref_counts`", counted(manager), where),
             Seen("`max_running`", batcher.max_running, where),
         ]
         for request in served:
@@ -227,6 +246,13 @@ def make_room(
                 request.ids.append(number)
                 request.num_computed_tokens += 1
     return seen
+
+
+def counted(manager: Any) -> str:
+    """Whether the ref counts are those of the tables, in words."""
+    held = Counter(block for table in manager.tables.values() for block in table)
+    same = all(held[block] == refs for block, refs in enumerate(manager.ref_counts))
+    return "fit the tables" if same else "don't fit the tables"
 
 
 def numbered(requests: Any) -> Any:

@@ -72,7 +72,7 @@ def position_cases(generator: torch.Generator) -> list[Case]:
         case("two prompts, the first one a single token", 1, 4),
         case("every row has pads", 2, 3, columns=5),
         case("four prompts of very different lengths", *some, columns=10),
-        case("a long prompt beside a short one", 20, 3),
+        case("a long prompt and a short one", 20, 3),
         case("one prompt with pads before it", 2, columns=4),
     ]
 
@@ -88,13 +88,13 @@ def padded_mask_cases(generator: torch.Generator) -> list[Case]:
         case("prefill of one prompt, no pad", 3, columns=3, q_len=3),
         case("prefill of two prompts, the second one shorter", 4, 2, columns=4, q_len=4),
         case("prefill of two prompts, the first one a single token", 1, 4, columns=4, q_len=4),
-        case("decode: one column behind two prompts", 4, 2, columns=4, q_len=1),
+        case("decode: one column after two prompts", 4, 2, columns=4, q_len=1),
         case("a chunk of the last two columns", 5, 2, columns=5, q_len=2),
         case("a chunk of four columns, some of them pads", 6, 3, columns=6, q_len=4),
         case("every row has pads", 2, 3, columns=5, q_len=5),
         case("one prompt with pads before it", 2, columns=4, q_len=4),
         case("three prompts of different lengths", *some, columns=9, q_len=9),
-        case("decode behind a long prompt and a short one", 20, 3, columns=20, q_len=1),
+        case("decode after a long prompt and a short one", 20, 3, columns=20, q_len=1),
     ]
 
 
@@ -125,6 +125,7 @@ def generate_cases(generator: torch.Generator) -> list[Case]:
         case("two prompts of one length", batch(prompts(3, 3), [3, 3])),
         case("two prompts of different lengths", batch(prompts(4, 1), [4, 4])),
         case("three prompts, the last one the longest", batch(prompts(1, 2, 6), [3, 3, 3])),
+        case("token 0 in the prompts", batch([[0, *prompts(2)[0]], [5, 0, 0, 7, 0]], [3, 3])),
         case("different limits", batch(prompts(2, 3, 2), [3, 1, 5])),
         case("EOS ends the first row early", batch([ends, goes_on], [6, 6], new[1])),
         case("EOS ends the second row early", batch([goes_on, ends], [6, 6], new[2])),
@@ -132,13 +133,13 @@ def generate_cases(generator: torch.Generator) -> list[Case]:
         case("the last token that a row may have is EOS", batch([ends, goes_on], [3, 5], new[2])),
         case("EOS ends both rows early", batch([sooner, ends], [8, 8], new[3])),
         case("the EOS token's id is 0", batch([zero, no_zero], [6, 5], 0)),
-        case("the EOS token stands in a prompt", batch([inside, *prompts(2)], [5, 1], inside[1])),
+        case("the EOS token is in a prompt", batch([inside, *prompts(2)], [5, 1], inside[1])),
         case("a prompt ends with the EOS token", batch([*prompts(2), last], [1, 6], last[-1])),
         case("one row fills the context, one goes on", batch(prompts(FULL - 2, 3), [5, 7])),
         case("one of the prompts fills the context", batch(prompts(FULL, 2), [3, 4])),
         case("the only prompt fills the context", batch(prompts(FULL), [3])),
-        case("token 0 comes, and no EOS is asked for", batch([zero, no_zero], [6, 5])),
-        case("the model's own EOS comes, and none is asked for", batch([own, no_zero], [6, 2])),
+        case("token 0 is generated, and no EOS is set", batch([zero, no_zero], [6, 5])),
+        case("the model's own EOS is generated, and none is set", batch([own, no_zero], [6, 2])),
         case("the same prompt twice", batch([ends, goes_on, ends], [2, 3, 5])),
         case(
             "three batches, one after the other",
@@ -160,7 +161,7 @@ def one_ends(generator: torch.Generator) -> tuple[list[int], list[int], list[int
 
 
 def eos_inside(generator: torch.Generator) -> list[int]:
-    """A prompt whose second token comes neither at its end nor behind it."""
+    """A prompt whose second token comes neither at its end nor after it."""
     return prompt_where(generator, 4, lambda ids, new: ids[1] not in [ids[-1], *new])[0]
 
 
@@ -177,9 +178,9 @@ def utilisation_cases(generator: torch.Generator) -> list[Case]:
         case("two slots, busy in every step", [1, 2], [1, 2], [3, 2]),
         case("request 0", [0, None], [0, 1], [None, 1]),
         case("one slot, idle for a step", [0], [None], [1]),
-        case("static batching of two: the short one waits", [0, 1], [0, None], [0, None]),
-        case("a step in which nobody is served", [None, 2, 3], [None, None, None]),
-        case("nobody is served at all", [None, None], [None, None]),
+        case("static batching of two: one ends early", [0, 1], [0, None], [0, None]),
+        case("a step in which no request is served", [None, 2, 3], [None, None, None]),
+        case("no request is served at all", [None, None], [None, None]),
         case("four slots, five steps", *some),
     ]
 
@@ -204,11 +205,11 @@ def select_cases(generator: torch.Generator) -> list[Case]:
         case("two slots of equal length", ([3, 3], [0, 1], 1)),
         case("two slots, the first one longer", ([5, 2], [0, 1], 1)),
         case("two slots, the second one longer", ([1, 4], [0, 1], 1)),
-        case("a newcomer beside slots that hold more", ([6, 0, 3], [1], 2)),
+        case("a new request, and slots that hold more", ([6, 0, 3], [1], 2)),
         case("slots 2 and 0 of three, in this order", ([1, 7, 4], [2, 0], 1)),
         case("a chunk of three tokens for each of two slots", ([5, 0, 2], [0, 2], 3)),
         case("the last place of a slot", ([3, 5], [0, 1], 1), max_length=6),
-        case("a long text beside a short one", ([20, 3], [0, 1], 1), max_length=32),
+        case("a long text and a short one", ([20, 3], [0, 1], 1), max_length=32),
         case("several forwards", (some, [3, 1], 2), (some, [0, 1, 2, 3], 1), (some, [2], 3)),
         case("the same slots again and again, with other lengths", *again),
         case("a long slot, then a short one", ([8, 2], [0], 1), ([8, 2], [1], 1)),
@@ -216,9 +217,9 @@ def select_cases(generator: torch.Generator) -> list[Case]:
 
 
 def attend_cases(generator: torch.Generator) -> list[Case]:
-    def case(label: str, n_layer: int, slots: int, steps: str) -> Case:
+    def case(label: str, n_layer: int, slots: int, steps: str, opposed: bool = False) -> Case:
         """Steps: "0+2 3" is three tokens for each of the slots 0 and 2, with what a right `select`
-        keeps for it; "free 0"."""
+        keeps for it; "free 0". opposed: every token's own score is far below 0."""
         config = asdict(LAYERS) | {"n_layer": n_layer}
         cache = reference.SlotCache(GPTConfig(**config), slots, LAYERS.n_positions)
         drawn: list[Any] = []
@@ -231,7 +232,8 @@ def attend_cases(generator: torch.Generator) -> list[Case]:
             positions = cache.select(served, number)
             cache.lengths[cache.slots] += number
             shape = n_layer, len(served), LAYERS.n_head, number, LAYERS.head_dim
-            projected = (normal(generator, *shape) for _ in range(3))
+            queries, keys, values = (normal(generator, *shape) for _ in range(3))
+            projected = queries, -30 * queries if opposed else keys, values
             drawn.append(("forward", served, positions, cache.mask, *projected))
         sizes = {"slots": slots, "max_length": LAYERS.n_positions}
         return Case(label, {"config": config, **sizes, "steps": drawn})
@@ -243,6 +245,7 @@ def attend_cases(generator: torch.Generator) -> list[Case]:
         case("one layer, one slot, one token", 1, 1, "0 1"),
         case("one layer, one slot, a prompt of three tokens", 1, 1, "0 3"),
         case("one layer, the second of two slots, a prompt of three tokens", 1, 2, "1 3"),
+        case("scores far below 0", 1, 2, "1 3, 0 2, 0+1 1", opposed=True),
         case("two layers, a prompt, then one token at a time", 2, 1, "0 3|1|1"),
         case("one layer, a long prompt, then one token", 1, 1, "0 13|1"),
         case("a slot is filled to its last place", 2, 1, "0 15|1"),
@@ -281,7 +284,7 @@ def admit_cases(generator: torch.Generator) -> list[Case]:
     ending = draw(generator, 0, 2)
     return [
         case("one free slot, one request waiting", 1, 1, admit),
-        case("one free slot, nobody waiting", 1, admit),
+        case("one free slot, no request waiting", 1, admit),
         case("two free slots, one request waiting", 2, 1, admit),
         case("two free slots, three requests waiting", 2, 3, admit),
         case("one slot, and it is busy", 1, 2, admit, admit),
@@ -296,7 +299,7 @@ def admit_cases(generator: torch.Generator) -> list[Case]:
 
 def step_cases(generator: torch.Generator) -> list[Case]:
     def case(label: str, slots: int, *arriving: str, eos: int | None = None) -> Case:
-        """As many steps as it takes until nobody is left, and whom a right `admit` puts where.
+        """As many steps as it takes until no request is left, and where a right `admit` puts each.
 
         "3+2 ends+6" come with a step: three tokens, and two new ones; the prompt `ends`, and six.
         """
@@ -327,16 +330,17 @@ def step_cases(generator: torch.Generator) -> list[Case]:
         case("one slot, one new token", 1, "1+1"),
         case("one slot, three new tokens", 1, "2+3"),
         case("one slot, two requests", 1, "3+2 2+2"),
+        case("steps in which no request is there", 2, "", "2+1", "", "3+2"),
         case("two slots, two requests of one length", 2, "2+2 2+2"),
         case("two slots, two prompts of different lengths", 2, "4+2 1+3"),
         case("two slots, three requests", 2, "2+2 2+4 4+2"),
         case("three slots, all end in the same step", 3, "2+2 3+2 1+2 2+1"),
-        case("a request with one new token beside others", 2, "3+3 2+1 2+2"),
-        case("two newcomers beside a request that runs", 3, "2+5", "", "1+2 3+2"),
+        case("a request with one new token among others", 2, "3+3 2+1 2+2"),
+        case("two new requests while another runs", 3, "2+5", "", "1+2 3+2"),
         case("EOS ends one of two", 2, "ends+6 goes_on+4 3+2", eos=new[1]),
         case("the first new token is EOS", 2, "goes_on+3 ends+4", "2+2", eos=new[0]),
         case("the EOS token's id is 0", 2, "zero+5 no_zero+4", eos=0),
-        case("the EOS token stands in a prompt", 1, "inside+3", eos=inside[1]),
+        case("the EOS token is in a prompt", 1, "inside+3", eos=inside[1]),
         case("one request fills the context", 2, f"{FULL - 2}+5 3+4"),
         case("seven requests for three slots", 3, *seven),
     ]
@@ -364,7 +368,11 @@ EXERCISES = (
     Exercise("batching.utilisation", drivers.utilisation, utilisation_cases),
     Exercise("batching.SlotCache.select", drivers.select, select_cases, as_built=SELECT),
     Exercise("batching.SlotCache.attend", drivers.attend, attend_cases, as_built=ATTEND),
-    with_model("batching.ContinuousBatcher.admit", drivers.admit, admit_cases),
+    with_model(
+        "batching.ContinuousBatcher.admit",
+        *(drivers.admit, admit_cases),
+        as_built=drivers.admit_as_built,
+    ),
     Exercise(
         "batching.ContinuousBatcher.step",
         *(drivers.step, step_cases, compare_with_work, lend_model_and_cache),

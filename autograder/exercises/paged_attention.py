@@ -4,13 +4,14 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
 
 from autograder.drivers import paged_attention as drivers
 from autograder.drivers.paged_attention import Step
-from autograder.judging.draws import LAYERS, draw, normal, prompt_list, steps_in
+from autograder.judging.draws import LAYERS, draw, normal, prompt_list, steps_in, until
 from autograder.judging.exercise import Case, Exercise, Service
 from autograder.lending.cached import lend_cached_model
 from autograder.lending.ledger import lend_model_and_ledger
@@ -29,14 +30,14 @@ def manager_case(
     begun: str,
     asked: str = "",
 ) -> Case:
-    """A manager with `free` blocks beside those that were taken; then the steps to be judged.
+    """A manager with `free` blocks more than were taken; then the steps to be judged.
 
     `order` is that of the free blocks before anything is built, and `state` where it leads to.
     """
     built, steps = steps_in(begun), steps_in(asked)
     roomy = after(reference.BlockManager(100, block_size), built)
     sizes = {"num_blocks": roomy.used_blocks + free, "block_size": block_size}
-    order = torch.randperm(sizes["num_blocks"], generator=generator).tolist()
+    order = scattered(generator, sizes["num_blocks"])
     manager = reference.BlockManager(**sizes)
     manager.free_blocks = deque(order)
     state = {
@@ -47,6 +48,15 @@ def manager_case(
     }
     script = {"order": order, "built": built, "state": state, "steps": steps}
     return Case(label, {**sizes, **script})
+
+
+def scattered(generator: torch.Generator, num_blocks: int) -> list[int]:
+    """The blocks of a pool in an order in which none is followed by its neighbor."""
+
+    def drawn() -> list[int]:
+        return torch.randperm(num_blocks, generator=generator).tolist()
+
+    return until(lambda order: all(b != a + 1 for a, b in pairwise(order)), drawn)
 
 
 def after(manager: reference.BlockManager, steps: list[Step]) -> reference.BlockManager:
@@ -74,18 +84,19 @@ def family(generator: torch.Generator, block_size: int, members: int, most: int)
 def allocate_cases(generator: torch.Generator) -> list[Case]:
     case = partial(manager_case, generator)
     some = ", ".join(f"allocate {10 + i} {draw(generator, 1, 11)}" for i in range(6))
-    beside = "allocate 0 7"
+    other = "allocate 0 7"
     return [
         case("one token, blocks of four", 4, 3, "", "allocate 0 1"),
         case("three tokens, blocks of four", 4, 3, "", "allocate 0 3"),
         case("four tokens, blocks of four", 4, 3, "", "allocate 0 4"),
         case("five tokens, blocks of four", 4, 3, "", "allocate 0 5"),
         case("three tokens, blocks of one", 1, 5, "", "allocate 0 3"),
-        case("beside another request", 4, 3, beside, "allocate 9 6"),
-        case("exactly as many blocks as are free", 4, 3, beside, "allocate 9 12"),
-        case("one block too few, then fewer tokens", 4, 2, beside, "allocate 9 9|8"),
+        case("next to another request", 4, 3, other, "allocate 9 6"),
+        case("after a request was freed", 4, 3, f"{other}, allocate 1 3, free 0", "allocate 9 12"),
+        case("exactly as many blocks as are free", 4, 3, other, "allocate 9 12"),
+        case("one block too few, then fewer tokens", 4, 2, other, "allocate 9 9|8"),
         case("more than the whole pool has room for", 4, 3, "", "allocate 0 40|12"),
-        case("no block is free", 4, 0, beside, "allocate 9 1"),
+        case("no block is free", 4, 0, other, "allocate 9 1"),
         case("seventeen tokens, blocks of sixteen", 16, 3, "", "allocate 0 17"),
         case("eight blocks for one request", 3, 9, "", "allocate 0 23"),
         case("six requests, until the pool is full", 3, 12, "", some),
@@ -98,7 +109,7 @@ def append_cases(generator: torch.Generator) -> list[Case]:
     def alike(length: int) -> str:
         return f"allocate 0 {length}, fork 0 1"
 
-    parted = f"{alike(4)}, append 0|0|1|1"
+    parted, three = f"{alike(4)}, append 0|0|1|1", f"{alike(7)}, fork 0 2"
     two = "allocate 0 1, allocate 3 2"
     many = family(generator, 3, members=5, most=8)
     turns = f"append {'|'.join(str(draw(generator, 0, 4)) for _ in range(12))}"
@@ -112,12 +123,12 @@ def append_cases(generator: torch.Generator) -> list[Case]:
         case("a shared last block is full", 4, 2, alike(4), "append 1"),
         case("a shared beginning, and a last block of its own", 4, 2, parted, "append 1"),
         case("after a fork both append", 4, 2, alike(6), "append 1|0"),
-        case("three who share append in turn", 3, 4, f"{alike(7)}, fork 0 2", "append 2|0|1"),
-        case("two who share a full block append twice", 2, 5, alike(2), "append 0|1|1|0"),
+        case("three requests that share append in turn", 3, 4, three, "append 2|0|1"),
+        case("two requests that share a full block append twice", 2, 5, alike(2), "append 0|1|1|0"),
         case("no block is free, and none is needed", 4, 0, "allocate 0 3", "append 0"),
         case("no block is free for one of two", 2, 0, "allocate 0 2, allocate 1 1", "append 0|1"),
         case("no block is free for a copy", 4, 0, alike(6), "append 1|0"),
-        case("one block is free for two who share", 4, 1, alike(5), "append 1|0|1"),
+        case("one block is free for two requests that share", 4, 1, alike(5), "append 1|0|1"),
         case("five requests, until the pool is full", 3, 6, many, turns),
     ]
 
@@ -134,11 +145,11 @@ def free_cases(generator: torch.Generator) -> list[Case]:
         case("the only request, one block", 4, 1, "allocate 0 3", "free 0"),
         case("one of two requests, three blocks", 4, 1, two, "free 0"),
         case("three full blocks", 2, 0, full, "free 7"),
-        case("one of two who share all blocks", 4, 2, both, "free 0"),
-        case("both who share all blocks", 4, 2, both, "free 0|1"),
+        case("one of two requests that share all blocks", 4, 2, both, "free 0"),
+        case("both requests that share all blocks", 4, 2, both, "free 0|1"),
         case("the child before its parent", 4, 0, both, "free 1|0"),
-        case("three who share all blocks, in turn", 4, 1, three, "free 1|0|2"),
-        case("three who share only their beginnings", 4, 1, ends, "free 1|0|2"),
+        case("three requests that share all blocks, in turn", 4, 1, three, "free 1|0|2"),
+        case("three requests that share only their beginnings", 4, 1, ends, "free 1|0|2"),
         case("blocks of one token", 1, 1, ones, "free 6|5"),
         case("six requests in any order, until all is free", 2, 2, many, order),
     ]
@@ -194,13 +205,18 @@ def slot_cases(generator: torch.Generator) -> list[Case]:
 
 def attend_cases(generator: torch.Generator) -> list[Case]:
     def case(
-        label: str, block_size: int, num_blocks: int, script: str, n_layer: int = LAYERS.n_layer
+        label: str,
+        block_size: int,
+        num_blocks: int,
+        script: str,
+        n_layer: int = LAYERS.n_layer,
+        opposed: bool = False,
     ) -> Case:
         """The script calls a manager's methods, and runs forwards: "forward 0+1 3", three
-        tokens of each of the requests 0 and 1."""
+        tokens of each of the requests 0 and 1. opposed: every token's own score is far below 0."""
         config = GPTConfig(**asdict(LAYERS) | {"n_layer": n_layer})
         manager = reference.BlockManager(num_blocks, block_size)
-        manager.free_blocks = deque(torch.randperm(num_blocks, generator=generator).tolist())
+        manager.free_blocks = deque(scattered(generator, num_blocks))
         forwards: list[dict[str, Any]] = []
         copies = []
         for what, *given in steps_in(script):
@@ -210,13 +226,15 @@ def attend_cases(generator: torch.Generator) -> list[Case]:
             requests, q_len = [int(request) for request in str(given[0]).split("+")], given[1]
             rows = n_layer, len(requests), config.n_head, q_len, config.head_dim
             new = {name: normal(generator, *rows) for name in ("queries", "keys", "values")}
+            if opposed:
+                new["keys"] = -30 * new["queries"]
             tables = {request: list(manager.tables[request]) for request in requests}
             lengths = {request: manager.lengths[request] for request in requests}
             own = {"requests": requests, "tables": tables, "lengths": lengths, "copies": copies}
             forwards.append({**own, **new})
             copies = []
         sizes = {"config": asdict(config), "num_blocks": num_blocks, "block_size": block_size}
-        # What stands in the pool: tokens that were stored earlier, and what nobody reads any more.
+        # The pool holds tokens that were stored earlier, and others that are no longer read.
         shape = 2, n_layer, num_blocks, block_size, config.n_head, config.head_dim
         return Case(label, {**sizes, "pool": 2 * normal(generator, *shape), "forwards": forwards})
 
@@ -225,6 +243,7 @@ def attend_cases(generator: torch.Generator) -> list[Case]:
     two_others = (
         "allocate 0 6, allocate 1 3, forward 1+0 1, allocate 2 2, allocate 3 6, forward 3+2 1"
     )
+    two_prompts = "allocate 0 3, allocate 1 2, forward 0 3, forward 1 2"
     one_of_three = "allocate 0 6, allocate 1 5, allocate 2 4, forward 1 5"
     parting = (
         "allocate 0 6, forward 0 6, fork 0 1, append 0|1, forward 0+1 1, append 0|1, forward 1+0 1"
@@ -238,14 +257,15 @@ def attend_cases(generator: torch.Generator) -> list[Case]:
     return [
         case("one layer, one token", 1, 2, "allocate 0 1, forward 0 1", n_layer=1),
         case("a prompt of three tokens in one block", 4, 3, "allocate 0 3, forward 0 3"),
+        case("scores far below 0", 4, 4, f"{two_prompts}, append 0|1, forward 0+1 1", opposed=True),
         case("a prompt of five tokens, blocks of two", 2, 6, "allocate 0 5, forward 0 5"),
-        case("one new token behind four", 3, 4, "allocate 0 5, forward 0 1"),
-        case("a chunk of three behind a prefix of four", 3, 5, "allocate 0 7, forward 0 3"),
-        case("one new token behind forty, in a full pool", 4, 11, "allocate 0 41, forward 0 1"),
+        case("one new token after four", 3, 4, "allocate 0 5, forward 0 1"),
+        case("a chunk of three after a prefix of four", 3, 5, "allocate 0 7, forward 0 3"),
+        case("one new token after forty, in a full pool", 4, 11, "allocate 0 41, forward 0 1"),
         case("a prompt, then decode over a block's end", 3, 5, decode),
         case("decode in two rows of different lengths, then in two others", 2, 12, two_others),
         case("one request out of three", 4, 8, one_of_three),
-        case("a fork whose two rows part in the middle of a block", 4, 6, parting),
+        case("a fork whose two rows diverge in the middle of a block", 4, 6, parting),
         case("blocks of one token, three rows", 1, 16, three_rows),
         case("three rows that share a beginning, in chunks", 3, 16, in_chunks),
     ]
@@ -285,7 +305,7 @@ def make_room_cases(generator: torch.Generator) -> list[Case]:
     ) -> Case:
         """running: how many tokens of each are stored, the oldest first. waiting: how many wait.
 
-        others: how many blocks somebody else holds. Requests are numbered as they come.
+        others: how many blocks another request holds. Requests are numbered as they come.
         """
         built = [f"allocate {number} {length}" for number, length in enumerate(running)]
         built += [f"allocate 99 {others * block_size}"] if others else []
@@ -297,7 +317,7 @@ def make_room_cases(generator: torch.Generator) -> list[Case]:
 
     lengths = [draw(generator, 1, 9) for _ in range(4)]
     return [
-        case("nobody runs", 2, [], 4, waiting=1),
+        case("no request runs", 2, [], 4, waiting=1),
         case("one request, whose block has room", 4, [2], 1),
         case("one request, whose block is full", 4, [4], 1),
         case("three requests, enough blocks", 2, [2, 3, 4], 4),
@@ -305,10 +325,10 @@ def make_room_cases(generator: torch.Generator) -> list[Case]:
         case("no block is free, and the oldest needs one", 4, [4, 6, 3], 0),
         case("no block is free, and the newest needs one", 4, [3, 2, 4], 0),
         case("one block is free, and two need one", 2, [2, 4], 1),
-        case("somebody waits already", 4, [4, 2], 0, waiting=2),
+        case("two requests wait already", 4, [4, 2], 0, waiting=2),
         case("two are preempted", 2, [2, 2, 1, 1], 0, waiting=1),
         case("blocks of one token, so that all need one", 1, [3, 2, 1], 1),
-        case("the only one that runs finds no block", 4, [4], 0, waiting=1, others=1),
+        case("the only running request finds no block", 4, [4], 0, waiting=1, others=1),
         case("three steps, no block free at the first", 2, [3, 2, 3], 0, rounds=3),
         case("four requests, six steps", 3, lengths, 2, waiting=1, rounds=6),
     ]
@@ -328,5 +348,9 @@ EXERCISES = (
     of_the_manager("fork", fork_cases),
     Exercise("paged_attention.slot_mapping", drivers.slot_mapping, slot_cases),
     Exercise("paged_attention.PagedCache.attend", drivers.attend, attend_cases),
-    with_manager("paged_attention.PagedBatcher.make_room", drivers.make_room, make_room_cases),
+    with_manager(
+        "paged_attention.PagedBatcher.make_room",
+        *(drivers.make_room, make_room_cases),
+        as_built=drivers.make_room_as_built,
+    ),
 )

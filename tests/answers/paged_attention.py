@@ -4,6 +4,7 @@ import math
 from collections import Counter, deque
 from typing import Any
 
+import numpy as np
 import torch
 
 from solutions.batching import Request, require_request
@@ -26,6 +27,30 @@ def with_ceil(self, request_id, num_tokens):
     self.lengths[request_id], self.tables[request_id] = num_tokens, []
     while len(self.tables[request_id]) < needed:
         self.tables[request_id].append(self.take_block())
+
+
+@right(BlockManager.allocate)
+def in_numpy_integers(self, request_id, num_tokens):
+    BlockManager.allocate(self, request_id, num_tokens)
+    self.tables[request_id] = list(np.array(self.tables[request_id]))
+    self.lengths[request_id] = torch.tensor(num_tokens)
+
+
+@wrong(BlockManager.allocate)
+class WithACountThatFreeForgets(BlockManager):
+    """Its `allocate` counts the free blocks, and its `free` doesn't."""
+
+    def __init__(self, num_blocks, block_size):
+        super().__init__(num_blocks, block_size)
+        self.free_count = num_blocks
+
+    def allocate(self, request_id, num_tokens):
+        needed = self.blocks_for(num_tokens)
+        if needed > self.free_count:
+            raise OutOfBlocks
+        self.tables[request_id] = [self.take_block() for _ in range(needed)]
+        self.lengths[request_id] = num_tokens
+        self.free_count -= needed
 
 
 @wrong(BlockManager.allocate, "a ValueError (too many); expected: it was refused with OutOf")
@@ -123,6 +148,14 @@ def into_new_memory(self, layer, queries, keys, values):
     return PagedCache.attend(self, layer, queries, keys, values)
 
 
+@wrong(PagedCache.attend, "The output of layer 0 of forward 1")
+def hidden_by_minus_twenty(self, layer, queries, keys, values):
+    mask, self.mask = self.mask, torch.where(self.mask, 0.0, -20.0).to(queries)
+    output = PagedCache.attend(self, layer, queries, keys, values)
+    self.mask = mask
+    return output
+
+
 @wrong(PagedCache.attend, "The output of layer 0 of forward 2")
 def under_a_mask_remembered_by_its_shape(self, layer, queries, keys, values):
     known = self.__dict__.setdefault("known", {})
@@ -161,6 +194,25 @@ def without_preempt(self):
             self.preemptions = self.preemptions + 1
         if request in self.running:
             self.manager.append(request.number)
+
+
+class Asking(BlockManager):
+    def is_short_of_a_block_for(self, request):
+        return not self.can_append(request.number)
+
+
+@right(PagedBatcher.make_room)
+class WithAMethodOnItsManager(PagedBatcher):
+    def __init__(self, model, num_blocks, block_size, *given):
+        super().__init__(model, num_blocks, block_size, *given)
+        self.manager = self.kv_cache.manager = Asking(num_blocks, block_size)
+
+    def make_room(self):
+        for request in list(self.running):
+            while request in self.running and self.manager.is_short_of_a_block_for(request):
+                self.preempt(self.running[-1])
+            if request in self.running:
+                self.manager.append(request.number)
 
 
 @right(PagedBatcher.make_room)

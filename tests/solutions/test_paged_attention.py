@@ -338,8 +338,8 @@ def test_a_branch_goes_on_as_the_naive_loop_does(case: Any, count: int, block_si
         ("fork", (0, 1), "Request 1 has blocks already"),
         ("fork", (0, 0), "Request 0 has blocks already"),
         ("allocate", (1, 3), "Request 1 has blocks already"),
-        ("allocate", (7, 0), "at least one token must be asked for, not 0"),
-        ("allocate", (7, -4), "at least one token must be asked for, not -4"),
+        ("allocate", (7, 0), "num_tokens must be at least 1, not 0"),
+        ("allocate", (7, -4), "num_tokens must be at least 1, not -4"),
     ],
 )
 def test_an_operation_that_cannot_be_changes_nothing(operation, given, sentence):
