@@ -52,6 +52,15 @@ def identity_for_equality(model, input_ids, max_new_tokens, eos_token_id=None):
     return input_ids
 
 
+@wrong(generate, "differs first")
+def token_0_taken_for_a_pad(model, input_ids, max_new_tokens, eos_token_id=None):
+    def padded(ids, position_ids):
+        return model(ids, ((ids != 0).cumsum(1) - 1).clamp(min=0))
+
+    padded.config = model.config
+    return generate(padded, input_ids, max_new_tokens, eos_token_id)
+
+
 @wrong(generate, "right, but it took 2 forward calls; 1 suffice")
 def a_spare_forward_at_the_end(model, input_ids, max_new_tokens, eos_token_id=None):
     out = generate(model, input_ids, max_new_tokens, eos_token_id)
