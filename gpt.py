@@ -189,7 +189,7 @@ def require_inputs(
             "inputs and position_ids must both be [batch, seq], with equal shapes and at least one "
             f"token, not {list(inputs.shape)} and {list(position_ids.shape)}."
         )
-    tokenizer = "Does the tokenizer belong to this model?"
+    tokenizer = "Is the tokenizer the right one for this model?"
     shorten = (
         f"The model sees at most {config.n_positions} tokens: shorten the prompt or generate fewer."
     )
@@ -283,7 +283,7 @@ def read_config(folder: Path) -> GPTConfig:
     for key, value in gpt2.items():
         if found.get(key, value) != value:
             raise ValueError(
-                f"{path} has {key} = {found[key]!r}, and GPT-2 has {value!r}. "
+                f"{path} has {key} = {found[key]!r}, where GPT-2 has {value!r}. "
                 "gpt.py implements GPT-2 only: take one of its checkpoints."
             )
     names = {field.name for field in fields(GPTConfig)}
@@ -335,8 +335,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         return {str(name): w for name, w in found.items() if isinstance(w, Tensor)}
     except Exception as error:  # a damaged or hostile file can fail in any way
         raise ValueError(
-            f"{path} cannot be read as weights: it is damaged, or holds something other than "
-            f"tensors ({type(error).__name__}). Download it again."
+            f"{path} cannot be read as weights: it is damaged, or holds other things than tensors "
+            f"({type(error).__name__}). Download it again."
         ) from error
 
 
