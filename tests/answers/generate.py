@@ -12,7 +12,7 @@ from tests.common.attempts import right, wrong
 
 @right(generate)
 def padded_on_the_right(model, input_ids, max_new_tokens, eos_token_id=None):
-    """Computes behind the end, where the causal mask keeps it from mattering."""
+    """Computes positions after the end, which the causal mask hides."""
     full, seq = model.config.n_positions, input_ids.shape[1]
     ids = torch.zeros(len(input_ids), full, dtype=torch.long)
     ids[:, :seq] = input_ids

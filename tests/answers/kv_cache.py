@@ -35,7 +35,7 @@ def mask_of(q_len, k_len):
 
 
 def attention(dtype=torch.float64, window=99, behind_a_prefix=mask_of, **scale):
-    """Attention by phase, with something exchanged."""
+    """Attention by phase, with one part replaced."""
 
     def forward(self, hidden, kv_cache=None):
         queries, keys, values = self.split_heads(self.c_attn(hidden)).to(dtype)
@@ -159,7 +159,7 @@ wrong(KVCache.attend)(over_all_memory_masked(-20.0))
 
 @right(KVCache.attend, KVCache.truncate)
 class LayerByLayer(KVCache):
-    """Keeps a length for every layer besides."""
+    """Keeps a length for every layer, too."""
 
     def __init__(self, *given, **named):
         super().__init__(*given, **named)
@@ -190,7 +190,7 @@ def into_new_memory(self, layer, queries, keys, values):
 
 @wrong(KVCache.attend)
 def from_pairs_of_its_own(self, layer, queries, keys, values):
-    """Right until rows are reordered or tokens taken back."""
+    """Right until rows are reordered or tokens are taken back."""
     start, end = self.length, self.length + queries.shape[2]
     KVCache.attend(self, layer, queries, keys, values)
     own = self.__dict__.setdefault("own", {})
