@@ -28,6 +28,7 @@ def generate_cases(generator: torch.Generator) -> list[Case]:
     zero, _ = prompt_where(generator, 3, lambda _, new: 0 in new[1:4] and new[0] != 0)
     inside, _ = prompt_where(generator, 4, lambda ids, new: ids[1] not in new)
     last, _ = prompt_where(generator, 3, lambda ids, new: ids[-1] in new[2:5] and ids[-1] != new[0])
+    with_zeros = [*prompt_list(generator, 1), 0, 0, 1]
     own, _ = prompt_where(generator, 3, lambda _, new: LOOP.eos_token_id in new[:4])
     ids, several = torch.tensor([varied]), "prompts of different lengths, one after another"
     return [
@@ -38,7 +39,7 @@ def generate_cases(generator: torch.Generator) -> list[Case]:
         case("EOS comes after a few new tokens", (ids, 6, new[2])),
         case("EOS is the last of max_new_tokens", (ids, 3, new[2])),
         case("the EOS token's id is 0", (torch.tensor([zero]), 6, 0)),
-        case("the prompt contains token 0", (torch.tensor([[*prompt_list(generator, 1), 0, 0, 1]]), 3)),
+        case("the prompt contains token 0", (torch.tensor([with_zeros]), 3)),
         case("the prompt contains the EOS token", (torch.tensor([inside]), 4, inside[1])),
         case("the prompt ends with EOS", (torch.tensor([last]), 6, last[-1])),
         case("the model's own EOS comes, but eos_token_id is None", (torch.tensor([own]), 6)),
