@@ -1,9 +1,9 @@
-"""GPT-2 in plain PyTorch, written to be read: no cache, no batching tricks, nothing fused by hand.
+"""GPT-2 in plain PyTorch, written to be read: no cache, no batching tricks, no custom kernels.
 
 Read it from top to bottom. A model is a stack of blocks; a block is attention and a small MLP; the
-head turns the last hidden state of every position into logits, one score per token of the
+head turns the final hidden state of every position into logits, one score for each token of the
 vocabulary. Names follow the paper "Language Models are Unsupervised Multitask Learners" (Radford et
-al., 2019) and its released weights, so that a checkpoint loads by its own names.
+al., 2019) and its released weights, so the names in a checkpoint fit as they are.
 """
 
 import json
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """The shape of a model. The defaults are those of GPT-2 with 124 million parameters."""
+    """The shape of a model. The defaults give the GPT-2 with 124 million parameters."""
 
     vocab_size: int = 50257
     n_positions: int = 1024  # the longest sequence the model can see
@@ -40,8 +40,8 @@ class GPTConfig:
 class Linear(nn.Module):
     """A linear layer whose weight is [in, out], as GPT-2 stores it.
 
-    nn.Linear keeps [out, in]. For the single row that decode computes, this layout reads the
-    weight in the order it lies in memory, which is faster on a CPU.
+    nn.Linear stores [out, in]. A decode step multiplies a single row; with [in, out] it reads the
+    weight in the order of its memory, which is faster on a CPU.
     """
 
     def __init__(self, n_in: int, n_out: int) -> None:
@@ -54,7 +54,7 @@ class Linear(nn.Module):
 
 
 class GPTAttention(nn.Module):
-    """Causal self-attention: every position looks at itself and at those before it."""
+    """Causal self-attention: every position looks at itself and at the positions before it."""
 
     def __init__(self, config: GPTConfig, idx: int) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class GPTAttention(nn.Module):
     def split_heads(
         self, projected: Float[Tensor, "batch seq 3*n_embd"]
     ) -> Float[Tensor, "3 batch heads seq head_dim"]:
-        """Queries, keys and values, each of them cut into heads."""
+        """Split the projection into queries, keys and values, and each of them into heads."""
         batch, seq, _ = projected.shape
         return projected.view(batch, seq, 3, self.n_head, self.head_dim).permute(2, 0, 3, 1, 4)
 
@@ -84,7 +84,7 @@ class GPTAttention(nn.Module):
 
 
 class GPTMLP(nn.Module):
-    """Two linear layers, four times as wide in the middle, applied to every position alone."""
+    """Two linear layers, four times as wide in the middle, applied to each position separately."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class GPTMLP(nn.Module):
 
 
 class GPTBlock(nn.Module):
-    """Attention, then the MLP; each reads a normalised copy of the hidden state and adds to it."""
+    """Attention, then the MLP. Each reads a normalized copy of the hidden state and adds to it."""
 
     def __init__(self, config: GPTConfig, idx: int) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class GPTBlock(nn.Module):
 
 
 class GPTModel(nn.Module):
-    """Token and position embeddings, the blocks, and a last normalisation."""
+    """Token and position embeddings, the blocks, and a final normalization."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -136,10 +136,10 @@ class GPTModel(nn.Module):
     def embed(
         self, inputs: Int[Tensor, "batch seq"], position_ids: Int[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch seq n_embd"]:
-        """What each token is, plus where it stands.
+        """Look up the embedding of each token and of its position, and add the two.
 
-        Raises ValueError where the shapes disagree, an id is outside the vocabulary or a position
-        outside the context.
+        Raises ValueError if the shapes disagree, a token id is outside the vocabulary, or a
+        position is outside the context.
         """
         require_inputs(self.config, inputs, position_ids)
         return self.wte(inputs) + self.wpe(position_ids)
@@ -166,11 +166,11 @@ class GPTLMHead(nn.Module):
     def from_pretrained(
         cls, name_or_folder: str | Path, device: str | torch.device = "cpu"
     ) -> Self:
-        """A trained model in float32, ready for inference.
+        """Load a trained model in float32, ready for inference.
 
         Takes the name of a shipped model ("fable"), a local folder in the Hugging Face layout, or
-        any GPT-2 of the Hugging Face hub ("gpt2", "distilgpt2"). Raises ValueError, with what to do
-        about it, where there is no such model or it is not a GPT-2.
+        any GPT-2 on the Hugging Face hub ("gpt2", "distilgpt2"). Raises ValueError, with what to do
+        about it, if there is no such model or it is not a GPT-2.
         """
         folder = find_checkpoint(name_or_folder)
         model = cls(read_config(folder))
@@ -178,7 +178,7 @@ class GPTLMHead(nn.Module):
         return model.eval().requires_grad_(False).to(device)
 
 
-# ----------------------------------------------------------------------- what the model refuses
+# --------------------------------------------------------------------------------- input checks
 
 
 def require_inputs(
@@ -186,11 +186,13 @@ def require_inputs(
 ) -> None:
     if inputs.ndim != 2 or inputs.numel() == 0 or inputs.shape != position_ids.shape:
         raise ValueError(
-            "inputs and position_ids must both be [batch, seq], of one shape and with at least one "
+            "inputs and position_ids must both be [batch, seq], with equal shapes and at least one "
             f"token, not {list(inputs.shape)} and {list(position_ids.shape)}."
         )
-    tokenizer = "Is the tokenizer this model's own?"
-    shorten = f"It sees at most {config.n_positions} tokens: shorten the prompt or generate fewer."
+    tokenizer = "Is the tokenizer the right one for this model?"
+    shorten = (
+        f"The model sees at most {config.n_positions} tokens: shorten the prompt or generate fewer."
+    )
     require_ids("token id", inputs, config.vocab_size, tokenizer)
     require_ids("position id", position_ids, config.n_positions, shorten)
 
@@ -209,7 +211,7 @@ def require_ids(what: str, ids: Int[Tensor, "batch seq"], limit: int, advice: st
 SHIPPED = Path(__file__).resolve().parent / "models"
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
-NOT_WEIGHTS = (".attn.bias", ".attn.masked_bias")  # old checkpoints carry their masks along
+NOT_WEIGHTS = (".attn.bias", ".attn.masked_bias")  # old checkpoints store their masks too
 
 
 def shipped_models() -> list[str]:
@@ -217,7 +219,7 @@ def shipped_models() -> list[str]:
 
 
 def load_tokenizer(name_or_folder: str | Path) -> "PreTrainedTokenizerBase":
-    """The tokenizer of a model, by the same names as GPTLMHead.from_pretrained."""
+    """Load the tokenizer of a model, by the names that GPTLMHead.from_pretrained takes."""
     from transformers import AutoTokenizer
 
     folder = find_checkpoint(name_or_folder)
@@ -226,7 +228,7 @@ def load_tokenizer(name_or_folder: str | Path) -> "PreTrainedTokenizerBase":
 
 
 def find_checkpoint(name_or_folder: str | Path) -> Path:
-    """The folder of a model: a local one, a shipped one, or one fetched from the hub."""
+    """Find the folder of a model: a local one, a shipped one, or one downloaded from the hub."""
     if Path(name_or_folder).is_dir():
         return Path(name_or_folder)
     if str(name_or_folder) in shipped_models():
@@ -235,14 +237,15 @@ def find_checkpoint(name_or_folder: str | Path) -> Path:
         return fetch_from_hub(str(name_or_folder))
     except Exception as error:  # no network, no such model, no such name: the advice is the same
         raise ValueError(
-            f"There is no model {str(name_or_folder)!r}: it is neither a folder here, nor a "
-            f"shipped model ({', '.join(shipped_models())}), and the Hugging Face hub gave none "
-            f"({type(error).__name__}). Take a shipped one, or check the name and the network."
+            f"There is no model {str(name_or_folder)!r}: it is neither a local folder nor a "
+            f"shipped model ({', '.join(shipped_models())}), and fetching it from the Hugging "
+            f"Face hub failed ({type(error).__name__}). Take a shipped one, or check the name "
+            "and the network."
         ) from error
 
 
 def fetch_from_hub(name: str) -> Path:
-    """Download a model, or find it in the hub's cache; the old .bin only where it is needed."""
+    """Download a model, or find it in the hub's cache; fetch the old .bin only if needed."""
     from huggingface_hub import snapshot_download
 
     safetensors, pickled = WEIGHT_FILES
@@ -263,12 +266,12 @@ def first_existing(folder: Path, names: tuple[str, ...], what: str) -> Path:
 
 
 def read_config(folder: Path) -> GPTConfig:
-    """The checkpoint's shape. Raises ValueError where it is not GPT-2's own architecture."""
+    """Read the shape of a checkpoint. Raises ValueError if its architecture is not GPT-2's."""
     path = first_existing(folder, ("config.json",), "configuration")
     try:
         found = dict(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{path} is not a JSON object ({error}). Fetch it again.") from error
+        raise ValueError(f"{path} is not a JSON object ({error}). Download it again.") from error
     gpt2 = {
         "model_type": "gpt2",
         "activation_function": "gelu_new",
@@ -281,7 +284,7 @@ def read_config(folder: Path) -> GPTConfig:
         if found.get(key, value) != value:
             raise ValueError(
                 f"{path} has {key} = {found[key]!r}, where GPT-2 has {value!r}. "
-                "gpt.py is GPT-2 and nothing else: take one of its checkpoints."
+                "gpt.py implements GPT-2 only: take one of its checkpoints."
             )
     names = {field.name for field in fields(GPTConfig)}
     config = GPTConfig(**{key: value for key, value in found.items() if key in names})
@@ -289,7 +292,7 @@ def read_config(folder: Path) -> GPTConfig:
     if not all(isinstance(n, int) and n > 0 for n in sizes) or config.n_embd % config.n_head:
         raise ValueError(
             f"{path} has impossible sizes ({config}): they must be whole numbers above 0, "
-            "and n_embd a multiple of n_head."
+            "and n_embd must be a multiple of n_head."
         )
     if found.get("n_inner") not in (None, 4 * config.n_embd):
         raise ValueError(
@@ -300,7 +303,7 @@ def read_config(folder: Path) -> GPTConfig:
 
 
 def load_weights(model: GPTModel, folder: Path) -> None:
-    """Fill `model` from the folder's weights, whatever precision they are stored in."""
+    """Load the folder's weights into `model`, whatever precision they are stored in."""
     path = first_existing(folder, WEIGHT_FILES, "weights")
     weights = {
         name.removeprefix("transformer."): weight
@@ -333,7 +336,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     except Exception as error:  # a damaged or hostile file can fail in any way
         raise ValueError(
             f"{path} cannot be read as weights: it is damaged, or holds other things than tensors "
-            f"({type(error).__name__}). Fetch it again."
+            f"({type(error).__name__}). Download it again."
         ) from error
 
 

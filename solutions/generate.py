@@ -1,7 +1,7 @@
-"""Lab 1: turning a forward pass into text, and measuring how long that takes.
+"""Lab 1: turn forward passes into text, and measure how long that takes.
 
-`generate` is the naive loop: it hands the whole sequence to the model at every step. Everything
-later in the course computes the same tokens with less work.
+`generate` is the naive loop: it passes the whole sequence to the model at every step. The rest of
+the course computes the same tokens with less work.
 """
 
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ def require_prompt(
     max_new_tokens: int,
     eos_token_id: int | None,
 ) -> None:
-    """Refuse, at the edge, a request that no generation loop can serve."""
+    """Raise ValueError for a request that no generation loop can serve."""
     if input_ids.ndim != 2 or input_ids.numel() == 0:
         raise ValueError(
             f"input_ids must be [batch, seq] with at least one token, not {list(input_ids.shape)}. "
-            "Start an empty text with the model's EOS token."
+            "To start from an empty text, take the model's EOS token as the prompt."
         )
     if input_ids.shape[1] > model.config.n_positions:
         raise ValueError(
@@ -35,8 +35,8 @@ def require_prompt(
         raise ValueError(f"max_new_tokens must be 0 or more, not {max_new_tokens}.")
     if eos_token_id is not None and len(input_ids) > 1:
         raise ValueError(
-            "The rows of a batch end at different steps. Give one prompt at a time, or leave "
-            "eos_token_id out; lab 3 batches prompts that end on their own."
+            "With EOS, the rows of a batch end at different steps. Pass one prompt at a time, or "
+            "leave eos_token_id out; in lab 3 the prompts of a batch end independently."
         )
 
 
@@ -49,9 +49,9 @@ def generate(
 ) -> Int[Tensor, "batch seq_and_new"]:
     """Extend the prompt greedily, one token at a time; return the prompt and the new tokens.
 
-    It ends after `max_new_tokens`, or right after the EOS token (which is kept, as the last one),
-    or when the sequence fills the model's context of `n_positions`, whichever comes first.
-    `input_ids` is left as it was.
+    Generation ends after `max_new_tokens`, or right after the EOS token (which is kept as the last
+    token), or when the sequence fills the context of `model.config.n_positions` tokens, whichever
+    comes first. `input_ids` is not changed.
     """
     require_prompt(model, input_ids, max_new_tokens, eos_token_id)
     ### BEGIN SOLUTION
@@ -70,11 +70,11 @@ def generate(
 
 @dataclass(frozen=True)
 class Metrics:
-    """How one request felt to the person who sent it. Times are in seconds.
+    """How fast one request was for the person who sent it. Times are in seconds.
 
     ttft: time to first token, from the request to the first new token.
-    tpot: time per output token after the first; None where there is only one.
-    latency: from the request to the last token.
+    tpot: time per output token, the mean gap between new tokens; None if there is only one token.
+    latency: from the request to the last new token.
     throughput: new tokens per second of latency.
     """
 
@@ -85,13 +85,14 @@ class Metrics:
 
 
 def metrics(start: float, token_times: Sequence[float]) -> Metrics:
-    """TTFT, TPOT, latency and throughput, from the time of the request and of every new token.
+    """Compute TTFT, TPOT, latency and throughput of one request.
 
-    `token_times` has at least one time, and is left as it was. TPOT is (last - first token time) /
-    (n - 1), so that latency = TTFT + TPOT * (n - 1).
+    `start` is the time of the request, `token_times` the time of each new token, both in seconds.
+    There is at least one time, and the list is not changed. TPOT is (last - first token time) /
+    (n - 1), so latency = TTFT + TPOT * (n - 1). With one token, TPOT is None.
     """
     if not token_times:
-        raise ValueError("There is no token to measure: token_times is empty.")
+        raise ValueError("There are no tokens to measure: token_times is empty.")
     ### BEGIN SOLUTION
     n = len(token_times)
     first, last = token_times[0], token_times[-1]

@@ -1,8 +1,9 @@
 """Lab 2: the KV cache, first threaded through the model as tuples, then as an object.
 
-The keys and values of a token never change once computed, so every step after the first needs only
-the newest token. The threaded model hands its cache down and back up; the cached model hands an
-object down, which attention calls. From here on a faster engine is a new cache behind that model.
+The keys and values of a token never change once they are computed, so every step after the first
+needs only the newest token. In the threaded model, each forward takes a cache and returns a longer
+one. In the cached model, each forward takes a cache object, and attention calls its `attend`. From
+here on, a faster engine is a new cache for this same model.
 """
 
 from collections.abc import Sequence
@@ -23,10 +24,10 @@ LayerCache = tuple[
 def causal_mask(
     query_positions: Int[Tensor, "batch q_len"], key_positions: Int[Tensor, "batch k_len"]
 ) -> Bool[Tensor, "batch 1 q_len k_len"]:
-    """Which keys each query may see (True): those whose position is at most its own.
+    """Return True where a query may see a key: the key's position is at most the query's.
 
-    The 1 stands for the heads, which all share the mask. It covers prefill (q_len = k_len), decode
-    (q_len = 1) and a chunk of several tokens behind a prefix. The positions are left as they were.
+    The 1 stands for the heads, which share the mask. The rule covers prefill (q_len = k_len),
+    decode (q_len = 1) and a chunk of several tokens after a prefix. The positions aren't changed.
     """
     ### BEGIN SOLUTION
     visible = key_positions[:, None, :] <= query_positions[:, :, None]
@@ -34,20 +35,20 @@ def causal_mask(
     ### END SOLUTION
 
 
-# ------------------------------------------------------------ a cache of tuples, threaded through
+# ---------------------------------------------------------------------------- the cache as tuples
 
 
 class ThreadedAttention(GPTAttention):
-    """Attention that is handed the keys and values of the prefix, and hands back a longer pair."""
+    """Attention that takes the keys and values of the prefix, and returns a longer pair."""
 
     def forward(
         self, hidden: Float[Tensor, "batch q_len n_embd"], kv_cache: LayerCache | None = None
     ) -> tuple[Float[Tensor, "batch q_len n_embd"], LayerCache]:
-        """Attend from the new tokens to the prefix and themselves.
+        """Attend from the new tokens to the prefix and to themselves.
 
-        `kv_cache` is this layer's (keys, values), None before the first token. Returns the output
-        for the new tokens, and (keys, values) with theirs appended; the pair it was given stays
-        as it was.
+        `hidden` has the new tokens only. `kv_cache` is this layer's (keys, values) of the tokens
+        before them, None if there are none. Returns the output for the new tokens, and this layer's
+        (keys, values) with the new tokens appended. The given pair isn't changed.
         """
         queries, keys, values = self.split_heads(self.c_attn(hidden))
         ### BEGIN SOLUTION
@@ -69,9 +70,10 @@ class ThreadedBlock(GPTBlock):
     def forward(
         self, hidden: Float[Tensor, "batch q_len n_embd"], kv_cache: LayerCache | None = None
     ) -> tuple[Float[Tensor, "batch q_len n_embd"], LayerCache]:
-        """GPTBlock's forward, with the layer's cache passed down and the longer one back up.
+        """Do what GPTBlock.forward does, for the new tokens, with this layer's cache.
 
-        `hidden` is left as it was: the sum is a new tensor.
+        Attention takes `kv_cache` and returns a longer one. Returns the hidden states of the new
+        tokens, and that longer cache. `hidden` isn't changed: the sums are new tensors.
         """
         ### BEGIN SOLUTION
         attended, kv_cache = self.attn(self.ln_1(hidden), kv_cache)
@@ -91,10 +93,11 @@ class ThreadedModel(GPTModel):
         position_ids: Int[Tensor, "batch q_len"],
         kv_cache: Sequence[LayerCache | None] | None = None,
     ) -> tuple[Float[Tensor, "batch q_len n_embd"], list[LayerCache]]:
-        """GPTModel's forward over the new tokens only.
+        """Do what GPTModel.forward does, for the new tokens, with every layer's cache.
 
-        `kv_cache` has one entry a layer, in the order of the layers, and is None at the start.
-        Returns the new tokens' hidden states and a new list; the list it was given stays as it was.
+        `kv_cache` has one entry per layer, in the order of the layers; it is None at the start.
+        Returns the hidden states of the new tokens, and a new list with the longer caches. The
+        given list isn't changed.
         """
         ### BEGIN SOLUTION
         if kv_cache is None:
@@ -119,7 +122,7 @@ class ThreadedLMHead(GPTLMHead):
         position_ids: Int[Tensor, "batch q_len"],
         kv_cache: Sequence[LayerCache | None] | None = None,
     ) -> tuple[Float[Tensor, "batch q_len vocab"], list[LayerCache]]:
-        """Logits for every new token, and the caches of all layers, which now hold them too."""
+        """Return the logits of every new token, and the list of longer caches."""
         ### BEGIN SOLUTION
         hidden, new_cache = self.transformer(inputs, position_ids, kv_cache)
         return hidden @ self.transformer.wte.weight.T, new_cache
@@ -133,11 +136,12 @@ def generate_threaded(
     max_new_tokens: int,
     eos_token_id: int | None = None,
 ) -> Int[Tensor, "batch seq_and_new"]:
-    """Lab 1's `generate`, token for token, where every token is computed once.
+    """Generate the same tokens as lab 1's `generate`, but compute every token only once.
 
-    One prefill over the prompt gives the first new token; each decode step hands the model only
-    the newest token, at its own position, with the cache so far. That is one forward for every new
-    token: nothing follows the last one, so it is never handed over. `input_ids` is left as it was.
+    One prefill over the prompt gives the first new token. Each decode step passes only the newest
+    token to the model, at its own position, with the cache so far. That is one forward pass for
+    each new token: the last one is never passed to the model, because no token follows it.
+    `input_ids` isn't changed.
     """
     require_prompt(model, input_ids, max_new_tokens, eos_token_id)
     ### BEGIN SOLUTION
@@ -157,7 +161,7 @@ def generate_threaded(
 
 
 def kv_bytes_per_token(config: GPTConfig, bytes_per_number: int = 4) -> int:
-    """Bytes that one token occupies in the KV cache, over all layers; float32 has 4 a number."""
+    """Return the bytes of one token in the KV cache, over all layers; float32 has 4 per number."""
     ### BEGIN SOLUTION
     keys_and_values = 2
     return keys_and_values * config.n_layer * config.n_embd * bytes_per_number
@@ -171,7 +175,7 @@ class KVCache:
     """Keys and values of every layer, in memory reserved once for `max_length` tokens.
 
     `keys` and `values` are [layers, batch, heads, max_length, head_dim]; the first `length` tokens
-    are filled. Appending writes in place, where a cache of tuples copies the prefix at each step.
+    are filled. New tokens are written in place; a cache of tuples copies the prefix at each step.
     """
 
     def __init__(
@@ -184,15 +188,15 @@ class KVCache:
     ) -> None:
         if batch < 1 or max_length < 1:
             raise ValueError(
-                "A cache needs at least one row and room for one token in it; "
-                f"batch is {batch} and max_length {max_length}."
+                "A cache needs at least one row, and room for at least one token; "
+                f"batch is {batch} and max_length is {max_length}."
             )
         shape = (config.n_layer, batch, config.n_head, max_length, config.head_dim)
         self.keys = torch.zeros(shape, device=device, dtype=dtype)
         self.values = torch.zeros(shape, device=device, dtype=dtype)
         self.max_length = max_length
         self.length = 0
-        self.masked = 0, 0  # what the mask that is kept is for
+        self.masked = 0, 0  # the start and end that `kept_mask` is for
 
     def attend(
         self,
@@ -201,18 +205,18 @@ class KVCache:
         keys: Float[Tensor, "batch heads q_len head_dim"],
         values: Float[Tensor, "batch heads q_len head_dim"],
     ) -> Float[Tensor, "batch heads q_len head_dim"]:
-        """Store the new tokens' keys and values; attend to every token the cache then holds.
+        """Store the new tokens' keys and values, then attend to every token in the cache.
 
-        A forward calls it once a layer, in order; `length` grows by q_len when the last layer has
-        been served, so that every layer of one forward writes to the same place. It writes in
-        place: `keys` and `values` of the cache stay the same memory. More tokens than `max_length`
-        are refused before anything is written.
+        A forward pass calls this once per layer, in order. `length` grows by q_len in the last
+        layer's call, so all layers of a forward pass write to the same positions. `self.keys` and
+        `self.values` stay the same memory. Raises ValueError, before anything is written, if there
+        would be more tokens than `max_length`.
         """
         start, end = self.length, self.length + queries.shape[2]
         if end > self.max_length:
             raise ValueError(
                 f"The cache has room for {self.max_length} tokens; this would make {end}. "
-                "Reserve a longer one, or generate fewer tokens."
+                "Reserve a longer cache, or generate fewer tokens."
             )
         ### BEGIN SOLUTION
         all_keys, all_values = self.keys[layer], self.values[layer]
@@ -229,12 +233,13 @@ class KVCache:
         ### END SOLUTION
 
     def mask(self, start: int, end: int) -> Bool[Tensor, "batch 1 q_len k_len"] | None:
-        """Which of the first `end` tokens those from `start` on may see; None where all see all.
+        """Return which of the first `end` tokens each token from `start` on may see.
 
-        It is kept: the next layer of the same forward asks for the same one.
+        None means that it may see all of them. The mask is kept, because the next layer of the same
+        forward pass asks for the same one.
         """
         if end - start == 1:
-            return None  # the newest token sees every one
+            return None  # the newest token sees every token
         if self.masked != (start, end):
             positions = torch.arange(end, device=self.keys.device).unsqueeze(0)
             self.kept_mask = causal_mask(positions[:, start:], positions)
@@ -242,9 +247,10 @@ class KVCache:
         return self.kept_mask
 
     def truncate(self, n: int) -> None:
-        """Keep the first `n` tokens. Nothing is copied or erased: beyond `length` nothing is read.
+        """Keep the first `n` tokens, from none to all of them.
 
-        `n` goes from 0 to all of them. Raises ValueError, and changes nothing, for any other.
+        Nothing is copied or erased, because memory beyond `length` is never read. Raises
+        ValueError, and changes nothing, if `n` is below 0 or above `length`.
         """
         ### BEGIN SOLUTION
         if not 0 <= n <= self.length:
@@ -253,12 +259,12 @@ class KVCache:
         ### END SOLUTION
 
     def reorder(self, rows: Int[Tensor, " new_batch"]) -> None:
-        """Make row i of the cache what row `rows[i]` was, as beam search does."""
+        """Replace every row i by the former row `rows[i]`, as beam search does."""
         self.keys, self.values = self.keys[:, rows], self.values[:, rows]
 
     @property
     def bytes_held(self) -> int:
-        """Bytes of the tokens that are filled."""
+        """Bytes of the `length` tokens that are filled."""
         return self.bytes_reserved * self.length // self.max_length
 
     @property
@@ -304,7 +310,7 @@ class CachedModel(GPTModel):
 
 
 class CachedLMHead(GPTLMHead):
-    """The model of every later lab: it knows its weights; the cache knows all the rest."""
+    """The model of every later lab: it knows only its weights; the cache knows the rest."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__(config)
@@ -327,7 +333,7 @@ def generate(
     max_new_tokens: int,
     eos_token_id: int | None = None,
 ) -> Int[Tensor, "batch seq_and_new"]:
-    """`generate_threaded` with the cache as an object: the cache's own length says what is new."""
+    """Do what `generate_threaded` does, with a cache object: its `length` says what is new."""
     require_prompt(model, input_ids, max_new_tokens, eos_token_id)
     ids = input_ids
     end = min(ids.shape[1] + max_new_tokens, model.config.n_positions)

@@ -39,7 +39,7 @@ CHIP = (
 
 
 def show_tokens(tokens: Sequence[str], ids: Sequence[int]) -> HTML:
-    """A text as the model gets it: every token in its box, with its id underneath."""
+    """Show a text as the model gets it: each token in a box, with its id below."""
     boxes = (
         f'<span style="{CHIP}">{escape(visible(token))}<br><small>{token_id}</small></span>'
         for token, token_id in zip(tokens, ids, strict=True)
@@ -58,7 +58,7 @@ def next_token_bars(
     actual: int | None = None,
     top: int = 10,
 ) -> Picture:
-    """The probabilities of the `top` tokens after a text; the one that really follows is marked."""
+    """Draw the probabilities of the `top` tokens after a text; mark the one that really follows."""
     probs = logits.softmax(dim=-1)
     shown = probs.topk(min(top, len(probs)))
     rows = range(len(shown.values))
@@ -81,7 +81,7 @@ def next_token_bars(
 def explore_next_token(
     logits: Float[Tensor, "seq vocab"], ids: Sequence[int], decode: Callable[[list[int]], str]
 ) -> widgets.VBox:
-    """`next_token_bars` with a slider over the rows of `logits`, one for each of `ids`."""
+    """Show `next_token_bars` with a slider over the rows of `logits`, one row for each of `ids`."""
 
     def draw(row: int) -> Picture:
         actual = ids[row + 1] if row + 1 < len(ids) else None
@@ -97,7 +97,7 @@ SPAN = {"arrowstyle": "<->", "color": GREY, "shrinkA": 0, "shrinkB": 0}
 
 @plt.rc_context(LOOK)
 def request_timeline(start: float, token_times: Sequence[float]) -> Picture:
-    """One request from left to right: a tick for each token, with TTFT, the gaps and the latency.
+    """Draw one request from left to right: a tick for each token, TTFT, the gaps, the latency.
 
     Times are in seconds.
     """
@@ -110,7 +110,7 @@ def request_timeline(start: float, token_times: Sequence[float]) -> Picture:
     axes.vlines(since, -0.32, 0.32, color=INK, linewidth=1)
     spans = [(0.62, 0.0, first, "TTFT"), (-0.62, 0.0, last, "latency")]
     if len(since) > 1:
-        spans.append((0.62, first, last, f"{len(since) - 1} gaps, TPOT each on average"))
+        spans.append((0.62, first, last, f"{len(since) - 1} gaps, TPOT is their mean"))
     for height, begin, end, name in spans:
         axes.annotate("", (begin, height), (end, height), arrowprops=SPAN)
         away = "bottom" if height > 0 else "top"
@@ -126,9 +126,9 @@ def request_timeline(start: float, token_times: Sequence[float]) -> Picture:
 
 @plt.rc_context(LOOK)
 def tokens_computed(counts: Sequence[int]) -> Picture:
-    """One row a forward, one cell a position: computed for the first time, again, or not at all.
+    """Draw a row per forward pass, a cell per position: computed first, again, or not at all.
 
-    `counts` has the number of tokens that each forward computed.
+    `counts` has the number of tokens that each forward pass computed.
     """
     grid = torch.zeros(len(counts), max(counts))
     seen = 0
@@ -144,8 +144,8 @@ def tokens_computed(counts: Sequence[int]) -> Picture:
     axes.pcolormesh(grid, cmap=colours, vmin=0, vmax=2, edgecolors="white", linewidth=1)
     axes.scatter(columns + 0.5, rows + 0.5, s=8, color="white")
     axes.invert_yaxis()
-    axes.set(xlabel="position in the text", ylabel="forward")
-    axes.set_title(f"{first} computed for the first time (dots), {again} computed again")
+    axes.set(xlabel="position in the text", ylabel="forward pass")
+    axes.set_title(f"{first} tokens computed for the first time (dots), {again} computed again")
     ends = (0, counts[0] - 1, max(counts) - 1)
     axes.set_xticks([end + 0.5 for end in ends], [str(end) for end in ends])
     axes.set_yticks([0.5, len(counts) - 0.5], ["1", str(len(counts))])
@@ -155,12 +155,14 @@ def tokens_computed(counts: Sequence[int]) -> Picture:
 
 @plt.rc_context(LOOK)
 def cost_of_generating(counts: Sequence[int], seconds: Sequence[float]) -> Picture:
-    """Above, tokens computed in all; below, milliseconds for each token. One point a forward."""
+    """Draw the tokens computed so far (above) and the milliseconds per token (below)."""
     new_tokens = range(1, len(counts) + 1)
     needed = [counts[0] + step for step in range(len(counts))]
     figure, (total, each) = new_figure(height=5.0, rows=2)
     total.plot(new_tokens, list(accumulate(counts)), color=BLUE, label="computed by your loop")
-    total.plot(new_tokens, needed, color=RED, linestyle="--", label="each token once")
+    total.plot(
+        new_tokens, needed, color=RED, linestyle="--", label="if each token were computed once"
+    )
     total.set(xlabel="new tokens", ylabel="tokens computed", ylim=(0, None))
     total.yaxis.set_major_formatter("{x:,.0f}")
     total.legend(loc="upper left")

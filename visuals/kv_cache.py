@@ -1,4 +1,4 @@
-"""Pictures for lab 2: attention for one word, the mask, the growing cache, time per token.
+"""Pictures for lab 2: attention for one token, the mask, the growing cache, time per token.
 
 Each reads the tensors or the cache that the learner made, and returns a figure or a widget.
 """
@@ -44,7 +44,7 @@ LayerCache = tuple[
 def attention_weights(
     queries: Float[Tensor, "seq head_dim"], keys: Float[Tensor, "seq head_dim"], position: int
 ) -> Float[Tensor, " visible"]:
-    """How much the query at `position` takes from each position up to its own; they sum to 1."""
+    """Return the weights that the query at `position` gives to each position up to its own."""
     scores = keys[: position + 1] @ queries[position] / queries.shape[1] ** 0.5
     return scores.softmax(dim=0)
 
@@ -57,7 +57,7 @@ def score_times_value(
     tokens: Sequence[str],
     position: int,
 ) -> Picture:
-    """One head at work for one token: its weights, the values, and weight x value with the sum."""
+    """Draw one head for one token: the weights, the values, and weight × value with the sum."""
     weights = attention_weights(queries, keys, position)
     rows = len(weights)
     weighted = weights[:, None] * values[:rows]
@@ -89,7 +89,7 @@ def score_times_value(
 def draw_numbers(
     axes: Axes, numbers: Float[Tensor, "rows columns"], scale: float, top: float = 0
 ) -> None:
-    """A cell a number, from row `top` down: orange above zero, purple below, white at zero."""
+    """Draw a cell per number, from row `top` down: orange above zero, purple below, white at 0."""
     rows, columns = numbers.shape
     look: dict[str, Any] = {"cmap": "PuOr_r", "vmin": -scale, "vmax": scale, "aspect": "auto"}
     axes.imshow(numbers.numpy(), extent=(0, columns, top + rows, top), **look)
@@ -98,10 +98,10 @@ def draw_numbers(
 def most_decided_head(
     layers: Sequence[Float[Tensor, "3 batch heads seq head_dim"]], tokens: Sequence[str]
 ) -> tuple[int, int]:
-    """The layer and the head in which the last token looks most firmly at one word further back.
+    """Return the layer and head in which the last token gives one earlier word the highest weight.
 
-    The first token is left out, because many heads rest there and do little; so are commas and the
-    token just before.
+    The first token doesn't count, because many heads give it a high weight and do little. Neither
+    do punctuation and the token just before the last.
     """
     last = len(tokens) - 1
     words = [position for position in range(1, last - 1) if tokens[position].strip().isalpha()]
@@ -116,7 +116,7 @@ def most_decided_head(
 def explore_attention(
     layers: Sequence[Float[Tensor, "3 batch heads seq head_dim"]], tokens: Sequence[str]
 ) -> widgets.VBox:
-    """`score_times_value` with sliders for token, layer and head; row 0 of the batch."""
+    """Show `score_times_value` with sliders for token, layer and head, for row 0 of the batch."""
     first_layer, first_head = most_decided_head(layers, tokens)
     token = slider("token", len(tokens) - 1, start=len(tokens) - 1)
     layer = slider("layer", len(layers) - 1, start=first_layer)
@@ -134,9 +134,9 @@ def explore_attention(
 
 @plt.rc_context(LOOK)
 def show_masks(masks: Mapping[str, Bool[Tensor, "batch 1 q_len k_len"]]) -> Picture:
-    """Masks side by side, row 0 of the batch; a dot where the query sees the key.
+    """Draw masks next to each other, for row 0 of the batch, with a dot where a query sees a key.
 
-    The queries are taken to be the last q_len of the k_len positions, as they are with a cache.
+    The queries are assumed to have the last q_len of the k_len positions, as with a cache.
     """
     tallest = max(mask.shape[2] for mask in masks.values())
     widest = max(mask.shape[3] for mask in masks.values())
@@ -157,7 +157,7 @@ def show_masks(masks: Mapping[str, Bool[Tensor, "batch 1 q_len k_len"]]) -> Pict
 
 
 def draw_grid(axes: Axes, rows: int, columns: int) -> None:
-    """White lines between the cells of an image."""
+    """Draw white lines between the cells of an image."""
     axes.set_xticks([column - 0.5 for column in range(1, columns)], minor=True)
     axes.set_yticks([row - 0.5 for row in range(1, rows)], minor=True)
     axes.grid(which="minor", color="white", linewidth=1)
@@ -170,10 +170,10 @@ def draw_grid(axes: Axes, rows: int, columns: int) -> None:
 
 @plt.rc_context(LOOK)
 def growing_cache(steps: Sequence[list[LayerCache]]) -> Picture:
-    """The cache after each step of generation, as a threaded model returned it.
+    """Draw the cache after each step of generation, as a threaded model returned it.
 
-    A row is a step, a column a position: dark and marked + where its key was computed in that
-    step, light where it was kept.
+    A row is a step, a column a position: dark with a + where the step computed the key, light where
+    the key was already in the cache.
     """
     lengths = [cache[0][0].shape[2] for cache in steps]
     sizes = [sum(keys.nbytes + values.nbytes for keys, values in cache) for cache in steps]
@@ -205,10 +205,10 @@ class Cache(Protocol):
 
 @plt.rc_context(LOOK)
 def show_cache(kv_cache: Cache) -> Picture:
-    """What lies in a preallocated cache, row 0 of the batch, and how much of it counts.
+    """Draw the contents of a preallocated cache, for row 0 of the batch, and its `length`.
 
-    A cell is one layer's key at one position, darker the longer that vector is. Right of the line
-    at `length` nothing is read.
+    A cell is the key of one layer at one position; the longer the vector, the darker the cell. The
+    line is at `length`: memory to the right of it is not read.
     """
     sizes = kv_cache.keys[:, 0].norm(dim=-1).mean(dim=1)  # [layers, max_length]
     per_token = (kv_cache.keys.nbytes + kv_cache.values.nbytes) // kv_cache.max_length
@@ -233,10 +233,10 @@ def show_cache(kv_cache: Cache) -> Picture:
 
 @plt.rc_context(LOOK)
 def time_per_token(loops: Mapping[str, Sequence[float]], first_position: int) -> Picture:
-    """Milliseconds of every token after the first, by its position.
+    """Draw the milliseconds of every new token but the first, by its position.
 
-    loops: for each loop, the seconds of every token; the first, which holds the prefill, is left
-        out. The line is a running median, the dots are the measurements.
+    loops: for each loop, the seconds of every new token; the first one, which includes the prefill,
+        is left out. The line is a running median, the dots are the measurements.
     """
     figure, (axes,) = new_figure(height=3.2)
     highest = 0.0
@@ -248,7 +248,7 @@ def time_per_token(loops: Mapping[str, Sequence[float]], first_position: int) ->
         axes.scatter(positions, times, s=4, color=colour, alpha=0.3)
         axes.plot(positions, smooth, dashes, color=colour, linewidth=2, label=name)
         highest = max([highest, *smooth])
-    # room for the legend; a lone dot far above the line is the computer doing something else
+    # Room for the legend. A single dot far above the line means the computer was busy.
     axes.set(ylim=(0, 1.4 * highest), xlabel="position", ylabel="ms per token")
     axes.legend(loc="upper left")
     axes.grid(axis="y")

@@ -8,11 +8,11 @@ FIGURES = ("ttft", "tpot", "latency", "throughput")
 
 
 def generate(attempt: Attempt, requests: list[dict[str, Any]], model: Any) -> list[Seen]:
-    return one_by_one(attempt, requests, model, "of prompt")
+    return one_by_one(attempt, requests, model, "for prompt")
 
 
 def metrics(attempt: Attempt, start: float, token_times: list[float]) -> list[Seen]:
-    """The four figures, or what came in their place."""
+    """The four metrics, or what was returned instead."""
     found = attempt(start, token_times)
     missing = [f"`{name}`" for name in FIGURES if not hasattr(found, name)]
     if len(missing) == len(FIGURES):

@@ -1,8 +1,8 @@
 """Drivers of lab 2.
 
-A layer is driven through several prompts one after another, each in chunks: the first chunk is the
-prefill, and no chunk is ever handed over again, so only a cache can bring back what came before.
-Inside the layer that is judged stand simpler ones: an error in one layer costs one exercise.
+A layer gets several prompts one after another, each in chunks. The first chunk is the prefill, and
+no chunk is ever passed again, so only a cache can hold the earlier tokens. The layers inside the
+judged one are replaced by simpler ones, so that an error in one layer costs only one exercise.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ from gpt import GPTConfig, GPTModel
 
 Rows = Float[Tensor, "layers batch heads q_len head_dim"]
 Config = dict[str, Any]  # the fields of a GPTConfig
-Prompt = list[dict[str, Tensor]]  # its chunks: what a forward is handed besides the cache
+Prompt = list[dict[str, Tensor]]  # its chunks: the arguments of a forward, without the cache
 
 
 causal_mask = one_call(__name__, "causal_mask", "The mask", "query_positions key_positions")
@@ -60,11 +60,11 @@ def threaded_lm_head(attempt: Attempt, config: Config, **case: Any) -> list[Seen
 def through_chunks(
     layer: nn.Module, weights: dict[str, Tensor], prompts: list[Prompt], in_turns: bool
 ) -> list[Seen]:
-    """One prompt after the other, or a chunk of each in turns, as an engine may serve them.
+    """One prompt after another, or a chunk of each in turn, as an engine may serve them.
 
-    At the start of the first prompt the cache is None; at that of the others it is left out.
+    The first call for the first prompt passes None as the cache; for the others it leaves it out.
     """
-    torch.set_default_dtype(torch.float64)  # for what an attempt makes without naming a dtype
+    torch.set_default_dtype(torch.float64)  # for tensors that an attempt makes without a dtype
     layer.double().load_state_dict(weights)
     layer.eval()
     seen: list[Seen] = []
@@ -77,27 +77,30 @@ def through_chunks(
         where, computed[number] = f"{tokens(start, end - 1)} of prompt {number + 1}", end
         found = layer(*given.values(), *handed[number])
         two = isinstance(found, (tuple, list)) and len(found) == 2
-        told = "is two things, the output and the cache" if two else found
+        several = f"is {len(found)} things" if isinstance(found, (tuple, list)) else found
+        told = "is two things, the output and the cache" if two else several
         seen.append(Seen("What `forward` returned", told, f"for {where}"))
         if not two:
             return seen
         output, kv_cache = found
+        new_cache = cache_seen(kv_cache, f"returned for {where}")
+        seen.append(new_cache[0])
+        if len(new_cache) == 1:
+            return seen  # no cache that the next chunk could get
         seen.append(Seen("The output", output, f"for {where}"))
         calls = sum(module.calls for module in inner)
-        seen.append(Seen("The number of calls of the layers inside", calls, f"after {where}"))
+        seen.append(Seen("The number of calls of the inner layers", calls, f"after {where}"))
         same = all(unchanged(was, cache_seen(now, was[0].where)) for now, was in returned)
-        state = "stayed as they were" if same else "have changed"
-        seen.append(Seen("The caches returned before", state, f"with {where}"))
+        state = "is unchanged" if same else "has changed"
+        seen.append(Seen("A cache from an earlier call,", state, f"after the call for {where},"))
         handed[number] = [kv_cache]
-        returned.append((kv_cache, cache_seen(kv_cache, f"returned with {where}")))
-        seen += returned[-1][1]
-        if len(returned[-1][1]) == 1:
-            return seen  # nothing that can be handed over with the next chunk
+        returned.append((kv_cache, new_cache))
+        seen += new_cache[1:]
     return seen
 
 
 def order_of(prompts: list[Prompt], in_turns: bool) -> Iterator[tuple[int, dict[str, Tensor]]]:
-    """The chunks with their prompts' numbers."""
+    """The chunks, each with the number of its prompt."""
     turns = [(turn, number) for number, prompt in enumerate(prompts) for turn in range(len(prompt))]
     for turn, number in sorted(turns) if in_turns else turns:
         yield number, prompts[number][turn]
@@ -108,8 +111,11 @@ def tokens(first: int, last: int) -> str:
 
 
 def cache_seen(kv_cache: Any, where: str) -> list[Seen]:
-    """What form a cache has, and its tensors if it has one: a pair, or a pair for every layer."""
-    if is_pair(kv_cache):
+    """The form of a cache (a pair, or a pair for every layer), and its tensors if it has one."""
+    if is_pair(kv_cache) and kv_cache[0].shape != kv_cache[1].shape:
+        shapes = " and its values ".join(str(list(part.shape)) for part in kv_cache)
+        form, pairs = f"is a pair, but its keys are {shapes}", {}
+    elif is_pair(kv_cache):
         form, pairs = "is a pair (keys, values)", {"": kv_cache}
     elif isinstance(kv_cache, (list, tuple)) and all(map(is_pair, kv_cache)):
         form = f"is a list of pairs (keys, values), {len(kv_cache)} long"
@@ -129,16 +135,16 @@ def is_pair(found: Any) -> bool:
 
 
 def unchanged(before: list[Seen], after: list[Seen]) -> bool:
-    """Whether a cache is what it was. What comes first is its form, in words."""
+    """Whether a cache is unchanged. The first record is its form, in words."""
     return before[0] == after[0] and all(
         torch.equal(was.value, now.value) for was, now in zip(before[1:], after[1:], strict=True)
     )
 
 
 class StandIn(nn.Module):
-    """In the place of an inner layer: a sum over all tokens so far, and a cache of a layer's form.
+    """Replaces an inner layer: a sum over all tokens so far, and a cache of the right form.
 
-    Each layer sums something else, so that one taken for another shows.
+    Each layer sums something different, so using one layer instead of another shows.
     """
 
     def __init__(self, config: GPTConfig, idx: int) -> None:
@@ -165,7 +171,7 @@ def stand_ins(config: GPTConfig) -> nn.ModuleList:
 
 
 class StandInModel(GPTModel):
-    """In the place of the model: its layers read the embedding alone, and the last one is heard."""
+    """Replaces the model: every layer reads the embeddings, and the last one gives the output."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__(config)
@@ -198,7 +204,7 @@ def kv_bytes_per_token(attempt: Attempt, config: Config, bytes_per_number: list[
 
 
 def by_hand(attempt: type, **case: Any) -> list[Seen]:
-    """Fill the cache and roll it back by hand, so that it needs no method but the one judged."""
+    """Fill the cache and roll it back by hand, so that it needs only the method that is judged."""
 
     def fill(cache: Any, keys: Tensor, values: Tensor) -> None:
         start, end = cache.length, cache.length + keys.shape[3]
@@ -212,7 +218,7 @@ def by_hand(attempt: type, **case: Any) -> list[Seen]:
 
 
 def as_built(attempt: type, **case: Any) -> list[Seen]:
-    """Fill the cache by its own `attend`, and roll it back by its own `truncate`."""
+    """Fill the cache with its own `attend`, and roll it back with its own `truncate`."""
 
     def fill(cache: Any, keys: Tensor, values: Tensor) -> None:
         for layer, pair in enumerate(zip(keys, values, strict=True)):
@@ -239,9 +245,9 @@ def through_steps(
     steps: list[tuple[Any, ...]],
 ) -> list[Seen]:
     """Steps that are judged: ("forward", queries, keys, values of all layers), ("truncate", n).
-    Steps on the way to them: ("fill", keys, values), ("roll back", n), ("reorder", rows), and
-    ("refused roll back", n) to more than there are."""
-    torch.set_default_dtype(torch.float64)  # for what an attempt makes without naming a dtype
+    Steps that prepare them: ("fill", keys, values), ("roll back", n), ("reorder", rows), and
+    ("refused roll back", n), with an n that is too large."""
+    torch.set_default_dtype(torch.float64)  # for tensors that an attempt makes without a dtype
     cache = attempt(GPTConfig(**config), batch, max_length, dtype=torch.float64)
     seen: list[Seen] = []
     for number, (what, *given) in enumerate(steps, 1):
@@ -266,14 +272,14 @@ def forward(cache: Any, number: int, queries: Rows, keys: Rows, values: Rows) ->
     for layer, given in enumerate(zip(queries, keys, values, strict=True)):
         output, how = tried(cache.attend, layer, *given)
         where = f"layer {layer} in step {number}"
-        yield Seen("`attend`", how, f"of {where}")
+        yield Seen("`attend`", how, f"for {where}")
         if how != "went through":  # that ends a forward
             both = zip(before, (cache.keys, cache.values), strict=True)
             written = any(not torch.equal(was, now) for was, now in both)
-            state = "was written all the same" if written else "is as it was before"
-            yield Seen("The memory", state, f"after the refusal of {where}")
+            state = "has changed" if written else "is unchanged"
+            yield Seen("The memory", state, f"after `attend` for {where} was refused")
             break
-        yield Seen("The output", output, f"of {where}")
+        yield Seen("The output", output, f"for {where}")
         yield Seen("`length`", cache.length, f"after {where}")
     yield Seen("The memory", place_of(memory, cache), f"after step {number}")
     for name, held in (("`keys`", cache.keys), ("`values`", cache.values)):
@@ -288,4 +294,6 @@ def truncate(cache: Any, number: int, n: int) -> Iterator[Seen]:
     yield Seen("`max_length`", cache.max_length, where)
     yield Seen("The memory", place_of(memory, cache), where)
     for name, whole in (("keys", cache.keys), ("values", cache.values)):
-        yield Seen(f"The memory for {name}, which `truncate` leaves alone,", whole.clone(), where)
+        yield Seen(
+            f"The memory for {name}, which `truncate` must not change,", whole.clone(), where
+        )

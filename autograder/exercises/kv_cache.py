@@ -34,15 +34,15 @@ def causal_mask_cases(generator: torch.Generator) -> list[Case]:
     return [
         case("one token, which sees itself", [[0]], [[0]]),
         case("prefill: four tokens at once", [[0, 1, 2, 3]], [[0, 1, 2, 3]]),
-        case("decode: one token behind a prefix", [[prefix]], [text[: prefix + 1]]),
-        case("a chunk of several tokens behind a prefix", [text[prefix:]], [text]),
-        case("decode, with keys beyond the query", [[2]], [[0, 1, 2, 3, 4]]),
-        case("decode, with as many keys, none of them beyond the query", [[4]], [[0, 1, 2, 3, 4]]),
+        case("decode: one token after a prefix", [[prefix]], [text[: prefix + 1]]),
+        case("a chunk of several tokens after a prefix", [text[prefix:]], [text]),
+        case("decode, with keys after the query", [[2]], [[0, 1, 2, 3, 4]]),
+        case("decode, with as many keys, none of them after the query", [[4]], [[0, 1, 2, 3, 4]]),
         case("decode, two rows of different lengths", [[1], [4]], [[0, 1, 2, 3, 4]] * 2),
         case("a chunk, three rows at different positions", [[3, 4], [1, 2], [5, 6]], three),
         case("keys in any order", [[5, 2, 3]], [shuffled]),
         case("as many keys as queries, in any order", [[5, 2, 3], first], [[2, 5, 3], first]),
-        case("a chunk behind a long prefix", [[38, 39]], [list(range(40))]),
+        case("a chunk after a long prefix", [[38, 39]], [list(range(40))]),
     ]
 
 
@@ -52,15 +52,20 @@ def causal_mask_cases(generator: torch.Generator) -> list[Case]:
 def hidden_cases(
     part: str, without: tuple[str, ...] = ()
 ) -> Callable[[torch.Generator], list[Case]]:
-    """Cases for a part of layer 1. A stand-in takes the place of what it is `without`."""
+    """Cases for a part of layer 1. Stand-ins replace the parts that it is `without`."""
 
     def cases(generator: torch.Generator) -> list[Case]:
         weights = weights_without(without, part, generator)
 
-        def case(label: str, *prompts: list[int], batch: int = 1, in_turns: bool = False) -> Case:
-            # Small, so that no score is so high that a softmax over the others hides an error.
+        def case(
+            label: str,
+            *prompts: list[int],
+            batch: int = 1,
+            in_turns: bool = False,
+            scale: float = 0.5,  # small, so that no high score hides an error in the others
+        ) -> Case:
             chunks = [
-                [{"hidden": 0.5 * normal(generator, batch, n, LAYERS.n_embd)} for n in sizes]
+                [{"hidden": scale * normal(generator, batch, n, LAYERS.n_embd)} for n in sizes]
                 for sizes in prompts
             ]
             data = {"config": asdict(LAYERS), "idx": 1, "weights": weights, "prompts": chunks}
@@ -74,23 +79,26 @@ def hidden_cases(
             case("four tokens, then decode one at a time", [4, 1, 1, 1]),
             case("three tokens, then a chunk of three", [3, 3]),
             case("three tokens, then a chunk of two", [3, 2]),
-            case("a batch of three prompts: two tokens, a chunk of five, one", [2, 5, 1], batch=3),
-            case("three prompts of one length, one after the other", [3, 1], [3, 1], [3, 1]),
-            case("two prompts of one length, in turns", [2, 1, 2], [2, 1, 2], in_turns=True),
+            case(
+                "a batch of three: two tokens, then a chunk of five, then one", [2, 5, 1], batch=3
+            ),
+            case("three prompts of equal length, one after another", [3, 1], [3, 1], [3, 1]),
+            case("two prompts of equal length, in turns", [2, 1, 2], [2, 1, 2], in_turns=True),
             case("two long prompts in chunks", [*some, FULL - sum(some)], [12, 1, 3], batch=2),
+            case("a batch of eight, with scores far below zero", [3, 2], batch=8, scale=3.0),
         ]
 
     return cases
 
 
 def id_cases(part: str, without: str) -> Callable[[torch.Generator], list[Case]]:
-    """Cases for what takes token ids, the model or its LM head, `without` layers of its own."""
+    """Cases for the model or the LM head, which take token ids, `without` its own layers."""
 
     def cases(generator: torch.Generator) -> list[Case]:
         weights = weights_without((without,), part, generator)
 
         def prompt(*sizes: int, batch: int = 1, offsets: tuple[int, ...] = (0,)) -> Any:
-            """In chunks of these sizes. A row begins at its own offset."""
+            """A prompt in chunks of these sizes. Each row begins at its own offset."""
             ids = torch.randint(LAYERS.vocab_size, (batch, sum(sizes)), generator=generator)
             positions = torch.arange(sum(sizes)) + torch.tensor(offsets).unsqueeze(1)
             both = ids.split(sizes, dim=1), positions.expand_as(ids).clone().split(sizes, dim=1)
@@ -103,7 +111,7 @@ def id_cases(part: str, without: str) -> Callable[[torch.Generator], list[Case]]
             data = {"config": config, "weights": weights, "prompts": list(prompts)}
             return Case(label, {**data, "in_turns": in_turns})
 
-        one_by_one = "three prompts of one length, one after the other"
+        one_by_one = "three prompts of equal length, one after another"
         return [
             case("one layer, a prompt of one token", prompt(1), n_layer=1),
             case("one layer, two tokens, then one more", prompt(2, 1), n_layer=1),
@@ -111,7 +119,7 @@ def id_cases(part: str, without: str) -> Callable[[torch.Generator], list[Case]]
             case("three layers, three tokens, then one at a time", prompt(3, 1, 1)),
             case("a batch of two, four tokens, then a chunk of three", prompt(4, 3, batch=2)),
             case("rows at different positions", prompt(2, 2, 1, batch=3, offsets=(0, 4, 1))),
-            case("the last token that the context holds", prompt(FULL - 1, 1)),
+            case("up to the last token that fits in the context", prompt(FULL - 1, 1)),
             case(one_by_one, prompt(3, 1), prompt(3, 1), prompt(3, 1, offsets=(5,))),
             case("two prompts in turns", prompt(2, 1, 2), prompt(2, 1, 2), in_turns=True),
         ]
@@ -132,7 +140,7 @@ lm_head_cases = id_cases("", without="transformer.h.")
 
 
 def generate_threaded_cases(generator: torch.Generator) -> list[Case]:
-    """Lab 1's, and texts so long that a cache which forgets the oldest tokens shows."""
+    """Lab 1's cases, and texts long enough to show that a cache forgets the oldest tokens."""
     request = {"input_ids": prompt_ids(generator, 4, batch=8), "max_new_tokens": LOOP.n_positions}
     long = Case("a batch of eight, until the context is full", {"requests": [request]})
     return [*generate_cases(generator), long]
@@ -166,7 +174,7 @@ def kv_bytes_cases(generator: torch.Generator) -> list[Case]:
 # -------------------------------------------------------------------------- the cache as an object
 
 
-TENSORS = {"forward": 3, "fill": 2}  # that such a step is given: (queries,) keys and values
+TENSORS = {"forward": 3, "fill": 2}  # how many such a step takes: (queries,) keys and values
 
 
 def cache_case(
@@ -176,15 +184,22 @@ def cache_case(
     n_layer: int = LAYERS.n_layer,
     batch: int = 1,
     max_length: int = 8,
+    aligned: float | None = None,
 ) -> Case:
-    """A KVCache and what is done with it; where a step has so many new tokens, they are drawn."""
+    """A KVCache and the steps it goes through. The tensors of a step's new tokens are drawn.
+
+    aligned: queries are this many times the keys, so that a token's score with itself is known.
+    """
 
     def drawn(what: str, given: Any) -> tuple[Any, ...]:
         if what not in TENSORS:
             rows = str(given).split("+")  # "reorder 2+0+0"
             return what.replace("_", " "), torch.tensor([*map(int, rows)]) if rows[1:] else given
         shape = n_layer, batch, LAYERS.n_head, given, LAYERS.head_dim
-        return (what, *(normal(generator, *shape) for _ in range(TENSORS[what])))
+        tensors = [normal(generator, *shape) for _ in range(TENSORS[what])]
+        if aligned is not None:
+            tensors[0] = aligned * tensors[1]
+        return what, *tensors
 
     made = [drawn(*step) for step in steps_in(steps)]
     data = {"batch": batch, "max_length": max_length, "steps": made}
@@ -209,10 +224,11 @@ def attend_cases(generator: torch.Generator) -> list[Case]:
         case(
             "a chunk that doesn't fit, then one that does", "forward 3|3|2", batch=2, max_length=5
         ),
-        case("rolled back twice, and filled again with other tokens", rolled),
-        case("rolled back to two, after a refusal to keep nine of five", refused),
+        case("truncated twice, and filled again with other tokens", rolled),
+        case("truncated to two tokens, after nine of five were refused", refused),
         case("three rows, reordered between two forwards", reordered, batch=3),
         case("a long text in chunks", chunks, batch=3, max_length=16),
+        case("scores far below zero", "forward 3|2", aligned=-30.0),
     ]
 
 
@@ -220,18 +236,23 @@ def truncate_cases(generator: torch.Generator) -> list[Case]:
     case = partial(cache_case, generator)
     held, kept = draw(generator, 6, 8), draw(generator, 2, 4)
     twice = f"fill {held}, truncate {kept}|{held}, fill 1, truncate {kept + 2}|{kept + 1}"
-    refilled = "fill 8, truncate 0, fill 8, truncate 1, fill 1"
+    refilled = "fill 8, truncate 8|0, fill 8, truncate 1, fill 1"
     return [
         case("three tokens, the first two kept", "fill 3, truncate 2"),
         case("three tokens, all kept", "fill 3, truncate 3"),
         case("three tokens, none kept", "fill 3, truncate 0"),
         case("an empty cache, nothing to keep", "truncate 0"),
-        case("four tokens of three", "fill 3, truncate 4"),
+        case("four tokens kept of three", "fill 3, truncate 4"),
         case("more tokens than the memory has room for", "fill 3, truncate 9"),
-        case("fewer tokens than none", "fill 3, truncate -1|-3"),
+        case("a negative number of tokens", "fill 3, truncate -1|-3"),
         case("two tokens of five, then four of five", "fill 5, truncate 2, fill 3, truncate 4"),
-        case("a full memory, emptied and filled again", refilled),
-        case("a batch of three, asked twice for too many", twice, batch=3, max_length=10),
+        case("a full memory, kept whole, then emptied and filled again", refilled),
+        case(
+            "a batch of three, with two values of n that are too large",
+            twice,
+            batch=3,
+            max_length=10,
+        ),
     ]
 
 

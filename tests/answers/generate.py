@@ -12,7 +12,7 @@ from tests.common.attempts import right, wrong
 
 @right(generate)
 def padded_on_the_right(model, input_ids, max_new_tokens, eos_token_id=None):
-    """Computes behind the end, where the causal mask keeps it from mattering."""
+    """Computes positions after the end, which the causal mask hides."""
     full, seq = model.config.n_positions, input_ids.shape[1]
     ids = torch.zeros(len(input_ids), full, dtype=torch.long)
     ids[:, :seq] = input_ids
@@ -50,6 +50,15 @@ def identity_for_equality(model, input_ids, max_new_tokens, eos_token_id=None):
         if input_ids[0, -1].item() is eos_token_id:
             break
     return input_ids
+
+
+@wrong(generate, "differs first")
+def token_0_taken_for_a_pad(model, input_ids, max_new_tokens, eos_token_id=None):
+    def padded(ids, position_ids):
+        return model(ids, ((ids != 0).cumsum(1) - 1).clamp(min=0))
+
+    padded.config = model.config
+    return generate(padded, input_ids, max_new_tokens, eos_token_id)
 
 
 @wrong(generate, "right, but it took 2 forward calls; 1 suffice")

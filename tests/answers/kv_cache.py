@@ -35,7 +35,7 @@ def mask_of(q_len, k_len):
 
 
 def attention(dtype=torch.float64, window=99, behind_a_prefix=mask_of, **scale):
-    """Attention by phase, with something exchanged."""
+    """Attention by phase, with one part replaced."""
 
     def forward(self, hidden, kv_cache=None):
         queries, keys, values = self.split_heads(self.c_attn(hidden)).to(dtype)
@@ -62,6 +62,16 @@ wrong(ThreadedAttention.forward)(attention(scale=1 / 2))  # by the number of hea
 wrong(ThreadedAttention.forward, "for tokens 3 to 5 of prompt 1", "`is_causal=True` does that")(
     attention(behind_a_prefix=lambda q_len, k_len: mask_of(k_len, k_len)[:q_len])
 )
+
+
+@wrong(ThreadedAttention.forward)
+def masked_by_minus_20(self, hidden, kv_cache=None):
+    queries, keys, values = self.split_heads(self.c_attn(hidden))
+    keys, values = pair = longer(kv_cache, keys, values)
+    scores = queries @ keys.mT / math.sqrt(queries.shape[-1])
+    seen = mask_of(queries.shape[2], keys.shape[2])
+    attended = scores.masked_fill(~seen, -20.0).softmax(-1) @ values
+    return self.c_proj(self.merge_heads(attended)), pair
 
 
 wrong(ThreadedBlock.forward, "is None; expected: it is two", "Is a `return` missing?")(
@@ -126,23 +136,30 @@ def identity_for_equality(model, input_ids, max_new_tokens, eos_token_id=None):
 # -------------------------------------------------------------------------- the cache as an object
 
 
-@right(KVCache.attend)
-def over_all_memory_masked(self, layer, queries, keys, values):
-    start, q_len = self.length, queries.shape[2]
-    if start + q_len > self.max_length:
-        raise ValueError("The cache is full.")
-    new = torch.arange(start, start + q_len)
-    self.keys[layer].index_copy_(2, new, keys)
-    self.values[layer].narrow(2, start, q_len).copy_(values)
-    scores = queries @ self.keys[layer].mT / math.sqrt(queries.shape[-1])
-    future = torch.arange(self.max_length) > new[:, None]
-    self.length = start + q_len if layer == self.keys.shape[0] - 1 else start
-    return scores.masked_fill(future, float("-inf")).softmax(-1) @ self.values[layer]
+def over_all_memory_masked(masked_score):
+    def attend(self, layer, queries, keys, values):
+        start, q_len = self.length, queries.shape[2]
+        if start + q_len > self.max_length:
+            raise ValueError("The cache is full.")
+        new = torch.arange(start, start + q_len)
+        self.keys[layer].index_copy_(2, new, keys)
+        self.values[layer].narrow(2, start, q_len).copy_(values)
+        scores = queries @ self.keys[layer].mT / math.sqrt(queries.shape[-1])
+        future = torch.arange(self.max_length) > new[:, None]
+        self.length = start + q_len if layer == self.keys.shape[0] - 1 else start
+        return scores.masked_fill(future, masked_score).softmax(-1) @ self.values[layer]
+
+    return attend
+
+
+right(KVCache.attend)(over_all_memory_masked(float("-inf")))
+right(KVCache.attend)(over_all_memory_masked(-1e9))
+wrong(KVCache.attend)(over_all_memory_masked(-20.0))
 
 
 @right(KVCache.attend, KVCache.truncate)
 class LayerByLayer(KVCache):
-    """Keeps a length for every layer besides."""
+    """Keeps a length for every layer, too."""
 
     def __init__(self, *given, **named):
         super().__init__(*given, **named)
@@ -173,7 +190,7 @@ def into_new_memory(self, layer, queries, keys, values):
 
 @wrong(KVCache.attend)
 def from_pairs_of_its_own(self, layer, queries, keys, values):
-    """Right until rows are reordered or tokens taken back."""
+    """Right until rows are reordered or tokens are taken back."""
     start, end = self.length, self.length + queries.shape[2]
     KVCache.attend(self, layer, queries, keys, values)
     own = self.__dict__.setdefault("own", {})
@@ -181,11 +198,18 @@ def from_pairs_of_its_own(self, layer, queries, keys, values):
     return F.scaled_dot_product_attention(queries, *own[layer], attn_mask=self.mask(start, end))
 
 
-@wrong(KVCache.truncate, "The memory for values, which `truncate` leaves alone,")
+@wrong(KVCache.truncate, "The memory for values, which `truncate` must not change,")
 def values_erased(self, n):
     held = self.length
     KVCache.truncate(self, n)
     self.values[:, :, :, n:held].zero_()
+
+
+@wrong(KVCache.truncate, "`truncate(8)` in step 2 was refused")
+def a_full_memory_is_not_kept_whole(self, n):
+    if n == self.max_length:
+        raise ValueError("The memory is full.")
+    KVCache.truncate(self, n)
 
 
 @wrong(KVCache.truncate, "`length` after step 2 is 4; expected 3.")

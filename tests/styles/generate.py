@@ -7,7 +7,7 @@ from statistics import fmean
 
 @dataclass
 class Decoding:
-    """Each `next` hands the whole text to the model, and gives the newest token of every row."""
+    """Each `next` passes the whole text to the model, and gives the newest token of every row."""
 
     model: object
     ids: torch.Tensor

@@ -5,14 +5,14 @@ from typing import NamedTuple
 
 
 class Pair(NamedTuple):
-    """What a layer keeps of the tokens so far."""
+    """The keys and values of the tokens so far, in one layer."""
 
     keys: torch.Tensor
     values: torch.Tensor
 
 
 def appended(before, new):
-    """Both along the tokens; nothing before is nothing."""
+    """The old and the new, along the tokens; only the new if there is nothing old."""
     return new if before is None else torch.cat((before, new), dim=-2)
 
 
@@ -24,7 +24,7 @@ def attention(queries, keys, values, hidden_from):
 
 
 def future(q_len, k_len):
-    """The newest q_len of k_len tokens must not see who comes after them."""
+    """The newest q_len of k_len tokens must not see the tokens after them."""
     return torch.ones(q_len, k_len, dtype=torch.bool).triu(diagonal=k_len - q_len + 1)
 
 
