@@ -243,7 +243,7 @@ def propose_cases(generator: torch.Generator) -> list[Case]:
         case("the last of three rejected", 2, (3, 2), (3, 0), temperature=2.0),
         drafting("token 0 is drafted", 0),
         drafting("the model's own EOS is drafted", LOOP.eos_token_id),
-        case("a round without drafts between two others", 2, (2, 2), (0, 0), (2, 0), temperature=1.5),
+        case("no drafts between two rounds", 2, (2, 2), (0, 0), (2, 0), temperature=1.5),
         repetitive("a repetition penalty", (4, 2), (3, 0), temperature=2.0, repetition_penalty=2.0),
         repetitive("a repetition penalty, greedy", (4, 0), temperature=0, repetition_penalty=3.0),
         case("until the context is full", 1, (4, some[0]), (4, 4), (3, some[1]), (1, 0), top_p=0.9),
