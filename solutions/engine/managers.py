@@ -68,7 +68,7 @@ class EngineHooks(Manager):
             self.append(request)
 
     def require_free(self, needed: int) -> None:
-        """Raise this lab's OutOfBlocks, because a student's manager may raise its own class."""
+        """Raise this module's OutOfBlocks; another manager may raise a class of its own."""
         if needed > len(self.free_blocks):
             raise OutOfBlocks(f"{needed} blocks are needed; {len(self.free_blocks)} are free.")
 
