@@ -245,11 +245,11 @@ def stepped(engine: Any, outputs: list[Any] | None, rows: int, step: int) -> Ite
     where, batches = f"in step {step}", engine.runner.batches
     asked = {request: chunk for batch in batches for request, chunk in batch.items()}
     yield Seen("The number of forward passes", len(batches), where)
-    yield Seen("What the runner is asked for, by request,", shown(asked), where)
+    yield Seen("What the runner receives, by request,", shown(asked), where)
     if outputs is not None:
         yield outgoing(outputs, where)
     published = engine.scheduler.manager.told
-    yield Seen("What `publish` is told, by request,", shown(published), where)
+    yield Seen("What `publish` receives, by request,", shown(published), where)
     if outputs is not None:
         added = [plain_row(row) for row in list(engine.trace)[rows:]]
         yield Seen("What is added to the trace", shown(added), where)

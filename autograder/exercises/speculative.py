@@ -65,7 +65,7 @@ def residual_cases(generator: torch.Generator) -> list[Case]:
     few = p * (torch.rand(VOCAB, generator=generator) < 0.1)
     some = q * (torch.rand(VOCAB, generator=generator) < 0.5)
     return [
-        case("three tokens, the target gives more to two", [0.5, 0.3, 0.2], [0.25, 0.25, 0.5]),
+        case("three tokens, the target gives more to two", [0.5, 0.3, 0.2], [0.3, 0.2, 0.5]),
         case("three tokens, the target gives more to one", [0.5, 0.25, 0.25], [0.2, 0.4, 0.4]),
         case("target and draft are equal", [0.5, 0.125, 0.375], [0.5, 0.125, 0.375]),
         case("equal, with a token of probability 0", [0.25, 0.0, 0.75], [0.25, 0.0, 0.75]),

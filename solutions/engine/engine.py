@@ -29,7 +29,7 @@ from solutions.kv_cache import CachedLMHead
 from solutions.paged_attention import BlockManager, PagedCache
 from solutions.speculative import Drafter, new_uniforms, prefixes, verify, verify_greedy
 
-STEPS = 10_000  # the trace keeps so many of the latest steps
+STEPS = 10_000  # how many of the latest steps the trace keeps
 
 
 @dataclass(frozen=True)
@@ -141,8 +141,8 @@ class Engine:
         """Run one iteration: schedule, run, postprocess.
 
         The runner computes a chunk for every request in the plan, all in one forward pass. Then
-        take the requests in the order of the plan, and finish each before the next: count its
-        tokens as computed; `publish` its `ids` and how many of them are computed; and if it has
+        take the requests in the order of the plan, each completely before the next: count its tokens
+        as computed; `publish` its `ids` and how many of them are computed; and if it has
         caught up, let it gain the tokens that `choose` takes from its logits. At the end, append
         one list to the trace, with (request, tokens, whether it has caught up) for each request in
         the plan; an empty list if the plan is empty. An error that a request raises is passed on:
@@ -179,10 +179,10 @@ class Engine:
 
     def chunk(self, request: int, tokens: int) -> Chunk:
         """Return a request's next tokens. Logits are wanted after its last token and each draft."""
-        whose = self.sequences[request]
-        start = whose.num_computed_tokens
-        wanted = max(0, start + tokens - len(whose.ids) + 1)
-        return Chunk(request, whose.text[start : start + tokens], start, wanted)
+        sequence = self.sequences[request]
+        start = sequence.num_computed_tokens
+        wanted = max(0, start + tokens - len(sequence.ids) + 1)
+        return Chunk(request, sequence.text[start : start + tokens], start, wanted)
 
     def choose(self, sequence: Sequence, logits: Float[Tensor, "wanted vocab"]) -> list[int]:
         """Return the accepted drafts and the token after them."""

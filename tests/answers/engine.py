@@ -106,7 +106,7 @@ def keeping_its_outputs(self):
     self.on_output = on_output
 
 
-@wrong(Engine.step, "What the runner is asked for, by request, in step 2 is {0: {'ids': [")
+@wrong(Engine.step, "What the runner receives, by request, in step 2 is {0: {'ids': [")
 def changing_the_drafts(self):
     Engine.step(self)
     for sequence in self.sequences.values():
