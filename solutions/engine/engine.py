@@ -141,8 +141,8 @@ class Engine:
         """Run one iteration: schedule, run, postprocess.
 
         The runner computes a chunk for every request in the plan, all in one forward pass. Then
-        take the requests in the order of the plan, each completely before the next: count its tokens
-        as computed; `publish` its `ids` and how many of them are computed; and if it has
+        take the requests in the order of the plan, each completely before the next: count its
+        tokens as computed; `publish` its `ids` and how many of them are computed; and if it has
         caught up, let it gain the tokens that `choose` takes from its logits. At the end, append
         one list to the trace, with (request, tokens, whether it has caught up) for each request in
         the plan; an empty list if the plan is empty. An error that a request raises is passed on:
