@@ -129,7 +129,9 @@ def generate_speculative(
     asked = Seen("The number of drafts asked for, call by call,", f"is {drafter.asked}")
     seen = [*speculated(found), asked, *drafter.seen]
     if generator is not None and before is not None and sampling and sampling.temperature > 0:
-        seen.append(Seen("The generator", numbers_given(before, generator), "in total"))
+        seen.append(
+            Seen("The request's generator", numbers_given(before, generator), "over all rounds")
+        )
     return seen
 
 

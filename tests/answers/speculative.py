@@ -183,7 +183,7 @@ def plain_decode_told_as_rounds(target, drafter, *given, **named):
     return generate_speculative(target, NoDraft(), *given, **named)
 
 
-@wrong(generate_speculative, "The generator gave", "numbers in total")
+@wrong(generate_speculative, "generator over all rounds gave", "numbers; expected: it gave")
 def with_one_uniform_too_many(*given, generator=None, **named):
     found = generate_speculative(*given, generator=generator, **named)
     if generator is not None:
