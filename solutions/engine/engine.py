@@ -179,10 +179,10 @@ class Engine:
 
     def chunk(self, request: int, tokens: int) -> Chunk:
         """Return a request's next tokens. Logits are wanted after its last token and each draft."""
-        sequence = self.sequences[request]
-        start = sequence.num_computed_tokens
-        wanted = max(0, start + tokens - len(sequence.ids) + 1)
-        return Chunk(request, sequence.text[start : start + tokens], start, wanted)
+        source = self.sequences[request]
+        start = source.num_computed_tokens
+        wanted = max(0, start + tokens - len(source.ids) + 1)
+        return Chunk(request, source.text[start : start + tokens], start, wanted)
 
     def choose(self, sequence: Sequence, logits: Float[Tensor, "wanted vocab"]) -> list[int]:
         """Return the accepted drafts and the token after them."""
