@@ -1,8 +1,8 @@
-"""Lab 6: speculative decoding. Several tokens for one pass of the model, and the same output.
+"""Lab 6: speculative decoding. Several tokens from one pass of the model, and the same output.
 
-A decode step spends its time on reading the weights, whether for one token or for five. So let
-something cheap draft the next tokens, and have the model, the target, verify all of them in one
-forward. What it would not have said is thrown away, so nothing changes but the time.
+A decode step spends its time on reading the weights, whether for one token or for five. So
+something cheap drafts the next tokens, and the model, the target, verifies all of them in one
+forward pass. Drafts that the target rejects are thrown away, so only the time changes.
 
 Sources: Leviathan et al., "Fast inference from transformers via speculative decoding", ICML 2023;
 Chen et al., "Accelerating large language model decoding with speculative sampling", 2023; Saxena,
@@ -26,12 +26,12 @@ from solutions.kv_cache import CachedLMHead, KVCache
 
 
 def verify_greedy(choices: Sequence[int], drafts: Sequence[int]) -> tuple[int, int]:
-    """How many of the k drafts a greedy target accepts, and the token that it says after those.
+    """Return how many of the k drafts a greedy target accepts, and the next token.
 
     choices: the target's likeliest token after the text, after the text and one draft, and so on;
     k + 1 in all. Drafts are accepted up to the first that differs from the choice in its place. The
-    next token is then the target's own choice: it corrects the draft that was rejected, or follows
-    the last one as a bonus. `k` may be 0.
+    next token is the target's own choice for the place after the accepted drafts: the correction of
+    a rejected draft, or the bonus if all are accepted. `k` may be 0.
     """
     ### BEGIN SOLUTION
     accepted = 0
@@ -44,10 +44,10 @@ def verify_greedy(choices: Sequence[int], drafts: Sequence[int]) -> tuple[int, i
 def residual(
     target_probs: Float[Tensor, " vocab"], draft_probs: Float[Tensor, " vocab"]
 ) -> Float[Tensor, " vocab"]:
-    """What the target gives to each token beyond what the draft gives to it, as a distribution.
+    """Return the part of each target probability above the draft's, scaled to sum to 1.
 
-    A token to which the draft gives more has probability 0. Where there is nothing beyond, because
-    both are equal, it is the target's own. Source: Leviathan et al., section 2.3.
+    A token to which the draft gives more has probability 0. If target and draft are equal, nothing
+    is left to scale: return the target's distribution. Source: Leviathan et al., section 2.3.
     """
     ### BEGIN SOLUTION
     beyond = (target_probs - draft_probs).clamp(min=0)
@@ -61,15 +61,16 @@ def verify(
     drafts: Sequence[int],
     uniforms: Float[Tensor, " k+1"],
 ) -> tuple[int, int]:
-    """How many of the k drafts are accepted, and the token after those: together they are
-    distributed as the target's own.
+    """Return how many of the k drafts are accepted, and the next token.
 
-    Row i of `draft_probs` is what draft i was drawn from, row i of `target_probs` what the target
-    says in its place. In turn, draft i is accepted if uniform i is below p / q, the probabilities
-    that target and draft give to it. At the first that isn't, the next token is drawn from the
-    residual of that place; where all are accepted, from the last row of the target, as a bonus. The
-    last uniform draws the next token. `k` may be 0. Everything given is left as it was. Source:
-    Leviathan et al., algorithm 1.
+    Accepted drafts and next token are together distributed as the target's own. Row i of
+    `draft_probs` is the distribution that draft i was drawn from, and row i of `target_probs` is
+    the target's distribution for the same place. From the first draft on, draft i is accepted if
+    uniform i is below p / q: the target's probability of this token over the draft's. At the first
+    rejection, the next token is drawn from the residual of that place. If all drafts are accepted,
+    it is drawn from the last row of `target_probs`, as a bonus. Always draw the next token with the
+    last uniform. `k` may be 0. The arguments are not changed. Source: Leviathan et al., algorithm
+    1.
     """
     ### BEGIN SOLUTION
     for place, token in enumerate(drafts):
@@ -84,6 +85,7 @@ def verify(
 
 
 def new_cache(model: CachedLMHead, max_length: int) -> KVCache:
+    """Return an empty cache for one text of up to `max_length` tokens."""
     weight = model.transformer.wte.weight
     return KVCache(model.config, 1, max_length, weight.device, weight.dtype)
 
@@ -91,7 +93,7 @@ def new_cache(model: CachedLMHead, max_length: int) -> KVCache:
 def new_logits(
     model: CachedLMHead, ids: Sequence[int], kv_cache: KVCache
 ) -> Float[Tensor, "new vocab"]:
-    """The logits after each token that the cache doesn't hold yet, from one forward."""
+    """Run the model on the tokens that the cache doesn't hold yet; return a row for each."""
     start, device = kv_cache.length, kv_cache.keys.device
     inputs = torch.tensor([ids[start:]], device=device)
     position_ids = torch.arange(start, len(ids), device=device).unsqueeze(0)
@@ -99,13 +101,14 @@ def new_logits(
 
 
 def prefixes(ids: Sequence[int], logits: Float[Tensor, "rows vocab"]) -> Int[Tensor, "rows seq"]:
-    """The text that each of the last rows of logits follows, the whole of it for the last row.
+    """Return, for each row of logits, the text before it; the last row follows all of `ids`.
 
-    What isn't there yet is filled with the first token: the repetition penalty counts a token once.
+    All rows are equally long: places that a row doesn't know yet hold the text's first token again.
+    That changes nothing, because the repetition penalty counts a token once.
     """
     text = torch.tensor([ids], device=logits.device)
     if len(logits) == 1:
-        return text  # each draft asks for this; four operations less, on what should be cheap
+        return text  # a short cut for drafting, which calls this once for each draft
     text = text.repeat(len(logits), 1)
     later = torch.ones_like(text, dtype=torch.bool).triu(len(ids) - len(logits) + 1)
     return text.masked_fill(later, ids[0])
@@ -114,27 +117,27 @@ def prefixes(ids: Sequence[int], logits: Float[Tensor, "rows vocab"]) -> Int[Ten
 def new_uniforms(
     count: int, generator: torch.Generator, device: torch.device
 ) -> Float[Tensor, " count"]:
-    """Numbers from 0 up to 1, drawn where the generator is and moved to where the model is."""
+    """Draw `count` numbers from 0 to 1 on the generator's device and move them to `device`."""
     return torch.rand(count, generator=generator, device=generator.device).to(device)
 
 
 class Drafter(Protocol):
-    """Something cheap that guesses how a text goes on."""
+    """Something cheap that guesses the next tokens of a text."""
 
     def propose(
         self, ids: Sequence[int], k: int, params: SamplingParams, generator: torch.Generator, /
     ) -> tuple[list[int], Float[Tensor, "drafts vocab"]]:
-        """Up to k tokens that may follow `ids`, and the distribution that each was drawn from."""
+        """Return up to k tokens that may follow `ids`, and the distribution of each."""
 
     def truncate(self, n: int, /) -> None:
         """Forget all but the first `n` tokens of the text: the others were not accepted."""
 
 
 class ModelDrafter:
-    """A small model that runs ahead, with a cache of its own.
+    """A small model that runs ahead of the target, with its own cache.
 
-    Its cache may lag behind the text: after a round in which every draft was accepted it lacks two
-    tokens, the last draft, after which it was never asked, and the bonus.
+    The cache may lag behind the text. After a round in which every draft was accepted it lacks two
+    tokens: the last draft, which the model never computed, and the bonus.
     """
 
     def __init__(self, model: CachedLMHead, max_length: int) -> None:
@@ -143,11 +146,11 @@ class ModelDrafter:
     def propose(
         self, ids: Sequence[int], k: int, params: SamplingParams, generator: torch.Generator
     ) -> tuple[list[int], Float[Tensor, "drafts vocab"]]:
-        """Draw k tokens one after the other, with one uniform for each from the generator.
+        """Draw k tokens one after the other, each with one uniform from the generator.
 
-        Each is drawn from `next_token_probs` of what the model says after the text and the drafts
-        so far. Returns the drafts, and a row of those probabilities for each. The model computes no
-        token that its cache holds already. `ids` is left as it was.
+        Draw each from the `next_token_probs` of the model's logits after the text and the drafts so
+        far. Return the drafts, and for each the row of probabilities that it was drawn from. The
+        model computes no token that its cache already holds. `ids` is not changed.
         """
         text, probs = list(ids), []
         ### BEGIN SOLUTION
@@ -164,12 +167,13 @@ class ModelDrafter:
 
 
 def ngram_draft(ids: Sequence[int], k: int, longest: int = 3) -> list[int]:
-    """The k tokens that are likely to follow if the text repeats itself; none where it doesn't.
+    """Return the k tokens that come next if the text repeats itself; an empty list if it doesn't.
 
-    Looks for the last `longest` tokens of the text at an earlier place in it, then for one token
-    fewer, down to one; of several places the latest counts. The tokens from behind that place to
-    the end of the text are the draft, the first k of them; where they are fewer, they are repeated,
-    since a text that has come round once may go round again. `ids` is left as it was.
+    Look for the last `longest` tokens of the text at an earlier place, then for one token fewer,
+    down to one. An earlier place may overlap the end of the text; if there are several, the latest
+    counts. Search once: the drafts are the first k of the tokens that follow this place, up to the
+    end of the text. If these are fewer than k, they are repeated in their order, because a text
+    that repeats itself once may do so again. `ids` is not changed.
     """
     ### BEGIN SOLUTION
     ids = list(ids)
@@ -183,7 +187,7 @@ def ngram_draft(ids: Sequence[int], k: int, longest: int = 3) -> list[int]:
 
 
 class NgramDrafter:
-    """Looks the next tokens up in the text itself: a draft that costs no model."""
+    """Drafts by n-grams: the next tokens are looked up in the text itself, without a model."""
 
     def __init__(
         self, vocab_size: int, longest: int = 3, device: str | torch.device = "cpu"
@@ -193,17 +197,17 @@ class NgramDrafter:
     def propose(
         self, ids: Sequence[int], k: int, params: SamplingParams, generator: torch.Generator
     ) -> tuple[list[int], Float[Tensor, "drafts vocab"]]:
-        """The drafts are certain, whatever the sampling parameters: each has probability 1."""
+        """Return drafts with probability 1 each, whatever the sampling parameters."""
         drafts = ngram_draft(ids, k, self.longest)
         certain = torch.tensor(drafts, dtype=torch.int64, device=self.device)
         return drafts, F.one_hot(certain, self.vocab_size).float()
 
     def truncate(self, n: int) -> None:
-        """There is nothing to forget: the text is handed over anew each time."""
+        """Do nothing: `propose` receives the whole text each time."""
 
 
 def first_layers(model: CachedLMHead, n_layer: int) -> CachedLMHead:
-    """A draft made of the target: its first layers under its own head, in the same memory."""
+    """Return the target's first layers under its own LM head, in the same memory."""
     if not 1 <= n_layer <= model.config.n_layer:
         raise ValueError(
             f"The model has 1 to {model.config.n_layer} layers to take, not {n_layer}."
@@ -220,7 +224,7 @@ def first_layers(model: CachedLMHead, n_layer: int) -> CachedLMHead:
 
 @dataclass(frozen=True)
 class Round:
-    """One pass of the target: what was drafted, how many were accepted, what the text gained.
+    """One pass of the target. new: the tokens that the text gained.
 
     The last new token is the target's own, unless an accepted EOS has ended the text before it.
     """
@@ -232,7 +236,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Speculated:
-    """ids: prompt and new tokens. rounds: how they came about."""
+    """ids: prompt and new tokens. rounds: the passes that made them."""
 
     ids: list[int]
     rounds: list[Round]
@@ -251,17 +255,18 @@ def generate_speculative(
 ) -> Speculated:
     """Continue a prompt as the target alone would, in fewer passes.
 
-    In each round the drafter proposes k tokens, or as many as there is room for beside the target's
-    own. One forward of the target, over what its cache lacks, gives the k + 1 distributions that
-    `verify` judges them by, with one uniform from the generator for each draft that came and one
-    for the next token. The text gains what was accepted and the next token, up to EOS, which is
-    kept. Then both caches forget what isn't part of the text; the newest token is in neither.
+    In each round the drafter proposes k tokens, or fewer if there is less room: the last place of a
+    round is for the target's own token. One forward pass of the target, over the tokens that its
+    cache doesn't hold, gives the distributions for `verify`: one for each draft and one more.
+    `verify` takes as many uniforms, drawn from the generator in every round. The text gains the
+    accepted drafts and the next token, up to the first EOS, which is kept. Then both caches are
+    truncated to the text without its newest token, which isn't computed yet.
     """
     require_draft(target, drafter, k)
     generator = generator or torch.Generator()
-    ids, end = list(prompt), end_of(target.config, prompt, max_new_tokens)
+    ids, end = list(prompt), end_of(target.config, prompt, max_new_tokens)  # end: a length
     kv_cache, rounds = new_cache(target, end), []
-    drafter.truncate(0)  # it may have served another text
+    drafter.truncate(0)  # it may hold another text
     ### BEGIN SOLUTION
     has_ended = len(ids) == end
     while not has_ended:
@@ -288,10 +293,11 @@ def generate_speculative(
 
 
 def expected_tokens(acceptance: float, k: int) -> float:
-    """Tokens that one round gives on average, its own included.
+    """Return how many tokens a round with k drafts gives on average.
 
-    `acceptance` is the probability, from 0 to 1, that a draft is accepted when all before it were;
-    it is taken to be the same in every place. Source: Leviathan et al., equation 1.
+    The target's own token is included. `acceptance` is the probability, from 0 to 1, that a draft
+    is accepted if all before it were; it is assumed to be equal for every place. Source: Leviathan
+    et al., equation 1.
     """
     require_acceptance(acceptance)
     ### BEGIN SOLUTION
@@ -300,10 +306,11 @@ def expected_tokens(acceptance: float, k: int) -> float:
 
 
 def speed_up(acceptance: float, k: int, draft_cost: float, verify_cost: float) -> float:
-    """How many times as fast as plain decode k drafts a round are.
+    """Return how many times as fast as plain decode a loop with k drafts per round is.
 
-    draft_cost, verify_cost: the time that one draft, and one pass of the target over k + 1 tokens,
-    takes, in units of one decode step of the target. In the paper (theorem 3.8) the second is 1.
+    draft_cost: the time of one draft. verify_cost: the time of one pass of the target over k + 1
+    tokens. Both are in units of one decode step of the target. The paper (theorem 3.8) assumes a
+    verify_cost of 1.
     """
     ### BEGIN SOLUTION
     return expected_tokens(acceptance, k) / (k * draft_cost + verify_cost)
@@ -311,9 +318,9 @@ def speed_up(acceptance: float, k: int, draft_cost: float, verify_cost: float) -
 
 
 def best_k(acceptance: float, draft_cost: float, verify_costs: Sequence[float]) -> int:
-    """The number of drafts a round with the highest `speed_up`; 0 where it is best not to draft.
+    """Return the number of drafts per round with the highest `speed_up`; 0 means: don't draft.
 
-    verify_costs: what a pass over 1, 2, 3, … tokens costs, so that item k is that for k drafts.
+    verify_costs: the cost of a pass over 1, 2, 3, … tokens, so that item k is for k drafts.
     """
     return max(
         range(len(verify_costs)),
@@ -321,27 +328,30 @@ def best_k(acceptance: float, draft_cost: float, verify_costs: Sequence[float]) 
     )
 
 
-# ------------------------------------------------------------------------------ what is refused
+# -------------------------------------------------------------------------------- input checks
 
 
 def require_draft(target: CachedLMHead, drafter: Drafter, k: int) -> None:
+    """Raise ValueError if k is below 1, or if drafter and target differ in their vocabulary."""
     if k < 1:
         raise ValueError(
-            f"A round drafts at least one token, not {k}. For none, take lab 2's loop."
+            f"A round drafts at least one token, not {k}. To draft none, use lab 2's loop."
         )
     own, drafts = target.config, config_of(drafter)
     if drafts is not None and drafts.vocab_size != own.vocab_size:
         raise ValueError(
-            f"The draft has a vocabulary of {drafts.vocab_size} tokens, the target one of "
-            f"{own.vocab_size}. They must share a tokenizer: an id has to mean the same to both."
+            f"The drafter has a vocabulary of {drafts.vocab_size} tokens, the target one of "
+            f"{own.vocab_size}. They must share a tokenizer: an id must mean the same to both."
         )
 
 
 def config_of(drafter: Drafter) -> GPTConfig | None:
+    """Return the config of the drafter's model, or None if it has no model."""
     model = getattr(drafter, "model", None)
     return None if model is None else model.config
 
 
 def require_acceptance(acceptance: float) -> None:
+    """Raise ValueError if `acceptance` is not a share."""
     if not 0 <= acceptance <= 1:
         raise ValueError(f"An acceptance rate is a share from 0 to 1, not {acceptance}.")

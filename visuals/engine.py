@@ -1,14 +1,15 @@
 """Pictures for lab 7: the plan step by step, pool and queue over time, texts as they stream out.
 
-A trace is what an engine leaves behind: for every step, (request, tokens computed, whether a token
-was sampled) of all whom it served. A snapshot after each step says who waits and who has blocks.
+A trace has a list for every step: (request, tokens computed, whether a token was sampled) for each
+request that the step served. A snapshot after each step has the waiting requests and the number of
+blocks of each running one.
 """
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, Protocol
 
 import ipywidgets as widgets
@@ -50,7 +51,7 @@ STRIPES = (PALE_BLUE, PALE_ORANGE, PALE_GREEN, PALE_PINK)
 
 
 def stripe_of(request: int) -> str:
-    """A request's colour, beside those of its neighbours."""
+    """Return a request's color; requests with neighboring numbers differ."""
     return STRIPES[request % len(STRIPES)]
 
 
@@ -72,14 +73,14 @@ class Scheduler(Protocol):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A scheduler between two steps. waiting: who waits. held: for each who runs, its blocks."""
+    """A scheduler between two steps. waiting: the queue. held: blocks of each running request."""
 
     waiting: tuple[int, ...]
     held: Mapping[int, int]
 
 
 def snapshot(scheduler: Scheduler) -> Snapshot:
-    """The scheduler as it is now."""
+    """Return the scheduler's current state."""
     tables = scheduler.manager.tables
     return Snapshot(
         tuple(request.number for request in scheduler.waiting),
@@ -92,7 +93,7 @@ def snapshot(scheduler: Scheduler) -> Snapshot:
 PREFILL, DECODE, VERIFY, RECOMPUTE = "prefill", "decode", "verification", "recompute"
 NOTHING, PREEMPTED, WAITS = "no tokens", "preempted", "waits"
 
-# Face, edge and hatching: legible without colour.
+# Face, edge and hatching: legible without color.
 CELLS = {
     PREFILL: (PALE_ORANGE, ORANGE, "////"),
     DECODE: (PALE_BLUE, BLUE, ""),
@@ -106,12 +107,12 @@ MARKS = {NOTHING: "–", PREEMPTED: "×", WAITS: "·"}
 
 
 def kinds(trace: Trace, snapshots: Sequence[Snapshot]) -> Iterator[tuple[int, int, str]]:
-    """What each request did in each step: (step, request, kind); nothing once it has ended.
+    """Yield what each request did in each step until it ended: (step, request, kind).
 
-    Prefill goes up to a request's first token, recompute from a preemption up to the next one.
+    Prefill goes up to a request's first token, recompute from a preemption to the next token.
     """
-    begun: set[int] = set()  # those who have had a token
-    again: set[int] = set()  # those whose keys and values were lost
+    begun: set[int] = set()  # requests that have gained a token
+    again: set[int] = set()  # requests whose keys and values were lost
     for step, (served, after) in enumerate(zip(trace, snapshots, strict=True)):
         computed = {request for request, _, _ in served}
         for request, tokens, sampled in served:
@@ -136,15 +137,15 @@ def kinds(trace: Trace, snapshots: Sequence[Snapshot]) -> Iterator[tuple[int, in
 
 
 CELLS_WIDE = 5.2 * 72  # points for all columns together
-SMALLEST = 4  # points; what would be smaller isn't written
+SMALLEST = 4  # points; smaller text is left out
 
 
 @plt.rc_context(LOOK)
 def timeline(trace: Trace, snapshots: Sequence[Snapshot], columns: int | None = None) -> Picture:
-    """Rows are requests, columns are steps; a cell holds the number of tokens computed.
+    """Draw requests as rows and steps as columns; a cell holds the number of tokens computed.
 
-    Bold where a token was sampled; a dark edge where a request has ended. Below, the tokens of a
-    step. snapshots: one after each step. columns: how many steps there is room for.
+    A number is bold if a token was sampled; a dark edge marks the end of a request. The bottom row
+    has the tokens of each step. snapshots: one after each step. columns: the width, in steps.
     """
     cells = list(kinds(trace, snapshots))
     rows = {request: row for row, request in enumerate(sorted({cell[1] for cell in cells}))}
@@ -156,7 +157,7 @@ def timeline(trace: Trace, snapshots: Sequence[Snapshot], columns: int | None = 
         _, tokens, sampled = served.get((step, request), (request, 0, False))
         text = MARKS.get(kind, str(tokens))
         look: dict[str, Any] = {"fontweight": "bold"} if sampled else {}
-        if CELLS[kind][2]:  # hatched: the number needs a ground
+        if CELLS[kind][2]:  # on a hatching, the number needs a background
             look["bbox"] = {"facecolor": CELLS[kind][0], "edgecolor": "none", "pad": 0.4}
         ink = RED if kind == PREEMPTED else INK
         write(axes, step, rows[request], text, columns, color=ink, **look)
@@ -188,7 +189,7 @@ def draw_cell(axes: Axes, step: int, row: int, kind: str, columns: int) -> None:
 
 
 def write(axes: Axes, step: int, row: int, text: str, columns: int, **look: Any) -> None:
-    """A text in its cell, as large as fits; nothing where that would be too small."""
+    """Write a text in its cell as large as fits, or nothing if that is too small."""
     size = min(8, CELLS_WIDE / columns / (0.62 * len(text) + 0.35))
     if size >= SMALLEST:
         look |= {"ha": "center", "va": "center_baseline", "fontsize": size}
@@ -201,16 +202,16 @@ def legend_of(kind: str) -> Patch:
 
 
 class Run(Protocol):
-    """What was recorded of an engine at work."""
+    """A recorded run of an engine."""
 
     trace: Trace
     snapshots: Sequence[Snapshot]
 
 
 def explore_runs(name: str, runs: Mapping[int, Run], words: Mapping[int, str]) -> widgets.VBox:
-    """`timeline` with a slider over recorded runs, and a sentence on each.
+    """Show `timeline` with a slider over recorded runs, and a sentence on each.
 
-    name: what differs between them. All share one axis of steps.
+    name: what differs between the runs. All share one axis of steps.
     """
     columns = max(len(run.trace) for run in runs.values())
 
@@ -225,14 +226,18 @@ def explore_runs(name: str, runs: Mapping[int, Run], words: Mapping[int, str]) -
 
 @plt.rc_context(LOOK)
 def pool_and_queue(snapshots: Sequence[Snapshot], num_blocks: int) -> Picture:
-    """After each step: how many blocks are held, a stripe for each request; who waits, who runs."""
+    """Draw the held blocks after each step, a numbered stripe per request, and below the queue."""
     steps = range(1, len(snapshots) + 1)
-    figure, (pool, queue) = new_figure(height=4.2, rows=2)
+    figure, (pool, queue) = new_figure(height=5.2, rows=2)
     requests = sorted({request for moment in snapshots for request in moment.held})
     bottoms = [0] * len(snapshots)
     for request in requests:
         heights = [moment.held.get(request, 0) for moment in snapshots]
         pool.bar(steps, heights, 1, bottoms, facecolor=stripe_of(request), edgecolor=GREY, lw=0.4)
+        for step in number_places(heights):
+            middle = bottoms[step] + heights[step] / 2
+            look: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": 7}
+            pool.text(step + 1, middle, str(request), **look)
         bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
     pool.axhline(num_blocks, color=INK, lw=1)
     lost = preemptions(snapshots)
@@ -254,8 +259,18 @@ def pool_and_queue(snapshots: Sequence[Snapshot], num_blocks: int) -> Picture:
     return figure
 
 
+def number_places(heights: Sequence[int]) -> Iterator[int]:
+    """Yield a step for the number of each uninterrupted stripe: the middle of its tallest part."""
+    for is_held, run in groupby(range(len(heights)), key=lambda step: heights[step] > 0):
+        if is_held:
+            steps = list(run)
+            tallest = max(heights[step] for step in steps)
+            tall = [step for step in steps if heights[step] == tallest]
+            yield tall[len(tall) // 2]
+
+
 def preemptions(snapshots: Sequence[Snapshot]) -> list[int]:
-    """The steps, from 1, in which somebody who ran was sent back to wait, once for each."""
+    """Return the steps, from 1, in which a running request was preempted, once for each."""
     return [
         step
         for step, (before, after) in enumerate(pairwise(snapshots), start=2)
@@ -272,17 +287,17 @@ def preempted(before: Snapshot, after: Snapshot) -> set[int]:
 
 @plt.rc_context(LOOK)
 def show_latencies(ttft: Sequence[float], tpot: Sequence[float | None]) -> Picture:
-    """TTFT and TPOT of each request, with the median and the 95th percentile.
+    """Draw TTFT and TPOT of each request, with the median and the 95th percentile.
 
-    In seconds, by the request's number; TPOT is None where there was one token only.
+    ttft, tpot: in seconds, by the request's number; None for a request with a single token.
     """
     figure, both = new_figure(height=1.3 + 0.2 * len(ttft), columns=2)
-    for axes, name, seconds, colour in (
+    for axes, name, seconds, color in (
         (both[0], "TTFT", ttft, BLUE),
         (both[1], "TPOT", tpot, ORANGE),
     ):
         known = {row: 1000 * s for row, s in enumerate(seconds) if s is not None}
-        axes.barh(list(known), list(known.values()), height=0.7, color=colour)
+        axes.barh(list(known), list(known.values()), height=0.7, color=color)
         if known:
             p50, p95 = np.percentile(list(known.values()), [50, 95])
             axes.axvline(p50, color=INK, ls="--", lw=1.2)
@@ -300,7 +315,7 @@ def show_latencies(ttft: Sequence[float], tpot: Sequence[float | None]) -> Pictu
 
 
 class Output(Protocol):
-    """What a step gave to a request."""
+    """A request's new tokens from one step."""
 
     request: int
     new_ids: Sequence[int]
@@ -308,16 +323,16 @@ class Output(Protocol):
 
 
 LATEST = 24  # pieces shown in the order in which they came
-LONGEST = 60  # letters of a prompt
+LONGEST = 60  # characters of a prompt
 
 
 class Streams:
-    """Texts that grow on the page: hand `receive` to an engine, and show `widget`."""
+    """Texts that grow on the page: pass `receive` to an engine, and show `widget`."""
 
     def __init__(
         self, prompts: Sequence[str], words: Callable[[list[int]], str], pause: float = 0
     ) -> None:
-        """words: gives the text of some ids. pause: seconds to wait after each output."""
+        """words: returns the text of some ids. pause: seconds to wait after each output."""
         self.prompts, self.words, self.pause = prompts, words, pause
         self.new_ids: list[list[int]] = [[] for _ in prompts]
         self.reasons: dict[int, str] = {}
@@ -326,7 +341,7 @@ class Streams:
         self.draw()
 
     def receive(self, output: Output) -> None:
-        """Take what has come for a request, and show it."""
+        """Add a request's output to its text, and show it."""
         self.new_ids[output.request] += output.new_ids
         if output.new_ids:
             piece = self.words(list(output.new_ids))
@@ -346,12 +361,12 @@ class Streams:
         )
         self.widget.value = (
             f'<div style="{PAPER}; line-height:1.5">{rows}'
-            f'<div style="margin-top:0.6em"><b>The last to come, in their order</b><br>{pieces}'
+            f'<div style="margin-top:0.6em"><b>The latest pieces, in order</b><br>{pieces}'
             "</div></div>"
         )
 
     def row(self, request: int) -> str:
-        """A request: its number, the end of its prompt in grey, its text, how it ended."""
+        """Return a request's row: number, end of the prompt in gray, text, and how it ended."""
         reason, prompt = self.reasons.get(request), self.prompts[request]
         prompt = prompt if len(prompt) <= LONGEST else f"… {prompt[-LONGEST:]}"
         end = f' <b style="color:{BLUE}">■ {escape(reason)}</b>' if reason else ""

@@ -1,6 +1,6 @@
-"""Pictures for lab 6: what became of the drafts, accept and residual, what verifying costs.
+"""Pictures for lab 6: accepted and rejected drafts, the residual, the cost of verifying.
 
-Each reads what it is handed, and returns HTML, a figure or a widget.
+Each function draws only its arguments, and returns HTML, a figure or a widget.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,13 +44,14 @@ Words = Callable[[int], str]
 
 # -------------------------------------------------------------------------------- the rounds
 
-ACCEPTED, CORRECTED, BONUS = "accepted", "corrected", "bonus"
-REJECTED, BEYOND, UNDRAFTED = "rejected", "after the end", "no draft"
+ACCEPTED, CORRECTED, BONUS, UNDRAFTED = "accepted", "correction", "bonus", "no draft"
+REJECTED, UNJUDGED, BEYOND = "rejected", "not judged", "after the end"
 
-# Of a token: differing in more than colour.
+# How a token of each kind looks; the kinds differ in more than color.
 LOOKS = {
     ACCEPTED: f"background:{PALE_BLUE}; border-bottom:2px solid {BLUE}",
     REJECTED: f"color:{RED}; font-size:85%; text-decoration:line-through",
+    UNJUDGED: f"color:{MUTED}; font-size:85%; font-style:italic; text-decoration:line-through",
     CORRECTED: f"background:{PALE_ORANGE}; border:2px solid {ORANGE}; font-weight:bold",
     BONUS: f"background:{PALE_GREEN}; border-bottom:5px double {GREEN}; font-weight:bold",
     UNDRAFTED: f"border-bottom:2px dotted {GREY}",
@@ -58,19 +59,20 @@ LOOKS = {
 }
 EXPLAINED = {
     ACCEPTED: "a draft that the target accepted",
-    REJECTED: "a draft that it did not",
-    CORRECTED: "the target's own, in its place",
-    BONUS: "the target's own, after the last draft",
-    UNDRAFTED: "the target's own, where nothing was drafted",
-    BEYOND: "accepted, and left out because the text has ended",
+    REJECTED: "a draft that the target rejected",
+    UNJUDGED: "a draft after the rejected one",
+    CORRECTED: "the target's own token, instead of the rejected draft",
+    BONUS: "the target's own token, after the last draft",
+    UNDRAFTED: "the target's own token, in a round without drafts",
+    BEYOND: "accepted, but cut off because the text has ended",
 }
 SHEET = f"{PAPER}; line-height:1.9"
 TOKEN = "border-radius:3px; padding:0 2px; margin-right:1px"
-MOST_ROWS = 20  # the other target calls are only counted
+MOST_ROWS = 20  # further passes are only counted
 
 
 class Round(Protocol):
-    """One pass of the target: what was drafted, how much accepted, what the text gained."""
+    """One pass of the target: its drafts, how many were accepted, and the text's new tokens."""
 
     @property
     def drafts(self) -> Sequence[int]: ...
@@ -81,32 +83,32 @@ class Round(Protocol):
 
 
 def kinds(one: Round) -> Iterator[tuple[int, str]]:
-    """The tokens of a round as they are read, each with what became of it.
+    """Yield the tokens of a round in reading order, each with its kind.
 
-    A round's text may have ended at an accepted EOS; then the target's own token is missing.
+    If the text ended at an accepted EOS, the round has no token of the target's own.
     """
     kept = min(one.accepted, len(one.new))
     for token in one.new[:kept]:
         yield token, ACCEPTED
     for token in one.drafts[kept : one.accepted]:
         yield token, BEYOND
-    for token in one.drafts[one.accepted :]:
-        yield token, REJECTED
+    for place, token in enumerate(one.drafts[one.accepted :]):
+        yield token, UNJUDGED if place else REJECTED
     for token in one.new[kept:]:
         yield token, own_kind(one)
 
 
 def own_kind(one: Round) -> str:
-    """What the target's own token is."""
+    """Return the kind of the target's own token."""
     if not one.drafts:
         return UNDRAFTED
     return CORRECTED if one.accepted < len(one.drafts) else BONUS
 
 
 def show_rounds(prompt: str, rounds: Sequence[Round], words: Words) -> HTML:
-    """A speculated text, each token marked by where it comes from, and below it the target calls.
+    """Show a text with its drafts, each token marked by its kind, and below it the target's passes.
 
-    words: gives the text of a token's id.
+    words: returns the text of a token id.
     """
     marked = [list(kinds(one)) for one in rounds]
     present = {kind for tokens in marked for _, kind in tokens}
@@ -122,10 +124,10 @@ def show_rounds(prompt: str, rounds: Sequence[Round], words: Words) -> HTML:
 
 
 def token_html(text: str, kind: str) -> str:
-    """A token with its mark; the space before a word stays outside of it."""
+    """Return a token with its mark; the space before a word stays outside the mark."""
     word = text.lstrip(" ")
     space = text[: len(text) - len(word)] if word else ""
-    breaks = "\n" * text.count("\n") if kind not in (REJECTED, BEYOND) else ""
+    breaks = "\n" * text.count("\n") if kind not in (REJECTED, UNJUDGED, BEYOND) else ""
     shown = escape(word.replace("\n", "↵") or visible(text))
     return f'{space}<span style="{TOKEN}; {LOOKS[kind]}" title="{kind}">{shown}</span>{breaks}'
 
@@ -142,16 +144,16 @@ def legend(shown: Sequence[str]) -> str:
 def summary(rounds: Sequence[Round]) -> str:
     new, calls = sum(len(one.new) for one in rounds), len(rounds)
     drafted, accepted = sum(len(one.drafts) for one in rounds), sum(one.accepted for one in rounds)
-    sentence = f"<b>{new} tokens from {calls} calls of the target</b>"
+    sentence = f"<b>{new} tokens from {calls} passes of the target</b>"
     if calls:
-        sentence += f", {new / calls:.1f} a call"
+        sentence += f", {new / calls:.1f} per pass"
     if drafted:
         sentence += f"; {accepted} of {drafted} drafts accepted, {accepted / drafted:.0%}"
-    return f"{sentence}. <small>Call by call, with what the text gained:</small>"
+    return f"{sentence}. <small>Pass by pass, with the number of tokens gained:</small>"
 
 
 def row_html(number: int, one: Round, words: Words) -> str:
-    """One target call: its number, how many tokens the text gained, and which."""
+    """Return one pass: its number, how many tokens the text gained, and its tokens."""
     tokens = "".join(token_html(words(token), kind) for token, kind in kinds(one))
     return (
         f'<div style="display:flex; gap:0.8em; border-top:1px solid {PALE}">'
@@ -170,10 +172,10 @@ def show_acceptance(
     target_probs: Sequence[float] | Tensor,
     draft_probs: Sequence[float] | Tensor,
 ) -> Picture:
-    """One place: how p, the target's, and q, the draft's, share each word's probability.
+    """Draw p, the target's distribution, and q, the drafter's, for one place.
 
-    What both give is accepted; what q gives beyond p is rejected; what p gives beyond q is the
-    residual, from which the rejected part is drawn anew. Over all words the last two are equal.
+    Each word's probability has up to two parts: min(p, q), which is accepted, and either q − p,
+    which is rejected, or p − q, the residual. Summed over all words, the last two are equal.
     """
     pairs = [(float(p), float(q)) for p, q in zip(target_probs, draft_probs, strict=True)]
     places = range(len(pairs))
@@ -186,10 +188,10 @@ def show_acceptance(
         (rejected, both, "rejected, q − p", ("white", RED, "xx")),
         (residual, both, "residual, p − q", (PALE_GREEN, GREEN, "..")),
     ):
-        label = f"{name}: {sum(shares):.2f} in all"
+        label = f"{name}: {sum(shares):.2f} in total"
         axes.bar(places, shares, 0.7, start, label=label, **fill(look))
     draw_levels(axes, [p for p, _ in pairs], "p, target", INK, "-")
-    draw_levels(axes, [q for _, q in pairs], "q, draft", ORANGE, ":")
+    draw_levels(axes, [q for _, q in pairs], "q, drafter", ORANGE, ":")
     axes.set_xticks(places, [visible(word) for word in words])
     axes.set(ylabel="probability", ylim=(0, 1.1 * max(map(max, pairs))))
     axes.tick_params(axis="x", length=0)
@@ -197,17 +199,17 @@ def show_acceptance(
     return figure
 
 
-def draw_levels(axes: Axes, levels: Sequence[float], name: str, colour: str, dashes: str) -> None:
-    """A line across each bar, a little wider than it."""
+def draw_levels(axes: Axes, levels: Sequence[float], name: str, color: str, dashes: str) -> None:
+    """Draw a line across each bar, a little wider than the bar."""
     lefts, rights = ([place + side for place in range(len(levels))] for side in (-0.43, 0.43))
-    axes.hlines(levels, lefts, rights, color=colour, linestyle=dashes, lw=2.5, label=name)
+    axes.hlines(levels, lefts, rights, color=color, linestyle=dashes, lw=2.5, label=name)
 
 
 MOST_DRAFTS = 12
 
 
 def explore_acceptance(expected_tokens: Callable[[float, int], float]) -> widgets.VBox:
-    """`tokens_a_round` with sliders for the acceptance rate and k, and what it means in words."""
+    """Show `tokens_a_round` with sliders for the acceptance rate and k, and a sentence."""
     return explore(
         partial(tokens_a_round, expected_tokens),
         fine_slider("acceptance", 0, 1, 0.05, start=0.55),
@@ -220,15 +222,15 @@ def explore_acceptance(expected_tokens: Callable[[float, int], float]) -> widget
 def tokens_a_round(
     expected_tokens: Callable[[float, int], float], acceptance: float, k: int
 ) -> Picture:
-    """Expected tokens of one round against k, with the k + 1 that there are if all is accepted."""
+    """Draw the expected tokens of a round against k, and k + 1, which is all drafts accepted."""
     drafts = range(MOST_DRAFTS + 1)
     expected = [expected_tokens(acceptance, count) for count in drafts]
     figure, (axes,) = new_figure(height=2.8)
     axes.plot(drafts, [count + 1 for count in drafts], "--", color=GREY, label="all accepted")
-    label = f"each accepted with {acceptance:.2f}"
+    label = f"acceptance rate {acceptance:.2f}"
     axes.plot(drafts, expected, "o-", color=BLUE, ms=4, label=label)
     axes.plot(k, expected[k], **RING)
-    axes.set(xlabel="k, drafts a round", ylim=(0, MOST_DRAFTS + 1.5), title="tokens a round")
+    axes.set(xlabel="k, drafts per round", ylim=(0, MOST_DRAFTS + 1.5), title="tokens per round")
     axes.legend(loc="upper left")
     axes.grid(axis="y")
     return figure
@@ -241,7 +243,7 @@ def round_in_words(
     one_more = expected_tokens(acceptance, k + 1) - here
     return (
         f"With {k} drafts, each accepted with probability {acceptance:.2f}, a round gives "
-        f"{here:.2f} tokens on average. One draft more would add {one_more:.2f}."
+        f"{here:.2f} tokens on average. One more draft would add {one_more:.2f}."
     )
 
 
@@ -250,22 +252,22 @@ def round_in_words(
 
 @plt.rc_context(LOOK)
 def verify_costs(seconds: Mapping[int, float]) -> Picture:
-    """The time of one forward over T tokens, in decode steps, beside that of T decode steps.
+    """Draw the time of one forward pass over T tokens, in decode steps, and of T decode steps.
 
-    seconds: of a forward, by T; 1 is among them.
+    seconds: the time of a forward pass by T, with T = 1 among them.
     """
     tokens = sorted(seconds)
     costs = [seconds[count] / seconds[1] for count in tokens]
     figure, (axes,) = new_figure(height=3.0)
     axes.plot(tokens, tokens, "--", color=GREY, label="T separate decode steps")
-    axes.plot(tokens, costs, "o-", color=BLUE, label="one forward over T tokens")
+    axes.plot(tokens, costs, "o-", color=BLUE, label="one forward pass over T tokens")
     below: dict[str, Any] = {"xytext": (0, -14), "textcoords": "offset points"}
     for count, cost in zip(tokens[1:], costs[1:], strict=True):
         axes.annotate(f"{cost:.1f}", (count, cost), ha="center", fontsize=9, **below)
     axes.set_xticks(tokens)
-    # T decode steps may leave the picture: what counts is how far below them the forward stays
-    axes.set(xlabel="T, tokens in the forward", ylim=(0, 1.8 * max(costs)))
-    axes.set_title("time, in decode steps of one token")
+    # the dashed line may leave the picture: only the distance below it matters
+    axes.set(xlabel="T, tokens in the forward pass", ylim=(0, 1.8 * max(costs)))
+    axes.set_title("time, in decode steps")
     axes.legend(loc="lower right")
     axes.grid(axis="y")
     return figure
@@ -276,22 +278,22 @@ def speed_up_curves(
     curves: Mapping[str, Sequence[float]],
     measured: Mapping[str, Mapping[int, float]] | None = None,
 ) -> Picture:
-    """Predicted speed-up against k, a line for each draft, and what was measured, as points.
+    """Draw the predicted speed-up against k, a line for each drafter, and measurements as points.
 
-    curves: item k of each is the speed-up with k drafts. measured: by name and k.
+    curves: item k of each is the speed-up with k drafts. measured: speed-ups by name and k.
     """
     figure, (axes,) = new_figure(height=3.4)
     axes.axhline(1, color=INK, lw=1)
     axes.text(1.01, 1, "no gain", transform=axes.get_yaxis_transform(), va="center", fontsize=9)
     handles = []
-    for (name, gains), (colour, dashes, marker) in zip(curves.items(), cycle(CURVES), strict=False):
-        axes.plot(range(len(gains)), gains, dashes, color=colour, lw=2)
+    for (name, gains), (color, dashes, marker) in zip(curves.items(), cycle(CURVES), strict=False):
+        axes.plot(range(len(gains)), gains, dashes, color=color, lw=2)
         points = (measured or {}).get(name, {})
-        axes.plot(list(points), list(points.values()), marker, color=colour, mec="white", ms=9)
+        axes.plot(list(points), list(points.values()), marker, color=color, mec="white", ms=9)
         shown = marker if points else ""
-        handles.append(Line2D([], [], color=colour, ls=dashes, lw=2, marker=shown, label=name))
+        handles.append(Line2D([], [], color=color, ls=dashes, lw=2, marker=shown, label=name))
     axes.set_xticks(range(max(map(len, curves.values()))))
-    axes.set(xlabel="k, drafts a round", ylim=(0, None))
+    axes.set(xlabel="k, drafts per round", ylim=(0, None))
     points_too = "; points: measured" if measured else ""
     axes.set_title(f"times as fast as plain decode, predicted{points_too}")
     axes.grid(axis="y")

@@ -1,8 +1,9 @@
-"""Drivers of lab 7: a queue that is played without a model, and an engine's step by step."""
+"""Drivers of lab 7: a scheduler without a model, and an engine's steps."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Several
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ PRIME = 101
 
 
 def logits_after(text: list[int], salt: int) -> Float[Tensor, " vocab"]:
-    """Which token is the likeliest depends on all of the text, and on where each token stands."""
+    """The likeliest token depends on the whole text and on the order of its tokens."""
     mixed = salt
     for token in text:
         mixed = (1103 * mixed + token + 1) % 1_000_003
@@ -31,9 +32,9 @@ def logits_after(text: list[int], salt: int) -> Float[Tensor, " vocab"]:
 
 
 class TextRunner:
-    """Stands for a runner: for keys and values it keeps the tokens that it has been handed.
+    """A runner without a model: instead of keys and values it keeps the tokens it receives.
 
-    batches: for each forward of a step the chunks, by request.
+    batches: for each forward pass of a step the chunks, by request.
     """
 
     def __init__(self, salt: int) -> None:
@@ -60,9 +61,9 @@ def parts_of(chunk: Any) -> dict[str, Any]:
 
 
 class Prescribed:
-    """Stands for a drafter: it knows by heart what it will guess for each place of a text.
+    """A drafter with a prescribed guess for each place of a text.
 
-    guesses: those of each request, behind its prompt.
+    guesses: for each request its prompt, and the text to guess from.
     """
 
     def __init__(self, requests: list[dict[str, Any]]) -> None:
@@ -81,8 +82,24 @@ class Prescribed:
         """It holds no tokens."""
 
 
+class StopFailed(Exception):
+    """What a request's own stop condition raises."""
+
+
+@dataclass(frozen=True)
+class Failing:
+    """A stop condition that raises when the request has this many new tokens."""
+
+    after: int
+
+    def __call__(self, new_ids: list[int]) -> bool:
+        if len(new_ids) == self.after:
+            raise StopFailed("The request's own `stop` fails.")
+        return False
+
+
 class Queue(deque[Sequence]):
-    """Those who wait. came: all who have ever joined it at its end; they have the drafter then."""
+    """The waiting requests. came: all that ever joined at the end; they get the drafter then."""
 
     def __init__(self, drafter: Prescribed | None) -> None:
         super().__init__()
@@ -96,9 +113,9 @@ class Queue(deque[Sequence]):
 
 
 class Planned:
-    """Stands for a scheduler: does what a right one did, step by step.
+    """A scheduler that repeats what a right one did, step by step.
 
-    turns: whom it preempted, whom it admitted, and the plan. calls: of `schedule`.
+    turns: the requests preempted and admitted, and the plan. calls: the calls of `schedule`.
     """
 
     def __init__(
@@ -110,7 +127,7 @@ class Planned:
         self.preemptions = self.calls = 0
 
     def require_room(self, end: int) -> None:
-        """There is room for everybody."""
+        """There is room for every request."""
 
     def schedule(self) -> Plan:
         turn = self.turns[self.calls] if self.calls < len(self.turns) else None
@@ -134,23 +151,26 @@ class Planned:
         return [found[number] for number in numbers if number in found]
 
     def retire(self, sequence: Sequence) -> None:
+        if sequence not in self.running and sequence not in self.waiting:
+            number = sequence.number
+            raise ValueError(f"Request {number} neither runs nor waits: has it ended already?")
         (self.running if sequence in self.running else self.waiting).remove(sequence)
 
 
 class Told:
-    """Stands for a block manager: takes down what it is told with `publish`."""
+    """A block manager that records what it is told with `publish`."""
 
     def __init__(self, runner: TextRunner, running: list[Sequence]) -> None:
         self.runner, self.running = runner, running
         self.told: dict[int, list[Any]] = {}
 
     def publish(self, request: int, token_ids: Several[int], computed: int) -> None:
-        """Tokens beyond those that are computed say nothing."""
+        """Tokens after the computed ones don't matter."""
         tokens = list(token_ids)[:computed]
         known = [s.text[: len(tokens)] for s in self.running if s.number == request]
         told = f"{len(tokens)} {'of its' if tokens in known else 'other'} tokens"
-        when = "after the forward" if self.runner.batches else "before the forward"
-        when = when if known else "when it runs no more"
+        when = "after the forward pass" if self.runner.batches else "before the forward pass"
+        when = when if known else "when it isn't running"
         self.told.setdefault(request, []).append(f"{told} {when}")
 
 
@@ -163,11 +183,12 @@ def step(
     token_budget: int,
     salt: int,
 ) -> list[Seen]:
-    """With a scheduler whose turns are prescribed and a runner without a model.
+    """Run an engine with a prescribed scheduler and a runner without a model.
 
     A request has a `prompt`, `max_new_tokens`, `params` or None, a `seed`, an `eos_token_id` or
-    None, `guesses` for the places of its text, and the steps with which it `comes` and with which
-    it is `aborted`, or None.
+    None, `guesses` for the places of its text, the step with which it `comes`, the step with which
+    it is `aborted` or None, and the number of new tokens at which its stop condition `fails` or
+    None. The outputs of a step that raises may come with the next step.
     """
     runner, outputs = TextRunner(salt), list[Any]()
     drafter = Prescribed(requests) if k else None
@@ -178,9 +199,12 @@ def step(
     for number in range(1, len(turns) + 1):
         arrive(engine, requests, number)
         rows = len(engine.trace)
-        engine.step()
-        seen += stepped(engine, outputs, rows, f"in step {number}", f"after step {number}")
-        outputs.clear()
+        failed = has_failed(engine)
+        how = "passes the error of `stop` on" if failed else "raises nothing"
+        seen.append(Seen("`step`", how, f"in step {number}"))
+        seen += stepped(engine, None if failed else outputs, rows, number)
+        if not failed:
+            outputs.clear()
         runner.batches, scheduler.manager.told = [], {}
     return [
         *seen,
@@ -191,34 +215,49 @@ def step(
 
 
 def arrive(engine: Any, requests: list[dict[str, Any]], step: int) -> None:
-    """Submit who comes with a step, abort whom it aborts. They are numbered as they come."""
+    """Submit the requests that come with a step, and abort others; numbers go by submission."""
     for request in requests:
         if request["comes"] == step:
             given = request["params"]
             params = GREEDY if given is None else SamplingParams(**given)
             rest = params, request["seed"], request["eos_token_id"]
-            engine.submit(request["prompt"], request["max_new_tokens"], *rest)
+            stop = None if request["fails"] is None else Failing(request["fails"])
+            engine.submit(request["prompt"], request["max_new_tokens"], *rest, stop)
     for number, request in enumerate(requests):
         if request["aborted"] == step:
             engine.abort(number)
 
 
-def stepped(engine: Any, outputs: list[Any], rows: int, where: str, after: str) -> Iterator[Seen]:
-    """What happened in a step; the trace had so many rows before."""
-    batches = engine.runner.batches
+def has_failed(engine: Any) -> bool:
+    """Run a step; return whether it passed on the error of a request's stop condition."""
+    try:
+        engine.step()
+    except StopFailed:
+        return True
+    return False
+
+
+def stepped(engine: Any, outputs: list[Any] | None, rows: int, step: int) -> Iterator[Seen]:
+    """What happened in a step. outputs: None for a step that raised, which may write no trace.
+
+    rows: of the trace before the step.
+    """
+    where, batches = f"in step {step}", engine.runner.batches
     asked = {request: chunk for batch in batches for request, chunk in batch.items()}
-    yield Seen("The number of forwards", len(batches), where)
-    yield Seen("What the runner is asked for, by request,", shown(asked), where)
-    yield outgoing(outputs, where)
+    yield Seen("The number of forward passes", len(batches), where)
+    yield Seen("What the runner receives, by request,", shown(asked), where)
+    if outputs is not None:
+        yield outgoing(outputs, where)
     published = engine.scheduler.manager.told
-    yield Seen("What `publish` is told, by request,", shown(published), where)
-    added = [plain_row(row) for row in list(engine.trace)[rows:]]
-    yield Seen("What is added to the trace", shown(added), where)
+    yield Seen("What `publish` receives, by request,", shown(published), where)
+    if outputs is not None:
+        added = [plain_row(row) for row in list(engine.trace)[rows:]]
+        yield Seen("What is added to the trace", shown(added), where)
     both = [numbered(engine.scheduler.running), numbered(engine.scheduler.waiting)]
-    yield Seen("[`running`, `waiting`], by number,", shown(both), after)
+    yield Seen("[`running`, `waiting`], by number,", shown(both), f"after step {step}")
 
 
 def plain_row(row: Any) -> Any:
-    """Lists are as good as tuples."""
+    """Lists count as tuples."""
     several = isinstance(row, (list, tuple))
     return [list(part) if isinstance(part, tuple) else part for part in row] if several else row

@@ -63,8 +63,7 @@ def list_kind(value: Any) -> str:
 def propose(
     attempt: type, prompt: list[int], params: Params, seed: int, rounds: list[Any], model: Any
 ) -> list[Seen]:
-    """As the loop would call it. Rounds: how many drafts are asked for, how many of them are
-    accepted, and the token after those."""
+    """Call `propose` as the loop would. rounds: drafts asked for, accepted, and the next token."""
     drafter = attempt(model, model.config.n_positions)
     generator = torch.Generator().manual_seed(seed)
     sampling = SamplingParams(**params)
@@ -91,7 +90,7 @@ def propose(
 
 
 def numbers_given(before: Tensor, generator: torch.Generator) -> str:
-    """How many numbers a generator has given since it was in the state `before`, in words."""
+    """In words, how many numbers a generator has given since it was in the state `before`."""
     count = uniforms_given(before, generator, most=49)
     if count is None:
         return "gave other numbers than uniforms"
@@ -99,7 +98,7 @@ def numbers_given(before: Tensor, generator: torch.Generator) -> str:
 
 
 def ngram_draft(attempt: Attempt, ids: list[int], k: int, **longest: int) -> list[Seen]:
-    """`longest` is handed on where the case has one."""
+    """`longest` is passed if the case has one."""
     draft = attempt(ids, k, **longest)
     return [Seen("The draft", copied(draft)), Seen("What it returned", list_kind(draft))]
 
@@ -119,22 +118,29 @@ def generate_speculative(
     seed: int | None,
     eos_token_id: int | None,
 ) -> list[Seen]:
-    """With a drafter that is stood in for. What is None is left out of the call."""
+    """Run the loop with a prescribed drafter. Arguments that are None are left out of the call."""
     generator = None if seed is None else torch.Generator().manual_seed(seed)
+    before = None if generator is None else generator.get_state()
     sampling = None if params is None else SamplingParams(**params)
     given = {"params": sampling, "generator": generator, "eos_token_id": eos_token_id}
     given = {name: value for name, value in given.items() if value is not None}
     drafter = Prescribed(model.config.vocab_size, drafts, draft_probs, given)
     found = attempt(model, drafter, prompt, max_new_tokens, k, **given)
-    return [*speculated(found), *drafter.seen]
+    asked = Seen("The number of drafts asked for, call by call,", f"is {drafter.asked}")
+    seen = [*speculated(found), asked, *drafter.seen]
+    if generator is not None and before is not None and sampling and sampling.temperature > 0:
+        seen.append(
+            Seen("The request's generator", numbers_given(before, generator), "over all rounds")
+        )
+    return seen
 
 
 @dataclass
 class Prescribed:
-    """Stands for a drafter: in each round it proposes what is prescribed, or the first k of it.
+    """A drafter that proposes prescribed drafts in each round, or the first k of them.
 
-    held: the tokens that a draft model's cache would hold. Each draft follows from the
-    text and the drafts before it, so that the last one has not been seen.
+    held: the tokens that a draft model's cache would hold, which never computes its last draft.
+    asked: the number of drafts in each call that asked for some.
     """
 
     vocab_size: int
@@ -143,6 +149,7 @@ class Prescribed:
     given: dict[str, Any]
     held: list[int] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
+    asked: list[int] = field(default_factory=list)
     calls: int = 0
 
     def propose(
@@ -163,15 +170,15 @@ class Prescribed:
         handed = {"params": params, "generator": generator}
         other = [f"`{n}`" for n, thing in handed.items() if thing is not self.given.get(n, thing)]
         what = f"are {' and '.join(other)} of its own" if other else "are those of the request"
+        self.asked.append(k)
         self.seen += [
             Seen("`ids`", text, where),
-            Seen("`k`", k, where),
             Seen("`params` and `generator`", what, where),
-            Seen("The text that the drafter has in its cache", list(self.held), where),
+            Seen("The text in the drafter's cache", list(self.held), where),
         ]
 
     def probs_of(self, drafts: list[int], call: int) -> Probs:
-        """Where none are prescribed, the drafts are certain."""
+        """The prescribed distributions; if there are none, each draft has probability 1."""
         if self.draft_probs is None or not drafts:
             certain = torch.tensor(drafts, dtype=torch.int64)
             return F.one_hot(certain, self.vocab_size).double()
@@ -184,7 +191,7 @@ class Prescribed:
 
 
 def speculated(found: Any) -> Iterator[Seen]:
-    """The text, and the rounds in which it came about."""
+    """The text and its rounds."""
     ids, rounds = getattr(found, "ids", None), getattr(found, "rounds", None)
     if ids is None or rounds is None:
         yield Seen("What it returned", found)
@@ -199,10 +206,10 @@ def speculated(found: Any) -> Iterator[Seen]:
         parts = [getattr(made, name, None) for name in ("drafts", "accepted", "new")]
         drafts, accepted, new = parts
         if isinstance(new, list) and isinstance(accepted, int):
-            accepted = min(accepted, len(new))  # of those after EOS, count them or not
+            accepted = min(accepted, len(new))  # drafts after EOS may count as accepted or not
         yield Seen("`drafts`", copied(drafts), f"of round {number}")
-        yield Seen("`accepted`", accepted, f"of round {number}")
         yield Seen("`new`", copied(new), f"of round {number}")
+        yield Seen("`accepted`", accepted, f"of round {number}")
     yield Seen("The number of rounds", len(rounds))
 
 

@@ -29,7 +29,7 @@ Row = Float[Tensor, " vocab"]
 
 def verify_greedy_cases(generator: torch.Generator) -> list[Case]:
     def case(label: str, k: int, wrong: Sequence[int] = ()) -> Case:
-        """A draft in a wrong place is one token on; elsewhere it is the target's choice."""
+        """A wrong draft is the target's choice plus one; the others are the target's choices."""
         choices = (torch.randperm(VOCAB, generator=generator)[: k + 1]).tolist()
         drafts = torch.tensor(choices[:k], dtype=torch.int64).tolist()  # equal, not the same
         for place in wrong:
@@ -39,18 +39,18 @@ def verify_greedy_cases(generator: torch.Generator) -> list[Case]:
     some = draw(generator, 2, 5)
     return [
         case("no draft", 0),
-        case("one draft, and it is right", 1),
-        case("one draft, and it is wrong", 1, [0]),
-        case("four drafts, all of them right", 4),
-        case("four drafts, the first one wrong", 4, [0]),
-        case("four drafts, the third one wrong", 4, [2]),
-        case("four drafts, the last one wrong", 4, [3]),
-        case("four drafts, all of them wrong", 4, range(4)),
-        case("seven drafts, two of them wrong", 7, [some, 6]),
-        Case("wrong drafts, said elsewhere", {"choices": [5, 8, 2, 9], "drafts": [5, 2, 8]}),
+        case("one draft, right", 1),
+        case("one draft, wrong", 1, [0]),
+        case("four drafts, all right", 4),
+        case("four drafts, the first wrong", 4, [0]),
+        case("four drafts, the third wrong", 4, [2]),
+        case("four drafts, the last wrong", 4, [3]),
+        case("four drafts, all wrong", 4, range(4)),
+        case("seven drafts, two wrong", 7, [some, 6]),
+        Case("drafts that the target chooses elsewhere", {"choices": [5, 8, 2], "drafts": [5, 2]}),
         Case("drafts that come one place early", {"choices": [3, 7, 4, 6], "drafts": [7, 4, 6]}),
-        Case("one token again and again", {"choices": [6, 6, 6, 6, 1], "drafts": [6, 6, 6, 6]}),
-        Case("one token again, and once too often", {"choices": [6, 6, 2, 6], "drafts": [6, 6, 6]}),
+        Case("the same token everywhere", {"choices": [6, 6, 6, 6, 1], "drafts": [6, 6, 6, 6]}),
+        Case("the same token, one too many", {"choices": [6, 6, 2, 6], "drafts": [6, 6, 6]}),
         Case("token 0", {"choices": [0, 4, 0, 0], "drafts": [0, 4, 7]}),
     ]
 
@@ -65,20 +65,20 @@ def residual_cases(generator: torch.Generator) -> list[Case]:
     few = p * (torch.rand(VOCAB, generator=generator) < 0.1)
     some = q * (torch.rand(VOCAB, generator=generator) < 0.5)
     return [
-        case("three tokens, the target gives more to two", [0.5, 0.3, 0.2], [0.25, 0.25, 0.5]),
+        case("three tokens, the target gives more to two", [0.5, 0.3, 0.2], [0.3, 0.2, 0.5]),
         case("three tokens, the target gives more to one", [0.5, 0.25, 0.25], [0.2, 0.4, 0.4]),
         case("target and draft are equal", [0.5, 0.125, 0.375], [0.5, 0.125, 0.375]),
-        case("equal, with a token that none of them gives", [0.25, 0.0, 0.75], [0.25, 0.0, 0.75]),
+        case("equal, with a token of probability 0", [0.25, 0.0, 0.75], [0.25, 0.0, 0.75]),
         case("almost equal", [0.5, 0.25, 0.25], [0.5, 0.25 + 2**-12, 0.25 - 2**-12]),
-        case("the draft is certain", [0.5, 0.3, 0.1, 0.1], [0.0, 1.0, 0.0, 0.0]),
-        case("the target is certain", [0.0, 0.0, 1.0, 0.0], [0.4, 0.1, 0.2, 0.3]),
-        case("both are certain, of different tokens", [0.0, 0.0, 1.0], [0.0, 1.0, 0.0]),
-        case("both are certain, of the same token", [0.0, 0.0, 1.0], [0.0, 0.0, 1.0]),
+        case("the draft gives 1 to a token", [0.5, 0.3, 0.1, 0.1], [0.0, 1.0, 0.0, 0.0]),
+        case("the target gives 1 to a token", [0.0, 0.0, 1.0, 0.0], [0.4, 0.1, 0.2, 0.3]),
+        case("both give 1, to different tokens", [0.0, 0.0, 1.0], [0.0, 1.0, 0.0]),
+        case("both give 1, to the same token", [0.0, 0.0, 1.0], [0.0, 0.0, 1.0]),
         case("300 tokens", p, q),
         case("300 tokens, in float32", p, q, torch.float32),
-        case("300 tokens, and a certain draft", p, torch.eye(VOCAB)[token]),
-        case("300 tokens, a few of which the target gives", few / few.sum(), q),
-        case("300 tokens, half of which the draft gives", p, some / some.sum()),
+        case("300 tokens, the draft gives 1 to one of them", p, torch.eye(VOCAB)[token]),
+        case("300 tokens, the target gives 0 to most", few / few.sum(), q),
+        case("300 tokens, the draft gives 0 to half", p, some / some.sum()),
         case("300 tokens, target and draft are equal", q, q),
     ]
 
@@ -99,7 +99,7 @@ def verify_cases(generator: torch.Generator) -> list[Case]:
         target: Callable[[torch.Generator, int], Row] = distribution,
         draft: Callable[[torch.Generator, int], Row] = distribution,
     ) -> Case:
-        """Behind the first draft that is rejected all would be accepted."""
+        """The drafts after the first rejected one would all be accepted."""
         p = torch.stack([target(generator, vocab) for _ in range(k + 1)])
         places = [drafted(generator, p[i], draft, i != accepted) for i in range(k)]
         q = torch.stack([place[0] for place in places]) if k else p[:0]
@@ -114,7 +114,7 @@ def verify_cases(generator: torch.Generator) -> list[Case]:
         uniforms[-1] = last_uniform(generator, p, p[:k], uniforms, k)
         return as_case(label, p, p[:k].clone(), drafts, uniforms)
 
-    never = torch.tensor([[0.0, 0.25, 0.75], [0.5, 0.25, 0.25]])  # of token 0, says the target
+    never = torch.tensor([[0.0, 0.25, 0.75], [0.5, 0.25, 0.25]])  # the target gives 0 to token 0
     at_0, float32 = torch.tensor([0.0, 0.5]), torch.float32
     return [
         case("no draft, three tokens", 0, 0, vocab=3),
@@ -123,23 +123,23 @@ def verify_cases(generator: torch.Generator) -> list[Case]:
         case("no draft", 0, 0),
         case("one draft is accepted", 1, 1),
         case("one draft is rejected", 1, 0),
-        case("all of four drafts are accepted", 4, 4),
-        case("all of four others are accepted", 4, 4),
+        case("four drafts, all accepted", 4, 4),
+        case("four others, all accepted", 4, 4),
         case("the first of four drafts is rejected", 4, 0),
         case("the second of four drafts is rejected", 4, 1),
         case("the third of four drafts is rejected", 4, 2),
         case("the last of four drafts is rejected", 4, 3),
         case("float32, all are accepted", 3, 3, dtype=float32),
         case("float32, the second is rejected", 3, 1, dtype=float32),
-        case("certain drafts, as of n-grams, all accepted", 3, 3, draft=certain),
-        case("certain drafts, as of n-grams, the second one rejected", 3, 1, draft=certain),
-        case("the target gives to few tokens, and rejects", 4, 2, target=few_tokens),
-        case("the draft gives to few tokens, and one is rejected", 4, 1, draft=few_tokens),
-        case("greedy: both are certain, all accepted", 4, 4, target=certain, draft=certain),
-        case("greedy: both are certain, one is rejected", 4, 2, target=certain, draft=certain),
+        case("drafts of probability 1 (n-grams), all accepted", 3, 3, draft=certain),
+        case("drafts of probability 1 (n-grams), the second rejected", 3, 1, draft=certain),
+        case("the target gives 0 to most tokens, one rejected", 4, 2, target=few_tokens),
+        case("the draft gives 0 to most tokens, one rejected", 4, 1, draft=few_tokens),
+        case("greedy: both give 1 to a token, all accepted", 4, 4, target=certain, draft=certain),
+        case("greedy: both give 1 to a token, one rejected", 4, 2, target=certain, draft=certain),
         equal_case("target and draft are equal", 4),
         as_case(
-            "a uniform of 0, for a draft that the target never says", never, never[1:], [0], at_0
+            "a uniform of 0, and a draft to which the target gives 0", never, never[1:], [0], at_0
         ),
     ]
 
@@ -160,9 +160,9 @@ def drafted(
     draft: Callable[[torch.Generator, int], Row],
     is_accepted: bool,
 ) -> tuple[Row, int, float]:
-    """What the draft says, its token, and a uniform by which the target accepts or rejects it.
+    """A draft's distribution, its token, and a uniform with which the target accepts it or not.
 
-    Where it can be, an accepted one has p < u < p / q < 1: neither p nor q alone would tell.
+    If possible, an accepted one has p < u < p / q < 1, so that p alone would not accept it.
     """
     for tries in range(5_000):
         q = draft(generator, len(p))
@@ -183,9 +183,9 @@ def drafted(
 def last_uniform(
     generator: torch.Generator, p: Tensor, q: Tensor, uniforms: Tensor, accepted: int
 ) -> float:
-    """A uniform that draws another token from the right distribution than from its neighbours.
+    """A uniform that draws a different token from the right distribution than from its neighbors.
 
-    Where there is none, of a small vocabulary or a certain target, it is just off the thresholds.
+    If a small vocabulary or a certain target has none, the uniform is just off the thresholds.
     """
     k = len(q)
     beyond = [reference.residual(p[i], q[i]) for i in range(k)]
@@ -218,12 +218,12 @@ def propose_cases(generator: torch.Generator) -> list[Case]:
         return Case(label, {"prompt": prompt_list(generator, seq), **own})
 
     def repetitive(label: str, *rounds: tuple[int, int], **params: Any) -> Case:
-        """The draft's own tokens stand in the text, so that the penalty counts."""
+        """The text holds the draft model's own tokens, so that the penalty matters."""
         script, said = case(label, 2, *rounds, **params), said_after(generator, 2)
         return Case(label, {**script.data, "prompt": [*said, said[2], said[0]]})
 
     def drafting(label: str, token: int | None) -> Case:
-        """The token is among the likeliest drafts of the first round, and not the last one."""
+        """The token is one of the first round's greedy drafts, and not the last one."""
         prompt, _ = prompt_where(generator, 3, lambda _, new: token in new[:3])
         return Case(label, {**case(label, 3, (4, 4), (1, 0), temperature=0).data, "prompt": prompt})
 
@@ -235,7 +235,7 @@ def propose_cases(generator: torch.Generator) -> list[Case]:
         case("no draft", 3, (0, 0)),
         case("one draft, drawn", 2, (1, 0), temperature=1.5),
         case("four drafts, drawn", 2, (4, 0), temperature=1.5),
-        case("four drafts at temperature 0.8, of the 20 likeliest tokens", 3, (4, 0), **warm),
+        case("four drafts at temperature 0.8, top-k 20", 3, (4, 0), **warm),
         case("all drafts accepted", 2, (2, 2), (2, 0), temperature=0),
         case("all drafts accepted, twice", 1, (3, 3), (2, 2), (3, 0), temperature=1.5),
         case("the first draft rejected", 3, (3, 0), (3, 0), temperature=2.0),
@@ -243,7 +243,7 @@ def propose_cases(generator: torch.Generator) -> list[Case]:
         case("the last of three rejected", 2, (3, 2), (3, 0), temperature=2.0),
         drafting("token 0 is drafted", 0),
         drafting("the model's own EOS is drafted", LOOP.eos_token_id),
-        case("no draft between two rounds", 2, (2, 2), (0, 0), (2, 0), temperature=1.5),
+        case("no drafts between two rounds", 2, (2, 2), (0, 0), (2, 0), temperature=1.5),
         repetitive("a repetition penalty", (4, 2), (3, 0), temperature=2.0, repetition_penalty=2.0),
         repetitive("a repetition penalty, greedy", (4, 0), temperature=0, repetition_penalty=3.0),
         case("until the context is full", 1, (4, some[0]), (4, 4), (3, some[1]), (1, 0), top_p=0.9),
@@ -251,7 +251,7 @@ def propose_cases(generator: torch.Generator) -> list[Case]:
 
 
 def said_after(generator: torch.Generator, seq: int) -> list[int]:
-    """A prompt, and what the small model says after it: tokens that it likes."""
+    """A prompt, and the small model's own next tokens."""
     prompt, new = prompt_where(generator, seq, lambda _, new: len({*new}) == len(new))
     return prompt + new[:2]
 
@@ -261,31 +261,34 @@ def ngram_cases(generator: torch.Generator) -> list[Case]:
     some = torch.randint(290, 293, (30,), generator=generator).tolist()
     large = torch.tensor([298, 297, 296, 299, 298, 297], dtype=torch.int64).tolist()
     song = [1, 2, 3, 4, 5, 9, 2, 3, 4, 6, 9, 8, 2, 3]
+    anew = [1, 2, 3, 4, 5, 0, 2, 3, 4, 6, 1, 2, 3]  # after 1 2 3 4 5; later 2 3 4 6
     return [
         case("one token", [7], 3),
-        case("nothing repeats itself", [5, 3, 8, 1], 3),
+        case("nothing repeats", [5, 3, 8, 1], 3),
         case("the same token twice", [7, 7], 3),
-        case("the last token stood there before", [4, 6, 2, 9, 4], 2),
-        case("the last two tokens stood there before", [4, 6, 2, 9, 4, 6], 2),
-        case("the last three tokens stood there before", [4, 6, 2, 9, 8, 4, 6, 2], 1),
+        case("the last token occurs earlier", [4, 6, 2, 9, 4], 2),
+        case("the last two tokens occur earlier", [4, 6, 2, 9, 4, 6], 2),
+        case("the last three tokens occur earlier", [4, 6, 2, 9, 8, 4, 6, 2], 1),
         case("tokens above 256", large, 2),
-        case("fewer tokens follow than are wanted", [4, 6, 2, 4], 7),
-        case("one token again and again", [3, 3, 3, 3], 5),
+        case("fewer tokens follow than are asked for", [4, 6, 2, 4], 7),
+        case("the same token everywhere", [3, 3, 3, 3], 5),
         case("two tokens in turn", [1, 2, 1, 2, 1], 4),
-        case("three tokens, and what follows two of them later", [1, 2, 3, 5, 2, 3, 6, 1, 2, 3], 2),
-        case("several places, of which the latest counts", [1, 5, 1, 6, 1, 8, 1], 2),
+        case("three tokens occur early, two of them later", [1, 2, 3, 5, 2, 3, 6, 1, 2, 3], 2),
+        case("several places, the latest counts", [1, 5, 1, 6, 1, 8, 1], 2),
         case("two tokens at several places", song, 2),
         case("two tokens at several places, many drafts", song, 9),
+        case("the drafts begin at one place, and not anew", anew, 2),
         case("a longer run of one token than before", [3, 3, 3, 9, 3, 3, 3, 3], 2),
-        case("one token is looked for", [2, 3, 4, 7, 3, 6, 2, 3], 3, longest=1),
-        case("five tokens are looked for", [*range(6), 9, 2, 3, 4, 8, *range(5)], 2, longest=5),
-        case("five are looked for, four stood there", [9, *range(8), 7, *range(4)], 2, longest=5),
-        case("more tokens are looked for than there are", [8, 5, 8], 4, longest=20),
+        case("longest is 1", [2, 3, 4, 7, 3, 6, 2, 3], 3, longest=1),
+        case("longest is 5", [*range(6), 9, 2, 3, 4, 8, *range(5)], 2, longest=5),
+        case("longest is 5, four occur earlier", [9, *range(8), 7, *range(4)], 2, longest=5),
+        case("longest is more than the text has", [8, 5, 8], 4, longest=20),
         case("token 0", [0, 4, 0, 0, 5, 0, 4], 2),
-        case("no draft is wanted", [1, 2, 1], 0),
+        case("no draft is asked for", [1, 2, 1], 0),
         case("tokens with the same digits", [12, 7, 1, 5, 112, 9, 12], 2),
         case("thirty tokens of three kinds", some, 4),
-        case("the same thirty, longer pieces", list(some), 6, longest=6),
+        case("the same thirty, longest is 6", list(some), 6, longest=6),
+        case("nothing repeats, but an earlier text has its end", [*range(20, 30), 4, 6, 2], 3),
     ]
 
 
@@ -304,11 +307,10 @@ def generate_cases(generator: torch.Generator) -> list[Case]:
         is_certain: bool = False,
         **params: Any,
     ) -> Case:
-        """The drafts of a loop that goes as planned; if the plan is short, its last round again.
+        """The drafts of a loop that follows the plan, whose last round is repeated if needed.
 
-        eos: picks the EOS token from the rounds of a text that goes on without one. Where they
-        have none that will do, LookupError, other drafts are made; so too where `where`, of the
-        prompt and the rounds, is not so.
+        eos: picks the EOS token from the rounds of a text that goes on without one. If it raises
+        LookupError, or if `where` is false for the prompt and the rounds, other drafts are made.
         """
         for _ in range(200):
             ids = prompt_list(generator, prompt) if isinstance(prompt, int) else prompt
@@ -323,7 +325,7 @@ def generate_cases(generator: torch.Generator) -> list[Case]:
             except LookupError:
                 continue
         else:
-            raise RuntimeError(f"No drafts will do for: {label}.")
+            raise RuntimeError(f"No drafts were found for: {label}.")
         probs = None if is_certain else drafter.probs
         asked = {"prompt": ids, "max_new_tokens": new, "k": k, "drafts": drafter.drafts}
         own = {"params": params or None, "seed": seed, "eos_token_id": eos_token_id}
@@ -333,6 +335,7 @@ def generate_cases(generator: torch.Generator) -> list[Case]:
     own, _ = prompt_where(generator, 3, lambda _, new: LOOP.eos_token_id in new[:4])
     inside = prompt_where(generator, 4, lambda ids, new: ids[1] not in [ids[-1], *new])[0]
     ended, _ = prompt_where(generator, 4, lambda ids, new: ids[-1] not in new)
+    twice, _ = prompt_where(generator, 3, lambda _, new: new[3] in new[1:3] and new[3] != new[0])
     said = partial(said_after, generator, 2)
     penalty: dict[str, Any] = {"temperature": 0, "repetition_penalty": 3.0}
 
@@ -351,30 +354,31 @@ def generate_cases(generator: torch.Generator) -> list[Case]:
         case("wrong drafts only", 2, 4, 3, (9, 0)),
         case("one of three drafts is right", 3, 6, 3, (9, 1)),
         case("two of three drafts are right", 3, 7, 3, (9, 2)),
-        case("the drafts are certain, as of n-grams", 2, 9, 4, *mixed, is_certain=True),
-        case("no draft comes at all", 3, 3, 4, (0, 0)),
+        case("drafts of probability 1 (n-grams)", 2, 9, 4, *mixed, is_certain=True),
+        case("no drafts at all", 3, 3, 4, (0, 0)),
         case("fewer drafts than asked for, then none", 2, 9, 4, (2, 2), (0, 0), (1, 0), (3, 3)),
         case("more right drafts than there is room for", 2, 3, 8, full),
         case("the last round has room for one draft", 2, 7, 4, full),
         case("EOS is the first of the accepted drafts", 3, 9, 4, full, eos=eos_new(0, 0)),
-        case("EOS stands amid the accepted drafts", 2, 9, 4, full, eos=eos_new(0, 2, large=True)),
+        case("EOS is among the accepted drafts", 2, 9, 4, full, eos=eos_new(0, 2, large=True)),
+        case("EOS is among them twice", twice, 9, 4, full, eos=lambda rounds: rounds[0].new[3]),
         case("EOS is the last of the accepted drafts", 2, 9, 3, full, eos=eos_new(1, 2)),
         case("EOS is the bonus", 2, 9, 3, full, eos=eos_new(0, 3)),
         case("EOS is a correction", 2, 9, 4, (4, 1), eos=eos_new(1, 1)),
         case("EOS is a draft that is rejected", 2, 9, 4, (4, 2), eos=eos_draft(0, 2)),
-        case("EOS is a draft after the correction", 2, 9, 4, (4, 1), eos=eos_draft(0, 3)),
+        case("EOS is a draft after the rejected one", 2, 9, 4, (4, 1), eos=eos_draft(0, 3)),
         case("the EOS token's id is 0", zero, 9, 4, full, eos=lambda rounds: 0),
-        case("the EOS token stands in the prompt", inside, 5, 2, full, eos=lambda _: inside[1]),
+        case("the prompt contains EOS", inside, 5, 2, full, eos=lambda _: inside[1]),
         case("the prompt ends with EOS", ended, 5, 2, full, eos=lambda _: ended[-1]),
-        case("the model's own EOS comes, and none is asked for", own, 6, 3, full),
+        case("the model's own EOS comes, but eos_token_id is None", own, 6, 3, full),
         case("the context is full before max_new_tokens", FULL - 6, 20, 4, (4, 4), (4, 2)),
         case("one place is left in the context", FULL - 1, 5, 4, full),
         case("the prompt fills the context", FULL, 3, 4, full),
         case("drawn: a draft is accepted, then one rejected", 3, 6, 1, (1, 1), (1, 0), **hot),
         case("drawn: all kinds of rounds", 2, 13, 4, *mixed, **warm),
-        case("drawn: certain drafts", 2, 9, 2, (2, 1), (1, 1), (2, 0), is_certain=True, **warm),
+        case("drawn: n-grams", 2, 9, 2, (2, 1), (1, 1), (2, 0), is_certain=True, **warm),
         case("drawn: fewer drafts, then none", 2, 10, 3, (1, 1), (0, 0), (2, 1), (3, 2), **hot),
-        case("drawn: EOS amid the accepted drafts", 2, 10, 4, full, eos=eos_new(1, 1), **warm),
+        case("drawn: EOS is an accepted draft", 2, 10, 4, full, eos=eos_new(1, 1), **warm),
         case("a repetition penalty", said, 9, 4, *mixed, where=drafts_count, **penalty),
         case("drawn, with a repetition penalty", said, 9, 4, *mixed, repetition_penalty=2.0, **hot),
         case("a long text", 1, FULL - 1, 3, (3, 3), (3, 1), (3, 2), (3, 3), (3, 0)),
@@ -382,7 +386,7 @@ def generate_cases(generator: torch.Generator) -> list[Case]:
 
 
 def eos_new(number: int, place: int, large: bool = False) -> Callable[[list[reference.Round]], int]:
-    """The token at a place of a round, if it comes nowhere before."""
+    """The token at a place of a round, if it doesn't occur before."""
 
     def eos(rounds: list[reference.Round]) -> int:
         token = rounds[number].new[place]
@@ -395,7 +399,7 @@ def eos_new(number: int, place: int, large: bool = False) -> Callable[[list[refe
 
 
 def eos_draft(number: int, place: int) -> Callable[[list[reference.Round]], int]:
-    """The draft at a place of a round, if it comes nowhere in the text."""
+    """The draft at a place of a round, if it doesn't occur in the text."""
 
     def eos(rounds: list[reference.Round]) -> int:
         token = rounds[number].drafts[place]
@@ -409,7 +413,7 @@ def eos_draft(number: int, place: int) -> Callable[[list[reference.Round]], int]
 def drafts_change_a_round(
     prompt: list[int], rounds: list[reference.Round], params: SamplingParams
 ) -> bool:
-    """Whether a greedy text would be another if a round's own drafts were not penalised in it."""
+    """Whether a greedy text would differ if a round's own drafts were not penalized in it."""
     ids = list(prompt)
     for made in rounds:
         for place in range(1, len(made.new)):
@@ -420,8 +424,7 @@ def drafts_change_a_round(
 
 
 class Planned:
-    """Drafts for a loop that goes as planned: by a look at what the target says, and at the
-    uniforms that the loop will draw."""
+    """Makes drafts with a planned fate, from the target's distribution and the loop's uniforms."""
 
     def __init__(
         self, generator: torch.Generator, plan: Sequence[tuple[int, int]], is_certain: bool
@@ -449,7 +452,7 @@ class Planned:
         return drafts, rows
 
     def draft(self, p: Row, u: float, is_accepted: bool) -> tuple[Row, int]:
-        """What a draft says, and a token of it that is accepted at this uniform, or is not."""
+        """A draft's distribution, and a token of it that is accepted with this uniform, or not."""
         for _ in range(20):
             q = (p + 0.002) * normal(self.generator, VOCAB).mul(1.5).exp()
             q = q / q.sum()
@@ -466,7 +469,7 @@ class Planned:
 
 
 def said_next(ids: list[int], params: SamplingParams, said: list[int] | None = None) -> Row:
-    """What the target says after a text; `said` is what a penalty knows of it, all unless told."""
+    """The target's distribution after a text; `said`: the tokens that a penalty sees, or None."""
     logits = small_model(GPTLMHead)(torch.tensor([ids]), torch.arange(len(ids))[None])[:, -1]
     return next_token_probs(logits, torch.tensor([said or ids]), params)[0]
 
@@ -488,12 +491,12 @@ def expected_cases(generator: torch.Generator) -> list[Case]:
     some = round(0.3 + 0.5 * float(torch.rand((), generator=generator)), 2)
     return [
         case("no draft", 0.5, 0),
-        case("one draft, half of them accepted", 0.5, 1),
-        case("two drafts, half of them accepted", 0.5, 2),
-        case("four drafts, four of five accepted", 0.8, 4),
+        case("one draft, acceptance 0.5", 0.5, 1),
+        case("two drafts, acceptance 0.5", 0.5, 2),
+        case("four drafts, acceptance 0.8", 0.8, 4),
         case("all accepted", 1.0, 4),
         case("none accepted", 0.0, 3),
-        case("hardly any rejected", 0.998, 4),
+        case("almost all accepted", 0.998, 4),
         case("seven drafts", some, 7),
         case("many drafts", 0.9, 30),
     ]
@@ -504,14 +507,14 @@ def speed_up_cases(generator: torch.Generator) -> list[Case]:
     some = [round(float(u), 2) for u in torch.rand(3, generator=generator)]
     return [
         case("no draft", 0.5, 0, 0.25, 1.0),
-        case("one draft, half of them accepted", 0.5, 1, 0.25, 1.0),
-        case("two drafts, half of them accepted", 0.5, 2, 0.125, 1.25),
-        case("four drafts, four of five accepted", 0.8, 4, 0.1, 1.6),
-        case("a draft that costs nothing", 0.6, 3, 0.0, 1.5),
-        case("a draft as dear as the target", 0.9, 4, 1.0, 1.2),
+        case("one draft, acceptance 0.5", 0.5, 1, 0.25, 1.0),
+        case("two drafts, acceptance 0.5", 0.5, 2, 0.125, 1.25),
+        case("four drafts, acceptance 0.8", 0.8, 4, 0.1, 1.6),
+        case("drafts that cost nothing", 0.6, 3, 0.0, 1.5),
+        case("a draft as expensive as a decode step", 0.9, 4, 1.0, 1.2),
         case("all accepted", 1.0, 5, 0.05, 1.4),
         case("none accepted", 0.0, 2, 0.2, 1.3),
-        case("any acceptance and costs", some[0], 6, 0.3 * some[1], 1 + some[2]),
+        case("another acceptance, other costs", some[0], 6, 0.3 * some[1], 1 + some[2]),
     ]
 
 

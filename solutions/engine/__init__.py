@@ -5,9 +5,9 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """What engine.py defines, by a shorter name.
+    """Return a name that engine.py defines, so that `solutions.engine` has it too.
 
-    It is looked up late: the file that answers the lab is absent where a student's engine runs.
+    The file is imported late, because it holds the lab's answer and is absent in the sandbox.
     """
     if name.startswith("__"):
         raise AttributeError(name)

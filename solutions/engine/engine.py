@@ -1,8 +1,8 @@
 """The engine: requests in, tokens streamed out.
 
-All labs before in one loop: continuous batching over paged blocks under a token budget, preemption,
-sampling parameters and a generator for each request, stop conditions, abort, speculation. A step is
-schedule, run, postprocess.
+It combines all earlier labs in one loop: continuous batching over paged blocks under a token
+budget, preemption, sampling parameters and a generator for each request, stop conditions, abort,
+speculation. A step has three parts: schedule, run, postprocess.
 """
 
 import collections.abc
@@ -29,12 +29,12 @@ from solutions.kv_cache import CachedLMHead
 from solutions.paged_attention import BlockManager, PagedCache
 from solutions.speculative import Drafter, new_uniforms, prefixes, verify, verify_greedy
 
-STEPS = 10_000  # that the trace remembers
+STEPS = 10_000  # how many of the latest steps the trace keeps
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What the engine takes from other labs; each can be your own. scheduler: None for lab 7's."""
+    """The parts from other labs; each can be your own. scheduler: None means lab 7's."""
 
     block_manager: type[BlockManager] = BlockManager
     paged_cache: type[PagedCache] = PagedCache
@@ -46,10 +46,10 @@ class Parts:
 
 @dataclass(frozen=True)
 class Output:
-    """What a step gave to a request: new tokens, and why it ended, if it did.
+    """A request's new tokens from one step, and why it ended, if it did.
 
-    finish_reason: "stop" (EOS or its stop condition), "length", "abort" or "error"; None while it
-    goes on.
+    finish_reason: "stop" (EOS or the stop condition), "length", "abort" or "error"; None while the
+    request goes on.
     """
 
     request: int
@@ -60,9 +60,10 @@ class Output:
 class Engine:
     """Serves requests, step by step.
 
-    `submit` and `abort` may be called at any time and from any thread: the next step begins with
-    what they ask for. Every step ends with handing its outputs to `on_output`. trace: for each
-    step, (request, tokens computed, whether a token was sampled) of all whom it served.
+    `submit` and `abort` may be called at any time and from any thread; they take effect at the
+    beginning of the next step. Every step ends by passing its outputs to `on_output`. trace: for
+    each step, a list with (request, tokens computed, whether it had caught up) for each request
+    that the step served.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Engine:
         parts: Parts = Parts(),
     ) -> None:
         if k < 0 or (k > 0) != (new_drafter is not None):
-            raise ValueError(f"To draft takes both a drafter and k of 1 or more; k is {k}.")
+            raise ValueError(f"Drafting takes both a drafter and k of 1 or more; k is {k}.")
         if scheduler.token_budget <= k:
             raise ValueError(
                 f"A token and its {k} drafts are verified in one step: the token budget must be "
@@ -85,8 +86,8 @@ class Engine:
         self.config, self.scheduler, self.runner, self.parts = config, scheduler, runner, parts
         self.on_output, self.new_drafter, self.k = on_output, new_drafter, k
         self.numbers = count()
-        self.inbox: deque[Sequence | int] = deque()  # who has come, and whom to abort
-        self.sequences: dict[int, Sequence] = {}  # whoever waits or runs
+        self.inbox: deque[Sequence | int] = deque()  # new requests, and numbers to abort
+        self.sequences: dict[int, Sequence] = {}  # all waiting and running requests
         self.outputs: deque[Output] = deque()
         self.trace: deque[list[tuple[int, int, bool]]] = deque(maxlen=STEPS)
 
@@ -100,17 +101,17 @@ class Engine:
         stop: StopCondition | None = None,
         salt: bytes = b"",
     ) -> int:
-        """Let a request come with the next step; return its number. They count from 0.
+        """Add a request with the next step; return its number, counted from 0.
 
-        Blocks are shared among requests of one salt alone, if the manager shares any. Raises
-        ValueError for one that can't be served. The prompt is left as it was.
+        If the manager shares blocks, then only among requests with the same salt. Raises ValueError
+        for a request that can't be served. The prompt is not changed.
         """
         require_request(self.config, prompt, max_new_tokens)
         end = min(len(prompt) + max_new_tokens, self.config.n_positions)
         self.scheduler.require_room(end)
         sequence = Sequence(
             next(self.numbers),
-            list(map(index, prompt)),  # whole numbers, of whatever kind
+            list(map(index, prompt)),  # integers of any type
             end,
             eos_token_id,
             params=params,
@@ -123,7 +124,7 @@ class Engine:
         return sequence.number
 
     def abort(self, request: int) -> None:
-        """End a request with the next step. Of one that has ended already, nothing comes."""
+        """End a request with the next step; one that has already ended stays as it is."""
         self.inbox.append(request)
 
     @property
@@ -131,19 +132,21 @@ class Engine:
         return bool(self.inbox or self.sequences or self.outputs)
 
     def run(self) -> None:
-        """Step until nobody waits and nobody runs."""
+        """Step until no request is waiting or running."""
         while self.has_work:
             self.step()
 
     @torch.inference_mode()
     def step(self) -> None:
-        """One iteration: schedule, run, postprocess.
+        """Run one iteration: schedule, run, postprocess.
 
-        The runner computes a chunk for every request in the plan, all in one forward. By so many
-        tokens each of them has then come further, and `publish` tells the manager: of its `ids`,
-        and how many are computed. Whoever has caught up gains the tokens that `choose` takes from
-        its logits. At last the trace gets one list of (request, tokens, whether it has caught up),
-        in the order of the plan, and an empty one where nobody was served.
+        The runner computes a chunk for every request in the plan, all in one forward pass. Then
+        take the requests in the order of the plan, each completely before the next: count its
+        tokens as computed; `publish` its `ids` and how many of them are computed; and if it has
+        caught up, let it gain the tokens that `choose` takes from its logits. At the end, append
+        one list to the trace, with (request, tokens, whether it has caught up) for each request in
+        the plan; an empty list if the plan is empty. An error that a request raises is passed on:
+        requests after it stay as they were, and the next step computes them again.
         """
         self.take_in()
         ### BEGIN SOLUTION
@@ -163,7 +166,7 @@ class Engine:
             self.on_output(self.outputs.popleft())
 
     def take_in(self) -> None:
-        """What was submitted and what was aborted since the step before, in its order."""
+        """Add the requests submitted since the last step and end the aborted ones, in order."""
         for _ in range(len(self.inbox)):
             came = self.inbox.popleft()
             if isinstance(came, Sequence):
@@ -175,14 +178,14 @@ class Engine:
                 self.finish(self.sequences[came], "abort")
 
     def chunk(self, request: int, tokens: int) -> Chunk:
-        """The next tokens of a request. Wanted is what follows its last one, and each draft."""
-        whose = self.sequences[request]
-        start = whose.num_computed_tokens
-        wanted = max(0, start + tokens - len(whose.ids) + 1)
-        return Chunk(request, whose.text[start : start + tokens], start, wanted)
+        """Return a request's next tokens. Logits are wanted after its last token and each draft."""
+        source = self.sequences[request]
+        start = source.num_computed_tokens
+        wanted = max(0, start + tokens - len(source.ids) + 1)
+        return Chunk(request, source.text[start : start + tokens], start, wanted)
 
     def choose(self, sequence: Sequence, logits: Float[Tensor, "wanted vocab"]) -> list[int]:
-        """The drafts that are accepted, and the token after those."""
+        """Return the accepted drafts and the token after them."""
         drafts, params, parts = sequence.drafts, sequence.params, self.parts
         with self.ending_at_errors(sequence):
             if params == GREEDY:
@@ -195,7 +198,7 @@ class Engine:
         return [*drafts[:accepted], token]
 
     def gain(self, sequence: Sequence, tokens: list[int]) -> None:
-        """Give a request its new tokens. It ends with them, or drafts what may follow."""
+        """Give a request its new tokens. If they don't end it, it drafts its next tokens."""
         with self.ending_at_errors(sequence):
             new_ids = sequence.extend(tokens)
             if sequence.finish_reason is not None:
@@ -206,7 +209,7 @@ class Engine:
 
     @contextmanager
     def ending_at_errors(self, sequence: Sequence) -> Iterator[None]:
-        """What a request's own parts raise ends it alone; the others go on with the next step."""
+        """End only this request if its own parts raise an error; pass the error on."""
         try:
             yield
         except Exception:
@@ -216,6 +219,7 @@ class Engine:
     def finish(
         self, sequence: Sequence, reason: str, new_ids: collections.abc.Sequence[int] = ()
     ) -> None:
+        """Remove a request that has ended, and send its last output."""
         self.scheduler.retire(sequence)
         del self.sequences[sequence.number]
         self.outputs.append(Output(sequence.number, list(new_ids), reason))
@@ -232,10 +236,10 @@ def new_engine(
     k: int = 0,
     parts: Parts = Parts(),
 ) -> Engine:
-    """An engine for this model, of these parts. k: drafts in a round.
+    """Return an engine for this model, made of these parts. k: drafts per round.
 
-    With lab 4's own cache it computes by fewer operations; with another, by that one's `attend`. A
-    model may bring a head of its own (lab 10).
+    With the reference's cache of lab 4 it takes a path with fewer operations; with any other cache
+    it calls that cache's `attend`. A model may have its own LM head (lab 10).
     """
     weight = model.transformer.wte.weight
     manager_class: Any = parts.block_manager

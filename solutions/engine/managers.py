@@ -1,4 +1,4 @@
-"""The engine, part two: what it asks of a block manager beyond lab 4."""
+"""The engine, part two: the methods of a block manager that the engine needs beyond lab 4."""
 
 import collections.abc
 from collections import OrderedDict
@@ -9,11 +9,11 @@ from solutions.paged_attention import BlockManager, OutOfBlocks
 if TYPE_CHECKING:
     Manager = BlockManager
 else:
-    Manager = object  # the hooks stand before whosever class it is
+    Manager = object  # the hooks are mixed into any manager class, a student's too
 
 
 class FreeBlocks(OrderedDict[int, None]):
-    """In the place of a deque: one that can lose a block from its middle at once."""
+    """Used instead of a deque, because it removes a block from the middle in constant time."""
 
     def __init__(self, blocks: collections.abc.Iterable[int]) -> None:
         super().__init__(dict.fromkeys(blocks))
@@ -36,11 +36,11 @@ class FreeBlocks(OrderedDict[int, None]):
 
 
 class EngineHooks(Manager):
-    """What an engine asks of a block manager beyond lab 4, whosever manager it is."""
+    """The methods that the engine needs beyond lab 4, to mix into any block manager."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         super().__init__(num_blocks, block_size)
-        self.free_blocks: Any = FreeBlocks(self.free_blocks)  # it takes the place of a deque
+        self.free_blocks: Any = FreeBlocks(self.free_blocks)  # instead of lab 4's deque
 
     def admit(
         self,
@@ -49,33 +49,36 @@ class EngineHooks(Manager):
         num_drafts: int = 0,
         salt: bytes = b"",
     ) -> int:
-        """Give a new request blocks for its tokens; return how many the cache holds already.
+        """Give a new request blocks for its tokens; return how many the cache already holds.
 
-        The last `num_drafts` of them are drafts. Only requests of one salt may share blocks. Raises
-        OutOfBlocks, and changes nothing, where the pool has too few.
+        The last `num_drafts` of the tokens are drafts. Only requests with the same salt may share
+        blocks. Raises OutOfBlocks, and changes nothing, if the pool has too few free blocks.
         """
         self.require_free(self.blocks_for(len(token_ids)))
         self.allocate(request, len(token_ids))
-        return 0  # nobody shares anything yet
+        return 0  # requests don't share blocks before lab 8
 
     def grow(self, request: int, num_tokens: int) -> None:
-        """Make room for so many tokens of a request in all; what it has beyond stays.
+        """Give a request blocks for `num_tokens` tokens in total; it keeps what it has beyond.
 
-        Raises OutOfBlocks, and changes nothing, where the pool has too few.
+        Raises OutOfBlocks, and changes nothing, if the pool has too few free blocks.
         """
         self.require_free(self.blocks_for(num_tokens) - len(self.tables[request]))
         for _ in range(num_tokens - self.lengths[request]):
             self.append(request)
 
     def require_free(self, needed: int) -> None:
-        """Asked here, because a manager of another lab raises an OutOfBlocks of its own."""
+        """Raise this module's OutOfBlocks; another manager may raise a class of its own."""
         if needed > len(self.free_blocks):
             raise OutOfBlocks(f"{needed} blocks are needed; {len(self.free_blocks)} are free.")
 
     def publish(
         self, request: int, token_ids: collections.abc.Sequence[int], computed: int
     ) -> None:
-        """Of these tokens the first `computed` are in the cache now; beyond them may be drafts."""
+        """Tell the manager that the first `computed` of a request's tokens are in the cache now.
+
+        Tokens after these may be drafts. Here nothing follows from it; lab 8 shares such blocks.
+        """
 
 
 class EngineManager(EngineHooks, BlockManager):

@@ -1,9 +1,8 @@
-"""The engine, part four: one packed forward for whatever was scheduled.
+"""The engine, part four: one packed forward pass for all scheduled tokens.
 
-No rectangle any more: the new tokens of all requests lie behind one another in one row, [1, total],
-with their positions beside them, so that every weight is read once for all of them. Only attention,
-where a token sees its own request alone, goes by requests: those with equally many new tokens
-together.
+The new tokens of all requests are concatenated in one row, [1, total], with a row of positions of
+the same shape, so every weight is read once for all of them. Only attention, where a token sees its
+own request alone, runs in groups: requests with equally many new tokens together.
 """
 
 import collections.abc
@@ -23,19 +22,20 @@ import gpt
 from solutions.kv_cache import CachedLMHead, causal_mask
 from solutions.paged_attention import PagedCache, slot_mapping
 
-# Texts that differ by more tokens are not padded to one length. Fewer groups win over less padding.
+# Texts are padded to one length within a stretch of this many tokens: fewer groups cost less than
+# the padding.
 STRETCH = 256
 
 HAS_ONEDNN = torch.backends.mkldnn.is_available()
-PARTS = 4  # of a weight that is read for one token
+PARTS = 4  # into which a weight is split when it is read for one token
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """What a forward computes of one request.
+    """The tokens of one request that a forward pass computes.
 
-    ids: its new tokens; `start` of its tokens are computed already. wanted: after how many of the
-    new ones, the last ones, it must be known what follows; 0 while a prompt isn't through.
+    ids: its new tokens. start: how many of its tokens are already computed. wanted: how many of the
+    last new tokens need logits; 0 in the middle of a prompt.
     """
 
     request: int
@@ -45,17 +45,17 @@ class Chunk:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """By which chunks are served together: as many new tokens, and about as long a text."""
+        """Chunks of equal shape are served together: equally many new tokens, similar lengths."""
         return len(self.ids), (self.start + len(self.ids)) // STRETCH
 
 
 @dataclass(frozen=True)
 class Rectangle:
-    """Requests that are served together, as lab 4 does: with equally many new tokens.
+    """Requests with equally many new tokens, which are served together as in lab 4.
 
-    tokens: theirs, in the packed row. length: of the longest text. new_slots: where in the pool the
-    new tokens go. places: where all tokens of each row lie, as the cache wants to know it. mask:
-    None where all are seen.
+    tokens: their place in the packed row. length: the length of the longest text. new_slots: the
+    slots of the new tokens in the pool. places: where all tokens of each row are, in the form that
+    the cache needs. mask: None if every query sees every key.
     """
 
     tokens: slice
@@ -67,16 +67,16 @@ class Rectangle:
 
 
 class PackedCache:
-    """Lab 4's cache, whosever it is, for a packed row: one rectangle after the other."""
+    """Serves a packed row with any cache of lab 4, one rectangle after the other."""
 
     def __init__(self, cache: PagedCache) -> None:
         self.cache, self.manager = cache, cache.manager
         self.rectangles: list[Rectangle] = []
 
     def select(self, batch: collections.abc.Sequence[Chunk]) -> Int[Tensor, " total"]:
-        """Let the next forward have these chunks, which are sorted by their shapes.
+        """Prepare the next forward pass for these chunks, which are sorted by shape.
 
-        Returns the new tokens' positions, as position ids for the model.
+        Returns the positions of the new tokens, as position ids for the model.
         """
         self.rectangles, start = [], 0
         for _, group in groupby(batch, key=lambda chunk: chunk.shape):
@@ -110,9 +110,9 @@ class PackedCache:
     def attend(
         self, layer: int, *packed: Float[Tensor, "1 heads total head_dim"]
     ) -> Float[Tensor, "1 heads total head_dim"]:
-        """Store keys and values, and attend; `packed` are queries, keys and values."""
+        """Store keys and values, and attend; `packed`: queries, keys and values."""
         if len(self.rectangles) == self.rectangles[0].positions.shape[0] == 1:
-            return self.attend_rows(layer, self.rectangles[0], *packed)  # it is one already
+            return self.attend_rows(layer, self.rectangles[0], *packed)  # one row already
         attended = []
         for part in self.rectangles:
             # [1, heads, rows * q_len, head_dim] to [rows, heads, q_len, head_dim], and back
@@ -131,21 +131,21 @@ class PackedCache:
 
 
 class FastCache(PackedCache):
-    """The same result from fewer operations and copies, for lab 4's own cache.
+    """The same result with fewer operations and copies, for the reference's cache of lab 4.
 
-    A request alone whose blocks follow one another is read where it lies. Of others whole blocks
-    are gathered, which are long stretches of memory.
+    A single request in consecutive blocks is read without a copy. For other requests whole blocks
+    are gathered, which are long runs of memory.
     """
 
     def __init__(self, cache: PagedCache) -> None:
         super().__init__(cache)
-        # for each layer [2, slots, heads, head_dim], keys first, in the pool's own memory
+        # for each layer [2, slots, heads, head_dim], keys first: views of the pool
         self.layers = [pool.flatten(1, 2) for pool in cache.pool.unbind(1)]
 
     def places(self, block_tables: Tensor, every: Tensor) -> Any:
-        """A slice of the slots for one row in one stretch; else its blocks, and room for a copy.
+        """Return a slice of slots for one row in consecutive blocks; else blocks and a copy buffer.
 
-        All layers copy to the same room: fresh memory would cost more than what is copied.
+        All layers use the same buffer: allocating memory would cost more than the copy itself.
         """
         (table, *others), block_size = block_tables.tolist(), self.manager.block_size
         if not others and table == list(range(table[0], table[0] + len(table))):
@@ -154,7 +154,7 @@ class FastCache(PackedCache):
         return block_tables.flatten(), self.cache.pool.new_empty(2, block_tables.numel(), *block)
 
     def mask(self, new: Tensor, every: Tensor) -> Tensor | None:
-        """As what is added to the scores, which every layer would else make of it."""
+        """Return the mask as numbers to add to the scores, so no layer has to convert it."""
         seen = causal_mask(new, every)
         if seen.all():
             return None
@@ -179,11 +179,11 @@ class FastCache(PackedCache):
 
 
 class Linear:
-    """F.linear on a processor, by whichever of PyTorch's libraries reads the weights sooner.
+    """F.linear on a CPU, with whichever matrix library reads the weights faster.
 
-    F.linear itself asks MKL, which for one token reads them with one thread, and which for several
-    serves Intel's processors best. The batched product of MKL takes all threads, so one token is
-    multiplied by parts of the weight; several are multiplied by oneDNN.
+    F.linear uses MKL, which reads the weights with a single thread for one token, and which is
+    tuned for Intel's processors for several tokens. MKL's batched product uses all threads, so one
+    token is multiplied by parts of the weight; several tokens are multiplied by oneDNN.
     """
 
     def __init__(
@@ -205,10 +205,9 @@ class Linear:
 
 
 class FusedTransformer:
-    """The model's hidden states from fewer operations, on its own weights.
+    """Computes the model's hidden states with fewer operations, on the model's own weights.
 
-    There are no modules to call, and no ids to look at: the engine has done that when a request
-    came.
+    It calls no modules and doesn't check the ids: the engine has checked them in `submit`.
     """
 
     def __init__(self, model: CachedLMHead) -> None:
@@ -245,18 +244,18 @@ class FusedTransformer:
 
 
 def norm_of(module: Any) -> tuple[Any, ...]:
-    """What F.layer_norm takes behind its input."""
+    """Return the arguments of F.layer_norm after its input."""
     return module.normalized_shape, module.weight, module.bias, module.eps
 
 
 def linear_of(module: Any) -> Any:
-    """GPT-2 keeps its weights the other way round. Layers of another kind (lab 10) stay."""
+    """Return a `Linear` for GPT-2's transposed weights. Other layers (lab 10) stay as they are."""
     return Linear(module.weight.T, module.bias) if isinstance(module, gpt.Linear) else module
 
 
 @dataclass
 class Runner:
-    """A model and its cache. transformer: hidden states from ids, positions and cache."""
+    """A model and its cache. transformer: returns hidden states for ids, positions and cache."""
 
     transformer: Callable[..., Float[Tensor, "1 total n_embd"]]
     lm_head: Callable[..., Float[Tensor, "rows vocab"]]
@@ -266,7 +265,7 @@ class Runner:
     def forward(
         self, batch: collections.abc.Sequence[Chunk]
     ) -> dict[int, Float[Tensor, "wanted vocab"]]:
-        """The logits that are wanted of each request, by its number."""
+        """Run all chunks in one pass; return the wanted logits of each request, by its number."""
         if not batch:
             return {}
         batch = sorted(batch, key=lambda chunk: chunk.shape)

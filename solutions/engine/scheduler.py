@@ -1,8 +1,8 @@
-"""The engine, part three: who computes how many tokens next, and in which blocks.
+"""The engine, part three: how many tokens each request computes next, and in which blocks.
 
-There is a token budget for each step, and a pool of blocks for all. Running requests come first,
-each with what it has not computed yet; then those who wait, while there is room. Of a prompt that
-is longer than what is left of the budget, a chunk is computed, and the rest in later steps.
+Each step has a token budget, and all requests share a pool of blocks. Running requests come first,
+each with the tokens that it has not computed yet; then waiting requests, while there is room. If a
+prompt is longer than the rest of the budget, a chunk is computed, and the rest in later steps.
 
 Sources: Yu et al., "Orca", OSDI 2022 (iterations); Kwon et al., "PagedAttention", SOSP 2023,
 section 4.5 (preemption); Agrawal et al., "Taming throughput-latency tradeoff in LLM inference with
@@ -15,20 +15,20 @@ from solutions.engine.managers import EngineHooks
 from solutions.engine.sequence import Sequence
 from solutions.paged_attention import OutOfBlocks
 
-Plan = dict[int, int]  # by the number of a request: how many of its tokens to compute
+Plan = dict[int, int]  # from a request's number to how many of its tokens to compute
 
 
 class Scheduler:
-    """Whom the next forward serves.
+    """Plans which requests the next forward pass serves.
 
-    waiting: the one who has waited longest stands on the left. running: those who have blocks, in
-    the order in which they were admitted. preemptions: how many there have been.
+    waiting: the request that comes next is on the left. running: the requests that have blocks, in
+    the order in which they were admitted. preemptions: how many there have been so far.
     """
 
     def __init__(self, manager: EngineHooks, token_budget: int, max_running: int) -> None:
         if token_budget < 1 or max_running < 1:
             raise ValueError(
-                "A step must have room for one token of one request at least; token_budget is "
+                "A step must have room for at least one token of one request; token_budget is "
                 f"{token_budget} and max_running {max_running}."
             )
         self.manager, self.token_budget, self.max_running = manager, token_budget, max_running
@@ -37,7 +37,7 @@ class Scheduler:
         self.preemptions = 0
 
     def require_room(self, end: int) -> None:
-        """Refuse, with a ValueError, a text that would not fit into the pool if it had it alone."""
+        """Raise ValueError for a text of `end` tokens that wouldn't fit into the empty pool."""
         needed = self.manager.blocks_for(end - 1)  # the last token is never stored
         if needed > self.manager.num_blocks:
             raise ValueError(
@@ -46,12 +46,12 @@ class Scheduler:
             )
 
     def schedule(self) -> Plan:
-        """How many tokens of which request the next forward computes.
+        """Return how many tokens of each request the next forward pass computes.
 
-        All of them together are at most `token_budget`, and each gets its `next_count` under what
-        is left of it. First come those who run, in their order, if `make_room` finds blocks for
-        them. Then those who wait, as long as something is left and `admit` lets one in; nobody in a
-        step that has preempted somebody. A request that gets no tokens is not in the plan.
+        All together are at most `token_budget`: each request gets its `next_count` of what is left.
+        Running requests come first, in their order, if `make_room` finds blocks for their tokens.
+        Then waiting requests, as long as some of the budget is left and `admit` returns True; none
+        in a step that has preempted a request. Leave out requests that get no tokens.
         """
         ### BEGIN SOLUTION
         plan: Plan = {}
@@ -69,9 +69,9 @@ class Scheduler:
         ### END SOLUTION
 
     def make_room(self, sequence: Sequence, count: int) -> bool:
-        """Blocks for `count` more tokens of a running request; False where it runs no more.
+        """Get blocks for `count` more tokens; return False if the request isn't running any more.
 
-        Where the pool is empty, the last one that runs is preempted, and again, until there is
+        If no block is free, the last running request is preempted, again and again until there is
         room; that may be the request itself.
         """
         while sequence in self.running:
@@ -83,9 +83,9 @@ class Scheduler:
         return False
 
     def preempt(self, sequence: Sequence) -> None:
-        """Take a running request's blocks away; it waits in front of all others, with its tokens.
+        """Free a running request's blocks, and move it to the front of the queue with its tokens.
 
-        Once admitted again, its keys and values are computed anew (recompute).
+        When it is admitted again, its keys and values are recomputed.
         """
         self.running.remove(sequence)
         self.manager.free(sequence.number)
@@ -94,7 +94,10 @@ class Scheduler:
         self.preemptions += 1
 
     def admit(self) -> bool:
-        """Let the one who has waited longest run, if there is room for all its tokens."""
+        """Move the first waiting request to the end of `running`, if all its tokens have room.
+
+        Returns whether it did.
+        """
         if not self.waiting or len(self.running) == self.max_running:
             return False
         newcomer = self.waiting[0]
@@ -107,7 +110,7 @@ class Scheduler:
         return True
 
     def retire(self, sequence: Sequence) -> None:
-        """Forget a request, whether it runs or waits."""
+        """Remove a request from `running`, and free its blocks, or from `waiting`."""
         if sequence in self.running:
             self.running.remove(sequence)
             self.manager.free(sequence.number)

@@ -1,8 +1,8 @@
 """The engine, part one: a request as the engine sees it.
 
-One notion carries prefill, chunks of it, decode, preemption and speculation alike: a sequence has
-tokens, and the first `num_computed_tokens` of them have their keys and values in the cache. A step
-lets some sequences catch up; whoever has caught up gains a token.
+One idea covers prefill, chunked prefill, decode, preemption and speculation: a sequence has tokens,
+and the first `num_computed_tokens` of them have their keys and values in the cache. In each step
+some sequences compute some of the others; a sequence with none left to compute gains a token.
 """
 
 import collections.abc
@@ -18,16 +18,16 @@ from solutions.batching import Request
 from solutions.decoding import GREEDY, SamplingParams, require_stops
 from solutions.speculative import Drafter
 
-StopCondition = Callable[[list[int]], bool]  # is asked with the new tokens so far
+StopCondition = Callable[[list[int]], bool]  # called with all new tokens after each of them
 
 
 @dataclass(eq=False)
 class Sequence(Request):
-    """Lab 3's request, with all that is its own: how its tokens are chosen and when it stops.
+    """Lab 3's request, with its own sampling parameters, stop condition and drafts.
 
-    salt: only requests of one salt share blocks. drafts: tokens that were guessed, and are still to
-    be verified; draft_probs: what each was drawn from. finish_reason: "stop", "length" or "abort";
-    None while it goes on.
+    salt: only requests with the same salt share blocks. drafts: guessed tokens that are still to be
+    verified; draft_probs: the distribution that each was drawn from. finish_reason: "stop" or
+    "length"; None while it goes on.
     """
 
     params: SamplingParams = GREEDY
@@ -45,27 +45,28 @@ class Sequence(Request):
 
     @property
     def text(self) -> list[int]:
-        """All that the model has to compute: the tokens, then the drafts."""
+        """The tokens and the drafts: everything that the model has to compute."""
         return self.ids + self.drafts
 
     @property
     def has_caught_up(self) -> bool:
+        """Whether all tokens are computed, so that the request can gain a new one."""
         return self.num_computed_tokens >= len(self.ids)
 
     def next_count(self, budget: int) -> int:
-        """How many of its tokens the next step can compute, `budget` at most.
+        """Return how many of its tokens the next step can compute, at most `budget`.
 
-        The drafts are verified all together, with the token before them; where the budget has no
-        room for that, in a later step. So what a request draws doesn't depend on the others.
+        The last token and all its drafts are verified together. If they don't fit the budget, they
+        wait for a later step. So the tokens that a request draws don't depend on other requests.
         """
         count = len(self.text) - self.num_computed_tokens
         before_the_last = len(self.ids) - 1 - self.num_computed_tokens
         return count if count <= budget else min(budget, before_the_last)
 
     def extend(self, tokens: list[int]) -> list[int]:
-        """Gain new tokens, up to the one that ends it; return those. The drafts are judged then.
+        """Add new tokens, up to one that ends the request; return those. Drop the drafts.
 
-        The newest token is not computed yet, and all before it are.
+        After that, all tokens but the newest are computed.
         """
         before = len(self.ids)
         for token in tokens:
@@ -76,6 +77,7 @@ class Sequence(Request):
         return self.ids[before:]
 
     def append(self, token: int) -> None:
+        """Add one new token, and note whether it ends the request and why."""
         super().append(token)
         if self.has_ended:
             self.finish_reason = "stop" if token == self.eos_token_id else "length"
@@ -83,11 +85,11 @@ class Sequence(Request):
             self.has_ended, self.finish_reason = True, "stop"
 
     def draft(self, k: int) -> None:
-        """Let a drafter of its own, if it may have one, guess up to k tokens that may follow."""
+        """Let the request's own drafter, if it has one, guess up to k next tokens."""
         if self.new_drafter is not None:
-            if self.drafter is None:  # not before: it may hold a cache, and many may wait
+            if self.drafter is None:  # made late: it may hold a cache, and many requests may wait
                 self.drafter = self.new_drafter()
-            room = self.end - len(self.ids) - 1  # the last token is the target's own
+            room = self.end - len(self.ids) - 1  # the last place is for the target's own token
             self.drafter.truncate(len(self.ids) - 1)
             self.drafts, self.draft_probs = self.drafter.propose(
                 self.ids, min(k, room), self.params, self.generator
@@ -95,9 +97,10 @@ class Sequence(Request):
 
 
 def stop_at_text(tokenizer: Any, stops: collections.abc.Sequence[str]) -> StopCondition:
-    """Whether the new text holds one of these strings, which it does with its newest token first.
+    """Return a stop condition: whether the new text contains one of these strings.
 
-    Raises ValueError for an empty string, which stands everywhere.
+    Called after each token, so it only looks at the end. Raises ValueError for an empty string,
+    which is in every text.
     """
     require_stops(stops)
     longest = max(len(stop.encode()) for stop in stops)  # a token is a byte or more

@@ -1,4 +1,4 @@
-"""Answers to lab 7's exercises: a queue planned, an engine's step."""
+"""Answers to lab 7's exercises: the scheduler, and the engine's step."""
 
 from typing import NamedTuple
 
@@ -88,7 +88,8 @@ def with_its_own_chunks_and_gain(self):
         self.trace[-1].append([request, tokens, sequence.has_caught_up])
         if not sequence.has_caught_up:
             continue
-        new_ids = sequence.extend(self.choose(sequence, logits[request]))
+        with self.ending_at_errors(sequence):
+            new_ids = sequence.extend(self.choose(sequence, logits[request]))
         if sequence.has_ended:
             self.finish(sequence, sequence.finish_reason, new_ids)
         else:
@@ -105,7 +106,7 @@ def keeping_its_outputs(self):
     self.on_output = on_output
 
 
-@wrong(Engine.step, "What the runner is asked for, by request, in step 2 is {0: {'ids': [")
+@wrong(Engine.step, "What the runner receives, by request, in step 2 is {0: {'ids': [")
 def changing_the_drafts(self):
     Engine.step(self)
     for sequence in self.sequences.values():

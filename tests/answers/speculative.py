@@ -118,6 +118,18 @@ wrong(ngram_draft, "The draft should be a list, not a tuple.")(
 wrong(ngram_draft)(lambda ids, k, longest=3: ngram_draft(ids[-10:], k, longest))
 
 
+@wrong(ngram_draft)
+def an_index_that_survives(ids, k, longest=3, index={}):  # noqa: B006
+    sizes = range(1, min(longest, len(ids) - 1) + 1)
+    for size in sizes:
+        for end in range(size, len(ids)):
+            index[tuple(ids[end - size : end])] = end
+    for size in reversed(sizes):
+        if (end := index.get(tuple(ids[-size:]))) is not None:
+            return (ids[end:] * k)[:k]
+    return []
+
+
 # ----------------------------------------------------------------------------------- the loop
 
 
@@ -169,6 +181,14 @@ wrong(generate_speculative, "What it returned")(lambda *given: generate_speculat
 @wrong(generate_speculative)
 def plain_decode_told_as_rounds(target, drafter, *given, **named):
     return generate_speculative(target, NoDraft(), *given, **named)
+
+
+@wrong(generate_speculative, "generator over all rounds gave", "numbers; expected: it gave")
+def with_one_uniform_too_many(*given, generator=None, **named):
+    found = generate_speculative(*given, generator=generator, **named)
+    if generator is not None:
+        torch.rand(1, generator=generator)
+    return found
 
 
 # ---------------------------------------------------------------------------- when does it pay?

@@ -729,7 +729,7 @@ def test_a_text_that_would_not_fit_into_the_pool_is_refused(
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({"token_budget": 0}, "one token of one request at least; token_budget is 0 and max"),
+        ({"token_budget": 0}, "least one token of one request; token_budget is 0 and max"),
         ({"max_running": 0}, "token_budget is 64 and max_running 0"),
         ({"token_budget": 4, "k": 4}, "its 4 drafts .* must be 5 or more, not 4"),
         ({"num_blocks": 0}, "at least one block"),

@@ -611,7 +611,7 @@ def drafter_of(model: Any, max_length: int = 12) -> ModelDrafter:
 @pytest.mark.parametrize(
     ("k", "vocabulary", "sentence"),
     [
-        (0, 32, "at least one token, not 0. For none, take lab 2's"),
+        (0, 32, "at least one token, not 0. To draft none, use lab 2's"),
         (-1, 32, "at least one token, not -1"),
         (4, 48, "a vocabulary of 48 tokens, the target one of 32. They must share a tokenizer"),
     ],

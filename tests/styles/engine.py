@@ -1,4 +1,4 @@
-"""Lab 7 in another style: a purse for the budget, who runs by index; a step in several passes."""
+"""Lab 7 in another style: a purse for the budget, running requests by index; a trace in place."""
 
 from dataclasses import dataclass, field
 
@@ -44,9 +44,8 @@ class Engine:
             sequence = self.sequences[number]
             sequence.num_computed_tokens = done = sequence.num_computed_tokens + tokens
             self.scheduler.manager.publish(number, sequence.ids[:done], done)
-            self.trace[-1].append((number, tokens, done >= len(sequence.ids)))
-        for number, _, has_caught_up in self.trace[-1]:
+            has_caught_up = done >= len(sequence.ids)
+            self.trace[-1].append((number, tokens, has_caught_up))
             if has_caught_up:
-                sequence = self.sequences[number]
                 self.gain(sequence, self.choose(sequence, logits[number]))
         ### END SOLUTION

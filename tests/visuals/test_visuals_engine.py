@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 import visuals.engine as lab
-from tests.common.pictures import cells, curves, marked, read, told, widths
+from tests.common.pictures import cells, curves, marked, read, texts, told, widths
 from tests.samples.engine import SNAPSHOTS, TRACE
 from visuals.style import RED
 
@@ -77,6 +77,8 @@ def test_the_pool_is_filled_by_the_requests_that_hold_blocks_and_the_queue_count
             assert bar.get_y() == held[step]  # on top of the others
             held[step] += bar.get_height()
     assert held == [sum(moment.held.values()) for moment in SNAPSHOTS]
+    # each stripe without a gap has its request's number: 1 comes twice
+    assert sorted(texts(pool)) == ["0", "1", "1", "2"]
     assert told(pool) == [5, 60]  # blocks, and % held on average
     running, waiting = curves(queue)
     assert [*running.values()] == [2, 2, 1, 1, 2, 1]
@@ -116,7 +118,7 @@ def test_texts_grow_behind_their_prompts_and_tell_how_they_ended():
 
 def test_pieces_stand_in_the_order_in_which_they_came_and_of_many_the_last():
     shown = streamed(["a", "b"], (1, [6, 7], None), (0, [5], None), (1, [], "abort"))
-    assert shown.endswith("in their order1␣w6␣w70␣w5")
+    assert shown.endswith("in order1␣w6␣w70␣w5")
     shown = streamed(["a"], *((0, [token], None) for token in range(lab.LATEST + 3)))
     pieces = shown.split("order")[1]
     assert pieces.startswith("0␣w3")

@@ -33,7 +33,7 @@ def marked(html: str) -> list[tuple[str, str]]:
     ("one", "expected"),
     [
         (ALL_ACCEPTED, [(1, lab.ACCEPTED), (2, lab.ACCEPTED), (3, lab.BONUS)]),
-        (CORRECTION, [(1, lab.ACCEPTED), (2, lab.REJECTED), (4, lab.REJECTED), (3, lab.CORRECTED)]),
+        (CORRECTION, [(1, lab.ACCEPTED), (2, lab.REJECTED), (4, lab.UNJUDGED), (3, lab.CORRECTED)]),
         (NO_DRAFT, [(5, lab.UNDRAFTED)]),
         (CUT, [(1, lab.ACCEPTED), (END, lab.ACCEPTED), (2, lab.BEYOND), (4, lab.REJECTED)]),
         (Round([1, END], 2, [1, END]), [(1, lab.ACCEPTED), (END, lab.ACCEPTED)]),
@@ -47,7 +47,9 @@ def test_every_token_of_a_round_is_told_what_became_of_it(one, expected):
 
 def test_the_text_can_be_read_with_its_spaces_and_lines():
     _, text, *_ = parts("<b> & so", [ALL_ACCEPTED, NO_DRAFT, Round([1], 1, [1, 4]), CUT])
-    without_rejected = re.sub(r'<span [^>]*title="(rejected|after the end)">.*?</span>', "", text)
+    without_rejected = re.sub(
+        r'<span [^>]*title="(rejected|not judged|after the end)">.*?</span>', "", text
+    )
     assert read(without_rejected) == "<b> & so an old king& an↵\n an<|end|> "
 
 
@@ -55,7 +57,7 @@ def test_below_the_text_there_is_a_row_for_each_target_call():
     _, text, _, *rows = parts("", [ALL_ACCEPTED, CORRECTION, NO_DRAFT])
     assert [token for row in rows for token in marked(row)] == marked(text)
     assert marked(rows[1]) == [
-        *((lab.ACCEPTED, "an"), (lab.REJECTED, "old"), (lab.REJECTED, "↵"), (lab.CORRECTED, "king"))
+        *((lab.ACCEPTED, "an"), (lab.REJECTED, "old"), (lab.UNJUDGED, "↵"), (lab.CORRECTED, "king"))
     ]
     gains = [re.findall(r"<b>(.+?)</b>", row) for row in rows]
     assert gains == [["+3"], ["+2"], ["+1"]]
