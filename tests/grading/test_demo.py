@@ -60,7 +60,7 @@ def test_the_pages_that_it_names_are_there(tour):
     pages = [Path(path) for path in re.findall(r"^ +(\S+\.html)$", said, re.MULTILINE)]
     report, feedback = (page.read_text(encoding="utf-8") for page in pages)
     assert all(student.name in report for student in demo.CLASS)
-    assert "Every position is one too far" in feedback
+    assert "Every position is too high by 1" in feedback
     assert len([*folder.glob("autograder/feedback/*/*/*.html")]) == len(demo.CLASS)
 
 
