@@ -49,7 +49,7 @@ def positions_as_floats(self, layer, queries, keys, values):
     return output
 
 
-@wrong(WindowCache.attend, "The memory of `positions` of layer 0 after step 5 is that of 5 rows")
+@wrong(WindowCache.attend, "The memory of `positions` of layer 0 after step 2 is that of 4 rows")
 def a_view_of_all_positions(self, layer, queries, keys, values):
     output = WindowCache.attend(self, layer, queries, keys, values)
     rows = self.positions[layer][0]
@@ -58,7 +58,7 @@ def a_view_of_all_positions(self, layer, queries, keys, values):
     return output
 
 
-@wrong(WindowCache.attend, "memory of keys and values after step 3 is that of 6 rows a lay")
+@wrong(WindowCache.attend, "memory of keys and values after step 1 is that of 2.5 rows per la")
 def keeping_more_beside(self, layer, queries, keys, values):
     self.spare = [*vars(self).get("spare", []), keys, values]
     return WindowCache.attend(self, layer, queries, keys, values)
@@ -108,7 +108,7 @@ def put_back_where_there_is_no_room(self, cache, request_id):
     cache.pool[:, :, table[tokens // size], tokens % size] = kv
 
 
-@wrong(HostPool.swap_in, "What lies in the blocks of request 1 after step 1")
+@wrong(HostPool.swap_in, "The content of the blocks of request 1 after step 1")
 def over_another(self, cache, request_id):
     HostPool.swap_in(self, cache, request_id)
     for other, table in cache.manager.tables.items():
