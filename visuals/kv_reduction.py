@@ -195,7 +195,7 @@ def key_channels(keys: Float[Tensor, "tokens head_dim"]) -> Picture:
     panels["corner"].set_axis_off()
     colors = panels["corner"].inset_axes((0, 0.3, 1, 0.15))
     figure.colorbar(panels["keys"].images[0], cax=colors, orientation="horizontal")
-    colors.set_title("a key's number", fontsize=9)
+    colors.set_title("numbers in the keys", fontsize=9)
 
     axes = panels["channels"]
     low, ranges = from_and_range(keys, dim=0)
