@@ -95,7 +95,8 @@ def forward(
         yield Seen("`length`", cache.length, f"after {where}")
     row = 2 * values[0, :, :, 0].nbytes  # a key and a value, in the whole batch
     rows = memory_of(vars(cache)) / (row * n_layer)
-    told = f"is that of {rows:g} rows per layer" if rows > most else f"is that of {most} rows at most"
+    limit = f"is that of {most} rows at most"
+    told = f"is that of {rows:g} rows per layer" if rows > most else limit
     yield Seen("The memory of keys and values", told, f"after step {number}")
     for layer, positions in enumerate(cache.positions):
         where = f"of layer {layer} after step {number}"

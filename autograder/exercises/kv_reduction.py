@@ -203,6 +203,7 @@ def heavy_cases(generator: torch.Generator) -> list[Case]:
             2,
             1,
         ),
+        given("a recent row of mass 0", [[0.9, 0.2, 0.0]], 1, 1),
         given("light recent rows in a long text", [[9e4, 0.3, 8e4, 0.2, 0.1]], 3, 2),
         given("equal masses, one of which is kept", [[0.4, 0.7, 0.4, 0.4, 0.1]], 3, 1),
         given("equal masses, all kept", [[0.4, 0.1, 0.4, 0.1]], 3, 1),
