@@ -1,9 +1,9 @@
-"""Lab 11: a smaller KV cache. Fewer heads, fewer tokens, fewer bits, or elsewhere.
+"""Lab 11: a smaller KV cache: fewer heads, fewer tokens, fewer bits, or another memory.
 
-The cache, not the weights, limits how many requests a server holds at a time. Until here no
-technique changed a text. Most of this lab's do, so they promise something else: a reduced cache
-computes exactly what the whole text would give under the same mask; where its budget is as large as
-the text, nothing changes; and what is lost is told in bits per byte, beside the bytes saved.
+The KV cache, not the weights, limits how many requests a server can hold at a time. Most techniques
+in this lab change the output, so they promise something else: a reduced cache computes exactly what
+the whole text gives under the same mask; a cache whose budget is as large as the text changes
+nothing; and the loss is measured in bits per byte and reported together with the bytes saved.
 
 Sources: Ainslie et al., "GQA", EMNLP 2023; Xiao et al., "Efficient streaming language models with
 attention sinks", ICLR 2024; Zhang et al., "H2O: heavy-hitter oracle", NeurIPS 2023; Liu et al.,
@@ -28,15 +28,16 @@ from solutions.paged_attention import PagedCache
 def kv_bytes_per_token(
     config: GPTConfig, kv_heads: int, bits: int = 32, group: int | None = None
 ) -> float:
-    """Bytes that one token takes in the cache, over all layers.
+    """Return the bytes that one token takes in the KV cache, over all layers.
 
-    The model has `kv_heads` heads of keys and of values; each number takes `bits`. Where they are
-    codes, each `group` of them keeps two more numbers, of 16 bits each: a scale and a zero.
+    The model has `kv_heads` KV heads, and each number takes `bits`. If `group` is given, the
+    numbers are codes, and every `group` of them shares a scale and a zero of 16 bits each. Raises
+    ValueError if `kv_heads` doesn't divide the number of query heads.
     """
     require_groups(config.n_head, kv_heads)
     ### BEGIN SOLUTION
     numbers = 2 * config.n_layer * kv_heads * config.head_dim  # keys and values
-    metadata = 0 if group is None else 2 * 16 / group  # bits beside each number
+    metadata = 0 if group is None else 2 * 16 / group  # bits per number, for its share
     return numbers * (bits + metadata) / 8
     ### END SOLUTION
 
@@ -50,10 +51,11 @@ def grouped_attention(
     values: Float[Tensor, "batch kv_heads k_len head_dim"],
     mask: Bool[Tensor, "batch 1 q_len k_len"] | None,
 ) -> Float[Tensor, "batch heads q_len head_dim"]:
-    """Attention in which several heads of queries share one head of keys and values.
+    """Compute attention in which several query heads share one KV head.
 
-    Neighbours do: where there are 8 and 2 heads, the first four share the first one. mask: True
-    where a query sees a key; None where all see all. The tensors are left as they were.
+    Neighboring query heads form a group: of 8 query heads and 2 KV heads, the first four query
+    heads use the first KV head. mask: True where a query sees a key; None if every query sees every
+    key. Don't change the inputs. Raises ValueError if the KV heads don't divide the query heads.
     """
     require_groups(queries.shape[1], keys.shape[1])
     ### BEGIN SOLUTION
@@ -74,11 +76,12 @@ def pool_heads(
     n_head: int,
     kv_heads: int,
 ) -> tuple[Float[Tensor, "n_embd columns"], Float[Tensor, " columns"]]:
-    """`c_attn` with fewer heads of keys and values: each is the mean of those in its group.
+    """Reduce `c_attn` to `kv_heads` KV heads: each is the mean of the heads in its group.
 
-    The columns are those of all queries, then of all keys, then of all values, head after head. The
-    queries stay. Weight and bias come back as new tensors, [n_embd, (n_head + 2 * kv_heads) *
-    head_dim] and one of that length. Source: Ainslie et al., section 2.1.
+    The columns hold all queries, then all keys, then all values, head after head. The queries stay
+    as they are. Return a new weight, [n_embd, (n_head + 2 * kv_heads) * head_dim], and a new bias
+    with as many numbers as the weight has columns. Groups are neighbors, as in `grouped_attention`.
+    Source: Ainslie et al., section 2.1.
     """
     require_groups(n_head, kv_heads)
     ### BEGIN SOLUTION
@@ -93,10 +96,11 @@ def pool_heads(
 
 
 def require_groups(n_head: int, kv_heads: int) -> None:
+    """Raise ValueError if the query heads can't be divided evenly among the KV heads."""
     if kv_heads < 1 or n_head % kv_heads:
         raise ValueError(
-            f"{n_head} heads of queries can't be shared out evenly among {kv_heads} heads of keys "
-            "and values. Take a number that divides them."
+            f"{n_head} query heads can't be divided evenly among {kv_heads} KV heads. Choose a "
+            f"number of KV heads that divides {n_head}."
         )
 
 
@@ -109,10 +113,11 @@ def window_mask(
     window: int,
     sinks: int,
 ) -> Bool[Tensor, "batch 1 q_len k_len"]:
-    """Which keys each query may see (True): the last `window`, its own included, and the first.
+    """Return which keys each query sees (True): the last `window` keys and the first `sinks`.
 
-    Of the first `sinks` tokens of the text a query sees all that don't come after it. Positions
-    count from the beginning of the text, and are left as they were. Source: Xiao et al.
+    The query's own key counts as one of the last `window`. Of the first `sinks` tokens of the text,
+    a query sees those that don't come after it. Positions count from the beginning of the text;
+    keys may be in any order, and some may be missing. Don't change the inputs. Source: Xiao et al.
     """
     ### BEGIN SOLUTION
     keys = key_positions[:, None, None, :]
@@ -122,28 +127,29 @@ def window_mask(
 
 
 def join(held: Tensor | None, new: Tensor, dim: int) -> Tensor:
-    """A new tensor: what is held, if there is anything, and the new behind it."""
+    """Return a new tensor: the rows held so far (None: no rows yet), then the new ones."""
     return new.clone() if held is None else torch.cat([held, new], dim=dim)
 
 
 def bytes_of(*tensors: Tensor | None) -> int:
-    """Bytes of memory that these keep alive. A slice keeps all of what it was cut from."""
+    """Return the bytes that tensors keep in memory. A slice keeps the whole tensor behind it."""
     return sum(t.untyped_storage().nbytes() for t in tensors if t is not None)
 
 
 class WindowCache:
-    """The cache of a model that sees the first tokens and the last ones; the others are gone.
+    """A cache that keeps the first `sinks` tokens and the last `window`, and frees all others.
 
-    keys, values: for each layer [batch, kv_heads, rows, head_dim], at most `sinks + window` rows.
-    positions: for each layer [1, rows], where in the text the tokens of these rows stand. All of
-    them are None before the first token. length: how many tokens the cache has seen.
+    keys, values: one tensor per layer, [batch, kv_heads, rows, head_dim], with at most
+    `sinks + window` rows. positions: one tensor of integers per layer, [1, rows], with the position
+    in the text of each row. All three are None before the first token. length: the number of tokens
+    the cache has seen, including those it no longer holds.
     """
 
     def __init__(self, n_layer: int, window: int, sinks: int = 0) -> None:
         if n_layer < 1 or window < 1 or sinks < 0:
             raise ValueError(
-                "A cache has one layer at least, and a token sees itself at least; n_layer is "
-                f"{n_layer}, window {window} and sinks {sinks}."
+                "A window cache needs n_layer and window of at least 1 (a token sees itself), and "
+                f"sinks of at least 0; n_layer is {n_layer}, window {window} and sinks {sinks}."
             )
         self.window, self.sinks, self.length = window, sinks, 0
         self.keys: list[Any] = [None] * n_layer
@@ -157,10 +163,11 @@ class WindowCache:
         keys: Float[Tensor, "batch kv_heads q_len head_dim"],
         values: Float[Tensor, "batch kv_heads q_len head_dim"],
     ) -> Float[Tensor, "batch heads q_len head_dim"]:
-        """Store the new tokens, attend as `window_mask` says, forget what no later token may see.
+        """Add the new tokens, attend under `window_mask`, then free the rows no later token sees.
 
-        A forward calls it once a layer, in order; `length` grows by q_len when the last layer has
-        been served. What is forgotten is really gone: no tensor of the cache keeps its memory.
+        A forward pass calls this once per layer, in order; add q_len to `length` in the last layer.
+        After the call at most `sinks + window` rows stay in memory: the cache must keep neither the
+        tensors it was given nor views of longer ones.
         """
         ### BEGIN SOLUTION
         start, end = self.length, self.length + queries.shape[2]
@@ -179,9 +186,9 @@ class WindowCache:
         ### END SOLUTION
 
     def truncate(self, n: int) -> None:
-        """Keep the first `n` tokens. Raises ValueError, and changes nothing, where that can't be.
+        """Keep the first `n` tokens.
 
-        Once the window has slid, rows are gone that an earlier token would see.
+        Raises ValueError, and changes nothing, if rows that token `n` would see are gone.
         """
         self.require_kept(n)
         for layer, positions in enumerate(self.positions):
@@ -193,13 +200,13 @@ class WindowCache:
         self.length = n
 
     def require_kept(self, n: int) -> None:
-        """Refuse to go back to `n` tokens, with a ValueError, where that can't be."""
+        """Raise ValueError if the cache can't go back to `n` tokens."""
         require_length(n, self.length)
         has_slid = self.length >= self.sinks + self.window
         if has_slid and self.sinks < n < self.length:
             raise ValueError(
-                f"The window has slid to token {self.length}, and token {n} would see rows that "
-                f"are gone. Keep all {self.length} tokens, or at most the first {self.sinks}."
+                f"The cache has seen {self.length} tokens, and rows that token {n} would see are "
+                f"gone. Keep all {self.length} tokens, or at most the first {self.sinks}."
             )
 
     def reorder(self, rows: Int[Tensor, " new_batch"]) -> None:
@@ -213,12 +220,13 @@ class WindowCache:
 
 
 def require_length(n: int, length: int) -> None:
+    """Raise ValueError if a cache that has seen `length` tokens can't keep `n` of them."""
     if not 0 <= n <= length:
         raise ValueError(f"The cache has seen {length} tokens; it cannot keep {n}.")
 
 
 def require_all(n: int, length: int, why: str) -> None:
-    """Refuse to go back at all."""
+    """Raise ValueError unless all `length` tokens are kept; `why` completes the sentence."""
     require_length(n, length)
     if n < length:
         raise ValueError(
@@ -227,9 +235,9 @@ def require_all(n: int, length: int, why: str) -> None:
 
 
 class PerLayer:
-    """A cache of its own for every layer: a window in some of them, everything in others, say.
+    """A separate cache for each layer, for example a window in some layers and all rows in others.
 
-    caches: one for each layer, each of one layer.
+    caches: one per layer, each made for a single layer.
     """
 
     def __init__(self, caches: Sequence[Any]) -> None:
@@ -238,7 +246,7 @@ class PerLayer:
     def attend(
         self, layer: int, *projected: Float[Tensor, "batch heads_of_each q_len head_dim"]
     ) -> Float[Tensor, "batch heads q_len head_dim"]:
-        """`projected` are queries, keys and values."""
+        """Attend in one layer. projected: its queries, keys and values."""
         return self.caches[layer].attend(0, *projected)
 
     @property
@@ -246,7 +254,7 @@ class PerLayer:
         return self.caches[-1].length
 
     def truncate(self, n: int) -> None:
-        """Keep the first `n` tokens. Where one cache can't, all refuse, and nothing changes."""
+        """Keep the first `n` tokens. Raises ValueError, and changes nothing, if a layer can't."""
         self.require_kept(n)
         for cache in self.caches:
             cache.truncate(n)
@@ -270,15 +278,16 @@ class PerLayer:
 def keep_heavy(
     mass: Float[Tensor, "heads k_len"], budget: int, recent: int
 ) -> Int[Tensor, "heads budget"]:
-    """The rows that each head keeps, in their order: the last `recent`, and the heaviest others.
+    """Return the rows each head keeps, in ascending order: the last `recent` and the heaviest.
 
-    mass: the attention that each row has got so far, summed over all queries. `budget` rows are
-    kept in all, by every head its own. Source: Zhang et al., algorithm 1.
+    mass: the attention each row has received so far, summed over all queries. Each head chooses
+    from its own masses and keeps exactly `budget` rows, the recent ones included; of rows with
+    equal mass, either may be kept. Source: Zhang et al., algorithm 1.
     """
     if not 0 <= recent <= budget <= mass.shape[1] or budget < 1:
         raise ValueError(
-            f"Of {mass.shape[1]} rows a head can keep 1 to all, and the recent ones are among "
-            f"them; budget is {budget} and recent {recent}."
+            f"A head can keep 1 to {mass.shape[1]} of its {mass.shape[1]} rows, the recent ones "
+            f"included; budget is {budget} and recent is {recent}."
         )
     ### BEGIN SOLUTION
     heads, k_len = mass.shape
@@ -294,8 +303,8 @@ def attention_weights(
     keys: Float[Tensor, "batch kv_heads k_len head_dim"],
     mask: Bool[Tensor, "batch kv_heads q_len k_len"],
 ) -> Float[Tensor, "batch kv_heads group q_len k_len"]:
-    """How much of each key each query takes; a kernel that is fused never writes them."""
-    own = queries.unflatten(1, (keys.shape[1], -1))  # for each head of keys, those that share it
+    """Return the attention weights themselves, which a fused kernel never writes to memory."""
+    own = queries.unflatten(1, (keys.shape[1], -1))  # the query heads of each KV head
     scores = own @ keys.unsqueeze(2).transpose(3, 4) * keys.shape[3] ** -0.5
     return scores.masked_fill(~mask.unsqueeze(2), -torch.inf).softmax(dim=-1)
 
@@ -303,24 +312,25 @@ def attention_weights(
 def take_rows(
     held: Float[Tensor, "batch heads rows *rest"], rows: Int[Tensor, "batch heads kept"]
 ) -> Float[Tensor, "batch heads kept *rest"]:
-    """Of every head its own rows, as a new tensor."""
+    """Return a new tensor with the given rows of each head."""
     batch, heads = (torch.arange(size, device=held.device) for size in held.shape[:2])
     return held[batch[:, None, None], heads[:, None], rows]
 
 
 class HeavyCache:
-    """The cache of a model in which every head keeps `budget` rows, those that `keep_heavy` names.
+    """A cache in which each KV head keeps `budget` rows, those that `keep_heavy` chooses.
 
-    held: for each layer keys and values, [batch, kv_heads, rows, head_dim]; mass and positions,
-    [batch, kv_heads, rows]: how much attention each row has got, and where its token stands. All
-    are None before the first token. Rows are given up behind each forward: a longer one sees more.
+    held: one tuple per layer: keys and values, [batch, kv_heads, rows, head_dim], then mass and
+    positions, [batch, kv_heads, rows]: the attention each row has received, and its position in the
+    text. All are None before the first token. Rows are freed after attention, so the queries of a
+    long chunk see more than `budget` rows.
     """
 
     def __init__(self, n_layer: int, budget: int, recent: int) -> None:
         if n_layer < 1 or budget < 1 or not 0 <= recent <= budget:
             raise ValueError(
-                "A cache has one layer and keeps one row at least, and the recent ones are among "
-                f"them; n_layer is {n_layer}, budget {budget} and recent {recent}."
+                "A heavy cache needs n_layer and budget of at least 1, and recent from 0 to budget;"
+                f" n_layer is {n_layer}, budget {budget} and recent {recent}."
             )
         self.budget, self.recent, self.length = budget, recent, 0
         self.held: list[Any] = [(None, None, None, None)] * n_layer
@@ -339,7 +349,7 @@ class HeavyCache:
         all_keys, all_values, mass, positions = joined
         mask = positions[:, :, None, :] <= new[:, :, :, None]
         weights = attention_weights(queries, all_keys, mask)
-        mass += weights.sum(dim=(2, 3))  # of all queries that share the head
+        mass += weights.sum(dim=(2, 3))  # over all queries that share the KV head
         if mass.shape[2] > self.budget:
             rows = torch.stack([keep_heavy(m, self.budget, self.recent) for m in mass])
             joined = [take_rows(held, rows) for held in joined]
@@ -353,7 +363,7 @@ class HeavyCache:
         self.require_kept(n)
 
     def require_kept(self, n: int) -> None:
-        why = "what the others were attended with stays in the mass, and rows are gone for it"
+        why = "the later tokens have already added to the masses, and rows have been freed"
         require_all(n, self.length, why)
 
     def reorder(self, rows: Int[Tensor, " new_batch"]) -> None:
@@ -369,12 +379,13 @@ class HeavyCache:
 
 
 class ChannelKeys:
-    """The keys of one layer in codes of few bits: channel by channel, `group` tokens at a time.
+    """The keys of one layer as codes of a few bits, quantized by channel, `group` tokens at a time.
 
-    A channel is one of the head_dim numbers of a head; its range over many tokens is narrow, where
-    that of all channels of one token is wide. groups: each of `group` tokens, Codes of [batch,
-    heads, head_dim, group]. waiting: [batch, heads, tokens, head_dim], in full precision: the last
-    `recent` tokens and those whose group is not full; None before the first token.
+    A channel is one of the head_dim numbers of a head. Over many tokens a channel has a narrow
+    range; across the channels of one token the range is wide. groups: a list of Codes of
+    [batch, heads, head_dim, group], in the order of the text. waiting: [batch, heads, tokens,
+    head_dim], the keys still in full precision: the last `recent` tokens and those before them
+    whose group is not full yet; None before the first token.
     """
 
     def __init__(self, bits: int, group: int, recent: int) -> None:
@@ -385,13 +396,13 @@ class ChannelKeys:
         self.waiting: Any = None
 
     def append(self, keys: Float[Tensor, "batch heads new head_dim"]) -> None:
-        """Add the keys of new tokens, however many.
+        """Add the keys of one or more new tokens.
 
-        They wait. As soon as there are `group` of them beside the last `recent`, the oldest `group`
-        become Codes, where each channel of each head has one scale and one zero; those are never
-        touched again. Groups count from the text's first token, so what is kept doesn't depend on
-        how a text is cut into calls. No tensor keeps the memory of keys that no longer wait.
-        Source: Liu et al., section 3.
+        New keys wait in `waiting`. As soon as `group` keys wait in addition to the last `recent`,
+        turn the oldest `group` into Codes with one scale and one zero for each channel of each
+        head, and never touch these again. Groups count from the first token of the text, so the
+        result doesn't depend on how the text is split into calls. `waiting` must not be a view of
+        the tensor that was given or of a longer one. Source: Liu et al., section 3.
         """
         ### BEGIN SOLUTION
         waiting = join(self.waiting, keys, dim=2)
@@ -402,10 +413,10 @@ class ChannelKeys:
         ### END SOLUTION
 
     def read(self) -> Float[Tensor, "batch heads tokens head_dim"]:
-        """The keys of all tokens: what the codes stand for, and those that wait."""
+        """Return the keys of all tokens: those decoded from the groups, then the waiting ones."""
         if not self.groups:
             return self.waiting
-        of_groups = read_all(self.groups).permute(1, 2, 0, 4, 3)  # channels last, as keys have them
+        of_groups = read_all(self.groups).permute(1, 2, 0, 4, 3)  # channels last again
         return torch.cat([of_groups.flatten(2, 3), self.waiting], dim=2)
 
     def reorder(self, rows: Int[Tensor, " new_batch"]) -> None:
@@ -419,9 +430,10 @@ class ChannelKeys:
 
 
 class TokenValues:
-    """The values of one layer: the last `recent` tokens' in full precision, the others' in codes.
+    """The values of one layer: the last `recent` tokens in full precision, the others as codes.
 
-    codes: of [batch, heads, tokens, head_dim], a scale and a zero for each token and head.
+    codes: Codes of [batch, heads, tokens, head_dim], with a scale and a zero per token and head.
+    waiting: [batch, heads, tokens, head_dim], the values of the recent tokens.
     """
 
     def __init__(self, bits: int, recent: int) -> None:
@@ -431,6 +443,7 @@ class TokenValues:
         self.waiting: Any = None
 
     def append(self, values: Float[Tensor, "batch heads new head_dim"]) -> None:
+        """Add the values of new tokens; quantize those that are no longer recent."""
         joined = join(self.waiting, values, dim=2)
         first_recent = max(0, joined.shape[2] - self.recent)
         older, self.waiting = joined[:, :, :first_recent], joined[:, :, first_recent:].clone()
@@ -442,7 +455,7 @@ class TokenValues:
                 self.codes.extend(new)
 
     def read(self) -> Float[Tensor, "batch heads tokens head_dim"]:
-        """The values of all tokens: what the codes stand for, and the recent ones."""
+        """Return the values of all tokens: those decoded from codes, then the recent ones."""
         return self.waiting if self.codes is None else join(self.codes.read(), self.waiting, dim=2)
 
     def reorder(self, rows: Int[Tensor, " new_batch"]) -> None:
@@ -456,9 +469,9 @@ class TokenValues:
 
 
 class QuantizedCache:
-    """The cache of a model whose keys are ChannelKeys, and whose values are TokenValues (KIVI).
+    """A cache that keeps keys as ChannelKeys and values as TokenValues (KIVI).
 
-    New tokens are added first: what is attended to is what is kept.
+    New tokens are added before attention, so queries attend to what the cache really holds.
     """
 
     def __init__(self, n_layer: int, bits: int, group: int, recent: int) -> None:
@@ -488,7 +501,7 @@ class QuantizedCache:
         self.require_kept(n)
 
     def require_kept(self, n: int) -> None:
-        require_all(n, self.length, "the range of those behind is in the codes of those before")
+        require_all(n, self.length, "later tokens have already set the scales of earlier ones")
 
     def reorder(self, rows: Int[Tensor, " new_batch"]) -> None:
         """Make row i of the cache what row `rows[i]` was, as beam search does."""
@@ -504,24 +517,25 @@ class QuantizedCache:
         return [*self.keys, *self.values]
 
 
-# -------------------------------------------------------------------------------------- elsewhere
+# --------------------------------------------------------------------------------- another memory
 
 
 class HostPool:
-    """Keys and values of requests whose blocks others have now.
+    """Keys and values of requests that have been swapped out and hold no blocks.
 
-    store: by request, [2, layers, tokens, heads, head_dim], keys first: a dict in memory, or what
-    acts like one and keeps them in files.
+    store: request id to a tensor [2, layers, tokens, heads, head_dim], keys first. A dict in
+    memory, or a mapping that keeps its tensors in files.
     """
 
     def __init__(self, store: MutableMapping[int, Tensor] | None = None) -> None:
         self.store = {} if store is None else store
 
     def swap_out(self, cache: PagedCache, request_id: int) -> None:
-        """Keep a request's keys and values here, and give its blocks back.
+        """Copy a request's keys and values into the store, then free its blocks.
 
-        They are a copy: who gets the blocks next doesn't change it. It has as many tokens as the
-        request, however many slots its blocks have. Blocks that others hold too stay theirs.
+        The copy holds exactly the request's tokens, without the unused slots of its last block. It
+        must not change when another request gets the blocks. Shared blocks stay with the other
+        requests that hold them. Raises ValueError for a request that holds no blocks.
         """
         cache.manager.require_known(request_id)
         ### BEGIN SOLUTION
@@ -532,13 +546,13 @@ class HostPool:
         ### END SOLUTION
 
     def swap_in(self, cache: PagedCache, request_id: int) -> None:
-        """Give a request blocks again, whichever are free, and put its keys and values into them.
+        """Allocate blocks for a request again, copy its keys and values back, and drop the copy.
 
-        They are not kept here any longer. Raises OutOfBlocks, and changes nothing, where the pool
-        has too few.
+        It gets whichever blocks are free. Raises OutOfBlocks, and changes nothing, if too few are
+        free, and ValueError if the request is not in the store.
         """
         if request_id not in self.store:
-            raise ValueError(f"Request {request_id} was not swapped out, or is back already.")
+            raise ValueError(f"Request {request_id} is not swapped out.")
         ### BEGIN SOLUTION
         kv = self.store[request_id]
         cache.manager.allocate(request_id, kv.shape[2])
@@ -547,5 +561,5 @@ class HostPool:
         ### END SOLUTION
 
     def forget(self, request_id: int) -> None:
-        """A request that is here, or isn't, has ended."""
+        """Drop the copy of a request that has ended, if there is one."""
         self.store.pop(request_id, None)

@@ -1,6 +1,6 @@
-"""Pictures for lab 11: rows that are kept, the first token, keys by channel, bytes, preemption.
+"""Pictures for lab 11: kept rows, the first token, keys by channel, bytes per token, preemption.
 
-Each reads what it is handed, and returns a figure or a widget.
+Each draws the objects it is given, and returns a figure or a widget.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -42,11 +42,11 @@ from visuals.style import (
     write_behind,
 )
 
-BEHIND: dict[str, Any] = {"gap": 4, "fontsize": 9}  # what is written behind a bar
+BEHIND: dict[str, Any] = {"gap": 4, "fontsize": 9}  # of the text after a bar
 
-# ----------------------------------------------------------------------------- the rows that stay
+# ------------------------------------------------------------------------------- the rows kept
 
-FIRST, BETWEEN, LAST, GONE = "the first", "kept in between", "the last", "gone"
+FIRST, BETWEEN, LAST, GONE = "first tokens", "kept in between", "last tokens", "dropped"
 ROWS: dict[str, Look] = {
     FIRST: (PALE_GREEN, GREEN, "xxxxx"),
     BETWEEN: (ORANGE, RED, ""),
@@ -57,17 +57,17 @@ ROWS: dict[str, Look] = {
 
 @plt.rc_context(LOOK)
 def kept_rows(kept: Mapping[str, Sequence[Sequence[int]]]) -> Picture:
-    """The tokens that a cache keeps after each step, a panel for each way to choose them.
+    """Draw the tokens that a cache keeps after each step, with a panel for each way to choose them.
 
-    kept: for each way, step after step, the positions that are kept. All ways walk the same text,
-        and the newest token of a step is the last one that any of them has kept by then. The first
-        are an unbroken run from token 0 on, the last are one that ends with the newest.
-    Raises ValueError where there are no steps, or not equally many.
+    kept: for each way, the positions kept after each step. All ways go through the same text, and
+        the newest token of a step is the last one that any of them has kept so far. "First tokens"
+        are an unbroken run that starts at token 0, "last tokens" one that ends with the newest.
+    Raises ValueError if there are no steps, or if the ways have different numbers of steps.
     """
     lengths = {len(steps) for steps in kept.values()}
     if len(lengths) != 1 or lengths == {0}:
         raise ValueError(
-            "All ways are shown over the same steps, one at least; here they have "
+            "All ways need the same number of steps, at least one; here they have "
             f"{', '.join(str(len(steps)) for steps in kept.values()) or 'none'}."
         )
     newest = list(accumulate(map(last_of, zip(*kept.values(), strict=True)), max))
@@ -85,12 +85,12 @@ def kept_rows(kept: Mapping[str, Sequence[Sequence[int]]]) -> Picture:
 
 
 def last_of(held: Sequence[Sequence[int]]) -> int:
-    """The last position that any of them has."""
+    """Return the largest position that any of the ways has kept."""
     return max((position for positions in held for position in positions), default=0)
 
 
 def kinds_of(held: Collection[int], newest: int) -> Iterator[str]:
-    """What has become of each token up to the newest."""
+    """Yield the kind of each token up to the newest."""
     first_gap = next(position for position in count() if position not in held)
     last_gap = next(position for position in count(newest, -1) if position not in held)
     for position in range(newest + 1):
@@ -103,7 +103,7 @@ def kinds_of(held: Collection[int], newest: int) -> Iterator[str]:
 
 
 def draw_step(axes: Axes, step: int, kinds: Iterator[str]) -> set[str]:
-    """A row of boxes, one for each run of tokens of one kind; gives the kinds that it drew."""
+    """Draw a row of boxes, one per run of tokens of one kind; return the kinds drawn."""
     start, drawn = 0, set[str]()
     for kind, run in groupby(kinds):
         width = len(list(run))
@@ -124,24 +124,24 @@ LOST: Look = PALE_ORANGE, ORANGE, "/////"
 def first_token_mass(
     mass: Float[Tensor, "layers heads"], even: float, controls: Mapping[str, tuple[float, float]]
 ) -> Picture:
-    """What the heads give to the first token, and what it costs to keep that or other tokens.
+    """Draw how much attention heads give to the first token, and the loss for some kept tokens.
 
-    mass: the share of its attention that each head gives to the text's first token. even: the share
-        of each key where all have the same, a line. controls: by the tokens that were kept beside
-        the window, the bits a byte lost, and the standard error of that.
+    mass: the share of its attention that each head gives to the first token of the text. even: the
+        share of each key if all get the same; drawn as a line. controls: by name of the tokens kept
+        in addition to the window, the loss in bits per byte and its standard error.
     """
     figure, (shares, losses) = new_figure(height=3.4, columns=2)
     layers, heads = mass.shape
     beside = [0.6 * (middle / heads - 0.5) for middle in middles(heads)]  # heads of a layer
     x = [layer + shift for layer in range(layers) for shift in beside]
-    shares.plot(x, mass.flatten().tolist(), label="a head", **HEAD)
-    shares.axhline(even, color=ORANGE, ls="--", lw=2, label=f"all keys alike: {percent(even)}")
-    shares.set_yscale("symlog", linthresh=even / 10)  # 0 has a place too
+    shares.plot(x, mass.flatten().tolist(), label="one head", **HEAD)
+    shares.axhline(even, color=ORANGE, ls="--", lw=2, label=f"even share: {percent(even)}")
+    shares.set_yscale("symlog", linthresh=even / 10)  # 0 has a place, too
     shares.yaxis.set_major_formatter(lambda share, _: percent(share))
     shares.set_ylim(-even / 40, 2 * max(even, mass.max().item()))
     shares.locator_params(axis="x", integer=True)
     largest = percent(mass.max().item())
-    shares.set_title(f"attention on the first token;\nthe largest share: {largest}", fontsize=10)
+    shares.set_title(f"attention to the first token;\nlargest share: {largest}", fontsize=10)
     shares.set_xlabel("layer")
     shares.grid(axis="y")
     draw_losses(losses, controls)
@@ -158,13 +158,15 @@ def percent(share: float) -> str:
 
 
 def draw_losses(axes: Axes, controls: Mapping[str, tuple[float, float]]) -> None:
-    """A bar with its standard error for each control, and above it the name and the number."""
+    """Draw a bar with its standard error for each control, and its name and loss above it."""
     for row, (name, (bits, error)) in enumerate(controls.items()):
         axes.barh(row, bits, 0.4, xerr=error, capsize=4, ecolor=INK, **fill(LOST))
         write_behind(axes, 0, row - 0.38, f"{name}: {bits:+.4f} ± {error:.4f}", **BEHIND)
     axes.axvline(0, color=INK, lw=1)
     axes.set(ylim=(len(controls) - 0.6, -0.7), yticks=[])
-    axes.set_title("bits a byte lost, by the tokens\nkept beside the window", fontsize=10)
+    axes.set_title(
+        "loss in bits per byte, by the tokens\nkept in addition to the window", fontsize=10
+    )
     axes.spines["left"].set_visible(False)
     axes.locator_params(axis="x", nbins=5)
 
@@ -174,10 +176,10 @@ def draw_losses(axes: Axes, controls: Mapping[str, tuple[float, float]]) -> None
 
 @plt.rc_context(LOOK)
 def key_channels(keys: Float[Tensor, "tokens head_dim"]) -> Picture:
-    """The keys of one head, and in the margins from where to where each channel and token goes.
+    """Draw the keys of one head, and in the margins the range of each channel and each token.
 
-    A bar in a margin goes from the smallest to the largest number: it is as long as the range that
-    codes have to cover. Both margins and the colours have one scale.
+    A bar in a margin goes from the smallest to the largest number, so its length is the range that
+    codes have to cover. Both margins and the colors have the same scale.
     """
     keys = keys.detach()
     tokens, head_dim = keys.shape
@@ -191,15 +193,15 @@ def key_channels(keys: Float[Tensor, "tokens head_dim"]) -> Picture:
     draw_numbers(panels["keys"], keys, scale)
     panels["keys"].set(xlabel="channel", ylabel="token")
     panels["corner"].set_axis_off()
-    colours = panels["corner"].inset_axes((0, 0.3, 1, 0.15))
-    figure.colorbar(panels["keys"].images[0], cax=colours, orientation="horizontal")
-    colours.set_title("colours", fontsize=9)
+    colors = panels["corner"].inset_axes((0, 0.3, 1, 0.15))
+    figure.colorbar(panels["keys"].images[0], cax=colors, orientation="horizontal")
+    colors.set_title("numbers in the keys", fontsize=9)
 
     axes = panels["channels"]
     low, ranges = from_and_range(keys, dim=0)
     axes.bar(middles(head_dim), ranges.tolist(), 0.8, low.tolist(), color=BLUE)
     axes.set(xlim=(0, head_dim), ylim=ends)
-    axes.set_title(f"range of a channel: {ranges.median().item():.2f} in the median", fontsize=10)
+    axes.set_title(f"range of a channel (median {ranges.median().item():.2f})", fontsize=10)
     axes.tick_params(labelbottom=False)
     axes.grid(axis="y")
 
@@ -207,7 +209,7 @@ def key_channels(keys: Float[Tensor, "tokens head_dim"]) -> Picture:
     low, ranges = from_and_range(keys, dim=1)
     axes.barh(middles(tokens), ranges.tolist(), 1, low.tolist(), color=BLUE)
     axes.set(xlim=ends, ylim=(tokens, 0))
-    axes.set_xlabel(f"range of a token:\n{ranges.median().item():.2f} in the median")
+    axes.set_xlabel(f"range of a token\n(median {ranges.median().item():.2f})")
     axes.tick_params(labelleft=False)
     axes.grid(axis="x")
     return figure
@@ -216,7 +218,7 @@ def key_channels(keys: Float[Tensor, "tokens head_dim"]) -> Picture:
 def from_and_range(
     keys: Float[Tensor, "tokens head_dim"], dim: int
 ) -> tuple[Float[Tensor, " kept"], Float[Tensor, " kept"]]:
-    """The smallest number along a dimension, and how far the largest is from it."""
+    """Return the smallest number along a dimension, and the range from it to the largest."""
     low, high = keys.aminmax(dim=dim)
     return low, high - low
 
@@ -234,10 +236,10 @@ PARTS: tuple[Look, ...] = (
 
 @plt.rc_context(LOOK)
 def token_bytes(ways: Mapping[str, Mapping[str, float]]) -> Picture:
-    """The bytes of a token in the cache by what they are, a bar for each way to keep it.
+    """Draw the bytes of a token in the cache by part, with a bar for each way to store it.
 
-    ways: for each the bytes by part. Behind its bar stands their sum, and how many times less that
-        is than the first way takes.
+    ways: for each, the bytes by part. After its bar comes their sum, and by what factor that is
+        smaller than for the first way.
     """
     names = dict.fromkeys(part for parts in ways.values() for part in parts)
     looks = dict(zip(names, cycle(PARTS), strict=False))
@@ -248,10 +250,10 @@ def token_bytes(ways: Mapping[str, Mapping[str, float]]) -> Picture:
         for part, n_bytes in parts.items():
             axes.barh(row, n_bytes, 0.7, start, lw=0.8, **fill(looks[part]))
             start += n_bytes
-        less = f", {totals[0] / total:.1f}× less" if row else ""
+        less = f", {totals[0] / total:.1f}× smaller" if row else ""
         write_behind(axes, total, row, f"{total:,.0f}{less}", **BEHIND)
     name_rows(axes, ways)
-    axes.set(xlim=(0, 1.2 * max(totals)), xticks=[], title="bytes of a token")
+    axes.set(xlim=(0, 1.2 * max(totals)), xticks=[], title="bytes per token")
     axes.spines["bottom"].set_visible(False)
     draw_legend(figure, looks)
     return figure
@@ -264,9 +266,9 @@ WAYS: tuple[Look, ...] = ((PALE_ORANGE, ORANGE, "/////"), (PALE_BLUE, BLUE, ""))
 
 @plt.rc_context(LOOK)
 def preemption(ways: Mapping[str, tuple[int, int]]) -> Picture:
-    """What preempted requests cost in each way: tokens computed, and beside them MB copied.
+    """Draw the cost of preemption in each way: the tokens computed, and next to them the MB copied.
 
-    ways: for each the tokens that were computed, and the bytes that were copied.
+    ways: for each, the number of tokens computed and of bytes copied.
     """
     figure, (computed, copied) = new_figure(height=2.8, columns=2)
     draw_bars(computed, {way: tokens for way, (tokens, _) in ways.items()}, "{:,}".format, *WAYS)
@@ -283,12 +285,12 @@ def preemption(ways: Mapping[str, tuple[int, int]]) -> Picture:
 def explore_window(
     window_mask: Callable[..., Bool[Tensor, "batch 1 q_len k_len"]], tokens: int = 24
 ) -> widgets.VBox:
-    """The mask of a window beside that without one, with sliders for the window and the sinks.
+    """Show a window mask next to the full causal mask, with sliders for the window and the sinks.
 
     window_mask: called with the positions of queries and of keys, both [1, tokens], the window and
-        the sinks. A cache holds what it lets the next token see.
+        the number of sinks. A cache holds the rows that it shows to the next token.
     """
-    window = slider("window", tokens, start=tokens // 3, first=1)  # a token sees itself at least
+    window = slider("window", tokens, start=tokens // 3, first=1)  # a token always sees itself
     sinks = slider("sinks", tokens)
     positions = torch.arange(tokens)[None]
     everything = torch.ones(1, 1, tokens, tokens, dtype=torch.bool).tril()
@@ -305,8 +307,8 @@ def explore_window(
     def words(window: int, sinks: int) -> str:
         held = int(window_mask(positions[:, -1:] + 1, positions, window, sinks).sum())
         return (
-            f"After {tokens} tokens the cache holds {held} of {tokens} rows: those that the next "
-            "token may see, beside its own."
+            f"After {tokens} tokens, the cache holds {held} of {tokens} rows: those that the next "
+            "token sees besides its own."
         )
 
     return explore(draw, window, sinks, words=words)

@@ -1,7 +1,8 @@
-"""Drivers of lab 11: bytes, shared heads, a window and its cache, heavy rows, codes, swapping.
+"""Drivers of lab 11: bytes, grouped heads, a window and its cache, heavy rows, codes, swapping.
 
-Caches are driven through forwards of several layers, in chunks, and looked at after each. What they
-hold is weighed by the memory that their tensors keep alive: a slice of a larger one saves nothing.
+Caches go through forward passes of several layers, in chunks, and are looked at after each. Their
+size is the memory that their tensors keep alive, so a slice of a larger tensor saves nothing. What
+they are given are slices of a larger tensor, as a model's are.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +16,7 @@ from autograder.drivers.seen import (
     Attempt,
     Seen,
     bytes_of,
+    form_of,
     is_out_of_blocks,
     kind_of,
     lending,
@@ -36,7 +38,7 @@ Rows = Float[Tensor, "layers batch heads q_len head_dim"]
 def kv_bytes_per_token(
     attempt: Attempt, config: dict[str, Any], kv_heads: int, kind: dict[str, int]
 ) -> list[Seen]:
-    """kind: `bits` and `group`, or what is given of them."""
+    """Call it once. kind: `bits` and `group`, as far as the case gives them."""
     return [Seen("The number of bytes", attempt(GPTConfig(**config), kv_heads, **kind))]
 
 
@@ -65,8 +67,8 @@ window_mask = one_call(
 def window_cache(
     attempt: type, n_layer: int, window: int, sinks: int, steps: list[tuple[Any, ...]]
 ) -> list[Seen]:
-    """Steps: ("forward", queries, keys, values), ("truncate", n) and ("reorder", rows)."""
-    torch.set_default_dtype(torch.float64)  # for what an attempt makes without naming a dtype
+    """Run the steps: ("forward", queries, keys, values), ("truncate", n), ("reorder", rows)."""
+    torch.set_default_dtype(torch.float64)  # for tensors that an attempt makes without a dtype
     cache = attempt(n_layer, window, sinks)
     seen: list[Seen] = []
     for number, (what, *given) in enumerate(steps, 1):
@@ -85,16 +87,47 @@ def window_cache(
 def forward(
     cache: Any, number: int, n_layer: int, most: int, queries: Rows, keys: Rows, values: Rows
 ) -> Iterator[Seen]:
-    """The caller's tensors are its own: once they have been handed over, they are overwritten."""
+    """One forward pass. most: the rows that a layer may keep after it."""
     for layer, given in enumerate(zip(queries, keys, values, strict=True)):
-        where, own = f"layer {layer} in step {number}", [part.clone() for part in given]
-        output = cache.attend(layer, *own)
+        where = f"layer {layer} in step {number}"
+        output = cache.attend(layer, *as_projected(*given))
         yield Seen("The output", snapshot(output), f"of {where}")
         yield Seen("`length`", cache.length, f"after {where}")
     row = 2 * values[0, :, :, 0].nbytes  # a key and a value, in the whole batch
     rows = memory_of(vars(cache)) / (row * n_layer)
-    told = f"is that of {rows:g} rows a layer" if rows > most else f"is that of {most} rows at most"
+    limit = f"is that of {most} rows at most"
+    told = f"is that of {rows:g} rows per layer" if rows > most else limit
     yield Seen("The memory of keys and values", told, f"after step {number}")
+    for layer, positions in enumerate(cache.positions):
+        where = f"of layer {layer} after step {number}"
+        yield Seen(
+            "`positions`, of the rows that the next token sees,", seen_next(cache, positions), where
+        )
+        yield Seen("The memory of `positions`", memory_in_rows(positions, most), where)
+
+
+def as_projected(*parts: Tensor) -> Iterator[Tensor]:
+    """Queries, keys and values as a model hands them over: slices of all that `c_attn` made.
+
+    parts: of [batch, heads, tokens, head_dim], or of one number of heads each.
+    """
+    together = torch.cat([part.transpose(1, 2) for part in parts], dim=2)
+    for part in together.split([part.shape[1] for part in parts], dim=2):
+        yield part.transpose(1, 2)
+
+
+def seen_next(cache: Any, positions: Any) -> Any:
+    """Which of the rows' positions the next token sees, in order: more may be held, for a while."""
+    if not isinstance(positions, Tensor) or positions.ndim != 2:
+        return form_of(positions)
+    held = positions[0].sort().values
+    return held[(held >= 0) & ((held < cache.sinks) | (held > cache.length - cache.window))]
+
+
+def memory_in_rows(positions: Any, most: int) -> str:
+    """How many positions the memory of some has room for, where these are more than `most`."""
+    rows = bytes_of(tensors_in(positions)) // 8
+    return f"is that of {rows} rows" if rows > most else f"is that of {most} rows at most"
 
 
 def memory_of(thing: Any) -> int:
@@ -105,7 +138,26 @@ def memory_of(thing: Any) -> int:
 # ------------------------------------------------------------------------------------- heavy rows
 
 
-keep_heavy = one_call(__name__, "keep_heavy", "The rows that are kept", "mass budget recent")
+def keep_heavy(attempt: Attempt, mass: Tensor, budget: int, recent: int) -> list[Seen]:
+    """Of rows with equal masses either may be kept: then masses are compared instead of rows."""
+    rows = attempt(mass, budget, recent)
+    distinct = all(len(head.unique()) == len(head) for head in mass)
+    if distinct or not is_rows_of(mass, rows):
+        return [Seen("The rows that are kept", rows)]
+    return [
+        Seen("The masses of the rows that are kept", mass.gather(1, rows).sort().values),
+        Seen(
+            "How often a row comes twice, or before an earlier one,", int((rows.diff() <= 0).sum())
+        ),
+    ]
+
+
+def is_rows_of(mass: Tensor, rows: Any) -> bool:
+    """Whether these can be rows of each head, however many."""
+    if not isinstance(rows, Tensor) or rows.dtype != torch.int64 or rows.ndim != 2:
+        return False
+    return len(rows) == len(mass) and bool(((rows >= 0) & (rows < mass.shape[1])).all())
+
 
 # ------------------------------------------------------------------------------------------ codes
 
@@ -113,17 +165,20 @@ keep_heavy = one_call(__name__, "keep_heavy", "The rows that are kept", "mass bu
 def channel_keys(
     attempt: type, keys: Float[Tensor, "batch heads tokens head_dim"], sizes: list[int], **kind: int
 ) -> list[Seen]:
-    """The keys arrive in so many calls, of so many tokens each."""
+    """Hand the keys over in several calls. sizes: the number of tokens in each call."""
     kept, seen, start = attempt(kind["bits"], kind["group"], kind["recent"]), list[Seen](), 0
     for size in sizes:
-        kept.append(keys[:, :, start : start + size].clone())
+        before, new = list(kept.groups), keys[:, :, start : start + size]
+        _, own, _ = as_projected(new, new, new)
+        kept.append(own)
         start += size
         where = f"after {start} tokens" if start > 1 else "after one token"
-        seen += codes_seen(kept, where)
+        seen += codes_seen(kept, before, where)
     return seen
 
 
-def codes_seen(kept: Any, where: str) -> Iterator[Seen]:
+def codes_seen(kept: Any, before: list[Any], where: str) -> Iterator[Seen]:
+    """before: the groups that there were before the last call."""
     yield Seen("The number of `groups`", len(kept.groups), where)
     for number, codes in enumerate(kept.groups):
         yield Seen(f"`groups[{number}].packed`", codes.packed, where)
@@ -136,27 +191,33 @@ def codes_seen(kept: Any, where: str) -> Iterator[Seen]:
         state = "is that of more keys than wait" if spare else "is that of the keys that wait"
         yield Seen("The memory of `waiting`", state, where)
     yield Seen("What `read` returned", read_back(kept), where)
+    same = all(was is now for was, now in zip(before, kept.groups, strict=False))
+    yield Seen("The earlier groups", "are untouched" if same else "have been made again", where)
+    most = bytes_of(tensors_in([kept.groups, kept.waiting], object))
+    more = bytes_of(tensors_in(vars(kept), object)) > most
+    state = "is more than that of `groups` and `waiting`" if more else "is that of both"
+    yield Seen("The memory of all that is held", state, where)
 
 
 def read_back(kept: Any) -> Any:
-    """All keys; where groups have shapes that `read` can't put together, that in words."""
+    """All keys, or a sentence if `read` can't put the shapes of the groups together."""
     try:
         return kept.read()
     except (RuntimeError, IndexError):
-        return "is nothing: the groups and what waits have shapes that don't fit together"
+        return "is nothing: the shapes of `groups` and `waiting` don't fit together"
 
 
 # ---------------------------------------------------------------------------------------- swapping
 
 
-# Lab 9's own, here: what is lent from the other side would write to a copy of the pool.
+# Lab 9's own, in this process: lent from the other side they would write to a copy of the pool.
 COPIERS = {"pack_kv": pack_kv, "unpack_kv": unpack_kv}
 
 
 class Reused(BlockManager):
-    """A right manager in a busy pool: what becomes free is another request's at once.
+    """A right manager in a busy pool: another request overwrites freed blocks at once.
 
-    That one has written to it before `free` returns.
+    It has done so before `free` returns.
     """
 
     pool: Tensor
@@ -173,7 +234,10 @@ def a_cache(
     order: list[int],
     requests: dict[int, Any],
 ) -> PagedCache:
-    """A cache whose free blocks come in an order. Requests: so many tokens, or whose fork it is."""
+    """A cache whose free blocks come in the given order.
+
+    requests: for each, its number of tokens, or as text the request whose fork it is.
+    """
     manager = Reused(*pool.shape[2:4])
     cache = PagedCache(GPTConfig(**config), manager, dtype=pool.dtype)
     cache.pool.copy_(pool)
@@ -189,13 +253,14 @@ def a_cache(
 
 
 def swap_out(attempt: type, out: list[int], **about: Any) -> list[Seen]:
-    """The requests of `out` are swapped out, one after the other, of a cache that is told about."""
+    """Swap out the requests of `out` one after the other. about: what `a_cache` takes."""
     cache, store, seen = a_cache(**about), dict[int, Any](), list[Seen]()
     host = attempt(store)
     for request in out:
         where = f"after request {request} was swapped out"
         with lending(attempt, COPIERS):
             host.swap_out(cache, request)
+        seen.append(Seen("`self.store`", same_store(host, store), where))
         seen.append(Seen("What is in the store", in_store(store), where))
         for other, kv in store.items():
             seen.append(Seen(f"`store[{other}]`", snapshot(kv), where))
@@ -210,7 +275,7 @@ def swap_out(attempt: type, out: list[int], **about: Any) -> list[Seen]:
 def swap_in(
     attempt: type, steps: list[tuple[str, int]], store: dict[int, Tensor], **about: Any
 ) -> list[Seen]:
-    """Steps: ("swap_in", request), and ("free", request) of one that has ended meanwhile."""
+    """Run the steps: ("swap_in", request), or ("free", request) for one that has ended."""
     cache, seen = a_cache(**about), list[Seen]()
     kept = {request: kv.clone() for request, kv in store.items()}
     host = attempt(kept)
@@ -223,6 +288,7 @@ def swap_in(
             found = done(host.swap_in, cache, request)
         seen += [
             Seen(f"`swap_in` of request {request}", found, where),
+            Seen("`self.store`", same_store(host, kept), where),
             Seen("What is in the store", in_store(kept), where),
             *books(cache, where),
         ]
@@ -230,7 +296,7 @@ def swap_in(
 
 
 def done(method: Callable[..., Any], *given: Any) -> str:
-    """What became of a call."""
+    """Whether a call went through, in words."""
     try:
         method(*given)
     except Exception as error:
@@ -240,13 +306,17 @@ def done(method: Callable[..., Any], *given: Any) -> str:
     return "went through"
 
 
+def same_store(host: Any, store: dict[int, Any]) -> str:
+    return "is the one that was given" if host.store is store else "has been replaced by another"
+
+
 def in_store(store: dict[int, Any]) -> str:
-    names = " and ".join(str(request) for request in sorted(store))
+    names = " and ".join(sorted(map(repr, store)))
     return f"is request {names}" if names else "is nothing"
 
 
 def books(cache: PagedCache, where: str) -> Iterator[Seen]:
-    """Who has how many blocks and tokens, and which keys and values lie in them."""
+    """Each request's number of blocks and tokens, and the keys and values in its blocks."""
     manager: Any = cache.manager
     blocks = {request: len(table) for request, table in manager.tables.items()}
     yield Seen("The number of blocks, by request,", dict(sorted(blocks.items())), where)
@@ -256,11 +326,11 @@ def books(cache: PagedCache, where: str) -> Iterator[Seen]:
     for request, table in sorted(manager.tables.items()):
         length = manager.lengths.get(request, 0)
         rows = cache.pool[:, :, list(table)].flatten(2, 3)[:, :, :length]
-        yield Seen(f"What lies in the blocks of request {request}", rows, where)
+        yield Seen(f"The content of the blocks of request {request}", rows, where)
 
 
 def state_of(manager: Any) -> str:
-    """Whether each block is free, or in as many tables as its ref count says."""
+    """Whether each block is either free, or in as many tables as its ref count says."""
     held = [block for table in manager.tables.values() for block in blocks_in(table)]
     counts = [held.count(block) for block in range(manager.num_blocks)]
     free = sorted(blocks_in(manager.free_blocks))

@@ -1,4 +1,4 @@
-"""The exercises of lab 11: bytes, shared heads, a window, heavy rows, codes, and swapping."""
+"""The exercises of lab 11: bytes, grouped heads, a window, heavy rows, codes, and swapping."""
 
 from typing import Any
 
@@ -23,17 +23,17 @@ def bytes_cases(generator: torch.Generator) -> list[Case]:
     heads, group = 2 * draw(generator, 2, 5), 8 * draw(generator, 2, 4)
     some = {"n_embd": heads * 24, "n_layer": draw(generator, 3, 9), "n_head": heads}
     return [
-        case("one layer, one head", {"n_embd": 8, "n_layer": 1, "n_head": 1}, 1),
-        case("two layers, two heads", {"n_embd": 8, "n_layer": 2, "n_head": 2}, 2),
-        case("fable, as it is", FABLE, 8),
-        case("fable with 2 heads of keys and values", FABLE, 2),
+        case("one layer, one KV head", {"n_embd": 8, "n_layer": 1, "n_head": 1}, 1),
+        case("two layers, two KV heads", {"n_embd": 8, "n_layer": 2, "n_head": 2}, 2),
+        case("fable, unchanged", FABLE, 8),
+        case("fable with 2 KV heads", FABLE, 2),
         case("fable in 16 bits", FABLE, 8, bits=16),
-        case("fable in 8 bits, a scale and a zero for 32 numbers", FABLE, 8, bits=8, group=32),
-        case("fable in 2 bits, a scale and a zero for 32 numbers", FABLE, 8, bits=2, group=32),
+        case("fable in 8 bits, groups of 32", FABLE, 8, bits=8, group=32),
+        case("fable in 2 bits, groups of 32", FABLE, 8, bits=2, group=32),
         case("fable in 3 bits", FABLE, 8, bits=3),
-        case("3 bits, groups of 64", FABLE, 4, bits=3, group=64),
-        case("GPT-2 with one head of keys and values, 4 bits", GPT2, 1, bits=4, group=64),
-        case("a model of some size", some, heads // 2, bits=4, group=group),
+        case("fable with 4 KV heads in 3 bits, groups of 64", FABLE, 4, bits=3, group=64),
+        case("GPT-2 with one KV head in 4 bits, groups of 64", GPT2, 1, bits=4, group=64),
+        case("another model in 4 bits", some, heads // 2, bits=4, group=group),
     ]
 
 
@@ -51,19 +51,19 @@ def attention_cases(generator: torch.Generator) -> list[Case]:
         return (torch.arange(k_len) <= torch.arange(k_len - q_len, k_len)[:, None])[None, None]
 
     some = torch.rand(3, 1, 4, 7, generator=generator) < 0.5
-    some[..., 2] = True  # a query sees something
+    some[..., 2] = True  # every query sees at least one key
     return [
         case("one head, one token", 1, 1, 1, 1),
-        case("as many heads of keys as of queries", 2, 2, 1, 3),
-        case("two heads share one", 2, 1, 1, 3),
-        case("four heads share two", 4, 2, 1, 3),
-        case("six heads share two", 6, 2, 1, 4),
-        case("six heads share three", 6, 3, 1, 4),
-        case("six heads share three, a prefill", 6, 3, 4, 4, mask=causal(4, 4)),
-        case("four heads share one, a chunk behind a prefix", 4, 1, 3, 5, mask=causal(3, 5)),
-        case("as many heads, masked", 3, 3, 4, 4, mask=causal(4, 4)),
-        case("two texts, nothing hidden", 6, 2, 3, 4, batch=2),
-        case("three texts, each with a mask of its own", 8, 2, 4, 7, batch=3, mask=some),
+        case("2 query heads, 2 KV heads", 2, 2, 1, 3),
+        case("2 query heads, 1 KV head", 2, 1, 1, 3),
+        case("4 query heads, 2 KV heads", 4, 2, 1, 3),
+        case("6 query heads, 2 KV heads", 6, 2, 1, 4),
+        case("6 query heads, 3 KV heads", 6, 3, 1, 4),
+        case("6 query heads, 3 KV heads, a causal prefill", 6, 3, 4, 4, mask=causal(4, 4)),
+        case("4 query heads, 1 KV head, a chunk after a prefix", 4, 1, 3, 5, mask=causal(3, 5)),
+        case("3 query heads, 3 KV heads, a causal prefill", 3, 3, 4, 4, mask=causal(4, 4)),
+        case("two texts, no mask", 6, 2, 3, 4, batch=2),
+        case("three texts, each with its own mask", 8, 2, 4, 7, batch=3, mask=some),
         case("two texts, one mask for both", 6, 2, 3, 5, batch=2, mask=causal(3, 5)),
     ]
 
@@ -76,15 +76,15 @@ def pool_cases(generator: torch.Generator) -> list[Case]:
         return Case(label, {"weight": weight, "bias": bias, **heads})
 
     return [
-        case("one head", 1, 1),
-        case("two heads, all kept", 2, 2),
-        case("two heads become one", 2, 1),
-        case("four heads become two", 4, 2),
-        case("four heads become one", 4, 1),
-        case("six heads become two", 6, 2),
-        case("six heads become three", 6, 3),
-        case("four heads of one number", 4, 2, head_dim=1),
-        case("eight heads become two", 8, 2, head_dim=5),
+        case("1 head", 1, 1),
+        case("2 heads, both kept", 2, 2),
+        case("2 heads become 1", 2, 1),
+        case("4 heads become 2", 4, 2),
+        case("4 heads become 1", 4, 1),
+        case("6 heads become 2", 6, 2),
+        case("6 heads become 3", 6, 3),
+        case("4 heads of one number each become 2", 4, 2, head_dim=1),
+        case("8 heads become 2", 8, 2, head_dim=5),
     ]
 
 
@@ -108,14 +108,16 @@ def mask_cases(generator: torch.Generator) -> list[Case]:
         case("a window as long as the text", [upto(3)], [upto(3)], 3),
         case("one query at the end", [[5]], [upto(6)], 2),
         case("one sink", [upto(5)], [upto(5)], 2, 1),
-        case("two sinks before the first query", [[4]], [upto(5)], 2, 2),
+        case("two sinks, a query at 4", [[4]], [upto(5)], 2, 2),
         case("more sinks than tokens", [upto(3)], [upto(3)], 1, 5),
-        case("a chunk behind a prefix", [[3, 4, 5]], [upto(6)], 3, 1),
-        case("a cache from which tokens are gone", [[9, 10]], [[0, 1, 7, 8, 9, 10]], 3, 2),
-        case("sinks that are gone too", [[9]], [[1, 6, 8, 9]], 3, 1),
-        case("two rows that stand elsewhere", [[2, 3], [6, 7]], [upto(8), upto(8)], 3, 1),
+        case("a chunk after a prefix", [[3, 4, 5]], [upto(6)], 3, 1),
+        case("a cache without tokens 2 to 6", [[9, 10]], [[0, 1, 7, 8, 9, 10]], 3, 2),
+        case("a cache without token 0, the sink", [[9]], [[1, 6, 8, 9]], 3, 1),
+        case("two texts at different positions", [[2, 3], [6, 7]], [upto(8), upto(8)], 3, 1),
         case("keys in any order", [[4, 7], [8, 5]], [order, order[::-1]], window, 2),
-        case("a chunk of some length", [upto(9)[start:]], [upto(9)], window, draw(generator, 1, 2)),
+        case(
+            "a chunk of several tokens", [upto(9)[start:]], [upto(9)], window, draw(generator, 1, 2)
+        ),
     ]
 
 
@@ -127,7 +129,7 @@ def cache_cases(generator: torch.Generator) -> list[Case]:
     def case(
         label: str, window: int, sinks: int, *steps: Any, batch: int = 1, heads: int = HEADS
     ) -> Case:
-        """A number is a forward of so many tokens."""
+        """steps: a number stands for a forward pass of so many tokens."""
         made = [forward(s, batch, heads) if isinstance(s, int) else s for s in steps]
         return Case(label, {"n_layer": LAYERS, "window": window, "sinks": sinks, "steps": made})
 
@@ -138,28 +140,32 @@ def cache_cases(generator: torch.Generator) -> list[Case]:
     some = [draw(generator, 1, 5) for _ in range(4)]
     return [
         case("one token", 2, 0, 1),
-        case("three tokens one by one, a window of four", 4, 0, 1, 1, 1),
+        case("three tokens one by one in a window of four", 4, 0, 1, 1, 1),
         case("a prefill within the window", 4, 0, 3),
         case("a prefill as long as the window", 3, 0, 3, 1, 1),
-        case("tokens one by one, until the window slides", 2, 0, 1, 1, 1, 1, 1),
+        case("tokens one by one, beyond the window", 2, 0, 1, 1, 1, 1, 1),
         case("a prefill longer than the window", 3, 0, 7),
         case("a prefill longer than the window, then tokens", 3, 0, 7, 1, 1),
         case("a window of one", 1, 0, 3, 1, 2, 1),
         case("one sink, tokens one by one", 2, 1, 1, 1, 1, 1, 1, 1),
         case("two sinks, a long prefill, then tokens", 3, 2, 9, 1, 1, 1),
         case("a prefill shorter than the sinks", 2, 3, 2, 1, 1, 1, 1, 1),
-        case("chunks behind a window that has slid", 3, 1, 6, 3, 4, 1),
+        case("chunks after the window has slid", 3, 1, 6, 3, 4, 1),
         case("chunks as long as the window", w, 1, w, w, w, 1),
-        case("a prefill one token shorter, two texts", w, 1, w - 1, 1, 1, 1, batch=2),
-        case("a prefill one token longer, two texts", w, 2, w + 1, 1, 1, w, batch=2),
+        case(
+            "a prefill one token shorter than the window, two texts", w, 1, w - 1, 1, 1, 1, batch=2
+        ),
+        case(
+            "a prefill one token longer than the window, two texts", w, 2, w + 1, 1, 1, w, batch=2
+        ),
         case("a prefill three times the window", w, 1, 3 * w + 2, 1, 1, 2),
-        case("four heads share two", 3, 1, 5, 1, 1, 2, batch=2, heads=4),
-        case("rolled back before the window slides", 5, 1, 4, truncate(2), 1, 1, 3, 1),
-        case("rolled back where rows are gone", 3, 1, 7, truncate(5), 1),
-        case("rolled back to the sinks", 3, 2, 8, truncate(2), 1, 4, 1),
-        case("emptied, and the next text", 3, 1, 6, truncate(0), 4, 1, 1),
-        case("rows in another order", 3, 1, 5, ("reorder", torch.tensor([1, 0])), 1, 2, batch=2),
-        case("chunks of some lengths", w, 2, *some, 1, 1, 1, batch=2),
+        case("4 query heads, 2 KV heads, two texts", 3, 1, 5, 1, 1, 2, batch=2, heads=4),
+        case("truncated before the window slides", 5, 1, 4, truncate(2), 1, 1, 3, 1),
+        case("truncated to a token whose rows are gone", 3, 1, 7, truncate(5), 1),
+        case("truncated to the sinks", 3, 2, 8, truncate(2), 1, 4, 1),
+        case("truncated to 0, then another text", 3, 1, 6, truncate(0), 4, 1, 1),
+        case("two texts reordered", 3, 1, 5, ("reorder", torch.tensor([1, 0])), 1, 2, batch=2),
+        case("chunks of several lengths", w, 2, *some, 1, 1, 1, batch=2),
     ]
 
 
@@ -168,7 +174,7 @@ def cache_cases(generator: torch.Generator) -> list[Case]:
 
 def heavy_cases(generator: torch.Generator) -> list[Case]:
     def case(label: str, heads: int, k_len: int, budget: int, recent: int) -> Case:
-        """Masses that are far from one another."""
+        """Distinct masses, in another order for each head."""
         orders = [torch.randperm(k_len, generator=generator) for _ in range(heads)]
         mass = torch.stack(orders).double() + 0.5 * torch.rand(heads, 1, generator=generator)
         return Case(label, {"mass": mass, "budget": budget, "recent": recent})
@@ -180,18 +186,33 @@ def heavy_cases(generator: torch.Generator) -> list[Case]:
     k_len = draw(generator, 9, 12)
     return [
         given("one row", [[1.0]], 1, 0),
-        given("the heavier of two", [[0.3, 0.7]], 1, 0),
-        given("the newer of two", [[0.7, 0.3]], 1, 1),
-        given("one heavy, one recent", [[0.2, 0.9, 0.1, 0.3]], 2, 1),
-        given("the recent are heavy as well", [[0.5, 0.1, 0.8, 0.9]], 3, 2),
+        given("keep the heavier of two", [[0.3, 0.7]], 1, 0),
+        given("keep the recent one of two", [[0.7, 0.3]], 1, 1),
+        given("one heavy and one recent row", [[0.2, 0.9, 0.1, 0.3]], 2, 1),
+        given("recent rows that are heavy, too", [[0.5, 0.1, 0.8, 0.9]], 3, 2),
         given("heavy rows in the middle", [[0.1, 2.0, 0.3, 1.5, 0.2]], 3, 1),
-        given("two heads that differ", [[3.0, 1.0, 2.0, 0.5], [1.0, 3.0, 2.5, 0.5]], 2, 1),
-        given("two heads, one much heavier", [[9.0, 8.0, 1.0, 0.1], [0.1, 0.2, 0.4, 0.1]], 2, 1),
-        case("no recent ones", 3, 7, 3, 0),
-        case("only recent ones", 3, 7, 3, 3),
-        case("all rows", 2, 6, 6, 2),
-        case("all but one", 2, 6, 5, 2),
-        case("half recent", 4, 10, 6, 3),
+        given(
+            "two heads with different heavy rows",
+            [[3.0, 1.0, 2.0, 0.5], [1.0, 3.0, 2.5, 0.5]],
+            2,
+            1,
+        ),
+        given(
+            "two heads, one with much larger masses",
+            [[9.0, 8.0, 1.0, 0.1], [0.1, 0.2, 0.4, 0.05]],
+            2,
+            1,
+        ),
+        given("a recent row of mass 0", [[0.9, 0.2, 0.0]], 1, 1),
+        given("light recent rows in a long text", [[9e4, 0.3, 8e4, 0.2, 0.1]], 3, 2),
+        given("equal masses, one of which is kept", [[0.4, 0.7, 0.4, 0.4, 0.1]], 3, 1),
+        given("equal masses, all kept", [[0.4, 0.1, 0.4, 0.1]], 3, 1),
+        given("equal masses in two heads", [[0.5] * 5, [0.2, 0.5, 0.5, 0.5, 0.1]], 3, 1),
+        case("no recent rows", 3, 7, 3, 0),
+        case("only recent rows", 3, 7, 3, 3),
+        case("keep all rows", 2, 6, 6, 2),
+        case("keep all rows but one", 2, 6, 5, 2),
+        case("half of the budget recent", 4, 10, 6, 3),
         case("many rows", 3, k_len, draw(generator, 4, 6), draw(generator, 1, 3)),
     ]
 
@@ -209,7 +230,7 @@ def codes_cases(generator: torch.Generator) -> list[Case]:
         batch: int = 1,
         channels: int = 3,
     ) -> Case:
-        """Channels of very different ranges, as the keys of real models have them."""
+        """Channels with very different ranges, as in the keys of real models."""
         keys = normal(generator, batch, HEADS, sum(sizes), channels)
         keys = keys * torch.tensor([1.0, 8.0, 0.1, 3.0])[:channels] + 0.5
         given = {"bits": bits, "group": group, "recent": recent}
@@ -225,26 +246,26 @@ def codes_cases(generator: torch.Generator) -> list[Case]:
     return [
         case("one token", 8, 4, 1),
         case("fewer tokens than a group", 8, 4, 3),
-        case("a group, in one call", 8, 4, 4),
-        case("a group, token by token", 8, 4, 1, 1, 1, 1),
+        case("a full group in one call", 8, 4, 4),
+        case("a full group token by token", 8, 4, 1, 1, 1, 1),
         case("a group and one token more", 8, 4, 5),
         case("two groups in one call", 8, 4, 8),
-        case("two groups and a half, in one call", 8, 4, 10),
-        case("a group of which two are recent", 8, 4, 4, recent=2),
-        case("a group beside two recent ones, in one call", 8, 4, 6, recent=2),
-        case("a group beside two recent ones, token by token", 8, 4, 4, 1, 1, 1, recent=2),
-        case("two groups beside three recent ones", 4, 4, 11, 1, recent=3),
-        case("more recent ones than a group has", 4, 2, 6, 1, 1, 1, 1, recent=5),
+        case("two groups and a half in one call", 8, 4, 10),
+        case("four tokens, two of them recent", 8, 4, 4, recent=2),
+        case("a group and two recent tokens in one call", 8, 4, 6, recent=2),
+        case("a group and two recent tokens, one by one", 8, 4, 4, 1, 1, 1, recent=2),
+        case("two groups and three recent tokens", 4, 4, 11, 1, recent=3),
+        case("more recent tokens than a group holds", 4, 2, 6, 1, 1, 1, 1, recent=5),
         case("a prompt, then tokens", 8, 4, 6, 1, 1, 1),
-        case("a prompt that fills its groups, then tokens", 4, 4, 8, 1, 1, 1, 1),
-        case("chunks that don't fit the groups", 4, 4, 3, 3, 3, 3),
-        case("a chunk that ends one group and fills another", 8, 4, 3, 6, 1),
+        case("a prompt of two full groups, then tokens", 4, 4, 8, 1, 1, 1, 1),
+        case("chunks shorter than a group", 4, 4, 3, 3, 3, 3),
+        case("a chunk that completes two groups", 8, 4, 3, 6, 1),
         case("groups of one token", 8, 1, 3, 1, recent=1),
         case("two bits", 2, 4, 9, 1, 1, 1),
         case("two texts", 4, 2, 5, 1, 2, batch=2, recent=2),
-        case("two texts of two bits, four channels", 2, 8, 17, 3, 5, batch=2, channels=4),
-        constant("a channel that is always the same", 5, 3, 1),
-        case("chunks of some lengths", 4, 4, *some, batch=2, recent=draw(generator, 1, 5)),
+        case("two texts in two bits, four channels", 2, 8, 17, 3, 5, batch=2, channels=4),
+        constant("channels with a single value", 5, 3, 1),
+        case("chunks of several lengths", 4, 4, *some, batch=2, recent=draw(generator, 1, 5)),
     ]
 
 
@@ -253,7 +274,7 @@ def codes_cases(generator: torch.Generator) -> list[Case]:
 SMALL = {"vocab_size": 11, "n_positions": 16, "n_embd": 10, "n_layer": 3, "n_head": 2}
 
 
-Requests = dict[int, Any]  # how many tokens each has; a text names the one whose fork it is
+Requests = dict[int, Any]  # the number of tokens of each; a text names the one it is forked from
 
 
 def out_cases(generator: torch.Generator) -> list[Case]:
@@ -271,10 +292,10 @@ def out_cases(generator: torch.Generator) -> list[Case]:
         case("two blocks, both full", 4, {0: 8}, 0),
         case("blocks of one token", 1, {3: 4}, 3),
         case("one of two requests", 4, {0: 6, 1: 5}, 1),
-        case("two requests, the first one first", 4, {0: 6, 1: 5}, 0, 1),
-        case("two requests, the last one first", 2, {4: 5, 2: 3}, 2, 4),
-        case("blocks that another holds too", 2, {0: 5, 1: "0"}, 0),
-        case("both who share their blocks", 2, {0: 5, 1: "0"}, 0, 1),
+        case("two requests, 0 and then 1", 4, {0: 6, 1: 5}, 0, 1),
+        case("two requests, 2 and then 4", 2, {4: 5, 2: 3}, 2, 4),
+        case("blocks shared with another request", 2, {0: 5, 1: "0"}, 0),
+        case("two requests that share their blocks", 2, {0: 5, 1: "0"}, 0, 1),
         case("the whole pool", 2, {0: 16}, 0),
         case("one of three requests", 3, {0: 4, number: length, 1: 3}, number),
     ]
@@ -300,16 +321,18 @@ def in_cases(generator: torch.Generator) -> list[Case]:
         case("two blocks, the last one partly filled", 4, {}, {0: 7}, "swap_in 0"),
         case("two blocks, both full", 4, {}, {0: 8}, "swap_in 0"),
         case("blocks of one token", 1, {}, {3: 4}, "swap_in 3"),
-        case("beside another request", 4, {1: 6}, {0: 5}, "swap_in 0"),
-        case("one of two that are out", 2, {1: 3}, {0: 5, 4: 4}, "swap_in 4"),
-        case("two that are out, one after the other", 2, {1: 3}, {0: 5, 4: 4}, "swap_in 4|0"),
-        case("into blocks that others had", 2, {1: 7, 2: 3}, {0: 5}, "free 1, swap_in 0"),
+        case("with another request in the pool", 4, {1: 6}, {0: 5}, "swap_in 0"),
+        case("one of two that are swapped out", 2, {1: 3}, {0: 5, 4: 4}, "swap_in 4"),
+        case(
+            "two that are swapped out, one after the other", 2, {1: 3}, {0: 5, 4: 4}, "swap_in 4|0"
+        ),
+        case("into blocks that another request had", 2, {1: 7, 2: 3}, {0: 5}, "free 1, swap_in 0"),
         case("the whole pool", 2, {}, {0: 16}, "swap_in 0"),
         case("no room", 2, {1: 13}, {0: 5}, "swap_in 0"),
-        case("no room, by one block", 2, {1: 11}, {0: 5}, "swap_in 0"),
+        case("one block too few", 2, {1: 11}, {0: 5}, "swap_in 0"),
         case("no room at first", 2, {1: 13, 2: 2}, {0: 5}, "swap_in 0, free 1, swap_in 0"),
-        case("no room for one of two", 2, {1: 9}, {0: 7, 6: 4}, "swap_in 0|6"),
-        case("of some length", 3, {0: 4, 1: 3}, {number: length}, f"swap_in {number}"),
+        case("room for one of two", 2, {1: 9}, {0: 7, 6: 4}, "swap_in 0|6"),
+        case("a request of another length", 3, {0: 4, 1: 3}, {number: length}, f"swap_in {number}"),
     ]
 
 

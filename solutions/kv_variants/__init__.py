@@ -1,1 +1,1 @@
-"""Lab 11, given: what makes a KV cache smaller, as caches, a model and engines."""
+"""Lab 11, given: caches, a model and engines with a smaller KV cache."""

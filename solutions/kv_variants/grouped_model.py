@@ -1,7 +1,7 @@
-"""Lab 11, given: a model whose queries share fewer heads of keys and values.
+"""Lab 11, given: a model with fewer KV heads than query heads.
 
-Only attention's first layer is another one: it makes n_head queries, and kv_heads keys and values.
-Whatever cache stands behind the seam of lab 2 then holds kv_heads.
+Only `c_attn` differs: it computes n_head heads of queries, but only kv_heads of keys and of values.
+Any cache with the interface of lab 2 that accepts this then holds kv_heads heads.
 
 Source: Ainslie et al., "GQA: Training generalized multi-query transformer models from multi-head
 checkpoints", EMNLP 2023.
@@ -20,12 +20,12 @@ from solutions.batching import require_selected
 from solutions.kv_cache import CachedAttention, CachedLMHead
 from solutions.paged_attention import PagedCache
 
-# (weight, bias, n_head, kv_heads) of c_attn, and what comes of weight and bias
+# From (weight, bias, n_head, kv_heads) of c_attn to the new weight and bias
 Pool = Callable[[Tensor, Tensor, int, int], tuple[Tensor, Tensor]]
 
 
 class GroupedAttention(CachedAttention):
-    """Attention whose cache is handed n_head queries, and kv_heads keys and values."""
+    """Attention that gives its cache n_head heads of queries and kv_heads of keys and values."""
 
     def __init__(self, attention: Any, kv_heads: int, pool_heads: Pool) -> None:
         nn.Module.__init__(self)
@@ -41,15 +41,15 @@ class GroupedAttention(CachedAttention):
     def split_heads(
         self, projected: Float[Tensor, "batch seq columns"]
     ) -> tuple[Float[Tensor, "batch heads_of_each seq head_dim"], ...]:
-        """n_head queries, kv_heads keys and as many values."""
+        """Split into n_head heads of queries, kv_heads of keys and kv_heads of values."""
         heads = projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         return heads.split([self.n_head, self.kv_heads, self.kv_heads], dim=1)
 
 
 def grouped(model: CachedLMHead, kv_heads: int, pool_heads: Pool) -> CachedLMHead:
-    """A copy of a model with `kv_heads` heads of keys and values, made by `pool_heads`.
+    """Return a copy of a model with `kv_heads` KV heads, converted by `pool_heads`.
 
-    The caches of lab 11 serve it; lab 2's own has as many heads of keys as of queries, and can't.
+    The caches of lab 11 work with it. Lab 2's own cache doesn't: it has one KV head per query head.
     """
     grouped_model = copy.deepcopy(model)
     blocks: Any = grouped_model.transformer.h
@@ -65,9 +65,9 @@ def store_new(
     keys: Float[Tensor, "rows kv_heads q_len head_dim"],
     values: Float[Tensor, "rows kv_heads q_len head_dim"],
 ) -> Float[Tensor, "2 slots kv_heads head_dim"]:
-    """Write the new tokens to their slots, as lab 4's `attend` does first.
+    """Write the new tokens to their slots, as the first step of lab 4's `attend` does.
 
-    What comes back is the pool of the layer, a view: it stays the same memory.
+    Return the pool of this layer, as a view of the same memory.
     """
     cache.selected = require_selected(cache.selected, layer, queries)
     stored = cache.pool[:, layer].flatten(1, 2)
@@ -77,9 +77,9 @@ def store_new(
 
 
 def grouped_pages(kv_heads: int, attention: Callable[..., Tensor]) -> type[PagedCache]:
-    """Lab 4's cache for such a model, as a part of lab 7's engine: its pool has `kv_heads` heads.
+    """Return lab 4's cache for a grouped model in lab 7's engine: its pool has `kv_heads` heads.
 
-    attention: of queries, keys, values and a mask, `grouped_attention`.
+    attention: `grouped_attention`, called with queries, keys, values and a mask.
     """
 
     class GroupedPages(PagedCache):

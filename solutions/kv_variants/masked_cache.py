@@ -1,7 +1,7 @@
-"""Lab 11, given: a cache that forgets nothing, and shows each query what a rule says.
+"""Lab 11, given: a cache that keeps all rows and hides some of them by a rule.
 
-It saves nothing. But what a cache that forgets must come to is what this one comes to under the
-same rule; and a rule can be tried here before anybody builds a cache for it.
+It saves no memory. It serves to test an eviction rule before you build a cache for it, and to check
+such a cache: under the same rule, both must compute the same numbers.
 """
 
 from collections.abc import Callable
@@ -12,12 +12,15 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-# Positions of queries and of keys, and which of the keys each of the queries sees.
+# From the positions of queries and keys to a mask: True where a query sees a key.
 Rule = Callable[[Int[Tensor, "1 q_len"], Int[Tensor, "1 k_len"]], Bool[Tensor, "1 1 q_len k_len"]]
 
 
 class MaskedCache:
-    """rule: which keys a query sees, its own among them. Heads of queries may share one of keys."""
+    """A cache that keeps all rows. rule: which keys a query sees; its own must be one of them.
+
+    Several query heads may share one KV head.
+    """
 
     def __init__(self, n_layer: int, rule: Rule) -> None:
         self.rule, self.length = rule, 0
@@ -44,7 +47,10 @@ class MaskedCache:
 
 
 def last_and(window: int, *chosen: int) -> Rule:
-    """Each query sees the last `window` keys, its own included, and those chosen of the text."""
+    """Return a rule: a query sees the last `window` keys, its own included, and the chosen ones.
+
+    chosen: positions in the text; a query sees those that don't come after it.
+    """
 
     def rule(queries: Tensor, keys: Tensor) -> Tensor:
         distance = queries[:, None, :, None] - keys[:, None, None, :]

@@ -1,7 +1,7 @@
-"""Lab 11, given: rows of numbers as codes of a few bits, packed so that they take no more.
+"""Lab 11, given: rows of numbers as codes of a few bits, packed into whole bytes.
 
-A scale and a zero stand beside each row (lab 10's `affine`). What is counted as saved is really
-saved: four codes of two bits lie in a byte, two of four.
+Each row has a scale and a zero (lab 10's `affine`). The memory is really saved: a byte holds four
+codes of 2 bits, or two of 4 bits.
 """
 
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from torch import Tensor
 
 from solutions.quantization import affine, from_affine
 
-BITS = 2, 4, 8  # of which a byte holds a whole number
+BITS = 2, 4, 8  # a byte holds a whole number of such codes
 
 
 class Codes:
-    """Numbers as codes. Every row, which is the last dimension, has its own scale and zero.
+    """Numbers as codes of `bits` bits. Each row (the last dimension) has its own scale and zero.
 
-    packed: [..., bytes]. scale, zero: [..., 1].
+    packed: [..., bytes], the codes. scale, zero: [..., 1].
     """
 
     def __init__(self, numbers: Float[Tensor, "*rows size"], bits: int) -> None:
@@ -30,17 +30,17 @@ class Codes:
         self.scale, self.zero = scale.view(*rows, 1), zero.view(*rows, 1)
 
     def read(self) -> Float[Tensor, "*rows size"]:
-        """The numbers that the codes stand for."""
+        """Return the numbers that the codes stand for."""
         (numbers,) = read_all([self])
         return numbers
 
     @property
     def tensors(self) -> tuple[Any, ...]:
-        """All that is kept."""
+        """All tensors held: codes, scales and zeros."""
         return self.packed, self.scale, self.zero
 
     def extend(self, other: "Codes") -> None:
-        """Add the rows of another, along dimension 2, which is that of the tokens."""
+        """Append the rows of other Codes along dimension 2, the tokens."""
         both = zip(self.tensors, other.tensors, strict=True)
         self.packed, self.scale, self.zero = (torch.cat(pair, dim=2) for pair in both)
 
@@ -49,7 +49,7 @@ class Codes:
 
 
 def read_all(several: Sequence[Codes]) -> Float[Tensor, "several *rows size"]:
-    """The numbers that several Codes stand for, all of one shape and as many bits, at once."""
+    """Return the numbers of several Codes at once; all have the same shape and number of bits."""
     kept = zip(*(codes.tensors for codes in several), strict=True)
     together, scale, zero = (torch.stack(parts) for parts in kept)
     numbers = unpacked(together, several[0].bits)
@@ -58,24 +58,27 @@ def read_all(several: Sequence[Codes]) -> Float[Tensor, "several *rows size"]:
 
 
 def require_packable(size: int, bits: int) -> None:
+    """Raise ValueError unless `size` codes of `bits` bits fill whole bytes."""
     if bits not in BITS or size < 1 or size * bits % 8:
         raise ValueError(
-            f"{size} codes of {bits} bits don't fill whole bytes. Take codes of "
-            f"{', '.join(map(str, BITS))} bits, and rows of a multiple of 8 numbers."
+            f"{size} codes of {bits} bits don't fill whole bytes. Choose "
+            f"{', '.join(map(str, BITS))} bits, and rows whose length is a multiple of 8."
         )
 
 
 def require_recent(recent: int) -> None:
+    """Raise ValueError if the number of recent tokens is negative."""
     if recent < 0:
-        raise ValueError(f"0 or more tokens stay in full precision, not {recent}.")
+        raise ValueError(f"The number of recent tokens must be 0 or more; it is {recent}.")
 
 
 def packed(codes: UInt8[Tensor, "rows size"], bits: int) -> UInt8[Tensor, "rows bytes"]:
-    """Several codes in each byte, the first of them in its lowest bits."""
+    """Pack several codes into each byte, the first one into its lowest bits."""
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=codes.device)
     return (codes.unflatten(-1, (-1, len(shifts))) << shifts).sum(dim=-1, dtype=torch.uint8)
 
 
 def unpacked(held: UInt8[Tensor, "*rows bytes"], bits: int) -> UInt8[Tensor, "*rows size"]:
+    """Return the codes that `packed` put into bytes."""
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=held.device)
     return (held[..., None] >> shifts & 2**bits - 1).flatten(-2)

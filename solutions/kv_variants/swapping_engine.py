@@ -1,7 +1,7 @@
-"""Lab 11, given: an engine that swaps, and files to swap to.
+"""Lab 11, given: an engine that swaps preempted requests, and a store that keeps them in files.
 
-Lab 7's engine computes a preempted request again from its first token. Here the scheduler has its
-keys and values moved to a HostPool, and back: they are copied twice, and computed once.
+Lab 7's engine recomputes a preempted request from its first token. This one copies its keys and
+values to a HostPool and back: they are copied twice, but computed only once.
 """
 
 from collections.abc import Callable, Iterator, MutableMapping
@@ -20,7 +20,7 @@ from solutions.paged_attention import OutOfBlocks
 
 
 class FileStore(MutableMapping[int, Tensor]):
-    """A dict of tensors, each in a file of its own."""
+    """A mapping from request id to tensor that keeps each tensor in a file of its own."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -50,10 +50,10 @@ class FileStore(MutableMapping[int, Tensor]):
 
 
 class SwappingScheduler(Scheduler):
-    """Who is preempted keeps what was computed of it, in the host pool.
+    """Lab 7's scheduler, except that a preempted request is swapped to the host pool.
 
-    host: a HostPool. cache: whose pool of blocks it is. `swapping_engine` sets both. swapped: for
-    those whose tokens are in the host pool, how many they are.
+    host: a HostPool. cache: the PagedCache that it copies from and to. `swapping_engine` sets both.
+    swapped: request number to the tokens it has in the host pool, for each swapped request.
     """
 
     host: Any
@@ -64,7 +64,10 @@ class SwappingScheduler(Scheduler):
         self.swapped: dict[int, int] = {}
 
     def preempt(self, sequence: Sequence) -> None:
-        """Move a running request out; it waits in front of all others, as far as it has come."""
+        """Swap a running request out and put it in front of the waiting queue.
+
+        Its tokens still count as computed.
+        """
         self.running.remove(sequence)
         self.swapped[sequence.number] = self.manager.lengths[sequence.number]
         self.host.swap_out(self.cache, sequence.number)
@@ -72,7 +75,7 @@ class SwappingScheduler(Scheduler):
         self.preemptions += 1
 
     def admit(self) -> bool:
-        """Let the one who has waited longest run, if there is room for all its tokens."""
+        """Let the first waiting request run, if there is room for all its tokens."""
         if not self.waiting or self.waiting[0].number not in self.swapped:
             return super().admit()
         newcomer = self.waiting[0]
@@ -85,7 +88,7 @@ class SwappingScheduler(Scheduler):
         return True
 
     def has_room(self, newcomer: Sequence) -> bool:
-        """For what comes back, and for the tokens that it has not computed yet."""
+        """Whether enough blocks are free for its swapped tokens and those not computed yet."""
         tokens = max(self.swapped[newcomer.number], len(newcomer.text))
         try:
             self.manager.require_free(self.manager.blocks_for(tokens))
@@ -94,7 +97,10 @@ class SwappingScheduler(Scheduler):
         return True
 
     def schedule(self) -> Plan:
-        """As in lab 7. Who comes back may have drafts, for which the budget has no room left."""
+        """Plan as in lab 7, without requests that get no tokens.
+
+        A swapped request may come back with drafts that the budget has no room for.
+        """
         return {request: count for request, count in super().schedule().items() if count > 0}
 
     def retire(self, sequence: Sequence) -> None:
@@ -113,7 +119,10 @@ def swapping_engine(
     host: Any,
     **drafts: Any,
 ) -> Engine:
-    """Lab 7's engine, which swaps to `host`, a HostPool. drafts: new_drafter and k, as there."""
+    """Return lab 7's engine with a scheduler that swaps to `host`, a HostPool.
+
+    drafts: new_drafter and k, as in lab 7.
+    """
     parts = Parts(scheduler=SwappingScheduler)
     room = num_blocks, block_size, token_budget, max_running
     engine = new_engine(model, *room, on_output, parts=parts, **drafts)

@@ -1,8 +1,9 @@
-"""Lab 11, given: an engine whose requests see the first tokens and the last ones.
+"""Lab 11, given: an engine whose requests see only the first tokens and the last ones.
 
-Lab 7's engine stays as it is. Its manager gives back the blocks that no later query of their
-request may see, as vLLM's does; its cache hides from each query what it may not see. A prompt is
-let in whole, and shrinks once it has been computed; a text that grows takes no more blocks.
+Lab 7's engine stays unchanged. Its block manager frees the blocks that no later query of the
+request may see, as vLLM's does; its cache masks the keys outside the window. A prompt first
+gets blocks for all its tokens and loses those outside the window once it has been computed; from
+then on the number of its blocks doesn't grow with the text.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,18 +20,18 @@ from solutions.engine.runner import FastCache
 from solutions.kv_cache import CachedLMHead
 from solutions.paged_attention import PagedCache
 
-GONE = -1  # stands in a table for a block that was given back
+GONE = -1  # in a block table: this block has been freed
 
 
 class WindowManager(EngineManager):
-    """Lab 4's manager, which gives blocks back behind the window. None of them is shared."""
+    """The engine's manager, which also frees blocks outside the window. No block is shared."""
 
-    window, sinks = 1, 0  # `windowed_engine` sets an instance's own
+    window, sinks = 1, 0  # `windowed_engine` sets both for its manager
 
     def publish(self, request: int, token_ids: Sequence[int], computed: int) -> None:
-        """Give back the blocks that lie between the sinks and what the next query may see.
+        """Free the blocks between the sinks and the first key that the next query may see.
 
-        Drafts may still be rejected: the next query can be the one behind the last sure token.
+        Drafts may still be rejected, so the next query is the one after the last accepted token.
         """
         first_seen = min(computed, len(token_ids)) - self.window + 1
         table = self.tables[request]
@@ -46,7 +47,10 @@ class WindowManager(EngineManager):
 
 
 class WindowedCache(FastCache):
-    """The engine's cache, where `visible` says what each query sees. What is gone it doesn't."""
+    """The engine's cache with a mask: `visible` returns which keys each query sees.
+
+    It must never show a key whose block has been freed.
+    """
 
     def __init__(
         self, cache: PagedCache, visible: Callable[[Tensor, Tensor], Bool[Tensor, "rows 1 new all"]]
@@ -55,7 +59,7 @@ class WindowedCache(FastCache):
         self.visible = visible
 
     def places(self, block_tables: Tensor, every: Tensor) -> object:
-        return super().places(block_tables.clamp(min=0), every)  # some block; the mask hides it
+        return super().places(block_tables.clamp(min=0), every)  # any block: the mask hides it
 
     def mask(self, new: Tensor, every: Tensor) -> Tensor:
         seen = self.visible(new, every)
@@ -74,14 +78,15 @@ def windowed_engine(
     window_mask: Callable[..., Bool[Tensor, "rows 1 new all"]],
     **drafts: Any,
 ) -> Engine:
-    """Lab 7's engine, where a token sees the last `window` tokens and the first `sinks`.
+    """Return lab 7's engine, in which a token sees the last `window` tokens and the first `sinks`.
 
-    drafts: new_drafter and k, as there.
+    drafts: new_drafter and k, as in lab 7. Raises ValueError for a window of less than 1 token or
+    a negative number of sinks.
     """
     if window < 1 or sinks < 0:
         raise ValueError(
-            f"A token sees itself at least; window is {window} and sinks {sinks}. Give a window of "
-            "1 or more, and 0 sinks or more."
+            f"A window needs 1 token or more (a token sees itself), and sinks 0 or more; window is "
+            f"{window} and sinks {sinks}."
         )
     parts = Parts(block_manager=WindowManager)
     room = num_blocks, block_size, token_budget, max_running

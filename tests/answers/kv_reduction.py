@@ -8,6 +8,7 @@ from solutions.kv_reduction import (
     HostPool,
     WindowCache,
     grouped_attention,
+    window_mask,
 )
 from solutions.kv_variants.packed_rows import Codes
 from tests.common.attempts import right, wrong
@@ -23,7 +24,41 @@ def by_torchs_own_groups(queries, keys, values, mask):
 # --------------------------------------------------------------------------------------- a window
 
 
-@wrong(WindowCache.attend, "memory of keys and values after step 3 is that of 6 rows a lay")
+@right(WindowCache.attend)
+def newest_rows_first(self, layer, queries, keys, values):
+    end = self.length + queries.shape[2]
+    new = positions = torch.arange(self.length, end)[None]
+    if self.length:
+        positions = torch.cat([new, self.positions[layer]], dim=1)
+        keys = torch.cat([keys, self.keys[layer]], dim=2)
+        values = torch.cat([values, self.values[layer]], dim=2)
+    output = grouped_attention(
+        queries, keys, values, window_mask(new, positions, self.window, self.sinks)
+    )
+    seen = (positions[0] < self.sinks) | (positions[0] > end - self.window)
+    self.positions[layer] = positions[:, seen]
+    self.keys[layer], self.values[layer] = keys[:, :, seen], values[:, :, seen]
+    self.length = end if layer == len(self.keys) - 1 else self.length
+    return output
+
+
+@wrong(WindowCache.attend, "sees, of layer 0 after step 1 holds floats; expected integers")
+def positions_as_floats(self, layer, queries, keys, values):
+    output = WindowCache.attend(self, layer, queries, keys, values)
+    self.positions[layer] = self.positions[layer].double()
+    return output
+
+
+@wrong(WindowCache.attend, "The memory of `positions` of layer 0 after step 2 is that of 4 rows")
+def a_view_of_all_positions(self, layer, queries, keys, values):
+    output = WindowCache.attend(self, layer, queries, keys, values)
+    rows = self.positions[layer][0]
+    if rows.numel() and int(rows[-1] - rows[0]) == rows.numel() - 1:
+        self.positions[layer] = torch.arange(int(rows[-1]) + 1)[None, int(rows[0]) :]
+    return output
+
+
+@wrong(WindowCache.attend, "memory of keys and values after step 1 is that of 2.5 rows per la")
 def keeping_more_beside(self, layer, queries, keys, values):
     self.spare = [*vars(self).get("spare", []), keys, values]
     return WindowCache.attend(self, layer, queries, keys, values)
@@ -73,7 +108,7 @@ def put_back_where_there_is_no_room(self, cache, request_id):
     cache.pool[:, :, table[tokens // size], tokens % size] = kv
 
 
-@wrong(HostPool.swap_in, "What lies in the blocks of request 1 after step 1")
+@wrong(HostPool.swap_in, "The content of the blocks of request 1 after step 1")
 def over_another(self, cache, request_id):
     HostPool.swap_in(self, cache, request_id)
     for other, table in cache.manager.tables.items():

@@ -164,8 +164,8 @@ def test_an_interrupt_loses_one_row(text, capsys, monkeypatch):
 @pytest.mark.parametrize("kv_heads", ["3", "8", "0", "-2"])
 def test_heads_that_cannot_be_shared_out(text, kv_heads):
     message = refusal(text, "--kv-heads", "2", kv_heads)
-    assert message.startswith("--kv-heads: 4 heads of queries can't be shared out evenly among")
-    assert f"among {kv_heads} heads" in message
+    assert message.startswith("--kv-heads: 4 query heads can't be divided evenly among")
+    assert f"among {kv_heads} KV heads" in message
 
 
 def test_a_text_that_is_too_short(tmp_path):

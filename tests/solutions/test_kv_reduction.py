@@ -632,7 +632,7 @@ def test_only_what_is_there_can_be_swapped() -> None:
     cache, host = a_pool(3, 2), HostPool()
     with pytest.raises(ValueError, match="There is no request 4 in this pool"):
         host.swap_out(cache, 4)
-    with pytest.raises(ValueError, match="Request 4 was not swapped out, or is back already"):
+    with pytest.raises(ValueError, match="Request 4 is not swapped out"):
         host.swap_in(cache, 4)
     cache.manager.allocate(4, 3)
     host.swap_out(cache, 4)
@@ -653,9 +653,9 @@ def test_logits_of_the_naive_side_are_those_of_gpt() -> None:
 
 UNEVEN = [(8, 3), (16, 1), (3, 4), (0, 2), (8, 16)]  # codes, and bits of each
 WHOLE_BYTES = "{} codes of {} bits don't fill whole bytes".format
-EVEN = "4 heads of queries can't be shared out evenly among {} heads".format
-SEES_ITSELF, KEEPS_ONE = "a token sees itself at least", "keeps one row at least"
-OF_5, RECENT = "Of 5 rows a head can keep 1 to all", "0 or more tokens stay .*, not -1"
+EVEN = "4 query heads can't be divided evenly among {} KV heads".format
+SEES_ITSELF, KEEPS_ONE = "a token sees itself", "A heavy cache needs n_layer and budget"
+OF_5, RECENT = "A head can keep 1 to 5 of its 5 rows", "must be 0 or more; it is -1"
 REFUSED: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
     *((WindowCache, given, SEES_ITSELF) for given in [(0, 4, 0), (2, 0, 0), (2, 4, -1)]),
     *((HeavyCache, given, KEEPS_ONE) for given in [(0, 4, 0), (2, 0, 0), (2, 4, -1), (2, 4, 5)]),

@@ -67,7 +67,9 @@ def test_a_way_that_gives_up_the_newest_token_is_told_by_those_that_have_it():
     ],
 )
 def test_ways_of_unequal_length_are_refused(kept, told):
-    with pytest.raises(ValueError, match=f"the same steps, one at least; here they have {told}"):
+    with pytest.raises(
+        ValueError, match=f"the same number of steps, at least one; here they have {told}"
+    ):
         lab.kept_rows(kept)
 
 
