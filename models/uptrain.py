@@ -149,7 +149,7 @@ def report(args: argparse.Namespace) -> None:
     require_unseen(args.text, train_text, texts)
     tokens = training_tokens(args.text, train_text, config.n_positions)
     after = f"after {args.steps} steps"
-    print(f"| heads of keys and values | KB a token | pooled | {after} | beside the control |")
+    print(f"| KV heads | KB per token | pooled | {after} | compared with the control |")
     print("|---|---:|---:|---:|---:|", flush=True)
     for row in rows(model, tokens, texts, args):
         name = f"{row.kv_heads}, the control" if row.kv_heads == config.n_head else row.kv_heads

@@ -125,7 +125,7 @@ def test_the_table(text, capsys):
     printed, progress = capsys.readouterr()
     header, rule, *lines = printed.splitlines()
     named = (
-        "| heads of keys and values | KB a token | pooled | after 2 steps | beside the control |"
+        "| KV heads | KB per token | pooled | after 2 steps | compared with the control |"
     )
     assert header == named
     assert rule.count("|") == named.count("|")
