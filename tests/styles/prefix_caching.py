@@ -20,7 +20,7 @@ def newly_held(manager, blocks):
 
 def block_hashes(token_ids, block_size, salt=b""):
     ### BEGIN SOLUTION
-    running = blake2b(len(salt).to_bytes(4, "big") + salt, digest_size=20)
+    running = blake2b(len(salt).to_bytes(4, "big") + salt, digest_size=32)
     tokens, found = iter(token_ids), []
     while len(block := list(islice(tokens, block_size))) == block_size:
         for token in block:
@@ -128,7 +128,7 @@ class RadixTree:
         ### END SOLUTION
 
 
-# ------------------------------------------------------------------------------- who is served next
+# ---------------------------------------------------------------------- which request is next
 
 
 def choose_next(matched, waited, patience):
