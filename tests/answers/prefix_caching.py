@@ -25,7 +25,7 @@ def by_a_broken_function(token_ids, block_size, salt=b""):
     return [md5(key).digest() for key in block_hashes(token_ids, block_size, salt)]
 
 
-@wrong(block_hashes, "The list of hashes of text 3, numbered as new ones come, is [1]; expected: it")
+@wrong(block_hashes, "The list of hashes of text 3, numbered as new ones come, is [1]")
 def salted_in_front_without_a_border(token_ids, block_size, salt=b""):
     """2, 3 with the salt 1 is written like 12, 3 without a salt."""
     hashes, before = [], bytes(32)
