@@ -86,6 +86,7 @@ def pack_kv(attempt: Attempt, pool: Pool, table: list[int], start: int, end: int
     own.fill_(-1)
     stretch = "lies in one stretch" if kv.is_contiguous() else "lies in several pieces"
     room = kv.untyped_storage().nbytes() // kv.element_size()
+
     return [
         *seen,
         Seen("What it returned", stretch, "as memory"),
@@ -223,7 +224,7 @@ def came(attempt: Attempt, engine: Any, pool: Pool, request: dict[str, Any]) -> 
     object.__setattr__(message, "sequence", noting(message.sequence, note))
     attempt(engine, number, message)
     yield Seen("The pool", pool.clone(), after)
-    yield Seen("What `publish` was told, by request,", shown(manager.told), after)
+    yield Seen("The tokens given to `publish`, by request,", shown(manager.told), after)
     yield from state(engine, after)
     yield from gaining
 

@@ -154,6 +154,9 @@ def pack_cases(generator: torch.Generator) -> list[Case]:
         own = {"table": table, "start": start, "end": end}
         return Case(label, {"pool": a_pool(generator, blocks, block_size), **own})
 
+    def in_float32(case: Case) -> Case:
+        return Case(case.label, {**case.data, "pool": case.data["pool"].float()})
+
     some = torch.randperm(7, generator=generator)[:4].tolist()
     start = draw(generator, 1, 4)
     return [
@@ -174,6 +177,7 @@ def pack_cases(generator: torch.Generator) -> list[Case]:
         case("blocks of one token", 1, [6, 2, 5, 0], 1, 4),
         case("more blocks than the tokens take", 3, [5, 1, 4, 0], 0, 4),
         case("four blocks of three", 3, some, start, start + draw(generator, 4, 8)),
+        in_float32(case("numbers in float32", 2, [3, 1], 1, 4)),
     ]
 
 

@@ -1,4 +1,4 @@
-"""The exercises of lab 8: blocks found by their hash, the radix tree, and who is served next."""
+"""The exercises of lab 8: blocks found by their hash, the radix tree, the next request."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -260,8 +260,10 @@ def take_block_cases(generator: torch.Generator) -> list[Case]:
         case("no block is free", 1, 2, "admit 0 a", take(1)),
         case("one block, which is known", 1, 2, "served 0 ab", take(2)),
         case("all free blocks are known", 3, 2, "served 0 abcdef", take(4)),
-        case("known blocks behind others in the queue", 4, 2, "served 0 abcd", take(4)),
-        case("known blocks ahead of others", 4, 2, "served 0 abcd, unknown 1 uvw", take(3)),
+        case("known blocks at the tail of the queue", 4, 2, "served 0 abcd", take(4)),
+        case(
+            "known blocks at the head of the queue", 4, 2, "served 0 abcd, unknown 1 uvw", take(3)
+        ),
         case("known blocks, some of them held", 6, 2, held, take(4)),
         case("blocks of one token", 4, 1, "served 0 abc", take(2)),
         case("a block that has held two texts in turn", 3, 2, in_turn, take(1)),

@@ -104,7 +104,7 @@ def clearing_what_was_sent(engine, number, message):
 
 @wrong(adopt, "The pool after request 0 was adopted (shape [2, 3, 8, 4, 2, 5]) differs first at [")
 def into_a_pool_of_its_own(engine, number, message):
-    """The cache, and all who know its pool, still have the old one."""
+    """Everything that refers to the pool still has the old one."""
     cache = engine.runner.kv_cache.cache
     cache.pool = cache.pool.clone()
     adopt(engine, number, message)

@@ -1,4 +1,4 @@
-"""Answers to lab 8's exercises: hashes, a manager's four methods, a radix tree, who is next."""
+"""Answers to lab 8's exercises: hashes, a manager's methods, a radix tree, the next request."""
 
 from bisect import insort
 from functools import partial
@@ -190,7 +190,6 @@ class NeverForgets(WithTextsForHashes):
 # ------------------------------------------------------------------------------------ a radix tree
 
 
-
 @wrong(RadixTree.walk, "walk returns two things, a node and a length; this is a Node.")
 def the_node_alone(self, token_ids):
     return RadixTree.walk(self, token_ids)[0]
@@ -261,8 +260,8 @@ def of_whatever_comes(matched, waited, patience):
 
 EQUIVALENT = {
     "prefix_caching.block_hashes": {
-        "bytes(32) -> bytes(31)": "what stands before the first block is the same for all texts",
-        "bytes(32) -> bytes(33)": "what stands before the first block is the same for all texts",
+        "bytes(32) -> bytes(31)": "what comes before the first block is the same for all texts",
+        "bytes(32) -> bytes(33)": "what comes before the first block is the same for all texts",
         "token_ids[end - block_size:end] -> token_ids[:end]": (
             "the hash before holds those tokens already"
         ),

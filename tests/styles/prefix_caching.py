@@ -14,7 +14,7 @@ def written(number):
 
 
 def newly_held(manager, blocks):
-    """Which of these nobody holds yet."""
+    """The blocks among these that no request holds yet."""
     return {block for block in blocks if not manager.ref_counts[block]}
 
 
