@@ -86,7 +86,6 @@ def pack_kv(attempt: Attempt, pool: Pool, table: list[int], start: int, end: int
     own.fill_(-1)
     stretch = "lies in one stretch" if kv.is_contiguous() else "lies in several pieces"
     room = kv.untyped_storage().nbytes() // kv.element_size()
-
     return [
         *seen,
         Seen("What it returned", stretch, "as memory"),
