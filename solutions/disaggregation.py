@@ -1,9 +1,9 @@
-"""Lab 9: disaggregation. Prefill and decode are kept apart, first in time, then in space.
+"""Lab 9: disaggregation. Prefill and decode are separated, first in time, then in space.
 
-A long prompt that is computed in one step stops everybody's next token. In chunks, beside the
-decodes of others, it stops nobody, and comes to its own first token a little later. Kept apart in
-space, prefill runs in one process and decode in another, and what they share is sent: the prompt's
-keys and values.
+A long prompt that is computed in one step delays the next token of every other request. Cut into
+chunks and computed together with the decodes of others, it delays none of them by more than the
+budget, and gets its own first token a little later. Separated in space, prefill runs in one process
+and decode in another, and the keys and values of the prompt are sent from one to the other.
 
 Sources: Agrawal et al., "Taming throughput-latency tradeoff in LLM inference with Sarathi-Serve",
 OSDI 2024; Zhong et al., "DistServe", OSDI 2024; Patel et al., "Splitwise", ISCA 2024.
@@ -30,14 +30,15 @@ from solutions.two_processes.messages import Prefilled
 def prefill_in_chunks(
     model: CachedLMHead, kv_cache: KVCache, ids: Int[Tensor, "batch seq"], chunk: int
 ) -> Float[Tensor, "batch vocab"]:
-    """Compute a prompt by `chunk` tokens at a time; return the logits after its last token.
+    """Compute a prompt `chunk` tokens at a time; return the logits after its last token.
 
-    They are those of one prefill: each chunk attends to all before it, which are in the cache. It
-    is empty at first, and holds the prompt in the end. The last chunk may be shorter.
+    They are the logits of a single prefill, because each chunk attends to all earlier chunks, which
+    are in the cache. `kv_cache` is empty at first and holds the whole prompt at the end. The last
+    chunk may be shorter. Raises ValueError for an empty prompt or a chunk below 1.
     """
     if chunk < 1 or ids.shape[1] < 1:
         raise ValueError(
-            "A chunk has one token or more, and so has a prompt; these have "
+            "A chunk and a prompt have at least one token each; these have "
             f"{chunk} and {ids.shape[1]}."
         )
     ### BEGIN SOLUTION
@@ -53,7 +54,7 @@ def prefill_in_chunks(
 
 
 class RequestLevel(Scheduler):
-    """Newcomers wait until all who run have ended, as static batches do (FasterTransformer)."""
+    """Admit new requests only when none is running, as static batching does (FasterTransformer)."""
 
     def schedule(self) -> Plan:
         self.is_open = not self.running
@@ -64,7 +65,7 @@ class RequestLevel(Scheduler):
 
 
 class PrefillFirst(Scheduler):
-    """Newcomers' whole prompts, whatever the budget; else decodes (vLLM at first, nano-vllm)."""
+    """Compute whole prompts in steps of their own, whatever the budget (early vLLM, nano-vllm)."""
 
     def schedule(self) -> Plan:
         plan: Plan = {}
@@ -75,17 +76,17 @@ class PrefillFirst(Scheduler):
 
 
 class StallFree(Scheduler):
-    """Decodes first, then prompts in chunks of what is left of the budget (Sarathi-Serve)."""
+    """Decodes first, then chunks of prompts with the rest of the budget (Sarathi-Serve)."""
 
     def schedule(self) -> Plan:
-        """How many tokens of which request the next forward computes.
+        """Decide how many tokens of which requests the next forward pass computes.
 
-        Three kinds take from one `token_budget`, each kind in the order of `running`: first those
-        who decode; then those whose prompt has been computed in part; then newcomers, while
-        something is left and `admit` lets one in, but nobody in a step that has preempted somebody.
-        Each gets its `next_count` under what is left, and a request that runs only if `make_room`
-        finds blocks for it. A request that gets no tokens is not in the plan.
-        Source: Agrawal et al., algorithm 3.
+        Three kinds of requests share one `token_budget`. First the requests that decode, then those
+        whose prompt is partly computed, both in the order of `running`. Then new requests, while
+        some budget is left and `admit` lets one in; but none in a step that has preempted a
+        request. Each request gets its `next_count` under the budget that is left, and a running one
+        only if `make_room` finds blocks for it. Leave out requests that get no tokens. Returns the
+        tokens by request number. Source: Agrawal et al., algorithm 3.
         """
         ### BEGIN SOLUTION
         plan: Plan = {}
@@ -105,7 +106,7 @@ class StallFree(Scheduler):
         ### END SOLUTION
 
     def decodes(self, sequence: Sequence) -> bool:
-        """Whether a request lacks nothing but its newest token, and drafts."""
+        """Whether only the newest token of a request, and its drafts, are not computed yet."""
         return sequence.num_computed_tokens >= len(sequence.ids) - 1
 
 
@@ -115,11 +116,12 @@ class StallFree(Scheduler):
 def token_gaps(
     trace: collections.abc.Sequence[collections.abc.Sequence[tuple[int, int, bool]]], request: int
 ) -> list[int]:
-    """How much the engine computed between two tokens of a request: the tokens of everybody.
+    """Count the tokens that the engine computed between two tokens of a request, for all requests.
 
-    trace: for each step, (request, tokens computed, whether a token was sampled) of all it served.
-    For each step in which the request gains a token, but the first of those: what was computed in
-    the steps since the one before, this one included.
+    trace: for each step, (request, tokens computed, whether a token was sampled) of every request
+    that it served. Returns one number for each step in which the request gains a token, except the
+    first: the tokens computed since the step in which it gained one before, without that step and
+    with this one.
     """
     ### BEGIN SOLUTION
     totals = [sum(tokens for _, tokens, _ in step) for step in trace]
@@ -137,10 +139,10 @@ def pack_kv(
     start: int,
     end: int,
 ) -> Float[Tensor, "2 layers tokens heads head_dim"]:
-    """The keys and values of a request's tokens `start` to `end`, the last excluded, to be sent.
+    """Copy the keys and values of a request's tokens from `start` up to, but without, `end`.
 
-    table: its blocks. They are a copy in one stretch of memory: what becomes of the pool later
-    doesn't change them, and there is nothing else among them.
+    table: the request's blocks. The result is contiguous and has its own memory, without any other
+    token in it, so it can be sent as it is, and later changes of the pool don't change it.
     """
     ### BEGIN SOLUTION
     slots = slot_mapping(torch.tensor([table]), torch.arange(start, end)[None], pool.shape[3])
@@ -154,10 +156,10 @@ def unpack_kv(
     start: int,
     kv: Float[Tensor, "2 layers tokens heads head_dim"],
 ) -> None:
-    """Write keys and values of a request's tokens, from its token `start` on, into its blocks.
+    """Write keys and values of a request's tokens, beginning with token `start`, into its blocks.
 
-    table: its blocks in this pool, which may have another size than where they come from. No other
-    slot is changed.
+    table: its blocks in this pool, whose block size may differ from the sender's. Changes no other
+    slot.
     """
     ### BEGIN SOLUTION
     positions = torch.arange(start, start + kv.shape[2])[None]
@@ -167,11 +169,12 @@ def unpack_kv(
 
 
 def adopt(engine: Engine, number: int, message: Prefilled) -> None:
-    """Let an engine go on with a request whose prompt was computed elsewhere.
+    """Let an engine continue a request whose prompt was computed elsewhere.
 
-    It holds blocks for its prompt here, under `number`; what is not in them yet, the message
-    brings. From now on it runs, as if it had been prefilled here: the prompt's tokens are computed
-    and published, the first new token goes out with the next step, and may be the last.
+    The request holds blocks for its prompt here already, under `number`. The message brings the
+    keys and values that are not in them yet. Afterwards the request runs as if it had been
+    prefilled here: its prompt is computed and published, and then it gains its first new token,
+    which goes out with the next step and may be its last.
     """
     sequence = message.sequence(number)
     ### BEGIN SOLUTION
@@ -186,29 +189,30 @@ def adopt(engine: Engine, number: int, message: Prefilled) -> None:
 
 
 class Leases:
-    """Requests whose blocks stay after their prefill: until they have arrived, or time is up.
+    """Requests whose blocks are kept after their prefill, until they have arrived or time is up.
 
-    seconds: how long a lease lasts. ends: by request, when its lease ends; by one clock.
+    seconds: how long a lease lasts. ends: for each request, when its lease ends, by one clock.
     """
 
     def __init__(self, seconds: float) -> None:
         if seconds <= 0:
-            raise ValueError(f"A lease lasts some time; {seconds} seconds are none.")
+            raise ValueError(f"A lease lasts more than 0 seconds, not {seconds}.")
         self.seconds = seconds
         self.ends: dict[int, float] = {}
 
     def hold(self, request: int, now: float) -> None:
-        """Let a request's blocks stay, from now on."""
+        """Keep a request's blocks from now on. Raises ValueError if it has a lease already."""
         if request in self.ends:
             raise ValueError(f"Request {request} has a lease already.")
         self.ends[request] = now + self.seconds
 
     def due(self, now: float, confirmed: collections.abc.Sequence[int]) -> list[int]:
-        """The requests whose blocks are to be freed now, each once in its life.
+        """End the leases that are over; return their requests, whose blocks are to be freed now.
 
-        Those that are confirmed to have arrived, in that order; then those whose time is up, in the
-        order in which they were held. A confirmation may come twice, or when the lease has ended,
-        or for a request that never had one: then there is nothing to free.
+        First the requests confirmed to have arrived, in the order of `confirmed`; then those whose
+        time is up, in the order in which they were held. Each is returned once, and has no lease
+        afterwards. A confirmation may come twice, after the lease has ended, or for a request that
+        never had a lease; then there is nothing to free.
         """
         ### BEGIN SOLUTION
         over = [request for request, end in self.ends.items() if end <= now]

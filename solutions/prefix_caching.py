@@ -1,12 +1,12 @@
-"""Lab 8: prefix caching. What many requests begin with is computed once.
+"""Lab 8: prefix caching. A beginning that many requests share is computed once.
 
 A system prompt, the examples before a question, every earlier turn of a chat: where two texts begin
-with the same tokens, their keys and values are the same there. So blocks keep what they hold after
-their request has ended, and who comes later finds them by the tokens up to their end. A block that
-nobody holds is free all the same: it is known until somebody takes it for other tokens.
+with the same tokens, their keys and values are the same. So blocks keep their contents after their
+request has ended, and a later request finds them by the tokens up to their end. A block that no
+request holds counts as free, but it can still be found until it is taken for other tokens.
 
-Two ways to find them are in use. vLLM hashes whole blocks, each with all that stands before it;
-SGLang keeps a radix tree of texts, which finds every token and must be told to evict.
+Two ways to find blocks are in use. vLLM hashes full blocks, each together with the whole text
+before it; SGLang keeps a radix tree of texts, which finds every token, but has to be told to evict.
 
 Sources: Kwon et al., "PagedAttention", SOSP 2023, section 4.4; vLLM's documentation, "Automatic
 prefix caching"; Zheng et al., "SGLang: efficient execution of structured language model programs",
@@ -27,12 +27,12 @@ from solutions.engine.scheduler import Scheduler
 
 
 def block_hashes(token_ids: Sequence[int], block_size: int, salt: bytes = b"") -> list[bytes]:
-    """For each full block of a text, a SHA-256 of all its tokens and those before it.
+    """Hash each full block of a text together with all the tokens before it.
 
-    It is made of the hash of the block before (32 zero bytes for the first), the block's own ids in
-    8 bytes each, and the salt. A last block that isn't full has none, for its text still grows.
-    Texts with different salts share no hash. Source: vLLM's documentation, "Automatic prefix
-    caching".
+    Returns one SHA-256 digest (32 bytes) for each full block. It is made of the digest of the block
+    before (32 zero bytes for the first block), the block's own ids in 8 bytes each, and the salt. A
+    last block that isn't full gets no hash, because its text still grows. Texts with different
+    salts share no hash. Source: vLLM's documentation, "Automatic prefix caching".
     """
     ### BEGIN SOLUTION
     hashes, before = [], bytes(32)
@@ -45,20 +45,21 @@ def block_hashes(token_ids: Sequence[int], block_size: int, salt: bytes = b"") -
 
 
 class PrefixManager(EngineManager):
-    """A block manager that finds again what blocks hold, also of requests that have ended.
+    """A block manager that can find blocks by their contents, even after their request has ended.
 
     block_hash: the hash of each block whose tokens are known. cached: the same the other way round,
-    so no two blocks stand there for one text. salts: of those who hold blocks; hashes: of their
-    texts, as far as they have been published. queried and hits: how many tokens of all who were
-    admitted were looked for, and how many found; who was preempted is admitted again.
+    from a hash to its block, so no two blocks in it hold the same text. salts: the salt of each
+    request that holds blocks; hashes: the hashes of its text, as far as they have been made for
+    `publish`. queried, hits: how many tokens of all admitted requests were looked up, and how many
+    of them were found; a preempted request is admitted again, and counts again.
 
-    block          ref count    block_hash
+    block          ref count    in block_hash
     held           1 or more    once it is full and computed
-    free, known    0            yes: it is found until it is taken
-    free           0            no
+    free, known    0            yes: it can be found until it is taken
+    free, empty    0            no
 
-    Only full blocks are shared, and who shares one computes what follows it. So nobody writes into
-    a block that others hold.
+    Only full blocks are shared, and a request that shares a block computes the tokens after it. So
+    no request ever writes into a block that others hold.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -70,10 +71,10 @@ class PrefixManager(EngineManager):
         self.queried = self.hits = 0
 
     def match(self, token_ids: Sequence[int], salt: bytes = b"") -> list[int]:
-        """The blocks that hold the longest known beginning of a text, in its order.
+        """Find the blocks that hold the longest known beginning of a text, in the text's order.
 
-        They may be held or free. The last token is never found: without computing it there would
-        be no logits. Nothing is changed.
+        They may be held or free. The last token of the text is never found, because without
+        computing it there would be no logits. Changes nothing.
         """
         ### BEGIN SOLUTION
         blocks = []
@@ -85,9 +86,9 @@ class PrefixManager(EngineManager):
         ### END SOLUTION
 
     def take_block(self) -> int:
-        """The block that has been free for longest; what it held is found no more.
+        """Take the block that has been free the longest, and forget what it held.
 
-        Raises OutOfBlocks where none is free.
+        Returns the block. Raises OutOfBlocks if no block is free.
         """
         ### BEGIN SOLUTION
         block = super().take_block()
@@ -97,7 +98,9 @@ class PrefixManager(EngineManager):
         ### END SOLUTION
 
     def free(self, request_id: int) -> None:
-        """Forget a request. Its last block is taken first: nobody finds it without the others."""
+        """Forget a request. Its last block joins the free blocks first, so it is taken first:
+        without the blocks before it, it could not be found anyway.
+        """
         self.require_known(request_id)
         self.tables[request_id].reverse()
         super().free(request_id)
@@ -107,11 +110,12 @@ class PrefixManager(EngineManager):
     def admit(
         self, request: int, token_ids: Sequence[int], num_drafts: int = 0, salt: bytes = b""
     ) -> int:
-        """Give a new request blocks for its tokens: those that are found, and others for the rest.
+        """Give a new request the blocks for its tokens: those that are found, then new ones.
 
-        Returns how many of its tokens need not be computed. A block that is found is held before
-        others are taken, or it might be taken itself. The last `num_drafts` tokens are drafts,
-        which get blocks too. Raises OutOfBlocks, and changes nothing, where the pool has too few.
+        Returns how many of its tokens need not be computed. The blocks that are found are held
+        before others are taken, because otherwise one of them might be taken. The last `num_drafts`
+        tokens are drafts, which get blocks too. Raises OutOfBlocks, and changes nothing, if the
+        pool has too few free blocks.
         """
         self.require_new(request)
         known = self.without_drafts(token_ids, num_drafts)
@@ -131,18 +135,20 @@ class PrefixManager(EngineManager):
         ### END SOLUTION
 
     def without_drafts(self, token_ids: Sequence[int], num_drafts: int) -> Sequence[int]:
-        """The tokens to look for: no drafts, which are no text, nor the token before them.
+        """The tokens to look up: without the drafts and without the last token before them.
 
-        That one is verified with the drafts, once a step has room for all of them. Until then the
-        engine needs another token to compute, which is the one that `match` never finds.
+        Drafts are only guesses. The token before them is verified together with them, in a step
+        with room for all of them. Until then the engine needs one other token to compute, which is
+        the one that `match` never finds.
         """
         return token_ids[: -num_drafts - 1] if num_drafts else token_ids
 
     def publish(self, request: int, token_ids: Sequence[int], computed: int) -> None:
-        """Let the request's full blocks be found, of its prompt and of its answer alike.
+        """Make the request's full blocks known, those of its prompt and those of its answer.
 
-        token_ids: its tokens without drafts. Of those and drafts behind them the first `computed`
-        are in the cache. Where a block with the same tokens is known already, that one stays known.
+        token_ids: its tokens, without drafts. computed: how many tokens are in the cache; where
+        drafts were computed too, that may be more than there are in token_ids. If a block with the
+        same tokens is known already, that block stays the known one.
         """
         ### BEGIN SOLUTION
         hashes = self.hashes_of(request, token_ids[:computed])
@@ -152,7 +158,10 @@ class PrefixManager(EngineManager):
         ### END SOLUTION
 
     def hashes_of(self, request: int, text: Sequence[int]) -> list[bytes]:
-        """Those of a request's text, which only grows: made again when another block is full."""
+        """The hashes of the full blocks of a request's text, made again when one more is full.
+
+        The text only ever grows, so the number of full blocks says whether it has changed.
+        """
         if len(self.hashes.get(request, [])) != len(text) // self.block_size:
             self.hashes[request] = block_hashes(text, self.block_size, self.salts[request])
         return self.hashes.get(request, [])
@@ -163,10 +172,11 @@ class PrefixManager(EngineManager):
 
 @dataclass(eq=False)
 class Node:
-    """A stretch of text that all who came through here have in common.
+    """A node of the tree: a stretch of tokens that all texts passing through it share.
 
-    ids: the tokens on the edge from its parent, which is None for the root. blocks: one for each of
-    them. children: by the first token of their edge. stamp: which walk was the last to come here.
+    ids: the tokens on the edge from its parent. blocks: one block for each of them. parent: None
+    for the root. children: by the first token of their edge. stamp: the number of the last walk
+    that came here.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -177,27 +187,27 @@ class Node:
 
 
 def shared_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """With how many equal tokens two texts begin."""
+    """Count the equal tokens with which two texts begin."""
     both = zip(one, other, strict=False)
     return next((n for n, (a, b) in enumerate(both) if a != b), min(len(one), len(other)))
 
 
 class RadixTree:
-    """Texts as paths from a root, with blocks of one token: each token of a beginning is found.
+    """Texts as paths from a root, with blocks of one token: every shared token is found.
 
-    The tree holds its blocks, beside the requests that use them: whoever needs some asks `evict`.
+    The tree holds its blocks, in addition to the requests that use them. `evict` frees some.
     """
 
     def __init__(self) -> None:
         self.root, self.walks = Node(), 0
 
     def walk(self, token_ids: Sequence[int]) -> tuple[Node, int]:
-        """The deepest node whose path begins a text, and how many tokens that path has.
+        """Find the deepest node whose path begins a text; return it and the length of its path.
 
-        An edge that the text leaves in its middle is split there, ids and blocks: a new node takes
-        the upper part, the old one keeps the rest and its children. So the path may end anywhere.
-        Whatever the walk comes through, the root too, gets its number as a stamp; walks count
-        from 1.
+        Where the text leaves an edge in its middle, the edge is split there, ids and blocks: a new
+        node takes the upper part; the old node keeps the rest, its children and its stamp. So the
+        path can end anywhere, and an old node still ends the same text. Every node on the path, the
+        root included, gets this walk's number as its stamp; walks count from 1.
         """
         self.walks += 1
         self.root.stamp = self.walks
@@ -217,7 +227,7 @@ class RadixTree:
         ### END SOLUTION
 
     def match(self, token_ids: Sequence[int]) -> list[int]:
-        """The blocks of the longest known beginning, in its order. Splits an edge at its end."""
+        """Return the blocks of the longest known beginning, in order. May split an edge there."""
         node, _ = self.walk(token_ids)
         known: list[int] = []
         while node is not self.root:
@@ -228,7 +238,7 @@ class RadixTree:
     def insert(self, token_ids: Sequence[int], blocks: Sequence[int]) -> int:
         """Keep a text, with a block for each token; return how many of its tokens were known.
 
-        For those the tree keeps the blocks that it has.
+        The tree keeps its own blocks for the tokens that it knew already.
         """
         if len(blocks) != len(token_ids):
             raise ValueError(
@@ -242,7 +252,7 @@ class RadixTree:
         return length
 
     def leaves(self) -> Iterator[Node]:
-        """All nodes but the root that have no children."""
+        """Iterate over all nodes without children, except the root."""
         nodes = [*self.root.children.values()]
         while nodes:
             node = nodes.pop()
@@ -251,11 +261,12 @@ class RadixTree:
                 yield node
 
     def evict(self, needed: int, unused: Callable[[int], bool]) -> list[int]:
-        """Forget beginnings until `needed` blocks or more are free; return those blocks.
+        """Remove leaves until at least `needed` blocks are free; return the blocks of all of them.
 
-        `unused` says of a block whether nobody but the tree holds it. A leaf may go if all its
-        blocks are unused, and goes as a whole, first the one that was walked to longest ago. Its
-        parent may be a leaf then. Where too few can go, all that can do.
+        `unused` says whether only the tree holds a block. A leaf can be removed if all its blocks
+        are unused; it is always removed as a whole, and the leaf whose last walk is longest ago
+        goes first. Its parent may then become a leaf. If too few blocks can be freed, all leaves
+        that can be removed are.
         """
         ### BEGIN SOLUTION
         evicted: list[int] = []
@@ -270,20 +281,21 @@ class RadixTree:
         ### END SOLUTION
 
 
-# ------------------------------------------------------------------------------- who is served next
+# ---------------------------------------------------------------------- which request is next
 
 
 def choose_next(matched: Sequence[int], waited: Sequence[int], patience: int) -> int:
-    """Which of those who wait is served next, as a place in the two lists.
+    """Choose which waiting request is served next; return its place in the two lists.
 
-    They stand in the order in which they came. matched: how many tokens of each are in the cache.
-    waited: how often others have been chosen before it. Whoever has waited more than `patience`
-    times comes first, of several the one who has waited longest; else whoever finds most. Of equals
-    the first. Source: Zheng et al., section 3 (the longest match; it may starve others).
+    Both lists are in the order in which the requests came. matched: how many tokens of each are in
+    the cache. waited: how often others were chosen before it. If any request has waited more than
+    `patience` times, the one that has waited longest is chosen; otherwise the one with the longest
+    match. Of equals the first. Source: Zheng et al., section 3 (the longest match, which can starve
+    a request).
     """
     if not matched or len(matched) != len(waited):
         raise ValueError(
-            "Somebody must wait, and each have a match and a time: there are "
+            "There must be a waiting request, and a match and a waiting time for each; there are "
             f"{len(matched)} matches and {len(waited)} times."
         )
     ### BEGIN SOLUTION
@@ -295,7 +307,10 @@ def choose_next(matched: Sequence[int], waited: Sequence[int], patience: int) ->
 
 
 class LongestMatch(Scheduler):
-    """A scheduler that lets in whom `choose_next` names. waited: by request, while it waits."""
+    """A scheduler that admits the request that `choose_next` chooses.
+
+    waited: for each waiting request, how often another one was admitted before it.
+    """
 
     manager: PrefixManager
 
@@ -313,7 +328,7 @@ class LongestMatch(Scheduler):
         place = choose_next(matched, waited, self.patience)
         self.waiting.rotate(-place)
         is_admitted = super().admit()
-        self.waiting.rotate(place)  # the others stand as they came
+        self.waiting.rotate(place)  # the others keep their order
         if is_admitted:
             self.waited = Counter({s.number: self.waited[s.number] + 1 for s in self.waiting})
         return is_admitted

@@ -1,8 +1,8 @@
 """Pictures for lab 9: a long prompt among decodes, the mask of its chunks, gaps, lanes, bytes sent.
 
-A trace is what an engine leaves behind: for every step, (request, tokens computed, whether a token
-was sampled) of all whom it served. The traces in a picture are of the same traffic under several
-policies: they begin at the same moment, and a request has the same number in all of them.
+A trace is an engine's record: for every step, (request, tokens computed, whether a token was
+sampled) of every request that it served. The traces in a picture are of the same traffic under
+several policies: they begin at the same moment, and a request has the same number in all of them.
 """
 
 from collections import Counter
@@ -43,9 +43,9 @@ from visuals.style import (
 
 # ------------------------------------------------------------------------------- read from a trace
 
-DECODES, NEWCOMER, OTHERS = "decodes", "the newcomer's prompt", "prompts of others"
+DECODES, NEWCOMER, OTHERS = "decodes", "the new request's prompt", "other prompts"
 
-# Face, edge and hatching: legible without colour.
+# Face, edge and hatching: readable without color.
 KINDS = {
     DECODES: (PALE_BLUE, BLUE, ""),
     NEWCOMER: (PALE_ORANGE, ORANGE, "/////"),
@@ -54,7 +54,8 @@ KINDS = {
 
 
 def served(trace: Trace, newcomer: int) -> Iterator[tuple[int, int, int, str]]:
-    """All that was computed: (step, request, tokens, kind). Whoever has had a token decodes."""
+    """Yield (step, request, tokens, kind) for everything computed. After its first token, a request
+    decodes."""
     begun: set[int] = set()
     for step, line in enumerate(trace):
         for request, tokens, sampled in line:
@@ -65,7 +66,7 @@ def served(trace: Trace, newcomer: int) -> Iterator[tuple[int, int, int, str]]:
 
 
 def shares(trace: Trace, newcomer: int) -> list[Counter[str]]:
-    """The tokens of each step by their kind."""
+    """Count the tokens of each step by their kind."""
     steps: list[Counter[str]] = [Counter() for _ in trace]
     for step, _, tokens, kind in served(trace, newcomer):
         steps[step][kind] += tokens
@@ -73,7 +74,7 @@ def shares(trace: Trace, newcomer: int) -> list[Counter[str]]:
 
 
 def totals(trace: Trace) -> list[int]:
-    """The tokens of each step."""
+    """Count the tokens of each step."""
     return [sum(tokens for _, tokens, _ in line) for line in trace]
 
 
@@ -82,12 +83,12 @@ def requests_of(trace: Trace) -> list[int]:
 
 
 def gains(trace: Trace, request: int) -> list[int]:
-    """The steps in which a request gains a token, from 0."""
+    """Find the steps in which a request gains a token, counted from 0."""
     return [n for n, line in enumerate(trace) if any(r == request and s for r, _, s in line)]
 
 
 def stalls(trace: Trace) -> list[int]:
-    """The steps in which somebody gains nothing who has had a token and is to have more."""
+    """Find the steps in which a request gains no token, between two of its tokens."""
     spans = [span for request in requests_of(trace) for span in pairwise(gains(trace, request))]
     return sorted({step for before, after in spans for step in range(before + 1, after)})
 
@@ -98,19 +99,19 @@ FIRST: Mark = {"marker": "v", "color": INK, "ms": 6, "ls": ""}
 DECODED: Mark = {"marker": "o", "color": BLUE, "ms": 3, "ls": ""}
 STALLED: Mark = {"marker": "x", "color": RED, "ms": 7, "mew": 2, "ls": ""}
 STEP_MARKS = {
-    "newcomer's first token": FIRST,
+    "new request's first token": FIRST,
     "step with decodes": DECODED,
-    "somebody stalls": STALLED,
+    "a request stalls": STALLED,
 }
 
 
 @plt.rc_context(LOOK)
 def steps_of(traces: Mapping[str, Trace], newcomer: int) -> Picture:
-    """The tokens of every step, a panel for each policy: decodes below, prompts on top of them.
+    """Draw the tokens of every step, a panel for each policy: decodes below, prompts on top.
 
-    Beside a long prompt decodes are hardly seen; so below a step with some there is a dot, and a
-    cross where somebody stalls: gains nothing, but has had a token and is to have more. A triangle
-    stands above the step in which the newcomer gains its first token.
+    Next to a long prompt, decodes are hardly visible. So a dot below a step says that it has some,
+    and a cross says that a request stalls: it has gained a token before, will gain another, and
+    gains none in this step. A triangle is above the step of the new request's first token.
     """
     figure, panels = new_figure(height=0.8 + 1.2 * len(traces), rows=len(traces))
     for axes, (name, trace) in zip(panels, traces.items(), strict=True):
@@ -121,21 +122,21 @@ def steps_of(traces: Mapping[str, Trace], newcomer: int) -> Picture:
 
 
 def explain(figure: Picture, marks: Mapping[str, Mapping[str, Any]]) -> None:
-    """A legend above a figure: the kinds, and these marks."""
+    """Write a legend above a figure: the kinds, and these marks."""
     kinds = [Patch(label=name, **fill(look)) for name, look in KINDS.items()]
     lines = [Line2D([], [], label=name, **mark) for name, mark in marks.items()]
     legend_above(figure, handles=[*kinds, *lines], ncols=3)
 
 
 def share_labels(panels: Sequence[Axes], name: str) -> None:
-    """Panels below one another have one scale, which is written at the last."""
+    """Label the common scale of panels below one another at the last one."""
     for axes in panels[:-1]:
         axes.tick_params(labelbottom=False)
     panels[-1].set_xlabel(name)
 
 
 def draw_steps(axes: Axes, name: str, trace: Trace, newcomer: int, shown: Sequence[Trace]) -> None:
-    """The steps of a trace as columns, on a scale that has room for all traces that are shown."""
+    """Draw the steps of a trace as columns, on a scale with room for all traces shown."""
     steps = shares(trace, newcomer)
     draw_columns(axes, steps)
     columns = max([1, *map(len, shown)])
@@ -160,7 +161,7 @@ def draw_steps(axes: Axes, name: str, trace: Trace, newcomer: int, shown: Sequen
 
 
 def draw_columns(axes: Axes, steps: Sequence[Counter[str]]) -> None:
-    """A column for each step, the kinds on top of one another."""
+    """Draw a column for each step, the kinds on top of one another."""
     tops = [0] * len(steps)
     for kind, look in KINDS.items():
         for step, tokens in enumerate(steps):
@@ -170,12 +171,12 @@ def draw_columns(axes: Axes, steps: Sequence[Counter[str]]) -> None:
 
 
 def write_title(axes: Axes, name: str, *facts: str) -> None:
-    """The name of a policy on the left, what came of it on the right."""
+    """Write the name of a policy on the left, and its results on the right."""
     axes.set_title(name)
     axes.set_title(" · ".join(facts), loc="right", fontsize=9)
 
 
-# ---------------------------------------------------------------------------- work in place of time
+# ---------------------------------------------------------------------------- work instead of time
 
 GAINED: Mark = {"marker": "|", "color": INK, "ms": 9, "mew": 1, "ls": ""}
 LONGEST: Mark = {"marker": "D", "color": RED, "ms": 4, "lw": 2}
@@ -184,10 +185,10 @@ GAP_MARKS = {"gains a token": GAINED, "longest gap": LONGEST}
 
 @plt.rc_context(LOOK)
 def gaps_of(traces: Mapping[str, Trace], newcomer: int) -> Picture:
-    """The same with work as the clock: a step is as wide as the tokens that it computes.
+    """Draw the same with work as the clock: a step is as wide as the tokens that it computes.
 
-    In a policy's panel each request has a row: filled where a step computes some of it, a tick
-    where it gains a token. A line spans the longest gap between two ticks of a row.
+    In a policy's panel each request has a row, filled for the steps that compute some of it, with a
+    tick for each token that it gains. A line spans the longest gap between two ticks of a row.
     """
     rows = [len(requests_of(trace)) for trace in traces.values()]
     figure, panels = new_figure(height=0.9 + sum(0.5 + 0.2 * n for n in rows), rows=len(traces))
@@ -199,7 +200,7 @@ def gaps_of(traces: Mapping[str, Trace], newcomer: int) -> Picture:
 
 
 def draw_gaps(axes: Axes, name: str, trace: Trace, newcomer: int, shown: Sequence[Trace]) -> None:
-    """The requests of a trace as rows, on a scale that has room for all traces that are shown."""
+    """Draw the requests of a trace as rows, on a scale with room for all traces shown."""
     ends = [0, *accumulate(totals(trace))]  # the work done before each step, and after the last
     requests = requests_of(trace)
     for step, request, _, kind in served(trace, newcomer):
@@ -221,7 +222,7 @@ def draw_gaps(axes: Axes, name: str, trace: Trace, newcomer: int, shown: Sequenc
         f"longest gap: {after - before:,}" if longest else "no gap",
         f"first token at {first[0]:,}" if first else "no first token",
     )
-    names = [f"newcomer, {one}" if one == newcomer else f"request {one}" for one in requests]
+    names = [f"new request, {one}" if one == newcomer else f"request {one}" for one in requests]
     axes.set_yticks([row + 0.5 for row in range(len(names))], names)
     width = max([1, *(sum(totals(one)) for one in shown)])
     axes.set(xlim=(0, 1.01 * width), ylim=(max(len(names), 1), 0))
@@ -232,9 +233,9 @@ def draw_gaps(axes: Axes, name: str, trace: Trace, newcomer: int, shown: Sequenc
 def explore_budget(
     traces: Mapping[int, Trace], newcomer: int, words: Mapping[int, str]
 ) -> widgets.VBox:
-    """A trace by its steps and by its work, with a slider over token budgets.
+    """Show a trace by its steps and by its work, with a slider over token budgets.
 
-    traces: by token budget; all of them share their scales. words: a sentence on each.
+    traces: by token budget; all share their scales. words: a sentence for each.
     """
     shown = list(traces.values())
 
@@ -246,7 +247,7 @@ def explore_budget(
 
 @plt.rc_context(LOOK)
 def steps_and_gaps(trace: Trace, newcomer: int, shown: Sequence[Trace]) -> Picture:
-    """Both pictures of one trace, on scales that have room for all traces that are shown."""
+    """Draw both pictures of one trace, on scales with room for all traces shown."""
     figure, (steps, gaps) = new_figure(height=4.6, rows=2)
     draw_steps(steps, "by steps", trace, newcomer, shown)
     draw_gaps(gaps, "by work", trace, newcomer, shown)
@@ -265,17 +266,17 @@ MOST_CHUNKS = 8  # that are named
 
 @plt.rc_context(LOOK)
 def chunk_mask(prompt: int, chunk: int) -> Picture:
-    """The causal mask of a prompt that is computed in chunks: the keys that each query sees.
+    """Draw the causal mask of a prompt that is computed in chunks: the keys that each query sees.
 
-    A chunk's queries see all keys before it, which are in the cache by then, and of its own those
-    up to their place. Raises ValueError where the prompt or a chunk would have no tokens.
+    A chunk's queries see all keys before the chunk, which are in the cache by then, and its own
+    keys up to their position. Raises ValueError if the prompt or a chunk would have no tokens.
     """
     if prompt < 1 or chunk < 1:
         raise ValueError(f"A prompt and a chunk have one token or more, not {prompt} and {chunk}.")
     figure, (axes,) = new_figure(height=4.4)
     borders = [*range(0, prompt, chunk), prompt]
     for (start, end), look in zip(pairwise(borders), cycle(OWN), strict=False):
-        if start:  # the first finds nothing in the cache
+        if start:  # the first chunk finds nothing in the cache
             axes.add_patch(Rectangle((0, start), start, end - start, lw=0.8, **fill(CACHED)))
         axes.add_patch(Polygon(staircase(start, end), lw=0.8, **fill(look)))
     every = -(-(len(borders) - 1) // MOST_CHUNKS)
@@ -285,7 +286,7 @@ def chunk_mask(prompt: int, chunk: int) -> Picture:
     axes.set_xticks(borders[:-1:every])
     axes.set_yticks(borders[:-1:every])
     axes.set(xlim=(0, prompt), ylim=(prompt, 0), aspect="equal", anchor="W")
-    title = f"{prompt:,} tokens in chunks of {chunk:,}; forwards: {len(borders) - 1:,}"
+    title = f"{prompt:,} tokens in chunks of {chunk:,}; forward passes: {len(borders) - 1:,}"
     axes.set(xlabel="key", ylabel="query", title=title)
     handles: list[Any] = [Patch(**fill(CACHED)), tuple(Patch(**fill(look)) for look in OWN)]
     names = ["key from the cache", "key of the chunk itself"]
@@ -294,19 +295,20 @@ def chunk_mask(prompt: int, chunk: int) -> Picture:
 
 
 def staircase(start: int, end: int) -> list[tuple[int, int]]:
-    """The corners around what the queries from `start` to `end` see of their own keys."""
+    """The corners around the own keys that the queries from `start` to `end` see."""
     steps = [(key + 1, query) for key in range(start, end) for query in (key, key + 1)]
     return [(start, start), *steps, (start, end)]
 
 
-# ------------------------------------------------------------------------ the times of one decoder
+# ------------------------------------------------------------------------ the times of one request
 
 
 @plt.rc_context(LOOK)
 def token_dots(times: Mapping[str, Sequence[float]]) -> Picture:
-    """When the tokens of one request came, a line of dots for each policy, with its longest gap.
+    """Draw when the tokens of one request came, a line of dots for each policy, with the longest
+    gap below it.
 
-    times: by policy, in seconds of any clock. A line begins with its first token.
+    times: by policy, in seconds of any clock. Each line begins with the request's first token.
     """
     figure, (axes,) = new_figure(height=1.0 + 0.5 * len(times))
     for row, seconds in enumerate(times.values()):
@@ -319,12 +321,12 @@ def token_dots(times: Mapping[str, Sequence[float]]) -> Picture:
         axes.text(1.02, row, text, transform=axes.get_yaxis_transform(), va="center")
     name_rows(axes, times)
     axes.set_xlabel("ms since its first token")
-    axes.set_title("tokens of one request, and below them the longest gap")
+    axes.set_title("tokens of one request, with the longest gap below them")
     axes.grid(axis="x")
     return figure
 
 
-# ------------------------------------------------------------------------- two sides, and the wire
+# ------------------------------------------------------------------------- two sides, and the link
 
 WORK = {
     "prefill": (PALE_ORANGE, ORANGE, "/////"),
@@ -336,10 +338,10 @@ WORK = {
 
 @plt.rc_context(LOOK)
 def lanes(events: Mapping[str, Sequence[tuple[str, float, float]]]) -> Picture:
-    """What each side does over time, and the wire between them: a lane for each.
+    """Draw what each side does over time, and what is sent between them: a lane for each.
 
-    events: by lane, each with its kind, which is one of WORK, its start and its duration in seconds
-        of any clock. The first of all starts at 0.
+    events: by lane; each has its kind, which is one of WORK, its start and its duration in seconds
+        of any clock. The first event of all is drawn at 0.
     """
     zero = min((start for lane in events.values() for _, start, _ in lane), default=0)
     figure, (axes,) = new_figure(height=1.25 + 0.45 * len(events))
@@ -355,10 +357,10 @@ def lanes(events: Mapping[str, Sequence[tuple[str, float, float]]]) -> Picture:
 
 @plt.rc_context(LOOK)
 def wire_bytes(points: Mapping[int, int], per_token: int) -> Picture:
-    """Bytes sent against the length of the prompt, and a line for keys and values alone.
+    """Draw the bytes sent against the length of the prompt, with a line for keys and values alone.
 
-    points: the bytes by the tokens of the prompt. per_token: the bytes of a token's keys and
-        values, the slope of the line.
+    points: the bytes, by the number of tokens in the prompt. per_token: the bytes of one token's
+        keys and values, the slope of the line.
     """
     figure, (axes,) = new_figure(height=3.0)
     end = max([1, *points])
@@ -366,7 +368,7 @@ def wire_bytes(points: Mapping[int, int], per_token: int) -> Picture:
     axes.plot([0, end], line, "--", color=ORANGE, lw=2, label=f"{per_token:,} bytes a token")
     sent = [size / 1024 for size in points.values()]
     axes.plot(list(points), sent, "o", color=BLUE, ms=7, label="sent")
-    axes.set(xlim=(0, 1.05 * end), xlabel="tokens of the prompt", title="KB on the wire")
+    axes.set(xlim=(0, 1.05 * end), xlabel="tokens in the prompt", title="KB sent")
     axes.set_ylim(0, 1.1 * max([*line, *sent]))
     axes.yaxis.set_major_formatter("{x:,g}")
     axes.grid(axis="y")

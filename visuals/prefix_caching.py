@@ -1,6 +1,6 @@
 """Pictures for lab 8: what chats find in the cache, the pool, the radix tree, hit rates.
 
-Each reads what it is handed, and returns a figure or HTML.
+Each function draws its arguments, and returns a figure or HTML.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,7 +42,7 @@ from visuals.style import (
 
 Turn = tuple[int, int, int]  # tokens of the prompt, how many of them were found, of the answer
 
-# Face, edge and hatching: legible without colour.
+# Face, edge and hatching: readable without color.
 STRETCHES = {
     "found in the cache": (PALE_GREEN, GREEN, "..."),
     "prompt, computed": (PALE_ORANGE, ORANGE, "/////"),
@@ -52,13 +52,13 @@ STRETCHES = {
 
 @plt.rc_context(LOOK)
 def chat_turns(chats: Sequence[Sequence[Turn]]) -> Picture:
-    """What each turn of each chat found in the cache, and what it had to compute.
+    """Draw what each turn of each chat found in the cache, and what it had to compute.
 
-    chats: for each its turns; of a turn the tokens of its prompt, how many of those were found, and
-        the tokens of its answer. A turn is a row, the first of a chat on top.
+    chats: the turns of each chat; for a turn, the tokens of its prompt, how many of them were
+        found, and the tokens of its answer. A turn is a row; the first turn of a chat is on top.
     """
     rows = [turn for chat in chats for turn in chat]
-    gaps = 0.6 * len(chats)  # rows that stay empty, so that chats stand apart
+    gaps = 0.6 * len(chats)  # empty rows between the chats
     figure, (axes,) = new_figure(height=1.4 + 0.12 * (len(rows) + gaps))
     top, middles = 0.0, []
     for chat in chats:
@@ -86,7 +86,7 @@ def chat_turns(chats: Sequence[Sequence[Turn]]) -> Picture:
 
 
 class Manager(Protocol):
-    """A block manager that knows what its blocks hold."""
+    """A block manager that knows the contents of its blocks."""
 
     tables: Mapping[int, Sequence[int]]
     free_blocks: Iterable[int]
@@ -95,8 +95,8 @@ class Manager(Protocol):
 
 @dataclass(frozen=True)
 class Block:
-    """One at one moment. holders: requests, in the order in which they came. place: in the queue of
-    the free ones, counted from 1; None where it is held."""
+    """A block at one moment. holders: its requests, in the order in which they came. place: its
+    place in the queue of free blocks, counted from 1; None while it is held."""
 
     holders: tuple[int, ...]
     is_known: bool
@@ -104,7 +104,7 @@ class Block:
 
 
 def keep_pool(manager: Manager) -> list[Block]:
-    """All blocks as they are now, to be shown when they have changed."""
+    """Keep all blocks as they are now, to show them after they have changed."""
     places = {block: place for place, block in enumerate(manager.free_blocks, start=1)}
     held = {block for table in manager.tables.values() for block in table}
     return [
@@ -118,9 +118,9 @@ def keep_pool(manager: Manager) -> list[Block]:
 
 
 def show_pool(moments: Mapping[str, Sequence[Block]]) -> HTML:
-    """A table: moments from top to bottom, blocks from left to right.
+    """Show a table: moments from top to bottom, blocks from left to right.
 
-    moments: what `keep_pool` gave, by what has happened.
+    moments: the results of `keep_pool`, each under the name of its moment.
     """
     count = max((len(blocks) for blocks in moments.values()), default=0)
     head = "".join(f"<th>{number}</th>" for number in range(count))
@@ -162,10 +162,10 @@ STATES = {
 
 @plt.rc_context(LOOK)
 def pool_strip(moments: Sequence[Moment], num_blocks: int) -> Picture:
-    """The pool after each step: blocks held, free blocks that are still found, and empty ones.
+    """Draw the pool after each step: held blocks, free blocks that are known, and empty ones.
 
-    moments: for each step the blocks held, those free but known, and how many known ones were
-        evicted in it; such a step has a tick above. num_blocks: of the whole pool.
+    moments: for each step, the number of blocks held, the number free but known, and how many known
+        ones were evicted in it; such a step has a tick above. num_blocks: in the whole pool.
     """
     if not moments:
         raise ValueError("There are no steps to show: give one moment for each.")
@@ -192,7 +192,7 @@ def pool_strip(moments: Sequence[Moment], num_blocks: int) -> Picture:
 
 
 def explore_pools(pools: Mapping[int, Sequence[Moment]], words: Mapping[int, str]) -> widgets.VBox:
-    """`pool_strip` with a slider over pools of several sizes, and a sentence on each."""
+    """Show `pool_strip` with a slider over pools of several sizes, and a sentence for each."""
     return explore(
         lambda size: pool_strip(pools[size], size),
         choice("blocks", pools),
@@ -204,7 +204,7 @@ def explore_pools(pools: Mapping[int, Sequence[Moment]], words: Mapping[int, str
 
 
 class Node(Protocol):
-    """A node of a radix tree: the tokens on its edge, its children, the last walk to come here."""
+    """A node of a radix tree: the tokens on its edge, its children, the last walk through it."""
 
     @property
     def ids(self) -> Sequence[int]: ...
@@ -216,7 +216,7 @@ class Node(Protocol):
 
 @dataclass(frozen=True)
 class Kept:
-    """A node as it was at one moment, with all below it."""
+    """A node as it was at one moment, with everything below it."""
 
     ids: tuple[int, ...]
     children: Mapping[int, "Kept"]
@@ -224,7 +224,7 @@ class Kept:
 
 
 def keep(node: Node) -> Kept:
-    """The tree as it is now, to be shown when it has changed."""
+    """Keep the tree as it is now, to show it after it has changed."""
     children = {token: keep(child) for token, child in node.children.items()}
     return Kept(tuple(node.ids), children, node.stamp)
 
@@ -233,13 +233,13 @@ Words = Callable[[list[int]], str]
 
 
 def show_trees(trees: Mapping[str, Kept], words: Words) -> HTML:
-    """Moments of a radix tree beside each other; marked is an edge that the moment before had not.
+    """Show moments of a radix tree next to each other; new edges of each moment are marked.
 
-    An edge has a line with its text, its number of tokens and its stamp. trees: what `keep` gave,
-    by the title of each. words: gives the text of some ids.
+    An edge has a line with its text, its number of tokens and its stamp. trees: the results of
+    `keep`, each under its title. words: returns the text of some ids.
     """
     known = [edges(tree) for tree in trees.values()]
-    before = [*known[:1], *known]  # the first has nothing to differ from
+    before = [*known[:1], *known]  # the first has no moment before it
     drawn = "".join(
         f'<div style="flex:1 1 18em; min-width:0"><b>{escape(title)}</b>'
         f"{node_html(tree, words, old, ())}</div>"
@@ -252,7 +252,7 @@ Edge = tuple[tuple[int, ...], tuple[int, ...]]  # the tokens before it, its own
 
 
 def edges(node: Kept, path: tuple[int, ...] = ()) -> set[Edge]:
-    """All edges of a tree. Two with equal tokens differ by what stands before them."""
+    """Collect all edges of a tree. Two with equal tokens differ by the tokens before them."""
     below = (edges(child, path + node.ids) for child in node.children.values())
     return {(path, node.ids)}.union(*below)
 
@@ -264,7 +264,7 @@ NEW_EDGE = f"{EDGE}; background:{PALE_ORANGE}; border:2px solid {ORANGE}; font-w
 
 
 def node_html(node: Kept, words: Words, known: set[Edge], path: tuple[int, ...]) -> str:
-    """A node and, further in, all below it."""
+    """Write a node and, further in, everything below it."""
     new = (path, node.ids) not in known
     text = escape(shortened(visible(words(list(node.ids)))))
     look = NEW_EDGE if new else OLD_EDGE
@@ -285,7 +285,7 @@ def node_html(node: Kept, words: Words, known: set[Edge], path: tuple[int, ...])
 
 
 def shortened(text: str) -> str:
-    """Both ends of a long text: where an edge ends is what a tree is about."""
+    """Keep both ends of a long text, because the end of an edge matters in a tree."""
     half = LONGEST // 2
     return text if len(text) <= LONGEST else f"{text[:half]} … {text[-half:]}"
 
@@ -297,20 +297,21 @@ def shortened(text: str) -> str:
 def hit_rate_curves(
     rates: Mapping[str, Mapping[int, float]], working_set: int | None = None
 ) -> Picture:
-    """Hit rate against the size of the pool, a line for each order of eviction.
+    """Draw the hit rate against the size of the pool, a line for each order of eviction.
 
-    rates: by the name of the order and the number of blocks; the first is LRU, whose cliff is
-        marked if it has one. working_set: the blocks that all texts together fill.
+    rates: by the name of the order and the number of blocks; the first is LRU (the least recently
+        used block goes first), whose cliff is marked if it has one. working_set: the number of
+        blocks that all texts together fill.
     """
     figure, (axes,) = new_figure(height=3.4)
-    for (name, curve), (colour, dashes, marker) in zip(rates.items(), cycle(CURVES), strict=False):
+    for (name, curve), (color, dashes, marker) in zip(rates.items(), cycle(CURVES), strict=False):
         sizes = sorted(curve)
         found = [curve[size] for size in sizes]
-        axes.plot(sizes, found, dashes, color=colour, lw=2, marker=marker, label=name)
+        axes.plot(sizes, found, dashes, color=color, lw=2, marker=marker, label=name)
     first = next(iter(rates.values()), {})
     fallen = cliff(first)
     if fallen:
-        label = f"LRU's cliff: {first[fallen[1]]:.2f} to {first[fallen[0]]:.2f}"
+        label = f"cliff of LRU: {first[fallen[1]]:.2f} to {first[fallen[0]]:.2f}"
         axes.axvspan(*fallen, label=label, lw=0, zorder=0, **fill((PALE, GREY, "//")))
     if working_set is not None:
         label = f"working set: {working_set:,} blocks"
@@ -323,7 +324,7 @@ def hit_rate_curves(
 
 
 def cliff(curve: Mapping[int, float]) -> tuple[int, int] | None:
-    """Two neighbouring pool sizes between which more than half of the best hit rate is lost."""
+    """Find two neighboring pool sizes between which more than half of the best rate is lost."""
     steps = list(pairwise(sorted(curve)))
     steepest = max(steps, key=lambda step: curve[step[1]] - curve[step[0]], default=None)
     if steepest is None:
@@ -337,9 +338,10 @@ def cliff(curve: Mapping[int, float]) -> tuple[int, int] | None:
 
 @plt.rc_context(LOOK)
 def grain(computed: Mapping[int, int], tree: int) -> Picture:
-    """Prompt tokens computed, against block size: a block that isn't full is never found.
+    """Draw the prompt tokens computed against block size: only full blocks are found.
 
-    computed: by block size. tree: what the radix tree computes, which finds every token; a line.
+    computed: by block size. tree: the tokens computed with a radix tree, which finds every token;
+        drawn as a line.
     """
     figure, (axes,) = new_figure(height=3.0)
     draw_bars(axes, dict(sorted(computed.items())), "{:,}".format, (PALE_BLUE, BLUE, ""))

@@ -1,4 +1,4 @@
-"""Drivers of lab 9: chunks under watch, a queue, gaps, what is sent, who is adopted, leases."""
+"""Drivers of lab 9: chunks one by one, a queue, gaps, keys and values sent, adoption, leases."""
 
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Several
@@ -25,11 +25,11 @@ from solutions.two_processes.sides import reserve
 # ----------------------------------------------------------------------------- a prompt in chunks
 
 Ids = Int[Tensor, "batch seq"]
-ROOMY = 64  # tokens: a wrong answer may store more than there are
+ROOMY = 64  # tokens: a wrong answer may store more tokens than the prompt has
 
 
 class Forwards:
-    """What each forward of a model is handed, as the model itself tells it."""
+    """Records what each forward of a model receives."""
 
     def __init__(self) -> None:
         self.number, self.seen = 0, list[Seen]()
@@ -47,7 +47,7 @@ class Forwards:
 def prefill_in_chunks(
     attempt: Attempt, ids: Ids, chunk: int, next_ids: Ids, model: Any
 ) -> list[Seen]:
-    """Then one decode step, with `next_ids`, behind what the cache holds."""
+    """Prefill, then one decode step with `next_ids` after it."""
     forwards = Forwards()
     model.watch(forwards.note)
     kv_cache = KVCache(model.config, len(ids), ROOMY, dtype=torch.float64)
@@ -59,8 +59,8 @@ def prefill_in_chunks(
         Seen("The number of forwards", number),
         *seen,
         Seen("What it returned", logits),
-        Seen("The cache's `length`", length, "in the end"),
-        Seen("The logits of a decode step behind it", decoded),
+        Seen("The cache's `length`", length, "at the end"),
+        Seen("The logits of the next decode step", decoded),
     ]
 
 
@@ -76,21 +76,21 @@ Sent = Float[Tensor, "2 layers tokens heads head_dim"]
 
 
 def pack_kv(attempt: Attempt, pool: Pool, table: list[int], start: int, end: int) -> list[Seen]:
-    """What comes back is looked at again once everything in the pool has been overwritten."""
+    """The result is looked at again after everything in the pool has been overwritten."""
     own = pool.clone()
     kv = attempt(own, table, start, end)
     seen = [Seen("What it returned", snapshot(kv)), Seen("The pool", own.clone(), "afterwards")]
     shape = *pool.shape[:2], end - start, *pool.shape[4:]
     if not isinstance(kv, Tensor) or kv.shape != shape or start == end:
-        return seen  # and of no token it doesn't matter where it lies
+        return seen  # and with no token its memory doesn't matter
     own.fill_(-1)
     stretch = "lies in one stretch" if kv.is_contiguous() else "lies in several pieces"
     room = kv.untyped_storage().nbytes() // kv.element_size()
     return [
         *seen,
         Seen("What it returned", stretch, "as memory"),
-        Seen("What it returned", f"holds {room} numbers", "with all else in its memory"),
-        Seen("What it returned", kv, "once the pool has been overwritten"),
+        Seen("What it returned", f"holds {room} numbers", "with everything else in its memory"),
+        Seen("What it returned", kv, "after the pool has been overwritten"),
     ]
 
 
@@ -106,20 +106,20 @@ VOCAB = 50
 
 
 class Told(EngineManager):
-    """A right manager, which takes down what it is told with `publish`."""
+    """A right manager that records the tokens given to `publish`."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         super().__init__(num_blocks, block_size)
         self.told: dict[int, list[Any]] = {}
 
     def publish(self, request: int, token_ids: Several[int], computed: int) -> None:
-        """Tokens beyond those that are computed say nothing."""
+        """Tokens after the computed ones don't matter."""
         self.require_known(request)
         self.told.setdefault(request, []).append(list(token_ids)[:computed])
 
 
 class Serving(Scheduler):
-    """A right scheduler, which names whom it doesn't know by the number."""
+    """A right scheduler whose error names a request that it doesn't know."""
 
     def retire(self, sequence: Sequence) -> None:
         if sequence not in [*self.running, *self.waiting]:
@@ -128,9 +128,9 @@ class Serving(Scheduler):
 
 
 class PlaceRunner:
-    """Stands for a runner: what follows depends on the newest token and its place alone.
+    """Stands for a runner: its logits depend only on the newest token and its place.
 
-    asked: for the chunks of a step, by request, what it was asked to compute.
+    asked: by request, the chunks of a step that it was asked to compute.
     """
 
     def __init__(self, pool: Tensor, manager: EngineManager, salt: int) -> None:
@@ -164,8 +164,8 @@ def adopt(
 ) -> list[Seen]:
     """Steps of a right engine, with a runner that has no model.
 
-    A request `comes` with a step: it is prefilled here where it has no `first_token`, and else
-    adopted. `writer` is lent to stand for unpack_kv; where it isn't, the notebook's own is called.
+    A request `comes` with a step. Without a `first_token` it is prefilled here; otherwise it is
+    adopted. `writer` is lent to stand for unpack_kv; without it, the notebook's own is called.
     """
     own = pool.clone()
     manager = Told(*pool.shape[2:4])
@@ -178,7 +178,7 @@ def adopt(
         for step in range(1, steps + 1):
             for request in requests:
                 if request["comes"] == step:
-                    seen += came(attempt, engine, request)
+                    seen += came(attempt, engine, own, request)
             if not may_go_on(engine):
                 break
             runner.asked.clear()
@@ -189,7 +189,7 @@ def adopt(
 
 
 def unpacking(writer: Any) -> Callable[..., None]:
-    """A stand-in for unpack_kv: what is to stand in the pool is worked out by whoever lends it."""
+    """A stand-in for unpack_kv: the lender works out what the pool should hold afterwards."""
 
     def unpack_kv(pool: Tensor, table: Several[int], start: int, kv: Tensor) -> None:
         pool.copy_(writer.written(pool, list(table), start, kv))
@@ -197,8 +197,12 @@ def unpacking(writer: Any) -> Callable[..., None]:
     return unpack_kv
 
 
-def came(attempt: Attempt, engine: Any, request: dict[str, Any]) -> Iterator[Seen]:
-    """What is there once a request has been adopted."""
+def came(attempt: Attempt, engine: Any, pool: Pool, request: dict[str, Any]) -> Iterator[Seen]:
+    """The state of everything after a request has been adopted, and when it gained its token.
+
+    `gain` sets the count of computed tokens itself, and may free the blocks. So both are looked at
+    at the moment when it begins.
+    """
     if request["first_token"] is None:
         engine.submit(request["prompt"], request["end"] - len(request["prompt"]))
         return
@@ -209,10 +213,38 @@ def came(attempt: Attempt, engine: Any, request: dict[str, Any]) -> Iterator[See
     number, _ = reserve(engine, message.prompt, message.end)
     manager, after = engine.scheduler.manager, f"after request {number} was adopted"
     manager.told.clear()
+    gaining: list[Seen] = []
+    when = f"when request {number} gains its first new token"
+
+    def note(sequence: Sequence) -> None:
+        count = Seen("`num_computed_tokens`", sequence.num_computed_tokens, when)
+        gaining.extend([] if gaining else [count, Seen("The pool", pool.clone(), when)])
+
+    object.__setattr__(message, "sequence", noting(message.sequence, note))
     attempt(engine, number, message)
-    yield Seen("The pool", engine.runner.kv_cache.cache.pool.clone(), after)
-    yield Seen("What `publish` was told, by request,", shown(manager.told), after)
+    yield Seen("The pool", pool.clone(), after)
+    yield Seen("The tokens given to `publish`, by request,", shown(manager.told), after)
     yield from state(engine, after)
+    yield from gaining
+
+
+def noting(
+    make: Callable[[int], Sequence], note: Callable[[Sequence], None]
+) -> Callable[[int], Sequence]:
+    """Makes sequences that are noted before they are extended."""
+
+    def noted(number: int) -> Sequence:
+        sequence = make(number)
+        extend = sequence.extend
+
+        def extended(tokens: list[int]) -> list[int]:
+            note(sequence)
+            return extend(tokens)
+
+        vars(sequence)["extend"] = extended
+        return sequence
+
+    return noted
 
 
 def state(engine: Any, where: str) -> Iterator[Seen]:
@@ -225,7 +257,7 @@ def state(engine: Any, where: str) -> Iterator[Seen]:
 
 
 def may_go_on(engine: Any) -> bool:
-    """Whether the engine knows whom the scheduler serves, and the other way round."""
+    """Whether the engine and the scheduler know the same requests."""
     scheduler = engine.scheduler
     return {*numbered(scheduler.running), *numbered(scheduler.waiting)} == {*engine.sequences}
 
@@ -240,7 +272,7 @@ def stepped(engine: Any, outputs: list[Any], where: str, after: str) -> Iterator
 
 
 def due(attempt: type, seconds: float, events: list[tuple[Any, ...]]) -> list[Seen]:
-    """Events: ("hold", request, now) and ("due", now, the requests confirmed)."""
+    """Hold leases, ask which are due. Events: ("hold", request, now), ("due", now, confirmed)."""
     leases = attempt(seconds)
     seen: list[Seen] = []
     for what, *given in events:
@@ -249,5 +281,5 @@ def due(attempt: type, seconds: float, events: list[tuple[Any, ...]]) -> list[Se
         else:
             call = f"of call {len(seen) + 1}, due({', '.join(map(str, given))}),"
             found = leases.due(*given)
-            seen.append(Seen("What came", list(found) if isinstance(found, list) else found, call))
+            seen.append(Seen("The result", list(found) if isinstance(found, list) else found, call))
     return seen

@@ -1,4 +1,4 @@
-"""Drivers of lab 8: a manager's books by their texts, a tree node by node, a queue in turn."""
+"""Drivers of lab 8: a manager's books with texts for hashes, a tree node by node, a queue."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,28 +28,33 @@ State = dict[str, Any]
 
 
 def block_hashes(attempt: Attempt, texts: list[Text], block_size: int) -> list[Seen]:
-    """A hash may be whatever a dict can look up; it is told by a number, as new ones come."""
+    """Each hash is shown as a number, in the order in which new ones come; and of what kind it is.
+
+    The notebook calls `hex` of a hash, so it has to be bytes; which function made them is open.
+    """
     numbers: dict[Any, int] = {}
+    kinds = set()
     seen = []
     for number, (ids, salt) in enumerate(texts, 1):
         hashes = attempt(ids, block_size, salt.encode())
         if isinstance(hashes, (list, tuple)):
+            kinds |= {f"{len(key)} bytes" if type(key) is bytes else kind_of(key) for key in hashes}
             hashes = f"is {[numbers.setdefault(key, len(numbers)) for key in hashes]}"
         what = f"The list of hashes of text {number}, numbered as new ones come,"
         seen.append(Seen(what, hashes))
-    return seen
+    return [*seen, Seen("Each hash", f"is {' or '.join(sorted(kinds)) or 'missing'}")]
 
 
-# Of a manager a case tells its `life` so far, the `state` that this leads to, the `steps` to be
-# judged, and all `texts`. In a state each block that is known has its text, up to its end.
+# A case gives a manager's `life` so far, the `state` that this leads to, the `steps` to be judged,
+# and all `texts`. In a state, each known block has its text, up to its end.
 
 
 def by_hashes(
     attempt: type, life: Steps, state: State, steps: Steps, texts: Texts, **pool: int
 ) -> list[Seen]:
-    """Put a new manager into the state, so that no method is needed but the one in `steps`.
+    """Put a new manager into the state, so that only the method in `steps` is needed.
 
-    What blocks hold goes by the hashes of the attempt's notebook.
+    The contents of blocks are known by the hashes of the attempt's notebook.
     """
     names: dict[Any, str] = {}
     for ids, salt in texts:
@@ -64,7 +69,7 @@ def by_hashes(
 def by_names(
     attempt: type, life: Steps, state: State, steps: Steps, texts: Texts, **pool: int
 ) -> list[Seen]:
-    """The same for a method that makes no hashes: words take their place."""
+    """The same for a method that makes no hashes: made-up keys stand for them."""
     names = names_in(state)
     return looked_at(in_state(attempt(**pool), state, names), steps, names)
 
@@ -85,10 +90,10 @@ def admit(
 
 
 class Prescribed:
-    """Stands before an attempt's class while its `admit` is looked at.
+    """A base in front of an attempt's class, with a fixed `match` and `take_block` for its `admit`.
 
-    text: the newcomer's. found: by salt, the blocks in which that is known, as far as it is. taken:
-    what `take_block` has handed out; what such a block held stays in the books.
+    text: the new request's. found: by salt, the blocks in which its beginning is known. taken: the
+    blocks that `take_block` has handed out; their old contents stay in the books.
     """
 
     text: list[int]
@@ -108,9 +113,10 @@ class Prescribed:
 def as_built(
     attempt: type, life: Steps, state: State, steps: Steps, texts: Texts, **pool: int
 ) -> list[Seen]:
-    """Let a new manager live by its own methods, whatever else it keeps, and ask it what it finds.
+    """Let a new manager live by its own methods, whatever else it keeps, and ask what it finds.
 
-    A token behind each text lets its last block be found, too.
+    One more token after each text lets its last block be found, too. The two books are read by
+    given code, so they must agree; one that keeps a book of its own may leave both empty.
     """
     manager = attempt(**pool)
     seen = []
@@ -118,6 +124,9 @@ def as_built(
         seen += [called(manager, step, number), *books(manager, number)]
         found = [manager.match([*ids, 0], salt.encode()) for ids, salt in texts]
         seen.append(Seen("What is found of each text", f"is {told(found)}", f"after step {number}"))
+        inverse = {block: key for key, block in manager.cached.items()}
+        agree = "agree" if inverse == manager.block_hash else "don't agree"
+        seen.append(Seen("`cached` and `block_hash`", agree, f"after step {number}"))
     return seen
 
 
@@ -126,13 +135,13 @@ def name_of(ids: list[int], salt: str) -> str:
 
 
 def names_in(state: dict[str, Any]) -> dict[Any, str]:
-    """In the place of each hash: bytes that nothing is made of."""
+    """A made-up key in place of each hash, and what it stands for."""
     names = [name_of(ids, salt) for _, ids, salt in state["known"]]
     return {name.encode(): name for name in names}
 
 
 def in_state(manager: Any, state: dict[str, Any], names: dict[Any, str]) -> Any:
-    """A manager, put into a state."""
+    """Put a manager into a state; return it."""
     manager.tables.update({request: list(table) for request, table in state["tables"].items()})
     manager.lengths.update(state["lengths"])
     manager.ref_counts[:] = state["ref_counts"]
@@ -148,7 +157,7 @@ def in_state(manager: Any, state: dict[str, Any], names: dict[Any, str]) -> Any:
 
 
 def looked_at(manager: Any, steps: list[Step], names: dict[Any, str], first: int = 1) -> list[Seen]:
-    """What becomes of each step, the books after it, and what they say to be known."""
+    """The result of each step, the books after it, and what they list as known."""
     seen: list[Seen] = []
     for number, step in enumerate(steps, first):
         seen += [called(manager, step, number), *books(manager, number)]
@@ -157,10 +166,10 @@ def looked_at(manager: Any, steps: list[Step], names: dict[Any, str], first: int
 
 
 def known(manager: Any, names: dict[Any, str], number: int) -> Iterator[Seen]:
-    """A manager's two books of hashes; names: what each hash stands for."""
+    """A manager's two books of hashes. names: the text that each hash stands for."""
 
     def listed(book: str, entries: list[str]) -> Seen:
-        what = f"`{book}`, with texts in the place of hashes,"
+        what = f"`{book}`, with texts in place of hashes,"
         return Seen(what, f"has {', '.join(sorted(entries)) or 'nothing'}", f"after step {number}")
 
     def text(key: Any) -> str:
@@ -172,7 +181,7 @@ def known(manager: Any, names: dict[Any, str], number: int) -> Iterator[Seen]:
 
 
 def called(manager: Any, step: Step, number: int) -> Seen:
-    """What became of a call."""
+    """The result of a call."""
     method, *given = step
     given = [part.encode() if isinstance(part, str) else part for part in given]
     call, where = f"`{method}({', '.join(map(repr, given))})`", f"in step {number}"
@@ -188,7 +197,7 @@ def called(manager: Any, step: Step, number: int) -> Seen:
 
 
 def books(manager: Any, number: int) -> Iterator[Seen]:
-    """What a manager says of its requests and blocks."""
+    """A manager's books about its requests and blocks."""
     where, free = f"after step {number}", manager.free_blocks
     yield Seen("`tables`", f"is {told(manager.tables)}", where)
     yield Seen("`lengths`", f"is {told(manager.lengths)}", where)
@@ -201,7 +210,7 @@ def books(manager: Any, number: int) -> Iterator[Seen]:
 
 
 def told(value: Any) -> str:
-    """A value as it ends a sentence; a dict by its keys, in whatever order it was made."""
+    """A value for the end of a sentence; a dict is sorted by its keys."""
     match plain(value):
         case Strange(kind):
             return kind
@@ -219,14 +228,32 @@ def told(value: Any) -> str:
 
 
 class Placed(NamedTuple):
-    """A node, the text of its path, and the parent below which it was found.
+    """A node, the text of its path, and the parent under which it was found.
 
-    What stands among the children and is no node has a place too.
+    Anything among the children that isn't a node gets a place too.
     """
 
     path: list[int]
     node: Any
     parent: Any
+
+
+MOST_READ = 2000  # times; the texts have some ten tokens
+
+
+class Watched(list[int]):
+    """A text that notices when a walk reads it for ever."""
+
+    read = 0
+
+    def __getitem__(self, place: Any) -> Any:
+        self.read += 1
+        if self.read > MOST_READ:
+            raise RuntimeError(
+                f"the walk has read the text {MOST_READ:,} times and does not end. Does `length` "
+                "grow in every turn of the loop?"
+            )
+        return super().__getitem__(place)
 
 
 def walk(attempt: type, steps: list[list[Any]]) -> list[Seen]:
@@ -235,9 +262,10 @@ def walk(attempt: type, steps: list[list[Any]]) -> list[Seen]:
     A step is "insert", ids and blocks, or "walk" and ids.
     """
     tree, seen = attempt(), list[Seen]()
-    for number, (method, *given) in enumerate(steps, 1):
-        call = f"`{method}({given[0]})`{f' (step {number})' if len(steps) > 1 else ''}"
-        returned = getattr(tree, method)(*given)
+    before: list[Placed] = []
+    for number, (method, ids, *blocks) in enumerate(steps, 1):
+        call = f"`{method}({ids})`{f' (step {number})' if len(steps) > 1 else ''}"
+        returned = getattr(tree, method)(Watched(ids), *blocks)
         placed = nodes_of(tree)
         if method == "insert":
             seen.append(Seen("The number of known tokens", returned, f"that {call} returned"))
@@ -246,7 +274,20 @@ def walk(attempt: type, steps: list[list[Any]]) -> list[Seen]:
             seen.append(Seen("The length", length, f"that {call} returned"))
             seen.append(Seen("The node", where_it_stands(node, placed), f"that {call} returned"))
         seen += told_of(placed, f"after {call}")
+        seen.append(Seen("An earlier node", moved(before, placed), f"after {call}"))
+        before = placed
     return seen
+
+
+def moved(before: list[Placed], now: list[Placed]) -> str:
+    """Whether each node still ends the text that it ended before."""
+    paths = {id(here.node): here.path for here in now}
+    for here in before:
+        path = paths.get(id(here.node))
+        if path != here.path:
+            became = "is gone" if path is None else f"is at {shown(path)}"
+            return f"has changed its path: it was at {shown(here.path)} and {became}"
+    return "keeps its path"
 
 
 def evict(
@@ -254,7 +295,7 @@ def evict(
 ) -> list[Seen]:
     """A tree of these nodes, so that no walk is needed. A call has `needed` and blocks `held`.
 
-    The order of the blocks that are returned is left open: what is gone after a call tells it.
+    The returned blocks may come in any order; the tree after each call shows which leaves went.
     """
     tree, seen = planted(attempt, walks, nodes), list[Seen]()
     for number, call in enumerate(calls, 1):
@@ -267,8 +308,11 @@ def evict(
 
 
 def planted(attempt: type, walks: int, nodes: list[list[Any]]) -> Any:
-    """A node is [the place of its parent, ids, blocks, stamp]; the root has place 0, the first
-    node 1. The root is where every walk begins, so its stamp is that of the last one."""
+    """A tree of nodes, each given as [the place of its parent, ids, blocks, stamp].
+
+    The root has place 0, the first node place 1. Every walk begins at the root, so its stamp is the
+    last walk's number.
+    """
     tree: Any = attempt()
     made = [tree.root]
     tree.walks = tree.root.stamp = walks
@@ -284,8 +328,8 @@ def is_unused(held: list[int], block: int) -> bool:
 
 
 def nodes_of(tree: Any) -> list[Placed]:
-    """All that can be reached from the root. What is reached twice is gone through once, so that
-    this ends in a circle too."""
+    """Everything that can be reached from the root. The children of a node that is reached twice
+    are visited once, so this ends even in a circle."""
     placed, been = list[Placed](), set[int]()
     todo = [Placed(ids_in(tree.root), tree.root, None)]
     while todo:
@@ -301,15 +345,15 @@ def nodes_of(tree: Any) -> list[Placed]:
 
 
 def ids_in(node: Any) -> list[Any]:
-    """The ids of a node; of what can't have any, none."""
+    """The ids of a node; none for anything that isn't one."""
     ids = getattr(node, "ids", None)
     return list(ids) if isinstance(ids, (list, tuple)) else []
 
 
 def told_of(placed: list[Placed], where: str) -> Iterator[Seen]:
-    """What there is to know of each node; its ids are the end of its path.
+    """All about each node; its ids are the end of its path.
 
-    The next one at a path is told apart: its edge may be empty.
+    A second node at the same path is named so: its edge may be empty.
     """
     paths = set[str]()
     for here in placed:
@@ -323,7 +367,7 @@ def told_of(placed: list[Placed], where: str) -> Iterator[Seen]:
 
 
 def links_of(here: Placed) -> str:
-    """How a node hangs together with its children; and with its parent, where that is wrong."""
+    """A node's children, and its parent where that is wrong."""
     if not hasattr(here.node, "children"):
         return f"is {kind_of(here.node)}"
     children = here.node.children
@@ -333,7 +377,7 @@ def links_of(here: Placed) -> str:
 
 
 def where_it_stands(node: Any, placed: list[Placed]) -> Any:
-    """The path of a node; what is none is handed on."""
+    """The path of a node; anything else is handed on."""
     paths = [here.path for here in placed if here.node is node]
     if paths:
         return f"is at {shown(paths[0])}"
@@ -341,26 +385,26 @@ def where_it_stands(node: Any, placed: list[Placed]) -> Any:
 
 
 def in_order(numbers: list[Any]) -> list[Any]:
-    """Numbers in their order; whatever else may be among them stays as it is."""
+    """Sorted numbers; a list with anything else in it stays in its order."""
     are_numbers = all(isinstance(number, int) for number in numbers)
     return sorted(numbers) if are_numbers else plain(numbers)
 
 
 def shown(value: Any) -> str:
-    """A value in the middle of a sentence. Tuples are as good as lists."""
+    """A value for the middle of a sentence. Tuples count as lists."""
     value = plain(value)
     if isinstance(value, Strange):
         return value.kind
     return str(list(value) if isinstance(value, tuple) else value)
 
 
-# ------------------------------------------------------------------------------- who is served next
+# ---------------------------------------------------------------------- which request is next
 
 
 def choose_next(
     attempt: Attempt, choices: list[list[Any]], queue: dict[str, Any] | None
 ) -> list[Seen]:
-    """Single choices, each [matched, waited, patience]; then a queue, where there is one."""
+    """Single choices, each [matched, waited, patience]; then a queue, if there is one."""
     seen = []
     for choice in choices:
         call = f"`choose_next({', '.join(map(str, choice))})`"
@@ -370,7 +414,7 @@ def choose_next(
 
 
 def place_of(chosen: Any) -> int | None:
-    """What was returned, as a place in a list; None where it can't be one."""
+    """The returned value as a place in a list; None if it can't be one."""
     try:
         return index(plain(chosen))
     except TypeError:
@@ -385,9 +429,9 @@ def told_place(chosen: Any) -> Any:
 
 
 class Beginnings:
-    """Stands for a manager: the blocks that are known, without the blocks.
+    """Stands for a manager: which beginnings are known, without any blocks.
 
-    Each is known by its text up to its end; whose turn came longest ago stands first.
+    Each is known by its text up to its end; the one used longest ago comes first.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -399,7 +443,7 @@ class Beginnings:
         return [tuple(text[:end]) for end in ends]
 
     def match(self, text: Sequence[int]) -> int:
-        """How many tokens are found; the last one never is."""
+        """Count the tokens that are found; the last one never is."""
         found = 0
         for beginning in self.of(text[:-1]):
             if beginning not in self.known:
@@ -408,7 +452,7 @@ class Beginnings:
         return found
 
     def serve(self, text: Sequence[int]) -> None:
-        """Compute a text. Of its own blocks the last one goes first."""
+        """Compute a text. Its last block will be evicted first."""
         for beginning in reversed(self.of(text)):
             self.known.pop(beginning, None)
             self.known[beginning] = None
@@ -419,7 +463,7 @@ class Beginnings:
 def served(
     attempt: Attempt, texts: list[list[int]], at_once: int, patience: int, **pool: int
 ) -> list[Seen]:
-    """Serve them one by one. So many wait at once: with each that is served another one comes."""
+    """Serve the texts one by one. `at_once` of them wait; whenever one is served, another comes."""
     cache, coming = Beginnings(**pool), deque(range(len(texts)))
     waiting = [coming.popleft() for _ in range(at_once)]
     times = [0] * len(texts)

@@ -1,4 +1,4 @@
-"""The exercises of lab 8: blocks by their hashes, the radix tree, and who is served next."""
+"""The exercises of lab 8: blocks found by their hash, the radix tree, the next request."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -27,6 +27,7 @@ def hash_cases(generator: torch.Generator) -> list[Case]:
     one, other, third = ids[:20], ids[20:40], ids[40:60]
     letters = [1, 2, 3, 12, 23, 123, 257, 258]  # some are others written together, or 256 apart
     written = [[1, 23], [12, 3], [1, 2, 3, 12], [12, 3, 1, 2]]
+    ahead = [2, 3], [12, 3]
     picked = [
         [letters[draw(generator, 0, 7)] for _ in range(draw(generator, 0, 9))] for _ in range(12)
     ]
@@ -36,30 +37,35 @@ def hash_cases(generator: torch.Generator) -> list[Case]:
         case("no token, and blocks of one", 1, [], one[:1], one[:2]),
         case("two blocks, a token more and a token less", 4, one[:8], one[:9], one[:7]),
         case("the same block twice in a text", 2, [*one[:2], *one[:2]]),
-        case("one block behind two others", 2, [*one[:2], *third[:2]], [*other[:2], *third[:2]]),
-        case("two blocks behind two others", 2, [*one[:2], *third[:4]], [*other[:2], *third[:4]]),
+        case(
+            "a block after two different ones", 2, [*one[:2], *third[:2]], [*other[:2], *third[:2]]
+        ),
+        case(
+            "blocks after two different ones", 2, [*one[:2], *third[:4]], [*other[:2], *third[:4]]
+        ),
         case("a text and its second half", 2, one[:4], one[2:4]),
-        case("two blocks the other way round", 2, one[:4], [*one[2:4], *one[:2]]),
-        case("the tokens of a block the other way round", 3, one[:3], one[2::-1]),
+        case("two blocks in the other order", 2, one[:4], [*one[2:4], *one[:2]]),
+        case("the tokens of a block in reverse order", 3, one[:3], one[2::-1]),
         case("a token twice in a block", 2, [one[0], one[0]], [one[0], one[1]], [one[1], one[1]]),
         case("one text with three salts", 2, one[:5], salts=("", "a", "b")),
-        case("ids that read alike, written together", 2, *written),
-        case("an id that reads like another and a salt", 2, [1, 2], [1, 23], salts=("", "3")),
+        case("ids with the same digits", 2, *written),
+        case("an id and a salt with the same digits", 2, [1, 2], [1, 23], salts=("", "3")),
+        case("a salt and an id with the same digits", 2, *ahead, salts=("", "1")),
         case("ids that are 256 apart", 1, [1], [257], [513], [50256], [80]),
         case("fifty tokens, blocks of sixteen", 16, one + other + third[:10], one + third),
         case("texts of a few tokens", draw(generator, 1, 3), *picked, salts=("", "2")),
     ]
 
 
-# What is asked of a manager is written in words, in which each letter is a token: "admit 0 abc" is
-# request 0 with a text of three; "+2" behind it is two drafts at its end, "/x" a salt.
+# The steps of a manager are written in words, in which each letter is a token: "admit 0 abc" is
+# request 0 with a text of three; "+2" after it means two drafts at its end, "/x" a salt.
 
 ONE = ascii_lowercase + "αβγδεζηθικλμνξ"  # a long text without a token that comes twice
 OTHER = ascii_uppercase[:20]
 
 
 class Script:
-    """Makes steps, as the drivers take them, of words. token_of: what each letter stands for."""
+    """Makes the drivers' steps from words. token_of: the token that each letter stands for."""
 
     def __init__(self, generator: torch.Generator) -> None:
         ids = (10 + torch.randperm(90, generator=generator)).tolist()
@@ -79,7 +85,7 @@ class Script:
         if what == "admit":
             request, ids, *drafts = given
             return [("admit", request, ids, *(drafts or [0]), salt)]
-        if what in ("running", "served", "unknown"):  # who is unknown has computed nothing
+        if what in ("running", "served", "unknown"):  # an unknown one has computed nothing
             request, ids = given
             computed = [("publish", request, ids, len(ids))] if what != "unknown" else []
             gone = [("free", request)] if what != "running" else []
@@ -94,7 +100,7 @@ class Script:
 def manager_case(
     label: str, num_blocks: int, block_size: int, life: list[Step], steps: list[Step]
 ) -> Case:
-    """A manager's life so far, where that leads to, and the steps to be judged."""
+    """A manager's life so far, the state it leads to, and the steps to be judged."""
     manager = reference.PrefixManager(num_blocks, block_size)
     texts: list[Text] = []
     for step in life:
@@ -124,7 +130,7 @@ def manager_case(
 
 
 def note(texts: list[Text], manager: reference.PrefixManager, step: Step) -> None:
-    """Take down a step's text, with its salt and without: either may be known, if wrongly."""
+    """Note a step's text, with its salt and without: an attempt may confuse the two."""
     method, *given = step
     if method == "match":
         ids, salt = given
@@ -138,7 +144,7 @@ def note(texts: list[Text], manager: reference.PrefixManager, step: Step) -> Non
 
 
 def play(manager: reference.PrefixManager, step: Step) -> None:
-    """Raises nothing where the pool has too few blocks: nothing has happened then."""
+    """Make a step; without effect, and without an error, if the pool has too few blocks."""
     method, *given = step
     given = [part.encode() if isinstance(part, str) else part for part in given]
     with suppress(OutOfBlocks):
@@ -146,14 +152,14 @@ def play(manager: reference.PrefixManager, step: Step) -> None:
 
 
 def ends_of(text: Text, block_size: int) -> Iterator[tuple[bytes, Text]]:
-    """For each full block of a text its hash, and the text up to its end."""
+    """For each full block of a text, its hash and the text up to its end."""
     ids, salt = text
     hashes = reference.block_hashes(ids, block_size, salt.encode())
     for number, key in enumerate(hashes, 1):
         yield key, (ids[: number * block_size], salt)
 
 
-# Random lives: texts of two different tokens, so that many begin alike.
+# Random lives: texts made of two different tokens, so that many begin alike.
 
 
 def few_tokens(generator: torch.Generator, most: int) -> list[int]:
@@ -167,7 +173,7 @@ def some_salt(generator: torch.Generator) -> str:
 def a_life(
     generator: torch.Generator, num_blocks: int, block_size: int, length: int
 ) -> tuple[list[Step], dict[int, list[int]]]:
-    """What happens in a pool, and the texts of those who hold blocks at last."""
+    """Random steps of a pool, and the texts of the requests that hold blocks at the end."""
     manager = reference.PrefixManager(num_blocks, block_size)
     life: list[Step] = []
     texts: dict[int, list[int]] = {}
@@ -191,7 +197,7 @@ Asked = Callable[[torch.Generator, dict[int, list[int]], int], list[Step]]
 
 
 def random_cases(generator: torch.Generator, asked: Asked) -> Iterator[Case]:
-    """asked: the steps, of the texts that are held, and of the size of a block."""
+    """asked: makes the steps from the texts that are held and the block size."""
     for number in range(1, 4):
         num_blocks, block_size = draw(generator, 4, 12), draw(generator, 1, 3)
         life, texts = a_life(generator, num_blocks, block_size, 30)
@@ -214,6 +220,7 @@ def match_cases(generator: torch.Generator) -> list[Case]:
     shared = "running 0 abcdefgh, running 1 abcdABC, free 0"
     tenants = "served 0 abcd /a, served 1 abcd, running 2 ABCD /b"
     salted = "match abcde /a, match abcde, match abcde /b, match ABCDE /b"
+    falling = "unknown 0 abcdef, running 1 ABCDEF"  # in blocks 3, 2, 1
     return [
         case("nothing is known", 4, 2, "", "match abc"),
         case("one block is known, and held", 4, 2, "running 0 ab", "match abc"),
@@ -223,13 +230,14 @@ def match_cases(generator: torch.Generator) -> list[Case]:
         case("a known text, a token less and a token more", 5, 4, eight, "match abcdefg|abcdefghA"),
         case("blocks of one token", 8, 1, "served 0 abcd", "match abcd|abcde|abABC|bcd"),
         case("another text after two blocks", 8, 2, eight, f"match abcde{OTHER}"),
-        case("a known block behind another one", 8, 2, "served 0 abcd", f"match UV{ONE}"),
+        case("known blocks after an unknown one", 8, 2, "served 0 abcd", f"match UV{ONE}"),
         case("a request that has computed nothing yet", 6, 2, "admit 0 abcdefghi", nine),
         case("a shared beginning that is held, and a free end", 8, 2, shared, nine),
         case("the end of a text has been taken", 3, 2, taken, "match abcdefg|abcd"),
-        case("the first block is known no more, the second is", 6, 2, aside, "match abcde"),
+        case("the first block is no longer known, the second still is", 6, 2, aside, "match abcde"),
+        case("known blocks in descending order", 4, 2, falling, "match ABCDEFG"),
         case("texts with salts", 9, 2, tenants, salted),
-        case("another's salt", 9, 2, "served 0 abcd /a", "match abcde, match abcde /b"),
+        case("a salt of another owner", 9, 2, "served 0 abcd /a", "match abcde, match abcde /b"),
         case("blocks of sixteen", 5, 16, f"served 0 {ONE}", f"match {ONE}|{ONE[:33]}"),
         *random_cases(generator, any_texts),
     ]
@@ -244,7 +252,7 @@ def take_block_cases(generator: torch.Generator) -> list[Case]:
     def until_none_is_left(*_: Any) -> list[Step]:
         return [("take_block",)] * 12
 
-    # A second text takes the first one's block and gives it back; the first is elsewhere by then.
+    # A second text takes the first one's block and frees it; the first text is elsewhere by then.
     in_turn = "served 0 abc, unknown 1 uvwxy, admit 2 A, running 3 abc, free 2"
     held = "running 0 abcd, running 1 uvwx, free 1"
     return [
@@ -252,8 +260,10 @@ def take_block_cases(generator: torch.Generator) -> list[Case]:
         case("no block is free", 1, 2, "admit 0 a", take(1)),
         case("one block, which is known", 1, 2, "served 0 ab", take(2)),
         case("all free blocks are known", 3, 2, "served 0 abcdef", take(4)),
-        case("known blocks behind others", 4, 2, "served 0 abcd", take(4)),
-        case("known blocks before others", 4, 2, "served 0 abcd, unknown 1 uvw", take(3)),
+        case("known blocks at the tail of the queue", 4, 2, "served 0 abcd", take(4)),
+        case(
+            "known blocks at the head of the queue", 4, 2, "served 0 abcd, unknown 1 uvw", take(3)
+        ),
         case("known blocks, some of them held", 6, 2, held, take(4)),
         case("blocks of one token", 4, 1, "served 0 abc", take(2)),
         case("a block that has held two texts in turn", 3, 2, in_turn, take(1)),
@@ -272,6 +282,7 @@ def admit_cases(generator: torch.Generator) -> list[Case]:
         return [("admit", number, *about, some_salt(gen)) for number, about in both]
 
     first_in_line = "served 0 abcd, unknown 1 ABC"
+    falling = "unknown 0 abcdef, running 1 ABCDEF"  # in blocks 3, 2, 1
     in_part = "running 0 abcdefgh, running 1 abcd, free 0"
     big_big_small = "admit 2 abcdUVWXY|abcdUVWXY|abcdUVWX"
     less_and_more, both = "admit 1 abcdefg, admit 2 abcdefghi", "admit 1 abcdUVWX, admit 2 abcdU"
@@ -282,19 +293,20 @@ def admit_cases(generator: torch.Generator) -> list[Case]:
     return [
         case("one token", 3, 4, "", "admit 0 a"),
         case("five tokens, blocks of four", 3, 4, "", "admit 0 abcde"),
-        case("a beginning that another holds", 6, 2, "running 0 abcd", "admit 1 abcde"),
+        case("a beginning that another request holds", 6, 2, "running 0 abcd", "admit 1 abcde"),
         case("a beginning that is free", 6, 2, "served 0 abcd", "admit 1 abcde"),
-        case("a beginning, held in part", 9, 2, in_part, "admit 2 abcdefghABC"),
+        case("a beginning that is partly held", 9, 2, in_part, "admit 2 abcdefghABC"),
+        case("found blocks in descending order", 4, 2, falling, "admit 2 ABCDEFG"),
         case("a text that is known to its end", 4, 2, "served 0 abcdef", "admit 1 abcdef"),
         case("a token less, a token more", 6, 4, "served 0 abcdefgh", less_and_more),
         case("blocks of one token", 8, 1, "served 0 abcd", "admit 1 abcd, admit 2 abcde"),
-        case("four who share", 9, 2, "running 0 abcd", four),
-        case("two alike at once", 6, 2, "", "admit 0 abcde, admit 1 abcde"),
+        case("four requests that share", 9, 2, "running 0 abcd", four),
+        case("two equal texts at once", 6, 2, "", "admit 0 abcde, admit 1 abcde"),
         case("as many blocks as there are", 3, 2, "served 0 abc", "admit 1 ABCDEF"),
         case("one block more than there are", 3, 2, "admit 0 a", "admit 1 ABCDE|ABCD"),
-        case("what is found is the next to be taken", 4, 2, first_in_line, "admit 2 abcdUVWX"),
-        case("what is found is free, and one block is missing", 4, 2, first_in_line, big_big_small),
-        case("what is found is held, and just enough is free", 4, 2, "running 0 abcd", both),
+        case("the found blocks are the next to be taken", 4, 2, first_in_line, "admit 2 abcdUVWX"),
+        case("the found blocks are free, one is missing", 4, 2, first_in_line, big_big_small),
+        case("the found blocks are held, just enough others free", 4, 2, "running 0 abcd", both),
         case("drafts", 5, 2, "", "admit 0 abcdef +2"),
         case("drafts that are known", 9, 1, "served 0 abcdef", known),
         case("drafts that need a block", 4, 2, "served 0 abcd", needy),
@@ -323,17 +335,17 @@ def publish_cases(generator: torch.Generator) -> list[Case]:
         case("a block", 3, 4, "admit 0 abcd", "publish 0 abcd 4"),
         case("three tokens, blocks of four", 3, 4, "admit 0 abc", "publish 0 abc 3"),
         case("two blocks and a token", 4, 4, "admit 0 abcdefghi", "publish 0 abcdefghi 9"),
-        case("not all is computed", 4, 4, "admit 0 abcdefghij", "publish 0 abcdefghij 6"),
+        case("not everything is computed", 4, 4, "admit 0 abcdefghij", "publish 0 abcdefghij 6"),
         case("in chunks", 4, 4, "admit 0 abcdefghij", "publish 0 abcdefghij 3|6|9|10"),
         case("token by token", 4, 3, "admit 0 ab, grow 0 8", growing),
         case("blocks of one token", 4, 1, "admit 0 abcd", "publish 0 abcd 1|2|4"),
-        case("drafts behind the tokens", 4, 2, "admit 0 abcdefgh +3", drafts),
-        case("the same once more", 4, 2, "admit 0 abcde", "publish 0 abcde 5|5"),
+        case("drafts after the tokens", 4, 2, "admit 0 abcdefgh +3", drafts),
+        case("the same call twice", 4, 2, "admit 0 abcde", "publish 0 abcde 5|5"),
         case("two equal texts", 8, 2, alike, "publish 0 abcde 5, publish 1 abcde 5"),
         case("two equal texts, one ahead of the other", 8, 2, alike, ahead),
-        case("behind a known beginning", 8, 2, behind, "publish 1 abcdABCDE 6|9"),
+        case("after a known beginning", 8, 2, behind, "publish 1 abcdABCDE 6|9"),
         case("salts", 9, 2, tenants, for_all),
-        case("of blocks that held other texts", 4, 2, taken, "publish 2 abcde 5"),
+        case("blocks that held other texts", 4, 2, taken, "publish 2 abcde 5"),
         case("blocks of sixteen", 5, 16, f"admit 0 {ONE}", f"publish 0 {ONE} 15|33"),
         *random_cases(generator, all_who_run),
     ]
@@ -352,9 +364,9 @@ Steps = list[list[Any]]
 
 
 def steps_of(generator: torch.Generator) -> Callable[..., Steps]:
-    """What makes steps of words like "+abc", a text to be inserted, or "abc", one to walk to.
+    """Makes steps from words like "+abc", a text to be inserted, or "abc", one to walk to.
 
-    Each letter is a token, the same one in all words. The blocks of a text are its own.
+    Each letter is a token, the same one in all words. Every text has blocks of its own.
     """
     tokens = dict(zip("abcdefghijklmnopqrstuvwxyz", numbers(generator, 26), strict=True))
     blocks = iter(numbers(generator, 900))
@@ -371,12 +383,12 @@ def steps_of(generator: torch.Generator) -> Callable[..., Steps]:
 
 
 def numbers(generator: torch.Generator, count: int) -> list[int]:
-    """Different ones of three digits."""
+    """Different numbers of three digits."""
     return (torch.randperm(900, generator=generator)[:count] + 100).tolist()
 
 
 def words_of(generator: torch.Generator, count: int, longest: int) -> list[str]:
-    """Most are new texts, and many begin alike."""
+    """Words for steps: most are new texts, and many begin alike."""
 
     def letter() -> str:
         return "aaabbc"[draw(generator, 0, 5)]
@@ -402,19 +414,19 @@ def walk_cases(generator: torch.Generator) -> list[Case]:
         case("two texts part in the middle of an edge", "+abcde", "+abxyz"),
         case("two texts have their first token in common", "+abc", "axyz"),
         case("all but the last token in common", "+abcd", "abcx"),
-        case("a text goes on behind a leaf", "+ab", "abcd"),
+        case("a text continues after a leaf", "+ab", "abcd"),
         case("an empty text in a tree with one", "+abc", ""),
         case("the same text comes again", "+abc", "+abc"),
-        case("a longer text behind a shorter one", "+ab", "+abcd", "abcdef"),
+        case("a longer text after a shorter one", "+ab", "+abcd", "abcdef"),
         case("two edges, the second one left in its middle", "+ab", "+abcdef", "abcdx"),
         case("a text ends where others part", "+abcd", "+abxy", "ab"),
         case("an edge above others is split", "+abcd", "+abcdef", "+abcdxy", "abz"),
         case("one edge is split three times", "+abcdefgh", "abcdef", "abcd", "ab"),
         case("one edge is split three times, from above", "+abcdefgh", "ab", "abcd", "abcdef"),
         case("texts with nothing in common", "+ab", "+cd", "+ef", "cd", "x"),
-        case("a text that says the same twice", "+ab", "+ababcd", "ababcx", "abab"),
+        case("a text that repeats itself", "+ab", "+ababcd", "ababcx", "abab"),
         case("one token again and again", "+aaaa", "+aaaaaaaa", "aa", "aaaaa", "aaaaaaaaa"),
-        case("a beginning that stands in the middle of another text", "+abcd", "+cdab", "cdx"),
+        case("a beginning that is in the middle of another text", "+abcd", "+cdab", "cdx"),
         case("three edges down", "+ab", "+abcd", "+abcdef", "+abxy", "abcdefgh", "abcde", "abxz"),
         case("texts of one token", "+a", "+b", "+ab", "b", "ab", "+a"),
         case("many short texts", *words_of(generator, 14, 4)),
@@ -424,7 +436,7 @@ def walk_cases(generator: torch.Generator) -> list[Case]:
 
 def evict_cases(generator: torch.Generator) -> list[Case]:
     def case(label: str, words: str, *needed: int, held: str = "") -> Case:
-        """held: texts whose last tokens' blocks are held, in all calls alike."""
+        """held: texts; the block of each one's last token is held, in all calls."""
         steps, tree = steps_of(generator), reference.RadixTree()
         for method, *given in steps(*words.split()):
             getattr(tree, method)(*given)
@@ -442,14 +454,14 @@ def evict_cases(generator: torch.Generator) -> list[Case]:
         case("nothing is needed", "+ab", 0),
         case("a leaf of three blocks, of which one is needed", "+abc", 1),
         case("the older of two leaves", "+abc +xyz", 1),
-        case("the older of two leaves came last", "+abc +xyz abc", 1),
+        case("the leaf that was inserted first was used last", "+abc +xyz abc", 1),
         case("exactly as many blocks as the oldest leaf has", "+abc +xyz", 3),
         case("one block more than the oldest leaf has", "+abc +xyz", 4),
         case("more than there is", "+abc +xyz", 7),
-        case("more than there is, and nothing later", "+abc", 9, 1),
+        case("more than there is, then one more call", "+abc", 9, 1),
         case("an older leaf is held", "+abc +xyz", 1, held="abc"),
         case("the end of the only leaf is held", "+abc", 1, held="abc"),
-        case("all is held", "+abc +xyz +abuv", 2, held="abc xyz abuv"),
+        case("everything is held", "+abc +xyz +abuv", 2, held="abc xyz abuv"),
         case("one block of the older leaf is held, its first one", "+abc +xyz", 1, held="a"),
         case("one block of the older leaf is held, its last one", "+abc +xyz", 1, held="abc"),
         case("a parent becomes a leaf", "+abcd +abxy +z", 2, 2, 2, 2),
@@ -469,7 +481,7 @@ def evict_cases(generator: torch.Generator) -> list[Case]:
 
 
 def nodes_of(tree: reference.RadixTree) -> list[list[Any]]:
-    """As the driver takes them: each behind its parent, which it names by its place."""
+    """In the driver's form: each node after its parent, which it names by its place."""
     nodes, todo = [], [(0, child) for child in tree.root.children.values()]
     for parent, node in todo:
         nodes.append([parent, list(node.ids), list(node.blocks), node.stamp])
@@ -477,12 +489,12 @@ def nodes_of(tree: reference.RadixTree) -> list[list[Any]]:
     return nodes
 
 
-# ------------------------------------------------------------------------------- who is served next
+# ---------------------------------------------------------------------- which request is next
 
 
 def choose_next_cases(generator: torch.Generator) -> list[Case]:
     def queue(label: str, order: str, at_once: int, patience: int, num_blocks: int = 3) -> Case:
-        """Texts of three blocks; two of them are those of its group, which is a letter."""
+        """Texts of three blocks each; the first two belong to its group, which is a letter."""
         groups = {letter: text_of(8) for letter in sorted({*order})}
         texts = [groups[letter] + text_of(4) for letter in order]
         room = {"num_blocks": num_blocks, "block_size": 4}
@@ -504,27 +516,30 @@ def choose_next_cases(generator: torch.Generator) -> list[Case]:
     second, first = [times + 1, times + 5, times + 2, 0], [0, times + 1, times]
     two = [0, times + 2, times + 2, times + 1]
     return [
-        case("one waits", [few], [0]),
+        case("one request waits", [few], [0]),
         case("two wait, and the second finds more", [few, most], [1, 0]),
         case("two wait, and the first finds more", [most, few], [1, 0]),
-        case("nobody finds anything", [0, 0, 0], [2, 1, 0]),
+        case("no request finds anything", [0, 0, 0], [2, 1, 0]),
         case("two of three find most", [few, most, most], [2, 1, 0]),
-        case("all have waited just as often as they may", [few, most, some], [times] * 3),
-        case("one has waited too often", [few, most, some], [times + 1, times, 0]),
-        case("one has waited too often, and finds nothing", [0, most], [times + 4, 1]),
-        case("three have waited too often", [few, some, most], [times + 3, times + 2, times + 1]),
-        case("who has waited longest came second", [most, few, some, most], second),
-        case("two have waited longest", [most, few, some, few], two),
-        case("who came first was preempted, and has waited for nobody", [few, some, most], first),
-        case("no patience, and nobody has waited yet", [few, most, some], [0, 0, 0], 0),
-        case("no patience", [few, some, most], [2, 1, 0], 0),
+        case("two find the same, and the second has waited longer", [most, most], [0, 1]),
+        case("a negative patience", [0, most], [0, 0], -1),
+        case("all have waited exactly `patience` times", [few, most, some], [times] * 3),
+        case("one has waited too long", [few, most, some], [times + 1, times, 0]),
+        case("one has waited too long, and finds nothing", [0, most], [times + 4, 1]),
+        case("three have waited too long", [few, some, most], [times + 3, times + 2, times + 1]),
+        case("the request that has waited longest came second", [most, few, some, most], second),
+        case("two have waited equally long", [most, few, some, few], two),
+        case("the first request was preempted, and has waited less", [few, some, most], first),
+        case("patience 0, and no request has waited yet", [few, most, some], [0, 0, 0], 0),
+        case("patience 0", [few, some, most], [2, 1, 0], 0),
         Case(
-            "one waits; then nobody, and lists that don't fit", {"choices": refused, "queue": None}
+            "one waits, then none, then lists of unequal length",
+            {"choices": refused, "queue": None},
         ),
         queue("a queue of two groups in turn", "abababab", 8, 99),
-        queue("a queue of two groups, and a stranger in front", "abxaaaabbbb", 4, 5),
-        queue("a queue of two groups, and a stranger who comes second", "axaabaaaaaabbb", 3, 7),
-        queue("a queue without patience", "abcabcabcabc", 4, 0),
+        queue("two groups, and an unrelated request in front", "abxaaaabbbb", 4, 5),
+        queue("two groups, and an unrelated request second", "axaabaaaaaabbb", 3, 7),
+        queue("a queue with patience 0", "abcabcabcabc", 4, 0),
         queue("a long queue, room for one text", groups, 6, 3),
         queue("a long queue, room for two texts", groups, 6, 8, num_blocks=6),
     ]

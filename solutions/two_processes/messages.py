@@ -1,15 +1,14 @@
-"""Lab 9, given: what prefill, decode and the router say to one another.
+"""Lab 9, given: the messages between the prefill side, the decode side and the router.
 
-each to the other      Hello: whose keys and values these are
+side to side           Hello: which model's keys and values a side has
 router to prefill      Job: compute this prompt
-prefill to decode      Ask: is there room; Piece: keys and values; Last: go on with it
+prefill to decode      Ask: is there room; Piece: keys and values; Last: continue the request
 decode to prefill      Granted: there is room; Confirmed: all has arrived; Refused: never
-either to the router   Output; Lost: it must begin again; Refused; Holds: what is left after a death
-to anybody             Forget: nobody waits for this
+either to the router   Output; Lost: it must begin again; Refused; Holds: what is left after a crash
+to either side         Forget: this is not needed any more
 
-Whatever goes between the two sides may be lost. A key is used for one attempt at one request, so
-that what comes too late is known to be late; who hears of a key that it doesn't know answers
-Forget.
+Any message between the two sides may be lost. A key is used for one attempt at one request, so a
+message that comes too late can be recognized. A side answers Forget to a key that it doesn't know.
 """
 
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from solutions.speculative import new_uniforms
 
 
 def fingerprint(model: GPTLMHead) -> str:
-    """What tells a model from any other: a hash of its shape and of all its weights."""
+    """Hash a model's shape and all its weights, to distinguish it from any other model."""
     whole = sha256(repr(model.config).encode())
     for name, weight in model.state_dict().items():
         whole.update(name.encode() + weight.cpu().contiguous().numpy().tobytes())
@@ -34,7 +33,7 @@ def fingerprint(model: GPTLMHead) -> str:
 
 
 def generator_after(seed: int, drawn: int, params: SamplingParams) -> torch.Generator:
-    """A request's generator when so many of its tokens have been drawn, a number for each."""
+    """Make a request's generator in its state after `drawn` sampled tokens, one number for each."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(drawn if params != GREEDY else 0):
         new_uniforms(1, generator, generator.device)
@@ -43,11 +42,12 @@ def generator_after(seed: int, drawn: int, params: SamplingParams) -> torch.Gene
 
 @dataclass(frozen=True)
 class Prefilled:
-    """A request whose prompt has been computed, for whoever decodes it.
+    """A request whose prompt has been computed, for the side that decodes it.
 
-    kv: the keys and values of its tokens from `start` on, up to the end of the prompt; those before
-    have been sent already. end: how many tokens its text may have in all. drawn: how many numbers
-    its generator has given, the one for the first token included.
+    first_token: its first new token, sampled from the prompt's last logits. kv: the keys and values
+    of the tokens from `start` up to the end of the prompt; those before `start` have been sent
+    already. end: how many tokens its text may have in all. drawn: how many numbers its generator
+    has given, including the one for the first token.
     """
 
     prompt: list[int]
@@ -61,7 +61,7 @@ class Prefilled:
     drawn: int = 1
 
     def sequence(self, number: int) -> Sequence:
-        """It as an engine sees it, without its first new token."""
+        """Make the request for an engine, under this number, without its first new token."""
         generator = generator_after(self.seed, self.drawn, self.params)
         ids = list(self.prompt)
         return Sequence(
@@ -71,7 +71,7 @@ class Prefilled:
 
 @dataclass(frozen=True)
 class Hello:
-    """Whose keys and values a side has: of which model, and their shape for one token."""
+    """Which model's keys and values a side has, and their shape for one token."""
 
     fingerprint: str
     shape: tuple[int, ...]
@@ -79,10 +79,10 @@ class Hello:
 
 @dataclass(frozen=True)
 class Job:
-    """A prompt to be computed, under a key that no other job ever has.
+    """A prompt to be computed, under a key that no other job ever gets.
 
-    end: how many tokens its text may have in all. drawn: how many of the prompt's last tokens are
-    the request's own, each drawn with a number of its generator.
+    end: how many tokens its text may have in all. drawn: how many of the prompt's last tokens the
+    request has sampled itself, each with one number of its generator.
     """
 
     key: int
@@ -96,7 +96,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Ask:
-    """Is there room for this prompt, whose text may grow to `end` tokens?"""
+    """Asks for room for this prompt, whose text may grow to `end` tokens."""
 
     key: int
     prompt: list[int]
@@ -105,7 +105,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Granted:
-    """There is, and the keys and values of the first `start` tokens lie there already."""
+    """There is room, and the keys and values of the first `start` tokens are there already."""
 
     key: int
     start: int
@@ -113,7 +113,7 @@ class Granted:
 
 @dataclass(frozen=True)
 class Piece:
-    """Keys and values of one layer, of the prompt's tokens from `start` on."""
+    """Keys and values of one layer, for the prompt's tokens from `start` on."""
 
     key: int
     layer: int
@@ -123,7 +123,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Last:
-    """All has been sent: here is the rest."""
+    """All keys and values have been sent; the rest of the request comes with this."""
 
     key: int
     prefilled: Prefilled
@@ -131,28 +131,28 @@ class Last:
 
 @dataclass(frozen=True)
 class Confirmed:
-    """It has all arrived: the blocks on the other side are needed no more."""
+    """Everything has arrived: the other side can free its blocks."""
 
     key: int
 
 
 @dataclass(frozen=True)
 class Forget:
-    """Nobody waits for this any more."""
+    """This attempt is not needed any more."""
 
     key: int
 
 
 @dataclass(frozen=True)
 class Lost:
-    """It is not here any more, and has not arrived there: if it is wanted, it begins again."""
+    """The attempt is no longer here, and has not arrived there: start it again if it is needed."""
 
     key: int
 
 
 @dataclass(frozen=True)
 class Refused:
-    """It can never be served, and why: a sentence."""
+    """The request can never be served. why: a sentence."""
 
     key: int
     why: str
@@ -160,6 +160,6 @@ class Refused:
 
 @dataclass(frozen=True)
 class Holds:
-    """What a side still has after the other one was replaced."""
+    """The attempts that a side still has after the other side was replaced."""
 
     keys: list[int]

@@ -1,10 +1,10 @@
 """Lab 9, given: prefill in one process, decode in another.
 
-`serve` is what each of the two processes does, and `Apart` starts them and looks after them.
+Each of the two processes runs `serve`. `Apart` starts them and replaces one that dies.
 
-Every process has a clock of its own, and two clocks are never subtracted from one another. What a
-side records begins when it was ready; the parent remembers, by its own clock, when it heard of
-that. So lanes of two sides can be drawn together, as exactly as a message is fast.
+Every process has its own clock, and times of two clocks are never subtracted. A side records times
+since it was ready, and the parent notes, by its own clock, when the message about that arrived. So
+the lanes of both sides can be drawn together, with an error of one message's travel time.
 """
 
 import collections.abc
@@ -36,10 +36,10 @@ from solutions.two_processes.router import Router
 from solutions.two_processes.sides import DecodeSide, Pieces, PrefillSide, Room
 from solutions.two_processes.transport import SLOT_BYTES, SLOTS, Statistics, Wire
 
-SPAWN = get_context("spawn")  # nothing of the parent goes along, on any system
+SPAWN = get_context("spawn")  # the processes inherit nothing from the parent, on any system
 IDLE = 0.01  # seconds until a side without work looks at its leases
 PREFILL, DECODE = "prefill", "decode"
-DEATHS = 3  # of a side, with no token between them; then it is not started again
+DEATHS = 3  # of one side, with no new token in between; then it is not started again
 GRACE = 5.0  # seconds that a side has to end by itself
 
 # ---------------------------------------------------------------------------------- the processes
@@ -47,7 +47,7 @@ GRACE = 5.0  # seconds that a side has to end by itself
 
 @dataclass(frozen=True)
 class Ready:
-    """The model is loaded, and the clock begins."""
+    """The model is loaded, and the side's clock starts."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +57,14 @@ class Report:
 
 @dataclass(frozen=True)
 class Failed:
-    """What a side has raised."""
+    """A side has raised an exception. text: its traceback."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a process is told when it starts. what: its pieces and its room, pickled by value."""
+    """The settings a process starts with. what: its pieces and its room, pickled by value."""
 
     model: str
     what: bytes
@@ -74,8 +74,8 @@ class Setting:
 
 
 def serve(name: str, setting: Setting, router: Connection, data: Connection) -> None:
-    """The life of a process: one side, until the router says None or is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupted notebook still has its sides
+    """Run one side, until the router sends None or is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # interrupting a cell doesn't end the sides
     torch.set_num_threads(setting.threads)
     try:
         live(name, setting, router, data)
@@ -124,7 +124,7 @@ def obey(message: Any, side: PrefillSide | DecodeSide, wire: Wire, router: Conne
         case Report():
             wire.statistics.held = side.manager.used_blocks
             router.send(wire.statistics)
-        case connection:  # to another process in the place of one that has died
+        case connection:  # to a new process, which replaces one that has died
             wire.connect(connection)
             wire.send(side.hello)
             side.reconnected()
@@ -141,19 +141,19 @@ def compute(
         statistics.spans.append(("compute", start, clock() - start))
 
 
-# --------------------------------------------------------------------------------------- the whole
+# --------------------------------------------------------------------------------------- both sides
 
 
 class Apart:
-    """An engine of two processes: one computes prompts, the other goes on with them.
+    """An engine of two processes: one computes prompts, the other continues the requests.
 
-    model: a name or a folder; each process loads it. Keys and values go through memory that both
-    share, or `by_pipe`. threads: of each process, prefill first. A process that dies is replaced,
-    and its requests go on. In the end comes `close`, which a `with` calls by itself.
+    model: a name or a folder; each process loads it. Keys and values go through shared memory, or
+    `by_pipe`. threads: for each process, prefill first. A process that dies is replaced, and its
+    requests continue. Call `close` at the end; a `with` block does it.
 
-    new_ids: by request, its tokens so far, without the prompt. reasons: why it has ended; refusals:
-    the sentence of a side that refused it. came and times: when it was submitted, and when each of
-    its tokens arrived, by the clock of this process.
+    new_ids: for each request, its tokens so far, without the prompt. reasons: why it has ended.
+    refusals: the sentence of a side that refused it. came, times: when it was submitted, and when
+    each of its tokens arrived, by the clock of this process.
     """
 
     def __init__(
@@ -208,44 +208,44 @@ class Apart:
         params: SamplingParams = GREEDY,
         seed: int = 0,
     ) -> int:
-        """Let a request come; return its number. Raises ValueError for one that can't be served."""
+        """Submit a request; return its number. Raises ValueError if it can never be served."""
         require_request(self.config, prompt, max_new_tokens)
         end = min(len(prompt) + max_new_tokens, self.config.n_positions)
         for name, room in self.rooms.items():
-            if end - 1 > room.num_blocks * room.block_size:  # a text may have to begin again
+            if end - 1 > room.num_blocks * room.block_size:  # a text may have to be recomputed
                 raise ValueError(
                     f"This request may grow to {end} tokens; the {name} side has room for "
                     f"{room.num_blocks * room.block_size}. Ask for fewer, or give it more blocks."
                 )
-        self.listen(0)  # else both might wait for one another, their pipes full
+        self.listen(0)  # otherwise both ends might wait for each other with full pipes
         now, ids = perf_counter(), list(map(index, prompt))
         request = self.router.submit(ids, end, eos_token_id, params, seed)
         self.came[request] = now
         return request
 
     def abort(self, request: int) -> None:
-        """End a request now. Of one that has ended already, nothing comes."""
+        """End a request now. For one that has ended already, nothing happens."""
         self.router.abort(request)
 
     def poll(self, seconds: float = 0) -> list[Output]:
-        """What has come since the last time; waits so long at most for anything to come."""
+        """Return the outputs since the last call; wait at most `seconds` if there are none."""
         self.listen(0 if self.outputs else seconds)
         outputs = list(self.outputs)
         self.outputs.clear()
         return outputs
 
     def __iter__(self) -> Iterator[Output]:
-        """Everything that comes, until all requests have ended."""
+        """Yield every output, until all requests have ended."""
         while self.router.stories or self.outputs:
             yield from self.poll(1.0)
 
     def run(self) -> None:
-        """Until all requests have ended."""
+        """Serve until all requests have ended."""
         for _ in self:
             pass
 
     def statistics(self) -> dict[str, Statistics]:
-        """What each side has done since it was started; asks both."""
+        """Ask both sides what they have done since they were started."""
         self.reports.clear()
         for name in self.rooms:
             self.put(name, Report())
@@ -254,10 +254,10 @@ class Apart:
         return dict(self.reports)
 
     def lanes(self) -> list[tuple[str, str, float, float]]:
-        """(side, what, start, seconds) of all that the sides noted, for a picture.
+        """Return (side, what, start, seconds) of everything the sides recorded, for a picture.
 
-        Starts of one side are exact among themselves; those of two are as far off as the message
-        took that the side was ready. Both are by the clock of this process.
+        Starts are by the clock of this process. Those of one side are exact relative to each other;
+        between the sides they are off by the time that the message "ready" took.
         """
         return [
             (name, what, self.began[name] + start, seconds)
@@ -266,12 +266,12 @@ class Apart:
         ]
 
     def close(self) -> None:
-        """End both processes, and give the memory back. Whatever has not ended is lost."""
+        """End both processes, and free the shared memory. Requests that have not ended are lost."""
         for name in self.processes:
             self.put(name, None)
         for name, process in self.processes.items():
             process.join(GRACE)
-            process.kill()  # if it is still there: stopped, perhaps
+            process.kill()  # if it is still there, for example because it was stopped
             process.join()
             self.doors[name].close()
         self.processes.clear()
@@ -289,22 +289,22 @@ class Apart:
     # ------------------------------------------------------------------------- the two processes
 
     def start(self, name: str, data: Any) -> None:
-        """Start a side, which takes this end of the wire along."""
+        """Start a side, with this end of the connection to the other side."""
         self.doors[name], door = SPAWN.Pipe()
         process = SPAWN.Process(
             target=serve, args=(name, self.settings[name], door, data), daemon=True
         )
         process.start()
         self.processes[name] = process
-        for given in (door, data):  # an end that is open here too would never be seen to close
+        for given in (door, data):  # if an end stayed open here, its closing would go unnoticed
             given.close()
 
     def put(self, name: str, message: Any) -> None:
-        with suppress(OSError):  # it has died, which is heard when it is listened to
+        with suppress(OSError):  # the side has died; `listen` will notice
             self.doors[name].send(message)
 
     def listen(self, seconds: float | None) -> None:
-        """Hear what the sides have to say; waits so long for the first word, None for ever."""
+        """Receive the sides' messages; wait at most `seconds` for the first, None for any time."""
         ready = wait(list(self.doors.values()), seconds)
         for name, door in list(self.doors.items()):
             try:
@@ -334,15 +334,16 @@ class Apart:
             self.reasons[output.request] = output.finish_reason
 
     def restart(self, name: str) -> None:
-        """Start a side again that has died, and connect the other one with it."""
+        """Start a side that has died again, and connect it with the other one."""
         process = self.processes[name]
         process.join()
         self.doors[name].close()
         self.deaths[name] += 1
         if self.deaths[name] == DEATHS:
             raise RuntimeError(
-                f"The {name} side has died {DEATHS} times, and nobody got a token in between; its "
-                f"exit code was {process.exitcode}. Is there memory for two copies of the model?"
+                f"The {name} side has died {DEATHS} times, and no request got a token in between; "
+                f"its exit code was {process.exitcode}. Is there memory for two copies of the "
+                "model?"
             )
         if name == DECODE:
             self.router.decode_has_died()
@@ -351,4 +352,4 @@ class Apart:
         self.start(name, here)
         self.put(other, there)
         there.close()
-        self.put(name, Report())  # somebody may be waiting for one
+        self.put(name, Report())  # `statistics` may be waiting for one

@@ -1,4 +1,4 @@
-"""Lab 9, given: who has the requests, and hands out attempts at them."""
+"""Lab 9, given: the router, which keeps the requests and hands out attempts at them."""
 
 import collections.abc
 from collections.abc import Callable
@@ -13,7 +13,8 @@ from solutions.two_processes.messages import Forget, Holds, Job, Lost, Refused
 
 @dataclass
 class Story:
-    """A request that has not ended. told: its new tokens; found: how many its attempt found."""
+    """A request that has not ended. told: the new tokens passed on to the user so far. attempt: the
+    key of its newest attempt. found: how many tokens had been passed on when that began."""
 
     prompt: list[int]
     end: int
@@ -26,10 +27,10 @@ class Story:
 
 
 class Router:
-    """Has every request served to its end, whatever becomes of the sides.
+    """Gets every request served to its end, even if sides die.
 
-    An attempt goes on from all that has been told: its prompt is the text so far. Of any but the
-    newest attempt nothing is passed on, so no token is told twice.
+    An attempt continues after all tokens passed on so far: they are part of its prompt. Only the
+    newest attempt's tokens are passed on, so no token is passed on twice.
     """
 
     def __init__(
@@ -86,7 +87,8 @@ class Router:
                     self.again(self.requests[attempt])
 
     def decode_has_died(self) -> None:
-        """Whom it has told something was nowhere else; the others may still be at the prefill."""
+        """Begin again with requests whose attempt has gained tokens on the decode side, for they
+        were only there. The others may still be on the prefill side."""
         for request, story in list(self.stories.items()):
             if len(story.told) > story.found:
                 self.again(request)

@@ -1,9 +1,9 @@
 """Lab 9, given: the two sides, prefill and decode, as objects.
 
 A side is an engine and the messages that it understands. It knows no process, no thread and no
-clock: `receive` hands it a message, `step` the time, and what it has to say goes out by `send`, to
-the other side, and by `tell`, to the router, which has the requests. So any story of delays, losses
-and deaths can be played in one process. `processes.py` puts them into two.
+clock: `receive` gives it a message, and `step` the time. It answers by `send`, to the other side,
+and by `tell`, to the router, which has the requests. So a test can play any sequence of delays,
+lost messages and crashes in one process. `processes.py` runs the sides in two.
 
 Blocks that wait for an answer from the other side are held under a lease.
 """
@@ -44,7 +44,7 @@ from solutions.two_processes.messages import (
 
 @dataclass(frozen=True)
 class Pieces:
-    """What a learner has written, as the sides need it."""
+    """The learner's own functions and classes, as the sides need them."""
 
     scheduler: Callable[..., Scheduler]
     pack_kv: Callable[..., Float[Tensor, "2 layers tokens heads head_dim"]]
@@ -55,7 +55,7 @@ class Pieces:
 
 @dataclass(frozen=True)
 class Room:
-    """How much a side can do. Both have their own; not even the blocks need be of one size."""
+    """The limits of a side. Each side has its own, and even the block sizes may differ."""
 
     num_blocks: int
     block_size: int
@@ -65,25 +65,25 @@ class Room:
 
 
 def reserve(engine: Engine, prompt: collections.abc.Sequence[int], end: int) -> tuple[int, int]:
-    """Blocks for a prompt that is computed elsewhere.
+    """Reserve blocks for a prompt that is computed elsewhere.
 
-    Returns the number that the request has here, and how many of its tokens the cache holds
-    already: those need not be sent. Raises ValueError for a text that can't grow to `end` tokens
-    here; OutOfBlocks, with nothing changed, where the pool has too few blocks for now, or as many
-    requests hold some as may run.
+    Returns the request's number here, and how many of its tokens the cache holds already: those
+    need not be sent. Raises ValueError if the text can never grow to `end` tokens here. Raises
+    OutOfBlocks, and changes nothing, if the pool has too few free blocks now, or if as many
+    requests hold blocks as may run.
     """
     scheduler = engine.scheduler
     scheduler.require_room(end)
     if len(scheduler.manager.tables) >= scheduler.max_running:
-        raise OutOfBlocks(f"{scheduler.max_running} requests have blocks, and no more may run.")
+        raise OutOfBlocks(f"{scheduler.max_running} requests hold blocks, and no more may run.")
     number = next(engine.numbers)
     return number, scheduler.manager.admit(number, prompt)
 
 
 class Side:
-    """An engine, whom it speaks to, and the leases of blocks that wait for the other side.
+    """An engine, its connections, and the leases of blocks that wait for the other side.
 
-    numbers: by key, the number that the engine has given. seconds: how long a lease lasts.
+    numbers: for each key, the request's number in this engine. seconds: how long a lease lasts.
     """
 
     def __init__(
@@ -113,19 +113,19 @@ class Side:
         raise NotImplementedError
 
     def meet(self, hello: Hello) -> None:
-        """Raises ValueError where the other side has another model; nothing is changed by that."""
+        """Raise ValueError, and change nothing, if the other side has another model."""
         if hello != self.hello:
             raise ValueError(
-                "The two sides have different models, so one can't go on with what the other has "
-                f"computed: {self.hello.fingerprint} with {list(self.hello.shape)} numbers a token "
+                "The two sides have different models, so one can't use the keys and values of the "
+                f"other: {self.hello.fingerprint} with {list(self.hello.shape)} numbers a token "
                 f"here, {hello.fingerprint} with {list(hello.shape)} there. Start both from the "
                 "same checkpoint."
             )
 
     def step_engine(self) -> int:
-        """How many tokens were computed, in a step that came to its end.
+        """Make one step of the engine; return the number of tokens computed, 0 if it raised.
 
-        What a request's own parts raise has ended it alone; that goes out with the next step.
+        If a request's own functions raise, only that request ends, and the next step outputs that.
         """
         try:
             self.engine.step()
@@ -143,7 +143,10 @@ Batch = collections.abc.Sequence[Chunk]
 
 
 class LayerByLayer:
-    """A runner's cache that says what comes, and when a layer's keys and values are there."""
+    """A runner's cache that calls `before` a forward pass, and `after` each layer of it.
+
+    By then, the layer's keys and values are in the cache.
+    """
 
     def __init__(
         self,
@@ -166,7 +169,8 @@ class LayerByLayer:
 
 @dataclass
 class Outgoing:
-    """A job on the prefill side. sent: how many of its tokens are there; None before a grant."""
+    """A job on the prefill side. sent: how many of its tokens the other side has; None before the
+    other side has granted room."""
 
     job: Job
     sent: int | None = None
@@ -174,7 +178,7 @@ class Outgoing:
 
 
 def keeping(scheduler: Any) -> Callable[..., Scheduler]:
-    """A scheduler like this one, with which a request that has ended well keeps its blocks."""
+    """Derive a scheduler that lets a request keep its blocks after it has ended normally."""
 
     class Keeping(scheduler):
         def retire(self, sequence: Sequence) -> None:
@@ -187,11 +191,11 @@ def keeping(scheduler: Any) -> Callable[..., Scheduler]:
 
 
 class PrefillSide(Side):
-    """Computes prompts, each with one new token, and sends what comes of them.
+    """Computes prompts, each with one new token, and sends the results.
 
-    Keys and values go as soon as there is room for them: those of a chunk layer by layer, while the
-    next layers are computed. outgoing: the jobs, by number. Whoever has ended keeps its blocks
-    under a lease, until all has arrived.
+    Keys and values are sent as soon as the other side has room for them: those of a chunk layer by
+    layer, while the next layers are computed. outgoing: the jobs, by number. A request that has
+    ended keeps its blocks under a lease, until everything has arrived.
     """
 
     def __init__(self, *given: Any) -> None:
@@ -225,7 +229,7 @@ class PrefillSide(Side):
                 self.tell(Lost(key))
 
     def take(self, job: Job) -> None:
-        """A new job waits for its turn, and asks for room meanwhile."""
+        """Submit a new job to the engine, and ask the other side for room meanwhile."""
         given = job.params, job.seed, job.eos_token_id
         try:
             number = self.engine.submit(job.prompt, 1, *given)
@@ -238,7 +242,10 @@ class PrefillSide(Side):
         self.send(Ask(job.key, job.prompt, job.end))
 
     def step(self, now: float) -> int:
-        """Free what has arrived, and what has waited too long; then compute so many tokens."""
+        """Free the blocks that have arrived or waited too long, then step the engine.
+
+        Returns the number of tokens computed.
+        """
         self.now, arrived, self.arrived = now, self.arrived, []
         for number in self.leases.due(now, arrived):
             if number in self.outgoing:
@@ -250,10 +257,10 @@ class PrefillSide(Side):
         return self.step_engine()
 
     def gained(self, output: Output) -> None:
-        """Whoever has its first token has ended here, and is sent on."""
+        """A request with its first token has ended on this side: send it to the other one."""
         number = output.request
         if number not in self.outgoing:
-            return  # it was dropped meanwhile
+            return  # it has been dropped meanwhile
         if output.finish_reason == "error":
             key = self.outgoing[number].job.key
             self.drop(key)
@@ -265,7 +272,7 @@ class PrefillSide(Side):
             self.send_computed(number)
 
     def drop(self, key: int) -> None:
-        """Forget a job, wherever it is. A lease that is left will find nothing."""
+        """Forget a job, whatever its state. If a lease is left, there is nothing to free later."""
         if key in self.numbers:
             number = self.numbers.pop(key)
             if self.outgoing.pop(number).first_token is None:
@@ -274,27 +281,27 @@ class PrefillSide(Side):
                 self.manager.free(number)
 
     def reconnected(self) -> None:
-        """There is another decode side now: whatever is here asks for room again."""
+        """There is a new decode side: ask for room again, for every job."""
         self.arrived.clear()
         for outgoing in self.outgoing.values():
             outgoing.sent = None
             self.send(Ask(outgoing.job.key, outgoing.job.prompt, outgoing.job.end))
         self.tell(Holds(list(self.numbers)))
 
-    # ------------------------------------------------------------------------ keys and values go
+    # ------------------------------------------------------------------- keys and values are sent
 
     def before(self, batch: Batch) -> None:
-        """What was computed without the other side's room goes first."""
+        """First send the tokens that were computed before the other side had room."""
         for chunk in batch:
             self.send_computed(chunk.request)
 
     def after(self, layer: int, batch: Batch) -> None:
-        """Of each chunk this layer is there."""
+        """This layer is computed: send it for each chunk."""
         for chunk in batch:
             self.send_layer(chunk.request, layer, chunk.start + len(chunk.ids))
 
     def send_computed(self, number: int) -> None:
-        """What is there and has not been sent; and in the end, that it was all."""
+        """Send the computed tokens that have not been sent; after the last one, `Last`."""
         outgoing, sequence = self.outgoing[number], self.engine.sequences.get(number)
         job, is_done = outgoing.job, outgoing.first_token is not None
         computed = sequence.num_computed_tokens if sequence else len(job.prompt) * is_done
@@ -304,7 +311,10 @@ class PrefillSide(Side):
             self.send(Last(job.key, self.prefilled(outgoing)))
 
     def send_layer(self, number: int, layer: int, end: int) -> None:
-        """One layer of all tokens before `end` that are not there; the last layer ends it."""
+        """Send one layer of the tokens before `end` that the other side lacks.
+
+        They count as sent when the last layer is.
+        """
         outgoing = self.outgoing[number]
         if outgoing.sent is not None and outgoing.sent < end:
             pool, table = self.pool[:, layer : layer + 1], self.manager.tables[number]
@@ -321,7 +331,7 @@ class PrefillSide(Side):
             first_token,
             job.end,
             len(job.prompt),
-            self.pool[:, :, 0, :0].clone(),  # nothing is left
+            self.pool[:, :, 0, :0].clone(),  # no tokens: all have been sent in pieces
             job.eos_token_id,
             job.params,
             job.seed,
@@ -334,18 +344,18 @@ class PrefillSide(Side):
 
 @dataclass
 class Incoming:
-    """A reservation. ends: for each layer, up to which token it has arrived without a gap."""
+    """A reservation. ends: for each layer, the token up to which it has arrived without a gap."""
 
     key: int
     ends: list[int]
 
 
 class DecodeSide(Side):
-    """Goes on with prompts that were computed elsewhere.
+    """Continues requests whose prompts were computed elsewhere.
 
-    asking: those who have asked for room and have none, by key; who asked first is granted first.
-    incoming: those who have room, by number, each under a lease that is renewed whenever something
-    arrives. adopted: the keys of those who run here, by number.
+    asking: the requests that wait for room, by key; the first to ask gets it first. incoming: the
+    requests that have room, by number, each under a lease that is renewed whenever a piece arrives.
+    adopted: the keys of the requests that run here, by number.
     """
 
     def __init__(self, *given: Any) -> None:
@@ -360,7 +370,7 @@ class DecodeSide(Side):
             case Hello():
                 self.meet(message)
             case Ask(key) if key in self.numbers:
-                self.send(Confirmed(key))  # it runs here, and that was not heard there
+                self.send(Confirmed(key))  # it runs here, but the confirmation was lost
             case Ask(key):
                 self.asking[key] = message
             case Piece(key) if self.numbers.get(key) in self.incoming:
@@ -373,7 +383,10 @@ class DecodeSide(Side):
                 self.drop(key)
 
     def step(self, now: float) -> int:
-        """Let go who has fallen silent, grant what can be granted; then compute so many tokens."""
+        """End the leases that are over, grant room if there is some, then step the engine.
+
+        Returns the number of tokens computed.
+        """
         heard, self.heard = self.heard, []
         for number in self.leases.due(now, heard):
             if number in self.incoming and number in heard:
@@ -384,7 +397,7 @@ class DecodeSide(Side):
         return self.step_engine()
 
     def grant(self, now: float) -> None:
-        """Room for those who have asked, in their order; who was preempted here comes first."""
+        """Grant room to the requests that ask, in order; requests preempted here come first."""
         while self.asking and not self.engine.scheduler.waiting:
             ask = next(iter(self.asking.values()))
             try:
@@ -409,7 +422,7 @@ class DecodeSide(Side):
             ends[piece.layer] += piece.kv.shape[2]
 
     def adopt(self, number: int, last: Last) -> None:
-        """It runs here now, if nothing of it was lost."""
+        """Let the request run here, unless a piece of it was lost."""
         if min(self.incoming[number].ends) < last.prefilled.start:
             self.give_up(number)
             return
@@ -418,7 +431,7 @@ class DecodeSide(Side):
         self.send(Confirmed(last.key))
 
     def gained(self, output: Output) -> None:
-        if output.request in self.adopted:  # and not forgotten meanwhile
+        if output.request in self.adopted:  # otherwise it has been forgotten meanwhile
             key = self.adopted[output.request]
             self.tell(Output(key, output.new_ids, output.finish_reason))
             if output.finish_reason is not None:
@@ -430,7 +443,7 @@ class DecodeSide(Side):
         self.send(Forget(key))
 
     def drop(self, key: int) -> None:
-        """Forget a request, whether it asks, arrives or runs. A lease will find nothing."""
+        """Forget a request, whatever its state. If a lease is left, it finds nothing to free."""
         self.asking.pop(key, None)
         number = self.numbers.pop(key, None)
         if number in self.incoming:
@@ -441,7 +454,7 @@ class DecodeSide(Side):
             self.engine.abort(number)
 
     def reconnected(self) -> None:
-        """There is another prefill side now, which knows nothing of what was to arrive."""
+        """There is a new prefill side, which doesn't know the requests that were arriving."""
         self.asking.clear()
         for incoming in list(self.incoming.values()):
             self.drop(incoming.key)

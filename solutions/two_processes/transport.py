@@ -1,4 +1,4 @@
-"""Lab 9, given: messages from one process to the other, keys and values as raw bytes."""
+"""Lab 9, given: sends messages from one process to the other, keys and values as raw bytes."""
 
 import pickle
 from collections import deque
@@ -15,13 +15,13 @@ from torch import Tensor
 
 from solutions.two_processes.messages import Piece
 
-SLOTS, SLOT_BYTES = 16, 2**20  # of the memory that two sides share
-SPANS = 100_000  # that are remembered
+SLOTS, SLOT_BYTES = 16, 2**20  # of the memory that the two sides share
+SPANS = 100_000  # kept for the picture
 
 
 @dataclass(frozen=True)
 class Raw:
-    """Stands for a Piece whose numbers follow, or lie in a slot of the shared memory."""
+    """A Piece without its numbers, which follow as raw bytes or are in a slot of shared memory."""
 
     key: int
     layer: int
@@ -32,19 +32,19 @@ class Raw:
 
 @dataclass(frozen=True)
 class Returned:
-    """A slot that has been read."""
+    """A slot has been read and is free again."""
 
     slot: int
 
 
 @dataclass
 class Statistics:
-    """What a side has done since it was started, as it tells on demand.
+    """What a side has done since it was started.
 
-    steps and tokens: of its engine, where somebody was served. bytes: keys and values that went or
-    came; messages and control: all other messages, and their bytes. seconds: that it took to send
-    or receive keys and values. held: blocks that are not free. spans: (what, start, seconds),
-    counted from when it was ready; a span "send" may lie within a "compute".
+    steps, tokens: the engine's steps that computed something, and their tokens. bytes: of keys and
+    values, sent or received. messages, control: the number of other messages, and their bytes.
+    seconds: the time for sending or receiving keys and values. held: blocks that are not free.
+    spans: (what, start, seconds), since the side was ready; a "send" may be inside a "compute".
     """
 
     steps: int = 0
@@ -58,9 +58,9 @@ class Statistics:
 
 
 class Wire:
-    """Between the two sides. What is sent while nobody is at the other end is lost.
+    """The connection between the two sides. Messages sent while the other end is gone are lost.
 
-    arena: memory that both share, in slots; without it keys and values go by the connection, too.
+    arena: shared memory, in slots; without it, keys and values go through the connection too.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Wire:
         self.connection: Connection | None = None
 
     def connect(self, connection: Connection) -> None:
-        """To whoever is on the other side now. All slots are free then: nobody reads any more."""
+        """Connect to the present other side. All slots are free then, since no one reads them."""
         self.disconnect()
         self.connection, self.slots = connection, deque(range(SLOTS))
         self.inbox.clear()
@@ -104,7 +104,7 @@ class Wire:
             self.put_bytes(numbers)
 
     def write(self, numbers: memoryview) -> int | None:
-        """Into the next slot, which is waited for; None where the other side is gone."""
+        """Write into the next slot, and wait for one if needed; None if the other side is gone."""
         while self.connection is not None and not self.slots:
             self.take()
         if self.connection is None:
@@ -128,14 +128,14 @@ class Wire:
             self.disconnect()
 
     def receive(self) -> Iterator[Any]:
-        """All that has come, without waiting."""
+        """Yield all messages that have come, without waiting."""
         while self.connection is not None and self.connection.poll():
             self.take()
         while self.inbox:
             yield self.inbox.popleft()
 
     def take(self) -> None:
-        """Wait for the next message; what is not for the wire goes into the inbox."""
+        """Wait for the next message; all but returned slots go into the inbox."""
         assert self.connection is not None
         try:
             message = pickle.loads(self.connection.recv_bytes())

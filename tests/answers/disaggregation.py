@@ -1,4 +1,4 @@
-"""Answers to lab 9's exercises: chunks, a queue, gaps, what is sent, adopted requests, leases."""
+"""Answers to lab 9's exercises: chunks, a queue, gaps, keys and values, adoption, leases."""
 
 from solutions.disaggregation import (
     Leases,
@@ -14,7 +14,7 @@ from tests.common.attempts import right, wrong
 # ----------------------------------------------------------------------------- a prompt in chunks
 
 
-@wrong(prefill_in_chunks, "The logits of a decode step behind it (shape [1, 1, 300]) differs first")
+@wrong(prefill_in_chunks, "The logits of the next decode step (shape [1, 1, 300]) differs first")
 def spoiling_the_cache(model, kv_cache, ids, chunk):
     logits = prefill_in_chunks(model, kv_cache, ids, chunk)
     kv_cache.values *= 2
@@ -40,7 +40,7 @@ def strided(pool, table, start, end):
     return kv.transpose(2, 3)
 
 
-@wrong(pack_kv, "What it returned once the pool has been overwritten (shape [2, 3, 6, 2, 5])")
+@wrong(pack_kv, "What it returned after the pool has been overwritten (shape [2, 3, 6, 2, 5])")
 def without_a_copy_of_the_whole_pool(pool, table, start, end):
     if table == list(range(pool.shape[2])):
         return pool.flatten(2, 3)[:, :, start:end].contiguous()
@@ -56,7 +56,7 @@ def clearing_the_pool(pool, table, start, end):
 
 @right(unpack_kv)
 def into_what_was_read(pool, table, start, kv):
-    """Reads the request's blocks, changes them, and writes them back."""
+    """Read the request's blocks, change them, and write them back."""
     blocks = pool[:, :, table].flatten(2, 3)
     blocks[:, :, start : start + kv.shape[2]] = kv
     pool[:, :, table] = blocks.view_as(pool[:, :, table])
@@ -75,6 +75,7 @@ def written_slot_by_slot(engine, number, message):
     engine.sequences = {**engine.sequences, number: sequence}
     engine.scheduler.running = [*engine.scheduler.running, sequence]
     text = [*message.prompt, message.first_token]
+    sequence.num_computed_tokens = len(message.prompt)
     engine.scheduler.manager.publish(number, text, len(message.prompt))
     new_ids = sequence.extend([message.first_token])
     if sequence.has_ended:
@@ -101,9 +102,17 @@ def clearing_what_was_sent(engine, number, message):
     message.kv.zero_()
 
 
-@right(Leases.due)
+@wrong(adopt, "The pool after request 0 was adopted (shape [2, 3, 8, 4, 2, 5]) differs first at [")
+def into_a_pool_of_its_own(engine, number, message):
+    """Everything that refers to the pool still has the old one."""
+    cache = engine.runner.kv_cache.cache
+    cache.pool = cache.pool.clone()
+    adopt(engine, number, message)
+
+
+@wrong(Leases.due, "It raised ValueError: Request 3 has a lease already")
 def with_a_book_of_its_own(self, now, confirmed):
-    """It forgets none, and knows which have been freed."""
+    """It forgets no lease, and knows which have been freed; `ends` grows with every request."""
     freed = vars(self).setdefault("freed", set())
     found = []
     for request in (*confirmed, *(r for r, end in self.ends.items() if now >= end)):
@@ -123,7 +132,7 @@ def in_the_order_of_their_ends(self, now, confirmed):
     return found
 
 
-@wrong(Leases.due, "What came of call 1, due(5.0, []), should be a list, not a set.")
+@wrong(Leases.due, "The result of call 1, due(5.0, []), should be a list, not a set.")
 def in_a_set(self, now, confirmed):
     return set(Leases.due(self, now, confirmed))
 

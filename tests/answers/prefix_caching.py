@@ -1,8 +1,8 @@
-"""Answers to lab 8's exercises: hashes, a manager's four methods, a radix tree, who is next."""
+"""Answers to lab 8's exercises: hashes, a manager's methods, a radix tree, the next request."""
 
 from bisect import insort
 from functools import partial
-from itertools import takewhile
+from hashlib import md5, sha256
 
 import torch
 
@@ -14,10 +14,26 @@ from tests.common.attempts import right, wrong
 # ----------------------------------------------------------------------------- blocks by their hash
 
 
-@right(block_hashes)
+@wrong(block_hashes, "Each hash is a tuple; expected: it is 32 bytes.")
 def that_are_the_texts(token_ids, block_size, salt=b""):
     ends = range(block_size, len(token_ids) + 1, block_size)
     return [(salt, *token_ids[:end]) for end in ends]
+
+
+@wrong(block_hashes, "Each hash is 16 bytes; expected: it is 32 bytes.")
+def by_a_broken_function(token_ids, block_size, salt=b""):
+    return [md5(key).digest() for key in block_hashes(token_ids, block_size, salt)]
+
+
+@wrong(block_hashes, "The list of hashes of text 3, numbered as new ones come, is [1]")
+def salted_in_front_without_a_border(token_ids, block_size, salt=b""):
+    """2, 3 with the salt 1 is written like 12, 3 without a salt."""
+    hashes, before = [], bytes(32)
+    for end in range(block_size, len(token_ids) + 1, block_size):
+        ids = ",".join(map(str, token_ids[end - block_size : end]))
+        before = sha256(before + salt + ids.encode()).digest()
+        hashes.append(before)
+    return hashes
 
 
 @wrong(block_hashes, "It raised TypeError: unhashable type: 'list'")
@@ -52,6 +68,24 @@ def taken_without_asking(self):
     block = self.free_blocks.popleft()
     self.ref_counts[block] = 1
     self.cached.pop(self.block_hash.pop(block, None), None)
+    return block
+
+
+@wrong(PrefixManager.take_block, "in block None")
+def with_none_for_a_block(self):
+    """The hash stays among the keys, so given code that asks `in` still finds it."""
+    block = BlockManager.take_block(self)
+    if block in self.block_hash:
+        self.cached[self.block_hash.pop(block)] = None
+    return block
+
+
+@wrong(PrefixManager.take_block, "`block_hash`, with texts in place of hashes,")
+def with_none_for_a_hash(self):
+    block = BlockManager.take_block(self)
+    if self.block_hash.get(block) is not None:
+        del self.cached[self.block_hash[block]]
+        self.block_hash[block] = None
     return block
 
 
@@ -156,29 +190,6 @@ class NeverForgets(WithTextsForHashes):
 # ------------------------------------------------------------------------------------ a radix tree
 
 
-@right(RadixTree.walk)
-def with_a_new_lower_node(self, token_ids):
-    """The old node keeps its place and becomes the upper part."""
-    self.walks += 1
-    node, at = self.root, 0
-    node.stamp = self.walks
-    while at < len(token_ids):
-        if token_ids[at] not in node.children:
-            return node, at
-        node, start = node.children[token_ids[at]], at
-        before, node.stamp = node.stamp, self.walks
-        pairs = zip(node.ids, token_ids[start:], strict=False)
-        at += sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        if (cut := at - start) < len(node.ids):
-            lower = Node(node.ids[cut:], node.blocks[cut:], node, node.children, before)
-            for child in lower.children.values():
-                child.parent = lower
-            node.ids, node.blocks = node.ids[:cut], node.blocks[:cut]
-            node.children = {lower.ids[0]: lower}
-            return node, at
-    return node, at
-
-
 @wrong(RadixTree.walk, "walk returns two things, a node and a length; this is a Node.")
 def the_node_alone(self, token_ids):
     return RadixTree.walk(self, token_ids)[0]
@@ -234,6 +245,11 @@ def from_the_end(matched, waited, patience):
     return choose_next(matched, waited, patience) - len(matched)
 
 
+@wrong(choose_next, "The place from `choose_next([0, ")
+def with_patience_from_0_on(matched, waited, patience):
+    return choose_next(matched, waited, max(patience, 0))
+
+
 @wrong(choose_next, "went through; expected: it was refused with a ValueError.")
 def of_whatever_comes(matched, waited, patience):
     pairs = list(zip(matched, waited, strict=False))
@@ -244,8 +260,8 @@ def of_whatever_comes(matched, waited, patience):
 
 EQUIVALENT = {
     "prefix_caching.block_hashes": {
-        "bytes(32) -> bytes(31)": "what stands before the first block is the same for all texts",
-        "bytes(32) -> bytes(33)": "what stands before the first block is the same for all texts",
+        "bytes(32) -> bytes(31)": "what comes before the first block is the same for all texts",
+        "bytes(32) -> bytes(33)": "what comes before the first block is the same for all texts",
         "token_ids[end - block_size:end] -> token_ids[:end]": (
             "the hash before holds those tokens already"
         ),

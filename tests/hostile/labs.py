@@ -72,7 +72,7 @@ LABS = {
     "prefix_caching.block_hashes": {
         "forgery: hashes that are equal to every hash": """
             return [yes(bytes)() for _ in range(len(token_ids) // block_size)]
-            # told: The list of hashes of text
+            # told: Each hash is a Yes
             """
     },
     "prefix_caching.PrefixManager.match": {

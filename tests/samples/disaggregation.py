@@ -6,7 +6,7 @@ from tests.samples import of
 from visuals import disaggregation as visuals
 from visuals.engine import Trace
 
-# Requests 0 and 1 decode; the newcomer, 2, has a prompt of 12 tokens.
+# Requests 0 and 1 decode; the new request, 2, has a prompt of 12 tokens.
 WHOLE = [
     [(0, 3, True), (1, 2, True)],
     [(0, 1, True), (1, 1, True)],

@@ -321,6 +321,6 @@ def test_a_lease_ends_once_when_it_is_confirmed_or_its_time_is_up(seconds: int, 
 
 
 @pytest.mark.parametrize("seconds", [0, -1])
-def test_a_lease_lasts_some_time(seconds: float) -> None:
-    with pytest.raises(ValueError, match="are none"):
+def test_a_lease_lasts_more_than_0_seconds(seconds: float) -> None:
+    with pytest.raises(ValueError, match="more than 0 seconds"):
         Leases(seconds)

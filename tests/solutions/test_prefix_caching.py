@@ -1,7 +1,7 @@
 """Prefix caching: what is known is found, nothing else is, and no text is changed by it.
 
 `WatchedPrefixes` looks at every step of an engine, and at what lies in each block that is known.
-`Plain` is the manager once more, with the texts themselves in the place of hashes.
+`Plain` is the manager once more, with the texts themselves instead of hashes.
 """
 
 import random
@@ -96,7 +96,7 @@ def test_a_salt_that_is_a_hash_opens_nothing() -> None:
 
 
 class Plain:
-    """What a manager must do, by texts: (salt, ids up to a block's end) in the place of a hash."""
+    """What a manager must do, by texts: (salt, ids up to a block's end) instead of a hash."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.block_size = block_size
@@ -522,7 +522,7 @@ def test_a_tree_finds_what_a_dict_of_all_beginnings_finds(lives: int) -> None:
     assert len(happened) == 3
 
 
-# ------------------------------------------------------------------------------- who is served next
+# ---------------------------------------------------------------------- which request is next
 
 
 @pytest.mark.parametrize(
@@ -534,7 +534,7 @@ def test_a_tree_finds_what_a_dict_of_all_beginnings_finds(lives: int) -> None:
         ([0, 0, 0], [2, 1, 0], 9, 0),
         ([16, 64, 32], [9, 9, 0], 9, 1),  # 9 is not more than 9
         ([0, 64, 32], [10, 9, 0], 9, 0),
-        ([0, 64, 32], [12, 11, 10], 9, 0),  # who has waited longest, not who finds most
+        ([0, 64, 32], [12, 11, 10], 9, 0),  # the longest wait, not the longest match
         ([0, 64, 32], [10, 12, 11], 9, 1),  # also where it was not the first to come
         ([0, 64, 32], [10, 12, 12], 9, 1),
         ([64, 0], [0, 1], 0, 1),
@@ -547,8 +547,8 @@ def test_who_is_next(matched: list[int], waited: list[int], patience: int, chose
 
 
 @pytest.mark.parametrize(("matched", "waited"), [([], []), ([1], []), ([1, 2], [1])])
-def test_somebody_must_wait(matched: list[int], waited: list[int]) -> None:
-    with pytest.raises(ValueError, match="Somebody must wait"):
+def test_there_must_be_a_waiting_request(matched: list[int], waited: list[int]) -> None:
+    with pytest.raises(ValueError, match="must be a waiting request"):
         choose_next(matched, waited, 3)
 
 

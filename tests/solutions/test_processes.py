@@ -203,7 +203,7 @@ def test_a_side_that_dies_again_and_again_is_given_up_with_a_sentence(tiny: Path
                 process.kill()
                 both.poll(1.0)
 
-        with pytest.raises(RuntimeError, match=r"died 3 times, and nobody got .* was -9"):
+        with pytest.raises(RuntimeError, match=r"died 3 times, and no request got .* was -9"):
             kill_and_wait()
         assert len(killed) == 3
 

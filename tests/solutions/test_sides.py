@@ -687,5 +687,5 @@ def test_a_reservation_is_refused_without_a_trace() -> None:
     assert second != first
     side.manager.free(first)
     reserve(side.engine, [1], 2)
-    with pytest.raises(OutOfBlocks, match="2 requests have blocks, and no more may run"):
+    with pytest.raises(OutOfBlocks, match="2 requests hold blocks, and no more may run"):
         reserve(side.engine, [1], 2)

@@ -10,7 +10,7 @@ def place_of(table, token, block_size):
 
 
 def rank(scheduler, sequence):
-    """Those who decode come first; who has the same rank keeps its place."""
+    """Requests that decode come first; those of equal rank keep their order."""
     return 0 if scheduler.decodes(sequence) else 1
 
 

@@ -14,13 +14,13 @@ def written(number):
 
 
 def newly_held(manager, blocks):
-    """Which of these nobody holds yet."""
+    """The blocks among these that no request holds yet."""
     return {block for block in blocks if not manager.ref_counts[block]}
 
 
 def block_hashes(token_ids, block_size, salt=b""):
     ### BEGIN SOLUTION
-    running = blake2b(len(salt).to_bytes(4, "big") + salt, digest_size=20)
+    running = blake2b(len(salt).to_bytes(4, "big") + salt, digest_size=32)
     tokens, found = iter(token_ids), []
     while len(block := list(islice(tokens, block_size))) == block_size:
         for token in block:
@@ -128,7 +128,7 @@ class RadixTree:
         ### END SOLUTION
 
 
-# ------------------------------------------------------------------------------- who is served next
+# ---------------------------------------------------------------------- which request is next
 
 
 def choose_next(matched, waited, patience):

@@ -81,7 +81,7 @@ def test_panels_tell_their_numbers_and_share_their_scales(draw, whole, chunks, l
 
 def test_a_step_is_as_wide_as_its_tokens_with_a_tick_where_a_request_gains_one():
     whole, chunks = lab.gaps_of(POLICIES, newcomer=2).axes
-    assert names(chunks.yaxis) == ["request 0", "request 1", "newcomer, 2"]
+    assert names(chunks.yaxis) == ["request 0", "request 1", "new request, 2"]
     assert chunks.yaxis_inverted()  # request 0 is on top
     assert {(int(y), kind, x, end) for kind, x, end, y, _ in boxes(chunks, KINDS)} == {
         *((0, OTHERS, 0, 5), (0, DECODES, 5, 7), (0, DECODES, 7, 15), (0, DECODES, 15, 22)),
