@@ -165,7 +165,7 @@ class LayerByLayer(KVCache):
         self.length, self.lengths = n, [n] * len(self.lengths)
 
 
-@wrong(KVCache.attend, "The memory after step 1 has been made anew;")
+@wrong(KVCache.attend, "The memory after step 1 has been allocated again;")
 def into_new_memory(self, layer, queries, keys, values):
     self.keys, self.values = self.keys.clone(), self.values.clone()
     return KVCache.attend(self, layer, queries, keys, values)
