@@ -118,6 +118,8 @@ def same_items(got: Any, expected: Any, what: str) -> Difference | None:
 
 def other_kind(got: Any, expected: Any, what: str) -> Difference:
     """For values that can't be compared: None, a list, an object."""
+    if kind(got).startswith(f"{kind(expected)} ") and is_container(expected):  # too long a list
+        return Difference(f"{what} is {kind(got)}; expected {items(len(expected))}.", got, expected)
     sentence = f"{what} should be {kind(expected)}, not {kind(got)}.{missing_return(got)}"
     return Difference(sentence, got, expected)
 

@@ -57,6 +57,8 @@ DIFFERENT = [
     (Strange("a coroutine"), 1, "not a coroutine. Take `async` away"),
     (Strange("a generator"), (1, 2), "It should be a tuple, not a generator."),
     (Strange("a generator expression"), [1], "expression. `(… for … in …)` makes a generator:"),
+    (Strange("a list with more than 10 items"), [1], "more than 10 items; expected 1 item."),
+    (Strange("a list that can't be read"), [1, 2], "that can't be read; expected 2 items."),
     (Strange("a set"), Strange("a deque"), "It should be a deque, not a set."),
     ([ONES], [2 * ONES], "It differs first at [0]."),
     ([ONES], ONES, "It should be a tensor of shape [2, 3], not a list."),
