@@ -27,17 +27,21 @@ Attempt = Callable[..., Any]  # a function; the class, where it is a method
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
-def as_in_an_engine(value: Any) -> Any:
+# Parts of a case that an engine allocates or computes as a whole. All others are slices there.
+WHOLE = {"pool", "kv", "store", "state", "tiles", "outputs", "lses"}
+
+
+def as_in_an_engine(value: Any, whole: bool = False) -> Any:
     """A copy of a case's data, with its tensors laid out in memory as an engine makes them.
 
-    So what needs contiguous memory, as `view` does, raises here where an engine would raise.
+    So code that needs contiguous memory, as `view` does, raises here where an engine would raise.
     """
     if isinstance(value, Tensor):
-        return laid_out(value)
+        return value.clone(memory_format=torch.contiguous_format) if whole else laid_out(value)
     if type(value) is dict:
-        return {key: as_in_an_engine(item) for key, item in value.items()}
+        return {k: as_in_an_engine(item, whole or k in WHOLE) for k, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(as_in_an_engine(item) for item in value)
+        return type(value)(as_in_an_engine(item, whole) for item in value)
     return copy.deepcopy(value)
 
 
