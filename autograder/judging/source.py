@@ -166,10 +166,10 @@ def nodes_of(function: FunctionType, known: set[FunctionType]) -> list[ast.AST]:
     own = function_node(function)
     nodes = list(ast.walk(own)) if own else []
     names = [node.id for node in nodes if isinstance(node, ast.Name)]
-    for called in map(function.__globals__.get, names):
-        here = isinstance(called, FunctionType) and called.__module__ == function.__module__
-        if here and called not in known:
-            nodes += nodes_of(called, known)
+    called = [function.__globals__.get(name) for name in names]
+    for other in [thing for thing in called if isinstance(thing, FunctionType)]:
+        if other.__module__ == function.__module__ and other not in known:
+            nodes += nodes_of(other, known)
     return nodes
 
 

@@ -34,9 +34,9 @@ def symptom(exercise: Exercise, got: Outcome, expected: Outcome) -> Misconceptio
     if got.failure is not None or expected.failure is not None:
         return None
     for _, wrong, right in differing(got, expected):
-        for rule in CONTAINER_RULES:
-            if (sentence := rule(value_of(wrong), value_of(right))) is not None:
-                return Misconception(exercise.name, rule.__name__, sentence, ())
+        for lacks in CONTAINER_RULES:
+            if (sentence := lacks(value_of(wrong), value_of(right))) is not None:
+                return Misconception(exercise.name, lacks.__name__, sentence, ())
         if not is_comparable(wrong, right):
             continue
         if dtypes_differ(wrong, right) and same(as_tensor(wrong), as_tensor(right)):
@@ -139,7 +139,7 @@ def always_the_length(
     if not all(is_number(value) for value in mine) or len(set(mine)) < ENOUGH:
         return None
     for name in cases[0].data:
-        values = [case.data.get(name) for case in cases]
+        values: list[Any] = [case.data.get(name) for case in cases]
         if [len(v) if is_container(v) or is_row(v) else None for v in values] == mine:
             return f"{what} is the length of `{name}` every time, in {len(cases)} cases."
     return None

@@ -409,7 +409,7 @@ def test_tensors_lie_in_memory_as_in_an_engine() -> None:
     assert ids.view(2, 3, 1).shape == (2, 3, 1)
 
 
-NO_VIEWS = {
+NO_VIEWS: dict[str, Callable[..., Tensor]] = {
     "paged_attention.slot_mapping": lambda tables, positions, size: positions.view(-1),
     "batching.padded_mask": lambda mask, q_len: mask.view(-1),
     "batching.padded_position_ids": lambda mask: mask.view(-1),
