@@ -162,9 +162,7 @@ def test_an_unknown_name_is_answered_with_near_ones() -> None:
 def test_what_is_no_attempt_is_refused() -> None:
     with pytest.raises(ValueError, match="Pass the function metrics itself, not a Metrics"):
         check("generate.metrics", metrics(0.0, [1.0]))
-    with pytest.raises(
-        ValueError, match=r"Pass the class KVCache itself.*attend\", KVCache\)"
-    ):
+    with pytest.raises(ValueError, match=r"Pass the class KVCache itself.*attend\", KVCache\)"):
         check("kv_cache.KVCache.attend", KVCache.attend)
 
 
