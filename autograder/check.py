@@ -33,7 +33,14 @@ class Result:
     points: int
 
     def _ipython_display_(self) -> None:
-        """Nothing: the card has shown it, and nbgrader would read a value as a score."""
+        """Show nothing: the card has shown it, and nbgrader would read a value as a score."""
+
+
+NO_SOURCE = (
+    "Your code can't be kept for later labs, which use the reference instead: Python finds no cell "
+    "or file that defines this `{}`. Is there a `functools.partial`, or a decorator without "
+    "`functools.wraps`?"
+)
 
 
 class CheckFailed(Exception):
@@ -44,7 +51,7 @@ class CheckFailed(Exception):
         self.result = result
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython prints in place of a traceback, which would lead through course code."""
+        """What IPython prints instead of a traceback, which would lead through course code."""
         return [str(self)]
 
 
@@ -58,8 +65,9 @@ class Interrupted(KeyboardInterrupt):
 def check(name: str, attempt: Any) -> Result:
     """Judge an attempt at an exercise, show the verdict, and keep the code if it passed.
 
-    Raises CheckFailed unless it passes, ValueError for a name that is no exercise or an attempt
-    that is none, SystemExit within an attempt that is being judged.
+    Raises CheckFailed unless it passes, ValueError if the name is no exercise or the attempt is
+    neither a function nor a class as it should be, and SystemExit inside an attempt that is being
+    judged.
     """
     exercise = find_exercise(name)
     require_attempt(exercise, attempt)
@@ -97,24 +105,24 @@ def find_exercise(name: str) -> Exercise:
 
 
 def require_attempt(exercise: Exercise, attempt: Any) -> None:
-    """Refuse what is no attempt: a result for the function, a method for its class."""
+    """Refuse anything but the function or class: its result, for example, or a method."""
     name = exercise.attempt_name
     is_class = isinstance(exercise.reference, type)
     if isinstance(attempt, type) is is_class and callable(attempt):
         return
     what = f"the class {name} itself" if is_class else f"the function {name} itself"
-    raise ValueError(f'Hand over {what}, not {kind_of(attempt)}: check("{exercise.name}", {name}).')
+    raise ValueError(f'Pass {what}, not {kind_of(attempt)}: check("{exercise.name}", {name}).')
 
 
 def not_defined(exercise: Exercise, stopped: str) -> str:
     return (
         f"The last cell that defines `{exercise.attempt_name}` did not run ({stopped}). "
-        "Mend it and run it again: until then the name means what it meant before."
+        "Fix that cell and run it again: until then the name has its older definition."
     )
 
 
 def neighbours(exercise: Exercise, attempt: Any) -> list[str]:
-    """What else may be wrong in a bundle, where right solutions of other exercises aren't lent."""
+    """Exercises that it uses and that may be wrong: a bundle lends no right solutions of them."""
     if exercise.record is None or graded():
         return []
     used = global_names(definition(attempt) or "")
@@ -123,17 +131,17 @@ def neighbours(exercise: Exercise, attempt: Any) -> list[str]:
     if not first:
         return []
     told = "It uses other exercises of yours that have not passed yet"
-    return [f"{told}: {', '.join(first)}. Begin there."]
+    return [f"{told}: {', '.join(first)}. Start there."]
 
 
 def not_kept(exercise: Exercise, attempt: Any) -> list[str]:
-    """Keep the code. Where that fails, on a full disk for instance, it is told and takes nothing
-    from the pass."""
+    """Keep the code, and say so where that fails, on a full disk for example. It still passes."""
     try:
-        keep(exercise, attempt)
+        if keep(exercise, attempt):
+            return []
     except Exception as error:
         return [f"Your code could not be kept for later labs: {error}."]
-    return []
+    return [NO_SOURCE.format(exercise.attempt_name)]
 
 
 # ------------------------------------------------------------------------------ the failing case
@@ -146,7 +154,7 @@ def remember(case: Case | None) -> None:
 
 
 def failing_case() -> dict[str, Any]:
-    """The data of the case that the last failed check has shown, by name. Yours to change."""
+    """The data of the case that the last failed check has shown, by name. You may change it."""
     if not failed:
         raise ValueError("No check has failed on a case yet.")
     return copy.deepcopy(dict(failed[0].data))

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from autograder.drivers.seen import Seen, is_out_of_blocks, kind_of, one_call
+from autograder.drivers.seen import Seen, in_numbers, is_out_of_blocks, kind_of, one_call
 from gpt import GPTConfig
 from solutions.batching import ContinuousBatcher, Request
 
@@ -126,10 +126,13 @@ def blocks_in(blocks: Any) -> list[Any]:
 
 
 def shown(value: Any) -> str:
-    """A number or numbers as Python writes them; whatever else it may be, its kind."""
+    """A number or numbers as Python writes them; the kind of any other value."""
     if isinstance(value, deque):
-        return f"deque({list(value)})"
-    known = value is None or isinstance(value, (int, float, list, tuple, set))
+        return f"deque({in_numbers(list(value))})"
+    if isinstance(value, set):
+        return str(value)
+    value = in_numbers(value)
+    known = value is None or isinstance(value, (int, float, list, tuple))
     return str(value) if known else kind_of(value)
 
 

@@ -1,11 +1,11 @@
-"""What drivers of several labs share: a queue that is played without a model, plan by plan."""
+"""Shared by drivers of several labs: a scheduler that runs without a model, plan by plan."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping
 from inspect import unwrap
 from typing import Any
 
-from autograder.drivers.seen import Seen, Strange, kind_of, plain
+from autograder.drivers.seen import Seen, Strange, in_numbers, kind_of
 from solutions.engine.managers import EngineManager
 from solutions.engine.sequence import Sequence
 from solutions.paged_attention import OutOfBlocks
@@ -22,7 +22,7 @@ def numbered(requests: Any) -> Any:
 
 
 def by_number(sequences: list[Sequence], where: str) -> Iterator[Seen]:
-    """What there is to know of each request."""
+    """The books of each request."""
     for name in ("num_computed_tokens", "ids", "drafts"):
         values = {sequence.number: getattr(sequence, name) for sequence in sequences}
         yield Seen(f"`{name}`, by request,", shown(values), where)
@@ -36,8 +36,8 @@ def outgoing(outputs: list[Any], where: str) -> Seen:
 
 
 def shown(value: Any) -> Any:
-    """A value as it ends a sentence; a dict by its keys, in whatever order it was made."""
-    value = plain(value)
+    """A value as the end of a sentence; a dict sorted by its keys, whatever its own order."""
+    value = in_numbers(value)
     if value is None or isinstance(value, Strange):
         return value
     if isinstance(value, dict):
@@ -65,11 +65,11 @@ class Pool(EngineManager):
 def schedule(
     attempt: Any, requests: Requests, steps: int, token_budget: int, max_running: int, **pool: int
 ) -> list[Seen]:
-    """Several steps, without a model: after each the requests are where an engine would have them.
+    """Run several steps without a model: after each, the requests are as an engine would have them.
 
-    A request has ids, an `end`, and the number of the step with which it `comes`. One that runs
-    from the start has so many of its tokens `computed`, and `drafts`. Whenever it has caught up it
-    gains one of the numbers in `gains`, in turn, and gets up to `k` new drafts.
+    A request has ids, an `end`, and the number of the step in which it `comes`. A request that runs
+    from the start has a number of tokens `computed`, and `drafts`. Whenever all its tokens are
+    computed it gains as many tokens as the next number in `gains`, and up to `k` new drafts.
     """
     names = getattr(unwrap(attempt.make_room), "__globals__", {})
     manager = Pool(**pool, raises=names.get("OutOfBlocks", OutOfBlocks))
@@ -100,7 +100,7 @@ def due(request: dict[str, Any], step: int) -> bool:
 
 
 def run_from_the_start(scheduler: Any, sequence: Sequence, request: dict[str, Any]) -> None:
-    """In decode the newest token has no place yet; a prompt has been given all of its blocks."""
+    """In decode the newest token has no slot yet; a prompt already has all of its blocks."""
     decodes = request["computed"] == len(sequence.ids) - 1
     scheduler.manager.admit(sequence.number, sequence.ids[: -1 if decodes else None])
     scheduler.running.append(sequence)
@@ -134,7 +134,7 @@ def scheduled(
 def catch_up(
     scheduler: Any, sequence: Sequence, count: int, request: dict[str, Any], turns: list[int]
 ) -> None:
-    """What the other parts of a step do to a request that is in the plan."""
+    """Do to a scheduled request what the other parts of a step would do."""
     sequence.num_computed_tokens += count
     if not sequence.has_caught_up or sequence.has_ended:
         return

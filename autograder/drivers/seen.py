@@ -1,5 +1,6 @@
-"""What a driver saw: records of plain data, so that they can be compared, shown and sent."""
+"""What a driver saw: records of plain data, which can be compared, shown and sent."""
 
+import copy
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,10 +27,46 @@ Attempt = Callable[..., Any]  # a function; the class, where it is a method
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
+# Parts of a case that an engine allocates or computes as a whole. All others are slices there.
+WHOLE = {"pool", "kv", "store", "state", "tiles", "outputs", "lses"}
+
+
+def as_in_an_engine(value: Any, whole: bool = False) -> Any:
+    """A copy of a case's data, with its tensors laid out in memory as an engine makes them.
+
+    So code that needs contiguous memory, as `view` does, raises here where an engine would raise.
+    """
+    if isinstance(value, Tensor):
+        return value.clone(memory_format=torch.contiguous_format) if whole else laid_out(value)
+    if type(value) is dict:
+        return {k: as_in_an_engine(item, whole or k in WHOLE) for k, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(as_in_an_engine(item, whole) for item in value)
+    return copy.deepcopy(value)
+
+
+def laid_out(tensor: Tensor) -> Tensor:
+    """A copy of a tensor that is a slice of a larger one.
+
+    Floats of four dimensions or more are taken for queries, keys or values: a permuted slice of
+    what `c_attn` returns, [batch, seq, 3 * n_embd]. In others the rows are a number apart, like
+    the rows of `logits[:, -1]`.
+    """
+    if tensor.ndim < 2:
+        return tensor.clone()
+    if tensor.ndim >= 4 and tensor.is_floating_point():
+        *batch, heads, seq, head_dim = tensor.shape
+        projected = tensor.new_zeros(*batch, seq, 3, heads, head_dim)
+        part = projected[..., 0, :, :].transpose(-3, -2)
+    else:
+        part = tensor.new_zeros(*tensor.shape[:-1], tensor.shape[-1] + 1)[..., :-1]
+    return part.copy_(tensor)
+
+
 class Seen(NamedTuple):
     """One thing that was seen: what it is, its value, and where it happened ("after step 2").
 
-    With `where` behind it, `what` begins a sentence: "The output" "for token 3 of prompt 1".
+    `what` begins a sentence, and `where` follows it: "The output" "for token 3 of prompt 1".
     """
 
     what: str
@@ -38,7 +75,7 @@ class Seen(NamedTuple):
 
 
 class Strange(NamedTuple):
-    """Stands for a value that is no plain data: what it is, in words ("a generator")."""
+    """Replaces a value that is no plain data: what it is, in words ("a generator")."""
 
     kind: str
 
@@ -49,24 +86,44 @@ class Strange(NamedTuple):
 def plain(value: Any) -> Any:
     """Plain data: numbers, text, None, tensors on the CPU, and lists, tuples, dicts of them.
 
-    Whatever else an attempt may bring becomes a `Strange` that says what it was. Types are looked
-    at, not `__class__`, and what comes out is of Python's and PyTorch's own types: nothing in it
-    runs code of the attempt, however it is compared or shown.
+    Any other value of an attempt becomes a `Strange` that says what it was. Types are looked at,
+    not `__class__`, and the result has only Python's and PyTorch's own types: nothing in it runs
+    code of the attempt, however it is compared or shown.
     """
     try:
         return PlainData().of(value)
     except TooMuch as error:
         return Strange(f"{kind_of(value)} {error}")
     except Exception:  # its own methods fail
-        return Strange(kind_of(value))
+        return Strange(f"{kind_of(value)} that can't be read")
+
+
+def plain_records(seen: Iterable[Seen]) -> tuple[Seen, ...]:
+    """What a driver saw as plain data, without addresses in its words."""
+    return tuple(
+        Seen(without_addresses(what), plain(value), without_addresses(where))
+        for what, value, where in seen
+    )
+
+
+def in_numbers(value: Any) -> Any:
+    """Plain data with each tensor of no dimension as its number: books may hold either."""
+    value = plain(value)
+    if isinstance(value, Tensor):
+        return value.item() if value.ndim == 0 else value
+    if type(value) in (list, tuple):
+        return type(value)(in_numbers(item) for item in value)
+    if type(value) is dict:
+        return {key: in_numbers(item) for key, item in value.items()}
+    return value
 
 
 class TooMuch(Exception):
-    """Why a value is too large to be compared; its kind stands in front of it."""
+    """Why a value is too large to be compared; its kind comes before it in the sentence."""
 
 
 class PlainData:
-    """Makes plain data of one value. items, numbers: how many of each it had so far."""
+    """Make plain data of one value. items, numbers: how many of each it has had so far."""
 
     def __init__(self) -> None:
         self.items = self.numbers = 0
@@ -136,7 +193,7 @@ def plain_text(text: str) -> Any:
 
 
 def without_addresses(text: str) -> str:
-    """`<object at 0x7f…>` without the address, which is another one each time."""
+    """`<object at 0x7f…>` without the address, which differs from run to run."""
     return ADDRESS.sub("", text)
 
 
@@ -153,7 +210,7 @@ def kind_of(value: Any) -> str:
 
 
 def things(count: int, found: Any, rule: str) -> Any:
-    """What a function returned, if it returned so many things as it should. Raises TypeError."""
+    """What a function returned, if that is `count` things. Raises TypeError otherwise."""
     several = isinstance(found, (tuple, list))
     if several and len(found) == count:
         return found
@@ -163,12 +220,12 @@ def things(count: int, found: Any, rule: str) -> Any:
 
 
 def copied(value: Any) -> Any:
-    """A list as it is now, whatever the attempt may do with it later."""
+    """A copy of a list, because the attempt may change it later."""
     return list(value) if isinstance(value, list) else value
 
 
 def snapshot(value: Any) -> Any:
-    """A tensor as it is now, whatever becomes of its memory."""
+    """A copy of a tensor, because its memory may change."""
     return value.clone() if isinstance(value, Tensor) else value
 
 
@@ -181,16 +238,16 @@ def form_of(value: Any) -> Any:
 
 
 def place_of(memory: tuple[Tensor, Tensor], cache: Any) -> str:
-    """What became of the memory that was a cache's `keys` and `values`."""
+    """Whether a cache's `keys` and `values` are still in the same memory."""
     both = zip(memory, (cache.keys, cache.values), strict=True)
     same = all(was.data_ptr() == now.data_ptr() and was.shape == now.shape for was, now in both)
-    return "is the same as before" if same else "has been made anew"
+    return "is the same as before" if same else "has been allocated again"
 
 
 def uniforms_given(before: Tensor, generator: torch.Generator, most: int) -> int | None:
-    """How many uniforms a generator has given since it was in the state `before`.
+    """Count the uniforms that a generator has given since it was in the state `before`.
 
-    None where these are more than `most`, or where it has given other numbers.
+    Returns None if there are more than `most`, or if it has given other numbers.
     """
     again = torch.Generator()
     again.set_state(before)
@@ -216,7 +273,7 @@ def tensors_in(thing: Any, inside: type | tuple[()] = (), depth: int = 12) -> It
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:
-    """Of all the memory that tensors lie in, counted once; a slice keeps all of it alive."""
+    """Bytes of all the memory that tensors are in, counted once; a slice keeps all of it alive."""
     storages = [tensor.untyped_storage() for tensor in tensors]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
@@ -265,8 +322,8 @@ def notebook_of(attempt: Any) -> dict[str, Any]:
 def lending(attempt: Any, lent: Mapping[str, Any]) -> Iterator[None]:
     """Let an attempt find right solutions of other exercises under the names that it calls.
 
-    For as long as it runs they stand in its notebook in place of the learner's own, so that a
-    mistake in one exercise costs one exercise. Then the learner's own are back.
+    While it runs, they replace the learner's own in its notebook, so that a mistake in one exercise
+    costs one exercise. Then the learner's own are put back.
     """
     notebook = notebook_of(attempt)
     own = {name: notebook[name] for name in lent if name in notebook}
@@ -277,14 +334,15 @@ def lending(attempt: Any, lent: Mapping[str, Any]) -> Iterator[None]:
         notebook.update(own)
 
 
-NOBODYS_SEED = 2**40 + 15  # no case hands over a generator with it
+UNUSED_SEED = 2**40 + 15  # no case hands over a generator with it
 
 
 @contextmanager
 def torch_as_it_is() -> Iterator[None]:
-    """Put back what an attempt may change for everybody: defaults, and the random state.
+    """Put back the settings of torch that an attempt may change: defaults, and the random state.
 
-    Who draws numbers of its own draws the same ones each time, so that its mistake is known again.
+    An attempt that draws numbers of its own draws the same ones each time, so that its mistake can
+    be recognized.
     """
     dtype, device, state = (
         torch.get_default_dtype(),
@@ -292,7 +350,7 @@ def torch_as_it_is() -> Iterator[None]:
         torch.get_rng_state(),
     )
     grad = torch.is_grad_enabled()
-    torch.manual_seed(NOBODYS_SEED)
+    torch.manual_seed(UNUSED_SEED)
     try:
         yield
     finally:

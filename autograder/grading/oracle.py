@@ -1,4 +1,4 @@
-"""Judging one submission: cases from the secret, the code in a sandbox, the comparison out here.
+"""Judge one submission: cases from the secret, the code in a sandbox, the comparison out here.
 
 The process that runs a student's code never judges, never holds a reference, a seed or a case
 before its turn, and never touches the gradebook. What comes back from it is data, and is compared
@@ -43,6 +43,7 @@ from autograder.judging.judge import (
     lent,
     limited,
 )
+from autograder.judging.source import given_statements
 from autograder.notebook.verdict import rows
 from autograder.sandbox.notebook import global_names
 from autograder.sandbox.peer import Gone
@@ -170,7 +171,7 @@ class Trying:
             drawn = self.key.part("cases", exercise.name, str(number), str(trial))
             generator = torch.Generator().manual_seed(int.from_bytes(drawn[:8], "big"))
             try:
-                return exercise.cases(generator)
+                return exercise.all_cases(generator)
             except RuntimeError:
                 continue
         return []
@@ -204,11 +205,16 @@ def readable(text: str, most_numbers: int = MOST_NUMBERS) -> str:
 
 @dataclass
 class There(Attempt):
-    """An attempt in the sandbox. seconds: the processor time that it took."""
+    """An attempt in the sandbox.
+
+    seconds: the processor time that it took. gone: the given statements that it lacks, as the
+    sandbox says.
+    """
 
     exercise: Exercise
     trying: Trying
     seconds: float = field(default=0.0, init=False)
+    gone: list[str] = field(default_factory=list, init=False)
 
     def outcomes(
         self, driver: Driver, cases: Sequence[Case], expected: Sequence[Outcome]
@@ -230,6 +236,13 @@ class There(Attempt):
 
     def has_own_code(self) -> bool:
         return self.trying.rebuilt.attempted(self.exercise.name)
+
+    def lost(self) -> list[str]:
+        return self.gone
+
+    def unused(self) -> list[str]:
+        """Not looked at: it changes no mark."""
+        return []
 
     def line(self, failure: Failure) -> str | None:
         return failure.line
@@ -284,6 +297,7 @@ class There(Attempt):
                 "is_class": isinstance(exercise.reference, type),
                 "driver": driver.__name__,
                 "cells": self.trying.rebuilt.cells_before(exercise.name),
+                "given": given_statements(exercise.lab, exercise.path),
                 "lent": {name: near.share(Lent(f)) for name, f in needed(exercise).items()},
                 "limits": self.trying.jail.resources,
                 "seconds": seconds,
@@ -294,6 +308,8 @@ class There(Attempt):
         if kind == "failed":
             run.outcomes.append(Outcome(failure=failed(content)))
             return
+        given = given_statements(exercise.lab, exercise.path)
+        self.gone = [text for text in given if isinstance(content, list) and text in content]
         for case, right in zip(cases, expected, strict=True):
             outcome = outcome_of(near, exercise, case, right)
             run.outcomes.append(outcome)
@@ -335,15 +351,15 @@ def needed(exercise: Exercise) -> dict[str, Any]:
     return {name: function for name, function in lent(exercise).items() if name in found}
 
 
-TOO_LARGE = "It was stopped: what it sent takes more memory here than there is for an attempt."
+TOO_LARGE = "It was stopped: its result takes more memory than an attempt may use."
 GONE = (
-    "Its process ended before it had answered: it left Python, crashed, or took more memory than "
-    "there is for it."
+    "Its process ended before it answered: it exited Python, crashed, or used more memory than it "
+    "may."
 )
 
 
 def outcome_of(near: Near, exercise: Exercise, case: Case, expected: Outcome) -> Outcome:
-    """What comes of one case over there. What is lent for it stays here."""
+    """The outcome of one case over there. What is lent for it stays here."""
     data = dict(case.data)
     services = exercise.services(data)
     for name, most in limited(expected.counts).items():
@@ -374,11 +390,11 @@ def answered(kind: str, content: Any) -> tuple[tuple[Seen, ...], dict[str, Any],
         raise WireError(f"an answer is expected, not {kind!r}")
     seen, after, shown = (content.get(name) for name in ("seen", "data", "shown"))
     if not isinstance(seen, list) or not isinstance(shown, dict) or not isinstance(after, dict):
-        raise WireError("an answer tells what was seen")
+        raise WireError("an answer says what was seen")
     records = []
     for record in seen:
         if not isinstance(record, list) or len(record) != 3:
-            raise WireError("what was seen is told in records of three")
+            raise WireError("what was seen comes in records of three")
         what, value, where = record
         records.append(Seen(str(what)[:300], value, str(where)[:300]))
     return tuple(records), after, shown
@@ -392,9 +408,9 @@ def same_embeddings(service: Service, shown: Any) -> bool:
 
 
 def failed(content: Any) -> Failure:
-    """A failure as it was told; whoever told it may have made it up, which earns nothing."""
+    """A failure in the words of the sandbox; a student may have made it up, which earns nothing."""
     if not isinstance(content, dict):
-        raise WireError("a failure is told in words")
+        raise WireError("a failure comes in words")
 
     def words(name: str) -> str | None:
         found = content.get(name)

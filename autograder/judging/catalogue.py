@@ -8,15 +8,15 @@ One Markdown file a lab, `misconceptions/kv_cache.md`:
     Nothing is truncated: `length` says how many tokens the cache holds.      the sentence
     - `self.length = n` → `self.length`     a form: an edit, as a student would have written it
 
-An edit changes the reference's function, its signature included. In an item of the list, what
-stands before the arrow occurs there exactly once, and what stands behind it comes in its place:
+An edit changes the reference's function, its signature included. In an item of the list, the code
+before the arrow occurs there exactly once, and the code after the arrow replaces it:
 `` `old` → `new` ``. Several places are divided by commas; "or" divides the new code of several
 forms; `` no `old` `` leaves something out; code alone is the whole solution stretch.
 
-What takes several lines is an indented block, a form for itself. Lines that begin with a space or
-with `-` stand together exactly once in the function, indented as you like; those with `+` come in
-place of the ones with `-`; `@@` begins the next place. A block without any `-` or `+` is the whole
-solution stretch.
+An edit of several lines is an indented block, and a form of its own. Lines that begin with a space
+or with `-` occur together exactly once in the function, at any indentation; lines with `+` replace
+those with `-`; `@@` begins the next place. A block without any `-` or `+` is the whole solution
+stretch.
 
 Nothing here runs before an answer is wrong; each judgement compiles what it needs afresh.
 """
@@ -36,9 +36,9 @@ CATALOGUES = Path(__file__).parents[1] / "misconceptions"
 
 @dataclass(frozen=True)
 class Misconception:
-    """A wrong solution that people really write, and what to tell who wrote it.
+    """A wrong solution that people really write, and a sentence for its author.
 
-    forms: the edits by which it is written, each as it stands in the catalogue.
+    forms: the edits by which it is written, each as the catalogue has it.
     """
 
     exercise: str
@@ -58,7 +58,7 @@ class Misconception:
     def sources(self) -> list[str]:
         """For each form the function, or the class that holds it, as the edit makes it.
 
-        Raises AuthorError for a form that is no edit of the reference as it stands.
+        Raises AuthorError for a form that is no edit of the present reference.
         """
         where = f"{self.lab}.md: {self.exercise}, {self.name}"
         return [edited(lab_module(self.lab), self.path, form, where) for form in self.forms]
@@ -85,7 +85,7 @@ def catalogue(lab: str) -> dict[str, tuple[Misconception, ...]]:
 
 
 def require_current() -> None:
-    """Raise AuthorError for an entry that is no edit of the reference as it stands."""
+    """Raise AuthorError for an entry that is no edit of the present reference."""
     for path in sorted(CATALOGUES.glob("*.md")):
         for exercise, entries in catalogue(path.stem).items():
             lab, _, name = exercise.partition(".")
@@ -109,7 +109,7 @@ def parsed(text: str, file: str) -> dict[str, tuple[Misconception, ...]]:
     for exercise, section in titled(text, "## "):
         entries = [entry(exercise, name, body, file) for name, body in titled(section, "### ")]
         if exercise in found or len({e.name for e in entries}) < len(entries):
-            raise AuthorError(f"{file}: a title stands twice in or at {exercise}.")
+            raise AuthorError(f"{file}: a title occurs twice in or at {exercise}.")
         found[exercise] = tuple(entries)
     return found
 
@@ -165,7 +165,7 @@ def is_whole(form: str) -> bool:
 
 
 def with_codes(function: list[str], form: str, where: str) -> list[str]:
-    """The function's lines with new code in the place of old: `` `old` → `new`, no `old` ``."""
+    """The function's lines with new code instead of old: `` `old` → `new`, no `old` ``."""
     text = "\n".join(function)
     for edit in re.split(r", (?=`|no `)", form):
         read = re.fullmatch(r"no `([^`]+)`|`([^`]+)` → `([^`]+)`", edit)

@@ -1,8 +1,8 @@
-"""Comparing what an attempt did with what was expected.
+"""Compare what an attempt did with what was expected.
 
-Every function returns None where the two agree, else the first difference, as one sentence and the
-two values. What an attempt brought is plain data of any kind, so the type is looked at before the
-value. The same goes for the expected side: to diagnose an attempt, it is compared with wrong ones.
+Every function returns None where the two agree, else the first difference: one sentence and the two
+values. An attempt returns plain data of any kind, so the type is looked at before the value. The
+same goes for the expected side, because a diagnosis compares an attempt with wrong solutions.
 """
 
 import math
@@ -15,8 +15,9 @@ from torch import Tensor
 
 from autograder.drivers.seen import Seen, Strange, kind_of
 
-# Relative to the largest expected value. What is right in float32 passes; everything is computed in
-# float64 on numbers of one size, where a mistake shows in the first digits.
+# Relative to the largest expected value: rounding in float32 passes, and a mistake shows in the
+# first digits. Numbers of a less precise dtype are compared in that precision, so that the message
+# names their dtype.
 TOLERANCE = 1e-5
 
 
@@ -38,7 +39,7 @@ def first(*differences: Difference | None) -> Difference | None:
 
 
 def same_seen(got: Sequence[Seen], expected: Sequence[Seen]) -> Difference | None:
-    """The first thing that a driver saw otherwise than in the reference."""
+    """The first record that differs from that of the reference."""
     return same_records(got, expected, same_value)
 
 
@@ -47,7 +48,7 @@ def same_records(
     expected: Sequence[Seen],
     same: Callable[[Any, Any, str], Difference | None],
 ) -> Difference | None:
-    """The first record whose value is another, as `same(value, expected value, subject)` says."""
+    """The first record whose value differs, as `same(value, expected value, subject)` says."""
     mine = {(record.what, record.where): record.value for record in got}
     for what, value, where in expected:
         if (what, where) not in mine:
@@ -94,9 +95,9 @@ def same_items(got: Any, expected: Any, what: str) -> Difference | None:
     """Same list, tuple or dict, whatever is in it; 3 and 3.0 are the same number."""
     if isinstance(expected, dict):
         if missing := [key for key in expected if key not in got]:
-            return Difference(f"{what} has no {missing[0]!r}.", got, expected)
+            return Difference(f"{what} has no key {missing[0]!r}.", got, expected)
         if extra := [key for key in got if key not in expected]:
-            return Difference(f"{what} has {extra[0]!r}, and should not.", got, expected)
+            return Difference(f"{what} should have no key {extra[0]!r}.", got, expected)
         places: Iterable[Any] = expected
     else:
         places = range(min(len(got), len(expected)))
@@ -104,16 +105,21 @@ def same_items(got: Any, expected: Any, what: str) -> Difference | None:
         found = same_value(got[place], expected[place], what)
         if found is not None:
             inner = type(got[place]) is type(expected[place]) and is_container(expected[place])
-            sentence = found.sentence if inner else f"{what} differs first at [{place!r}]."
-            return Difference(sentence, got, expected)
+            if inner:
+                return Difference(found.sentence, got, expected)
+            has_values = found.got is not None or found.expected is not None
+            why = "." if has_values else f", which{found.sentence.removeprefix(what)}"
+            return Difference(f"{what} differs first at [{place!r}]{why}", got, expected)
     if len(got) != len(expected):
-        counts = f"{what} has {len(got)} items; expected {len(expected)}."
+        counts = f"{what} has {items(len(got))}; expected {len(expected)}."
         return Difference(counts, got, expected)
     return None
 
 
 def other_kind(got: Any, expected: Any, what: str) -> Difference:
-    """For what can't be compared by value: None, a list, an object."""
+    """For values that can't be compared: None, a list, an object."""
+    if kind(got).startswith(f"{kind(expected)} ") and is_container(expected):  # too long a list
+        return Difference(f"{what} is {kind(got)}; expected {items(len(expected))}.", got, expected)
     sentence = f"{what} should be {kind(expected)}, not {kind(got)}.{missing_return(got)}"
     return Difference(sentence, got, expected)
 
@@ -122,7 +128,7 @@ def other_kind(got: Any, expected: Any, what: str) -> Difference:
 
 
 def same_tensor(got: Tensor, expected: Tensor, what: str) -> Difference | None:
-    """Same shape, same kind of numbers, same values; floats up to the tolerance."""
+    """Same shape, same values, same kind of numbers; floats up to the tolerance, of one dtype."""
     if got.shape != expected.shape:
         shapes = f"{what} has shape {list(got.shape)}; expected {list(expected.shape)}."
         return Difference(shapes, got, expected)
@@ -130,11 +136,12 @@ def same_tensor(got: Tensor, expected: Tensor, what: str) -> Difference | None:
         kinds = f"{what} holds {number_kind(got)}; expected {number_kind(expected)}."
         return Difference(kinds, got, expected)
     if expected.is_floating_point():
-        close = close_numbers(got.double(), expected.double())
+        precision = max(TOLERANCE, 8 * torch.finfo(got.dtype).eps)
+        close = close_numbers(got.double(), expected.double(), precision)
     else:
         close = got == expected
     if close.all():
-        return None
+        return same_dtype(got, expected, what)
     index = tuple((~close).nonzero()[0].tolist())
     return Difference(
         f"{what} (shape {list(expected.shape)}) differs first at {list(index)}: "
@@ -144,14 +151,22 @@ def same_tensor(got: Tensor, expected: Tensor, what: str) -> Difference | None:
     )
 
 
-def close_numbers(got: Tensor, expected: Tensor) -> Tensor:
+def close_numbers(got: Tensor, expected: Tensor, tolerance: float = TOLERANCE) -> Tensor:
     finite = expected[expected.isfinite()]
     largest = float(finite.abs().max()) if finite.numel() else 0.0
-    return torch.isclose(got, expected, 0.0, TOLERANCE * largest, equal_nan=True)
+    return torch.isclose(got, expected, 0.0, tolerance * largest, equal_nan=True)
+
+
+def same_dtype(got: Tensor, expected: Tensor, what: str) -> Difference | None:
+    """Same dtype, where they are floats: int32 indexes as int64 does."""
+    if got.dtype == expected.dtype or not expected.is_floating_point():
+        return None
+    dtypes = f"{what} has the right numbers in {got.dtype}; expected {expected.dtype}."
+    return Difference(dtypes)
 
 
 def same_ids(got: Any, expected: Any, what: str) -> Difference | None:
-    """Same token ids. A different length is told in tokens, and only after a different token."""
+    """Same token ids. A different token comes before a different length, which counts tokens."""
     tensors = isinstance(got, Tensor) and isinstance(expected, Tensor)
     if not tensors or got.ndim != 2 or expected.ndim != 2 or len(got) != len(expected):
         return same_value(got, expected, what)
@@ -181,7 +196,7 @@ def same_number(got: Any, expected: Any, what: str) -> Difference | None:
 
 
 def missing_return(got: Any) -> str:
-    """What to do where a function gave back no result at all."""
+    """What to do where a function returned nothing, or only a promise of it."""
     match got:
         case None:
             return " Is a `return` missing?"
@@ -227,6 +242,10 @@ def number_of(value: Any) -> int | float:
     return value.item() if isinstance(value, Tensor) else value
 
 
+def items(count: int) -> str:
+    return f"{count} item{'s' * (count != 1)}"
+
+
 def kind(value: Any) -> str:
     """What a value is: "None", "the number 0.5", "a list", "a tensor of shape [2, 3]"."""
     if value is None or isinstance(value, bool):
@@ -249,7 +268,7 @@ def number_kind(tensor: Tensor) -> str:
 
 
 def got_and_expected(got: float, expected: float) -> str:
-    """Both numbers, in as many digits as it takes to tell them apart."""
+    """Both numbers, with enough digits to tell them apart."""
     if number(got) == number(expected):
         return f"got {got!r}, expected {expected!r}"
     return f"got {number(got)}, expected {number(expected)}"

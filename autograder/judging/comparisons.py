@@ -1,4 +1,4 @@
-"""How the outcomes of an exercise are compared, where all that was seen isn't all that counts.
+"""Comparisons that look at more than what a driver saw: at the work that was done.
 
 A bundle's exercises name one of these, or `compare_seen`.
 """
@@ -29,8 +29,8 @@ def compare_ids(got: Outcome, expected: Outcome) -> Difference | None:
 
 
 ENOUGH = {
-    FORWARDS: "The prefill gives the first new token, every decode step one more; nothing follows "
-    "the last token, so it needs no forward.",
+    FORWARDS: "The prefill gives the first new token and every decode step one more; nothing "
+    "follows the last token, so it needs no forward.",
     TOKENS: "With the cache, every token goes through the model once.",
 }
 
@@ -47,7 +47,7 @@ def compare_ids_from_a_cache(got: Outcome, expected: Outcome) -> Difference | No
 
 
 def compare_with_traffic(got: Outcome, expected: Outcome) -> Difference | None:
-    """What was seen, and no more numbers moved than the reference has moved."""
+    """What was seen, and no more numbers moved than by the reference."""
     if (seen := same_seen(got.seen, expected.seen)) is not None:
         return seen
     moved, enough = (outcome.counts["memory"][MOVED] for outcome in (got, expected))

@@ -16,7 +16,7 @@ from autograder.lending.services import Normals, normals, random_model, random_w
 from gpt import GPTConfig, GPTLMHead
 
 # Heads, head_dim and layers differ from each other and from most batches, so that two dimensions
-# which are taken for one another don't fit; and head_dim is not the square of the heads.
+# that are confused don't fit; and head_dim is not the square of the heads.
 LAYERS = GPTConfig(vocab_size=11, n_positions=16, n_embd=10, n_layer=3, n_head=2)
 # More tokens than small numbers that Python keeps only once, so that `is` is no `==`.
 # Its own EOS comes often, and ends nothing unless it is asked for.
@@ -25,11 +25,11 @@ LOOP = GPTConfig(300, n_positions=16, n_embd=30, n_layer=2, n_head=3, eos_token_
 
 T = TypeVar("T")
 
-OWN = 24  # a seed whose texts have token 0, EOS and much else, as not every seed's do
+OWN = 24  # a seed whose texts have token 0, EOS and many others, which not every seed gives
 
-# Of the small models' weights, and of all else that an attempt comes to by what it is lent alone.
-# For a grade it is a key that can't be guessed, so that the only way to such a model is to call it,
-# where its work is counted.
+# For the weights of the small models, and for all else that an attempt only sees through what it
+# is lent. For a grade it is a key that can't be guessed, so that the only way to use such a model
+# is to call it, and that is counted.
 model_seed: ContextVar[int | bytes] = ContextVar("model_seed", default=OWN)
 
 
@@ -105,15 +105,15 @@ def prompt_list(generator: torch.Generator, seq: int) -> list[int]:
 
 
 def until(wanted: Callable[[T], bool], drawn: Callable[[], T], tries: int = 5_000) -> T:
-    """The first of what is drawn, again and again, that is as wanted."""
+    """The first draw that is as wanted."""
     for _ in range(tries):
         if wanted(found := drawn()):
             return found
-    raise RuntimeError(f"{tries:,} draws, and none of them is as wanted.")
+    raise RuntimeError(f"{tries:,} draws, and none of them fits.")
 
 
 def steps_in(words: str) -> list[tuple[Any, ...]]:
-    """Steps as a case tells them: "free 0, append 2|3" is free 0, then append 2, then append 3."""
+    """Steps from a case's words: "free 0, append 2|3" is free 0, then append 2, then append 3."""
     steps = [step.split() for step in words.split(", ") if step]
     return [
         tuple(map(number_or_word, [*before, last]))

@@ -1,21 +1,22 @@
-"""What an exercise is: a name, a driver, cases, and how two outcomes are compared.
+"""An exercise: a name, a driver, cases, and a comparison of two outcomes.
 
 A driver runs an attempt on a case: plain data in, a list of what it saw out. It imports nothing but
 `gpt` and the solutions of earlier labs, so that it can run where the answers are not. Cases, the
-reference, the comparison and the misconceptions stay on this side. The reference and every
+reference, the comparison and the misconceptions stay on the trusted side. The reference and every
 misconception go through the same driver as the student's attempt: all are judged by what they do.
 """
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from autograder.course.lesson import Card, card_of
 from autograder.course.reference import module_of
-from autograder.drivers.seen import Seen
+from autograder.drivers.seen import Seen, tensors_in
 from autograder.judging.catalogue import Misconception, misconceptions
 from autograder.judging.compare import Difference, same_seen
 from autograder.judging.failure import Failure
@@ -35,7 +36,7 @@ class Case:
 
 
 def case_of(*names: str) -> Callable[..., Case]:
-    """Makes cases of values in the order of these names; what more there is goes by its own."""
+    """Make cases of values in the order of these names; further values have their own names."""
 
     def case(label: str, *values: Any, **more: Any) -> Case:
         return Case(label, {**dict(zip(names, values, strict=True)), **more})
@@ -61,7 +62,7 @@ class Lends:
 
 
 class Service(Protocol):
-    """What the trusted side lends a driver for one case: a model whose work is counted, say."""
+    """Something that the trusted side lends a driver for one case: a model that counts its work."""
 
     lends: Lends
 
@@ -77,10 +78,10 @@ class Service(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one attempt at one case.
+    """The result of one attempt on one case.
 
     seen: what the driver saw. counts: the work that each service counted. failure: what stopped it.
-    changed: the part of the case that is no longer what it was ("`prompts[0]`").
+    changed: the part of the case that the attempt has changed ("`prompts[0]`").
     """
 
     seen: tuple[Seen, ...] = ()
@@ -96,15 +97,43 @@ def no_services(data: Mapping[str, Any]) -> dict[str, Service]:
     return {}
 
 
+# ------------------------------------------------------------------- cases that every exercise gets
+
+ONCE_MORE = ", once more after all others"  # then what survives from call to call shows
+SOME = 8  # numbers, so that a result isn't right in any dtype
+
+
+def in_float32(cases: Sequence[Case]) -> list[Case]:
+    """The first case with several float64 numbers again, in float32."""
+    for case in cases:
+        if sum(tensor.numel() for tensor in doubles_in(case.data)) >= SOME:
+            return [Case(f"{case.label}, in float32", to_float32(case.data))]
+    return []
+
+
+def doubles_in(value: Any) -> Iterator[Tensor]:
+    return (t for t in tensors_in(value) if t.dtype == torch.float64)
+
+
+def to_float32(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.float() if value.dtype == torch.float64 else value
+    if isinstance(value, Mapping):
+        return {key: to_float32(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(to_float32(item) for item in value)
+    return value
+
+
 def compare_seen(got: Outcome, expected: Outcome) -> Difference | None:
     return same_seen(got.seen, expected.seen)
 
 
 @dataclass(frozen=True)
 class Record:
-    """What came of the reference and of each form of each misconception, case by case.
+    """The outcomes of the reference and of each form of each misconception, case by case.
 
-    It stands for them in a bundle, which has neither. right: by the name of the driver.
+    A bundle has these instead of the reference. right: by the name of the driver.
     """
 
     right: Mapping[str, Sequence[Outcome]]
@@ -121,11 +150,11 @@ class Exercise:
     cases: draws cases from a seeded generator, smallest first.
     compare: gets two outcomes without errors; None where they agree, else the first difference.
     services: what the trusted side lends the driver for one case.
-    as_built: the driver again, for an attempt that keeps books of its own beside those that are
+    as_built: the driver again, for an attempt that keeps books of its own besides those that are
         asked for: it reaches every state by the attempt's own methods, where the first driver sets
         it by hand. An attempt that passes with one of them is right.
-    in_bundle: what is lent in a bundle, where `services` lends what the lab's own reference makes.
-    record: in a bundle, what came of the reference and of the misconceptions.
+    in_bundle: what is lent in a bundle, if `services` lends what the lab's own reference makes.
+    record: in a bundle, the outcomes of the reference and of the misconceptions.
     """
 
     name: str
@@ -136,6 +165,20 @@ class Exercise:
     as_built: Driver | None = None
     in_bundle: Services | None = None
     record: Record | None = field(default=None, compare=False)
+
+    def all_cases(self, generator: torch.Generator) -> list[Case]:
+        """Its own cases, then what every exercise gets: a case in float32, and one once more."""
+        cases = self.cases(generator)
+        if self.record is not None:  # they were recorded with the others
+            return cases
+        middle = cases[len(cases) // 2]
+        again = Case(f"{middle.label}{ONCE_MORE}", middle.data)
+        return [*cases, *([] if self.is_lent else in_float32(cases)), again]
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether the driver makes or is lent what it computes with, and so chooses the dtype."""
+        return isinstance(self.reference, type) or self.services is not no_services
 
     @property
     def lab(self) -> str:

@@ -1,6 +1,6 @@
-"""What stopped an attempt, in words, so that it can be told and sent.
+"""What stopped an attempt, in words that can be shown and sent.
 
-It holds nothing of the answers: it runs beside a student's code as well.
+It holds nothing of the answers, because it also runs in the process of a student's code.
 """
 
 import dis
@@ -26,7 +26,7 @@ class TookTooLong(BaseException):
 class Failure:
     """What stopped an attempt.
 
-    told: one sentence. stopped: whether it did not come to its end. unwritten: whether it was the
+    told: one sentence. stopped: whether it did not end by itself. unwritten: whether it was the
     exercise's own NotImplementedError. missing: the name that was not defined. line: the learner's
     own line. error: the exception itself, where it was raised in this process.
     """
@@ -72,7 +72,7 @@ def words_of(error: BaseException) -> str:
 
 
 def is_own(error: BaseException, path: str, attempt: Any) -> bool:
-    """Whether the exercise's own code has a `raise` for it; torch's own has no frame in between."""
+    """Whether a `raise` in the exercise's own code raised it, and not a function of torch."""
     function, last = exercise_function(path, attempt), error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next

@@ -1,4 +1,4 @@
-"""Stopping a block of code from outside: works on every system, and in any thread."""
+"""Stop a block of code from outside, on every system and in any thread."""
 
 import ctypes
 import threading

@@ -1,6 +1,5 @@
-"""Judging an attempt: run it on every case beside the reference, and say what is wrong with it."""
+"""Judge an attempt: run it and the reference on every case, and say what is wrong with it."""
 
-import copy
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -14,15 +13,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autograder.drivers.seen import Seen, lending, notebook_of, plain, torch_as_it_is
+from autograder.drivers.seen import (
+    as_in_an_engine,
+    lending,
+    notebook_of,
+    plain,
+    plain_records,
+    torch_as_it_is,
+)
 from autograder.exercises import exercises
 from autograder.judging.catalogue import Misconception
 from autograder.judging.compare import Difference
-from autograder.judging.exercise import Case, Driver, Exercise, Outcome
+from autograder.judging.exercise import ONCE_MORE, Case, Driver, Exercise, Outcome
 from autograder.judging.failure import Failure, TookTooLong, failure_of, line_of, words_of
 from autograder.judging.interrupt import interrupted
-from autograder.judging.source import exercise_function, own_statements
-from autograder.judging.symptoms import symptom
+from autograder.judging.source import (
+    exercise_function,
+    given_statements,
+    lost_statements,
+    own_statements,
+    unused_arguments,
+)
+from autograder.judging.symptoms import extreme, symptom
 from autograder.lending.borrowed import borrowed
 
 NOT_ATTEMPTED, WRONG, PASSED = "not attempted", "wrong", "passed"
@@ -32,17 +44,22 @@ SECONDS = 10.0  # for all cases together, of which the reference needs hundredth
 PATIENCE = 3600.0  # with the reference, on a machine however busy
 
 CHANGES_BY_ITSELF = (
-    "The same input gave another result the second time: something random is in it, or something "
-    "survives from one call to the next (a global variable, a mutable default argument)."
+    "The same input gives another result the second time. Either your code draws random numbers, "
+    "or something survives from one call to the next: a global variable, a mutable default "
+    "argument, an attribute of the function."
 )
 NOTHING_YET = "There is no code here yet."
+GIVEN_IS_GONE = (
+    "The result is right on every case, but `{}` is gone, which was given with this TODO: put it "
+    "back."
+)
 INSIDE = (
-    "`check` or `mine` was called while an attempt is being checked: take the call out of the "
-    "function."
+    "Your function calls `check` or `mine` itself, while it is being checked: take that call out "
+    "of it."
 )
 STILL_RAISES = (
-    "There is code here, and it still raises NotImplementedError: delete that line and run the "
-    "cell again. If you have, is a `return` missing above it?"
+    "There is code here, but it still raises NotImplementedError: delete that line and run the "
+    "cell again. If the line is there on purpose, is a `return` missing above it?"
 )
 
 
@@ -53,8 +70,8 @@ class Judgement:
     Where it is wrong: case, the smallest one that fails; difference, the two values that differ;
     cause, the sentence of the misconception that led there; sure, whether it explains every case;
     line, the learner's own line that an error came from; stopped, whether it did not end;
-    misconception, the name of the one whose sentence the cause is; uncompared, whether what came
-    of it broke the comparison.
+    misconception, the name of the misconception that gave the cause; uncompared, whether its result
+    broke the comparison.
     """
 
     status: str
@@ -70,7 +87,7 @@ class Judgement:
 
 
 class Uncompared(Exception):
-    """What came of an attempt is like nothing that the comparison knows."""
+    """The result of an attempt breaks the comparison."""
 
 
 class Attempt(ABC):
@@ -80,15 +97,23 @@ class Attempt(ABC):
     def outcomes(
         self, driver: Driver, cases: Sequence[Case], expected: Sequence[Outcome]
     ) -> list[Outcome]:
-        """What comes of it, case by case; stopped where it does many times the work expected."""
+        """Its outcomes, case by case; it is stopped when it does many times the expected work."""
 
     @abstractmethod
     def again(self, driver: Driver, case: Case) -> Outcome:
-        """What comes of it now, at a case that it has had before."""
+        """Its outcome now, on a case that it has had before."""
 
     @abstractmethod
     def has_own_code(self) -> bool:
-        """Whether the learner has written anything where the TODO stood."""
+        """Whether the learner has written anything in place of the TODO."""
+
+    @abstractmethod
+    def lost(self) -> list[str]:
+        """The given statements of the function, of those that matter, that are gone."""
+
+    @abstractmethod
+    def unused(self) -> list[str]:
+        """The arguments of the function that it never reads."""
 
     @abstractmethod
     def line(self, failure: Failure) -> str | None:
@@ -117,6 +142,18 @@ class Here(Attempt):
         lab, path = self.exercise.lab, self.exercise.path
         return function is not None and bool(own_statements(lab, path, function))
 
+    def lost(self) -> list[str]:
+        """Of what was written in the notebook or script itself; a module is another matter."""
+        function = exercise_function(self.exercise.path, self.code)
+        if function is None or function.__module__ != "__main__":
+            return []
+        given = given_statements(self.exercise.lab, self.exercise.path)
+        return lost_statements(given, function)
+
+    def unused(self) -> list[str]:
+        function = exercise_function(self.exercise.path, self.code)
+        return unused_arguments(function) if function else []
+
     def line(self, failure: Failure) -> str | None:
         return line_of(failure, self.exercise.path, self.code)
 
@@ -125,9 +162,9 @@ judging, called_inside = threading.Lock(), threading.Event()
 
 
 def require_outside() -> None:
-    """Refuse to judge while an attempt is being judged: each would go on to judge itself.
+    """Refuse to judge while an attempt is being judged: it would judge itself without end.
 
-    Raises SystemExit, which `except Exception` lets pass, and which ends a thread without a word.
+    Raises SystemExit, which `except Exception` lets pass, and which ends a thread silently.
     """
     if judging.locked():
         called_inside.set()
@@ -137,12 +174,12 @@ def require_outside() -> None:
 def judge(
     exercise: Exercise, attempt: Attempt | Any, cases: Sequence[Case] | None = None
 ) -> Judgement:
-    """Judge an attempt on some cases; tell the smallest that fails, and what led to it.
+    """Judge an attempt on some cases; find the smallest that fails, and the cause.
 
-    attempt: one that runs somewhere, or the function or class itself, which runs here. cases: those
-    that seed 0 draws, where none are given. An attempt is right that passes with one of the
-    exercise's drivers; misconceptions are tried only where it passes with none. It is wrong where
-    it calls a check itself, in whatever thread and whatever becomes of the error.
+    attempt: one that runs somewhere, or the function or class itself, which runs here. cases: by
+    default those that seed 0 draws. An attempt that passes with one of the exercise's drivers is
+    right; misconceptions are tried only if it passes with none. An attempt that calls a check
+    itself is wrong, in whatever thread and even if it catches the error.
     """
     if not isinstance(attempt, Attempt):
         require_outside()
@@ -155,6 +192,8 @@ def judge(
         judgement = trial.judgement()
         if judgement.status == WRONG:
             judgement = trial.passed_as_built(judgement) or trial.explained(judgement)
+        if judgement.status == PASSED and (lost := attempt.lost()):
+            judgement = Judgement(WRONG, GIVEN_IS_GONE.format(lost[0].splitlines()[0]))
     except Uncompared as error:
         judgement = Judgement(WRONG, str(error), uncompared=True)
     if called_inside.is_set():
@@ -165,12 +204,12 @@ def judge(
 @cache
 def drawn(exercise: Exercise, seed: int = 0) -> list[Case]:
     """The cases of an exercise. Nothing that runs changes them, so one draw serves all."""
-    return exercise.cases(torch.Generator().manual_seed(seed))
+    return exercise.all_cases(torch.Generator().manual_seed(seed))
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What an attempt did with each case, by one driver, beside what the reference does."""
+    """What an attempt and the reference did with each case, seen by one driver."""
 
     exercise: Exercise
     driver: Driver
@@ -190,7 +229,7 @@ class Trial:
         return cls(exercise, driver, attempt, cases, expected, got)
 
     def judgement(self) -> Judgement:
-        """Passed, not attempted, or wrong: then with the first case that fails, and no cause."""
+        """Passed, not attempted, or wrong, with the first case that fails and no cause yet."""
         if (unwritten := self.not_implemented()) is not None:
             return unwritten
         stopped = any(was_stopped(outcome) for outcome in self.got)
@@ -217,14 +256,14 @@ class Trial:
         return None
 
     def is_unwritten(self, failure: Failure) -> bool:
-        """Whether it stopped at its own TODO, or in a bundle at one before it, which isn't lent."""
+        """Whether it stopped at its own TODO, or in a bundle at an earlier one: it isn't lent."""
         if failure.unwritten or self.exercise.record is None:
             return failure.unwritten
         raised = isinstance(failure.error, NotImplementedError)
         return raised and not self.attempt.has_own_code()
 
     def passed_as_built(self, judgement: Judgement) -> Judgement | None:
-        """The judgement where an attempt's own methods lead it to what is right."""
+        """The judgement, if the attempt passes when its own methods build every state."""
         if self.exercise.as_built is None or judgement.stopped:
             return None
         found = Trial.of(self.exercise, self.exercise.as_built, self.attempt, self.cases)
@@ -237,20 +276,24 @@ class Trial:
         ended = len(list(takewhile(lambda outcome: not was_stopped(outcome), self.got)))
         if judgement.difference is None or smallest >= ended:
             return judgement
+        if self.cases[smallest].label.endswith(ONCE_MORE):
+            return replace(judgement, cause=CHANGES_BY_ITSELF)
         got, expected, cases = self.got[:ended], self.expected[:ended], self.cases[:ended]
-        known, sure = replace(self, cases=cases, got=got, expected=expected).cause()
+        trial = replace(self, cases=cases, got=got, expected=expected)
+        known, sure = trial.cause()
         if not (known and sure):
             again = self.attempt.again(self.driver, self.cases[smallest])
             if not coincide(self.exercise, again, self.got[smallest]):
                 return replace(judgement, cause=CHANGES_BY_ITSELF, stopped=False)
+            if (general := trial.general_cause()) is not None:
+                known, sure = general, True
         if known is None:
             return judgement
         return replace(judgement, cause=known.sentence, sure=sure, misconception=known.name)
 
     def cause(self) -> tuple[Misconception | None, bool]:
-        """What led to an attempt, and whether that is sure: a misconception, or what shows alike in
-        every case that fails.
-        """
+        """The cause of a wrong attempt, and whether that is sure: a misconception, or one symptom
+        in every case that fails."""
         known, sure = diagnose(self)
         if known and sure:
             return known, True
@@ -259,9 +302,27 @@ class Trial:
         alike = len({each and each.name for each in shown}) == 1
         return (shown[0], True) if shown[0] and alike else (known, False)
 
+    def general_cause(self) -> Misconception | None:
+        """An argument that isn't used, or what all cases together show."""
+        every = self.cases, self.got, self.expected
+        return self.unused() or extreme(self.exercise, *every)
+
+    def unused(self) -> Misconception | None:
+        """The arguments that the reference uses and the attempt doesn't, as a misconception."""
+        if self.exercise.record is not None:
+            return None
+        needed = exercise_function(self.exercise.path, self.exercise.reference)
+        also = set(unused_arguments(needed)) if needed else set[str]()
+        names = [f"`{name}`" for name in self.attempt.unused() if name not in also]
+        if not names:
+            return None
+        are = "are" if len(names) > 1 else "is"
+        sentence = f"{' and '.join(names)} {are} never used in your function."
+        return Misconception(self.exercise.name, "unused", sentence, ())
+
 
 def right_outcomes(exercise: Exercise, driver: Driver, cases: Sequence[Case]) -> list[Outcome]:
-    """What the reference does; what it did, where it isn't here."""
+    """The outcomes of the reference; in a bundle, those that were recorded."""
     if exercise.record is not None:
         return list(exercise.record.right[driver.__name__])
     return run_all(exercise, driver, exercise.reference, cases)
@@ -277,10 +338,10 @@ def run_all(
     cases: Sequence[Case],
     expected: Sequence[Outcome] | None = None,
 ) -> list[Outcome]:
-    """Run an attempt on the cases in turn, stopped where it does not end.
+    """Run an attempt on the cases in turn, and stop it if it does not end.
 
-    Work is limited by what was expected of it. One deadline holds for all cases, so that a loop
-    without an end is waited for once.
+    Its work is limited by the work that was expected. One deadline holds for all cases, so that an
+    endless loop is waited for once.
     """
     over = time.monotonic() + (SECONDS if expected else PATIENCE)
     outcomes: list[Outcome] = []
@@ -294,7 +355,7 @@ def run_all(
 
 
 def was_stopped(outcome: Outcome) -> bool:
-    """Whether an attempt did not come to its end."""
+    """Whether an attempt had to be stopped."""
     return outcome.failure is not None and outcome.failure.stopped
 
 
@@ -311,16 +372,16 @@ def run(
     SystemExit and its like count as errors of the attempt; only KeyboardInterrupt is the person's
     own wish to stop.
     """
-    data = copy.deepcopy(dict(case.data))
+    data = as_in_an_engine(dict(case.data))
     services = exercise.services(data)
     for name, counts in limited(work or {}).items():
         services[name].limit(counts)
-    functions = lent(exercise)  # here: an error in a lab's module is none of the attempt's
+    functions = lent(exercise)  # before `try`: an error in a lab's module isn't the attempt's
     try:
         with torch_as_it_is(), lending(attempt, functions), deadline(over):
             own = notebook_of(attempt)
             seen = driver(attempt, **data, **{n: borrowed(s, own) for n, s in services.items()})
-            records = tuple(Seen(what, plain(value), where) for what, value, where in seen)
+            records = plain_records(seen)
             touched = [f"a weight of `{n}`" for n, s in services.items() if not s.untouched()]
             after = plain(data)
     except KeyboardInterrupt:
@@ -335,7 +396,7 @@ def run(
 
 
 def limited(work: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
-    """At how much work of each service an attempt is stopped, where so much is expected."""
+    """The work of each service at which an attempt is stopped, given the expected work."""
     return {
         service: {what: TIMES_THE_WORK * most + MORE_WORK for what, most in counts.items()}
         for service, counts in work.items()
@@ -346,8 +407,8 @@ def limited(work: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
 def lent(exercise: Exercise) -> dict[str, Any]:
     """Right solutions of the functions that are exercises before this one in the course.
 
-    Those behind it may be built on it, and then its answer could be had from them. Where the
-    reference of this lab isn't here, the learner's own stay in their place.
+    Later functions may be built on this one, and would give its answer away. In a bundle, which has
+    no reference of its lab, the learner's own functions are used.
     """
     before = takewhile(lambda other: other.name != exercise.name, exercises().values())
     right = [other for other in before if other.record is None and "." not in other.path]
@@ -356,7 +417,7 @@ def lent(exercise: Exercise) -> dict[str, Any]:
 
 
 def changed_part(now: Any, before: Any, path: str = "") -> str | None:
-    """The first place at which plain data is no longer what it was; None where there is none."""
+    """The first place at which plain data is no longer what it was; None if it is unchanged."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         dot = "." if path else ""
         parts = ((f"{path}{dot}{key}", now.get(key), value) for key, value in before.items())
@@ -391,7 +452,7 @@ def difference(exercise: Exercise, got: Outcome, expected: Outcome) -> Differenc
         found = exercise.compare(got, expected)
     except Exception as error:
         told = f"{type(error).__name__}: {words_of(error)}"
-        raise Uncompared(f"What came of it could not be compared ({told}).") from error
+        raise Uncompared(f"The result can't be compared ({told}).") from error
     if found is not None or got.changed == expected.changed:
         return found
     changed = got.changed or "something"
@@ -401,7 +462,7 @@ def difference(exercise: Exercise, got: Outcome, expected: Outcome) -> Differenc
 
 
 def what_to_run(exercise: Exercise, failure: Failure) -> str:
-    """What helps where a name is missing that a given cell defines or imports; else nothing."""
+    """Advice, if the missing name is defined or imported by a given cell; else nothing."""
     if failure.missing not in vars(exercise.module):
         return ""
     return f". `{failure.missing}` comes from a cell above: run the cells above."
@@ -413,15 +474,18 @@ def what_to_run(exercise: Exercise, failure: Failure) -> str:
 def diagnose(trial: Trial) -> tuple[Misconception | None, bool]:
     """The misconception that led to an attempt, and whether that is sure.
 
-    It is where one coincides with the attempt on every case. Else another mistake may have come on
-    top: then one is likely that coincides on the smallest case that fails, and on most of the cases
-    in which it goes wrong itself, two at least.
+    It is sure where one does the same as the attempt on every case. It is likely, with another
+    mistake on top, where it fails on the same cases as the attempt, and does the same on the
+    smallest of them and on most, two at least.
     """
     exercise, got = trial.exercise, trial.got
-    smallest = next(i for i, found in enumerate(trial.differences()) if found)
+    fails = [found is not None for found in trial.differences()]
+    smallest = fails.index(True)
     upto = smallest + 1
-    likely, most = None, 1
+    likely, most, began = None, 1, time.thread_time()
     for misconception, outcomes in wrong_outcomes(trial):
+        if time.thread_time() - began > SECONDS:
+            break  # the difference is told without a cause
         theirs = outcomes(slice(upto))
         if not coincide(exercise, got[smallest], theirs[smallest]):
             continue  # as most do, and the other cases need not run
@@ -429,10 +493,10 @@ def diagnose(trial: Trial) -> tuple[Misconception | None, bool]:
         same = [coincide(exercise, g, t) for g, t in zip(got, theirs, strict=True)]
         if all(same):
             return misconception, True
-        fails = replace(trial, got=theirs).differences()
-        explained = [s for s, failed in zip(same, fails, strict=True) if failed]
-        if most < sum(explained) and len(explained) <= 2 * sum(explained):
-            likely, most = misconception, sum(explained)
+        theirs_fail = [d is not None for d in replace(trial, got=theirs).differences()]
+        explained = sum(s for s, failed in zip(same, fails, strict=True) if failed)
+        if theirs_fail == fails and most < explained and sum(fails) <= 2 * explained:
+            likely, most = misconception, explained
     return likely, False
 
 
@@ -453,8 +517,8 @@ def wrong_outcomes(
 
 
 def coincide(exercise: Exercise, got: Outcome, theirs: Outcome) -> bool:
-    """Whether two wrong outcomes are the same one. Two mistakes may raise the same type of error,
-    and few the same words."""
+    """Whether two wrong outcomes are the same. Errors need the same message: many mistakes raise
+    the same type of error, but few with the same words."""
     if got.failure is None and theirs.failure is None:
         return difference(exercise, got, theirs) is None
     if got.failure is None or theirs.failure is None:

@@ -1,8 +1,8 @@
-"""Exercises in a bundle: cases, and what came of the right solution and the wrong ones.
+"""Exercises in a bundle: cases, and the outcomes of the right solution and the wrong ones.
 
 A bundle has neither the reference of its own lab nor its misconceptions. `autograder/records/`
 holds what was seen of them when the bundle was made: kv_cache.frames has one frame of the wire for
-each exercise, in their order. Beside it, kv_cache.py is what a learner gets of the lab's module.
+each exercise, in their order. Next to it, kv_cache.py is what a learner gets of the lab's module.
 """
 
 from collections.abc import Callable, Iterator, Sequence

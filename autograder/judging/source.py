@@ -1,17 +1,18 @@
-"""The source of an attempt: where it stands, what of it is the learner's own, which line failed."""
+"""The source of an attempt: where it is, what the learner wrote, which line failed."""
 
 import ast
 import inspect
 import linecache
 import traceback
+from collections.abc import Sequence
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeGuard
 
-from autograder.course.reference import Definition, first_line, lab_module
+from autograder.course.reference import Definition, definitions, first_line, lab_module
 
 
 def function_of(thing: Any) -> FunctionType | None:
-    """The function itself, without its decorators, or a function whose code stands in a class."""
+    """The function itself, without its decorators, or a function whose code is in a class."""
     for member in vars(thing).values() if isinstance(thing, type) else [thing]:
         function = undecorated(member)
         if function is not None and definition_around(function, name_of(thing)):
@@ -24,7 +25,7 @@ def name_of(thing: Any) -> str:
 
 
 def undecorated(member: Any) -> FunctionType | None:
-    """The function in a property, a static method or under decorators; None where there is none."""
+    """The function in a property, a static method or under decorators; None if there is none."""
     member = getattr(member, "fget", None) or getattr(member, "__func__", member)
     function = inspect.unwrap(member) if callable(member) else None
     return function if isinstance(function, FunctionType) else None
@@ -38,7 +39,7 @@ def exercise_function(path: str, attempt: Any) -> FunctionType | None:
 
 
 def definition(thing: Any) -> str | None:
-    """The text of a function's or class's definition, as it stands in its file or cell."""
+    """The text of a function's or class's definition, from its file or cell."""
     function = function_of(thing)
     node = definition_around(function, name_of(thing)) if function else None
     if function is None or node is None:
@@ -48,7 +49,7 @@ def definition(thing: Any) -> str | None:
 
 
 def definition_around(function: FunctionType, name: str) -> Definition | None:
-    """The definition of `name`, at the top level of a file or cell, in which a function stands."""
+    """The definition of `name` that holds a function, at the top level of a file or cell."""
     line = function.__code__.co_firstlineno
     for node in parsed_file(function).body:
         if isinstance(node, Definition) and node.name == name and line in lines_of(node):
@@ -72,8 +73,7 @@ def lines_of(node: Definition) -> range:
 def own_line(error: BaseException, attempt: Any, path: str) -> str | None:
     """The last line of the learner's own code that an error passed through.
 
-    Of a class, that is in the method which the exercise asks for, if it came by there: the others
-    may be given.
+    In a class, a line of the exercise's own method if there is one: the other methods may be given.
     """
     function = function_of(attempt)
     if function is None:
@@ -87,15 +87,18 @@ def own_line(error: BaseException, attempt: Any, path: str) -> str | None:
     return f"line {lines[-1]}: {linecache.getline(filename, lines[-1]).strip()}" if lines else None
 
 
-def own_statements(lab: str, path: str, function: FunctionType) -> list[str]:
-    """What of an exercise's function the learner has written: the statements that weren't given."""
+def skeleton(lab: str, path: str) -> ast.Module:
+    """The object around an exercise as it is given, with `pass` where the TODO is."""
     module = lab_module(lab)
     first = next(line for line in module.stretch(path) if line.strip())
     margin = first[: -len(first.lstrip())]
-    skeleton = module.with_stretch(path, [f"{margin}pass"])
-    given = {
-        ast.unparse(node) for node in ast.walk(ast.parse(skeleton)) if isinstance(node, ast.stmt)
-    }
+    return ast.parse(module.with_stretch(path, [f"{margin}pass"]))
+
+
+def own_statements(lab: str, path: str, function: FunctionType) -> list[str]:
+    """The statements of an exercise's function that the learner has written, not the given ones."""
+    nodes = ast.walk(skeleton(lab, path))
+    given = {ast.unparse(node) for node in nodes if isinstance(node, ast.stmt)}
     own = function_node(function)
     return [
         text
@@ -107,7 +110,7 @@ def own_statements(lab: str, path: str, function: FunctionType) -> list[str]:
 
 
 def function_node(function: FunctionType) -> ast.FunctionDef | None:
-    """The definition of a function, wherever it stands in its file or cell."""
+    """The definition of a function, anywhere in its file or cell."""
     line, nodes = function.__code__.co_firstlineno, ast.walk(parsed_file(function))
     own = [
         node
@@ -121,3 +124,75 @@ def function_node(function: FunctionType) -> ast.FunctionDef | None:
 
 def is_docstring(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+# ------------------------------------------------------------------------- what was given with it
+
+
+def given_statements(lab: str, path: str) -> list[str]:
+    """The given lines of an exercise's function that are needed, though its result doesn't show it.
+
+    These are calls (`require_prompt(…)`), refusals (`if …: raise …`) and attributes that are set.
+    """
+    body = dict(definitions(skeleton(lab, path)))[path].body
+    return [ast.unparse(node) for node in body if not is_docstring(node) and what_it_does(node)]
+
+
+def lost_statements(given: Sequence[str], function: FunctionType) -> list[str]:
+    """The given statements that a function has neither as they were nor in another form.
+
+    Functions of the same notebook that it calls count as its own. An attribute that is nowhere read
+    isn't missed: the notebook may be of an older release. Nothing is lost if Python can't find the
+    source.
+    """
+    nodes = nodes_of(function, set())
+    done = {what_it_does(node) for node in nodes}
+    read = {f"sets {n.attr}" for n in ast.walk(parsed_file(function)) if is_read(n)}
+    missing = {text: what_it_does(ast.parse(text).body[0]) for text in given if nodes}
+    return [
+        text
+        for text, what in missing.items()
+        if what not in done and (what in read or not str(what).startswith("sets "))
+    ]
+
+
+def is_read(node: ast.AST) -> TypeGuard[ast.Attribute]:
+    return isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+
+
+def nodes_of(function: FunctionType, known: set[FunctionType]) -> list[ast.AST]:
+    """All parts of a function's definition, and of those that it calls by name."""
+    known.add(function)
+    own = function_node(function)
+    nodes = list(ast.walk(own)) if own else []
+    names = [node.id for node in nodes if isinstance(node, ast.Name)]
+    called = [function.__globals__.get(name) for name in names]
+    for other in [thing for thing in called if isinstance(thing, FunctionType)]:
+        if other.__module__ == function.__module__ and other not in known:
+            nodes += nodes_of(other, known)
+    return nodes
+
+
+def what_it_does(node: ast.AST) -> str | None:
+    """Which function a statement calls, what it raises, which attribute it sets; else None."""
+    match node:
+        case ast.Expr(value=ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name))):
+            return f"calls {name}"
+        case ast.If(body=[ast.Raise() as refusal]) | (ast.Raise() as refusal):
+            raised = refusal.exc.func if isinstance(refusal.exc, ast.Call) else refusal.exc
+            return f"raises {ast.unparse(raised)}" if raised else None
+        case ast.Assign(targets=[ast.Attribute(attr=name)]):
+            return f"sets {name}"
+        case ast.AugAssign(target=ast.Attribute(attr=name)):
+            return f"sets {name}"
+    return None
+
+
+def unused_arguments(function: FunctionType) -> list[str]:
+    """The arguments that a function never reads; none where its source isn't to be found."""
+    own = function_node(function)
+    nodes = list(ast.walk(own)) if own else []
+    read = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    given = [*own.args.posonlyargs, *own.args.args, *own.args.kwonlyargs] if own else []
+    whole = read & {"locals", "eval", "exec"}
+    return [a.arg for a in given if a.arg not in read and a.arg != "self" and not whole]

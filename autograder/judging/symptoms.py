@@ -1,33 +1,46 @@
-"""Symptoms: what led to a wrong answer, read off its numbers, whatever the exercise.
+"""Symptoms: the cause of a wrong answer, read off its values, whatever the exercise.
 
-The catalogue knows the mistakes of each exercise. Some are made in all of them, and show by the
-values alone: a large negative number where -inf is expected, probabilities for logits, one element
-too many. A rule looks at the first numbers that differ and returns a sentence, or None.
+The catalogue knows the mistakes of each exercise. Some are made in all of them, and the values
+alone show them: a large negative number where -inf is expected, probabilities instead of logits,
+one element too many. A rule looks at the first values that differ and returns a sentence, or None.
+An extreme shows in all cases together: the same answer every time.
 """
 
-from collections.abc import Callable, Sequence
+from ast import literal_eval
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from autograder.judging.catalogue import Misconception
-from autograder.judging.compare import close_numbers, is_number, number_of, same_value
-from autograder.judging.exercise import Exercise, Outcome
+from autograder.judging.compare import (
+    close_numbers,
+    is_container,
+    is_number,
+    number,
+    number_of,
+    same_value,
+)
+from autograder.judging.exercise import Case, Exercise, Outcome
 
 Rule = Callable[[Tensor, Tensor], str | None]
+ENOUGH = 3  # values, from which on it is no chance that all are the same
 
 
 def symptom(exercise: Exercise, got: Outcome, expected: Outcome) -> Misconception | None:
     """What one wrong outcome shows, in the form of a misconception; None where it shows nothing."""
     if got.failure is not None or expected.failure is not None:
         return None
-    values = {(record.what, record.where): record.value for record in got.seen}
-    for what, right, where in expected.seen:
-        wrong = values.get((what, where))
-        differ = same_value(wrong, right, what) is not None
-        if not differ or not is_comparable(wrong, right):
+    for _, wrong, right in differing(got, expected):
+        for lacks in CONTAINER_RULES:
+            if (sentence := lacks(value_of(wrong), value_of(right))) is not None:
+                return Misconception(exercise.name, lacks.__name__, sentence, ())
+        if not is_comparable(wrong, right):
             continue
+        if dtypes_differ(wrong, right) and same(as_tensor(wrong), as_tensor(right)):
+            return Misconception(exercise.name, "other_dtype", OTHER_DTYPE, ())
         pair = as_tensor(wrong), as_tensor(right)
         for rule in () if same(*pair) else RULES:
             if (sentence := rule(*pair)) is not None:
@@ -38,10 +51,102 @@ def symptom(exercise: Exercise, got: Outcome, expected: Outcome) -> Misconceptio
     return Misconception(exercise.name, "changed", CHANGED.format(got.changed or "something"), ())
 
 
+def differing(got: Outcome, expected: Outcome) -> Iterator[tuple[str, Any, Any]]:
+    """What was seen in both and differs: what it is, the value, and the right one."""
+    values = {(record.what, record.where): record.value for record in got.seen}
+    for what, right, where in expected.seen:
+        wrong = values.get((what, where))
+        if same_value(wrong, right, what) is not None:
+            yield what, wrong, right
+
+
 CHANGED = (
     "{0} is changed in place, and the caller still needs it as it was: make new tensors and lists, "
     "without `/=`, `[...] =` and methods whose names end in `_`."
 )
+OTHER_DTYPE = (
+    "The numbers are right, but their dtype is not that of the inputs: give it to the tensors you "
+    "make (`torch.zeros_like(x)`, `dtype=x.dtype`), and leave out `.float()` and `.double()`."
+)
+
+
+def value_of(seen: Any) -> Any:
+    """A value itself where a driver has put it into words: "is {0: 3}"."""
+    if not isinstance(seen, str) or not seen.startswith(("is {", "is [")):
+        return seen
+    try:
+        return literal_eval(seen.removeprefix("is "))
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return seen
+
+
+def dtypes_differ(got: Any, expected: Any) -> bool:
+    return isinstance(got, Tensor) and isinstance(expected, Tensor) and got.dtype != expected.dtype
+
+
+# -------------------------------------------------------------------- what shows in all the cases
+
+
+def extreme(
+    exercise: Exercise,
+    cases: Sequence[Case],
+    got: Sequence[Outcome],
+    expected: Sequence[Outcome],
+) -> Misconception | None:
+    """What the outcomes of all cases show together, in the form of a misconception."""
+    both = list(zip(got, expected, strict=True))
+    first = next((what for g, e in both for what, *_ in differing(g, e)), None)
+    if first is None or any(outcome.failure for pair in both for outcome in pair):
+        return None
+    mine = [values_of(outcome, first) for outcome in got]
+    right = [values_of(outcome, first) for outcome in expected]
+    for rule in (always_the_same, always_the_length):
+        if (sentence := rule(first, cases, mine, right)) is not None:
+            return Misconception(exercise.name, rule.__name__, sentence, ())
+    return None
+
+
+def values_of(outcome: Outcome, what: str) -> list[Any]:
+    return [
+        number_of(record.value) if is_number(record.value) else record.value
+        for record in outcome.seen
+        if record.what == what
+    ]
+
+
+def always_the_same(
+    what: str, cases: Sequence[Case], got: list[list[Any]], expected: list[list[Any]]
+) -> str | None:
+    """One number, truth value or None every time, where several different ones are right."""
+    mine, right = list(chain(*got)), list(chain(*expected))
+    if not all(is_single(value) for value in mine + right) or len(mine) < ENOUGH:
+        return None
+    if len({repr(value) for value in mine}) > 1 or len({repr(value) for value in right}) < 2:
+        return None
+    shown = number(mine[0]) if is_number(mine[0]) else mine[0]
+    return f"{what} is {shown} every time, in {len(cases)} cases."
+
+
+def is_single(value: Any) -> bool:
+    return value is None or isinstance(value, bool) or is_number(value)
+
+
+def always_the_length(
+    what: str, cases: Sequence[Case], got: list[list[Any]], expected: list[list[Any]]
+) -> str | None:
+    """A number that is how many items an argument has, whatever they are."""
+    mine = [values[0] if len(values) == 1 else None for values in got]
+    if not all(is_number(value) for value in mine) or len(set(mine)) < ENOUGH:
+        return None
+    for name in cases[0].data:
+        values: list[Any] = [case.data.get(name) for case in cases]
+        if [len(v) if is_container(v) or is_row(v) else None for v in values] == mine:
+            return f"{what} is the length of `{name}` every time, in {len(cases)} cases."
+    return None
+
+
+def is_row(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.ndim == 1
 
 
 def is_comparable(*values: Any) -> bool:
@@ -63,6 +168,39 @@ def same(got: Tensor, expected: Tensor) -> bool:
     return got.shape == expected.shape and bool(close_numbers(got, expected).all())
 
 
+# ---------------------------------------------------------------- lists, dicts and rows that lack
+
+
+def nothing_there(got: Any, expected: Any) -> str | None:
+    if size_of(got) != 0 or not size_of(expected) or type(got) is not type(expected):
+        return None
+    return "The result is empty. Does the loop run at all, and is what it makes kept?"
+
+
+def only_the_first(got: Any, expected: Any) -> str | None:
+    if (size_of(expected) or 0) < 2 or type(got) is not type(expected):
+        return None
+    if isinstance(expected, Tensor):
+        alone = expected.ndim > 1 and same(as_tensor(got), as_tensor(expected[0]))
+        found = alone or same(as_tensor(got), as_tensor(expected[:1]))
+    else:
+        start = dict([*expected.items()][:1]) if isinstance(expected, dict) else expected[:1]
+        found = same_value(got, start, "") is None
+    if not found:
+        return None
+    return "Only the first one is there. Is there a `return` or a `break` inside the loop?"
+
+
+def size_of(value: Any) -> int | None:
+    """How many items or rows a value has; None where it has none."""
+    if isinstance(value, Tensor):
+        return len(value) if value.ndim else None
+    return len(value) if is_container(value) else None
+
+
+CONTAINER_RULES = (nothing_there, only_the_first)
+
+
 # --------------------------------------------------------------------------------------- the rules
 
 
@@ -70,7 +208,7 @@ def large_negative_number(got: Tensor, expected: Tensor) -> str | None:
     if not differs_only_at_never(got, expected) or not (got[expected.isneginf()] < -100).all():
         return None
     return (
-        "A large negative number is used instead of -inf: only -inf makes a probability exactly 0, "
+        "A large negative number is used instead of -inf. Only -inf makes a probability exactly 0, "
         "whatever the other logits are."
     )
 
@@ -78,7 +216,10 @@ def large_negative_number(got: Tensor, expected: Tensor) -> str | None:
 def zero_for_never(got: Tensor, expected: Tensor) -> str | None:
     if not differs_only_at_never(got, expected) or not (got[expected.isneginf()] == 0).all():
         return None
-    return "0 is used instead of -inf, and exp(0) is 1: a token that can't be drawn has -inf."
+    return (
+        "0 is used instead of -inf. exp(0) is 1, so a token that must not be drawn needs the logit "
+        "-inf."
+    )
 
 
 def differs_only_at_never(got: Tensor, expected: Tensor) -> bool:
@@ -100,19 +241,23 @@ def has_many_values(expected: Tensor) -> bool:
 def probabilities_returned(got: Tensor, expected: Tensor) -> str | None:
     if not has_rows(expected) or not same(got, expected.softmax(dim=-1)):
         return None
-    return "These are probabilities, and logits are expected: leave the softmax out."
+    return "You return probabilities where logits are expected: leave out the softmax."
 
 
 def logits_returned(got: Tensor, expected: Tensor) -> str | None:
     if not has_rows(got) or not same(got.softmax(dim=-1), expected):
         return None
-    return "These are logits, and probabilities are expected: a softmax over the last dimension."
+    return (
+        "You return logits where probabilities are expected: take softmax over the last dimension."
+    )
 
 
 def logarithms_returned(got: Tensor, expected: Tensor) -> str | None:
     if not has_many_values(expected) or not same(got.exp(), expected):
         return None
-    return "These are the logarithms of what is expected: `exp` is missing, or `log` too many."
+    return (
+        "You return the logarithm of the right numbers: an `exp` is missing, or a `log` too much."
+    )
 
 
 def one_too_many(got: Tensor, expected: Tensor) -> str | None:
@@ -121,13 +266,13 @@ def one_too_many(got: Tensor, expected: Tensor) -> str | None:
     for dim, size in enumerate(expected.shape):
         for start, end in ((0, "end"), (1, "beginning")):
             if got.shape[dim] == size + 1 and same(got.narrow(dim, start, size), expected):
-                return f"One element too many, at the {end}; all the others are right."
+                return f"There is one element too many, at the {end}; the others are right."
     return None
 
 
 def one_too_few(got: Tensor, expected: Tensor) -> str | None:
     found = one_too_many(expected, got)
-    return found and found.replace("One element too many", "One element is missing")
+    return found and found.replace("There is one element too many", "One element is missing")
 
 
 def dimension_lost_or_gained(got: Tensor, expected: Tensor) -> str | None:
@@ -135,7 +280,7 @@ def dimension_lost_or_gained(got: Tensor, expected: Tensor) -> str | None:
         return None
     return (
         f"The numbers are right, but their shape is {list(got.shape)} instead of "
-        f"{list(expected.shape)}: look at `keepdim`, `squeeze` and indexing with one number."
+        f"{list(expected.shape)}. Look at `keepdim`, `squeeze` and indexing with a single number."
     )
 
 
@@ -152,11 +297,11 @@ def first_row_for_all(got: Tensor, expected: Tensor) -> str | None:
         return None
     if not same(got, expected[:1].expand_as(got)):
         return None
-    return "Row 0's result is returned for every row: each row has its own."
+    return "You return row 0's result for every row, but each row has its own."
 
 
 def sign_lost(got: Tensor, expected: Tensor) -> str | None:
-    return "The sign is the wrong way round: every number has it." if same(-got, expected) else None
+    return "Every number has the wrong sign." if same(-got, expected) else None
 
 
 def in_another_order(got: Tensor, expected: Tensor) -> str | None:
@@ -164,7 +309,7 @@ def in_another_order(got: Tensor, expected: Tensor) -> str | None:
         return None
     if not same(got.sort(dim=-1).values, expected.sort(dim=-1).values):
         return None
-    return "The numbers are right, but in another order: they belong where the original ones were."
+    return "The numbers are right, but in another order: each belongs where its input was."
 
 
 RULES: tuple[Rule, ...] = (

@@ -1,4 +1,4 @@
-"""What is lent to an attempt in this process, with no more to it than it has over a wire."""
+"""What is lent to an attempt in this process, with the same few names as over a wire."""
 
 import copy
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from autograder.sandbox.shown import ShownModel
 
 
 class Borrowed:
-    """Something lent, of which an attempt can read and call what is listed, and set nothing.
+    """Something lent: an attempt can read and call the names that are listed, and set none.
 
     names: those of the attempt's notebook. An error is raised as the notebook's own class of that
     name, which the attempt may want to catch.

@@ -1,4 +1,4 @@
-"""The model that lab 2 ends with, for all labs behind it."""
+"""The model that lab 2 ends with, for all later labs."""
 
 from collections.abc import Mapping
 from typing import Any

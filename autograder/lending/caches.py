@@ -1,4 +1,4 @@
-"""In the place of lab 3's SlotCache: a cache of lab 2 for every slot, served one by one."""
+"""Instead of lab 3's SlotCache: a cache of lab 2 for every slot, served one by one."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from solutions.kv_cache import KVCache
 
 
 class CachePerSlot(Lent):
-    """lengths: of the texts in the slots; max_length: of one. Both as a SlotCache has them."""
+    """lengths: of the texts in the slots; max_length: of each slot. Both as in a SlotCache."""
 
     lends = Lends(read={"lengths", "max_length"}, call={"select", "attend", "free"})
 

@@ -1,4 +1,4 @@
-"""In the place of lab 4's BlockManager, where nobody shares: a ledger of who holds which block."""
+"""Instead of lab 4's BlockManager, without sharing: a ledger of which request holds which block."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ class OutOfBlocks(Exception):
 
 
 class Ledger(LentManager):
-    """holders: who holds each block, None where it is free. lengths: the tokens of each request.
+    """holders: the request that holds each block, None if it is free. lengths: of each request.
 
     The books of a BlockManager can be read, and are made up from these.
     """
@@ -41,8 +41,8 @@ class Ledger(LentManager):
     def used_blocks(self) -> int:
         return self.num_blocks - len(self.free_blocks)
 
-    def blocks_of(self, whom: int | None) -> list[int]:
-        return [block for block, holder in enumerate(self.holders) if holder == whom]
+    def blocks_of(self, request_id: int | None) -> list[int]:
+        return [block for block, holder in enumerate(self.holders) if holder == request_id]
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

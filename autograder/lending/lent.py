@@ -1,4 +1,4 @@
-"""What all parts of an engine have in common that are lent; exercise.py tells what a service is."""
+"""What all lent parts of an engine have in common; exercise.py says what a service is."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ class Lent:
         return {}
 
     def limit(self, counts: Mapping[str, int]) -> None:
-        """The model's work is limited."""
+        """Limit nothing: only the model does work."""
 
     def untouched(self) -> bool:
         return True
@@ -28,8 +28,8 @@ class Lent:
 class Watched:
     """Something lent that tells a driver what is about to be done with it.
 
-    It tells this on the trusted side, so there is no way around the driver: a wrapper beside the
-    student's code would hold what it wraps.
+    It does so on the trusted side, so there is no way around the driver: a wrapper in the process
+    of the student's code would hold what it wraps.
     """
 
     _look: Callable[..., Any] | None = None
@@ -49,7 +49,7 @@ class Watched:
 
 
 class LentManager(Lent):
-    """A block manager, which can't be asked without end whether there is room."""
+    """A block manager that limits how often it is asked whether there is room."""
 
     lends = Lends(
         read={"num_blocks", "block_size", "tables", "lengths", "ref_counts"}

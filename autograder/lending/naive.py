@@ -1,4 +1,4 @@
-"""A small model, whose work is counted."""
+"""A small model that counts its work."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

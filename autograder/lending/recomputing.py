@@ -1,4 +1,4 @@
-"""In the place of lab 2's ThreadedLMHead: a model that is called like it and has no cache."""
+"""Instead of lab 2's ThreadedLMHead: a model that is called like it and has no cache."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,10 +17,10 @@ Pair = tuple[
 
 
 class RecomputingLMHead(GPTLMHead):
-    """Computes every token anew, in every forward.
+    """Recompute every token in every forward.
 
-    It hands back what has the form of a cache. In the place of keys stand the tokens' ids, in that
-    of values their positions, so that whoever drops, mixes or repeats tokens gets other logits.
+    It returns something in the form of a cache: the tokens' ids instead of keys and their positions
+    instead of values, so that a loop that drops, mixes or repeats tokens gets other logits.
     """
 
     def forward(  # type: ignore[override]
@@ -47,7 +47,7 @@ class RecomputingLMHead(GPTLMHead):
 
 
 def read(layers: Sequence[Float[Tensor, "batch heads seq size"]]) -> Int[Tensor, "batch seq"]:
-    """The numbers that were written into all layers; where some differ, others than these."""
+    """The numbers that were written into all layers; if some layers differ, other numbers."""
     return torch.stack(list(layers)).mean(dim=(0, 2, 4)).round().long()
 
 

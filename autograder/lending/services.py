@@ -1,4 +1,4 @@
-"""What the trusted side lends a driver: small models with random weights, whose work is counted."""
+"""What the trusted side lends a driver: small models with random weights that count their work."""
 
 import hashlib
 import math
@@ -30,7 +30,7 @@ MOVED = "numbers moved"  # to and from slow memory
 class CountedModel(Watched, ShownModel):
     """A model whose work is counted on this side, where an attempt can't change the counts.
 
-    A driver that watches it is told what each forward is handed.
+    A driver that watches it sees the arguments of each forward.
     """
 
     lends = Lends(call={"", "watch"})

@@ -1,4 +1,4 @@
-"""Slow memory, whose numbers are here: who wants them must load them, and that is counted."""
+"""Slow memory on the trusted side: its numbers must be loaded, and every load is counted."""
 
 import math
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from solutions.kernels.slow_memory import Memory, fast_numbers_for
 
 
 class LentMemory(Lent, Watched, Memory):
-    """Slow memory that counts and limits what is moved, and tells a driver before it is moved."""
+    """Slow memory that counts and limits moved numbers, and tells a driver before each move."""
 
     lends = Lends(read={"fast_numbers"}, call={"load", "store", "result", "watch"})
     _most: float = math.inf
@@ -56,7 +56,7 @@ class LentMemory(Lent, Watched, Memory):
 def lend_memory(data: Mapping[str, Any]) -> dict[str, Service]:
     """With room for one tile of each, and scores up to some times `size`.
 
-    In grading nobody knows what is in it before it is loaded, as with the weights of a model.
+    In grading its numbers can't be known before they are loaded, as with the weights of a model.
     """
     normal, lengths = hidden_normals(data["seed"]), (data["q_len"], data["k_len"], data["k_len"])
     queries, keys, values = (

@@ -9,7 +9,7 @@ from typing import Any
 
 from autograder.judging.judge import NOT_ATTEMPTED, PASSED, WRONG
 
-# Middle tones that stand out on white and on black; everything else keeps the theme's own colours.
+# Middle tones, visible on white and on black; everything else keeps the theme's own colours.
 COLOURS = {PASSED: "#2e9e5b", NOT_ATTEMPTED: "#c98a1b", WRONG: "#d2504b"}
 CELL = "text-align:left;vertical-align:top;padding:1px 12px 1px 0"
 TABLE = "margin:4px 0;color:inherit;font:inherit"

@@ -1,7 +1,7 @@
 """Which names the notebook's cells have failed to define.
 
-After a cell that did not run, a name still means what it meant before, and a check would judge
-that. So IPython tells after every cell how it went.
+After a cell that failed, a name still has its older value, and a check would judge that. So IPython
+reports after every cell whether it ran.
 """
 
 import linecache
@@ -16,7 +16,7 @@ failures: dict[str, str] = {}  # by name: what stopped the cell that should have
 
 
 def watch(shell: Any) -> None:
-    """Have the shell tell after every cell. Registering a second time changes nothing."""
+    """Have the shell report after every cell. Registering a second time changes nothing."""
     if note not in shell.events.callbacks["post_run_cell"]:
         shell.events.register("post_run_cell", note)
 
@@ -32,7 +32,7 @@ def note(result: Any) -> None:
 
 
 def is_from(name: str, result: Any) -> bool:
-    """Whether what a name now means stands in the cell that was just run."""
+    """Whether the cell that was just run defines what a name now means."""
     from IPython import get_ipython
 
     thing = get_ipython().user_ns.get(name)

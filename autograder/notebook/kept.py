@@ -1,8 +1,8 @@
-"""What a learner's passed checks leave behind, in work/.mine, and getting it back: `mine`.
+"""Code that has passed its check, kept in work/.mine, and getting it back: `mine`.
 
 One file an exercise, work/.mine/kv_cache/KVCache.attend.py, holding the definition that passed and
 whatever of the learner's own it uses. Nothing there is ever removed; only a passed check writes it.
-Beside it, KVCache.attend.red says that the check has failed since.
+Next to it, KVCache.attend.red says that the check has failed since.
 """
 
 import contextlib
@@ -52,11 +52,12 @@ def is_red(exercise: Exercise) -> bool:
 # -------------------------------------------------------------------------------------- keeping
 
 
-def keep(exercise: Exercise, attempt: Any) -> None:
-    """Write down the code of an attempt that passed."""
+def keep(exercise: Exercise, attempt: Any) -> bool:
+    """Save the code of an attempt that passed. Returns whether its source was found."""
     if graded():
-        return
+        return True
     source = source_of(attempt, set(vars(exercise.module)))
+    found = source is not None
     if source is None:
         source = NO_SOURCE
     elif name_of(attempt) != exercise.attempt_name:
@@ -65,6 +66,7 @@ def keep(exercise: Exercise, attempt: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(source, encoding="utf-8")
     red_file(exercise).unlink(missing_ok=True)
+    return found
 
 
 def note_red(exercise: Exercise) -> None:
@@ -77,7 +79,7 @@ def note_red(exercise: Exercise) -> None:
 def source_of(attempt: Any, given: set[str]) -> str | None:
     """The definition of a function or class, below those of its own that it uses.
 
-    `given` are names that will be there anyway. None where Python can't say where the code stands.
+    given: names that will be there anyway. Returns None if Python can't say where the code is.
     """
     function = function_of(attempt)
     if function is None:
@@ -117,11 +119,11 @@ def statement(name: str, value: Any, own_module: str) -> str | None:
 
 
 def mine(lab: str) -> ModuleType:
-    """A lab's module made of the learner's own passed code, and the reference where there is none.
+    """A lab's module made of the learner's own passed code, and of the reference for the rest.
 
-    Prints which is which. Kept code is checked again before it is handed out, so code that lacks
-    something here, or was overtaken by a later version of the lab, does no harm. In a bundle, what
-    isn't kept of its own lab is still to be written.
+    Prints which is which. Kept code is checked again before it is used, so code that lacks
+    something here, or is too old for this version of the lab, does no harm. In a bundle, exercises
+    of its own lab that aren't kept are still to be written.
     """
     objects: dict[str, list[Exercise]] = {}
     for exercise in exercises().values():
@@ -143,7 +145,7 @@ def mine(lab: str) -> ModuleType:
         elif any(replaced(module, name, group, path) for path in newest_first):
             yours.append(name)
         else:
-            reference.append(f"{name} (what is kept in {newest_first[0]} does not pass here)")
+            reference.append(f"{name} (the code kept in {newest_first[0]} does not pass here)")
     others = "from the reference" if has_reference(lab) else "open"
     print(
         f'mine("{lab}"): yours: {", ".join(yours) or "nothing yet"}; '
@@ -160,7 +162,7 @@ def lend_new_methods(attempt: Any, reference: Any) -> None:
 
 
 def replaced(module: ModuleType, name: str, group: list[Exercise], path: Path) -> bool:
-    """Put kept code in place of the reference's; take it back unless it passes every exercise."""
+    """Use kept code instead of the reference's; take it back unless it passes every exercise."""
     require_outside()
     before = dict(vars(module))
     silence = io.StringIO()  # the learner's own prints have been seen when the check passed

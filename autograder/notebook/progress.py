@@ -88,20 +88,20 @@ def open_here(total: int, still: list[Exercise]) -> list[str]:
 
 
 def questions(lesson: Lesson) -> list[str]:
-    """What no check can see: the questions that are answered in prose."""
+    """The questions that are answered in prose, which no check can see."""
     if not lesson.questions:
         return []
     points = sum(lesson.questions.values())
     return [
         (
             f"{len(lesson.questions)} questions are answered in prose at the end of the notebook "
-            f"({points} points); no check sees them."
+            f"({points} points), and not checked here."
         )
     ]
 
 
 def elsewhere(lesson: Lesson) -> list[str]:
-    """The other labs: how much of them is done, and the one that comes next."""
+    """The other labs: how much of each is done, and the next one."""
     others = [other for other in lessons().values() if other != lesson]
     done = [
         f"{other.lab} {sum(state_of(e) == PASSED for e in of_lab(other.lab))} of {len(other.cards)}"
@@ -117,7 +117,7 @@ def elsewhere(lesson: Lesson) -> list[str]:
 
 
 def this_lab() -> Lesson:
-    """The lab whose notebook this is, by the folder it runs in; else that of the newest pass."""
+    """The lab of this folder's notebook; in another folder, the lab of the newest pass."""
     here = FILE.fullmatch(Path.cwd().name)
     if here and here[1] in lessons():
         return lessons()[here[1]]

@@ -1,1 +1,1 @@
-"""What runs beside a student's code, and the wire to it. Nothing in here knows an answer."""
+"""What runs in the process of a student's code, and the wire to it. It knows no answer."""

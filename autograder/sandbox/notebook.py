@@ -1,4 +1,4 @@
-"""What of a notebook an exercise needs: the statements behind one name, and nothing else.
+"""The part of a notebook that an exercise needs: the statements for one name, and nothing else.
 
 A notebook is run top to bottom, but of its cells only those statements at the top level that the
 attempt's name needs: its definition, the definitions and imports that those use, and so on. What a
@@ -70,7 +70,7 @@ def run_for(wanted: str, cells: list[str], names: dict[str, Any]) -> None:
         except TookTooLong:
             raise
         except BaseException as error:
-            if not statement.of:  # a call whose result nobody keeps ends nothing
+            if not statement.of:  # a call whose result isn't kept ends nothing
                 told[statement.file] = f"{type(error).__name__}: {error}"
     if wanted not in names:
         raise NotDefined(not_defined(wanted, cells, told))

@@ -18,7 +18,7 @@ Message = tuple[str, Any]  # its kind, and what it says
 
 
 class Gone(ConnectionError):
-    """There is nobody at the other end any more."""
+    """The other end has gone."""
 
 
 class Peer:
@@ -36,7 +36,7 @@ class Peer:
         return True
 
     def made(self, name: str, fields: dict[str, Any]) -> Any:
-        """What stands here for a record of theirs."""
+        """What replaces a record of theirs here."""
         raise WireError(f"nothing is known of the class {name!r}")
 
     def foreign(self, value: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from gpt import GPTConfig
 class ShownModel:
     """A model as an attempt sees it: its configuration and copies of its embeddings.
 
-    Called as the model is, model(inputs, position_ids), with a kv_cache behind them where the model
+    It is called like the model, model(inputs, position_ids), followed by a kv_cache if the model
     takes one.
     """
 

@@ -56,7 +56,7 @@ class IdleModule(ModuleType):
 
 
 class CheckModule(IdleModule):
-    """In the place of autograder.check, which a notebook imports `mine` from."""
+    """Instead of autograder.check, from which a notebook imports `mine`."""
 
     def mine(self, lab: str) -> ModuleType:
         """Grading uses the reference of earlier labs."""

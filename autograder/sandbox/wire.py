@@ -1,10 +1,10 @@
 """Values as bytes: a JSON header and the raw numbers of its tensors. Never pickle.
 
-A frame is two lengths, the header and the body. In the header, what JSON has stands as it is; all
-else is an object with one key that says what it is. A tensor's numbers lie in the body, one tensor
-behind the other in the order of the header.
+A frame is two lengths, the header and the body. In the header, what JSON has is written as it is;
+all else is an object with one key that says what it is. The numbers of the tensors are in the body,
+one tensor after the other in the order of the header.
 
-Whoever reads a frame believes nothing of it: lengths, depth, types and sizes are looked at first.
+The reader of a frame believes nothing of it: lengths, depth, types and sizes are checked first.
 """
 
 import json
@@ -110,12 +110,12 @@ def unpacked(header: bytes, body: bytes, home: Home | None = None) -> Any:
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
         raise WireError(f"This is no message: {error}") from None
     if reader.at != len(body):
-        raise WireError("A message has more numbers than its header tells of.")
+        raise WireError("A message has more numbers than its header says.")
     return value
 
 
 class Reader:
-    """Reads the value of a header; at: how much of the body it has come by."""
+    """Read the value of a header. at: bytes of the body read so far."""
 
     def __init__(self, body: bytes, home: Home | None) -> None:
         self.body, self.home, self.at = body, home, 0
@@ -170,7 +170,7 @@ class Reader:
         numbers = math.prod(shape)
         size = numbers * DTYPES[dtype].itemsize
         if size > len(self.body) - self.at:
-            raise WireError("a tensor has fewer numbers than its shape tells of")
+            raise WireError("a tensor has fewer numbers than its shape says")
         part = bytearray(self.body[self.at : self.at + size])
         self.at += size
         if dtype == "bool" and part.strip(b"\x00\x01"):

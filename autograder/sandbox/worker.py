@@ -1,9 +1,9 @@
 """The process in the sandbox: it imports what is slow to import, then forks a child an exercise.
 
-For each exercise the oracle sends "run" with one end of a fresh socket; the child talks over that,
-and to nobody else. At the oracle's "end", or when the child has ended, everything that it left
-behind is killed. Back goes the processor time, and whether the folders that a child may write are
-as they were before the first one: where they aren't, the oracle throws this sandbox away.
+For each exercise the oracle sends "run" with one end of a fresh socket; the child talks over that
+socket only. At the oracle's "end", or when the child has ended, every process that it left is
+killed. The worker then sends the processor time, and whether the folders that a child may write are
+as they were before the first one: if they aren't, the oracle throws this sandbox away.
 
 This process never runs a student's code. As the first of its namespace it can't be killed from
 within; it can't be read or traced from there either. It knows no answer, no seed and no other
@@ -30,8 +30,17 @@ from typing import Any, NoReturn
 
 import torch
 
-from autograder.drivers.seen import Seen, kind_of, lending, plain, torch_as_it_is
+from autograder.drivers.seen import (
+    Seen,
+    as_in_an_engine,
+    kind_of,
+    lending,
+    plain,
+    plain_records,
+    torch_as_it_is,
+)
 from autograder.judging.failure import Failure, TookTooLong, failure_of, line_of
+from autograder.judging.source import exercise_function, lost_statements
 from autograder.sandbox import stand_ins
 from autograder.sandbox.notebook import NotDefined, run_for
 from autograder.sandbox.peer import Far, Gone, Peer, fields_of
@@ -84,14 +93,14 @@ def wait_for_end(control: socket.socket, pid: int) -> None:
 
 
 def kill_all(pid: int) -> None:
-    """The child, and whatever it left behind."""
+    """Kill the child, and every process that it left."""
     is_first = os.getpid() == 1  # of the sandbox's own namespace: then all others are the child's
-    with suppress(ProcessLookupError, PermissionError):  # where nobody is left
+    with suppress(ProcessLookupError, PermissionError):  # if no process is left
         os.kill(-1, signal.SIGKILL) if is_first else os.killpg(pid, signal.SIGKILL)
 
 
 def clean_up(pid: int) -> float:
-    """Kill a child and whatever it left behind; the seconds of processor time of them all."""
+    """Kill a child and every process that it left; return their seconds of processor time."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     kill_all(pid)
     while True:
@@ -129,14 +138,14 @@ def state_of(folder: Path) -> Any:
 
 
 def child(connection: socket.socket, scratch: Path) -> NoReturn:
-    """Try an attempt on the cases that come, until nobody asks any more."""
+    """Try an attempt on the cases that come, until the oracle ends it."""
     try:
         os.setsid()
         os.chdir(scratch)
         keep_only(connection.fileno())
         serve(Child(connection))
     except BaseException:
-        pass  # the oracle sees that nobody is there any more
+        pass  # the oracle sees that the child has gone
     os._exit(0)
 
 
@@ -194,7 +203,7 @@ def serve(peer: Child) -> None:
         peer.send(*failed(error, order, None))
         return
     functions = {name: Far(peer, number) for name, number in order["lent"].items()}
-    peer.send("ready", None)
+    peer.send("ready", lost(attempt, order))
     with processor_time(order["seconds"]):
         while kind != "end":
             kind, case = peer.receive()
@@ -202,8 +211,17 @@ def serve(peer: Child) -> None:
                 answer(peer, *tried(peer, driver, attempt, case, functions, order))
 
 
+def lost(attempt: Any, order: dict[str, Any]) -> list[str]:
+    """The given statements that an attempt lacks; none where its own methods get in the way."""
+    try:
+        function = exercise_function(order["path"], attempt)
+        return lost_statements(order["given"], function) if function else []
+    except Exception:
+        return []
+
+
 def hide_this() -> None:
-    """Whoever imports something of this from now on gets a fresh copy, and changes only that."""
+    """Hide these modules: a later import gets a fresh copy, and can only change that."""
     for name in [name for name in sys.modules if f"{name}.".startswith("autograder.")]:
         del sys.modules[name]
 
@@ -212,7 +230,7 @@ def answer(peer: Peer, kind: str, content: Any) -> None:
     try:
         peer.send(kind, content)
     except WireError as error:
-        peer.send("failed", fields_of(Failure(f"What came of it can't be looked at. {error}")))
+        peer.send("failed", fields_of(Failure(f"The result can't be looked at. {error}")))
 
 
 def loaded(peer: Child, order: dict[str, Any]) -> Any:
@@ -236,13 +254,13 @@ def tried(
     functions: dict[str, Any],
     order: dict[str, Any],
 ) -> tuple[str, Any]:
-    """What came of one case, as a message."""
-    data = case["data"]
+    """The outcome of one case, as a message."""
+    data = as_in_an_engine(case["data"])
     lent = {name: service(peer, **told) for name, told in case["services"].items()}
     try:
         with torch_as_it_is(), lending(attempt, functions):
             seen = driver(attempt, **data, **lent)
-            records = [[what, plain(value), where] for what, value, where in seen]
+            records = [list(record) for record in plain_records(seen)]
     except Gone:
         raise
     except BaseException as error:
@@ -287,7 +305,7 @@ def limit(limits: dict[str, int]) -> None:
     """What one process may use at most, by the names of `resource`."""
     for name, most in limits.items():
         kind = getattr(resource, name)
-        if name == "RLIMIT_AS":  # beside what PyTorch itself has mapped: with CUDA, much more
+        if name == "RLIMIT_AS":  # besides what PyTorch itself has mapped: with CUDA, much more
             most += int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         _, hard = resource.getrlimit(kind)
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)

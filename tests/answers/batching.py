@@ -134,7 +134,7 @@ def attend_to_a_window(self, layer, queries, keys, values):
     return SlotCache.attend(self, layer, queries, keys, values)
 
 
-@wrong(SlotCache.attend, "The memory after step 1 for slots [0] has been made")
+@wrong(SlotCache.attend, "The memory after step 1 for slots [0] has been allocated")
 def into_new_memory(self, layer, queries, keys, values):
     self.keys, self.values = self.keys.clone(), self.values.clone()
     return SlotCache.attend(self, layer, queries, keys, values)

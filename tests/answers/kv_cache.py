@@ -55,7 +55,9 @@ def attention(dtype=torch.float64, window=99, behind_a_prefix=mask_of, **scale):
 
 
 right(ThreadedAttention.forward)(attention())
-right(ThreadedAttention.forward)(attention(dtype=torch.float32))
+wrong(ThreadedAttention.forward, "`keys` returned with token 0 of prompt 1 has the right numbers")(
+    attention(dtype=torch.float32)
+)
 wrong(ThreadedAttention.forward)(attention(window=12))
 wrong(ThreadedAttention.forward)(attention(scale=1 / 2))  # by the number of heads
 # As the parameter is known from other libraries.
@@ -182,7 +184,7 @@ class LayerByLayer(KVCache):
         self.length, self.lengths = n, [n] * len(self.lengths)
 
 
-@wrong(KVCache.attend, "The memory after step 1 has been made anew;")
+@wrong(KVCache.attend, "The memory after step 1 has been allocated again;")
 def into_new_memory(self, layer, queries, keys, values):
     self.keys, self.values = self.keys.clone(), self.values.clone()
     return KVCache.attend(self, layer, queries, keys, values)

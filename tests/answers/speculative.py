@@ -76,7 +76,7 @@ def greedily_without_uniforms(self, ids, k, params, generator):
     for _ in range(k):
         best = int(new_logits(self.model, text, self.kv_cache)[-1].argmax())
         text.append(best)
-        rows.append(torch.nn.functional.one_hot(torch.tensor(best), 300).float())
+        rows.append(torch.nn.functional.one_hot(torch.tensor(best), 300).double())
     return text[len(ids) :], torch.stack(rows) if rows else torch.zeros(0, 300)
 
 

@@ -30,7 +30,7 @@ every_exercise = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.
 
 
 def cases_of(exercise: Exercise, seed: int = 0) -> list[Case]:
-    return exercise.cases(torch.Generator().manual_seed(seed))
+    return exercise.all_cases(torch.Generator().manual_seed(seed))
 
 
 def frozen(value: Any) -> Any:

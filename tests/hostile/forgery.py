@@ -105,7 +105,7 @@ CODE = {
                     module.place_of = lambda *_: "is the same as before"
             self.keys, self.values = self.keys.clone(), self.values.clone()
             ...
-            # told: has been made anew
+            # told: has been allocated again
             """
     },
     MASK: {

@@ -25,13 +25,13 @@ SAME = [
     ("was refused", "was refused"),
     ([1, 2.0, [None]], [1, 2, [None]]),
     ({"a": [1]}, {"a": [1.0]}),
-    (ONES.float() * (1 + 1e-6), ONES),
+    (ONES * (1 + 1e-6), ONES),
     (ONES.int(), ONES.long()),
     (torch.tensor([NAN, 1.0]), torch.tensor([NAN, 1.0])),
-    (torch.tensor([1e6, 0.0]), LARGE),  # relative to the largest
+    (LARGE * torch.tensor([1, 0]), LARGE),  # relative to the largest
     (Strange("a generator"), Strange("a generator")),
     ([ONES, (NAN,)], [ONES, (NAN,)]),
-    ({"a": [ONES]}, {"a": [ONES.float()]}),
+    ({"a": [ONES.float()]}, {"a": [ONES.float() * (1 + 1e-6)]}),
 ]
 
 
@@ -57,6 +57,8 @@ DIFFERENT = [
     (Strange("a coroutine"), 1, "not a coroutine. Take `async` away"),
     (Strange("a generator"), (1, 2), "It should be a tuple, not a generator."),
     (Strange("a generator expression"), [1], "expression. `(… for … in …)` makes a generator:"),
+    (Strange("a list with more than 10 items"), [1], "more than 10 items; expected 1 item."),
+    (Strange("a list that can't be read"), [1, 2], "that can't be read; expected 2 items."),
     (Strange("a set"), Strange("a deque"), "It should be a deque, not a set."),
     ([ONES], [2 * ONES], "It differs first at [0]."),
     ([ONES], ONES, "It should be a tensor of shape [2, 3], not a list."),
@@ -68,13 +70,17 @@ DIFFERENT = [
     ([[1], [2, 3]], [[1], [2, 4]], "It differs first at [1]."),
     ([True, 1], [True, True], "It differs first at [1]."),
     ([1, 2], [1, 2, 3], "It has 2 items; expected 3."),
-    ({"a": 1}, {"a": 1, "b": 2}, "It has no 'b'."),
-    ({"a": 1, "b": 2}, {"a": 1}, "It has 'b', and should not."),
+    ({"a": 1}, {"a": 1, "b": 2}, "It has no key 'b'."),
+    ({"a": 1, "b": 2}, {"a": 1}, "It should have no key 'b'."),
     (None, ONES, "It should be a tensor of shape [2, 3], not None. Is a `return` missing?"),
     (ONES[0], ONES, "It has shape [3]; expected [2, 3]."),
     (ONES, ONES.long(), "It holds floats; expected integers."),
     (ONES.bool(), ONES.long(), "It holds True and False; expected integers."),
     (ONES * 2, ONES, "It (shape [2, 3]) differs first at [0, 0]: got 2, expected 1."),
+    (ONES.float(), ONES, "right numbers in torch.float32; expected torch.float64."),
+    ([ONES.half()], [ONES], "at [0], which has the right numbers in torch.float16; expected"),
+    (ONES.half() / 3, ONES / 3, "It has the right numbers in torch.float16; expected"),
+    (ONES.half() / 3, ONES / 2, "(shape [2, 3]) differs first at [0, 0]: got 0.333252, expected"),
     (LARGE + 20, LARGE, "differs first at [0]: got 1.00002e+06, expected 1e+06."),
 ]
 

@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -21,10 +22,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from autograder.course.reference import ROOT
-from autograder.drivers.seen import NUMBER_TYPES, Seen, Strange, lending, plain
+from autograder.course.reference import ROOT, lab_module
+from autograder.drivers.seen import NUMBER_TYPES, Seen, Strange, as_in_an_engine, lending, plain
 from autograder.exercises import exercises
 from autograder.judging import judge as judge_module
+from autograder.judging.exercise import ONCE_MORE
 from autograder.judging.failure import TookTooLong
 from autograder.judging.judge import (
     CHANGES_BY_ITSELF,
@@ -93,6 +95,7 @@ def test_a_block_that_ends_with_the_deadline_leaves_no_late_exception() -> None:
 TRACED = """
 import sys, time
 from contextlib import suppress
+from autograder.judging.exercise import ONCE_MORE
 from autograder.judging.failure import TookTooLong
 from autograder.judging.judge import deadline
 
@@ -267,7 +270,11 @@ def not_a_number(start, token_times):
 
 @pytest.mark.parametrize(
     ("attempt", "cause"),
-    [(noisy, CHANGES_BY_ITSELF), (remembering, CHANGES_BY_ITSELF), (not_a_number, None)],
+    [
+        (noisy, CHANGES_BY_ITSELF),
+        (remembering, CHANGES_BY_ITSELF),
+        (not_a_number, "`ttft` is nan every time, in 6 cases."),
+    ],
 )
 def test_a_result_that_changes_by_itself_is_told_as_such(attempt, cause):
     judgement = judge(METRICS, attempt)
@@ -320,7 +327,7 @@ def test_what_breaks_the_comparison_is_wrong_with_a_sentence() -> None:
     judgement = judge(replace(METRICS, compare=breaks), metrics)
     assert judgement.status == WRONG
     assert judgement.uncompared
-    told = "What came of it could not be compared (ZeroDivisionError: by zero)."
+    told = "The result can't be compared (ZeroDivisionError: by zero)."
     assert judgement.message == told
 
 
@@ -385,6 +392,100 @@ def test_with_books_of_its_own_it_is_right_if_it_is_as_built() -> None:
     assert "Its name mine" in judge(once, mine).message
     assert judge(twice, mine).status == PASSED
     assert judge(twice, not_a_number).status == WRONG
+
+
+# ------------------------------------------------------------------- how tensors are handed over
+
+
+def test_tensors_lie_in_memory_as_in_an_engine() -> None:
+    data = {"keys": torch.randn(2, 3, 5, 4), "ids": [torch.arange(6).view(2, 3)], "n": (1, "a")}
+    found = as_in_an_engine(data)
+    assert frozen(found) == frozen(data)
+    keys, (ids,) = found["keys"], found["ids"]
+    assert keys.transpose(1, 2).view(2, 5, 12).shape == (2, 5, 12)  # as merging the heads does
+    for tensor, shape in ((keys, (2, 3, 20)), (ids, (6,))):
+        with pytest.raises(RuntimeError, match="view size is not compatible"):
+            tensor.view(shape)
+    assert ids.view(2, 3, 1).shape == (2, 3, 1)
+
+
+NO_VIEWS: dict[str, Callable[..., Tensor]] = {
+    "paged_attention.slot_mapping": lambda tables, positions, size: positions.view(-1),
+    "batching.padded_mask": lambda mask, q_len: mask.view(-1),
+    "batching.padded_position_ids": lambda mask: mask.view(-1),
+}
+
+
+@pytest.mark.parametrize("name", NO_VIEWS)
+def test_a_view_that_an_engine_could_not_make_is_rejected(name: str) -> None:
+    right, view = exercises()[name].reference, NO_VIEWS[name]
+
+    def attempt(*given: Any) -> Any:
+        view(*given)
+        return right(*given)
+
+    assert "view size is not compatible" in judge(exercises()[name], attempt).message
+
+
+# ------------------------------------------------------------------- whatever is right but for one
+
+
+def test_the_right_numbers_in_another_dtype_are_wrong_and_the_dtype_is_told() -> None:
+    exercise = exercises()["decoding.apply_temperature"]
+    right = exercise.reference
+    for dtype in (torch.float32, torch.float64):
+        judgement = judge(exercise, lambda *given, dtype=dtype: right(*given).to(dtype))
+        assert judgement.status == WRONG
+        assert f"has the right numbers in {dtype}" in judgement.message
+        assert judgement.misconception == "other_dtype"
+
+
+GIVEN = """
+from solutions.generate import Metrics, metrics as right
+
+def metrics(start, token_times):
+    {given}
+    return right(start, token_times)
+"""
+
+
+def test_given_code_that_is_gone_is_told() -> None:
+    refusal = 'if len(token_times) == 0:\n        raise ValueError("no time")'
+    for lines, status in (("", WRONG), ("n = 0", WRONG), (refusal, PASSED)):
+        judgement = judge(METRICS, cell(GIVEN.format(given=lines))["metrics"])
+        assert judgement.status == status
+        assert ("`if not token_times:` is gone" in judgement.message) == (status == WRONG)
+    select = exercises()["batching.SlotCache.select"]
+    whole = "\n".join(lab_module("batching").lines)
+    assert judge(select, cell(whole)["SlotCache"]).status == PASSED
+    without = re.sub(r"self\.rows = .*\n", "\n", whole)
+    assert "`self.rows = " in judge(select, cell(without)["SlotCache"]).message
+
+
+def test_what_survives_until_the_first_inputs_come_once_more_is_told() -> None:
+    known: dict[int, float] = {}
+
+    def remembering(start, token_times):
+        known[len(known)] = start
+        found = metrics(start, token_times)
+        return (
+            found
+            if len(known) <= len(METRICS.cases(torch.Generator()))
+            else replace(found, ttft=found.ttft + 1)
+        )
+
+    judgement = judge(METRICS, remembering)
+    assert judgement.case is not None
+    assert judgement.case.label.endswith(ONCE_MORE)
+    assert judgement.cause == CHANGES_BY_ITSELF
+
+
+def test_an_argument_that_is_not_used_is_named() -> None:
+    source = "from solutions.generate import *\n\ndef metrics(start, token_times):\n"
+    attempt = cell(f"{source}    return Metrics(1.5, 2.5, 3.5, 0.1 * len(token_times))\n")[
+        "metrics"
+    ]
+    assert judge(METRICS, attempt).cause == "`start` is never used in your function."
 
 
 # ------------------------------------------------------------------------------- plain values

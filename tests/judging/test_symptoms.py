@@ -1,4 +1,4 @@
-"""Symptoms: what is told of wrong numbers, whatever the exercise."""
+"""Symptoms: what is said about wrong values, whatever the exercise."""
 
 from typing import Any
 
@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from autograder.drivers.seen import Seen
 from autograder.exercises import exercises
-from autograder.judging.exercise import Outcome
+from autograder.judging.exercise import Case, Outcome
 from autograder.judging.judge import WRONG, judge
-from autograder.judging.symptoms import RULES, symptom
+from autograder.judging.symptoms import CONTAINER_RULES, RULES, extreme, symptom
 from solutions.decoding import apply_top_k, next_token_probs
 
 EXERCISE = exercises()["decoding.apply_top_k"]
@@ -32,6 +32,9 @@ SHOWN: dict[str, tuple[Any, Any]] = {
     "first_row_for_all": (PROBS[:1].expand(2, 4), PROBS),
     "sign_lost": (-3.5, 3.5),
     "in_another_order": (PROBS.sort(descending=True).values, PROBS),
+    "other_dtype": (PROBS.float(), PROBS),
+    "nothing_there": ("is {}", "is {0: 3, 1: 2}"),
+    "only_the_first": ("is {0: 3}", "is {0: 3, 1: 2, 4: 1}"),
 }
 
 
@@ -48,7 +51,8 @@ def test_each_rule_knows_its_symptom_and_no_other(name: str) -> None:
 
 
 def test_every_rule_has_an_example() -> None:
-    assert set(SHOWN) == {rule.__name__ for rule in RULES}
+    rules = {rule.__name__ for rule in (*CONTAINER_RULES, *RULES)}
+    assert set(SHOWN) == rules | {"other_dtype"}
 
 
 def test_what_is_changed_is_named() -> None:
@@ -76,6 +80,59 @@ values = st.one_of(
 @given(values, values)
 def test_any_two_values_can_be_looked_at(got: Any, expected: Any) -> None:
     shown(got, expected)
+
+
+some = st.dictionaries(st.integers(0, 3), st.integers(0, 3), max_size=3) | st.lists(
+    st.integers(0, 3), max_size=3
+)
+
+
+@given(some, some)
+def test_what_is_said_of_lists_and_dicts_is_true(got: Any, expected: Any) -> None:
+    for wrong, right in ((got, expected), (f"is {got}", f"is {expected}")):
+        match shown(wrong, right):
+            case "nothing_there":
+                assert len(got) == 0 < len(expected)
+            case "only_the_first":
+                assert list(got) == list(expected)[:1]
+                assert len(expected) > 1
+            case "one_too_many" | "one_too_few":
+                assert abs(len(got) - len(expected)) == 1
+
+
+numbers = st.lists(st.integers(0, 3) | st.none() | st.booleans(), min_size=1, max_size=2)
+
+
+@given(st.lists(st.tuples(numbers, numbers, st.lists(st.just(0), max_size=3)), min_size=1))
+def test_what_is_said_of_all_cases_is_true_of_each(found: Any) -> None:
+    def outcome(values: list[Any]) -> Outcome:
+        return Outcome(tuple(Seen("It", v, f"in step {n}") for n, v in enumerate(values)))
+
+    cases = [Case(f"case {n}", {"drafts": drafts}) for n, (*_, drafts) in enumerate(found)]
+    got, expected = ([outcome(case[side]) for case in found] for side in (0, 1))
+    shown = extreme(EXERCISE, cases, got, expected)
+    if shown is None:
+        return
+    assert [g.seen for g in got] != [e.seen for e in expected]
+    if shown.name == "always_the_same":
+        assert shown.sentence == f"It is {found[0][0][0]} every time, in {len(cases)} cases."
+        assert {repr(value) for values, *_ in found for value in values} == {repr(found[0][0][0])}
+    else:
+        assert shown.sentence == f"It is the length of `drafts` every time, in {len(cases)} cases."
+        assert all(values == [len(drafts)] for values, _, drafts in found)
+
+
+def test_what_shows_in_all_cases_together() -> None:
+    def told(got: list[Any]) -> Any:
+        cases = [Case(f"case {n}", {"drafts": [0] * n}) for n in range(4)]
+        both = ([Outcome((Seen("It", v),)) for v in side] for side in (got, [0, 1, 1, 2]))
+        found = extreme(EXERCISE, cases, *both)
+        return found and found.sentence
+
+    assert told([0, 0, 0, 0]) == "It is 0 every time, in 4 cases."
+    assert told([False] * 4) == "It is False every time, in 4 cases."
+    assert told([0, 1, 2, 3]) == "It is the length of `drafts` every time, in 4 cases."
+    assert told([0, 0, 1, 2]) is told([0, 1, 1, 2]) is None
 
 
 def test_an_author_reads_what_the_symptom_is() -> None:

@@ -160,11 +160,9 @@ def test_an_unknown_name_is_answered_with_near_ones() -> None:
 
 
 def test_what_is_no_attempt_is_refused() -> None:
-    with pytest.raises(ValueError, match="Hand over the function metrics itself, not a Metrics"):
+    with pytest.raises(ValueError, match="Pass the function metrics itself, not a Metrics"):
         check("generate.metrics", metrics(0.0, [1.0]))
-    with pytest.raises(
-        ValueError, match=r"Hand over the class KVCache itself.*attend\", KVCache\)"
-    ):
+    with pytest.raises(ValueError, match=r"Pass the class KVCache itself.*attend\", KVCache\)"):
         check("kv_cache.KVCache.attend", KVCache.attend)
 
 
@@ -296,8 +294,11 @@ def test_other_errors_of_a_script_keep_their_traceback() -> None:
 IMPORTS = "from autograder.check import check, hint, mine, status\nimport torch"
 
 OWN_GENERATE = """
+from solutions.generate import require_prompt
+
 @torch.no_grad()
 def generate(model, input_ids, max_new_tokens, eos_token_id=None):
+    require_prompt(model, input_ids, max_new_tokens, eos_token_id)
     ids = input_ids
     while ids.shape[1] < min(input_ids.shape[1] + max_new_tokens, model.config.n_positions):
         ids = append(ids, model(ids, positions_of(ids)))
@@ -412,7 +413,8 @@ def test_a_cell_that_did_not_run_is_noticed(kernel: Any, notebook: nbformat.Note
         'check("generate.metrics", metrics)',
         "def metrics(start, token_times):\n    pass\n\n1 / 0",
         'check("generate.metrics", metrics)',
-        "from solutions.generate import metrics as right\ndef metrics(*a):\n    return right(*a)",
+        "from solutions.generate import metrics as right\ndef metrics(start, times):\n"
+        "    if not times:\n        raise ValueError\n    return right(start, times)",
         'check("generate.metrics", metrics)',
         allow_errors=True,
     )
@@ -599,6 +601,32 @@ def test_code_without_source_passes_all_the_same(capsys: pytest.CaptureFixture) 
     assert "passed     generate.metrics" in capsys.readouterr().out
     mine("generate")
     assert "does not pass here" in capsys.readouterr().out
+
+
+UNWRAPPED = """
+    def logged(function):
+        def wrapper(*given):
+            return function(*given)
+        return wrapper
+
+    @logged
+""" + OWN_METRICS.split("\n\n")[1]
+PARTIAL = f"{OWN_METRICS}\n    from functools import partial\n    metrics = partial(metrics)"
+
+
+@pytest.mark.parametrize("source", [OWN_METRICS.split("\n\n")[0] + UNWRAPPED, PARTIAL])
+def test_code_whose_source_is_not_found_passes_and_says_so(source, tmp_path, capsys):
+    assert check("generate.metrics", from_source(tmp_path, "metrics", source)).status == "passed"
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Your code can't be kept for later labs, which use the reference instead" in shown
+
+
+def test_code_with_a_decorator_that_wraps_is_kept(tmp_path, capsys):
+    wraps = UNWRAPPED.replace("def wrapper", "@functools.wraps(function)\n        def wrapper")
+    source = f"{OWN_METRICS.split(chr(10) * 2)[0]}\n    import functools\n{wraps}"
+    assert check("generate.metrics", from_source(tmp_path, "metrics", source)).status == "passed"
+    mine("generate")
+    assert "yours: metrics" in capsys.readouterr().out
 
 
 def test_a_place_where_nothing_can_be_kept_takes_nothing_from_a_pass(tmp_path, monkeypatch, capsys):
