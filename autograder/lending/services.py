@@ -33,7 +33,7 @@ class CountedModel(Watched, ShownModel):
     A driver that watches it sees the arguments of each forward.
     """
 
-    lends = Lends(call={"", "watch"})
+    lends = Lends(call={"", "hidden", "watch"})
 
     def __init__(self, model: Any) -> None:
         own = model.transformer
@@ -42,8 +42,15 @@ class CountedModel(Watched, ShownModel):
         self._forwards = self._tokens = 0
         self._most: Mapping[str, int] = {}
 
-    def __call__(
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        return self._forward(self._model, *inputs, **named)
+
+    def hidden(self, *inputs: Any, **named: Any) -> Any:
+        return self._forward(self._model.transformer, *inputs, **named)
+
+    def _forward(
         self,
+        part: Callable[..., Any],
         inputs: Int[Tensor, "batch seq"],
         position_ids: Int[Tensor, "batch seq"],
         *kv_cache: Any,
@@ -62,7 +69,7 @@ class CountedModel(Watched, ShownModel):
                 )
         self.tell(inputs, position_ids, *kv_cache, **named_kv_cache)
         with torch.no_grad():
-            return self._model(inputs, position_ids, *kv_cache, **named_kv_cache)
+            return part(inputs, position_ids, *kv_cache, **named_kv_cache)
 
     def counts(self) -> dict[str, int]:
         return {FORWARDS: self._forwards, TOKENS: self._tokens}

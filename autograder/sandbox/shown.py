@@ -9,6 +9,13 @@ from torch import Tensor, nn
 from gpt import GPTConfig
 
 
+class ShownTransformer(SimpleNamespace):
+    """A model's `transformer`: called as model.transformer(inputs, position_ids)."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.hidden(*args, **kwargs)
+
+
 class ShownModel:
     """A model as an attempt sees it: its configuration and copies of its embeddings.
 
@@ -22,9 +29,13 @@ class ShownModel:
         self.config = config
         embeddings = (nn.Embedding.from_pretrained(weight.clone()) for weight in (wte, wpe))
         names = dict(zip(("wte", "wpe"), embeddings, strict=True))
-        self.transformer = SimpleNamespace(**names, h=range(config.n_layer))
+        self.transformer = ShownTransformer(**names, h=range(config.n_layer), hidden=self.hidden)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def hidden(self, *args: Any, **kwargs: Any) -> Any:
+        """The hidden states from which the logits are computed."""
         raise NotImplementedError
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

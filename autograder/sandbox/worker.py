@@ -289,6 +289,9 @@ class FarModel(ShownModel):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.far_model(*args, **kwargs)
 
+    def hidden(self, *args: Any, **kwargs: Any) -> Any:
+        return self.far_model.hidden(*args, **kwargs)
+
     def watch(self, look: Callable[..., Any]) -> None:
         self.far_model.watch(look)
 
