@@ -34,16 +34,6 @@ def asking_the_model(model, input_ids, max_new_tokens, eos_token_id=None):
     return generate(model, input_ids.to(weights.device), min(max_new_tokens, room), eos_token_id)
 
 
-@right(generate)
-def logits_of_the_last_position_alone(model, input_ids, max_new_tokens, eos_token_id=None):
-    def last(ids, position_ids):
-        hidden = model.transformer(ids, position_ids)[:, -1:]
-        return hidden @ model.transformer.wte.weight.T
-
-    last.config = model.config
-    return generate(last, input_ids, max_new_tokens, eos_token_id)
-
-
 @wrong(generate)
 def in_a_window(model, input_ids, max_new_tokens, eos_token_id=None):
     def windowed(ids, position_ids):
