@@ -1,4 +1,4 @@
-"""Lab 1 in another style: an iterator of its own, logits of the last position alone, gaps between tokens."""
+"""Lab 1 in another style: an iterator, the last position's logits alone, gaps between tokens."""
 
 from dataclasses import dataclass
 from itertools import islice, pairwise
