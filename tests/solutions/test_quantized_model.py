@@ -390,5 +390,5 @@ def test_bytes_are_those_of_codes_scales_and_what_stays() -> None:
     ],
 )
 def test_what_a_kernel_would_make_nonsense_of_is_refused(make: Callable[[], nn.Module]) -> None:
-    with pytest.raises(ValueError, match="24 is no multiple"):
+    with pytest.raises(ValueError, match="24 is no multiple of 16"):
         make()
