@@ -69,6 +69,15 @@ def tiny(matrix: Tensor) -> Tensor:
     return matrix * 1e-7
 
 
+def in_float32(case: Case) -> Case:
+    """The same with its floats in float32, which the results must be in too."""
+    data = {
+        name: each.float() if isinstance(each, Tensor) and each.is_floating_point() else each
+        for name, each in case.data.items()
+    }
+    return Case(f"{case.label}, in float32", data)
+
+
 def absmax_cases(generator: torch.Generator) -> list[Case]:
     def case(
         label: str, bits: int, dim: int | None, *shape: int, change: Change = torch.clone
@@ -80,34 +89,36 @@ def absmax_cases(generator: torch.Generator) -> list[Case]:
         return Case(f"{label}, {bits} bits", {"weight": weight, "bits": bits, "dim": dim})
 
     return [
-        case("two rows, a scale for each column", 8, 0, 2, 3),
-        case("two rows, a scale for each", 8, 1, 2, 3),
-        case("two rows, one scale for all", 8, None, 2, 3),
-        case("a scale for each column", 4, 0),
-        case("a scale for each row", 4, 1),
-        case("one scale for all", 4, None),
-        case("a scale for each column", 3, 0),
-        case("a scale for each row", 2, 1),
-        case("one scale for all", 2, None),
-        case("as many rows as columns, a scale for each row", 8, 1, 5, 5),
-        case("as many rows as columns, a scale for each column", 4, 0, 5, 5),
+        case("two rows, a scale per column", 8, 0, 2, 3),
+        case("two rows, a scale per row", 8, 1, 2, 3),
+        case("two rows, one scale", 8, None, 2, 3),
+        case("a scale per column", 4, 0),
+        case("a scale per row", 4, 1),
+        case("one scale", 4, None),
+        case("a scale per column", 3, 0),
+        case("a scale per row", 2, 1),
+        case("one scale", 2, None),
+        case("as many rows as columns, a scale per row", 8, 1, 5, 5),
+        case("as many rows as columns, a scale per column", 4, 0, 5, 5),
         case("a column of zeros", 8, 0, change=with_zero_column),
         case("a row of zeros", 8, 1, change=with_zero_row),
-        case("a column of zeros, a scale for each row", 8, 1, change=with_zero_column),
-        case("nothing but zeros, one scale", 8, None, change=torch.zeros_like),
-        case("nothing but zeros, a scale for each column", 4, 0, change=torch.zeros_like),
-        case("a huge entry, a scale for each column", 8, 0, change=with_huge_entry),
-        case("a huge entry, a scale for each row", 4, 1, change=with_huge_entry),
-        case("a huge entry, one scale for all", 8, None, change=with_huge_entry),
-        case("all numbers above 0", 8, 0, change=above_0),
-        case("all numbers below 0", 8, 0, change=below_0),
-        case("all numbers below 0, one scale", 4, None, change=below_0),
+        case("a column of zeros, a scale per row", 8, 1, change=with_zero_column),
+        case("only zeros, one scale", 8, None, change=torch.zeros_like),
+        case("only zeros, a scale per column", 4, 0, change=torch.zeros_like),
+        case("a huge entry, a scale per column", 8, 0, change=with_huge_entry),
+        case("a huge entry, a scale per row", 4, 1, change=with_huge_entry),
+        case("a huge entry, one scale", 8, None, change=with_huge_entry),
+        case("only positive numbers", 8, 0, change=above_0),
+        case("only negative numbers", 8, 0, change=below_0),
+        case("only negative numbers, one scale", 4, None, change=below_0),
         case("tiny numbers", 8, 0, change=tiny),
-        case("a single row, a scale for each column", 8, 0, 1, 4),
-        case("a single column, a scale for each row", 3, 1, 4, 1),
+        case("a single row, a scale per column", 8, 0, 1, 4),
+        case("a single column, a scale per row", 3, 1, 4, 1),
         case("64 rows, a scale for each of ten columns", 8, 0, 64, 10),
-        case("64 rows, a scale for each", 3, 1, 64, 10),
-        case("64 rows, one scale for all", 4, None, 64, 10),
+        case("64 rows, a scale per row", 3, 1, 64, 10),
+        case("64 rows, one scale", 4, None, 64, 10),
+        in_float32(case("a scale per column", 8, 0)),
+        in_float32(case("a row of zeros", 4, 1, change=with_zero_row)),
     ]
 
 
@@ -139,19 +150,21 @@ def affine_cases(generator: torch.Generator) -> list[Case]:
         case("four groups of six", 3),
         case("four groups of six", 2),
         case("as many groups as numbers in each", 4, 5, 5),
-        case("all numbers above 0", 4, change=above_0),
-        case("all numbers below 0", 4, change=below_0),
-        case("a group above 0, one below, two with both", 8, change=on_both_sides),
+        case("only positive numbers", 4, change=above_0),
+        case("only negative numbers", 4, change=below_0),
+        case("a positive group, a negative one, two with both", 8, change=on_both_sides),
         case("numbers far from 0", 8, change=far_from_0),
         case("two groups of equal numbers, two of others", 4, change=constant),
         case("a group of zeros", 8, change=with_zero_row),
-        case("nothing but zeros", 4, 2, 6, change=torch.zeros_like),
+        case("only zeros", 4, 2, 6, change=torch.zeros_like),
         case("a zero in every group", 4, change=with_zero_column),
         case("a huge entry", 4, change=with_huge_entry),
         case("tiny numbers", 8, change=tiny),
         case("groups of one number", 4, 5, 1),
         case("ten groups of 32", 4, 10, 32),
         case("twenty groups of 32", 3, 20, 32),
+        in_float32(case("four groups of six", 4)),
+        in_float32(case("a group of zeros", 8, change=with_zero_row)),
     ]
 
 
@@ -180,8 +193,8 @@ def calibrate_cases(generator: torch.Generator) -> list[Case]:
         case("eight values, three scales", 4, 8, 3),
         case("as many values as scales", 4, 8, 8),
         case("a single value", 4, 1, 6),
-        case("scales that are all too large", 4, 20, 6, shares=(1.0, 3.0)),
-        case("scales that are all too small", 4, 20, 6, shares=(0.1, 0.3)),
+        case("only scales that are too large", 4, 20, 6, shares=(1.0, 3.0)),
+        case("only scales that are too small", 4, 20, 6, shares=(0.1, 0.3)),
         case("eight values, scales close together", 3, 8, 20, shares=(0.4, 0.6)),
         case("four values, scales close together", 4, 4, 20, shares=(0.5, 0.6)),
         case("twenty values, scales close together", 2, 20, 20, shares=(0.4, 0.7)),
@@ -194,6 +207,7 @@ def calibrate_cases(generator: torch.Generator) -> list[Case]:
         case("forty values with outliers, thirty scales", 4, 40, 30, outliers=4),
         case("forty values with outliers, sixty scales", 3, 40, 60, outliers=4),
         case("many values with outliers", 3, 500, 30, outliers=50),
+        in_float32(case("forty values with outliers", 4, 40, 12, outliers=4)),
     ]
 
 
@@ -228,9 +242,9 @@ def pack_cases(generator: torch.Generator) -> list[Case]:
         case("as many rows as columns", 4, 4),
         case("six rows of four codes", 6, 4),
         case("a single column", 8, 1),
-        Case("nothing but the last code", {"codes": last}),
-        Case("nothing but zeros", {"codes": torch.zeros_like(last)}),
-        Case("each code above each", {"codes": every.contiguous()}),
+        Case("only the last code", {"codes": last}),
+        Case("only zeros", {"codes": torch.zeros_like(last)}),
+        Case("every pair of codes", {"codes": every.contiguous()}),
         case("64 rows of ten codes", 64, 10),
     ]
 
@@ -260,7 +274,7 @@ def positive(generator: torch.Generator, *shape: int) -> Float[Tensor, "..."]:
 
 
 def codes_within(generator: torch.Generator, last: int, *shape: int) -> Codes:
-    """Codes that nobody got from `absmax`, which gives each column a 127 or -127."""
+    """Codes other than those of `absmax`, which gives each column a 127 or -127."""
     return torch.randint(-last, last + 1, shape, generator=generator).to(torch.int8)
 
 
@@ -278,17 +292,16 @@ def forward_cases(generator: torch.Generator) -> list[Case]:
     apart.data["scale"][0] = torch.tensor([0.002, 1.0, 0.03])
     large = case("hidden states far beyond 127", 2, 2, n_in=4, n_out=3)
     large.data["hidden"].mul_(400)
-    single = case("all of it in float32", 3, n_in=7, n_out=4).data
-    as_float32 = {name: t.float() if name != "codes" else t for name, t in single.items()}
     return [
         case("one token, three inputs, two outputs", 1, n_in=3, n_out=2, last=9),
         case("three tokens", 3, n_in=4, n_out=6),
+        case("as many outputs as inputs", 3, n_in=4, n_out=4),
         case("two texts of three tokens", 2, 3, n_in=5, n_out=4),
         case("four texts of one token", 4, 1, n_in=3, n_out=5),
         case("codes up to 127", 3, n_in=16, n_out=7, last=127),
         apart,
         large,
-        Case("all of it in float32", as_float32),
+        in_float32(case("three tokens", 3, n_in=7, n_out=4)),
         case("some more", draw(generator, 2, 4), 3, n_in=16, n_out=draw(generator, 8, 12)),
     ]
 
@@ -339,6 +352,7 @@ def matmul_cases(generator: torch.Generator) -> list[Case]:
         case("codes of activations at both ends", states(2, 3, large={(0, 0): 3, (0, 1): -3}), 5),
         Case("sums beyond 2^15", large_sums(generator, 8)),
         Case("sums that pass 2^24 on their way", sums_that_cancel(generator, 1900)),
+        in_float32(Case("sums that pass 2^24 on their way", sums_that_cancel(generator, 1900))),
         case("some more", states(some, 24), draw(generator, 7, 12), last=127),
     ]
 
@@ -376,6 +390,8 @@ def split_cases(generator: torch.Generator) -> list[Case]:
         hidden = hidden_states(generator, tokens, n_in, large=large, threshold=least)
         return Case(label, {"hidden": hidden, **coded(generator, 90, n_in, n_out), **threshold})
 
+    exact = sums_that_cancel(generator, 1900)
+    exact["hidden"][0, -1] = 2000  # an outlier; all others are below a threshold of 1,000
     some: Large = {(draw(generator, 0, 3), n): 10.0 * draw(generator, 1, 9) for n in (3, 8, 17)}
     every: Large = {(n % 2, n): 9.0 + n for n in range(4)}
     return [
@@ -389,13 +405,14 @@ def split_cases(generator: torch.Generator) -> list[Case]:
         case("a number at the threshold, 6.0", 2, 4, 3, {(1, 1): 6.0}),
         case("a number at the threshold below 0, -6.0", 2, 4, 3, {(0, 2): -6.0}),
         case("a number just within the threshold", 2, 4, 3, {(1, 1): 5.9, (0, 3): -5.9}),
-        case("an outlier beside numbers just within", 2, 5, 3, {(0, 0): 90.0, (1, 1): 5.9}),
+        case("an outlier, and a number just within", 2, 5, 3, {(0, 0): 90.0, (1, 1): 5.9}),
         case("a threshold of 3.5", 3, 5, 4, {(0, 1): 4.0, (2, 2): -3.75}, threshold=3.5),
         case("a threshold of 20", 3, 5, 4, {(0, 1): 9.0, (2, 2): -33.0}, threshold=20.0),
         case("all columns but one have an outlier", 2, 3, 4, {(0, 0): 12.0, (1, 2): -15.0}),
-        case("a token of zeros but for its outlier", 2, 3, 4, {(0, 0): 0, (0, 1): 12, (0, 2): 0}),
+        case("a token of zeros and one outlier", 2, 3, 4, {(0, 0): 0, (0, 1): 12, (0, 2): 0}),
         case("some more", 4, 24, 8, some),
         case("every column has an outlier", 2, 4, 3, every),
+        in_float32(Case("sums that pass 2^24 on their way", {**exact, "threshold": 1000.0})),
     ]
 
 
@@ -433,6 +450,7 @@ def smooth_cases(generator: torch.Generator) -> list[Case]:
         case("a peak of 0, alpha of 0", 4, 3, ("peaks", 0), alpha=0.0),
         case("a row of zeros, alpha of 1", 4, 3, ("weight", 3), alpha=1.0),
         case("some more", draw(generator, 7, 12), draw(generator, 13, 16), alpha=0.7),
+        in_float32(case("peaks and rows of zeros", 6, 4, *both)),
     ]
 
 

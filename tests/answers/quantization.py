@@ -3,11 +3,14 @@
 import torch
 
 from solutions.quantization import (
+    OUTLIER,
     QuantizedLinear,
     absmax,
     affine,
+    calibrate,
     int8_matmul,
     smooth,
+    split_outliers,
 )
 from tests.common.attempts import right, wrong
 
@@ -15,13 +18,12 @@ from tests.common.attempts import right, wrong
 
 
 @right(absmax)
-def half_up_in_float32(weight, bits, dim=0):
-    """Half up, not half to even: no number lies in the middle."""
-    weight = weight.float()
+def half_up(weight, bits, dim=0):
+    """Half up, not half to even: no number is in the middle."""
     flat = weight.reshape(1, -1) if dim is None else weight.movedim(dim, -1)
     last = 2 ** (bits - 1) - 1
     peak = flat.abs().max(dim=-1).values
-    scale = torch.where(peak.bool(), peak / last, torch.ones(()))
+    scale = torch.where(peak.bool(), peak / last, torch.ones_like(peak))
     scale = scale.view(1, 1) if dim is None else scale.unsqueeze(dim)
     return torch.floor(weight / scale + 0.5).to(torch.int8), scale
 
@@ -55,7 +57,15 @@ def with_the_zero_from_above(groups, bits):
     return [codes.to(torch.uint8), scale, zero]
 
 
-# ---------------------------------------------------------------------------- two codes in a byte
+@wrong(affine, "The codes", "go up to 16", "aren't limited")
+def without_a_limit(groups, bits):
+    _, scale, zero = affine(groups, bits)
+    return (groups / scale + zero).round().to(torch.uint8), scale, zero
+
+
+@wrong(calibrate, "a tensor of shape [1]")
+def in_a_list_of_one(values, bits, scales):
+    return calibrate(values, bits, scales)[None]
 
 
 # ---------------------------------------------------------------------- weights, then activations
@@ -79,9 +89,23 @@ def by_torchs_kernel(hidden, codes, scale):
 
 
 @right(int8_matmul)
-def of_what_codes_stand_for(hidden, codes, scale):
+def exact_in_float64(hidden, codes, scale):
+    token_codes, token_scale = absmax(hidden, 8, 1)
+    return (token_codes.double() @ codes.double()).to(hidden.dtype) * token_scale * scale
+
+
+@wrong(int8_matmul, "sums that pass 2^24 on their way, in float32")
+def as_a_float_product(hidden, codes, scale):
     token_codes, token_scale = absmax(hidden, bits=8, dim=1)
     return (token_codes * token_scale) @ (codes * scale)
+
+
+@wrong(split_outliers, "sums that pass 2^24 on their way, in float32")
+def the_rest_as_a_float_product(hidden, codes, scale, threshold=OUTLIER):
+    outliers = (hidden.abs() >= threshold).any(dim=0)
+    token_codes, token_scale = absmax(hidden.masked_fill(outliers, 0), 8, 1)
+    usual = (token_codes * token_scale) @ (codes * scale)
+    return usual + hidden[:, outliers] @ (codes[outliers] * scale)
 
 
 @wrong(smooth, "What it returned is 2 things; expected: it is 3 things.")
@@ -100,7 +124,7 @@ EQUIVALENT = {
         (
             "(groups / scale + zero).round().clamp(0, last) -> "
             "(groups / scale + zero).round().clamp(-1, last)"
-        ): "rounding `zero` moves no number by half a step or more, so no code lies outside anyway",
+        ): "rounding `zero` moves a number by half a step at most, and -0.5 is rounded to 0",
     },
     "quantization.pack": {
         "codes[0::2] -> codes[::2]": "a slice begins at 0 by itself",
