@@ -1,5 +1,6 @@
 """Answers to lab 12's exercises: a running softmax, tiles, parts, blocks, gradients."""
 
+import itertools
 import math
 
 import torch
@@ -27,6 +28,11 @@ def without_a_return(q_len, k_len, head_dim, block_q, block_k):
 @wrong(absorb, "absorb returns a State; this is 2 things.")
 def without_the_peak(state, scores, values):
     return absorb(state, scores, values)[1:]
+
+
+@wrong(absorb, "What absorb returned is a tuple; expected: it is a State.")
+def in_a_tuple(state, scores, values):
+    return tuple(absorb(state, scores, values))
 
 
 @wrong(absorb, "The result is right, but `state[1]` is no longer what it was before the call")
@@ -71,6 +77,12 @@ def with_more_in_store(memory, q_len, k_len, head_dim, block_q, block_k):
     memory.store("spare", 0, torch.zeros(q_len, 3))
 
 
+@wrong(flash_attention, "Your loop loads 'queries' 2 times for 1 tile;")
+def queries_for_each_half(memory, q_len, k_len, head_dim, block_q, block_k):
+    memory.load("queries", 0, 1)
+    flash_attention(memory, q_len, k_len, head_dim, block_q, block_k)
+
+
 @wrong(flash_attention, "OutOfFastMemory: Tiles of 4 queries and 5 keys take 118 numbers of")
 def in_large_tiles(memory, q_len, k_len, head_dim, block_q, block_k):
     flash_attention(memory, q_len, k_len, head_dim, block_q, 2 * block_k)
@@ -96,6 +108,13 @@ def a_key_computed_again(worker, length, parts):
     return split_decode(worker, length, parts)
 
 
+@wrong(split_decode, "It raised ValueError: worker(0, 0) has no keys")
+def cut_off_at_each_end(worker, length, parts):
+    ends = [int(n * length / parts) for n in range(parts + 1)]
+    found = [worker(first, last) for first, last in itertools.pairwise(ends)]
+    return merge(*map(torch.stack, zip(*found, strict=True)))
+
+
 @wrong(split_decode, "It raised ValueError: worker(0, 2) is no part of 1 keys.")
 def beyond_the_end(worker, length, parts):
     return worker(0, length + 1)
@@ -117,6 +136,30 @@ def from_the_last_block_on(query, read_block, block_table, block_size, length):
             both = torch.cat([outputs, own[0]]), torch.cat([lses, own[1]])
             outputs, lses = (part[None] for part in merge(*both))
     return outputs[0]
+
+
+@right(paged_decode)
+def merged_in_the_end(query, read_block, block_table, block_size, length):
+    """A part for each block: of outputs there are far fewer than of keys and values."""
+    parts = []
+    for start in range(0, length, block_size):
+        keys, values = read_block(block_table[start // block_size])
+        held = min(block_size, length - start)
+        scores = (query[:, None] @ keys[:, :held].mT)[:, 0] / query.shape[1] ** 0.5
+        output = (scores.softmax(-1)[:, None] @ values[:, :held])[:, 0]
+        parts.append((output, scores.logsumexp(-1)))
+    return merge(*map(torch.stack, zip(*parts, strict=True)))[0]
+
+
+@wrong(paged_decode, "The pool afterwards is changed; expected: it is as it was.")
+def with_zeros_in_the_last_block(query, read_block, block_table, block_size, length):
+    def read_and_clear(block):
+        keys, values = read_block(block)
+        if block == block_table[(length - 1) // block_size]:
+            keys[:, (length - 1) % block_size + 1 :] = 0
+        return keys, values
+
+    return paged_decode(query, read_and_clear, block_table, block_size, length)
 
 
 @wrong(paged_decode, "It raised ValueError: The pool has the blocks 0 to ")

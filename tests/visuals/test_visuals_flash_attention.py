@@ -114,7 +114,7 @@ def test_each_tile_is_loaded_masked_or_skipped_as_its_pairs_are_seen(
 
 
 @pytest.mark.parametrize(
-    ("sizes", "loads", "counts", "places"),  # loaded, of how many, masked in part; their middles
+    ("sizes", "loads", "counts", "places"),  # loaded, of how many, partly masked; their middles
     [
         ((4, 6, 2, 2), None, [5, 6, 2], [(1, 1), (3, 1), (1, 3), (3, 3), (5, 3)]),
         (
