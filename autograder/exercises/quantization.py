@@ -22,7 +22,7 @@ Hessian = Float[Tensor, "n_in n_in"]
 
 # -------------------------------------------------------------------------------- codes and scales
 
-# How near the middle between two codes no number lies: x / scale and x * (1 / scale) differ in the
+# No number is this near the middle between two codes: x / scale and x * (1 / scale) differ in the
 # last digit, and either may be rounded.
 MARGIN = 1e-3
 
@@ -35,7 +35,7 @@ def settled(steps: Tensor) -> bool:
 def drawn(
     generator: torch.Generator, shape: tuple[int, ...], change: Change, steps: Change
 ) -> Float[Tensor, "rows columns"]:
-    """A random matrix of two decimals, changed, of which steps(matrix) is settled."""
+    """A random matrix of two decimals, changed, whose steps(matrix) are settled."""
     return until(
         lambda matrix: settled(steps(matrix)),
         lambda: change(normal(generator, *shape).round(decimals=2)),
@@ -175,7 +175,7 @@ def calibrate_cases(generator: torch.Generator) -> list[Case]:
     def case(
         label: str, bits: int, count: int, scales: int, outliers: int = 0, shares: Any = (0.1, 1.1)
     ) -> Case:
-        """Outliers lie six times as far out. Scales are shares of the one that `absmax` takes,
+        """Outliers are six times as large. Scales are shares of the one that `absmax` takes,
         in any order."""
         last, (low, high) = 2 ** (bits - 1) - 1, shares
         for _ in range(1000):
@@ -319,9 +319,9 @@ def hidden_states(
     large: Large | None = None,
     threshold: float = math.inf,
 ) -> Hidden:
-    """Numbers from -3 to 3, times a factor for each token; but what is given as `large` is that.
+    """Numbers from -3 to 3, times a factor for each token, with some of them replaced by `large`.
 
-    Where columns with an outlier are left out, codes of the others can be rounded only one way.
+    Without the outlier columns, no number is near the middle between two codes.
     """
     while True:
         hidden = 6 * torch.rand(tokens, n_in, generator=generator, dtype=torch.float64) - 3
@@ -369,8 +369,8 @@ def large_sums(generator: torch.Generator, n_in: int) -> dict[str, Any]:
 
 
 def sums_that_cancel(generator: torch.Generator, half: int) -> dict[str, Any]:
-    """All numbers are their own codes. One half of the inputs takes away what the other brings,
-    in another order; three further inputs remain."""
+    """All numbers are their own codes. The products of one half of the inputs cancel those of the
+    other half, in another order; three more inputs remain."""
     hidden, codes = large_codes(generator, 2, half).double(), large_codes(generator, half, 3)
     order = torch.randperm(half, generator=generator)
     rest = torch.tensor([[127.0, 3.0, 5.0]] * 2, dtype=torch.float64)
@@ -469,10 +469,10 @@ def gptq_cases(generator: torch.Generator) -> list[Case]:
         times: float = 1.0,
         dtype: torch.dtype = torch.float64,
     ) -> Case:
-        """Where some codes are others than those of the nearest numbers.
+        """A matrix for which some codes differ from rounding to nearest.
 
-        dead: an input that is 0 for all tokens. own_scales: each number has one. times: as many
-        times the scale with which the largest number gets the last code.
+        dead: an input that is 0 for all tokens. own_scales: each number has its own scale. times:
+        a factor on the scale with which the largest number gets the last code.
         """
         while True:
             inputs = correlated(generator, tokens or 3 * n_in, n_in)
@@ -508,16 +508,16 @@ def gptq_cases(generator: torch.Generator) -> list[Case]:
 
 
 def correlated(generator: torch.Generator, tokens: int, n_in: int) -> Hidden:
-    """Inputs of which most is the same few things."""
+    """Inputs that are nearly mixtures of two random directions."""
     few = normal(generator, tokens, 2) @ normal(generator, 2, n_in)
     return few + 0.3 * normal(generator, tokens, n_in)
 
 
 def before_rounding(weight: Weight, hessian: Hessian, scale: Tensor, bits: int) -> Weight:
-    """What the rows of the matrix were when they were rounded.
+    """The corrected rows of the matrix, as they were when they were rounded.
 
-    What all rows in front have taken from a row, and its own error, is its difference from what its
-    codes stand for: U.T @ errors.
+    The difference between the weights and the numbers that their codes stand for is U.T @ errors:
+    the corrections by all earlier rows, and the row's own error.
     """
     damping = DAMPING * hessian.diagonal().mean() * torch.eye(len(hessian))
     upper = torch.linalg.cholesky(torch.linalg.inv(hessian + damping), upper=True)

@@ -47,7 +47,7 @@ def in_place(state, scores, values):
 
 @right(flash_attention)
 def with_a_softmax_of_its_own(memory, q_len, k_len, head_dim, block_q, block_k):
-    """It merges tiles by their lse, and of the last tile loads the keys alone that are seen."""
+    """It merges tiles by their lse, and loads only the visible keys of the last tile."""
     for start in reversed(range(0, q_len, block_q)):
         end = min(start + block_q, q_len)
         queries = memory.load(name="queries", start=start, end=end)
@@ -56,8 +56,8 @@ def with_a_softmax_of_its_own(memory, q_len, k_len, head_dim, block_q, block_k):
         for first in range(0, seen, block_k):
             last = min(first + block_k, seen)
             scores = queries @ memory.load("keys", first, last).mT / head_dim**0.5
-            behind = torch.arange(first, last) > torch.arange(start, end)[:, None] + k_len - q_len
-            scores = scores.masked_fill(behind, -torch.inf)
+            later = torch.arange(first, last) > torch.arange(start, end)[:, None] + k_len - q_len
+            scores = scores.masked_fill(later, -torch.inf)
             values = memory.load("values", first, last)
             own = torch.nan_to_num(scores.softmax(dim=-1)) @ values, scores.logsumexp(dim=-1)
             both = torch.stack([output, own[0]]), torch.stack([lse, own[1]])
@@ -181,7 +181,7 @@ def after_a_gather_of_views(query, read_block, block_table, block_size, length):
 
 @right(backward_tile)
 def by_autograd(queries, keys, values, output, lse, grad_output, offset):
-    """What the tile adds to a loss, with the weights of all tiles, lets PyTorch do the rest."""
+    """Let PyTorch differentiate what the tile adds to a loss, with the weights of all tiles."""
     with torch.enable_grad():
         scores = hide_later_keys(queries @ keys.mT, offset) / queries.shape[-1] ** 0.5
         weights = (scores - lse.nan_to_num(neginf=0)[..., None]).exp()
