@@ -246,7 +246,7 @@ def over_length(milliseconds: Mapping[str, Mapping[int, float]]) -> Picture:
             axes.plot(won, curve[won], **WON)
     measured = sorted({length for curve in milliseconds.values() for length in curve})
     axes.set(xscale="log", yscale="log", xlabel="tokens")
-    axes.set_title(f"milliseconds; a ring marks where a way becomes faster than {first}")
+    axes.set_title(f"milliseconds; ring: from here on faster than {first}")
     axes.set_xticks(measured, [f"{length:,}" for length in measured])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
