@@ -74,14 +74,12 @@ MOST_SCALES = 1_000  # that are looked at: a wrong answer may have one per numbe
 
 def each_of(scale: Any) -> Iterator[Seen]:
     """The form of a table of scales, then each by itself, so that small ones count as well."""
-    form = form_of(scale)
-    if isinstance(scale, Tensor):
-        form = form.replace("floats", str(scale.dtype).removeprefix("torch."))
-    yield Seen("`scale`", form)
+    yield Seen("`scale`", form_of(scale))
     if isinstance(scale, Tensor) and scale.ndim == 2 and scale.numel() <= MOST_SCALES:
         for row, values in enumerate(scale.tolist()):
             for column, value in enumerate(values):
                 yield Seen(f"`scale[{row}, {column}]`", value)
+    yield Seen("The tensor of scales", scale)
 
 
 def calibrate(

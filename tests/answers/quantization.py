@@ -31,16 +31,10 @@ def without_the_scale(weight, bits, dim=0):
     return absmax(weight, bits, dim)[0]
 
 
-@wrong(absmax, "`scale` is a tensor of float64, of shape [3]; expected: it is a tensor of float64")
+@wrong(absmax, "`scale` is a tensor of floats, of shape [3]; expected: it is a tensor of floats")
 def with_a_flat_scale(weight, bits, dim=0):
     codes, scale = absmax(weight, bits, dim)
     return codes, scale.flatten()
-
-
-@wrong(absmax, "of float64, of shape [1, 4]; expected: it is a tensor of float32, of shape")
-def always_in_float64(weight, bits, dim=0):
-    codes, scale = absmax(weight, bits, dim)
-    return codes, scale.double()
 
 
 @wrong(absmax, "`scale[0, ")
