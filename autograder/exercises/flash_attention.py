@@ -16,19 +16,6 @@ from autograder.lending.slow_memory import lend_memory
 HIDDEN = -math.inf
 Two = tuple[int, int]
 
-
-def in_float32(case: Case) -> Case:
-    """The same with its floats in float32, which the results must be in too."""
-
-    def converted(value: Any) -> Any:
-        if isinstance(value, list | tuple):
-            return type(value)([converted(item) for item in value])
-        return value.float() if isinstance(value, Tensor) else value
-
-    data = {name: converted(value) for name, value in case.data.items()}
-    return Case(f"{case.label}, in float32", data)
-
-
 # ------------------------------------------------------------------------------------------ counts
 
 
@@ -120,7 +107,6 @@ def absorb_cases(generator: torch.Generator) -> list[Case]:
         case("three heads", tile(some(3, 2, 4)), tile(some(3, 2, 4, at=2.0))),
         case("two texts of three heads", tile(some(2, 3, 2, 4)), tile(some(2, 3, 2, 1))),
         case("six tiles of different sizes", *many),
-        in_float32(case("two tiles", tile(some(2, 3)), tile(some(2, 3, at=2.0)))),
     ]
 
 
@@ -192,7 +178,6 @@ def merge_cases(generator: torch.Generator) -> list[Case]:
         case("lses around 2,000", 3, at=2000.0),
         case("lses around -2,000", 3, at=-2000.0),
         case("lses around -2,000, and a part saw nothing", 2, at=-2e3, empty=((0, 0),)),
-        in_float32(case("three parts, two queries", 3, (2,))),
     ]
 
 
@@ -216,7 +201,6 @@ def split_cases(generator: torch.Generator) -> list[Case]:
         case("five heads, ten keys, four workers", 10, 4, heads=5),
         case("scores in the thousands", 9, 4, size=1500.0),
         case("another number of keys", draw(generator, 11, 30), draw(generator, 3, 8)),
-        in_float32(case("eight keys, three workers", 8, 3)),
     ]
 
 
@@ -262,7 +246,6 @@ def paged_cases(generator: torch.Generator) -> list[Case]:
         case("infinity in all slots of other requests", 10, 4, more=1, unwritten=True),
         case("scores in the thousands", 9, 4, size=1500.0),
         case("one head, twelve blocks of eight", 95, 8, heads=1),
-        in_float32(case("three blocks", 10, 4)),
         case("another length", draw(generator, 13, 30), draw(generator, 2, 5), heads=3),
     ]
 
@@ -310,7 +293,6 @@ def backward_cases(generator: torch.Generator) -> list[Case]:
         case("scores in the hundreds", (6, 6), 3, level=200.0),
         case("scores in the thousands", (5, 9), 4, level=2000.0),
         case("another length", (q_len, q_len + draw(generator, 1, 6)), 3, head_dim=8),
-        in_float32(case("five tokens in tiles of three", (5, 5), 3)),
     ]
 
 
