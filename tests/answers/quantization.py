@@ -16,14 +16,15 @@ from tests.common.attempts import right, wrong
 
 
 @right(absmax)
-def half_up(weight, bits, dim=0):
-    """Half up, not half to even: no number is in the middle."""
+def half_up_in_float32(weight, bits, dim=0):
+    """Half up, not half to even: no number lies in the middle."""
+    dtype, weight = weight.dtype, weight.float()
     flat = weight.reshape(1, -1) if dim is None else weight.movedim(dim, -1)
     last = 2 ** (bits - 1) - 1
     peak = flat.abs().max(dim=-1).values
-    scale = torch.where(peak.bool(), peak / last, torch.ones_like(peak))
+    scale = torch.where(peak.bool(), peak / last, torch.ones(()))
     scale = scale.view(1, 1) if dim is None else scale.unsqueeze(dim)
-    return torch.floor(weight / scale + 0.5).to(torch.int8), scale
+    return torch.floor(weight / scale + 0.5).to(torch.int8), scale.to(dtype)
 
 
 @wrong(absmax, "What it returned is a tensor of shape [2, 3]; expected: it is 2 things, codes")
