@@ -79,7 +79,7 @@ def each_of(scale: Any) -> Iterator[Seen]:
         for row, values in enumerate(scale.tolist()):
             for column, value in enumerate(values):
                 yield Seen(f"`scale[{row}, {column}]`", value)
-    yield Seen("The tensor of scales", scale)
+        yield Seen("The dtype of `scale`", f"is {scale.dtype}")
 
 
 def calibrate(
