@@ -1,9 +1,9 @@
-"""Lab 12: FlashAttention. Attention that never holds its scores, and is exact.
+"""Lab 12: FlashAttention. Exact attention that never holds the table of scores.
 
 A softmax seems to need all scores of a query at once. It doesn't: a running maximum, a running sum
-and a running weighted value are enough, tile by tile. So the scores stay in fast memory, and what
-crosses to slow memory shrinks. The same state serves one query that is split over many workers, the
-blocks of a paged cache where they lie, and the gradients.
+and a running weighted sum of values are enough, tile by tile. So the scores stay in fast memory,
+and there is less traffic with slow memory. With the same state, many workers can share one query,
+attention can read the blocks of a paged cache without a copy, and gradients need little memory.
 
 Sources: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao et al.,
 "FlashAttention", NeurIPS 2022; Dao, "FlashAttention-2", 2023; Dao et al., "Flash-Decoding for
@@ -33,9 +33,9 @@ def require_positive(**sizes: int) -> None:
 def hide_later_keys(
     scores: Float[Tensor, "... queries keys"], offset: int
 ) -> Float[Tensor, "... queries keys"]:
-    """The scores of a tile, with −inf where a query may not look.
+    """Return the scores of a tile with −inf where a query may not see a key.
 
-    Query i of the tile sees the tile's keys 0 to i + offset, that one included.
+    Query i of the tile sees the tile's keys 0 to i + offset, including the last one.
     """
     queries, keys = scores.shape[-2:]
     if offset >= keys - 1:
@@ -45,7 +45,7 @@ def hide_later_keys(
 
 
 def naive_attention(memory: Memory, q_len: int, k_len: int, head_dim: int) -> None:
-    """Causal attention as three steps. Each reads what the one before has written."""
+    """Compute causal attention in three steps. Each reads what the step before has written."""
     queries, keys = memory.load("queries", 0, q_len), memory.load("keys", 0, k_len)
     scores = hide_later_keys(queries @ keys.mT / head_dim**0.5, k_len - q_len)
     memory.store("scores", 0, scores)
@@ -57,14 +57,14 @@ def naive_attention(memory: Memory, q_len: int, k_len: int, head_dim: int) -> No
 def count_traffic(
     q_len: int, k_len: int, head_dim: int, block_q: int, block_k: int
 ) -> tuple[int, int]:
-    """How many numbers of one head causal attention moves, the naive way and in tiles.
+    """Return how many numbers causal attention moves for one head: the naive way, and in tiles.
 
     The naive way reads queries and keys, writes the scores, reads them, writes the weights, reads
     them and the values, and writes the output. In tiles, each tile of `block_q` queries is read
-    once, and for it the tiles of `block_k` keys and values of which one query at least sees a key.
-    Its output is written once, and one more number for each query. Tiles are read whole; the last
-    of the queries and the last of the keys may be shorter. The queries are the last of the k_len
-    tokens. Source: Dao et al. 2022, section 3.2.
+    once. For each of them, those tiles of `block_k` keys and values are read of which at least one
+    query sees a key. The output is written once, and one more number per query. Tiles are read
+    whole; the last tile of queries or keys may be shorter. The queries are the last of the k_len
+    tokens, and there may be more queries than keys. Source: Dao et al. 2022, section 3.2.
     """
     require_positive(q_len=q_len, k_len=k_len, block_q=block_q, block_k=block_k)
     ### BEGIN SOLUTION
@@ -82,10 +82,10 @@ def count_traffic(
 
 
 class State(NamedTuple):
-    """What a query knows of the keys that it has seen, by whatever dimensions stand in front.
+    """What each query keeps of the keys that it has seen so far.
 
-    peak: its highest score. total: the sum of exp(score − peak). weighted: the values, each times
-    its exp(score − peak), summed. Before any key that is −inf, 0 and 0.
+    peak: its highest score. total: the sum of exp(score − peak). weighted: the sum of
+    exp(score − peak) * value. Before the first key they are −inf, 0 and 0.
     """
 
     peak: Float[Tensor, "... queries"]
@@ -94,15 +94,15 @@ class State(NamedTuple):
 
 
 def empty_state(queries: Float[Tensor, "... queries head_dim"]) -> State:
-    """That of queries which have seen nothing yet."""
+    """Return the state of queries that have seen no key yet."""
     weighted = torch.zeros_like(queries)
     return State(torch.full_like(weighted[..., 0], -torch.inf), weighted[..., 0].clone(), weighted)
 
 
 def exp_minus(
-    numbers: Float[Tensor, "*shape"], level: Float[Tensor, "*shape"]
-) -> Float[Tensor, "*shape"]:
-    """exp(numbers − level), and 0 where both are −inf: what nobody sees weighs nothing."""
+    numbers: Float[Tensor, "*#shape"], level: Float[Tensor, "*#shape"]
+) -> Float[Tensor, "*#shape"]:
+    """Return exp(numbers − level), but 0 where both are −inf; the two shapes may broadcast."""
     return torch.exp(numbers - level.masked_fill(level == -torch.inf, 0))
 
 
@@ -111,10 +111,10 @@ def absorb(
     scores: Float[Tensor, "... queries keys"],
     values: Float[Tensor, "... keys head_dim"],
 ) -> State:
-    """The state once another tile of keys has been seen, one key at least.
+    """Return the `State` after one more tile of keys, which has at least one key.
 
-    A key that a query may not see has the score −inf. In whatever tiles and whatever order the keys
-    come, the state is the same in the end. The one that is handed over stays as it was.
+    A key that a query may not see has the score −inf. The final state doesn't depend on the tiles
+    or on their order. The given state stays as it is.
     Source: Dao 2023, section 3.1.
     """
     ### BEGIN SOLUTION
@@ -130,18 +130,18 @@ def absorb(
 def finish(
     state: State,
 ) -> tuple[Float[Tensor, "... queries head_dim"], Float[Tensor, "... queries"]]:
-    """What attention comes to, and the logarithm of the sum of exp(score): output and lse.
+    """Return output and lse: the attention, and the logarithm of the sum of exp(score).
 
-    A query that has seen nothing gets 0 and −inf. All others have a total of 1 or more, since the
-    key of the highest score adds exp(0).
+    A query that has seen no key gets 0 and −inf. All others have a total of 1 or more, because the
+    key with the highest score adds exp(0).
     """
     return state.weighted / state.total.clamp(min=1)[..., None], state.peak + state.total.log()
 
 
 def online_steps(scores: Float[Tensor, " keys"], block_k: int) -> Iterator[State]:
-    """The state of one query after each tile, for a picture.
+    """Yield the state of one query after each tile, for a picture.
 
-    The values are the rows of an identity matrix, so that `weighted` is each key's own weight.
+    The values are the rows of an identity matrix, so `weighted` holds the weight of each key.
     """
     state, one_hot = empty_state(scores[None]), torch.eye(len(scores), dtype=scores.dtype)
     for start in range(0, len(scores), block_k):
@@ -156,13 +156,13 @@ def online_steps(scores: Float[Tensor, " keys"], block_k: int) -> Iterator[State
 def flash_attention(
     memory: Memory, q_len: int, k_len: int, head_dim: int, block_q: int, block_k: int
 ) -> None:
-    """Causal attention in tiles, from slow memory to slow memory; scores never get there.
+    """Compute causal attention in tiles, from slow memory to slow memory, without storing scores.
 
-    Loads "queries" by `block_q`, "keys" and "values" by `block_k`, tensors of [..., tokens,
-    head_dim] with any dimensions in front; stores "output" and "lse" as `finish` gives them. The
-    queries are the last q_len of the k_len tokens, and each sees those up to its own; where there
-    are more queries than keys, the first ones see nothing. A score is divided by sqrt(head_dim).
-    Moves no more numbers than `count_traffic` says, and holds one tile of each at a time.
+    Load "queries" in tiles of `block_q`, and "keys" and "values" in tiles of `block_k` tokens, each
+    [..., tokens, head_dim]. Store "output" and "lse" as `finish` returns them. The queries are the
+    last q_len of the k_len tokens, and each sees the keys up to its own position; if there are more
+    queries than keys, the first ones see nothing. Scores are divided by sqrt(head_dim). Move no
+    more numbers than `count_traffic` says, and hold one tile of each at a time.
     Source: Dao 2023, algorithm 1.
     """
     require_positive(q_len=q_len, k_len=k_len, block_q=block_q, block_k=block_k)
@@ -190,14 +190,14 @@ def attend_in_tiles(
     block_q: int,
     block_k: int,
 ) -> tuple[Float[Tensor, "... q_len head_dim"], Float[Tensor, "... q_len"]]:
-    """`flash_attention` of tensors, all heads at once: output and lse."""
+    """Run `flash_attention` on tensors, all heads at once; return output and lse."""
     memory = Memory(queries, keys, values)
     sizes = queries.shape[-2], keys.shape[-2], queries.shape[-1]
     flash_attention(memory, *sizes, block_q, block_k)
     return memory.result("output"), memory.result("lse")
 
 
-# ------------------------------------------------------------------------ parts, and what they make
+# ------------------------------------------------------------------------------- parts, and merging
 
 Part = tuple[Float[Tensor, "heads head_dim"], Float[Tensor, " heads"]]  # output and lse
 
@@ -205,11 +205,11 @@ Part = tuple[Float[Tensor, "heads head_dim"], Float[Tensor, " heads"]]  # output
 def merge(
     outputs: Float[Tensor, "parts ... head_dim"], lses: Float[Tensor, "parts ..."]
 ) -> tuple[Float[Tensor, "... head_dim"], Float[Tensor, "..."]]:
-    """Output and lse over all keys, from those over parts of them.
+    """Return output and lse over all keys, from the outputs and lses over parts of the keys.
 
-    A part that saw nothing has an lse of −inf and weighs 0, whatever its output; where no part saw
-    anything, the output is 0 and the lse −inf. Source: FlashInfer's documentation, "Cascade
-    inference".
+    A part that saw no key has the lse −inf and weight 0, and its output may be any finite numbers.
+    Where no part saw a key, the output is 0 and the lse is −inf. Source: FlashInfer's
+    documentation, "Cascade inference".
     """
     ### BEGIN SOLUTION
     lse = lses.logsumexp(dim=0)
@@ -221,10 +221,9 @@ def merge(
 def with_sink(
     output: Float[Tensor, "... head_dim"], lse: Float[Tensor, "..."], sink: Float[Tensor, "..."]
 ) -> tuple[Float[Tensor, "... head_dim"], Float[Tensor, "..."]]:
-    """The same with a sink: one more key, of the score `sink`, whose value is 0.
+    """Return output and lse with a sink: one more key, with the score `sink` and a value of 0.
 
-    That is what the learned sinks of gpt-oss do, one number a head: [heads, 1] beside an lse of
-    [heads, q_len].
+    gpt-oss learns one sink per head: `sink` is [heads, 1] if lse is [heads, q_len].
     """
     outputs = torch.stack([output, torch.zeros_like(output)])
     return merge(outputs, torch.stack([lse, sink.expand_as(lse)]))
@@ -235,7 +234,7 @@ def attend_part(
     keys: Float[Tensor, "heads keys head_dim"],
     values: Float[Tensor, "heads keys head_dim"],
 ) -> Part:
-    """One query of each head over some keys, all of which it sees: what one worker does."""
+    """Return the part of one worker: one query per head over some keys, all of which it sees."""
     queries = query[:, None]
     scores = queries @ keys.mT / query.shape[-1] ** 0.5
     outputs, lses = finish(absorb(empty_state(queries), scores, values))
@@ -243,12 +242,12 @@ def attend_part(
 
 
 def split_decode(worker: Callable[[int, int], Part], length: int, parts: int) -> Part:
-    """Attention of one query over `length` keys, shared by at most `parts` workers: output and lse.
+    """Attend with one query to `length` keys, with at most `parts` workers; return output and lse.
 
-    `worker(first, last)` attends to the keys from `first` to `last`, the last excluded: it gives
-    the output, [heads, head_dim], and the lse, [heads], over those alone. Each key goes to one
-    worker. All work at the same time, so the longest part is what it takes: it has no more keys
-    than it must, length / parts rounded up. Nobody gets a part without keys.
+    `worker(first, last)` attends to the keys from `first` up to, but not including, `last`. It
+    returns the output, [heads, head_dim], and the lse, [heads], over those keys alone. Each key
+    goes to exactly one worker. The workers run at the same time, so the longest part must be as
+    short as possible: length / parts rounded up. No worker is called without keys.
     Source: Dao et al., "Flash-Decoding".
     """
     require_positive(length=length, parts=parts)
@@ -272,11 +271,12 @@ def paged_decode(
     block_size: int,
     length: int,
 ) -> Float[Tensor, "heads head_dim"]:
-    """Attention of one query over the `length` tokens of a request, block by block where they lie.
+    """Attend with one query to the `length` tokens of a request, block by block, without a copy.
 
-    `read_block(block)` gives the keys and the values of one block of the pool. Each that holds some
-    of the tokens is read once, none is read beyond them, and nothing is gathered: what is held at a
-    time is one block. What lies behind the last token is somebody else's, or nobody's.
+    `read_block(block)` returns keys and values of one block of the pool; they are views of the
+    pool, so don't write to them. Each block with tokens of the request is read once, and no other
+    block is read. Keys and values are not gathered: hold one block of them at a time. The slots
+    after the last token hold another request's tokens, or were never written and may contain NaN.
     """
     if not 0 < length <= len(block_table) * block_size:
         raise ValueError(
@@ -298,7 +298,7 @@ def paged_decode(
 def block_reader(
     pool: Float[Tensor, "2 layers blocks block_size heads head_dim"], layer: int
 ) -> Callable[[int], Block]:
-    """What `paged_decode` reads the blocks of lab 4's pool with, those of one layer."""
+    """Return the `read_block` of `paged_decode` for one layer of lab 4's pool."""
 
     def read_block(block: int) -> Block:
         keys, values = pool[:, layer, block].transpose(1, 2)
@@ -325,11 +325,11 @@ def backward_tile(
     grad_output: Float[Tensor, "... q_len head_dim"],
     offset: int,
 ) -> Gradients:
-    """What one tile of keys adds to the gradients of the queries, and those of its keys and values.
+    """Return what one tile of keys adds to the queries' gradient, and its keys' and values' own.
 
-    output and lse: what the forward over all keys stored; the weights are made again from the lse.
-    Query i sees the tile's keys 0 to i + offset, as in `hide_later_keys`. Scores were divided by
-    sqrt(head_dim). Source: Dao 2023, algorithm 2.
+    output, lse: from the forward pass over all keys; the weights are computed again from the lse.
+    Query i sees the tile's keys 0 to i + offset, as in `hide_later_keys`. The scores were divided
+    by sqrt(head_dim). Source: Dao 2023, algorithm 2.
     """
     ### BEGIN SOLUTION
     scale = queries.shape[-1] ** -0.5
@@ -346,9 +346,9 @@ def backward_tile(
 
 
 class TiledCache(PagedCache):
-    """Lab 4's cache, whose `attend` holds one tile of keys, values and scores at a time.
+    """Lab 4's cache with an `attend` that holds one tile of keys, values and scores at a time.
 
-    The same output as lab 4's own, from the same pool. As a part of lab 7's engine it is
+    The pool and the output are those of lab 4's cache. Lab 7's engine takes it as
     `Parts(paged_cache=TiledCache)`.
     """
 

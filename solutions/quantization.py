@@ -1,9 +1,9 @@
-"""Lab 10: quantization. Weights in 8 bits or 4, because decode reads every one for every token.
+"""Lab 10: quantization. Weights in 8 or 4 bits, because a decode step reads all of them.
 
-A number becomes a small whole number, its code, times a scale that it shares with others. Who
-shares a scale, and what it is made for, decides what is lost.
+Each number becomes a small integer, its code, times a scale that many numbers share. The loss of
+quality depends on which numbers share a scale, and on how the scale is chosen.
 
-Weights are [n_in, n_out] here, as GPT-2 keeps them; most papers write them [n_out, n_in]. An output
+Weights are [n_in, n_out] here, as GPT-2 keeps them; most papers write [n_out, n_in]. An output
 channel is a column.
 
 Sources: Jacob et al., "Quantization and training of neural networks for efficient
@@ -24,7 +24,7 @@ from solutions.quantized_model import Int4Kernel, Int8Embedding, Int8Kernel, Qua
 
 OUTLIER = 6.0  # LLM.int8()'s threshold, section 3.2
 GROUP = 32  # inputs that share a scale in 4 bits
-DAMPING = 0.01  # GPTQ's, of the mean of the Hessian's diagonal, section 3.3
+DAMPING = 0.01  # GPTQ's, as a share of the mean of the Hessian's diagonal, section 3.3
 
 # -------------------------------------------------------------------------------- codes and scales
 
@@ -32,12 +32,13 @@ DAMPING = 0.01  # GPTQ's, of the mean of the Hessian's diagonal, section 3.3
 def absmax(
     weight: Float[Tensor, "n_in n_out"], bits: int, dim: int | None = 0
 ) -> tuple[Int8[Tensor, "n_in n_out"], Float[Tensor, "#n_in #n_out"]]:
-    """Codes and scale, with weight ≈ codes * scale and 0 at code 0.
+    """Return codes and scale, with weight ≈ codes * scale and code 0 for 0.
 
-    dim: over which one scale is shared: 0, each column has its own (an output channel); 1, each row
-    has; None, the whole matrix has one. The scale is [1, n_out], [n_in, 1] or [1, 1]. Codes go from
-    -(2^(bits - 1) - 1) to 2^(bits - 1) - 1, so that the largest of those who share gets the last of
-    them. Zeros that share a scale have codes of 0, and a scale of 1.
+    dim: the dimension along which weights share a scale. 0: one scale per column (output channel),
+    [1, n_out]. 1: one per row, [n_in, 1]. None: one for the whole matrix, [1, 1]. The codes are
+    int8, from -last to last with last = 2^(bits - 1) - 1, and the largest magnitude of the weights
+    that share a scale gets code last or -last. If these weights are all 0, their scale is 1. The
+    scale has the dtype of the weights.
     """
     require_numbers(weight, bits)
     ### BEGIN SOLUTION
@@ -51,11 +52,12 @@ def absmax(
 def affine(
     groups: Float[Tensor, "groups size"], bits: int
 ) -> tuple[UInt8[Tensor, "groups size"], Float[Tensor, "groups 1"], UInt8[Tensor, "groups 1"]]:
-    """Codes, scale and zero of each row, with groups ≈ (codes - zero) * scale.
+    """Return codes, scale and zero of each row, with groups ≈ (codes - zero) * scale.
 
-    Codes go from 0 to 2^bits - 1, over the row's range from its least to its largest number, which
-    is widened where it doesn't hold 0. `zero` is the code of 0, a whole number, so that 0 comes
-    back as 0. A row of zeros has a scale of 1.
+    The codes go from 0 to last = 2^bits - 1 and cover the row's range, from its smallest number to
+    its largest. A range that doesn't contain 0 is widened until it does. The scale is the width of
+    the range divided by last, in the dtype of the groups. `zero` is the code of 0, rounded to an
+    integer so that 0 comes back as 0. A row of zeros has a scale of 1.
     Source: Jacob et al., section 2.1.
     """
     require_numbers(groups, bits)
@@ -75,35 +77,35 @@ def from_affine(
     scale: Float[Tensor, "groups 1"],
     zero: UInt8[Tensor, "groups 1"],
 ) -> Float[Tensor, "groups size"]:
-    """The numbers that `affine` made codes of, as near as they come back."""
+    """Return the numbers that codes, scale and zero of `affine` stand for."""
     return (codes.to(scale.dtype) - zero) * scale
 
 
 def in_groups(weight: Float[Tensor, "n_in n_out"], size: int) -> Float[Tensor, "groups size"]:
-    """A matrix as rows of `size` inputs of one output channel, for `affine`.
+    """Split a matrix into rows for `affine`: each has `size` inputs of one output channel.
 
-    Raises ValueError where `size` doesn't divide n_in.
+    Raises ValueError if `size` doesn't divide n_in.
     """
     if size < 1 or len(weight) % size:
         raise ValueError(
-            f"Groups of {size} don't divide the {len(weight)} inputs of this matrix: take a size "
+            f"Groups of {size} don't divide the {len(weight)} inputs of this matrix: choose a size "
             "that does."
         )
     return weight.T.reshape(-1, size)
 
 
 def from_groups(groups: Float[Tensor, "groups size"], n_in: int) -> Float[Tensor, "n_in n_out"]:
-    """The matrix that `in_groups` took apart."""
+    """Put the matrix together again that `in_groups` has split."""
     return groups.reshape(-1, n_in).T
 
 
 def calibrate(
     values: Float[Tensor, " values"], bits: int, scales: Float[Tensor, " scales"]
 ) -> Float[Tensor, ""]:
-    """Of these scales the one with which the values lose least, by their mean squared error.
+    """Return the one of these scales with the smallest mean squared error of the values.
 
-    Codes are as `absmax` makes them, but a value beyond the last code gets that one: a smaller
-    scale is finer for the many, and cuts off the few.
+    The codes go from -last to last, as with `absmax`, and a value beyond the last code is clipped:
+    it gets the last code. The result is a tensor without dimensions, one of `scales`.
     """
     require_numbers(values, bits)
     ### BEGIN SOLUTION
@@ -118,9 +120,9 @@ def calibrate(
 
 
 def pack(codes: UInt8[Tensor, "n_in n_out"]) -> UInt8[Tensor, "n_in/2 n_out"]:
-    """Codes of 4 bits, two in a byte: row 2i in the low half of row i, row 2i + 1 in the high half.
+    """Pack two codes of 4 bits into each byte of row i: row 2i in its low half, row 2i + 1 high.
 
-    Raises ValueError where a code needs more than 4 bits, or the rows are not even in number.
+    Raises ValueError if a code needs more than 4 bits, or if the number of rows is odd.
     """
     if len(codes) % 2 or codes.max() > 15:
         raise ValueError(
@@ -133,7 +135,7 @@ def pack(codes: UInt8[Tensor, "n_in n_out"]) -> UInt8[Tensor, "n_in/2 n_out"]:
 
 
 def unpack(packed: UInt8[Tensor, "rows n_out"]) -> UInt8[Tensor, "2*rows n_out"]:
-    """The codes that `pack` put into bytes."""
+    """Return the codes that `pack` put into bytes, with the rows in their old order."""
     ### BEGIN SOLUTION
     return torch.stack([packed & 15, packed >> 4], dim=1).flatten(0, 1)
     ### END SOLUTION
@@ -143,7 +145,7 @@ def unpack(packed: UInt8[Tensor, "rows n_out"]) -> UInt8[Tensor, "2*rows n_out"]
 
 
 class QuantizedLinear(nn.Module):
-    """A linear layer that holds codes of 8 bits, and a scale for each output channel."""
+    """A linear layer that holds 8-bit codes and one scale per output channel."""
 
     codes: Int8[Tensor, "n_in n_out"]
     scale: Float[Tensor, "1 n_out"]
@@ -164,9 +166,9 @@ class QuantizedLinear(nn.Module):
         return cls(*absmax(linear.weight.detach(), bits=8, dim=0), linear.bias.detach())
 
     def forward(self, hidden: Float[Tensor, "... rows n_in"]) -> Float[Tensor, "... rows n_out"]:
-        """The product with the weights that codes and scale stand for, plus the bias.
+        """Multiply by the weights, which are codes * scale, and add the bias.
 
-        No matrix of weights is kept in floats.
+        The layer keeps no floating-point matrix of weights between calls.
         """
         ### BEGIN SOLUTION
         return hidden @ self.codes.to(hidden.dtype) * self.scale + self.bias
@@ -174,13 +176,13 @@ class QuantizedLinear(nn.Module):
 
 
 def int8_layer(linear: Linear) -> Int8Kernel:
-    """A kernel behind the codes of `QuantizedLinear`."""
+    """Return a layer that calls PyTorch's int8 kernel, with the codes of `QuantizedLinear`."""
     layer = QuantizedLinear.from_linear(linear)
     return Int8Kernel(layer.codes, layer.scale, layer.bias)
 
 
 def int4_layer(linear: Linear) -> Int4Kernel:
-    """A kernel behind the codes of `affine`, in groups of `GROUP`."""
+    """Return a layer that calls PyTorch's int4 kernel, with `affine` codes in groups of `GROUP`."""
     groups = in_groups(linear.weight.detach(), GROUP)
     return Int4Kernel(*affine(groups, bits=4), linear.bias.detach())
 
@@ -188,7 +190,7 @@ def int4_layer(linear: Linear) -> Int4Kernel:
 def quantized(
     model: CachedLMHead, new_layer: Callable[[Linear], nn.Module] = int8_layer
 ) -> QuantizedLMHead:
-    """A copy of a model whose matrices are other layers, with embedding and head in 8 bits."""
+    """Return a copy of the model with new layers for its matrices, embedding and head in int8."""
     weight = model.transformer.wte.weight.detach()
     return QuantizedLMHead(model, new_layer, Int8Embedding(*absmax(weight, bits=8, dim=1)))
 
@@ -201,10 +203,11 @@ def int8_matmul(
     codes: Int8[Tensor, "n_in n_out"],
     scale: Float[Tensor, "1 n_out"],
 ) -> Float[Tensor, "tokens n_out"]:
-    """The product of activations and weights that are both in 8 bits (W8A8).
+    """Multiply activations by weights, both as 8-bit codes (W8A8).
 
-    Each token's activations get codes by a scale of their own, whatever the other tokens are. The
-    product is one of whole numbers, exact up to 2^31; both scales come after it.
+    Each token gets its own scale, as `absmax` makes it, so its result doesn't depend on the other
+    tokens. The sums are sums of integers and exact up to 2^31. Then they are multiplied by both
+    scales.
     """
     ### BEGIN SOLUTION
     token_codes, token_scale = absmax(hidden, bits=8, dim=1)
@@ -219,11 +222,11 @@ def split_outliers(
     scale: Float[Tensor, "1 n_out"],
     threshold: float = OUTLIER,
 ) -> Float[Tensor, "tokens n_out"]:
-    """The same product, but columns of `hidden` with an outlier stay floats: LLM.int8().
+    """Multiply like `int8_matmul`, but columns of `hidden` with an outlier in floats: LLM.int8().
 
-    An outlier is at least `threshold` away from 0. Its column, for all tokens, is multiplied with
-    the weights that the codes stand for; the other columns go through `int8_matmul`, whose scales
-    know nothing of it.
+    An outlier has a magnitude of `threshold` or more. A column with an outlier is multiplied, for
+    all tokens, by the weights that the codes stand for, codes * scale. The other columns go through
+    `int8_matmul`, and the outliers must not influence their scales. `hidden` stays as it is.
     Source: Dettmers et al., section 3.2.
     """
     ### BEGIN SOLUTION
@@ -240,11 +243,12 @@ def smooth(
     peaks: Float[Tensor, " n_in"],
     alpha: float = 0.5,
 ) -> tuple[Float[Tensor, " n_in"], Float[Tensor, " n_in"], Float[Tensor, "n_in n_out"]]:
-    """A LayerNorm's gain and bias and the matrix behind it, which takes over the outliers.
+    """Move outliers from the inputs of a matrix to its weights; return new gain, bias and weight.
 
-    peaks: of each input of the matrix, how far it goes from 0. Input j is divided by s_j =
-    peaks_j^alpha / (largest weight of row j)^(1 - alpha), and row j multiplied by it: the product
-    is as before. Where the peak or the row is 0, nothing is moved (s_j = 1).
+    gain, bias: of the LayerNorm before the matrix. peaks: the largest magnitude of each input of
+    the matrix. Gain and bias of input j are divided by s_j = peaks_j^alpha / (largest magnitude in
+    row j)^(1 - alpha), and row j of the weights is multiplied by s_j, so the product stays the
+    same. s_j is 1 where the peak or the whole row is 0.
     Source: Xiao et al., section 4, equation 4.
     """
     ### BEGIN SOLUTION
@@ -263,12 +267,13 @@ def gptq(
     scale: Float[Tensor, "#n_in n_out"],
     bits: int,
 ) -> Int8[Tensor, "n_in n_out"]:
-    """Codes for the given scale, rounded so that the *outputs* lose little.
+    """Return int8 codes for the given scale, rounded so that the *outputs* change little.
 
-    hessian: inputs.T @ inputs, summed over calibration tokens, [n_in, n_in]. To its diagonal
-    `DAMPING` of the diagonal's mean is added. One row of the matrix after the other is rounded, and
-    its error, divided by U[i, i], times U[i, j] is taken from each row j behind it. U is upper
-    triangular, with U.T @ U the inverse of the Hessian. Codes are limited as `absmax`'s are.
+    scale: one per column, or one per weight. hessian: inputs.T @ inputs over the calibration
+    tokens. First, `DAMPING` times the mean of its diagonal is added to its diagonal. U is upper
+    triangular, with U.T @ U the inverse of the damped Hessian. The rows are rounded in order. After
+    row i, its error divided by U[i, i], times U[i, j], is subtracted from each later row j. The
+    codes go from -last to last, as with `absmax`.
     Source: Frantar et al., algorithm 1.
     """
     require_numbers(weight, bits)
@@ -289,10 +294,11 @@ def gptq(
 def awq_scales(
     weight: Float[Tensor, "n_in n_out"], inputs: Float[Tensor, "tokens n_in"], bits: int
 ) -> Float[Tensor, " n_in"]:
-    """By what to multiply the rows of a matrix before it is rounded: those that matter most, most.
+    """Return the factors s by which to multiply the rows of a matrix before rounding it (AWQ).
 
-    Of s = (mean |input|)^ratio the one, out of twenty ratios, with which the outputs lose least;
-    the codes are then those of `weight * s`, and what they stand for is divided by s again.
+    Tries s = (mean |input|)^ratio for twenty ratios and returns the s with the smallest squared
+    error of the outputs. The codes are then those of `weight * s`, and the numbers that they stand
+    for are divided by s again.
     Source: Lin et al., section 3.2.
     """
     means, exact = inputs.abs().mean(dim=0).clamp(min=1e-8), inputs @ weight
@@ -308,16 +314,16 @@ def awq_scales(
     return best
 
 
-# ------------------------------------------------------------------------------- what is refused
+# -------------------------------------------------------------------------- checks of the input
 
 
 def require_numbers(values: Tensor, bits: int) -> None:
     if not 2 <= bits <= 8:
-        raise ValueError(f"Codes of 2 to 8 bits can be made, not of {bits}.")
+        raise ValueError(f"Codes have 2 to 8 bits, not {bits}.")
     if values.numel() == 0 or not values.isfinite().all():
         raise ValueError(
-            "What is quantized must be finite numbers, one or more; among these is a NaN or an "
-            f"infinity, or there is none (shape {list(values.shape)})."
+            "Only finite numbers can be quantized, one or more; these hold a NaN or an infinity, "
+            f"or there are none (shape {list(values.shape)})."
         )
 
 

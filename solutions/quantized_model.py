@@ -1,4 +1,4 @@
-"""Lab 10, given: models with other matrices, what goes into them, and kernels behind the codes."""
+"""Lab 10, given: models with changed matrices, the inputs of the matrices, and kernels."""
 
 import copy
 import types
@@ -23,12 +23,12 @@ FACTOR = 40.0
 
 
 def matrices(model: GPTLMHead) -> dict[str, Linear]:
-    """The linear layers of all blocks, by their names; the embedding isn't among them."""
+    """Return the linear layers of all blocks by name, without the embedding."""
     return {name: part for name, part in model.named_modules() if isinstance(part, Linear)}
 
 
 def with_matrices(model: Model, change: Callable[[str, Matrix], Matrix]) -> Model:
-    """A copy of the model with other weights, made of each matrix and its name."""
+    """Return a copy of the model with each matrix replaced by `change(name, weight)`."""
     copied = copy.deepcopy(model)
     for name, linear in matrices(copied).items():
         linear.weight.data = change(name, linear.weight.data).contiguous()
@@ -39,7 +39,7 @@ def with_matrices(model: Model, change: Callable[[str, Matrix], Matrix]) -> Mode
 def inputs_of(
     model: GPTLMHead, texts: Sequence[Passage]
 ) -> dict[str, Float[Tensor, "tokens n_in"]]:
-    """What goes into each matrix while the model reads these texts, all tokens in one tensor."""
+    """Return the inputs of each matrix while the model reads texts, all tokens in one tensor."""
     found: dict[str, list[Tensor]] = {name: [] for name in matrices(model)}
 
     def watch(name: str) -> Any:
@@ -58,7 +58,7 @@ def inputs_of(
 def with_activations(
     model: Model, multiply: Callable[[Float[Tensor, "tokens n_in"], str], Tensor]
 ) -> Model:
-    """A copy whose matrices are multiplied by `multiply(hidden, name)`; the bias is added after."""
+    """Return a copy that computes each product as `multiply(hidden, name)` and adds the bias."""
     copied = copy.deepcopy(model)
     for name, linear in matrices(copied).items():
 
@@ -71,7 +71,7 @@ def with_activations(
 
 
 def norms_before(model: GPTLMHead) -> dict[str, nn.LayerNorm]:
-    """The LayerNorm in front of a matrix, by the matrix's name, where there is one."""
+    """Return the LayerNorm right before each matrix that has one, by the matrix's name."""
     found: dict[str, nn.LayerNorm] = {}
     blocks: Any = model.transformer.h
     for idx, block in enumerate(blocks):
@@ -81,10 +81,10 @@ def norms_before(model: GPTLMHead) -> dict[str, nn.LayerNorm]:
 
 
 def planted_twin(model: Model, factor: float = FACTOR) -> Model:
-    """The same function with outliers in its activations, as large models have by themselves.
+    """Return a model of the same function with outliers in its activations, as large models have.
 
-    Three channels of every LayerNorm in front of a matrix are multiplied by `factor`, and those
-    rows of the matrix divided by it.
+    Three channels of every LayerNorm before a matrix are multiplied by `factor`, and the matching
+    rows of the matrix are divided by it.
     """
     twin, planted = copy.deepcopy(model), list(PLANTED)
     for name, norm in norms_before(twin).items():
@@ -96,22 +96,22 @@ def planted_twin(model: Model, factor: float = FACTOR) -> Model:
 
 # ------------------------------------------------------------------------------ the kernels
 
-STEP = 16  # inputs that the int8 kernel reads at once, and outputs that the int4 kernel makes
+STEP = 16  # the int8 kernel reads so many inputs at once, the int4 kernel makes so many outputs
 
 
 def in_bfloat16(
     multiply: Callable[[BFloat16[Tensor, "rows n_in"]], BFloat16[Tensor, "rows n_out"]],
     hidden: Float[Tensor, "*rows n_in"],
 ) -> Float[Tensor, "*rows n_out"]:
-    """What a kernel makes of these rows; kernels take one dimension of them, in bfloat16."""
+    """Call a kernel, which takes [rows, n_in] in bfloat16, and return what `hidden` would give."""
     product = multiply(hidden.flatten(0, -2).to(torch.bfloat16))
     return product.view(*hidden.shape[:-1], -1).to(hidden.dtype)
 
 
 class Int8Kernel(nn.Module):
-    """A linear layer of 8-bit codes by PyTorch's kernel, which multiplies by them as it reads them.
+    """A linear layer of 8-bit codes with PyTorch's kernel, which converts them while it reads them.
 
-    It takes activations in bfloat16 and codes the other way round, [n_out, n_in].
+    The kernel takes activations in bfloat16 and codes as [n_out, n_in].
     """
 
     codes: Int8[Tensor, "n_out n_in"]
@@ -138,7 +138,7 @@ class Int8Kernel(nn.Module):
 
 
 class Int4Kernel(nn.Module):
-    """A linear layer of 4-bit codes by PyTorch's kernel, in groups of inputs of one output."""
+    """A linear layer of 4-bit codes with PyTorch's kernel, in groups of inputs of one output."""
 
     packed: UInt8[Tensor, "n_out n_in/2"]
     scale_and_zero: BFloat16[Tensor, "groups n_out 2"]
@@ -154,7 +154,7 @@ class Int4Kernel(nn.Module):
         super().__init__()
         n_out, self.size = len(bias), codes.shape[1]
         require_steps("4", "outputs", n_out)
-        # The kernel's number is (code - 8) * scale + zero, with a zero that is no code.
+        # The kernel computes (code - 8) * scale + zero, where zero is a weight and not a code.
         zero_there = (8.0 - zero) * scale
         both = torch.stack([scale, zero_there], dim=-1).view(n_out, -1, 2).transpose(0, 1)
         as_int32 = codes.view(n_out, -1).to(torch.int32)
@@ -173,15 +173,15 @@ class Int4Kernel(nn.Module):
 def require_steps(bits: str, what: str, count: int) -> None:
     if count % STEP:
         raise ValueError(
-            f"PyTorch's kernel for {bits} bits takes {what} by {STEP}, and {count} is no multiple "
-            "of that. Take QuantizedLinear, or a model of another width."
+            f"PyTorch's kernel for {bits} bits needs a multiple of {STEP} {what}, and {count} is "
+            f"no multiple of {STEP}. Use QuantizedLinear, or a model of another width."
         )
 
 
 class Int8Embedding(nn.Module):
-    """The token embedding in 8 bits, a scale for each token; the head reads the same codes.
+    """The token embedding in 8 bits, with one scale per token; the head reads the same codes.
 
-    An output of the head is a row of the embedding, so one scale serves both.
+    Output n of the head is the product with row n of the embedding, so one scale serves both.
     """
 
     codes: Int8[Tensor, "vocab n_embd"]
@@ -199,7 +199,7 @@ class Int8Embedding(nn.Module):
 
     @property
     def weight(self) -> Float[Tensor, "vocab n_embd"]:
-        """What the codes stand for, made anew for whoever asks."""
+        """Return the floating-point embedding, computed from the codes at each access."""
         return self.codes * self.scale
 
     def forward(self, ids: Int[Tensor, "*rows"]) -> Float[Tensor, "*rows n_embd"]:
@@ -213,7 +213,7 @@ class Int8Embedding(nn.Module):
 
 
 class QuantizedLMHead(CachedLMHead):
-    """A model whose matrices are other layers, and whose embedding and head are in 8 bits."""
+    """A model with quantized layers instead of its matrices, and embedding and head in 8 bits."""
 
     def __init__(
         self,
@@ -221,7 +221,7 @@ class QuantizedLMHead(CachedLMHead):
         new_layer: Callable[[Linear], nn.Module],
         embedding: Int8Embedding,
     ) -> None:
-        nn.Module.__init__(self)  # GPTLMHead's own would draw weights, to be thrown away
+        nn.Module.__init__(self)  # GPTLMHead's own would draw random weights in vain
         self.config, self.embedding = model.config, embedding
         self.transformer = copy.deepcopy(model.transformer)
         for name, linear in matrices(self).items():
@@ -241,5 +241,5 @@ class QuantizedLMHead(CachedLMHead):
 
 
 def bytes_of(model: nn.Module) -> int:
-    """Of all its weights, codes and scales."""
+    """Return the bytes of all weights, codes and scales of the model."""
     return sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers()])

@@ -1,6 +1,6 @@
-"""Pictures for lab 12: traffic, a running softmax, the grid of tiles, times, parts, a table walked.
+"""Pictures for lab 12: traffic, a running softmax, tiles, times, parts, the blocks that are read.
 
-Each draws the numbers, states and traces that the learner's own code has left behind.
+Each draws numbers, states and traces of the learner's own code.
 """
 
 import math
@@ -40,7 +40,7 @@ from visuals.style import (
     write,
 )
 
-# ---------------------------------------------------------------------- what tiles save, and take
+# ------------------------------------------------------------------- traffic and fast memory
 
 MOVED: Look = PALE_BLUE, BLUE, ""
 FAST: Look = PALE_GREEN, GREEN, "...."
@@ -48,9 +48,10 @@ FAST: Look = PALE_GREEN, GREEN, "...."
 
 @plt.rc_context(LOOK)
 def traffic_bars(tiled: Mapping[int, int], naive: int, fast: Mapping[int, int]) -> Picture:
-    """What tiles of each size move, and below it the fast memory that they take.
+    """Draw how many numbers tiles of each size move, and below how many they hold.
 
-    tiled, fast: numbers, by the size of a tile. naive: what is moved without tiles, a line.
+    tiled, fast: how many numbers are moved and held, by the size of a tile. naive: how many are
+        moved without tiles, drawn as a line.
     """
     figure, (above, below) = new_figure(height=4.2, rows=2)
     draw_bars(above, tiled, lambda moved: f"{moved:,}\n{naive / moved:.1f}× less", MOVED)
@@ -67,7 +68,7 @@ def traffic_bars(tiled: Mapping[int, int], naive: int, fast: Mapping[int, int]) 
 
 State = tuple[Float[Tensor, " 1"], Float[Tensor, " 1"], Float[Tensor, "1 keys"]]
 
-BEFORE, NOW, SHRUNK = "of tiles before", "of this tile", "what they were before they shrank"
+BEFORE, NOW, SHRUNK = "earlier tiles", "this tile", "earlier tiles, before rescaling"
 WEIGHTS: dict[str, Look] = {
     BEFORE: (PALE_BLUE, BLUE, ""),
     NOW: (PALE_ORANGE, ORANGE, "/////"),
@@ -77,7 +78,7 @@ WEIGHTS: dict[str, Look] = {
 
 @plt.rc_context(LOOK)
 def online_softmax(scores: Float[Tensor, " keys"], states: Sequence[State], block: int) -> Picture:
-    """A line of scores; the weights that one query has after each tile of them; the softmax.
+    """Draw the scores of one query, its weights after each tile, and the softmax.
 
     states: (peak, total, weighted) after each tile of `block` keys; weighted[0] holds the weight of
         each key, not yet divided by the total.
@@ -100,7 +101,7 @@ def online_softmax(scores: Float[Tensor, " keys"], states: Sequence[State], bloc
 def draw_scores(
     axes: Axes, scores: Float[Tensor, " keys"], peaks: Sequence[float], block: int
 ) -> None:
-    """All scores, and above each tile a line at the peak so far; −inf isn't drawn."""
+    """Draw all scores, and above each tile a line at the peak so far; −inf isn't drawn."""
     seen = scores.masked_fill(scores == -torch.inf, torch.nan).tolist()
     axes.axhline(0, color=GREY, lw=0.8)
     axes.vlines(range(len(seen)), 0, seen, color=GREY)
@@ -109,11 +110,11 @@ def draw_scores(
         start, end = number * block, min((number + 1) * block, len(seen))
         axes.hlines(peak, start - 0.5, end - 0.5, color=ORANGE, lw=2)
     axes.margins(y=0.15)
-    axes.set_title("scores, and a line at the peak so far", fontsize=9)
+    axes.set_title("scores; lines: the peak so far", fontsize=9)
 
 
 def draw_state(axes: Axes, number: int, before: State | None, state: State, block: int) -> None:
-    """The weights after a tile, and outlined what the earlier ones were until the peak rose."""
+    """Draw the weights after a tile, and in outline the earlier ones before the peak rose."""
     weights, start = state[2][0].tolist(), number * block
     end = min(start + block, len(weights))
     if before and before[0] < state[0]:
@@ -126,19 +127,20 @@ def draw_state(axes: Axes, number: int, before: State | None, state: State, bloc
 
 
 def what_happens(before: State | None, state: State) -> str:
-    """A few words on the peak, and on the factor that what was summed up before gets."""
+    """Describe the peak, and the factor by which the earlier weights are multiplied."""
     peak = float(state[0])
     if peak == -math.inf:
-        return "nothing seen yet"
+        return "no key seen yet"
     if before is None or float(before[0]) == -math.inf:
         return f"the peak is {peak:.2f}"
     if float(before[0]) == peak:
         return f"the peak stays {peak:.2f}"
-    return f"the peak rises to {peak:.2f}; all before × {math.exp(float(before[0]) - peak):.2g}"
+    factor = math.exp(float(before[0]) - peak)
+    return f"the peak rises to {peak:.2f}; earlier weights × {factor:.2g}"
 
 
 def draw_softmax(axes: Axes, scores: Float[Tensor, " keys"], state: State) -> None:
-    """The last weights over the last total, and dots at the softmax of all scores at once."""
+    """Draw the last weights divided by the last total, and dots at the softmax of all scores."""
     total = float(state[1])
     shares = [weight / max(total, 1) for weight in state[2][0].tolist()]
     axes.bar(range(len(shares)), shares, 0.8, **fill(WEIGHTS[BEFORE]))
@@ -149,26 +151,26 @@ def draw_softmax(axes: Axes, scores: Float[Tensor, " keys"], state: State) -> No
 
 # ------------------------------------------------------------------------------- the grid of tiles
 
-LOADED, MASKED, SKIPPED = "loaded", "loaded, part of it masked", "never loaded"
+LOADED, MASKED, SKIPPED = "loaded", "loaded, partly masked", "never loaded"
 TILES: dict[str, Look] = {
     LOADED: (PALE_BLUE, BLUE, ""),
     MASKED: (PALE_ORANGE, ORANGE, "/////"),
     SKIPPED: ("white", GREY, ""),
 }
-MOST_NUMBERED = 16  # tiles in a row or a column: in smaller ones a number can't be read
+MOST_NUMBERED = 16  # tiles in a row or a column; smaller ones have no room for a number
 
-Span = tuple[int, int]  # the first token, and the one behind the last
+Span = tuple[int, int]  # the first token, and the one after the last
 
 
 @plt.rc_context(LOOK)
 def tile_grid(
     trace: Sequence[tuple[str, int, int]], q_len: int, k_len: int, block_q: int, block_k: int
 ) -> Picture:
-    """The tiles of queries and keys that have come together, numbered in their order.
+    """Draw the grid of tiles of queries and keys, numbered in the order in which they were loaded.
 
-    trace: (name, start, end) of all that was loaded or stored. A tile is loaded where keys came
-    while its queries were there. The queries are the last of the tokens: those of a tile see keys
-    up to their own, and where one of them doesn't see all of the tile, it is masked in part.
+    trace: (name, start, end) of everything loaded or stored. A tile counts as loaded if its keys
+    were loaded while its queries were in fast memory. The queries are the last of the tokens. A
+    tile is partly masked if one of its queries doesn't see all of its keys.
     """
     found = list(loaded_tiles(trace))
     seen = 1 + k_len - q_len  # keys that query 0 sees
@@ -186,13 +188,13 @@ def tile_grid(
     axes.set_yticks(some([start for start, _ in rows]))
     axes.set(xlim=(0, k_len), ylim=(q_len, 0), xlabel="key", ylabel="query")
     title = f"{len(found):,} of {len(rows) * len(columns):,} tiles loaded, "
-    axes.set_title(f"{title}{kinds.count(MASKED):,} of them masked in part")
+    axes.set_title(f"{title}{kinds.count(MASKED):,} of them partly masked")
     draw_legend(figure, TILES)
     return figure
 
 
 def loaded_tiles(trace: Sequence[tuple[str, int, int]]) -> Iterator[tuple[Span, Span]]:
-    """The queries and the keys of each tile, in the order in which keys came."""
+    """Yield the queries and keys of each tile, in the order in which the keys were loaded."""
     queries: Span | None = None
     for name, start, end in trace:
         if name == "queries":
@@ -202,12 +204,12 @@ def loaded_tiles(trace: Sequence[tuple[str, int, int]]) -> Iterator[tuple[Span, 
 
 
 def spans(length: int, block: int) -> list[Span]:
-    """Where the tiles of so many tokens begin and end; the last may be shorter."""
+    """Return the start and end of each tile; the last tile may be shorter."""
     return [(start, min(start + block, length)) for start in range(0, length, block)]
 
 
 def some(numbers: Sequence[int]) -> Sequence[int]:
-    """At most as many of them as can be written beside each other."""
+    """Return at most as many of them as there is room for in a row."""
     return numbers[:: -(-len(numbers) // MOST_NUMBERED)]
 
 
@@ -225,10 +227,10 @@ WON = RING | {"ms": 15, "mew": 1.5}
 
 @plt.rc_context(LOOK)
 def over_length(milliseconds: Mapping[str, Mapping[int, float]]) -> Picture:
-    """Milliseconds over the length of a text, a line for each way, on logarithmic axes.
+    """Draw milliseconds over the length of a text, one line per way, on logarithmic axes.
 
-    The others are compared with the first: a ring stands where one begins to be faster and stays
-    so, and beside its name the words.
+    The others are compared with the first: a ring marks the length from which on a way is faster,
+    and the legend gives that length.
     """
     figure, (axes,) = new_figure(height=3.8)
     first = next(iter(milliseconds))
@@ -244,7 +246,7 @@ def over_length(milliseconds: Mapping[str, Mapping[int, float]]) -> Picture:
             axes.plot(won, curve[won], **WON)
     measured = sorted({length for curve in milliseconds.values() for length in curve})
     axes.set(xscale="log", yscale="log", xlabel="tokens")
-    axes.set_title(f"milliseconds; a ring where a way becomes faster than {first}")
+    axes.set_title(f"milliseconds; ring: from here on faster than {first}")
     axes.set_xticks(measured, [f"{length:,}" for length in measured])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -256,7 +258,7 @@ def over_length(milliseconds: Mapping[str, Mapping[int, float]]) -> Picture:
 
 
 def faster_from(base: Mapping[int, float], other: Mapping[int, float]) -> int | None:
-    """The length from which on the other is faster at all lengths that both have; None if never."""
+    """Return the length from which on `other` is faster at all common lengths; None if never."""
     won = None
     for length in sorted(base.keys() & other.keys(), reverse=True):
         if other[length] >= base[length]:
@@ -273,9 +275,9 @@ WEIGHT: Look = PALE_ORANGE, ORANGE, ""
 
 @plt.rc_context(LOOK)
 def lanes(parts: Sequence[tuple[int, int, float]]) -> Picture:
-    """The keys of each worker, and the weight with which its output goes into the merge.
+    """Draw the keys of each worker, and the weight of its output in the merge.
 
-    parts: (first, last, lse), the last excluded; the weight is exp(lse − that of all keys).
+    parts: (first, last, lse), `last` excluded; the weight is exp(lse − the lse of all keys).
     """
     lses = torch.tensor([lse for _, _, lse in parts], dtype=torch.float64)
     weights = lses.softmax(dim=0).nan_to_num().tolist()  # NaN where no part saw anything
@@ -297,9 +299,9 @@ def lanes(parts: Sequence[tuple[int, int, float]]) -> Picture:
     return figure
 
 
-# -------------------------------------------------------------------------- the block table, walked
+# ----------------------------------------------------------------------- the blocks that are read
 
-HELD, REST, OTHER = "the request's tokens", "behind its last token", "no block of its table"
+HELD, REST, OTHER = "the request's tokens", "after its last token", "not in its table"
 SLOTS: dict[str, Look] = {
     HELD: (PALE_BLUE, BLUE, ""),
     REST: ("white", BLUE, "...."),
@@ -312,10 +314,10 @@ IN_A_ROW = 12  # blocks
 def walk(
     read: Sequence[int], table: Sequence[int], block_size: int, length: int, num_blocks: int
 ) -> Picture:
-    """The blocks of a pool, how many of the request's tokens each holds, and in which order read.
+    """Draw the blocks of a pool, the request's tokens in each, and the order of reading.
 
-    read: the blocks as they were read. table: the request's blocks; they hold `length` tokens.
-    Arrows go from each block that was read to the next one.
+    read: the blocks in the order in which they were read. table: the request's blocks, which hold
+    `length` tokens. Arrows go from each block that was read to the next one.
     """
     held = {
         block: min(max(length - place * block_size, 0), block_size)
@@ -335,7 +337,7 @@ def walk(
         write(axes, x + 0.5, y + READ, ", ".join(turns), **look)
     axes.set(xlim=(0, IN_A_ROW), ylim=(rows, 0))
     axes.set_axis_off()
-    axes.set_title(f"blocks of the pool; in circles the order of the {len(read):,} that were read")
+    axes.set_title(f"blocks of the pool; circles: the order of the {len(read):,} that were read")
     draw_legend(figure, SLOTS)
     return figure
 
@@ -344,18 +346,18 @@ TOP, BOTTOM, READ = 0.16, 0.56, 0.7  # in a row: of a block's box, and of the or
 
 
 def corner(block: int) -> tuple[int, int]:
-    """The column and the row of a block."""
+    """Return column and row of a block."""
     row, column = divmod(block, IN_A_ROW)
     return column, row
 
 
 def draw_block(axes: Axes, block: int, held: int | None, block_size: int) -> None:
-    """Its number, and below it a box, filled from above by the tokens held; None: it isn't ours."""
+    """Draw its number, and a box filled by the tokens held; None: it isn't in the table."""
     x, y = corner(block)
     height = BOTTOM - TOP
     share = (held or 0) / block_size
     look = SLOTS[OTHER if held is None else REST]
-    write(axes, x + 0.5, y + TOP / 2, str(block), fontsize=8)
+    write(axes, x + 0.5, y + TOP / 2, str(block), fontsize=8, bbox=PLAIN)
     axes.add_patch(Rectangle((x + 0.06, y + TOP), 0.88, height, **fill(look)))
     if held:
         box = Rectangle((x + 0.06, y + TOP), 0.88, share * height, **fill(SLOTS[HELD]))
@@ -365,7 +367,7 @@ def draw_block(axes: Axes, block: int, held: int | None, block_size: int) -> Non
 
 
 def draw_arrow(axes: Axes, block: int, following: int) -> None:
-    """An arc below the boxes, equally deep for near and for far blocks."""
+    """Draw an arc below the boxes, equally deep for near and far blocks."""
     (x, y), (next_x, next_y) = corner(block), corner(following)
     bend = max(-0.4, min(0.4, 1.2 / ((next_x - x) or 1)))
     ends = (x + 0.5, y + READ), (next_x + 0.5, next_y + READ)

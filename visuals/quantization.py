@@ -1,7 +1,7 @@
-"""Pictures for lab 10: what a format can hold, codes, who shares a scale, what each choice loses.
+"""Pictures for lab 10: number formats, codes, shared scales, and the loss of each method.
 
-Each reads what it is handed, and returns a figure or a widget. A weight is [n_in, n_out], as GPT-2
-keeps it: an output channel is a column.
+Each function draws its arguments and returns a figure or a widget. A weight is [n_in, n_out], as
+GPT-2 keeps it: an output channel is a column.
 """
 
 from bisect import bisect_left, bisect_right
@@ -46,18 +46,18 @@ VALUE: Mark = {"color": INK, "ls": "--", "lw": 1.2}
 ROUNDED: Mark = {"marker": "o", "color": BLUE, "ms": 10, "mfc": "none", "mew": 2, "ls": ""}
 TRUNCATED: Mark = {"marker": "v", "color": RED, "ms": 7, "ls": ""}
 BAND = PALE_BLUE, BLUE, "|||||"
-MOST_TICKS = 130  # side by side; more would touch
+MOST_TICKS = 130  # in a row; more would touch
 
 
 @plt.rc_context(LOOK)
 def number_line(formats: Mapping[str, Sequence[float]], near: float) -> Picture:
-    """The numbers that each format has near a value, and which of them the value becomes.
+    """Draw the numbers of each format near a value, and the numbers that the value becomes.
 
-    formats: by name the numbers that it has there, some on both sides of `near`; more than the
-        picture shows do no harm. The coarsest format sets its width: two of its numbers on each
+    formats: by name, the numbers of the format, with some on both sides of `near`; there may be
+        more than the picture shows. The coarsest format sets the width: two of its numbers on each
         side. Numbers that would touch are drawn as a band.
-    Rounded is to the nearest, truncated is towards 0. Raises ValueError where `near` isn't between
-    two numbers of a format.
+    Rounding goes to the nearest number, truncation towards 0. Raises ValueError if `near` isn't
+    between two numbers of a format.
     """
     lines = {name: sorted({float(number) for number in has}) for name, has in formats.items()}
     for name, numbers in lines.items():
@@ -76,7 +76,7 @@ def number_line(formats: Mapping[str, Sequence[float]], near: float) -> Picture:
     axes.axvline(near, zorder=0, **VALUE)
     axes.set_xticks(grid, [f"{number:.{decimals(step_at(coarsest, near))}f}" for number in grid])
     axes.set(xlim=(left, right), ylim=(len(lines) - 0.6, -0.75), yticks=[])
-    axes.set_title(f"the numbers that each format has near {near:g}")
+    axes.set_title(f"the numbers of each format near {near:g}")
     axes.spines["left"].set_visible(False)
     marks = {f"the value, {near:g}": VALUE, "rounded": ROUNDED, "truncated": TRUNCATED}
     handles = [Line2D([], [], label=name, **mark) for name, mark in marks.items()]
@@ -92,25 +92,25 @@ def require_both_sides(name: str, numbers: Sequence[float], near: float) -> None
 
 
 def step_at(numbers: Sequence[float], near: float) -> float:
-    """From the number at `near` or below it to the next one."""
+    """Return the distance from the number at or below `near` to the next one."""
     place = bisect_right(numbers, near)
     return numbers[place] - numbers[place - 1]
 
 
 def neighbours(numbers: Sequence[float], near: float) -> tuple[float, float]:
-    """What `near` becomes where it is rounded, and where it is truncated."""
+    """Return what `near` becomes when it is rounded, and when it is truncated."""
     below, above = numbers[bisect_right(numbers, near) - 1], numbers[bisect_left(numbers, near)]
     rounded = below if near - below <= above - near else above
     return rounded, below if near >= 0 else above
 
 
 def decimals(step: float) -> int:
-    """So many that numbers a step apart differ in the last two."""
+    """Return how many decimals show the last two digits of a step."""
     return max(0, 1 - floor(log10(step)))
 
 
 def draw_numbers(axes: Axes, row: int, numbers: Sequence[float], dense: bool) -> None:
-    """A line with a tick for each number, or a band where they are dense."""
+    """Draw a line with a tick for each number, or a band if they are dense."""
     width = numbers[-1] - numbers[0]
     if dense:
         axes.add_patch(Rectangle((numbers[0], row - 0.14), width, 0.28, lw=0.8, **fill(BAND)))
@@ -120,13 +120,13 @@ def draw_numbers(axes: Axes, row: int, numbers: Sequence[float], dense: bool) ->
 
 
 def draw_results(axes: Axes, row: int, name: str, numbers: Sequence[float], near: float) -> None:
-    """What the value becomes, as marks on the line and in words above it."""
+    """Draw what the value becomes, as marks on the line and in words above it."""
     step, (rounded, truncated) = step_at(numbers, near), neighbours(numbers, near)
     axes.plot(truncated, row - 0.3, **TRUNCATED)
     axes.plot(rounded, row, **ROUNDED)
     digits = decimals(step)
     facts = f"rounded {rounded:.{digits}f}, truncated {truncated:.{digits}f}"
-    text = f"{name}: {facts}, one every {step:.2g}"
+    text = f"{name}: {facts}, a step of {step:.2g}"
     place: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center"}
     axes.text(0, row - 0.52, text, fontsize=9, backgroundcolor="white", **place)
 
@@ -140,9 +140,9 @@ CODES = {"used": (BLUE, BLUE, ""), "never used": ("white", RED, "////")}
 def codes_histogram(
     codes: Mapping[str, Int[Tensor, "..."]], ranges: Mapping[str, range]
 ) -> Picture:
-    """How often each code is used, a panel for each format; what is never used is hollow.
+    """Draw how often each code is used, one panel per format; codes never used are hollow.
 
-    ranges: all codes that a format has. Raises ValueError where there is another.
+    ranges: all codes of a format. Raises ValueError if `codes` has another one.
     """
     for name, used in codes.items():
         require_in_range(name, used, ranges[name])
@@ -162,7 +162,7 @@ def codes_histogram(
         axes.set_title(name)
         axes.set_title(f"{len(heights)} of {len(levels)} codes used", loc="right", fontsize=9)
         axes.spines["left"].set_visible(False)
-    panels[-1].set_xlabel("code; the height is how often it is used")
+    panels[-1].set_xlabel("code; height: how often it is used")
     draw_legend(figure, CODES)
     return figure
 
@@ -179,12 +179,12 @@ def require_in_range(name: str, codes: Int[Tensor, "..."], levels: range) -> Non
 
 
 def runs_of_zeros(counts: Sequence[int]) -> list[tuple[int, int]]:
-    """Where each run of zeros starts, and where it has ended."""
+    """Return the start and end of each run of zeros, the end excluded."""
     used = [-1, *(place for place, count in enumerate(counts) if count), len(counts)]
     return [(one + 1, other) for one, other in pairwise(used) if other - one > 1]
 
 
-# -------------------------------------------------------------------------- who shares a scale
+# ------------------------------------------------------------------------------- shared scales
 
 
 LARGEST: Mark = {"marker": "o", "color": ORANGE, "ms": 4, "mec": "white", "mew": 0.4}
@@ -192,24 +192,24 @@ LARGEST: Mark = {"marker": "o", "color": ORANGE, "ms": 4, "mec": "white", "mew":
 
 @plt.rc_context(LOOK)
 def grain(weight: Float[Tensor, "n_in n_out"], size: int = 32) -> Picture:
-    """A corner of a matrix three times, with the scales of each grain in a margin above.
+    """Draw a corner of a matrix three times, with its scales above: one, per column, per group.
 
-    Darker is further from 0. Above the weights that share a scale stands a cell for it, as dark as
-    the largest of them, which it is made for; a dot marks that one. All scales are of this corner.
-    size: the inputs in a group. Raises ValueError where it doesn't divide n_in.
+    Darker is further from 0. Above the weights that share a scale there is a cell for it, as dark
+    as the largest of them, which sets the scale and is marked by a dot. All scales are those of
+    this corner. size: inputs in a group. Raises ValueError if it doesn't divide n_in.
     """
     n_in, n_out = weight.shape
     if size < 1 or n_in % size:
         raise ValueError(
-            f"Groups of {size} don't divide the {n_in} inputs of this corner: take a size that "
+            f"Groups of {size} don't divide the {n_in} inputs of this corner: choose a size that "
             "does."
         )
     weight = weight.detach().abs()
     figure, panels = new_figure(height=3.8, columns=3)
     blocks = {
         "for all weights": (n_in, n_out),
-        "one a column": (n_in, 1),
-        f"one for {size} of a column": (size, 1),
+        "one per column": (n_in, 1),
+        f"one per {size} in a column": (size, 1),
     }
     for axes, (name, (rows, columns)) in zip(panels, blocks.items(), strict=True):
         bottom = draw_shared(axes, weight, rows, columns)
@@ -220,15 +220,15 @@ def grain(weight: Float[Tensor, "n_in n_out"], size: int = 32) -> Picture:
         axes.spines[:].set_visible(False)
     panels[0].set_ylabel(f"{n_in} inputs")
     handles: list[Any] = [
-        Patch(label="above: scales, darker is larger", facecolor=BLUE, edgecolor=INK),
-        Line2D([], [], ls="", label="the weight that a scale is made for", **LARGEST),
+        Patch(label="on top: scales, darker is larger", facecolor=BLUE, edgecolor=INK),
+        Line2D([], [], ls="", label="the weight that sets a scale", **LARGEST),
     ]
     legend_above(figure, handles=handles)
     return figure
 
 
 def draw_shared(axes: Axes, weight: Float[Tensor, "n_in n_out"], rows: int, columns: int) -> float:
-    """A matrix whose blocks of [rows, columns] share a scale; gives where it ends below."""
+    """Draw a matrix whose blocks of [rows, columns] share a scale; return where it ends."""
     n_in, n_out = weight.shape
     height = max(n_in / 16, 0.5)  # of a scale, in rows of the matrix
     darkest, top = weight.max().item(), 0.0
@@ -252,14 +252,14 @@ Extent = tuple[float, float, float, float]  # left, right, bottom, top
 def draw_cells(
     axes: Axes, numbers: Sequence[Sequence[float]], extent: Extent, darkest: float
 ) -> None:
-    """A cell a number, and a frame around all."""
+    """Draw one cell per number, and a frame around them."""
     left, right, bottom, top = extent
     axes.imshow(numbers, cmap="Blues", vmin=0, vmax=darkest, aspect="auto", extent=extent)
     look: dict[str, Any] = {"facecolor": "none", "edgecolor": INK, "lw": 0.7}
     axes.add_patch(Rectangle((left, top), right - left, bottom - top, **look))
 
 
-# -------------------------------------------------------------------- what a smaller scale loses
+# ------------------------------------------------------------ rounding and clipping by the scale
 
 LOSSES = (PALE_BLUE, BLUE, "...."), (PALE_ORANGE, ORANGE, "/////")
 CHOICES = ((INK, "-", "o"), (RED, "--", "s"), (GREEN, ":", "D"), (PINK, "-.", "^"))
@@ -273,12 +273,12 @@ def clipping(
     chosen: Mapping[str, float],
     last: int,
 ) -> Picture:
-    """The values with the ranges that methods choose, and beside it what each scale loses.
+    """Draw the values with the chosen ranges, and next to them the error of each scale.
 
-    scales: in rising order. errors: for each of them what is lost, by its cause: rounding and
-        clipping, on top of one another. chosen: the scale that each method takes. last: the last
-        code, so that values up to `last` scales are in its range.
-    The panel of losses ends a little above the worst of those that were chosen.
+    scales: in rising order. errors: the error of each scale by cause, rounding and clipping, drawn
+        on top of each other. chosen: the scale that each method chooses. last: the last code, so a
+        range ends at `last` times the scale.
+    The panel of errors ends a little above the largest error of a chosen scale.
     """
     figure, (counts, lost) = new_figure(height=3.4, columns=2)
     counts.hist(values.flatten().tolist(), bins=61, facecolor=PALE_BLUE, edgecolor=BLUE, lw=0.5)
@@ -290,7 +290,7 @@ def clipping(
     for (cause, error), look in zip(errors.items(), LOSSES, strict=True):
         top = below + error
         lost.fill_between(scales.tolist(), below.tolist(), top.tolist(), lw=0.6, **fill(look))
-        handles.append(Patch(label=f"lost by {cause}", **fill(look)))
+        handles.append(Patch(label=f"{cause} error", **fill(look)))
         below = top
     heights = [at(scales, below, scale) for scale in chosen.values()]
     for (name, scale), height, (colour, dashes, marker) in zip(
@@ -313,7 +313,7 @@ def clipping(
 
 
 def at(scales: Float[Tensor, " scales"], errors: Float[Tensor, " scales"], scale: float) -> float:
-    """The error of a scale: that of the nearest of those that were tried."""
+    """Return the error of the nearest scale that was tried."""
     return errors[(scales - scale).abs().argmin()].item()
 
 
@@ -329,10 +329,10 @@ def channels(
     weight_before: Float[Tensor, "n_in n_out"],
     weight_after: Float[Tensor, "n_in n_out"] | None,
 ) -> Picture:
-    """How far each channel goes from 0, above in the activations and below in the weight's rows.
+    """Draw the largest magnitude of each channel: activations on top, rows of the weight below.
 
-    On the left as they are, on the right after smoothing, if there is an after. A triangle with its
-    number stands over the channels whose activations were largest.
+    On the left before smoothing, on the right after it, if given. A triangle with a number marks
+    the channels with the largest activations.
     """
     activations, rows = [before.abs().amax(dim=0)], [weight_before.abs().amax(dim=1)]
     if after is not None and weight_after is not None:
@@ -352,7 +352,7 @@ def channels(
             axes.set_title(f"{name} {when}\n{fact}", fontsize=10)
             axes.set(yscale="log", ylim=(low, high), xlim=(0, len(peaks)))
             axes.grid(axis="y")
-        row[0].set_ylabel("largest distance from 0")
+        row[0].set_ylabel("largest magnitude")
     for axes in panels[-len(rows) :]:
         axes.set_xlabel("channel")
     figure.align_ylabels()
@@ -362,7 +362,7 @@ def channels(
 def draw_channels(
     axes: Axes, peaks: Float[Tensor, " n_in"], named: Sequence[int], low: float
 ) -> None:
-    """A column for each channel, and above some of them a mark with their number."""
+    """Draw a column for each channel, and a mark with its number above some of them."""
     axes.stairs(peaks.tolist(), baseline=low, fill=True, facecolor=BLUE)
     for channel in named:
         place: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "clip_on": False}
@@ -375,9 +375,9 @@ def draw_channels(
 
 @plt.rc_context(LOOK)
 def ahead(rounding: Float[Tensor, " n_in"], gptq: Float[Tensor, " n_in"]) -> Picture:
-    """How the outputs' squared error grows row by row, rounding to nearest against GPTQ.
+    """Draw the squared error of the outputs after each row: rounding to nearest, and GPTQ.
 
-    Item i of each: the error once row i is rounded, and all rows before it.
+    Item i of each: the error once rows 0 to i are rounded.
     """
     figure, (axes,) = new_figure(height=3.0)
     every = max(len(rounding) // 8, 1)
@@ -386,11 +386,11 @@ def ahead(rounding: Float[Tensor, " n_in"], gptq: Float[Tensor, " n_in"]) -> Pic
         ("GPTQ", gptq, BLUE, "-", "o"),
     ):
         rows = range(1, len(errors) + 1)
-        label = f"{name}: {shortly(errors[-1].item())} in the end"
+        label = f"{name}: {shortly(errors[-1].item())} after all rows"
         look: dict[str, Any] = {"color": colour, "ls": dashes, "marker": marker, "lw": 2}
         axes.plot(rows, errors.tolist(), markevery=every, label=label, **look)
-    axes.set(xlabel="rows of the matrix that are rounded", ylim=(0, None), xlim=(0, len(rounding)))
-    axes.set_title("squared error of the outputs, summed up")
+    axes.set(xlabel="rows rounded so far", ylim=(0, None), xlim=(0, len(rounding)))
+    axes.set_title("squared error of the outputs")
     axes.yaxis.set_major_formatter("{x:,g}")
     axes.legend(loc="upper left")
     axes.grid(axis="y")
@@ -398,27 +398,27 @@ def ahead(rounding: Float[Tensor, " n_in"], gptq: Float[Tensor, " n_in"]) -> Pic
 
 
 def shortly(number: float) -> str:
-    """Three digits, or all before the point where there are more."""
+    """Return the number with three digits, or all digits before the point if there are more."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 # ------------------------------------------------------------------------- bytes against quality
 
-LINEAR = 0.01  # bits a byte; a smaller loss is about what chance makes
+LINEAR = 0.01  # bits per byte; a smaller loss is about as large as its standard error
 TICKS_OF_SIZE = 1, 2, 3, 4, 5, 6, *(2**n for n in range(3, 16))
 TICKS_OF_LOSS = -0.1, -LINEAR, 0, LINEAR, 0.1, 1, 10
 LEADER = {"arrowstyle": "-", "color": GREY, "lw": 0.7, "shrinkB": 5, "relpos": (0, 0.5)}
-Point = tuple[float, float, float]  # size, bits a byte lost, the standard error of that
+Point = tuple[float, float, float]  # size, bits per byte lost, their standard error
 
 
 @plt.rc_context(LOOK)
-def pareto(points: Mapping[str, Point], size: str = "bits a weight, scales counted") -> Picture:
-    """What each method loses against its size, which is the bits that it takes for a weight.
+def pareto(points: Mapping[str, Point], size: str = "bits per weight, scales included") -> Picture:
+    """Draw the loss of each method over its size in bits per weight.
 
-    points: for each method its size, the bits a byte that it loses, and the standard error of that,
-        which is drawn as a bar. A point is full where no other takes as few bits and loses as
-        little. Losses are logarithmic above LINEAR, so that 0 has a place.
-    size: what is counted in place of bits a weight, for the axis.
+    points: for each method its size, the bits per byte lost, and their standard error, which is
+        drawn as a bar. A point is filled if no other method has as few bits and as little loss.
+        The axis of losses is logarithmic above LINEAR, so that it can show 0.
+    size: the label of the axis, if the size isn't bits per weight.
     """
     figure, (axes,) = new_figure(height=1.4 + 0.24 * max(len(points), 8))
     axes.set_xscale("log")
@@ -437,9 +437,9 @@ def pareto(points: Mapping[str, Point], size: str = "bits a weight, scales count
         axis.set_minor_locator(NullLocator())
     axes.set_ylim(top=max(axes.get_ylim()[1], 1.5 * LINEAR))
     axes.set(xlabel=size)
-    axes.set_title(f"bits a byte lost; logarithmic above {LINEAR:g}")
+    axes.set_title(f"bits per byte lost; logarithmic above {LINEAR:g}")
     axes.grid(axis="y")
-    faces = {"unbeaten": BLUE, "another takes no more bits and loses no more": "white"}
+    faces = {"unbeaten": BLUE, "another method is as small and loses no more": "white"}
     handles = [
         Line2D([], [], marker="o", ls="", color=BLUE, mfc=face, mew=1.5, label=name)
         for name, face in faces.items()
@@ -449,7 +449,7 @@ def pareto(points: Mapping[str, Point], size: str = "bits a weight, scales count
 
 
 def draw_point(axes: Axes, name: str, point: Point, face: str, height: float) -> None:
-    """A point with its bar, and a line from it to its label, at this height beside the picture."""
+    """Draw a point with its bar, and a line to its label at this height on the right."""
     bits, lost, error = point
     look: dict[str, Any] = {"color": BLUE, "mfc": face, "mew": 1.5, "ms": 7, "capsize": 3}
     axes.errorbar(bits, lost, error, marker="o", elinewidth=1, **look)
@@ -459,7 +459,7 @@ def draw_point(axes: Axes, name: str, point: Point, face: str, height: float) ->
 
 
 def unbeaten(points: Mapping[str, Point]) -> set[str]:
-    """Those for which no other takes as few bits and loses as little."""
+    """Return the methods for which no other has as few bits and as little loss."""
     return {
         name
         for name, (bits, lost, _) in points.items()
@@ -470,7 +470,7 @@ def unbeaten(points: Mapping[str, Point]) -> set[str]:
     }
 
 
-# ----------------------------------------------------------------------- fewer bits, finer grain
+# ------------------------------------------------------------------ a slider: bits and the grain
 
 GROUP = 32  # inputs that share a scale
 GRAINS = {"tensor": "the matrix", "channel": "each column", "group": f"each group of {GROUP}"}
@@ -479,10 +479,10 @@ Quantize = Callable[[Float[Tensor, "n_in n_out"], int, str], Float[Tensor, "n_in
 
 
 def explore_bits(weight: Float[Tensor, "n_in n_out"], quantize: Quantize) -> widgets.VBox:
-    """`weights_and_grid` with a slider over bits and a choice of grain, and what comes of it.
+    """Show `weights_and_grid` with a slider for bits, a choice of grain, and a sentence on both.
 
-    quantize: called with the weight, bits and one of GRAINS; gives the weight that the codes stand
-        for.
+    quantize: called with the weight, bits and one of GRAINS; returns the weight that the codes
+        stand for.
     """
     options = [(name, grain) for grain, name in GRAINS.items()]
     weight = weight.detach()
@@ -498,9 +498,9 @@ def explore_bits(weight: Float[Tensor, "n_in n_out"], quantize: Quantize) -> wid
 def weights_and_grid(
     weight: Float[Tensor, "n_in n_out"], rounded: Float[Tensor, "n_in n_out"], grain: str
 ) -> Picture:
-    """A histogram of the weights, and below it the numbers that those of column 0 have become.
+    """Draw a histogram of the weights, and below it the values that column 0 has after rounding.
 
-    Where groups have a scale, the numbers are those of its first group.
+    If each group has a scale, these are the values of its first group.
     """
     figure, (axes,) = new_figure(height=2.8)
     axes.hist(weight.flatten().tolist(), 80, facecolor=PALE_BLUE, edgecolor=BLUE, lw=0.5)
@@ -509,7 +509,7 @@ def weights_and_grid(
     grid = share.unique().tolist()
     axes.vlines(grid, -0.16 * top, -0.03 * top, color=RED, lw=1.2)
     which = f"the first {GROUP} weights" if grain == "group" else "the weights"
-    axes.set_title(f"all weights, and the {len(grid)} values that {which} of column 0 have now")
+    axes.set_title(f"all weights, and the {len(grid)} values of {which} in column 0 after rounding")
     axes.set(xlabel="value", yticks=[], ylim=(-0.18 * top, top))
     axes.axhline(0, color=GREY, lw=0.8)
     axes.spines[["left", "bottom"]].set_visible(False)
@@ -522,7 +522,7 @@ def in_words(
     bits: int,
     grain: str,
 ) -> str:
-    """The error of the weights, and the bytes of codes and scales."""
+    """Describe the error of the weights, and the bytes of codes and scales."""
     error = (rounded - weight).square().mean().sqrt().item()
     typical = weight.square().mean().sqrt().item()
     n_in, n_out = weight.shape
@@ -531,6 +531,6 @@ def in_words(
     return (
         f"With {bits} bits and a scale for {GRAINS[grain]}, a weight is off by {error:.2g}, which "
         f"is {error / typical:.1%} of its size (both as root mean squares). Codes and scales of "
-        f"{SCALE_BITS} bits take {n_bytes:,.0f} bytes, {8 * n_bytes / weight.numel():.2f} bits a "
-        f"weight; float32 takes {4 * weight.numel():,}."
+        f"{SCALE_BITS} bits take {n_bytes:,.0f} bytes, {8 * n_bytes / weight.numel():.2f} bits per "
+        f"weight; float32 takes {4 * weight.numel():,} bytes."
     )

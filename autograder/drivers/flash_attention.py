@@ -3,7 +3,7 @@
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any, NamedTuple
 from weakref import ref
@@ -12,43 +12,54 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from autograder.drivers.seen import Attempt, Seen, snapshot, tensors_in, things
+from autograder.drivers.seen import Attempt, Seen, kind_of, snapshot, tensors_in, things
 from solutions.kernels.slow_memory import fast_numbers_for
 
 # ---------------------------------------------------------------------------------- what is held
 
-TIMES = 3  # so much more than a tile of each may be held, by names that a line leaves behind
+TIMES = 3  # how many times a tile of each may be held, because names keep earlier ones
 SPARE = 16  # numbers, for the smallest tiles
 DEEPEST = 4  # lists in lists that are looked into
 
 
 class Holding:
-    """Knows how many floats an attempt holds, whenever it comes for more.
+    """Knows how many floats an attempt holds, whenever it asks for more.
 
-    They are in what the names of its functions lead to, and in the tiles that it was handed, as
-    long as they are anywhere. driver: who called it. most: how many it needs at once.
-    has_overflowed: whether it ever held far more.
+    These are the floats that the names of its functions lead to, and the tiles that it was handed,
+    as long as they exist. driver: the function that called the attempt. most: how many floats it
+    needs at once. has_overflowed: whether it ever held far more. moves: how often each name was
+    loaded or stored.
     """
 
     def __init__(self, driver: Callable[..., Any], most: int) -> None:
         self.driver, self.most, self.has_overflowed = driver, TIMES * most + SPARE, False
         self.handed: list[ref[Tensor]] = []
+        self.moves: Counter[str] = Counter()
 
     def watch(self, memory: Any) -> None:
         """Look at each load and store, and count the tiles wherever they are kept.
 
-        The memory itself tells of each, also where an attempt gets past this `load`.
+        The memory itself reports each, also if an attempt gets past these two methods.
         """
         memory.watch(lambda: self.look(sys._getframe(1)))
-        load = memory.load
-        vars(memory)["load"] = lambda *tile, **named: self.hand(load(*tile, **named))
+        loaded, stored = memory.load, memory.store
+
+        def load(name: str, start: int, end: int) -> Tensor:
+            self.moves[str(name)] += 1
+            return self.hand(loaded(name, start, end))
+
+        def store(name: str, start: int, tile: Tensor) -> None:
+            self.moves[str(name)] += 1
+            stored(name, start, tile)
+
+        vars(memory).update(load=load, store=store)
 
     def hand(self, tile: Tensor) -> Tensor:
         self.handed.append(ref(tile))
         return tile
 
     def look(self, frame: FrameType | None) -> None:
-        """frame: of the function that has come to load something, say."""
+        """frame: of the function that loads something, for example."""
         tensors = [tile for one in self.handed if (tile := one()) is not None]
         while frame is not None and frame.f_code is not self.driver.__code__:
             tensors += floats_in(list(frame.f_locals.values()))
@@ -95,14 +106,16 @@ class State(NamedTuple):
 
 
 def absorb(attempt: Attempt, state: list[Tensor], tiles: list[tuple[Tensor, Tensor]]) -> list[Seen]:
-    """state: of queries that have seen nothing, or more. tiles: scores and values of each."""
-    current, seen = State(*state), []
+    """state: of queries that have seen some keys or none. tiles: scores and values of each."""
+    current, seen = State(*state), list[Seen]()
     for number, (scores, values) in enumerate(tiles, 1):
-        current = State(*things(3, attempt(current, scores, values), "absorb returns a State"))
+        found = attempt(current, scores, values)
+        current = State(*things(3, found, "absorb returns a State"))
         where = f"after tile {number}" if len(tiles) > 1 else ""
-        seen += [
-            Seen(f"`{part}`", snapshot(getattr(current, part)), where) for part in State._fields
-        ]
+        is_state = all(hasattr(found, part) for part in State._fields)
+        kind = "is a State" if is_state else f"is {kind_of(found)}"
+        parts = [(f"`{part}`", snapshot(getattr(current, part))) for part in State._fields]
+        seen += [Seen(*each, where) for each in [*parts, ("What absorb returned", kind)]]
     return seen
 
 
@@ -123,14 +136,26 @@ def flash_attention(
 ) -> list[Seen]:
     """heads, size and seed are for the memory, which is lent."""
     tile = min(block_q, q_len), min(block_k, k_len)
+    tiles = -(-q_len // block_q), -(-k_len // block_k)
     holding = Holding(flash_attention, math.prod(heads) * fast_numbers_for(head_dim, *tile))
     holding.watch(memory)
     attempt(memory, q_len, k_len, head_dim, block_q, block_k)
     return [
         Seen("The output that is stored", memory.result("output")),
         Seen("The lse that is stored", memory.result("lse")),
+        Seen("Your loop", moved_too_often(holding.moves, *tiles)),
         holding.seen("between loads"),
     ]
+
+
+def moved_too_often(moves: Mapping[str, int], of_queries: int, of_keys: int) -> str:
+    """The first name that was moved more often than there are tiles of it, in words."""
+    most = {"queries": of_queries, "keys": of_queries * of_keys, "values": of_queries * of_keys}
+    for name, enough in {**most, "output": of_queries, "lse": of_queries}.items():
+        if moves[name] > enough:
+            verb = "loads" if name in most else "stores"
+            return f"{verb} {name!r} {moves[name]} times for {enough} tile{'s' * (enough > 1)}"
+    return "moves no tile more often than it must"
 
 
 # --------------------------------------------------------------------------------------- in parts
@@ -150,10 +175,12 @@ def output_and_lse(found: Any, name: str) -> list[Seen]:
 def split_decode(
     attempt: Attempt, query: Query, keys: Keys, values: Keys, parts: int
 ) -> list[Seen]:
-    """The workers are right; what each gets is looked at."""
+    """The workers are right; the keys of each are looked at."""
     length, given = keys.shape[1], list[tuple[int, int]]()
 
     def worker(first: int, last: int) -> tuple[Tensor, Tensor]:
+        if first == last:
+            raise ValueError(f"worker({first}, {last}) has no keys: don't call workers without.")
         if not 0 <= first < last <= length:
             raise ValueError(f"worker({first}, {last}) is no part of {length} keys.")
         given.append((first, last))
@@ -179,23 +206,32 @@ def split_decode(
 def paged_decode(
     attempt: Attempt, query: Query, pool: Pool, block_table: list[int], length: int
 ) -> list[Seen]:
-    """The blocks are handed out one by one; all that nobody stored is noise."""
+    """The blocks are handed out one by one; slots that hold no token of the request are noise."""
     heads, block_size, head_dim = pool.shape[2:]
     holding = Holding(paged_decode, heads * fast_numbers_for(head_dim, 1, block_size))
-    read: list[int] = []
+    read, lent = list[int](), list[tuple[Tensor, Tensor]]()
+
+    def lend(part: Tensor) -> Tensor:
+        """A copy in the layout of a pool, which is looked at again in the end."""
+        strides = head_dim, heads * head_dim, 1
+        tile = torch.empty_strided(part.shape, strides, dtype=part.dtype).copy_(part)
+        lent.append((part, tile.data))  # shares the memory, and doesn't count as held
+        return holding.hand(tile)
 
     def read_block(block: int) -> tuple[Tensor, ...]:
         holding.look(sys._getframe(1))
         if not 0 <= block < pool.shape[1]:
             raise ValueError(f"The pool has the blocks 0 to {pool.shape[1] - 1}, and no {block}.")
         read.append(int(block))
-        return holding.hand(pool[0, block].clone()), holding.hand(pool[1, block].clone())
+        return lend(pool[0, block]), lend(pool[1, block])
 
     output = attempt(query, read_block, block_table, block_size, length)
+    same = [torch.allclose(*both, rtol=0, atol=0, equal_nan=True) for both in lent]
     return [
         Seen("The list of the blocks that were read", sorted(read)),
         Seen("The output", output),
         holding.seen("between two blocks"),
+        Seen("The pool", "is as it was" if all(same) else "is changed", "afterwards"),
     ]
 
 
@@ -212,7 +248,7 @@ def backward_tile(
     grad_output: Float[Tensor, "... q_len head_dim"],
     block_k: int,
 ) -> list[Seen]:
-    """Tile by tile of the keys, with what the forward over all of them stored."""
+    """One tile of keys after the other, with output and lse over all of them."""
     q_len, k_len, seen = queries.shape[-2], keys.shape[-2], list[Seen]()
     for first in range(0, k_len, block_k):
         tile = slice(first, first + block_k)

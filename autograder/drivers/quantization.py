@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from itertools import starmap
 from typing import Any
 
+import torch
 from jaxtyping import Float, Int8, UInt8
 from torch import Tensor, nn
 
@@ -18,7 +19,7 @@ Row = Float[Tensor, " numbers"]
 
 
 def absmax(attempt: Attempt, weight: Weight, bits: int, dim: int | None) -> list[Seen]:
-    """The scale comes first: where it is wrong, so are the codes."""
+    """The scale comes first: if it is wrong, so are the codes."""
     found = attempt(weight, bits, dim)
     seen = [Seen("What it returned", told_of(found, "codes", "scale"))]
     if not is_several(found, 2):
@@ -33,11 +34,31 @@ def affine(attempt: Attempt, groups: Float[Tensor, "groups size"], bits: int) ->
     if not is_several(found, 3):
         return seen
     codes, scale, zero = found
-    return [*seen, *each_of(scale), Seen("`zero`", zero), Seen("`codes`", codes)]
+    seen += [*each_of(scale), Seen("`zero`", zero), Seen("`codes`", codes)]
+    both = torch.cat([groups, -groups], dim=1)
+    where = "for these numbers and their negatives in one group"
+    return [*seen, Seen("The codes", ends_of(attempt(both, bits), both, bits), where)]
+
+
+def ends_of(found: Any, groups: Float[Tensor, "groups size"], bits: int) -> str:
+    """Whether codes are in range and stand for their numbers, in words.
+
+    In a range that is symmetric about 0, 0 is in the middle between two codes. Either one is right.
+    """
+    shapes = [part.shape for part in found if isinstance(part, Tensor)]
+    if shapes != [groups.shape, (len(groups), 1), (len(groups), 1)]:
+        return "don't have these shapes"
+    codes, scale, zero = (part.double() for part in found)
+    if codes.max() > 2**bits - 1:
+        return f"go up to {int(codes.max())}"
+    steps = float((((codes - zero) * scale - groups) / scale).abs().max())
+    if not steps <= 0.51:
+        return f"are up to {steps:.1f} steps away from their numbers"
+    return f"go up to {2**bits - 1} at most, within half a step of their numbers"
 
 
 def told_of(found: Any, *names: str) -> Any:
-    """How many things were returned, in words. What is only one stays what it is."""
+    """How many things were returned, in words. A single thing stays what it is."""
     if not isinstance(found, (tuple, list)):
         return found
     which = f", {', '.join(names[:-1])} and {names[-1]}" if is_several(found, len(names)) else ""
@@ -48,11 +69,11 @@ def is_several(found: Any, count: int) -> bool:
     return isinstance(found, (tuple, list)) and len(found) == count
 
 
-MOST_SCALES = 1_000  # that are looked at: a wrong answer may have one for every number
+MOST_SCALES = 1_000  # that are looked at: a wrong answer may have one per number
 
 
 def each_of(scale: Any) -> Iterator[Seen]:
-    """The form of a table of scales, then each by itself: a small one counts beside a large one."""
+    """The form of a table of scales, then each by itself, so that small ones count as well."""
     yield Seen("`scale`", form_of(scale))
     if isinstance(scale, Tensor) and scale.ndim == 2 and scale.numel() <= MOST_SCALES:
         for row, values in enumerate(scale.tolist()):
@@ -64,10 +85,7 @@ def each_of(scale: Any) -> Iterator[Seen]:
 def calibrate(
     attempt: Attempt, values: Float[Tensor, " values"], bits: int, scales: Float[Tensor, " scales"]
 ) -> list[Seen]:
-    """A plain number serves as well as a tensor of it."""
-    found = attempt(values, bits, scales)
-    is_scalar = isinstance(found, Tensor) and found.ndim == 0
-    return [Seen("What it returned", found.item() if is_scalar else found)]
+    return [Seen("What it returned", attempt(values, bits, scales))]
 
 
 # ---------------------------------------------------------------------------- two codes in a byte
@@ -113,14 +131,14 @@ int8_matmul = one_call(__name__, "int8_matmul", "What it returned", "hidden code
 def split_outliers(
     attempt: Attempt, hidden: Weight, codes: Codes, scale: Scale, **threshold: float
 ) -> list[Seen]:
-    """Where no threshold is given, the attempt's own holds."""
+    """A case without a threshold needs the attempt's default."""
     return [Seen("What it returned", attempt(hidden, codes, scale, **threshold))]
 
 
 def smooth(
     attempt: Attempt, gain: Row, bias: Row, weight: Weight, peaks: Row, **alpha: float
 ) -> list[Seen]:
-    """Where no alpha is given, the attempt's own holds."""
+    """A case without an alpha needs the attempt's default."""
     found = attempt(gain, bias, weight, peaks, **alpha)
     if not isinstance(found, (tuple, list)):
         return [Seen("What it returned", found)]

@@ -33,9 +33,9 @@ def traffic_cases(generator: torch.Generator) -> list[Case]:
         case("tiles larger than the text", 5, 5, 16, 16),
         case("more queries in a tile than keys", 12, 12, 6, 2),
         case("more keys in a tile than queries", 12, 12, 2, 6),
-        case("one query behind a text", 1, 10, 4, 4),
-        case("three queries behind a text", 3, 13, 4, 4),
-        case("two tiles of queries behind a text", 6, 11, 4, 3),
+        case("one query after nine tokens", 1, 10, 4, 4),
+        case("three queries after ten tokens", 3, 13, 4, 4),
+        case("two tiles of queries after five tokens", 6, 11, 4, 3),
         case("more queries than keys", 7, 4, 2, 2),
         case("many more queries than keys", 12, 3, 2, 2),
         case("more queries than keys, tiles of one", 5, 3, 1, 1),
@@ -51,10 +51,10 @@ def absorb_cases(generator: torch.Generator) -> list[Case]:
     head_dim = 3
 
     def tile(*scores: Tensor) -> tuple[Tensor, Tensor]:
-        """The scores side by side, with values for the keys."""
-        beside = torch.cat(scores, dim=-1)
-        lead = beside.shape[:-2]
-        return beside, normal(generator, *lead, beside.shape[-1], head_dim)
+        """The scores in one tile, with values for the keys."""
+        joined = torch.cat(scores, dim=-1)
+        lead = joined.shape[:-2]
+        return joined, normal(generator, *lead, joined.shape[-1], head_dim)
 
     def case(label: str, *tiles: tuple[Tensor, Tensor], seen: bool = False) -> Case:
         rows = tiles[0][0].shape[:-1]
@@ -74,8 +74,8 @@ def absorb_cases(generator: torch.Generator) -> list[Case]:
     def causal(tokens: int, before: int) -> Tensor:
         """Scores of the last `tokens` of a text, each of which sees those up to its own."""
         scores = some(tokens, before + tokens)
-        behind = torch.ones(scores.shape, dtype=torch.bool).triu(before + 1)
-        return scores.masked_fill(behind, HIDDEN)
+        later = torch.ones(scores.shape, dtype=torch.bool).triu(before + 1)
+        return scores.masked_fill(later, HIDDEN)
 
     ones = torch.ones(2, 2).double()
     many = [tile(some(2, draw(generator, 1, 4), size=3.0)) for _ in range(6)]
@@ -83,26 +83,26 @@ def absorb_cases(generator: torch.Generator) -> list[Case]:
         case("one query, one key", tile(some(1, 1))),
         case("one query, three keys", tile(some(1, 3))),
         case("two queries, three keys", tile(some(2, 3))),
-        case("a tile behind others, with higher scores", tile(some(2, 3, at=4.0)), seen=True),
-        case("a tile behind others, with lower scores", tile(some(2, 3, at=-4.0)), seen=True),
+        case("a tile after others, with higher scores", tile(some(2, 3, at=4.0)), seen=True),
+        case("a tile after others, with lower scores", tile(some(2, 3, at=-4.0)), seen=True),
         case("two tiles, the second one higher", tile(some(2, 3)), tile(some(2, 3, at=5.0))),
         case("two tiles, the second one lower", tile(some(2, 3)), tile(some(2, 3, at=-5.0))),
         case("tiles of one key", *[tile(some(2, 1)) for _ in range(4)]),
         case("one query rises, one falls", *[tile(some(2, 2, size=6.0)) for _ in range(3)]),
         case("the same score twice", tile(ones[:, :1]), tile(ones)),
-        case("some keys are hidden", tile(some(2, 2), hidden(2, 1), some(2, 1))),
+        case("some keys are masked", tile(some(2, 2), hidden(2, 1), some(2, 1))),
         case("causal tiles", *[tile(scores) for scores in causal(4, 2).split(2, dim=-1)]),
-        case("the first tile is hidden", tile(hidden(2, 3)), tile(some(2, 3))),
-        case("the last tile is hidden", tile(some(2, 3)), tile(hidden(2, 3))),
-        case("a tile is hidden from those who have seen others", tile(hidden(2, 3)), seen=True),
-        case("all is hidden", tile(hidden(2, 3)), tile(hidden(2, 2))),
+        case("the first tile is masked", tile(hidden(2, 3)), tile(some(2, 3))),
+        case("the last tile is masked", tile(some(2, 3)), tile(hidden(2, 3))),
+        case("a masked tile after others", tile(hidden(2, 3)), seen=True),
+        case("all keys are masked", tile(hidden(2, 3)), tile(hidden(2, 2))),
         case(
-            "a query that sees nothing beside one that does",
+            "one query sees the keys, and one sees none",
             tile(torch.cat([some(1, 3), hidden(1, 3)])),
         ),
         case("scores around 2,000", tile(some(2, 3, at=2000.0)), tile(some(2, 3, at=2001.0))),
         case("scores around -2,000", tile(some(2, 3, at=-2e3)), tile(some(2, 3, at=-2e3))),
-        case("scores around -20,000, and a hidden key", tile(some(2, 3, at=-2e4), hidden(2, 1))),
+        case("scores around -20,000, and a masked key", tile(some(2, 3, at=-2e4), hidden(2, 1))),
         case("from 2,000 down to -2,000", tile(some(2, 2, at=2e3)), tile(some(2, 2, at=-2e3))),
         case("three heads", tile(some(3, 2, 4)), tile(some(3, 2, 4, at=2.0))),
         case("two texts of three heads", tile(some(2, 3, 2, 4)), tile(some(2, 3, 2, 1))),
@@ -133,15 +133,16 @@ def flash_cases(generator: torch.Generator) -> list[Case]:
         case("tiles larger than the text", (5, 5), (16, 16)),
         case("more queries in a tile than keys", (11, 11), (6, 2)),
         case("more keys in a tile than queries", (11, 11), (2, 6)),
-        case("one query behind a text", (1, 9)),
-        case("three queries behind a text", (3, 10)),
-        case("two tiles of queries behind a text", (6, 11), (4, 3)),
+        case("one query after eight tokens", (1, 9)),
+        case("three queries after seven tokens", (3, 10)),
+        case("two tiles of queries after five tokens", (6, 11), (4, 3)),
         case("more queries than keys", (7, 4), (3, 2)),
         case("a tile of queries that see nothing", (9, 3), (3, 2)),
+        case("a tile of queries of which some see nothing", (7, 4), (4, 2)),
         case("scores in the thousands", (9, 9), size=2000.0),
         case("three heads", (6, 9), heads=[3]),
         case("two texts of three heads", (5, 5), (2, 2), heads=[2, 3]),
-        case("eight queries behind a long text", (8, 96), head_dim=4),
+        case("eight queries after a long text", (8, 96), head_dim=4),
         case("other lengths and tiles", drawn, (number(2, 5), number(2, 5)), head_dim=8),
     ]
 
@@ -153,8 +154,7 @@ def merge_cases(generator: torch.Generator) -> list[Case]:
     def case(
         label: str, parts: int, rows: Any = (4,), at: float = 0.0, empty: tuple[Two, ...] = ()
     ) -> Case:
-        """empty: (part, row) of those that saw nothing; what stands there as their output is
-        whatever the memory held before."""
+        """empty: (part, row) of queries that saw nothing; their output there is arbitrary."""
         lses = at + 2 * normal(generator, parts, *rows)
         outputs = normal(generator, parts, *rows, 3)
         for place in empty:
@@ -170,14 +170,14 @@ def merge_cases(generator: torch.Generator) -> list[Case]:
         case("four parts, four queries", 4),
         case("five heads of three queries, two parts", 2, (5, 3)),
         case("two texts, three heads, four queries, five parts", 5, (2, 3, 4)),
-        case("no dimension but the parts", 3, ()),
+        case("only the dimension of parts", 3, ()),
         case("a part saw nothing", 3, empty=((1, 0), (1, 1), (1, 2), (1, 3))),
         case("one query saw nothing in the first part", 2, empty=((0, 2),)),
         case("one query saw nothing in any part", 2, empty=((0, 1), (1, 1))),
-        case("nobody saw anything", 2, empty=everywhere),
-        case("logarithms around 2,000", 3, at=2000.0),
-        case("logarithms around -2,000", 3, at=-2000.0),
-        case("logarithms around -2,000, and a part saw nothing", 2, at=-2e3, empty=((0, 0),)),
+        case("no query saw anything", 2, empty=everywhere),
+        case("lses around 2,000", 3, at=2000.0),
+        case("lses around -2,000", 3, at=-2000.0),
+        case("lses around -2,000, and a part saw nothing", 2, at=-2e3, empty=((0, 0),)),
     ]
 
 
@@ -216,12 +216,18 @@ def paged_cases(generator: torch.Generator) -> list[Case]:
         more: int = 0,
         size: float = 1.0,
         in_order: bool = False,
+        unwritten: bool = False,
     ) -> Case:
-        """more: how many blocks the table has beyond the length, as drafts need them."""
+        """more: how many blocks the table has beyond the length, for drafts. unwritten: whether all
+        slots without a token of the request hold infinity, with which 0 makes NaN."""
         needed = -(-length // block_size) + more
         order = torch.randperm(needed + 2, generator=generator).tolist()
         table = list(range(1, needed + 1)) if in_order else order[:needed]
         pool = normal(generator, 2, needed + 2, heads, block_size, 5)
+        if unwritten:
+            for block in range(needed + 2):
+                start = table.index(block) * block_size if block in table else length
+                pool[:, block, :, max(length - start, 0) :] = math.inf
         query = size * normal(generator, heads, 5)
         return Case(label, {"query": query, "pool": pool, "block_table": table, "length": length})
 
@@ -232,13 +238,14 @@ def paged_cases(generator: torch.Generator) -> list[Case]:
         case("a full block", 4, 4),
         case("one token more than a block", 5, 4),
         case("two full blocks", 8, 4),
-        case("blocks behind one another", 11, 4, in_order=True),
+        case("consecutive blocks", 11, 4, in_order=True),
         case("three blocks, the last one partly filled", 10, 4, heads=3),
-        case("blocks of one token, anywhere", 6, 1),
+        case("six blocks of one token", 6, 1),
         case("a block that is not needed yet", 7, 4, more=1),
         case("two blocks that are not needed yet, the others full", 8, 4, more=2),
+        case("infinity in all slots of other requests", 10, 4, more=1, unwritten=True),
         case("scores in the thousands", 9, 4, size=1500.0),
-        case("one head, 24 blocks of two", 47, 2, heads=1),
+        case("one head, twelve blocks of eight", 95, 8, heads=1),
         case("another length", draw(generator, 13, 30), draw(generator, 2, 5), heads=3),
     ]
 
@@ -255,13 +262,13 @@ def backward_cases(generator: torch.Generator) -> list[Case]:
         level: float = 0.0,
         head_dim: int = 5,
     ) -> Case:
-        """level: of all keys alike. It moves the scores far away, and not apart."""
+        """level: added to all keys. It moves all scores of a query by the same amount."""
         q_len, k_len = lengths
         queries = normal(generator, *heads, q_len, head_dim)
         keys = level + normal(generator, *heads, k_len, head_dim)
         values = normal(generator, *heads, k_len, head_dim)
-        behind = torch.ones(lengths, dtype=torch.bool).triu(k_len - q_len + 1)
-        scores = (queries @ keys.mT / head_dim**0.5).masked_fill(behind, HIDDEN)
+        later = torch.ones(lengths, dtype=torch.bool).triu(k_len - q_len + 1)
+        scores = (queries @ keys.mT / head_dim**0.5).masked_fill(later, HIDDEN)
         saved = {
             "output": scores.softmax(dim=-1).nan_to_num(0) @ values,
             "lse": scores.logsumexp(dim=-1),
@@ -278,7 +285,7 @@ def backward_cases(generator: torch.Generator) -> list[Case]:
         case("four tokens in two tiles", (4, 4), 2),
         case("five tokens in tiles of two", (5, 5), 2),
         case("tiles of one key", (4, 4), 1),
-        case("three queries behind a text", (3, 8), 4),
+        case("three queries after five tokens", (3, 8), 4),
         case("more queries than keys", (5, 3), 2),
         case("as many queries as a head has numbers", (5, 5), 5),
         case("three heads", (4, 6), 4, heads=(3,)),

@@ -22,7 +22,7 @@ Hessian = Float[Tensor, "n_in n_in"]
 
 # -------------------------------------------------------------------------------- codes and scales
 
-# How near the middle between two codes no number lies: x / scale and x * (1 / scale) differ in the
+# No number is this near the middle between two codes: x / scale and x * (1 / scale) differ in the
 # last digit, and either may be rounded.
 MARGIN = 1e-3
 
@@ -35,7 +35,7 @@ def settled(steps: Tensor) -> bool:
 def drawn(
     generator: torch.Generator, shape: tuple[int, ...], change: Change, steps: Change
 ) -> Float[Tensor, "rows columns"]:
-    """A random matrix of two decimals, changed, of which steps(matrix) is settled."""
+    """A random matrix of two decimals, changed, whose steps(matrix) are settled."""
     return until(
         lambda matrix: settled(steps(matrix)),
         lambda: change(normal(generator, *shape).round(decimals=2)),
@@ -65,8 +65,17 @@ def below_0(matrix: Tensor) -> Tensor:
     return -above_0(matrix)
 
 
-def tiny(matrix: Tensor) -> Tensor:
-    return matrix * 1e-7
+def small(matrix: Tensor) -> Tensor:
+    return matrix * 1e-3
+
+
+def in_float32(case: Case) -> Case:
+    """The same with its floats in float32."""
+    data = {
+        name: each.float() if isinstance(each, Tensor) and each.is_floating_point() else each
+        for name, each in case.data.items()
+    }
+    return Case(f"{case.label}, in float32", data)
 
 
 def absmax_cases(generator: torch.Generator) -> list[Case]:
@@ -80,34 +89,34 @@ def absmax_cases(generator: torch.Generator) -> list[Case]:
         return Case(f"{label}, {bits} bits", {"weight": weight, "bits": bits, "dim": dim})
 
     return [
-        case("two rows, a scale for each column", 8, 0, 2, 3),
-        case("two rows, a scale for each", 8, 1, 2, 3),
-        case("two rows, one scale for all", 8, None, 2, 3),
-        case("a scale for each column", 4, 0),
-        case("a scale for each row", 4, 1),
-        case("one scale for all", 4, None),
-        case("a scale for each column", 3, 0),
-        case("a scale for each row", 2, 1),
-        case("one scale for all", 2, None),
-        case("as many rows as columns, a scale for each row", 8, 1, 5, 5),
-        case("as many rows as columns, a scale for each column", 4, 0, 5, 5),
+        case("two rows, a scale per column", 8, 0, 2, 3),
+        case("two rows, a scale per row", 8, 1, 2, 3),
+        case("two rows, one scale", 8, None, 2, 3),
+        case("a scale per column", 4, 0),
+        case("a scale per row", 4, 1),
+        case("one scale", 4, None),
+        case("a scale per column", 3, 0),
+        case("a scale per row", 2, 1),
+        case("one scale", 2, None),
+        case("as many rows as columns, a scale per row", 8, 1, 5, 5),
+        case("as many rows as columns, a scale per column", 4, 0, 5, 5),
         case("a column of zeros", 8, 0, change=with_zero_column),
         case("a row of zeros", 8, 1, change=with_zero_row),
-        case("a column of zeros, a scale for each row", 8, 1, change=with_zero_column),
-        case("nothing but zeros, one scale", 8, None, change=torch.zeros_like),
-        case("nothing but zeros, a scale for each column", 4, 0, change=torch.zeros_like),
-        case("a huge entry, a scale for each column", 8, 0, change=with_huge_entry),
-        case("a huge entry, a scale for each row", 4, 1, change=with_huge_entry),
-        case("a huge entry, one scale for all", 8, None, change=with_huge_entry),
-        case("all numbers above 0", 8, 0, change=above_0),
-        case("all numbers below 0", 8, 0, change=below_0),
-        case("all numbers below 0, one scale", 4, None, change=below_0),
-        case("tiny numbers", 8, 0, change=tiny),
-        case("a single row, a scale for each column", 8, 0, 1, 4),
-        case("a single column, a scale for each row", 3, 1, 4, 1),
+        case("a column of zeros, a scale per row", 8, 1, change=with_zero_column),
+        case("only zeros, one scale", 8, None, change=torch.zeros_like),
+        case("only zeros, a scale per column", 4, 0, change=torch.zeros_like),
+        case("a huge entry, a scale per column", 8, 0, change=with_huge_entry),
+        case("a huge entry, a scale per row", 4, 1, change=with_huge_entry),
+        case("a huge entry, one scale", 8, None, change=with_huge_entry),
+        case("only positive numbers", 8, 0, change=above_0),
+        case("only negative numbers", 8, 0, change=below_0),
+        case("only negative numbers, one scale", 4, None, change=below_0),
+        case("small numbers", 8, 0, change=small),
+        case("a single row, a scale per column", 8, 0, 1, 4),
+        case("a single column, a scale per row", 3, 1, 4, 1),
         case("64 rows, a scale for each of ten columns", 8, 0, 64, 10),
-        case("64 rows, a scale for each", 3, 1, 64, 10),
-        case("64 rows, one scale for all", 4, None, 64, 10),
+        case("64 rows, a scale per row", 3, 1, 64, 10),
+        case("64 rows, one scale", 4, None, 64, 10),
     ]
 
 
@@ -139,16 +148,16 @@ def affine_cases(generator: torch.Generator) -> list[Case]:
         case("four groups of six", 3),
         case("four groups of six", 2),
         case("as many groups as numbers in each", 4, 5, 5),
-        case("all numbers above 0", 4, change=above_0),
-        case("all numbers below 0", 4, change=below_0),
-        case("a group above 0, one below, two with both", 8, change=on_both_sides),
+        case("only positive numbers", 4, change=above_0),
+        case("only negative numbers", 4, change=below_0),
+        case("a positive group, a negative one, two with both", 8, change=on_both_sides),
         case("numbers far from 0", 8, change=far_from_0),
         case("two groups of equal numbers, two of others", 4, change=constant),
         case("a group of zeros", 8, change=with_zero_row),
-        case("nothing but zeros", 4, 2, 6, change=torch.zeros_like),
+        case("only zeros", 4, 2, 6, change=torch.zeros_like),
         case("a zero in every group", 4, change=with_zero_column),
         case("a huge entry", 4, change=with_huge_entry),
-        case("tiny numbers", 8, change=tiny),
+        case("small numbers", 8, change=small),
         case("groups of one number", 4, 5, 1),
         case("ten groups of 32", 4, 10, 32),
         case("twenty groups of 32", 3, 20, 32),
@@ -162,7 +171,7 @@ def calibrate_cases(generator: torch.Generator) -> list[Case]:
     def case(
         label: str, bits: int, count: int, scales: int, outliers: int = 0, shares: Any = (0.1, 1.1)
     ) -> Case:
-        """Outliers lie six times as far out. Scales are shares of the one that `absmax` takes,
+        """Outliers are six times as large. Scales are shares of the one that `absmax` takes,
         in any order."""
         last, (low, high) = 2 ** (bits - 1) - 1, shares
         for _ in range(1000):
@@ -180,8 +189,8 @@ def calibrate_cases(generator: torch.Generator) -> list[Case]:
         case("eight values, three scales", 4, 8, 3),
         case("as many values as scales", 4, 8, 8),
         case("a single value", 4, 1, 6),
-        case("scales that are all too large", 4, 20, 6, shares=(1.0, 3.0)),
-        case("scales that are all too small", 4, 20, 6, shares=(0.1, 0.3)),
+        case("only scales that are too large", 4, 20, 6, shares=(1.0, 3.0)),
+        case("only scales that are too small", 4, 20, 6, shares=(0.1, 0.3)),
         case("eight values, scales close together", 3, 8, 20, shares=(0.4, 0.6)),
         case("four values, scales close together", 4, 4, 20, shares=(0.5, 0.6)),
         case("twenty values, scales close together", 2, 20, 20, shares=(0.4, 0.7)),
@@ -228,9 +237,9 @@ def pack_cases(generator: torch.Generator) -> list[Case]:
         case("as many rows as columns", 4, 4),
         case("six rows of four codes", 6, 4),
         case("a single column", 8, 1),
-        Case("nothing but the last code", {"codes": last}),
-        Case("nothing but zeros", {"codes": torch.zeros_like(last)}),
-        Case("each code above each", {"codes": every.contiguous()}),
+        Case("only the last code", {"codes": last}),
+        Case("only zeros", {"codes": torch.zeros_like(last)}),
+        Case("every pair of codes", {"codes": every.contiguous()}),
         case("64 rows of ten codes", 64, 10),
     ]
 
@@ -260,7 +269,7 @@ def positive(generator: torch.Generator, *shape: int) -> Float[Tensor, "..."]:
 
 
 def codes_within(generator: torch.Generator, last: int, *shape: int) -> Codes:
-    """Codes that nobody got from `absmax`, which gives each column a 127 or -127."""
+    """Codes other than those of `absmax`, which gives each column a 127 or -127."""
     return torch.randint(-last, last + 1, shape, generator=generator).to(torch.int8)
 
 
@@ -278,17 +287,16 @@ def forward_cases(generator: torch.Generator) -> list[Case]:
     apart.data["scale"][0] = torch.tensor([0.002, 1.0, 0.03])
     large = case("hidden states far beyond 127", 2, 2, n_in=4, n_out=3)
     large.data["hidden"].mul_(400)
-    single = case("all of it in float32", 3, n_in=7, n_out=4).data
-    as_float32 = {name: t.float() if name != "codes" else t for name, t in single.items()}
     return [
         case("one token, three inputs, two outputs", 1, n_in=3, n_out=2, last=9),
         case("three tokens", 3, n_in=4, n_out=6),
+        case("as many outputs as inputs", 3, n_in=4, n_out=4),
         case("two texts of three tokens", 2, 3, n_in=5, n_out=4),
         case("four texts of one token", 4, 1, n_in=3, n_out=5),
         case("codes up to 127", 3, n_in=16, n_out=7, last=127),
         apart,
         large,
-        Case("all of it in float32", as_float32),
+        in_float32(case("three tokens", 3, n_in=7, n_out=4)),
         case("some more", draw(generator, 2, 4), 3, n_in=16, n_out=draw(generator, 8, 12)),
     ]
 
@@ -306,9 +314,9 @@ def hidden_states(
     large: Large | None = None,
     threshold: float = math.inf,
 ) -> Hidden:
-    """Numbers from -3 to 3, times a factor for each token; but what is given as `large` is that.
+    """Numbers from -3 to 3, times a factor for each token, with some of them replaced by `large`.
 
-    Where columns with an outlier are left out, codes of the others can be rounded only one way.
+    Without the outlier columns, no number is near the middle between two codes.
     """
     while True:
         hidden = 6 * torch.rand(tokens, n_in, generator=generator, dtype=torch.float64) - 3
@@ -339,6 +347,7 @@ def matmul_cases(generator: torch.Generator) -> list[Case]:
         case("codes of activations at both ends", states(2, 3, large={(0, 0): 3, (0, 1): -3}), 5),
         Case("sums beyond 2^15", large_sums(generator, 8)),
         Case("sums that pass 2^24 on their way", sums_that_cancel(generator, 1900)),
+        in_float32(Case("sums that pass 2^24 on their way", sums_that_cancel(generator, 1900))),
         case("some more", states(some, 24), draw(generator, 7, 12), last=127),
     ]
 
@@ -355,8 +364,8 @@ def large_sums(generator: torch.Generator, n_in: int) -> dict[str, Any]:
 
 
 def sums_that_cancel(generator: torch.Generator, half: int) -> dict[str, Any]:
-    """All numbers are their own codes. One half of the inputs takes away what the other brings,
-    in another order; three further inputs remain."""
+    """All numbers are their own codes. The products of one half of the inputs cancel those of the
+    other half, in another order; three more inputs remain."""
     hidden, codes = large_codes(generator, 2, half).double(), large_codes(generator, half, 3)
     order = torch.randperm(half, generator=generator)
     rest = torch.tensor([[127.0, 3.0, 5.0]] * 2, dtype=torch.float64)
@@ -376,6 +385,8 @@ def split_cases(generator: torch.Generator) -> list[Case]:
         hidden = hidden_states(generator, tokens, n_in, large=large, threshold=least)
         return Case(label, {"hidden": hidden, **coded(generator, 90, n_in, n_out), **threshold})
 
+    exact = sums_that_cancel(generator, 1900)
+    exact["hidden"][0, -1] = 2000  # an outlier; all others are below a threshold of 1,000
     some: Large = {(draw(generator, 0, 3), n): 10.0 * draw(generator, 1, 9) for n in (3, 8, 17)}
     every: Large = {(n % 2, n): 9.0 + n for n in range(4)}
     return [
@@ -389,13 +400,14 @@ def split_cases(generator: torch.Generator) -> list[Case]:
         case("a number at the threshold, 6.0", 2, 4, 3, {(1, 1): 6.0}),
         case("a number at the threshold below 0, -6.0", 2, 4, 3, {(0, 2): -6.0}),
         case("a number just within the threshold", 2, 4, 3, {(1, 1): 5.9, (0, 3): -5.9}),
-        case("an outlier beside numbers just within", 2, 5, 3, {(0, 0): 90.0, (1, 1): 5.9}),
+        case("an outlier, and a number just within", 2, 5, 3, {(0, 0): 90.0, (1, 1): 5.9}),
         case("a threshold of 3.5", 3, 5, 4, {(0, 1): 4.0, (2, 2): -3.75}, threshold=3.5),
         case("a threshold of 20", 3, 5, 4, {(0, 1): 9.0, (2, 2): -33.0}, threshold=20.0),
         case("all columns but one have an outlier", 2, 3, 4, {(0, 0): 12.0, (1, 2): -15.0}),
-        case("a token of zeros but for its outlier", 2, 3, 4, {(0, 0): 0, (0, 1): 12, (0, 2): 0}),
+        case("a token of zeros and one outlier", 2, 3, 4, {(0, 0): 0, (0, 1): 12, (0, 2): 0}),
         case("some more", 4, 24, 8, some),
         case("every column has an outlier", 2, 4, 3, every),
+        in_float32(Case("sums that pass 2^24 on their way", {**exact, "threshold": 1000.0})),
     ]
 
 
@@ -451,10 +463,10 @@ def gptq_cases(generator: torch.Generator) -> list[Case]:
         times: float = 1.0,
         dtype: torch.dtype = torch.float64,
     ) -> Case:
-        """Where some codes are others than those of the nearest numbers.
+        """A matrix for which some codes differ from rounding to nearest.
 
-        dead: an input that is 0 for all tokens. own_scales: each number has one. times: as many
-        times the scale with which the largest number gets the last code.
+        dead: an input that is 0 for all tokens. own_scales: each number has its own scale. times:
+        a factor on the scale with which the largest number gets the last code.
         """
         while True:
             inputs = correlated(generator, tokens or 3 * n_in, n_in)
@@ -490,16 +502,16 @@ def gptq_cases(generator: torch.Generator) -> list[Case]:
 
 
 def correlated(generator: torch.Generator, tokens: int, n_in: int) -> Hidden:
-    """Inputs of which most is the same few things."""
+    """Inputs that are nearly mixtures of two random directions."""
     few = normal(generator, tokens, 2) @ normal(generator, 2, n_in)
     return few + 0.3 * normal(generator, tokens, n_in)
 
 
 def before_rounding(weight: Weight, hessian: Hessian, scale: Tensor, bits: int) -> Weight:
-    """What the rows of the matrix were when they were rounded.
+    """The corrected rows of the matrix, as they were when they were rounded.
 
-    What all rows in front have taken from a row, and its own error, is its difference from what its
-    codes stand for: U.T @ errors.
+    The difference between the weights and the numbers that their codes stand for is U.T @ errors:
+    the corrections by all earlier rows, and the row's own error.
     """
     damping = DAMPING * hessian.diagonal().mean() * torch.eye(len(hessian))
     upper = torch.linalg.cholesky(torch.linalg.inv(hessian + damping), upper=True)

@@ -1,7 +1,7 @@
-"""Two memories: a large slow one that holds everything, a small fast one that is computed in.
+"""Two memories: a large, slow one that holds everything, and a small, fast one for computing.
 
-On a GPU these are the memory beside the chip and the one on it; on a CPU, main memory and the
-caches. What a program costs is often not what it computes but what it moves between the two.
+On a GPU these are the memory next to the chip and the memory on it; on a CPU, main memory and the
+caches. The time of a program often depends on what it moves between them, not on what it computes.
 """
 
 import math
@@ -11,27 +11,28 @@ from torch import Tensor
 
 
 class OutOfFastMemory(Exception):
-    """A tile doesn't fit into fast memory beside what is there."""
+    """A tile doesn't fit into fast memory together with the tiles that are there."""
 
 
 def fast_numbers_for(head_dim: int, block_q: int, block_k: int) -> int:
-    """How many numbers attention holds at once, by tiles of so many queries and keys.
+    """Return how many numbers attention holds at once in tiles of `block_q` and `block_k` tokens.
 
-    The queries, the keys and the values, the scores of the two, and for each query its state.
+    These are the queries, keys and values, the scores, and the state of each query.
     """
     state = block_q * (head_dim + 2)
     return block_q * head_dim + 2 * block_k * head_dim + block_q * block_k + state
 
 
 class Memory:
-    """Slow memory with the queries, keys and values of some heads; it counts what is moved.
+    """Slow memory with the queries, keys and values of some heads; it counts the traffic.
 
-    Tensors are [..., tokens, head_dim]: heads and the like stand in front, and go along whole.
-    Fast memory has one place for each name. A tile that is loaded goes there, and what was there
-    is gone; the tiles that are there must fit, with their scores and the state of their queries.
+    Tensors are [..., tokens, head_dim]; leading dimensions such as heads are always moved whole.
+    Fast memory has one place for each name: a tile that is loaded replaces the one before. The
+    tiles in fast memory must fit together with their scores and the state of their queries.
 
-    moved: how many numbers have been loaded and stored. trace: (name, start, end) of each tile, in
-    the order in which they were moved. fast_numbers: for how many numbers of a head there is room.
+    moved: how many numbers were loaded and stored so far. trace: (name, start, end) of each tile,
+    in the order in which they were moved. fast_numbers: the room in fast memory, in numbers of one
+    head.
     """
 
     def __init__(
@@ -44,11 +45,11 @@ class Memory:
         self.tensors = {"queries": queries, "keys": keys, "values": values}
         self.fast_numbers, self.moved = fast_numbers, 0
         self.trace: list[tuple[str, int, int]] = []
-        self.places: dict[str, int] = {}  # how many tokens the tile in each place has
+        self.places: dict[str, int] = {}  # tokens of the tile in each place
 
     @property
     def tokens(self) -> int:
-        """The dimension that counts tokens."""
+        """The index of the dimension of tokens."""
         return self.tensors["queries"].ndim - 2
 
     @property
@@ -56,16 +57,17 @@ class Memory:
         return self.tensors["queries"].shape[-2]
 
     def load(self, name: str, start: int, end: int) -> Float[Tensor, "... tile head_dim"]:
-        """A copy of some tokens of "queries", say: from `start` to `end`, the last excluded.
+        """Return a copy of the tokens from `start` up to, but not including, `end`.
 
-        Raises OutOfFastMemory where it doesn't fit, ValueError where not all of them are there.
+        name: "queries", "keys", "values", or a name that was stored. Raises OutOfFastMemory if the
+        tile doesn't fit, ValueError if it goes beyond the last token.
         """
         tensor = self.named(name)
         length = tensor.shape[self.tokens]
         if not 0 <= start < end <= length:
             raise ValueError(
-                f"{name!r} ends at token {length}, and {start} to {end} is no tile of it. "
-                "The last one may be shorter than the others."
+                f"{name!r} has {length} tokens, and {start} to {end} is no tile of it. "
+                "The last tile may be shorter than the others."
             )
         self.places[name] = end - start
         self.require_room()
@@ -76,14 +78,14 @@ class Memory:
     def store(self, name: str, start: int, tile: Float[Tensor, "..."]) -> None:
         """Write a tile of results, [..., tile] or [..., tile, some], from token `start` on.
 
-        It has a row for each of its queries. Raises ValueError where it lies beyond them.
+        It has one row per query. Raises ValueError if it goes beyond the last query.
         """
         lead, q_len = self.tensors["queries"].shape[: self.tokens], self.q_len
         rows = tile.shape[self.tokens] if tile.ndim > self.tokens else 0
         if tile.shape[: self.tokens] != lead or not 0 <= start < start + rows <= q_len:
             raise ValueError(
-                f"What has the shape {list(tile.shape)} is no tile of {name!r} from token {start} "
-                f"on: there each query has a row, and the queries end at token {q_len}."
+                f"A tensor of shape {list(tile.shape)} is no tile of {name!r} from token {start} "
+                f"on: it needs one row per query, and there are {q_len} queries."
             )
         if name not in self.tensors:
             shape = *lead, q_len, *tile.shape[self.tokens + 1 :]
@@ -92,7 +94,7 @@ class Memory:
         self.note(name, start, tile)
 
     def result(self, name: str) -> Float[Tensor, "..."]:
-        """All that has been stored under a name, to be looked at: this isn't counted."""
+        """Return everything stored under a name; this isn't counted as traffic."""
         return self.named(name)
 
     def named(self, name: str) -> Tensor:

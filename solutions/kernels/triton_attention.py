@@ -1,7 +1,7 @@
 """Lab 12's loop as a GPU kernel, in Triton: one program for each tile of queries of each head.
 
-It needs the package triton, which the labs do without: 1 GB, and for Linux only. Where there is no
-GPU the kernel can be interpreted, slowly, on a CPU: set TRITON_INTERPRET=1 before it is imported.
+It needs the package triton (1 GB, Linux only), which the labs don't require. Without a GPU the
+kernel can be interpreted on a CPU, slowly: set TRITON_INTERPRET=1 before you import this module.
 
 Source: Dao, "FlashAttention-2", 2023; Triton's tutorial "Fused Attention".
 """
@@ -16,10 +16,10 @@ try:
 except ImportError as error:
     raise ImportError(
         'The kernel needs triton: on Linux, run pip install -e ".[gpu]" in the course\'s folder. '
-        "Without a GPU, set TRITON_INTERPRET=1 as well before Python starts."
+        "Without a GPU, also set TRITON_INTERPRET=1 before Python starts."
     ) from error
 
-BLOCK = 16  # queries and keys of a tile: the fewest that a matrix unit takes
+BLOCK = 16  # queries and keys of a tile: the minimum of a matrix unit
 
 
 def flash_attention_triton(
@@ -27,10 +27,10 @@ def flash_attention_triton(
     keys: Float[Tensor, "heads k_len head_dim"],
     values: Float[Tensor, "heads k_len head_dim"],
 ) -> tuple[Float[Tensor, "heads q_len head_dim"], Float[Tensor, "heads q_len"]]:
-    """Causal attention in float32, as `attend_in_tiles` gives it: output and lse.
+    """Compute causal attention in float32; return output and lse, as `attend_in_tiles` does.
 
-    The queries are the last of the k_len tokens. Raises ValueError where a head's size is no power
-    of 2 from 16 on, or where there are more queries than keys.
+    The queries are the last of the k_len tokens. Raises ValueError if head_dim is no power of 2
+    from 16 on, or if there are more queries than keys.
     """
     heads, q_len, head_dim = queries.shape
     k_len = keys.shape[1]
@@ -59,10 +59,10 @@ def one_tile(  # noqa: ANN201
     head_dim: tl.constexpr,
     block: tl.constexpr,
 ):
-    """What one program does: its queries against all keys that they see.
+    """Run one program: one tile of queries against all keys that they see.
 
-    The five tensors are addresses. All that has a name here is in fast memory; what is loaded and
-    stored isn't.
+    The five tensors are addresses in slow memory. All named values are in fast memory; only
+    `tl.load` and `tl.store` access slow memory.
     """
     head, dims = tl.program_id(1), tl.arange(0, head_dim)
     rows = tl.program_id(0) * block + tl.arange(0, block)

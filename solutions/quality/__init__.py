@@ -1,1 +1,1 @@
-"""Labs 10 and 11, given: how well a model predicts a text, in bits for a byte of it."""
+"""Labs 10 and 11, given: how well a model predicts a text, in bits per byte."""

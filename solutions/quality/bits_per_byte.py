@@ -1,8 +1,9 @@
-"""What a model loses: the bits that it needs for a byte of text, beside those of another model.
+"""The loss of a changed model: how many more bits per byte of text it needs than another model.
 
-The passages are from the part of the training text that no training has seen, and from the part
-that it has (models/README.md). Passages differ from one another far more than two models do on the
-same passage: so a loss is the mean of differences, passage by passage, with its standard error.
+The held-out passages are from the part of the books that was not used for training, the calibration
+passages from the part that was (models/README.md). Two passages differ far more than two models do
+on one passage. So a loss is the mean of the differences, passage by passage, with its standard
+error.
 """
 
 import math
@@ -19,13 +20,13 @@ from torch import Tensor
 from gpt import SHIPPED, GPTLMHead, load_tokenizer
 
 HELD_OUT, CALIBRATION = (SHIPPED / "text" / f"{name}.txt" for name in ("held_out", "calibration"))
-LENGTH, SCORED = 1024, 512  # tokens of a passage, and how many of them count, the last ones
+LENGTH, SCORED = 1024, 512  # tokens of a passage, and how many of the last ones count
 Passage = Int[Tensor, " text"]
 Logits = Callable[[Int[Tensor, "1 seq"]], Float[Tensor, "1 seq vocab"]]
 
 
 def passages(file: Path = HELD_OUT, model: str = "fable", length: int = LENGTH) -> list[Passage]:
-    """The token ids of each passage of a file, cut to `length`. An empty line ends a passage."""
+    """Return the token ids of a file's passages, cut to `length`; empty lines divide passages."""
     tokenizer = load_tokenizer(model)
     texts = file.read_text(encoding="utf-8").strip().split("\n\n")
     found = [tokenizer(text, verbose=False)["input_ids"][:length] for text in texts]
@@ -33,7 +34,7 @@ def passages(file: Path = HELD_OUT, model: str = "fable", length: int = LENGTH) 
 
 
 def logits_of(model: GPTLMHead) -> Logits:
-    """A model as a function of the tokens alone."""
+    """Return the model as a function of token ids only."""
     return lambda ids: model(ids, torch.arange(ids.shape[1])[None])
 
 
@@ -41,9 +42,9 @@ def logits_of(model: GPTLMHead) -> Logits:
 def bits_per_byte(
     logits: Logits, texts: Iterable[Passage], model: str = "fable", scored: int = SCORED
 ) -> Float[Tensor, " passages"]:
-    """For each passage, the bits for one byte of its last `scored` tokens, given those before.
+    """Return the bits per byte of each passage, over its last `scored` tokens.
 
-    Nothing predicts the first token, so at most all others count.
+    The first token never counts, because nothing predicts it.
     """
     tokenizer = load_tokenizer(model)
     found = [bits_of(logits(ids[None, :-1])[:, -scored:], ids[None], tokenizer) for ids in texts]
@@ -55,7 +56,7 @@ def bits_of(
     texts: Int[Tensor, "passages seq"],
     tokenizer: Any,
 ) -> Float[Tensor, " passages"]:
-    """The same of logits that there are already, those that predict the last tokens of each."""
+    """Return the bits per byte of texts, from the logits that predict the last tokens of each."""
     wanted = texts[:, -predicted.shape[1] :]
     nats = F.cross_entropy(predicted.transpose(1, 2), wanted, reduction="none").sum(dim=1)
     n_bytes = [len(tokenizer.decode(ids).encode()) for ids in wanted.tolist()]
@@ -64,7 +65,7 @@ def bits_of(
 
 @dataclass(frozen=True)
 class Loss:
-    """More bits for a byte than the model compared with; error: the standard error of that."""
+    """bits: how many more bits per byte than the other model. error: the standard error of bits."""
 
     bits: float
     error: float
@@ -74,8 +75,8 @@ class Loss:
 
 
 def loss(measured: Float[Tensor, " passages"], compared: Float[Tensor, " passages"]) -> Loss:
-    """How much more one model needs than another, on the same passages, two or more."""
+    """Return how much more one model needs than another, on the same two or more passages."""
     if len(measured) < 2:
-        raise ValueError("One passage says nothing of how sure a loss is. Give two or more.")
+        raise ValueError("The standard error of a loss needs two passages or more, not one.")
     difference = (measured - compared).double()
     return Loss(float(difference.mean()), float(difference.std() / len(difference) ** 0.5))

@@ -1,7 +1,7 @@
-"""Lab 11, given: bits for a byte of text that goes through a cache.
+"""Lab 11, given: bits per byte of a text that is streamed through a cache.
 
-A cache that forgets changes the hidden states of all later tokens. So a text is streamed: token by
-token it goes through the model and its cache, as decode does it.
+A cache that forgets tokens changes the hidden states of all later ones. So the text goes through
+the model and its cache token by token, as in decode.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,18 +25,19 @@ def streamed_bits(
     chunk: int = 1,
     tokenizer: str = "fable",
 ) -> Float[Tensor, " passages"]:
-    """For each passage, the bits for one byte of its last `scored` tokens, given those before.
+    """Return the bits per byte of each passage, over its last `scored` tokens.
 
-    The passages are of one length; side by side they go through one cache, `chunk` tokens at a
-    time. Only a cache whose answers don't depend on the chunks may be given more than one. Nothing
-    predicts the first token. tokenizer: the model whose tokens they are.
+    All passages have the same length. They go through one cache as a batch, `chunk` tokens at a
+    time; use a chunk of more than one only if the cache's output doesn't depend on it. The first
+    token never counts, because nothing predicts it. tokenizer: the model whose tokenizer made the
+    ids.
     """
     ids, kv_cache = torch.stack(tuple(texts)), new_cache()
     length = ids.shape[1] - 1
     if not 1 <= scored <= length or chunk < 1:
         raise ValueError(
             f"Of passages of {length + 1} tokens 1 to {length} can be scored, in chunks of 1 or "
-            f"more; scored is {scored} and chunk {chunk}."
+            f"more; scored is {scored} and chunk is {chunk}."
         )
     device = model.transformer.wpe.weight.device
     predicted = []

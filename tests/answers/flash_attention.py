@@ -1,5 +1,6 @@
 """Answers to lab 12's exercises: a running softmax, tiles, parts, blocks, gradients."""
 
+import itertools
 import math
 
 import torch
@@ -29,6 +30,11 @@ def without_the_peak(state, scores, values):
     return absorb(state, scores, values)[1:]
 
 
+@wrong(absorb, "What absorb returned is a tuple; expected: it is a State.")
+def in_a_tuple(state, scores, values):
+    return tuple(absorb(state, scores, values))
+
+
 @wrong(absorb, "The result is right, but `state[1]` is no longer what it was before the call")
 def in_place(state, scores, values):
     after = absorb(state, scores, values)
@@ -41,7 +47,7 @@ def in_place(state, scores, values):
 
 @right(flash_attention)
 def with_a_softmax_of_its_own(memory, q_len, k_len, head_dim, block_q, block_k):
-    """It merges tiles by their lse, and of the last tile loads the keys alone that are seen."""
+    """It merges tiles by their lse, and loads only the visible keys of the last tile."""
     for start in reversed(range(0, q_len, block_q)):
         end = min(start + block_q, q_len)
         queries = memory.load(name="queries", start=start, end=end)
@@ -50,8 +56,8 @@ def with_a_softmax_of_its_own(memory, q_len, k_len, head_dim, block_q, block_k):
         for first in range(0, seen, block_k):
             last = min(first + block_k, seen)
             scores = queries @ memory.load("keys", first, last).mT / head_dim**0.5
-            behind = torch.arange(first, last) > torch.arange(start, end)[:, None] + k_len - q_len
-            scores = scores.masked_fill(behind, -torch.inf)
+            later = torch.arange(first, last) > torch.arange(start, end)[:, None] + k_len - q_len
+            scores = scores.masked_fill(later, -torch.inf)
             values = memory.load("values", first, last)
             own = torch.nan_to_num(scores.softmax(dim=-1)) @ values, scores.logsumexp(dim=-1)
             both = torch.stack([output, own[0]]), torch.stack([lse, own[1]])
@@ -69,6 +75,12 @@ def returned_and_not_stored(memory, q_len, k_len, head_dim, block_q, block_k):
 def with_more_in_store(memory, q_len, k_len, head_dim, block_q, block_k):
     flash_attention(memory, q_len, k_len, head_dim, block_q, block_k)
     memory.store("spare", 0, torch.zeros(q_len, 3))
+
+
+@wrong(flash_attention, "Your loop loads 'queries' 2 times for 1 tile;")
+def queries_for_each_half(memory, q_len, k_len, head_dim, block_q, block_k):
+    memory.load("queries", 0, 1)
+    flash_attention(memory, q_len, k_len, head_dim, block_q, block_k)
 
 
 @wrong(flash_attention, "OutOfFastMemory: Tiles of 4 queries and 5 keys take 118 numbers of")
@@ -96,6 +108,13 @@ def a_key_computed_again(worker, length, parts):
     return split_decode(worker, length, parts)
 
 
+@wrong(split_decode, "It raised ValueError: worker(0, 0) has no keys")
+def cut_off_at_each_end(worker, length, parts):
+    ends = [int(n * length / parts) for n in range(parts + 1)]
+    found = [worker(first, last) for first, last in itertools.pairwise(ends)]
+    return merge(*map(torch.stack, zip(*found, strict=True)))
+
+
 @wrong(split_decode, "It raised ValueError: worker(0, 2) is no part of 1 keys.")
 def beyond_the_end(worker, length, parts):
     return worker(0, length + 1)
@@ -119,6 +138,30 @@ def from_the_last_block_on(query, read_block, block_table, block_size, length):
     return outputs[0]
 
 
+@right(paged_decode)
+def merged_in_the_end(query, read_block, block_table, block_size, length):
+    """A part for each block: of outputs there are far fewer than of keys and values."""
+    parts = []
+    for start in range(0, length, block_size):
+        keys, values = read_block(block_table[start // block_size])
+        held = min(block_size, length - start)
+        scores = (query[:, None] @ keys[:, :held].mT)[:, 0] / query.shape[1] ** 0.5
+        output = (scores.softmax(-1)[:, None] @ values[:, :held])[:, 0]
+        parts.append((output, scores.logsumexp(-1)))
+    return merge(*map(torch.stack, zip(*parts, strict=True)))[0]
+
+
+@wrong(paged_decode, "The pool afterwards is changed; expected: it is as it was.")
+def with_zeros_in_the_last_block(query, read_block, block_table, block_size, length):
+    def read_and_clear(block):
+        keys, values = read_block(block)
+        if block == block_table[(length - 1) // block_size]:
+            keys[:, (length - 1) % block_size + 1 :] = 0
+        return keys, values
+
+    return paged_decode(query, read_and_clear, block_table, block_size, length)
+
+
 @wrong(paged_decode, "It raised ValueError: The pool has the blocks 0 to ")
 def by_slots(query, read_block, block_table, block_size, length):
     return read_block(block_table[0] * block_size + 100)
@@ -138,7 +181,7 @@ def after_a_gather_of_views(query, read_block, block_table, block_size, length):
 
 @right(backward_tile)
 def by_autograd(queries, keys, values, output, lse, grad_output, offset):
-    """What the tile adds to a loss, with the weights of all tiles, lets PyTorch do the rest."""
+    """Let PyTorch differentiate what the tile adds to a loss, with the weights of all tiles."""
     with torch.enable_grad():
         scores = hide_later_keys(queries @ keys.mT, offset) / queries.shape[-1] ** 0.5
         weights = (scores - lse.nan_to_num(neginf=0)[..., None]).exp()

@@ -6,6 +6,7 @@ from solutions.quantization import (
     QuantizedLinear,
     absmax,
     affine,
+    calibrate,
     int8_matmul,
     smooth,
 )
@@ -55,7 +56,15 @@ def with_the_zero_from_above(groups, bits):
     return [codes.to(torch.uint8), scale, zero]
 
 
-# ---------------------------------------------------------------------------- two codes in a byte
+@wrong(affine, "The codes", "go up to 16", "aren't limited")
+def without_a_limit(groups, bits):
+    _, scale, zero = affine(groups, bits)
+    return (groups / scale + zero).round().to(torch.uint8), scale, zero
+
+
+@wrong(calibrate, "What it returned has shape [1]; expected [].")
+def in_a_list_of_one(values, bits, scales):
+    return calibrate(values, bits, scales)[None]
 
 
 # ---------------------------------------------------------------------- weights, then activations
@@ -79,9 +88,9 @@ def by_torchs_kernel(hidden, codes, scale):
 
 
 @right(int8_matmul)
-def of_what_codes_stand_for(hidden, codes, scale):
-    token_codes, token_scale = absmax(hidden, bits=8, dim=1)
-    return (token_codes * token_scale) @ (codes * scale)
+def exact_in_float64(hidden, codes, scale):
+    token_codes, token_scale = absmax(hidden, 8, 1)
+    return (token_codes.double() @ codes.double()).to(hidden.dtype) * token_scale * scale
 
 
 @wrong(smooth, "What it returned is 2 things; expected: it is 3 things.")
@@ -100,7 +109,7 @@ EQUIVALENT = {
         (
             "(groups / scale + zero).round().clamp(0, last) -> "
             "(groups / scale + zero).round().clamp(-1, last)"
-        ): "rounding `zero` moves no number by half a step or more, so no code lies outside anyway",
+        ): "rounding `zero` moves a number by half a step at most, and -0.5 is rounded to 0",
     },
     "quantization.pack": {
         "codes[0::2] -> codes[::2]": "a slice begins at 0 by itself",

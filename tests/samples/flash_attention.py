@@ -1,4 +1,4 @@
-"""What the pictures are handed."""
+"""The arguments of the pictures."""
 
 from typing import Any
 

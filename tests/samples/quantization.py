@@ -1,4 +1,4 @@
-"""What the pictures are handed."""
+"""The arguments of the pictures."""
 
 import torch
 
@@ -31,7 +31,7 @@ NORMAL = randn(64, 6, seed=1)
 
 
 def to_steps(weight: torch.Tensor, bits: int, grain: str) -> torch.Tensor:
-    """Rounds to multiples of a step that tells bits and grains apart."""
+    """Round to multiples of a step that differs for each number of bits and each grain."""
     step = {"tensor": 1.0, "channel": 0.5, "group": 0.25}[grain] / 2**bits * 4
     return (weight / step).round() * step
 

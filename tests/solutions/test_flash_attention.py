@@ -1,6 +1,6 @@
-"""Lab 12: tiles, parts and blocks give what a softmax over all scores gives, and move what is said.
+"""Lab 12: tiles, parts and blocks agree with a softmax over all scores and move what is counted.
 
-Everything is compared in float64. Scores lie on a grid, around 0 or up to some thousands, so that
+Everything is compared in float64. Scores are on a grid, around 0 or up to some thousands, so that
 they are the same numbers however they are computed.
 """
 
@@ -58,17 +58,17 @@ def normal(seed: int, *shape: int) -> Tensor:
 
 
 def two_passes(scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Output and lse, from all scores at once; NaN, from 0 / 0, is what nobody sees."""
+    """Output and lse from all scores at once; NaN, from 0 / 0, where a query sees no key."""
     lse = scores.logsumexp(dim=-1)
     return scores.softmax(dim=-1).nan_to_num(0) @ values, lse
 
 
 def causal(queries: Tensor, keys: Tensor) -> Tensor:
-    """The scores, with −inf behind each query; the queries are the last of the tokens."""
+    """The scores, with −inf after each query; the queries are the last of the tokens."""
     q_len, k_len = queries.shape[-2], keys.shape[-2]
     scores = queries @ keys.mT / queries.shape[-1] ** 0.5
-    behind = torch.arange(k_len) > torch.arange(q_len)[:, None] + k_len - q_len
-    return scores.masked_fill(behind, -torch.inf)
+    later = torch.arange(k_len) > torch.arange(q_len)[:, None] + k_len - q_len
+    return scores.masked_fill(later, -torch.inf)
 
 
 def assert_same(got: Tensor, expected: Tensor, tolerance: float = 1e-12) -> None:
@@ -174,7 +174,7 @@ def test_the_memory_counts_what_was_foretold(q_len, k_len, head_dim, block_q, bl
 
 
 @given(lengths, lengths, blocks, blocks)
-def test_a_tile_is_loaded_where_somebody_sees_a_key_of_it(q_len, k_len, block_q, block_k):
+def test_a_tile_is_loaded_where_a_query_sees_a_key_of_it(q_len, k_len, block_q, block_k):
     memory = memory_of(q_len, k_len, 2)
     flash_attention(memory, q_len, k_len, 2, block_q, block_k)
     expected: list[tuple[str, int, int]] = []
@@ -331,7 +331,7 @@ def test_blocks_are_read_where_they_lie(length: int, block_size: int, seed: int)
     seeds,
 )
 def test_tiles_give_lab_4_s_attention(lengths, q_len, block_size, tile, seed):
-    """Where a short row ends, its other places hold what is somebody else's."""
+    """Where a short row ends, its other slots hold tokens of another request."""
     q_len = min(q_len, min(lengths))
     tiled, plain = both_caches(lengths, q_len, block_size, tile, seed)
     where = tiled.pool.data_ptr()
@@ -422,7 +422,7 @@ def test_the_gradients_of_all_tiles_are_autograds(case, block_k, seed):
 WITH_A_ZERO = [[0, 3, 4, 3, 3], [3, 0, 4, 3, 3], [3, 3, 4, 0, 3], [3, 3, 4, 3, 0]]
 
 
-def nobody_works(*_: int) -> Any:
+def unused_worker(*_: int) -> Any:
     pytest.fail("nothing is read")
 
 
@@ -431,8 +431,8 @@ def nobody_works(*_: int) -> Any:
     [
         *((count_traffic, sizes) for sizes in WITH_A_ZERO),
         *((flash_attention, [memory_of(3, 3, 4), *sizes]) for sizes in WITH_A_ZERO),
-        *((split_decode, [nobody_works, *sizes]) for sizes in ([0, 2], [3, 0])),
-        *((paged_decode, [torch.zeros(1, 4), nobody_works, [1, 0], 4, n]) for n in (0, 9)),
+        *((split_decode, [unused_worker, *sizes]) for sizes in ([0, 2], [3, 0])),
+        *((paged_decode, [torch.zeros(1, 4), unused_worker, [1, 0], 4, n]) for n in (0, 9)),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(function: Callable[..., Any], given: list[Any]) -> None:

@@ -270,7 +270,7 @@ def correlated(n_in: int, tokens: int = 64, seed: int = 0) -> Tensor:
 def one_row_after_the_other(weight: Tensor, hessian: Tensor, scale: Tensor, bits: int) -> Tensor:
     """What `gptq` does, without a Cholesky factor.
 
-    Each row is rounded from where it would lie if all rows from it on were chosen freely, so that
+    Each row is rounded from where it would be if all rows from it on were chosen freely, so that
     the outputs lose least with the rows before as they are.
     """
     hessian = hessian + DAMPING * hessian.diagonal().mean() * torch.eye(len(hessian)).double()
@@ -292,7 +292,7 @@ def one_row_after_the_other(weight: Tensor, hessian: Tensor, scale: Tensor, bits
     st.sets(st.integers(1, 11)),
     st.booleans(),
 )
-def test_the_rows_behind_make_up_for_an_error_as_well_as_they_can(
+def test_later_rows_make_up_for_an_error_as_well_as_they_can(
     seed: int, bits: int, n_in: int, times: float, dead: set[int], is_by_row: bool
 ) -> None:
     """However large the inputs are; with some that are always 0; with a scale for each row too."""
@@ -343,19 +343,16 @@ NIBBLES = torch.tensor([[1], [2]], dtype=torch.uint8)
 
 Refusal = tuple[Callable[..., Any], tuple[Any, ...], str]
 REFUSED: list[Refusal] = [
-    *(
-        (absmax, (WEIGHT, bits), f"2 to 8 bits can be made, not of {bits}")
-        for bits in (0, 1, 9, 17)
-    ),
-    *((affine, (WEIGHT, bits), f"2 to 8 bits can be made, not of {bits}") for bits in (0, 17)),
-    (calibrate, (WEIGHT[0], 0, SCALE[0]), "2 to 8 bits can be made, not of 0"),
-    (gptq, (WEIGHT, HESSIAN, SCALE, 17), "2 to 8 bits can be made, not of 17"),
-    *((f, (NAN, 4), "among these is a NaN") for f in (absmax, affine)),
+    *((absmax, (WEIGHT, bits), f"Codes have 2 to 8 bits, not {bits}") for bits in (0, 1, 9, 17)),
+    *((affine, (WEIGHT, bits), f"Codes have 2 to 8 bits, not {bits}") for bits in (0, 17)),
+    (calibrate, (WEIGHT[0], 0, SCALE[0]), "Codes have 2 to 8 bits, not 0"),
+    (gptq, (WEIGHT, HESSIAN, SCALE, 17), "Codes have 2 to 8 bits, not 17"),
+    *((f, (NAN, 4), "these hold a NaN") for f in (absmax, affine)),
     *((f, (NAN / 0, 4), "or an infinity") for f in (absmax, affine)),
-    (absmax, (WEIGHT[:0], 4), r"or there is none \(shape \[0, 3\]\)"),
-    (calibrate, (NAN[0], 4, SCALE[0]), "among these is a NaN"),
-    (gptq, (NAN, HESSIAN[:2, :2], SCALE[:, :2], 4), "among these is a NaN"),
-    (int8_matmul, (NAN, torch.ones(2, 1).char(), tensor([[1.0]])), "among these is a NaN"),
+    (absmax, (WEIGHT[:0], 4), r"or there are none \(shape \[0, 3\]\)"),
+    (calibrate, (NAN[0], 4, SCALE[0]), "these hold a NaN"),
+    (gptq, (NAN, HESSIAN[:2, :2], SCALE[:, :2], 4), "these hold a NaN"),
+    (int8_matmul, (NAN, torch.ones(2, 1).char(), tensor([[1.0]])), "these hold a NaN"),
     (in_groups, (WEIGHT, 3), "Groups of 3 don't divide the 4 inputs of this matrix"),
     (in_groups, (WEIGHT, 8), "Groups of 8 don't divide the 4 inputs"),
     (in_groups, (WEIGHT, 0), "Groups of 0 don't divide the 4 inputs"),

@@ -91,7 +91,7 @@ def assert_near(found: Tensor, expected: Tensor, share: float = 0.01) -> None:
 
 @pytest.fixture(autouse=True)
 def untouched() -> Any:
-    """Whatever a test does with a small model, it stays as it was."""
+    """The small model stays as it was, whatever a test does with it."""
     models = small(), model_of(CachedLMHead, SMALL, 0)
     before = [deepcopy(model.state_dict()) for model in models]
     yield
@@ -239,7 +239,7 @@ def test_the_kernel_of_4_bits_is_the_product_with_its_grid(n_in: int, n_out: int
 
 
 @pytest.mark.parametrize("kernel", [int8_layer, int4_layer])
-def test_a_row_gets_the_same_whoever_is_computed_beside_it(kernel):
+def test_a_row_doesnt_depend_on_the_other_rows(kernel):
     layer, hidden = kernel(linear(64, 48)), normal(9, 64)
     together = layer(hidden)
     for row, alone in zip(together, hidden, strict=True):
@@ -390,5 +390,5 @@ def test_bytes_are_those_of_codes_scales_and_what_stays() -> None:
     ],
 )
 def test_what_a_kernel_would_make_nonsense_of_is_refused(make: Callable[[], nn.Module]) -> None:
-    with pytest.raises(ValueError, match="24 is no multiple"):
+    with pytest.raises(ValueError, match="24 is no multiple of 16"):
         make()

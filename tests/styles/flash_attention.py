@@ -82,8 +82,8 @@ def paged_decode(query, read_block, block_table, block_size, length):
             break
         keys, values = read_block(block)
         scores = torch.einsum("hd,hkd->hk", query, keys).unsqueeze(1) / math.sqrt(query.size(-1))
-        scores[..., left:] = float("-inf")
-        state, left = absorb(state, scores, values), left - block_size
+        state = absorb(state, scores[..., :left], values[:, :left])
+        left -= block_size
     return finish(state)[0].squeeze(1)
     ### END SOLUTION
 

@@ -1,4 +1,4 @@
-"""Lab 10 in another style: rows walked one by one, limits as a pair, an inverse that shrinks."""
+"""Lab 10 in another style: rows one by one, limits as a pair, an inverse that shrinks."""
 
 
 def ends(bits):
@@ -31,7 +31,8 @@ def affine(groups, bits):
         low, high = min(0.0, *group), max(0.0, *group)
         scale = (high - low) / (2**bits - 1) or 1.0
         zero = round(-low / scale)
-        codes.append([zero + round(number / scale) for number in group])
+        last = 2**bits - 1
+        codes.append([min(max(zero + round(number / scale), 0), last) for number in group])
         scales.append([scale])
         zeros.append([zero])
     whole = {"dtype": torch.uint8}

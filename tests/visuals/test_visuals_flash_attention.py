@@ -1,4 +1,4 @@
-"""The pictures of lab 12 show what they are handed: these tests read the drawn data back."""
+"""The pictures of lab 12 show their arguments: these tests read the drawn data back."""
 
 import math
 from itertools import pairwise
@@ -28,7 +28,7 @@ from tests.common.pictures import (
 from tests.samples import flash_attention as samples
 
 
-def test_bars_are_what_is_moved_and_held_beside_a_line_at_the_naive_way():
+def test_bars_show_the_numbers_moved_and_held_and_a_line_shows_the_naive_way():
     above, below = lab.traffic_bars(samples.TILED, samples.NAIVE, samples.FAST_NUMBERS).axes
     assert heights(above) == [2_000, 500]
     assert heights(below) == [30, 1_200]
@@ -48,7 +48,7 @@ def as_drawn(keys, weights):
     return pytest.approx({key: float(weights[key]) for key in keys})
 
 
-def test_a_panel_for_each_tile_has_its_weights_beside_those_of_the_tiles_before():
+def test_a_panel_for_each_tile_has_its_weights_and_those_of_earlier_tiles():
     scores, *tiles, _ = lab.online_softmax(samples.SCORES, samples.STATES, 3).axes
     for number, (axes, (_, total, weighted)) in enumerate(zip(tiles, samples.STATES, strict=True)):
         start, end = 3 * number, min(3 * number + 3, 7)
@@ -102,7 +102,7 @@ def cells(axes):
 def test_each_tile_is_loaded_masked_or_skipped_as_its_pairs_are_seen(
     q_len, k_len, block_q, block_k
 ):
-    """Of whatever lengths, a tile is looked up in the whole table of what each query sees."""
+    """For any lengths, a tile is looked up in the table of all keys that each query sees."""
     table = hide_later_keys(torch.zeros(q_len, k_len), k_len - q_len) == 0
     axes = grid_of(q_len, k_len, block_q, block_k)
     drawn = cells(axes)
@@ -114,7 +114,7 @@ def test_each_tile_is_loaded_masked_or_skipped_as_its_pairs_are_seen(
 
 
 @pytest.mark.parametrize(
-    ("sizes", "loads", "counts", "places"),  # loaded, of how many, masked in part; their middles
+    ("sizes", "loads", "counts", "places"),  # loaded, of how many, partly masked; their middles
     [
         ((4, 6, 2, 2), None, [5, 6, 2], [(1, 1), (3, 1), (1, 3), (3, 3), (5, 3)]),
         (
@@ -195,7 +195,7 @@ def blocks(axes):
 
 
 def circles(axes):
-    """What stands in the circle below each block that was read."""
+    """The numbers in the circle below each block that was read."""
     bold = [text for text in axes.texts if text.get_fontweight() == "bold"]
     return {int(text.get_position()[0]): text.get_text() for text in bold}
 
@@ -226,6 +226,6 @@ def test_what_is_read_is_drawn_even_where_it_is_wrong():
     assert circles(axes) == {1: "1, 3", 5: "2"}
     assert blocks(axes)[5] == {lab.OTHER: 1}
     assert blocks(axes)[3] == {lab.REST: 1, lab.HELD: 1}
-    (axes,) = lab.walk([2], [2, 0], 4, 4, 3).axes  # of which one is behind all tokens
+    (axes,) = lab.walk([2], [2, 0], 4, 4, 3).axes  # of which one has no tokens
     assert blocks(axes)[0] == {lab.REST: 1}
     assert "0/4" in texts(axes)

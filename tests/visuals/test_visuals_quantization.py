@@ -1,4 +1,4 @@
-"""The pictures of lab 10 show what they are handed: these tests read the drawn data back."""
+"""The pictures of lab 10 show their arguments: these tests read the drawn data back."""
 
 import pytest
 import torch
@@ -78,7 +78,7 @@ def bars(axes):
 
 
 def hollow(axes):
-    """The codes that a hollow box stands over, box by box."""
+    """The codes below each hollow box."""
     unused = [box for box in boxes(axes, lab.CODES) if box[0] == "never used"]
     return [list(range(round(x + 0.4), round(end + 0.6))) for _, x, end, _, _ in unused]
 
@@ -160,7 +160,7 @@ def test_ranges_stand_on_both_sides_of_the_histogram_and_choices_on_the_sum_of_l
     rounding, cut = ({tuple(p) for p in area.get_paths()[0].vertices} for area in lost.collections)
     assert {(0.5, 1), (1, 2), (2, 4), (4, 8), (0.5, 0), (4, 0)} <= rounding
     assert {(0.5, 1), (0.5, 91), (1, 8), (2, 5), (4, 8)} <= cut
-    assert curves(lost)[1::2] == [{4: 8}, {1: 8}, {2: 5}]  # behind each line its point
+    assert curves(lost)[1::2] == [{4: 8}, {1: 8}, {2: 5}]  # after each line its point
     assert 8 < lost.get_ylim()[1] < 91  # what loses more than any choice may leave the picture
 
 
@@ -190,7 +190,7 @@ def test_without_an_after_there_is_a_column_of_panels(weight):
     assert told(weights) == [4, 4]
 
 
-def test_the_errors_of_both_are_drawn_and_told_as_they_were_handed():
+def test_the_errors_of_both_are_drawn_and_named_as_they_are():
     (axes,) = lab.ahead(torch.tensor([1.0, 3.0, 12345.0]), torch.tensor([1.0, 2.0, 2.5])).axes
     assert curves(axes) == [{1: 1, 2: 3, 3: 12345}, {1: 1, 2: 2, 3: 2.5}]
     named = [numbers_in(text.get_text()) for text in axes.get_legend().get_texts()]
