@@ -42,19 +42,19 @@ class CountedModel(Watched, ShownModel):
         self._forwards = self._tokens = 0
         self._most: Mapping[str, int] = {}
 
-    def __call__(self, *inputs: Any, **named: Any) -> Any:
-        return self._forward(self._model, *inputs, **named)
+    def __call__(self, inputs: Any, position_ids: Any, *cache: Any, **named_cache: Any) -> Any:
+        return self._counted(self._model, inputs, position_ids, *cache, **named_cache)
 
-    def hidden(self, *inputs: Any, **named: Any) -> Any:
-        return self._forward(self._model.transformer, *inputs, **named)
+    def hidden(self, inputs: Any, position_ids: Any, *cache: Any, **named_cache: Any) -> Any:
+        return self._counted(self._model.transformer, inputs, position_ids, *cache, **named_cache)
 
-    def _forward(
+    def _counted(
         self,
         part: Callable[..., Any],
         inputs: Int[Tensor, "batch seq"],
         position_ids: Int[Tensor, "batch seq"],
-        *kv_cache: Any,
-        **named_kv_cache: Any,
+        *cache: Any,
+        **named_cache: Any,
     ) -> Any:
         tokens = inputs.numel() if isinstance(inputs, Tensor) else 0
         if tokens > MOST_TOKENS:
@@ -67,9 +67,9 @@ class CountedModel(Watched, ShownModel):
                     f"It was stopped after {most} {what}, several times what is needed. "
                     "Does the loop come to its end?"
                 )
-        self.tell(inputs, position_ids, *kv_cache, **named_kv_cache)
+        self.tell(inputs, position_ids, *cache, **named_cache)
         with torch.no_grad():
-            return part(inputs, position_ids, *kv_cache, **named_kv_cache)
+            return part(inputs, position_ids, *cache, **named_cache)
 
     def counts(self) -> dict[str, int]:
         return {FORWARDS: self._forwards, TOKENS: self._tokens}
