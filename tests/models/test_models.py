@@ -205,7 +205,7 @@ def test_another_greedy_text_stops_the_measurement():
         measure.plain_decode(random_model(CachedLMHead, SIZES, seed)) for seed in (1, 2)
     )
     with pytest.raises(
-        SystemExit, match=r"with other the greedy text is another from token \d+ on"
+        SystemExit, match=r"with other the greedy output differs from token \d+ on"
     ):
         measure.in_turns(target, {"plain": plain, "other": other}, PROMPTS, GREEDY, "")
 
