@@ -1,7 +1,7 @@
-"""What was handed out earlier goes on working: learners' copies of the labs, and what they import.
+"""Labs that were released earlier keep working, with learners' copies and everything they import.
 
-tests/data/ holds what labs imported from the project when they were released, and the record that
-`make lab` kept of them.
+tests/data/ holds the imports of the labs at their release, and the record that `make lab` kept of
+them.
 """
 
 import json
