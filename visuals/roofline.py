@@ -39,8 +39,8 @@ def roofline(machine: Machine, works: Sequence[Work]) -> Picture:
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     above = machine.flops / 1e9 * 1.5
-    read = f"memory reads {machine.bandwidth / 1e9:,.0f} GB/s"
-    done = f"arithmetic does {machine.flops / 1e9:,.0f} GFLOP/s"
+    read = f"memory: {machine.bandwidth / 1e9:,.0f} GB/s"
+    done = f"arithmetic: {machine.flops / 1e9:,.0f} GFLOP/s"
     axes.text(left * 1.2, above, read, fontsize=9)
     axes.text(right / 1.2, above, done, fontsize=9, ha="right")
     return figure
