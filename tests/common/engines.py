@@ -141,7 +141,7 @@ def arrivals(draw: st.DrawFn) -> tuple[Work, list[int]]:
 
 
 def serve_over_time(batcher: Any, work: Work, pauses: list[int]) -> Iterator[None]:
-    """Submit the requests one by one, with pauses between them counted in steps. Yield after each.
+    """Submit the requests one by one, pausing for some steps after each. Yield after every step.
 
     Asserts that every step with a waiting or running request produces a token, so serving ends.
     """

@@ -87,7 +87,7 @@ class Prepared(Protocol):
 
     @property
     def lossy(self) -> Lossy | None:
-        """Why the outputs may differ from the reference's; None if they must be equal."""
+        """How the outputs may differ from the reference's; None if they must be equal."""
 
     def run(self, workload: Workload) -> Run:
         """Run the workload once."""
