@@ -1,1 +1,1 @@
-"""Judging attempts at the exercises: in the notebook, in the grade, in the course's own tests."""
+"""Judge attempts at the exercises: in the notebook, in grading and in the course's own tests."""

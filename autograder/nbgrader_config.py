@@ -1,11 +1,11 @@
-"""The course as nbgrader sees it: start nbgrader in this folder. README.md has the commands."""
+"""The course's settings for nbgrader: start it in this folder. README.md lists the commands."""
 
 import glob
 import os
 import sys
 from pathlib import Path
 
-c = get_config()  # traitlets defines it where it reads this file
+c = get_config()  # traitlets defines it when it reads this file
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -23,9 +23,9 @@ c.Exchange.root = str(REPOSITORY / "autograder" / "exchange")
 c.ClearSolutions.code_stub = {
     "python": '# TODO: write this part\nraise NotImplementedError("This TODO is not written yet.")'
 }
-c.Execute.timeout = 120  # seconds a cell, for `nbgrader validate`, which runs a student's own
+c.Execute.timeout = 120  # seconds per cell, for `nbgrader validate`, which runs a student's code
 
-# Grading neither reads nor runs a submission where the gradebook is: grading/plugins.py tells how.
+# The process with the gradebook neither reads nor runs a submission: see grading/plugins.py.
 SUBMITTED = REPOSITORY / "autograder" / "submitted"
 PLUGINS = "autograder.grading.plugins"
 c.Autograde.exporter_class = f"{PLUGINS}.SubmittedExporter"
@@ -43,19 +43,19 @@ c.Autograde.autograde_preprocessors = [
 ]
 c.SubmissionStep.submitted = str(SUBMITTED)
 
-# What lies beside a submitted notebook is not copied, nor is a link to it followed. The pattern has
-# slashes, so it matches nothing of what the exchange copies, which knows these patterns too.
+# Other files next to a submitted notebook are not copied, and links are not followed. The exchange
+# uses these patterns, too. This one has slashes, so it matches nothing that the exchange copies.
 c.CourseDirectory.ignore = [
     ".ipynb_checkpoints", "*.pyc", "__pycache__", "feedback",
     f"{glob.escape(str(SUBMITTED))}/*/*",
 ]  # fmt: skip
 c.ExchangeFactory.collect = "autograder.grading.exchange.Collect"
 
-# Students' Markdown and code, as formgrader and feedback show them.
+# How formgrader and feedback show students' Markdown and code.
 c.HTMLExporter.filters = {
     "markdown2html": "autograder.grading.pages.prose",
     "highlight_code": "autograder.grading.pages.code",
 }
 
-# nbgrader starts `alembic` by name, which fails where its environment is not activated.
+# nbgrader starts `alembic` by name, which fails if its environment is not activated.
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"

@@ -1,12 +1,12 @@
-"""Measure the embedded models: what their model cards say comes from here.
+"""Measure the embedded models. The figures of their model cards come from this script.
 
     python models/measure.py books.txt
 
-`books.txt` is the text they were trained on. Measured on its last 3%, which no training has seen:
-the bits that each model needs for a byte of text; what a forward of one or several new tokens costs
-on this machine; and speculative decoding with each draft against plain cached decode: tokens per
-second, the share of drafts that the target accepts, and the speed-up, predicted and measured. A
-greedy text must be that of plain decode.
+`books.txt` is the text they were trained on. On its last 3%, which no training has seen, the script
+measures the bits per byte of each model, the time of a forward pass of one or several new tokens on
+this machine, and speculative decoding with each draft, compared with plain cached decoding: tokens
+per second, the share of drafts that the target accepts, and the speed-up, predicted and measured.
+Every greedy output must equal that of plain decoding.
 """
 
 import argparse
@@ -48,16 +48,16 @@ from timing.table.verify import HAIR
 
 STRIDE = 512  # tokens from one scored window to the next
 PROMPT_LENGTH, NEW_TOKENS = 32, 64
-OWN_TEXT = 128  # tokens of its own, written greedily, after which the target goes in circles
+OWN_TEXT = 128  # greedy tokens of the target's own, after which its text repeats in a loop
 DRAFTS = 4  # tokens that are drafted before the target verifies them
-DRAFT_MODELS = "fable-draft", "fable-small"  # those that are shipped are measured
-FIRST_LAYERS = 2  # of the target, as a draft
+DRAFT_MODELS = "fable-draft", "fable-small"  # measured if they are shipped
+FIRST_LAYERS = 2  # of the target, used as a draft
 SAMPLED = SamplingParams(temperature=0.8)
-CACHED = 60  # tokens before those that are timed
-TARGET_SIZES, DRAFT_SIZES = [1, 4, 5, 8], [1]  # new tokens in one forward that is timed
-ROUNDS, FORWARDS = 40, 5  # each round times every shape, with so many forwards in a row
+CACHED = 60  # cached tokens before those that are timed
+TARGET_SIZES, DRAFT_SIZES = [1, 4, 5, 8], [1]  # new tokens per timed forward pass
+ROUNDS, FORWARDS = 40, 5  # rounds over all shapes, and forward passes in a row for each shape
 
-# What came of a prompt, and the seconds that went into its drafts.
+# Continues a prompt; returns the continuation, and the seconds that its drafts took.
 Way = Callable[[list[int], SamplingParams, torch.Generator], tuple[Speculated, float]]
 Times = dict[tuple[str, int], list[float]]  # milliseconds, by model and number of new tokens
 
@@ -66,10 +66,11 @@ Times = dict[tuple[str, int], list[float]]  # milliseconds, by model and number 
 def bits_per_byte(
     model: GPTLMHead, tokens: Int[Tensor, " text"], n_bytes: int, stride: int = STRIDE
 ) -> float:
-    """Bits the model needs for one byte of the text.
+    """Return the bits per byte that the model needs for the text.
 
-    Windows of the full context follow each other at `stride`. The first is scored whole; of every
-    other only the last `stride` tokens are, so that each has the rest of the window before it.
+    Windows of the full context start `stride` tokens apart. The first is scored completely, every
+    other one only at its last `stride` tokens, so that each of these has the rest of the window
+    before it.
     """
     window = model.config.n_positions
     nats, scored = 0.0, 1  # nothing predicts the first token
@@ -87,11 +88,11 @@ def window_ends(length: int, window: int, stride: int) -> list[int]:
     return [*range(min(window, length), length, stride), length]
 
 
-# ----------------------------------------------------------------------------- ways to go on
+# --------------------------------------------------------------------- ways to continue a prompt
 
 
 def plain_decode(target: CachedLMHead) -> Way:
-    """A token for each pass, over lab 2's cache; where tokens are drawn, by lab 5's loop."""
+    """One token per forward pass, with lab 2's cache; lab 5's loop if tokens are sampled."""
 
     def go_on(
         prompt: list[int], params: SamplingParams, generator: torch.Generator
@@ -143,9 +144,10 @@ def ways_of(target: CachedLMHead, drafts: dict[str, CachedLMHead]) -> dict[str, 
 
 @dataclass
 class Tally:
-    """What one way made of all prompts. ties: greedy texts that parted from plain's in a tie.
+    """The results of one way to continue all prompts.
 
-    seconds: all of its time. drafting: those that went into drafts.
+    seconds: the total time. drafting: the part of it that the drafts took. ties: greedy outputs
+    that differ from plain decoding's, beginning with a tie of two logits.
     """
 
     seconds: float = 0.0
@@ -171,7 +173,7 @@ class Tally:
 
     @property
     def acceptance(self) -> float:
-        """Of the drafts before which all were accepted: those after a rejection aren't judged."""
+        """The share accepted of the drafts judged: those after a rejection are not judged."""
         rejected = sum(done.accepted < len(done.drafts) for done in self.rounds)
         return self.accepted / max(1, self.accepted + rejected)
 
@@ -181,13 +183,13 @@ class Tally:
 
     @property
     def seconds_a_pass(self) -> float:
-        """All of a round but its drafts: the target's forward, and the judging."""
+        """The time of a round without its drafts: the target's forward pass and verification."""
         return (self.seconds - self.drafting) / len(self.rounds)
 
     def predicted_speed_up(self, step: float) -> float:
-        """Lab 6's `speed_up` at this acceptance, where a decode step takes so many seconds.
+        """Lab 6's `speed_up` at this acceptance, if a decode step takes `step` seconds.
 
-        A round without drafts gives one token.
+        A round without drafts produces one token.
         """
         with_drafts = sum(bool(done.drafts) for done in self.rounds) / len(self.rounds)
         tokens = with_drafts * expected_tokens(self.acceptance, DRAFTS) + 1 - with_drafts
@@ -202,9 +204,9 @@ def in_turns(
     params: SamplingParams,
     about: str,
 ) -> dict[str, Tally]:
-    """Continue each prompt in every way, so that a slow moment of the machine meets them all.
+    """Continue each prompt in every way, so that a slow moment of the machine affects all of them.
 
-    The first prompt is continued once more beforehand, and that is thrown away.
+    The first prompt is continued once beforehand as a warm-up, which isn't counted.
     """
     tallies = {name: Tally() for name in ways}
     for turn, prompt in enumerate(tqdm([prompts[0], *prompts], about, leave=False)):
@@ -228,26 +230,26 @@ def in_turns(
 
 @torch.no_grad()
 def require_tie(target: CachedLMHead, name: str, expected: list[int], ids: list[int]) -> None:
-    """Two greedy texts may part only where rounding decides: the best logits are a hair apart."""
+    """Verify that two greedy outputs first differ where the best logits tie, up to rounding."""
     place = next(n for n, (a, b) in enumerate(zip(ids, expected, strict=True)) if a != b)
     logits = new_logits(target, ids[:place], new_cache(target, place))[-1]
     gap = (logits.max() - logits[[ids[place], expected[place]]]).max() / logits.abs().max()
     if gap > HAIR:
         sys.exit(
-            f"Stopped: with {name} the greedy text is another from token {place} on, where the "
-            f"logits of the two are {gap:.1e} apart (a tie is {HAIR:.0e})."
+            f"Stopped: with {name} the greedy output differs from token {place} on. The logits of "
+            f"the two tokens there are {gap:.1e} apart (a tie is at most {HAIR:.0e})."
         )
 
 
-# ---------------------------------------------------------------------------- forwards
+# ---------------------------------------------------------------------------- forward passes
 
 
 @torch.no_grad()
 def forward_times(target: CachedLMHead, drafts: dict[str, CachedLMHead]) -> Times:
-    """Of forwards of T new tokens after `CACHED` others.
+    """Time forward passes of T new tokens after `CACHED` cached ones.
 
-    Rounds take turns, so that a slow moment of the machine meets every shape. The first is thrown
-    away.
+    Each round times every shape, so that a slow moment of the machine affects all of them. The
+    first round is a warm-up, which isn't counted.
     """
     sizes_of = {"target": TARGET_SIZES, **dict.fromkeys(drafts, DRAFT_SIZES)}
     times: Times = {}
@@ -280,7 +282,8 @@ def report_losses(text: str, tokens: Int[Tensor, " text"], names: list[str]) -> 
 
 
 def report_times(times: Times) -> None:
-    print(f"\none forward of T new tokens, {CACHED} cached:  median ms (10th to 90th percentile)")
+    about = f"one forward pass of T new tokens, {CACHED} cached"
+    print(f"\n{about}:  median ms (10th to 90th percentile)")
     for (name, size), values in times.items():
         tenths = statistics.quantiles(values, n=10)
         median = statistics.median(values)
@@ -294,18 +297,18 @@ def report_speculation(about: str, tallies: dict[str, Tally]) -> None:
     step = plain.seconds_a_pass
     print(f"\n{about}, {NEW_TOKENS} new tokens, {DRAFTS} drafts a round:")
     print(
-        "  draft           tokens/s  a call  speed-up, predicted  accepted, of judged  "
-        "ms: a draft, a pass"
+        "  draft           tokens/s  per call  speed-up, predicted  accepted, of judged  "
+        " ms per draft, pass"
     )
     for name, tally in tallies.items():
         shown = f"  {name:15} {tally.tokens_per_second:8.1f}"
         if tally is plain:
-            shown += f"{1000 * step:65.2f}"
+            shown += f"{1000 * step:67.2f}"
         else:
             speed_up = tally.tokens_per_second / plain.tokens_per_second
             share = tally.accepted / max(1, tally.proposed)
             shown += (
-                f"  {tally.tokens_per_call:6.2f}  {speed_up:8.2f}"
+                f"  {tally.tokens_per_call:8.2f}  {speed_up:8.2f}"
                 f"  {tally.predicted_speed_up(step):9.2f}  {share:8.1%}  {tally.acceptance:9.1%}"
                 f"  {1000 * tally.seconds_a_draft:11.2f}  {1000 * tally.seconds_a_pass:6.2f}"
             )
@@ -322,11 +325,11 @@ def environment() -> str:
 
 
 def prompts_of(tokens: Int[Tensor, " text"], count: int) -> list[list[int]]:
-    """At even distances in the text."""
+    """Return `count` prompts at equal distances in the text."""
     if len(tokens) < PROMPT_LENGTH:
         sys.exit(
             f"The held-out text has {len(tokens)} tokens, and a prompt takes {PROMPT_LENGTH}. "
-            "Give a longer text."
+            "Pass a longer text."
         )
     starts = torch.linspace(0, len(tokens) - PROMPT_LENGTH, count).long().tolist()
     return [tokens[start : start + PROMPT_LENGTH].tolist() for start in starts]
@@ -344,14 +347,14 @@ def main() -> None:
         nargs="+",
         default=shipped,
         help=f"names or folders (default {' '.join(shipped)}); n-grams and the target's first "
-        "layers are measured beside them",
+        "layers are always measured, too",
     )
     parser.add_argument(
-        "--prompts", type=int, default=200, help="how many to continue (default %(default)s)"
+        "--prompts", type=int, default=200, help="number of prompts (default %(default)s)"
     )
     args = parser.parse_args()
     if args.prompts < 1:
-        parser.error(f"--prompts is at least 1, not {args.prompts}")
+        parser.error(f"--prompts must be at least 1, not {args.prompts}")
     _, held_out = split_text(args.text)
     tokens = torch.tensor(load_tokenizer(args.target).encode(held_out, verbose=False))
     prompts = prompts_of(tokens, args.prompts)
@@ -375,10 +378,11 @@ def main() -> None:
     tallies = in_turns(target, ways, longer, GREEDY, "on its own text")
     report_speculation(f"{about} and {OWN_TEXT} of the target's own, greedy", tallies)
     print(
-        "\na call: tokens for each forward of the target. judged: the drafts before which all were "
-        "accepted.\npredicted: from this share, and from the times at the end of the line, which "
-        "were taken in\nthe loop; a pass is all of a round but its drafts. tie: a text that parted "
-        f"from plain's where\nthe two best logits were a hair apart.\n{environment()}"
+        "\nper call: tokens per forward pass of the target. judged: drafts before which none was "
+        "rejected.\npredicted: from the share accepted of the drafts judged, and from the times at "
+        "the end of the line,\nwhich were measured in the loop; a pass is a round without its "
+        "drafts. ties: outputs that first\ndiffer from plain decoding's where the two best logits "
+        f"are equal up to rounding.\n{environment()}"
     )
 
 

@@ -4,15 +4,15 @@
     python models/train.py books.txt --out models/fable-draft --layers 2 --width 128 --heads 4 \\
         --teacher models/fable
 
-The first command trains the target. The second distils a draft from it: the draft learns the
-target's whole next-token distribution as well as the text itself (Hinton et al., 2015), at last on
-what the target itself writes.
+The first command trains the target. The second distills a draft from it: the draft learns the
+target's whole next-token distribution as well as the text itself (Hinton et al., 2015). For the
+second half of its steps, it learns from text that the target writes.
 
-Interrupt it whenever you like: the same command goes on from the last checkpoint, to the same
-weights. The last 3% of the text is held out; neither the tokenizer nor the model ever sees it.
+You can interrupt it at any time: the same command continues from the last checkpoint and ends with
+the same weights. The last 3% of the text is held out; neither the tokenizer nor the model sees it.
 
-`--compile` takes about a third off a step and needs a C++ compiler. On Linux, two fifths of a step
-may go into memory that glibc returns to the system and asks for again; this makes it keep it:
+`--compile` shortens a step by about a third and needs a C++ compiler. On Linux, a step may spend
+two fifths of its time on memory that glibc returns to the system and requests again. To keep it:
 
     export MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=8589934592
 """
@@ -40,16 +40,16 @@ TEACHER_WEIGHT = 0.8  # of the distillation loss; the rest is cross-entropy on t
 OWN_TEXT_FROM = 0.5  # share of a draft's steps after which it learns from the teacher's own text
 OWN_EXAMPLES = 4096  # stretches of the teacher's own text
 CHECKPOINT_EVERY = 200  # steps
-MONITORED = 16_384  # held-out tokens that a checkpoint's loss is measured on; the end takes all
+MONITORED = 16_384  # held-out tokens for the loss at a checkpoint; the final loss uses all of them
 SAMPLE_PROMPTS = ("Once upon a time", "The old king", "'Who are you?' said")
 
 
 def split_text(path: Path) -> tuple[str, str]:
-    """The text to train on, and the last 3% of it, held out."""
+    """Return the training text and the held-out text, which is the last 3% of the file."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        sys.exit(f"{path} cannot be read ({error.strerror}). Give a UTF-8 text file.")
+        sys.exit(f"{path} cannot be read ({error.strerror}). Pass a UTF-8 text file.")
     except UnicodeDecodeError as error:
         sys.exit(f"{path} is not UTF-8 text ({error}). Save it as UTF-8 first.")
     cut = int(len(text) * (1 - HELD_OUT))
@@ -57,10 +57,13 @@ def split_text(path: Path) -> tuple[str, str]:
 
 
 def train_tokenizer(text: str, vocab_size: int, n_positions: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE as in GPT-2 (Radford et al., 2019, section 2.2), learned from `text`."""
+    """Learn a byte-level BPE from `text`, as GPT-2 does (Radford et al., 2019, section 2.2)."""
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     if vocab_size <= len(alphabet):
-        sys.exit(f"--vocab must be above {len(alphabet)}: the bytes and {END_OF_TEXT} come first.")
+        sys.exit(
+            f"--vocab must be above {len(alphabet)}: the vocabulary starts with the "
+            f"{len(alphabet)} bytes and {END_OF_TEXT}."
+        )
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -77,18 +80,18 @@ def train_tokenizer(text: str, vocab_size: int, n_positions: int) -> PreTrainedT
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> Int[Tensor, " tokens"]:
-    """The ids of a whole text, however long; transformers would warn above the model's context."""
+    """Return the ids of a text of any length, without transformers' warning about long texts."""
     return torch.tensor(tokenizer.encode(text, verbose=False))
 
 
 def load_teacher(folder: Path, context: int) -> tuple[GPT2LMHeadModel, PreTrainedTokenizerFast]:
     if not (folder / "config.json").exists():
-        sys.exit(f"{folder} holds no model to learn from. Train it first, without --teacher.")
+        sys.exit(f"{folder} has no model to use as a teacher. Train one first, without --teacher.")
     teacher = GPT2LMHeadModel.from_pretrained(folder).eval()
     if teacher.config.n_positions < context:
         sys.exit(
-            f"The teacher sees {teacher.config.n_positions} tokens and cannot teach a context of "
-            f"{context}. Give --context {teacher.config.n_positions} or less."
+            f"The teacher has a context length of {teacher.config.n_positions} tokens and cannot "
+            f"teach {context}. Pass --context {teacher.config.n_positions} or less."
         )
     return teacher, PreTrainedTokenizerFast.from_pretrained(folder)
 
@@ -131,7 +134,7 @@ def lr_factor(step: int, steps: int, warmup: int = 100) -> float:
 
 
 def take_step(optimizers: Sequence[torch.optim.Optimizer], lr: float) -> None:
-    """Move the weights by their gradients, at this learning rate, and forget the gradients."""
+    """Update the weights with their gradients at this learning rate, then clear the gradients."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = lr
@@ -142,10 +145,10 @@ def take_step(optimizers: Sequence[torch.optim.Optimizer], lr: float) -> None:
 def draw_windows(
     tokens: Int[Tensor, " corpus"], window: int, seed: int, batch: int
 ) -> Int[Tensor, "batch window_1"]:
-    """Random windows of the text, each one token longer than the input.
+    """Draw random windows of the text, each one token longer than the input.
 
-    A window fills the whole context: a position that no example reaches is never trained. All
-    follows from `seed`, so a resumed run draws the same.
+    A window fills the whole context, because a position that no example reaches is never trained.
+    The windows depend only on `seed`, so a resumed run draws the same ones.
     """
     generator = torch.Generator().manual_seed(seed)
     starts = torch.randint(len(tokens) - window, (batch,), generator=generator)
@@ -156,10 +159,10 @@ def draw_windows(
 def own_text(
     teacher: GPT2LMHeadModel, tokens: Int[Tensor, " corpus"], context: int, seed: int
 ) -> Int[Tensor, "examples length"]:
-    """Short prompts from the text, and what the teacher itself goes on to say, greedily.
+    """Return short prompts from the text with the teacher's greedy continuations.
 
-    A draft has to guess that, not the books; so it learns best from it (Kim and Rush, 2016,
-    section 3.2; Zhou et al., DistillSpec, 2023).
+    A draft has to predict the teacher, not the books, so it learns best from the teacher's own text
+    (Kim and Rush, 2016, section 3.2; Zhou et al., DistillSpec, 2023).
     """
     prompt, new = max(1, context // 32), max(1, context // 16)
     starts = draw_windows(tokens, context, seed, OWN_EXAMPLES)[:, :prompt]
@@ -178,7 +181,7 @@ def own_text(
 
 
 def draw_rows(examples: Int[Tensor, "examples length"], seed: int) -> Int[Tensor, "batch length"]:
-    """As many random rows as make one step."""
+    """Draw random rows, as many as one training step takes."""
     generator = torch.Generator().manual_seed(seed)
     batch = max(1, TOKENS_PER_STEP // examples.shape[1])
     return examples[torch.randint(len(examples), (batch,), generator=generator)]
@@ -187,14 +190,14 @@ def draw_rows(examples: Int[Tensor, "examples length"], seed: int) -> Int[Tensor
 def distillation_loss(
     logits: Float[Tensor, "tokens vocab"], teacher_logits: Float[Tensor, "tokens vocab"]
 ) -> Float[Tensor, ""]:
-    """KL(teacher || student), in nats per token."""
+    """Return KL(teacher || student), in nats per token."""
     student, teacher = F.log_softmax(logits, -1), F.log_softmax(teacher_logits, -1)
     return F.kl_div(student, teacher, log_target=True, reduction="batchmean")
 
 
 @torch.no_grad()
 def held_out_loss(model: GPT2LMHeadModel, tokens: Int[Tensor, " held_out"], window: int) -> float:
-    """Mean cross-entropy in nats per token; windows follow each other, so every token counts."""
+    """Return the mean cross-entropy in nats per token, over adjacent windows: all tokens count."""
     model.eval()
     total = 0.0
     for start in range(0, len(tokens) - 1, window):
@@ -206,7 +209,7 @@ def held_out_loss(model: GPT2LMHeadModel, tokens: Int[Tensor, " held_out"], wind
 
 
 def sample(model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerFast, prompt: str) -> str:
-    """The prompt and up to 100 new tokens, at temperature 0.8 and top-p 0.95; seeded."""
+    """Return the prompt and up to 100 new tokens: temperature 0.8, top-p 0.95, seed 0."""
     model.eval()
     torch.manual_seed(0)
     inputs = tokenizer(prompt, return_tensors="pt")
@@ -223,7 +226,7 @@ def sample(model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerFast, prompt: s
 
 
 def save_model(model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write the Hugging Face layout: weights in 16 bits, to be loaded in 32."""
+    """Write the model in the Hugging Face layout: weights in 16 bits, loaded later in 32 bits."""
     half = GPT2LMHeadModel(model.config)
     half.load_state_dict(model.state_dict())
     half.half().save_pretrained(folder)
@@ -234,7 +237,7 @@ def save_model(model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerFast, folde
 
 
 def settings_of(args: argparse.Namespace, text: str) -> dict[str, object]:
-    """What an interrupted run and the one that continues it must have in common."""
+    """Return the settings that a resumed run must share with the interrupted one."""
     names = ("layers", "width", "heads", "context", "vocab", "teacher")
     text_hash = hashlib.sha256(text.encode()).hexdigest()[:12]
     return {"text hash": text_hash, **{name: str(getattr(args, name)) for name in names}}
@@ -264,15 +267,15 @@ def load_checkpoint(
     optimizers: list[torch.optim.Optimizer],
     settings: dict[str, object],
 ) -> int:
-    """Restore an interrupted run, if there is one; return the number of steps already done."""
+    """Restore an interrupted run, if there is one. Return the number of steps already done."""
     if not path.exists():
         return 0
     state = torch.load(path, weights_only=True)
     for name, value in settings.items():
         if state["settings"][name] != value:
             sys.exit(
-                f"{path} belongs to another run: its {name} is {state['settings'][name]}, this "
-                f"command's is {value}. Give the same settings, delete it, or choose another --out."
+                f"{path} belongs to another run, with {name} = {state['settings'][name]} instead "
+                f"of {value}. Use the same settings, delete it, or pass another --out."
             )
     model.load_state_dict(state["model"])
     for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
@@ -291,8 +294,9 @@ def train(args: argparse.Namespace) -> None:
     tokens, held_out = encode(tokenizer, train_text), encode(tokenizer, held_out_text)
     if len(tokens) <= args.context or len(held_out) < 2:
         sys.exit(
-            f"{args.text} is too short: it gives {len(tokens)} tokens to train on and "
-            f"{len(held_out)} to hold out. Give more than --context {args.context} tokens of text."
+            f"{args.text} is too short: it has {len(tokens)} tokens to train on and "
+            f"{len(held_out)} held-out ones. Pass a text of more than --context {args.context} "
+            "tokens."
         )
     bits_per_nat = len(held_out) / len(held_out_text.encode()) / math.log(2)
 
@@ -327,7 +331,7 @@ def train(args: argparse.Namespace) -> None:
             examples = draw_rows(own, seed)
         else:
             examples = draw_windows(tokens, args.context, seed, batch)
-        torch.manual_seed(seed)  # dropout follows the step too, so that resuming changes nothing
+        torch.manual_seed(seed)  # dropout depends only on the step, so resuming changes nothing
         loss = step_loss(examples)
         loss.backward()
         take_step(optimizers, args.lr * lr_factor(step, args.steps))
@@ -352,18 +356,18 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("text", type=Path, help="a UTF-8 text file")
-    add("--out", type=Path, required=True, help="folder of the trained model")
-    add("--teacher", type=Path, help="distil from the model in this folder, with its tokenizer")
-    add("--layers", type=int, default=12, help="blocks (default %(default)s)")
-    add("--width", type=int, default=256, help="width of the hidden state (default %(default)s)")
-    add("--heads", type=int, default=8, help="attention heads (default %(default)s)")
-    add("--context", type=int, default=1024, help="longest sequence (default %(default)s)")
-    add("--vocab", type=int, default=4096, help="tokens of a new tokenizer (default %(default)s)")
-    add("--dropout", type=float, default=0.1, help="share dropped (default %(default)s)")
-    add("--lr", type=float, default=3e-3, help="highest learning rate (default %(default)s)")
-    add("--steps", type=int, default=2400, help="of 4,096 tokens each (default %(default)s)")
-    add("--seed", type=int, default=1, help="everything random follows it (default %(default)s)")
-    add("--compile", action="store_true", help="compile the training step")
+    add("--out", type=Path, required=True, help="folder for the trained model")
+    add("--teacher", type=Path, help="distill from the model in this folder, with its tokenizer")
+    add("--layers", type=int, default=12, help="number of layers (default %(default)s)")
+    add("--width", type=int, default=256, help="width of the hidden states (default %(default)s)")
+    add("--heads", type=int, default=8, help="attention heads per layer (default %(default)s)")
+    add("--context", type=int, default=1024, help="context length in tokens (default %(default)s)")
+    add("--vocab", type=int, default=4096, help="size of a new tokenizer (default %(default)s)")
+    add("--dropout", type=float, default=0.1, help="dropout probability (default %(default)s)")
+    add("--lr", type=float, default=3e-3, help="peak learning rate (default %(default)s)")
+    add("--steps", type=int, default=2400, help="steps of 4,096 tokens (default %(default)s)")
+    add("--seed", type=int, default=1, help="seed of all random choices (default %(default)s)")
+    add("--compile", action="store_true", help="compile the training step with torch.compile")
     return parser.parse_args(words)
 
 
@@ -371,4 +375,4 @@ if __name__ == "__main__":
     try:
         train(parse_arguments())
     except KeyboardInterrupt:
-        sys.exit("Interrupted. The same command goes on from the last checkpoint.")
+        sys.exit("Interrupted. The same command continues from the last checkpoint.")

@@ -1,22 +1,22 @@
-"""Uptrain grouped heads: what a little further training wins back of what pooling has cost.
+"""Uptrain grouped heads: measure how much of the loss due to pooling a little training recovers.
 
     python models/uptrain.py books.txt
     python models/uptrain.py books.txt --steps 5 --kv-heads 2  # to try it
 
-Lab 11 pools heads of keys and values, and a model that is only pooled is bad. Here it is trained
-on, for a small part of the steps that made it (Ainslie et al., "GQA", EMNLP 2023, section 2.1).
-Training on wins or costs something by itself, so there is a control: the model with all its heads,
-which gets the same steps on the same windows in the same order.
+Lab 11 pools the KV heads, and a model that is only pooled is bad. Here its training continues, for
+a small part of the original number of steps (Ainslie et al., "GQA", EMNLP 2023, section 2.1).
+Further training changes the loss by itself, so there is a control: the model with all its heads
+gets the same steps on the same windows in the same order.
 
-Losses are in bits per byte of the passages in models/text/held_out.txt, beside fable as shipped, or
-beside the control where the column says so. Behind ± is the standard error over the passages; how
-much another draw of windows would change isn't in it. Train on the text that made fable, if you
-have it: its passages are from the last 3%, which are left out. Of any text the first 97% are
-trained on, and they must not hold the passages.
+Losses are in bits per byte of the passages in models/text/held_out.txt, compared with fable as
+shipped, or with the control in the last column. ± is the standard error over the passages; it
+doesn't include the effect of drawing other windows. Train on fable's own training text, if you have
+it: the passages are from its last 3%, which is left out. Of any text, the first 97% is used for
+training, and it must not contain the passages.
 
-A row is printed as soon as it is known, so an interrupt loses one at most. Nothing is kept on disk,
-and the shipped models stay as they are. A step takes some seconds, fewer on Linux with the two
-settings that models/train.py names, and all of it takes up to 2.5 GB of memory.
+A row is printed as soon as it is known, so an interrupt loses at most one. Nothing is written to
+disk, and the shipped models don't change. A step takes some seconds, fewer on Linux with the two
+settings at the top of models/train.py. The run takes up to 2.5 GB of memory.
 """
 
 import argparse
@@ -54,10 +54,11 @@ WARMUP = 0.1  # share of the steps
 
 
 class WholeText:
-    """Stands where a cache would, for texts that are handed over whole: it keeps nothing.
+    """Takes the place of a KV cache when a text is computed in one forward pass. It stores nothing.
 
-    It attends as `grouped_attention` does under a causal mask, by a kernel that writes neither mask
-    nor weights to memory: with gradients that takes a fraction of the time.
+    It computes the same as `grouped_attention` with a causal mask, but with a kernel that writes
+    neither the mask nor the attention weights to memory. With gradients, that takes a fraction of
+    the time.
     """
 
     def attend(
@@ -80,7 +81,7 @@ def logits_of(
 
 
 def bits_of(model: CachedLMHead, texts: Sequence[Passage]) -> Float[Tensor, " passages"]:
-    """Bits for a byte of what stands in the second half of the context, given all before it."""
+    """Return the bits per byte of the second half of the context, given all tokens before it."""
     shown: Any = tqdm(texts, "bits per byte", leave=False)
     return bits_per_byte(partial(logits_of, model), shown, MODEL, model.config.n_positions // 2)
 
@@ -88,9 +89,9 @@ def bits_of(model: CachedLMHead, texts: Sequence[Passage]) -> Float[Tensor, " pa
 def uptrain(
     model: CachedLMHead, tokens: Int[Tensor, " corpus"], steps: int, lr: float, batch: int
 ) -> None:
-    """Train the model itself, no copy, on windows of its full context.
+    """Train the model in place, on windows of its full context.
 
-    Which windows a step gets follows from the step alone: they are the same for every model.
+    A step's windows depend only on the number of the step, so they are the same for every model.
     """
     model.requires_grad_(True)
     optimizers = new_optimizers(model, lr)
@@ -111,10 +112,10 @@ def uptrain(
 
 @dataclass(frozen=True)
 class Row:
-    """What a model with so many heads of keys and values has lost.
+    """The loss of a model with `kv_heads` KV heads.
 
-    pooled, after: before the steps and behind them, beside the model as it was. beside_control:
-    behind the steps, beside the control behind as many.
+    pooled, after: before and after the training steps, compared with the original model.
+    beside_control: after the steps, compared with the control after the same number of steps.
     """
 
     kv_heads: int
@@ -129,7 +130,7 @@ def rows(
     texts: Sequence[Passage],
     args: argparse.Namespace,
 ) -> Iterator[Row]:
-    """The control's, and one for each of `args.kv_heads`. The model stays as it was."""
+    """Yield the control's row, then one for each of `args.kv_heads`. `model` doesn't change."""
     before, control = bits_of(model, texts), None
     for kv_heads in (model.config.n_head, *args.kv_heads):
         changed = grouped(model, kv_heads, pool_heads)
@@ -173,13 +174,13 @@ def require_unseen(path: Path, train_text: str, texts: Sequence[Passage]) -> Non
     tokenizer, seen = load_tokenizer(MODEL), plain_words(train_text)
     if any(plain_words(tokenizer.decode(ids)) in seen for ids in texts):
         sys.exit(
-            f"{path} has a passage of {HELD_OUT.name} in its first 97%, and a model that was "
-            "trained on it would be measured on what it has seen. Take the passage out."
+            f"{path} has a passage of {HELD_OUT.name} in its first 97%, so the model would be "
+            "trained on the text that it is measured on. Remove the passage."
         )
 
 
 def plain_words(text: str) -> str:
-    """Letters alone: editions of a book differ in line ends and in quotation marks."""
+    """Keep the letters only: editions of a book differ in line breaks and quotation marks."""
     return " ".join(re.findall("[a-z]+", text.lower()))
 
 
@@ -187,8 +188,8 @@ def training_tokens(path: Path, train_text: str, context: int) -> Int[Tensor, " 
     tokens = encode(load_tokenizer(MODEL), train_text)
     if len(tokens) <= context:
         sys.exit(
-            f"{path} is too short: it gives {len(tokens)} tokens to train on, and a window takes "
-            f"{context + 1}. Give a longer text."
+            f"{path} is too short: it has {len(tokens)} tokens to train on, and a window takes "
+            f"{context + 1}. Pass a longer text."
         )
     return tokens
 
@@ -198,12 +199,12 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    heads, shown = [4, 2, 1], "heads of keys and values, one row each (default 4 2 1)"
+    heads, shown = [4, 2, 1], "numbers of KV heads, one row each (default 4 2 1)"
     add("text", type=Path, help="a UTF-8 text file")
-    add("--steps", type=int, default=120, help="of training (default %(default)s)")
+    add("--steps", type=int, default=120, help="training steps (default %(default)s)")
     add("--kv-heads", type=int, nargs="+", default=heads, metavar="HEADS", help=shown)
-    add("--lr", type=float, default=2e-3, help="highest learning rate (default %(default)s)")
-    add("--batch", type=int, default=4, help="windows in a step (default %(default)s)")
+    add("--lr", type=float, default=2e-3, help="peak learning rate (default %(default)s)")
+    add("--batch", type=int, default=4, help="windows per step (default %(default)s)")
     args = parser.parse_args(words)
     if min(args.steps, args.lr, args.batch) <= 0:
         parser.error("--steps, --lr and --batch must be above 0.")
@@ -214,4 +215,4 @@ if __name__ == "__main__":
     try:
         report(parse_arguments())
     except KeyboardInterrupt:
-        sys.exit("Interrupted. The rows above are complete; the next one is lost.")
+        sys.exit("Interrupted. The rows above are complete; only the unfinished one is lost.")

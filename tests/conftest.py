@@ -3,21 +3,21 @@
 import os
 from collections.abc import Iterator
 
-# The tests run side by side, one process a core; threads inside each would only get in the way.
+# Tests run in parallel, one process per core; more threads in each process would only interfere.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
-from hypothesis import settings  # after the above, which torch reads when it is imported
+from hypothesis import settings  # after the line above, which torch reads when it is imported
 
-# No deadline: a slow machine is no failure. The same cases every time, fewer of them with
-# `make test`; `make soak` draws others.
+# No deadline, because a slow machine is no failure. The cases are the same every time, and fewer
+# with `make test`; `make soak` draws new ones.
 settings.register_profile("default", deadline=None, derandomize=True)
 settings.register_profile("quick", deadline=None, derandomize=True, max_examples=15)
 settings.register_profile("soak", deadline=None, max_examples=3000)
 settings.load_profile("default")
 
-# Several processes share the files. Those that take longest come first, so that at the end none
-# works on a long one while the others have nothing left to do.
+# Several processes share the files. The longest files come first, so that at the end no process is
+# busy with a long one while the others are idle.
 LONGEST = (
     *("test_build", "test_exercises", "test_cluster", "test_answers", "test_oracle"),
     *("test_hostile", "test_bundle", "test_mutants", "test_nbgrader", "test_browser"),
@@ -26,7 +26,7 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the longest first, and leave out what only `make soak` asks for, or -m soak by name."""
+    """Put the longest files first. Leave out the soak tests without `make soak` or -m soak."""
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
     if config.getoption("--hypothesis-profile") == "soak" or "soak" in config.getoption("-m"):
@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="module")
 def short_stretches() -> Iterator[None]:
-    """For texts of a few tokens: an engine serves them apart, too, where their lengths differ."""
+    """Let an engine serve even short texts separately if their lengths differ."""
     from solutions.engine import runner
 
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""What is installed is what is declared, and the project can stand on its own."""
+"""Installed packages are as declared, imports run one way, and links and names in texts exist."""
 
 import re
 import sys
@@ -27,7 +27,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 
 
 def our_files(*suffixes: str) -> list[Path]:
-    """The project's own files; never an empty list."""
+    """Return the project's own files. Asserts that there are some."""
     found = [
         path
         for path in sorted(ROOT.rglob("*"))
@@ -45,14 +45,15 @@ def named(requirements: list[str]) -> dict[str, Requirement]:
     return {canonicalize_name(requirement.name): requirement for requirement in parsed}
 
 
-PEERS = "peers"  # the extra that no set-up installs: `timed --peers` does, each by itself
-GPU = "gpu"  # for the one kernel of lab 12
-# What may be missing: the engines' own modules, and vLLM, which brings a torch of its own.
+PEERS = "peers"  # an extra that no set-up installs; `timed --peers` installs each package by itself
+GPU = "gpu"  # for lab 12's one kernel
+# Modules that may be missing: the engines' own, and vLLM, which needs its own version of torch.
 PEER_MODULES = {"ctranslate2", "gguf", "llama_cpp", "vllm"}
 DIRECT = named([*BASE, *(text for extra in EXTRAS.values() for text in extra)])
 
 
-# The Pythons that the README promises: the oldest, Debian 12's, and the first of each later one.
+# The Python versions that the README promises: the oldest, Debian 12's, and the first of each later
+# minor version.
 PROMISED = ["3.11.0", "3.11.2", "3.12.0", "3.13.0", "3.14.0"]
 
 
@@ -69,12 +70,12 @@ def test_every_direct_dependency_is_pinned_within_its_range(name):
 
 
 def test_the_peers_need_no_other_torch():
-    """Pip would replace the pinned one: the engines that need one of their own are not listed."""
+    """Pip would replace the pinned torch, so engines that need another one are not listed."""
     assert {"torch", "vllm"}.isdisjoint(named(EXTRAS[PEERS]))
 
 
 def installed_as_pinned() -> dict[str, Distribution]:
-    """What is installed in the very version that is pinned: not the peers, mostly."""
+    """Return the packages that are installed in the pinned version; this rarely includes peers."""
     pinned = pins()
     return {
         name: installed
@@ -85,7 +86,7 @@ def installed_as_pinned() -> dict[str, Distribution]:
 
 
 def left_out(requires_python: str | None) -> list[str]:
-    """The promised Pythons that don't meet a package's Requires-Python."""
+    """Return the promised Python versions that don't meet a package's Requires-Python."""
     return [python for python in PROMISED if python not in SpecifierSet(requires_python or "")]
 
 
@@ -104,7 +105,7 @@ def test_every_pin_holds_for_every_python_that_is_promised():
 
 @pytest.mark.parametrize("python", PROMISED)
 def test_no_pin_contradicts_another(python):
-    """For a Python that isn't the one of this environment as well, by what packages declare."""
+    """Also for other Python versions than this environment's, according to package metadata."""
     machine = {"python_full_version": python, "python_version": python.rpartition(".")[0]}
     pinned, found = pins(), installed_as_pinned()
     wrong = {
@@ -146,9 +147,9 @@ def test_workbook_refuses_the_pythons_that_pip_would_refuse():
 
 OURS = {"autograder", "docs", "gpt", "models", "solutions", "tests", "timed_generate", "timing",
         "visuals", "workbook"}  # fmt: skip
-MEASURING = {"timing.stopwatch", "timing.threads", "timing.work"}  # in labs, so without solutions
-# Imports run one way only: who may import whom. A file's line counts before its folder's; what is
-# not named here may import anything.
+MEASURING = {"timing.stopwatch", "timing.threads", "timing.work"}  # labs use them: no solutions
+# Imports run one way only: the modules that each file or folder may import. A file's line overrides
+# its folder's; files that are not listed may import anything.
 MAY_IMPORT = {
     "gpt.py": set(),
     "workbook.py": set(),
@@ -250,7 +251,7 @@ def test_every_test_that_the_documentation_names_exists():
 
 
 def test_the_project_speaks_of_itself_alone():
-    """No path of somebody's machine, and no host of a package registry."""
+    """No path of a particular machine, and no host of a package registry."""
     foreign = re.compile(
         r"/root/|/home/\w|/Users/\w|/tmp/venv|/work/(main|shared)|shared/corpus"
         r"|pypi\.(org|python)|pythonhosted\.org|npmjs\.|anaconda\.org"

@@ -27,7 +27,7 @@ SHAPES = [
 
 
 def random_gpt2(**settings) -> GPT2LMHeadModel:
-    """A GPT-2 whose every weight is large, positions too, so that no mistake stays hidden."""
+    """Return a GPT-2 with large random weights, also for positions, so that mistakes show."""
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(bos_token_id=0, eos_token_id=0, **settings)).eval()
     with torch.no_grad():
@@ -38,13 +38,13 @@ def random_gpt2(**settings) -> GPT2LMHeadModel:
 
 @pytest.fixture
 def checkpoint(tmp_path) -> Path:
-    """The folder of a small GPT-2, for a test to load or to spoil."""
+    """The folder of a small GPT-2, for a test to load or to damage."""
     random_gpt2(**SMALL).save_pretrained(tmp_path / "gpt2")
     return tmp_path / "gpt2"
 
 
 def change(folder: Path, files: dict[str, Any]) -> None:
-    """Write files: bytes as they are, a dict into the JSON that is there; None deletes."""
+    """Write files: bytes replace a file, a dict updates the existing JSON, None deletes."""
     for name, content in files.items():
         if content is None:
             (folder / name).unlink()
@@ -133,7 +133,7 @@ def test_every_layout_in_which_gpt2_was_ever_published_loads(checkpoint, write, 
     }
     if has_head:
         weights["lm_head.weight"] = weights["transformer.wte.weight"]
-    for layer in range(SMALL["n_layer"]):  # what checkpoints of 2019 carry along
+    for layer in range(SMALL["n_layer"]):  # masks that checkpoints of 2019 contain
         mask = torch.ones(SMALL["n_positions"], SMALL["n_positions"]).tril()[None, None]
         weights[f"{prefix}h.{layer}.attn.bias"] = mask
         weights[f"{prefix}h.{layer}.attn.masked_bias"] = torch.tensor(-1e4)
@@ -165,7 +165,7 @@ def test_a_loaded_model_is_ready_for_inference_in_float32(checkpoint):
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path, checkpoint):
-    """A hub with one repository, `someone/gpt2`: the files of `checkpoint`. Lists what it gave."""
+    """A hub whose one repository, `someone/gpt2`, has `checkpoint`'s files. Lists its downloads."""
     cache, given = tmp_path / "cache", []
 
     def snapshot_download(name, allow_patterns):
@@ -183,7 +183,7 @@ def hub(monkeypatch, tmp_path, checkpoint):
 
 @pytest.mark.parametrize("is_old", [False, True])
 def test_a_model_of_the_hub_loads_by_name(hub, checkpoint, is_old):
-    """An old one has a bin alone; of another, one copy of the weights is enough."""
+    """An old model only has a .bin file; for a newer one, one copy of the weights is enough."""
     weights = GPT2LMHeadModel.from_pretrained(checkpoint).state_dict()
     torch.save(weights, checkpoint / "pytorch_model.bin")
     if is_old:
@@ -198,7 +198,7 @@ def test_a_model_of_the_hub_loads_by_name(hub, checkpoint, is_old):
 
 
 def refusal(folder: Path | str) -> str:
-    """The sentence with which a checkpoint is refused."""
+    """Return the message of the ValueError that refuses a checkpoint."""
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - each caller checks the sentence
         GPTLMHead.from_pretrained(folder)
     message = str(caught.value)
@@ -297,7 +297,7 @@ def test_a_download_that_was_cut_short(checkpoint, name):
 
 
 class Malicious:
-    """Unpickling it creates a file, as it could do anything else."""
+    """Unpickling it creates a file; it could do anything else as well."""
 
     def __init__(self, victim: Path) -> None:
         self.victim = victim
@@ -340,9 +340,9 @@ WHOLE, BOTH = "token id must be a whole number .* not torch", r"must both be \[b
         ([[1.0, 2.0]], [[0, 1]], f"{WHOLE}.float32"),
         ([[True, True]], [[0, 1]], f"{WHOLE}.bool"),
         ([[1, 2]], [[0, 1, 2]], BOTH),
-        ([[1, 2]], [[0]], BOTH),  # would broadcast, and be wrong in silence
+        ([[1, 2]], [[0]], BOTH),  # would broadcast to a silently wrong result
         ([[1], [2]], [[0]], BOTH),
-        ([[1]], [[0, 1, 2]], BOTH),  # all positions so far, beside one new token
+        ([[1]], [[0, 1, 2]], BOTH),  # all positions so far, but only one new token
         ([1, 2], [0, 1], BOTH),
         ([[1, 2]], [0, 1], BOTH),
         ([[]], [[]], BOTH),

@@ -1,4 +1,4 @@
-"""The house: every lab is complete, imports run one way, and the promised minutes are true."""
+"""Every lab is complete, imports run one way, and the promised minutes are right."""
 
 import re
 from importlib import import_module
@@ -18,14 +18,14 @@ every_lab = pytest.mark.parametrize("lab", LABS)
 
 
 def section(title: str) -> str:
-    """The text below a heading of CONTRIBUTING.md."""
+    """Return the text below a heading of CONTRIBUTING.md."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     return text.split(f"## {title}\n")[1].split("\n## ")[0]
 
 
 # ------------------------------------------------------------------------------- complete labs
 
-SCHEDULING = [  # the files of a lab that CONTRIBUTING.md takes for its example
+SCHEDULING = [  # the files of the lab that CONTRIBUTING.md uses as its example
     file
     for row in re.findall(r"^\| (`.+?) \|", section("The files of a lab"), re.MULTILINE)
     for file in re.findall(r"`(.+?)`", row)
@@ -58,7 +58,7 @@ def ours(path: Path) -> set[str]:
 
 
 SEEN = "autograder.drivers.seen"
-# What the drivers of several labs share, by lab; each of them must be able to import it.
+# Modules that the drivers of several labs share, by lab; each driver must be able to import them.
 SHARED = dict.fromkeys(("engine", "disaggregation"), ("autograder.drivers.queues",))
 
 
@@ -90,7 +90,7 @@ def test_no_test_module_imports_another() -> None:
     assert {(f, name) for f, name in both if re.match(r"tests\.test_|test_", name)} == set()
 
 
-# ------------------------------------------------------------------------------- true minutes
+# ------------------------------------------------------------------------------ right minutes
 
 WORDS_A_MINUTE, MINUTES_A_CELL, MINUTES_A_QUESTION = 120, 0.5, 5
 
@@ -108,9 +108,9 @@ def test_the_promised_minutes_are_those_that_it_takes(lab: str) -> None:
 
 
 def minutes_needed(lab: str) -> float:
-    """The cards' minutes, the prose read, each cell run and looked at, each question answered.
+    """Add up the cards' minutes and the time for reading the prose, cells and questions.
 
-    Hints and model answers are not counted.
+    Hints and model answers don't count.
     """
     lesson = lessons()[lab]
     cells = jupytext.read(LESSONS / f"{lesson.name}.md").cells

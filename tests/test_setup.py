@@ -1,4 +1,4 @@
-"""Setting up: quick the second time, nothing half-made when it fails, a learner's files kept."""
+"""The set-up is quick the second time, leaves nothing if it fails, and keeps a learner's files."""
 
 import os
 import shutil
@@ -118,9 +118,7 @@ def test_no_labs_is_refused_with_what_to_do(tmp_path, work):
 
 @pytest.fixture
 def starts(labs, work, monkeypatch):
-    """Opens these labs without JupyterLab; returns a list that gets each start's command and
-    environment.
-    """
+    """Open these labs without JupyterLab. Returns a list of each start's command and variables."""
     monkeypatch.setattr(workbook, "LABS", labs)
     monkeypatch.setattr(workbook, "WORK", work)
     found = []
@@ -194,7 +192,7 @@ def test_installed_packages_are_found_and_others_not():
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """An empty project whose installation only writes a file; returns its folder."""
+    """An empty project whose installation only writes a file. Returns its folder."""
     (tmp_path / "pyproject.toml").write_text("[project]")
     (tmp_path / "constraints.txt").write_text("torch==1")
     monkeypatch.setattr(workbook, "ROOT", tmp_path)
@@ -292,7 +290,7 @@ def test_a_set_up_without_network_says_what_failed_and_leaves_nothing(tmp_path):
     for name in ("workbook.py", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)
     before = tree(tmp_path)
-    # pip finds no package at all, as where there is no network; -S hides an installed workbook.
+    # pip finds no package at all, as without a network; -S hides an installed workbook.
     environment = {**os.environ, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
     command = [sys.executable, "-S", "workbook.py", "timed"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
@@ -321,7 +319,7 @@ def prepare_metadata_for_build_editable(folder, settings=None):
 
 @pytest.fixture
 def soup(tmp_path, monkeypatch):
-    """A project that needs one package; returns the page of the index on which it is looked for."""
+    """A project that needs one package. Returns the page of the index that should list it."""
     build = 'requires = []\nbuild-backend = "backend"\nbackend-path = ["."]'
     (tmp_path / "pyproject.toml").write_text(f"[build-system]\n{build}")
     (tmp_path / "backend.py").write_text(BACKEND)
@@ -352,7 +350,7 @@ def test_a_set_up_names_the_constraint_that_this_python_cannot_have(soup, capfd,
         workbook.install()
     told = "constraints.txt:\n    Some_Soup==4.1\nDelete these lines there and run the same command"
     assert told in str(refused.value)
-    assert "ERROR:" in capfd.readouterr().err  # pip's own words are shown, too
+    assert "ERROR:" in capfd.readouterr().err  # pip's own message is shown, too
 
 
 def test_a_set_up_that_fails_for_another_reason_names_no_constraint(soup):
@@ -364,11 +362,11 @@ def test_a_set_up_that_fails_for_another_reason_names_no_constraint(soup):
 
 @pytest.fixture
 def pip(monkeypatch):
-    """What pip was asked for, by a .venv that has gguf, where ctranslate2 cannot be installed."""
+    """Record pip's requests in a .venv that has gguf, where installing ctranslate2 fails."""
     asked = []
 
     def run(command, **_):
-        if "install" not in command:  # it is asked whether it has a package
+        if "install" not in command:  # the question whether a package is installed
             return subprocess.CompletedProcess(command, 0 if command[-1] == "gguf" else 1)
         asked.append(command[command.index("install") + 1 :])
         if any(argument.startswith("ctranslate2") for argument in command):
@@ -429,7 +427,7 @@ def test_an_unknown_command_prints_the_commands(capsys):
 def test_make_hands_everything_to_workbook(command, expected):
     if shutil.which("make") is None:
         pytest.skip("there is no make on this machine")
-    # `make test ARGS=…` runs this test: make hands all that on to the commands it runs.
+    # If `make test ARGS=…` runs this test, make passes these variables on to the commands it runs.
     outside = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     outside |= {"ARGS": "of another command", "JUPYTER_ARGS": "of another command"}
     shown = subprocess.run(

@@ -1,1 +1,1 @@
-"""Measuring: for timed_generate.py its workloads, techniques and table, for labs their clocks."""
+"""Measuring: the workloads, techniques and table of timed_generate.py, and clocks for labs."""

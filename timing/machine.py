@@ -1,7 +1,7 @@
-"""What the machine is: how fast it reads memory and computes, what it is called.
+"""The machine: how fast it reads memory and computes, its cache, and the processor's name.
 
-For a lab everything that measures is at hand here: clocks, what a forward has to do, threads.
-Nothing of a solution is imported, because labs import this.
+Labs import all their measuring tools from here: clocks, the work of a forward pass, threads.
+Because labs import this module, it imports no solution.
 """
 
 import platform
@@ -19,24 +19,24 @@ from timing.threads import advise_threads as advise_threads
 from timing.work import Work as Work
 from timing.work import forward_work as forward_work
 
-BANDWIDTH_BYTES = 512 * 2**20  # read to measure the memory: far more than a cache holds
-MATRIX_SIZE = 2048  # of the square matrices whose product measures the arithmetic
+BANDWIDTH_BYTES = 512 * 2**20  # read to measure the bandwidth: far more than a cache holds
+MATRIX_SIZE = 2048  # rows and columns of the matrices whose product measures the arithmetic
 
 
 @dataclass(frozen=True)
 class Machine:
-    """bandwidth: bytes read from memory a second. flops: floating-point operations a second."""
+    """bandwidth: bytes read from memory per second. flops: floating-point operations per second."""
 
     bandwidth: float
     flops: float
 
     @property
     def ridge(self) -> float:
-        """The arithmetic intensity at which both limits meet, in FLOPs a byte."""
+        """The arithmetic intensity at which both limits meet, in FLOPs per byte."""
         return self.flops / self.bandwidth
 
     def limit(self, intensity: float) -> float:
-        """FLOPs a second that the machine can reach at this intensity."""
+        """Return the FLOPs per second that the machine can reach at this intensity."""
         return min(self.flops, self.bandwidth * intensity)
 
 
@@ -46,19 +46,19 @@ def measure_machine(device: str | torch.device = "cpu") -> Machine:
 
 
 def memory_bandwidth(device: str | torch.device = "cpu") -> float:
-    """Bytes a second that this machine reads from memory: the best of several long sums."""
+    """Measure the bytes per second read from memory: the best of several long sums."""
     numbers = torch.ones(BANDWIDTH_BYTES // 4, device=device)
     return numbers.nbytes / fastest_seconds(numbers.sum, device)
 
 
 def arithmetic_speed(device: str | torch.device = "cpu") -> float:
-    """Floating-point operations a second: the best of several products of large matrices."""
+    """Measure the floating-point operations per second: the best of several large matmuls."""
     matrix = torch.randn(MATRIX_SIZE, MATRIX_SIZE, device=device)
     return 2 * MATRIX_SIZE**3 / fastest_seconds(lambda: matrix @ matrix, device)
 
 
 def last_level_cache(device: torch.device) -> int | None:
-    """Bytes of the processor's last-level caches together, None where the system does not say."""
+    """Return the total bytes of the processor's last-level caches, or None if unknown."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).L2_cache_size
     if sys.platform == "darwin":
@@ -86,5 +86,5 @@ def processor_name(device: torch.device) -> str:
 
 
 def sysctl(name: str) -> str:
-    """What macOS says about itself, "" where it knows no such thing."""
+    """Return a system setting of macOS, or "" if there is none of this name."""
     return subprocess.run(["sysctl", "-n", name], capture_output=True, text=True).stdout.strip()

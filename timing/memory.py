@@ -1,3 +1,3 @@
-"""How a server's KV memory is used: where the labs import it from, beside what measures."""
+"""How a server's KV memory is used; labs import it from here, next to the measuring tools."""
 
 from solutions.memory import *  # noqa: F403

@@ -1,7 +1,7 @@
-"""How much memory a call takes at its peak.
+"""Measure the peak memory of a call.
 
-A process doesn't give back all that it once had, and its peak is that of everything it has done. So
-each call gets a process of its own.
+A process doesn't return all its memory to the system, and its peak covers everything it has done.
+So each call is measured in a process of its own.
 """
 
 import sys
@@ -15,42 +15,42 @@ from pathlib import Path
 import cloudpickle
 import psutil
 
-SPAWN = get_context("spawn")  # nothing of the parent goes along, on any system
+SPAWN = get_context("spawn")  # a process that inherits no memory, on any system
 MEGABYTE = 1_000_000
 
 
 def peak_megabytes(run: Callable[[], object]) -> float:
-    """How many MB `run()` takes at its peak, beyond what its process has when it begins.
+    """Return the peak memory of `run()` in MB, beyond the memory its process has at the start.
 
-    What `run` refers to goes along and is there when it begins; what it changes stays in its
-    process. On Linux it is the peak of the call alone; elsewhere that of unpacking what goes along
-    counts too, so let the call make large data itself. Raises RuntimeError where the call fails,
-    with the text of its error, and where its process dies.
+    Everything that `run` refers to is copied to the process before the start; changes to it stay
+    there. On Linux, only the call counts. On other systems, unpacking the copies counts too, so let
+    the call create large data itself. Raises RuntimeError if the call fails, with the text of its
+    error, or if its process dies.
     """
     what = cloudpickle.dumps(run)
     ours, theirs = SPAWN.Pipe(duplex=False)
     process = SPAWN.Process(target=tell, args=(what, theirs), daemon=True)
     process.start()
-    theirs.close()  # else the end of the process would never be heard
+    theirs.close()  # otherwise the end of the process would go unnoticed
     try:
         found = ours.recv()
     except EOFError:
         process.join()
         raise RuntimeError(
-            f"The process of this call has died, with exit code {process.exitcode}. Perhaps it "
-            "needs more memory than there is: try something smaller."
+            f"The process of this call died with exit code {process.exitcode}. It may have needed "
+            "more memory than this machine has: try a smaller input."
         ) from None
     finally:
-        process.kill()  # after an interrupt it still runs
+        process.kill()  # after an interrupt it is still running
         process.join()
         ours.close()
     if isinstance(found, str):
-        raise RuntimeError(f"The call has failed in its process:\n\n{found}")
+        raise RuntimeError(f"The call failed in its process:\n\n{found}")
     return found / MEGABYTE
 
 
 def tell(what: bytes, door: Connection) -> None:
-    """The life of the process: send how many bytes the call took, or the text of its error."""
+    """Run the call in the new process, and send its peak in bytes or the text of its error."""
     try:
         run = cloudpickle.loads(what)
         forget_peak()
@@ -62,7 +62,7 @@ def tell(what: bytes, door: Connection) -> None:
 
 
 def forget_peak() -> None:
-    """Let the peak begin anew, on Linux: unpacking took memory that isn't the call's.
+    """Reset the peak on Linux, because unpacking took memory that doesn't belong to the call.
 
     Source: proc_pid_clear_refs(5).
     """
@@ -71,8 +71,8 @@ def forget_peak() -> None:
 
 
 def peak_bytes() -> int:
-    """The most that this process has had at a time."""
-    if sys.platform == "linux":  # where getrusage knows the peak of the parent, too
+    """Return the peak memory of this process."""
+    if sys.platform == "linux":  # where getrusage includes the parent's peak
         status = Path("/proc/self/status").read_text(encoding="ascii")
         return 1024 * int(status.partition("VmHWM:")[2].split()[0])
     if sys.platform == "win32":

@@ -1,4 +1,4 @@
-"""How long something takes: warmed up, repeated, and in turns where several are compared."""
+"""Measure time: with a warm-up, repeatedly, and in turns if several calls are compared."""
 
 import time
 from collections.abc import Callable, Hashable, Mapping
@@ -9,17 +9,17 @@ import torch
 
 Name = TypeVar("Name", bound=Hashable)
 
-MANY, FEW = 9, 5  # runs: to know what is usual, and to see once what is possible
+MANY, FEW = 9, 5  # runs for a typical time, and for the fastest one
 
 
 def synchronize(device: str | torch.device) -> None:
-    """Wait for the device: an accelerator returns before its work is done."""
+    """Wait for the device, because an accelerator returns before its work is done."""
     if torch.device(device).type != "cpu":
         torch.accelerator.synchronize(device)
 
 
 def seconds(run: Callable[[], object], device: str | torch.device = "cpu") -> float:
-    """How long one run takes."""
+    """Time one run."""
     synchronize(device)
     start = time.perf_counter()
     run()
@@ -28,22 +28,22 @@ def seconds(run: Callable[[], object], device: str | torch.device = "cpu") -> fl
 
 
 def fastest_seconds(run: Callable[[], object], device: str | torch.device = "cpu") -> float:
-    """The best of five, after one to warm up: a limit is what is reached when nothing disturbs."""
+    """Return the best of five runs after a warm-up: a limit is only reached undisturbed."""
     run()
     return min(seconds(run, device) for _ in range(FEW))
 
 
 def median_seconds(run: Callable[[], object], device: str | torch.device = "cpu") -> float:
-    """The middle of nine, after one to warm up: what usually happens."""
+    """Return the median of nine runs after a warm-up: the typical time."""
     return median_seconds_of({"": run}, device)[""]
 
 
 def median_seconds_of(
     runs: Mapping[Name, Callable[[], object]], device: str | torch.device = "cpu"
 ) -> dict[Name, float]:
-    """The same of several runs, to compare them: {name: run} to {name: seconds}.
+    """Return the median time of each of several runs, to compare them: {name: seconds}.
 
-    They take turns, so that a slow moment of the machine meets all of them.
+    They take turns, so that a slow moment of the machine affects all of them.
     """
     for run in runs.values():
         run()

@@ -1,4 +1,4 @@
-"""What a forward reads and computes, counted by the weights of its model."""
+"""The bytes and operations of a forward pass, counted from the weights of its model."""
 
 from dataclasses import dataclass
 
@@ -16,35 +16,35 @@ class Work:
 
     @property
     def intensity(self) -> float:
-        """The arithmetic intensity: floating-point operations for each byte read."""
+        """The arithmetic intensity: floating-point operations per byte read."""
         return self.flops / self.bytes_read
 
     @property
     def speed(self) -> float:
-        """Floating-point operations a second."""
+        """Floating-point operations per second."""
         return self.flops / self.seconds
 
 
 def weights_read(model: nn.Module) -> list[Tensor]:
-    """Every weight but the position embeddings: a forward reads these whole, of them a few rows.
+    """Return the weights that a forward pass reads completely: all but the position embeddings.
 
-    Codes and scales, which are buffers (lab 10), are weights too.
+    It reads only a few rows of those. Buffers count as weights: the codes and scales of lab 10.
     """
     named = [*model.named_parameters(), *model.named_buffers()]
     return [weight for name, weight in named if not name.endswith("wpe.weight")]
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Bytes of weights that a decode step reads."""
+    """Return the bytes of weights that a decode step reads."""
     return sum(weight.nbytes for weight in weights_read(model))
 
 
 def forward_work(model: nn.Module, label: str, tokens: int, seconds: float) -> Work:
-    """A forward of `tokens` tokens, counted by its weights: 2 FLOPs a weight and token.
+    """Count a forward pass of `tokens` tokens by its weights: 2 FLOPs per weight and token.
 
     Each weight is read once, however many tokens there are. Attention's own products and the KV
-    cache, small beside the weights, stay out; that a bias is added only, and not multiplied, is
-    some thousandths.
+    cache are left out, because they are small compared with the weights. Biases are only added, not
+    multiplied; counting them like the rest overstates the FLOPs by a few thousandths.
     """
     numbers = sum(weight.numel() for weight in weights_read(model))
     return Work(label, 2 * numbers * tokens, weight_bytes(model), seconds)

@@ -1,4 +1,4 @@
-"""A picture with sliders: moving one draws it anew."""
+"""A picture with sliders: moving a slider redraws it."""
 
 from collections.abc import Callable, Iterable
 
@@ -8,7 +8,7 @@ from visuals.style import Picture
 
 
 def slider(name: str, last: int, start: int = 0, first: int = 0) -> widgets.IntSlider:
-    """Whole numbers from `first` to `last`; it speaks when it is let go, not on the way."""
+    """Return a slider over the integers from `first` to `last`; it takes effect when released."""
     return widgets.IntSlider(
         value=start, min=first, max=last, description=name, continuous_update=False
     )
@@ -17,7 +17,7 @@ def slider(name: str, last: int, start: int = 0, first: int = 0) -> widgets.IntS
 def fine_slider(
     name: str, first: float, last: float, step: float, start: float
 ) -> widgets.FloatSlider:
-    """Numbers from `first` to `last` in steps."""
+    """Return a slider over the numbers from `first` to `last`, `step` apart."""
     return widgets.FloatSlider(
         value=start, min=first, max=last, step=step, description=name, continuous_update=False
     )
@@ -26,7 +26,10 @@ def fine_slider(
 def choice(
     name: str, options: Iterable[int | str], start: int | str | None = None
 ) -> widgets.SelectionSlider:
-    """A slider over these, from the first on unless told; its name is as long as it likes."""
+    """Return a slider over the options. It starts at `start`, or at the first option.
+
+    Its name may be long.
+    """
     options = list(options)
     return widgets.SelectionSlider(
         options=options,
@@ -42,9 +45,10 @@ def explore(
     *sliders: widgets.Widget,
     words: Callable[..., str] | None = None,
 ) -> widgets.VBox:
-    """Sliders above the picture that `draw` makes of their values, in the order of the sliders.
+    """Show sliders, and below them the picture that `draw` returns for their values.
 
-    words: called with the same values; a sentence to stand above the picture.
+    `draw` gets the values in the order of the sliders. words: called with the same values; returns
+    a sentence that is shown above the picture.
     """
     sentence = widgets.HTML()
     picture = widgets.Image(format="png", layout=widgets.Layout(max_width="100%"))

@@ -1,4 +1,4 @@
-"""Predict, then run: set the learner's estimate beside what was measured."""
+"""Predict, then run: compare the learner's estimate with the measurement."""
 
 from numbers import Real
 
@@ -6,12 +6,12 @@ from numbers import Real
 def reveal(what: str, guess: object, measured: object, unit: str = "", exact: bool = False) -> None:
     """Print the measurement, the estimate, and how far apart they are.
 
-    Both may be numbers or shapes. With no estimate (None) the measurement is shown all the same.
-    exact: for a count or an address, where near is not right.
+    Both may be numbers or shapes. Without an estimate (None), only the measurement is printed.
+    exact: for a count or an address, where a near miss is wrong.
     """
     print(f"{what}: {amount(measured, unit)}")
     if guess is None:
-        print("No estimate yet. Next time, write one down first: a wrong guess teaches most.")
+        print("No estimate yet. Next time, write one down first: a wrong guess teaches the most.")
     else:
         print(f"Your estimate: {amount(guess, unit)}. {verdict(guess, measured, unit, exact)}")
 
@@ -27,25 +27,25 @@ def amount(value: object, unit: str) -> str:
 
 
 def verdict(guess: object, measured: object, unit: str, exact: bool) -> str:
-    """One sentence: how the estimate compares."""
+    """Return one sentence that compares the estimate with the measurement."""
     if not isinstance(guess, Real) or not isinstance(measured, Real):
         same = shape(guess) == shape(measured)
-        return "Exactly right." if same else "That differs: find out why."
+        return "Exactly right." if same else "They differ: find out why."
     guessed, found = float(guess), float(measured)
     if guessed == found:
         return "Exactly right."
     side = "high" if guessed > found else "low"
     if exact:
         by = amount(abs(guessed - found), unit)
-        return f"Too {side} by {by}: here only the exact number is right."
+        return f"Too {side} by {by}: only the exact number is right here."
     if guessed <= 0 or found <= 0:
-        return "That differs: find out why."
+        return "They differ: find out why."
     ratio = max(guessed / found, found / guessed)
     if ratio < 1.1:
-        return "Within a tenth of it."
+        return "Less than 10% off."
     return f"Too {side} by a factor of {amount(ratio, '')}."
 
 
 def shape(value: object) -> object:
-    """Shapes compare as tuples, whether they came as a torch.Size, a list or a tuple."""
+    """Return a shape as a tuple, so that a torch.Size, a list and a tuple can be compared."""
     return tuple(value) if isinstance(value, list | tuple) else value

@@ -1,9 +1,9 @@
-"""The roofline of a machine: what its memory allows, what its arithmetic allows.
+"""The roofline of a machine: the speed that its memory and its arithmetic allow.
 
 Source: Williams, Waterman and Patterson, "Roofline: an insightful visual performance model for
 multicore architectures", Communications of the ACM 52(4), 2009. Arithmetic intensity is the number
-of floating-point operations for each byte read from memory. Left of the ridge a computation waits
-for memory; right of it, for arithmetic.
+of floating-point operations per byte read from memory. Left of the ridge, a computation is limited
+by memory; right of it, by arithmetic.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter
 
 from timing.machine import Machine, Work
 
-# Measuring has moved there; copies of labs 2, 3 and 4 handed out earlier import it from here.
+# These have moved there, but earlier releases of labs 2, 3 and 4 import them from here.
 from timing.machine import forward_work as forward_work
 from timing.machine import measure_machine as measure_machine
 from timing.machine import median_seconds as median_seconds
@@ -22,7 +22,7 @@ from visuals.style import BLUE, GREEN, GREY, INK, LOOK, ORANGE, PINK, Picture, n
 
 @plt.rc_context(LOOK)
 def roofline(machine: Machine, works: Sequence[Work]) -> Picture:
-    """The roof of a machine, with measured computations as points, on logarithmic axes."""
+    """Draw a machine's roofline and the measured computations as points, on logarithmic axes."""
     figure, (axes,) = new_figure(height=3.6)
     left = min([machine.ridge, *(work.intensity for work in works)]) / 4
     right = max([machine.ridge, *(work.intensity for work in works)]) * 4
@@ -39,8 +39,8 @@ def roofline(machine: Machine, works: Sequence[Work]) -> Picture:
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     above = machine.flops / 1e9 * 1.5
-    read = f"memory reads {machine.bandwidth / 1e9:,.0f} GB/s"
-    done = f"arithmetic does {machine.flops / 1e9:,.0f} GFLOP/s"
+    read = f"memory: {machine.bandwidth / 1e9:,.0f} GB/s"
+    done = f"arithmetic: {machine.flops / 1e9:,.0f} GFLOP/s"
     axes.text(left * 1.2, above, read, fontsize=9)
     axes.text(right / 1.2, above, done, fontsize=9, ha="right")
     return figure

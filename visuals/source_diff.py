@@ -1,4 +1,4 @@
-"""What a learner changed: two versions of a function, statement by statement."""
+"""Show what a learner changed: two versions of a function, compared statement by statement."""
 
 import ast
 import difflib
@@ -14,9 +14,9 @@ from visuals.style import INK
 
 @dataclass(frozen=True)
 class Difference:
-    """The statements of a new version, each with a mark: " " kept, "+" added, "~" changed.
+    """The statements of the new version, each with a mark: " " kept, "+" added, "~" changed.
 
-    Where the old version was longer, the statements that are gone follow with "-".
+    Statements that were removed follow, marked "-".
     """
 
     lines: tuple[tuple[str, str], ...]
@@ -40,10 +40,10 @@ class Difference:
 
 
 def difference(pairs: Sequence[tuple[Callable[..., object], Callable[..., object]]]) -> Difference:
-    """How the second function of each pair differs from the first, statement by statement.
+    """Compare the second function of each pair with the first, statement by statement.
 
-    Comments, docstrings, type annotations and line breaks don't count. A run of n statements
-    replaced by m counts min(n, m) as changed and the rest as added or removed.
+    Comments, docstrings, type annotations and line breaks don't count. If n statements in a row are
+    replaced by m, min(n, m) count as changed and the rest as added or removed.
     """
     lines: list[tuple[str, str]] = []
     for before, after in pairs:
@@ -61,13 +61,13 @@ def difference(pairs: Sequence[tuple[Callable[..., object], Callable[..., object
 
 
 def marked(old: list[str], new: list[str]) -> list[tuple[str, str]]:
-    """The new lines; each of the old ones changed into the new line it is most alike, in order."""
+    """Mark the new lines: each old line has changed into the most similar new one, in order."""
     if len(old) > len(new):
         return [("~", line) for line in new] + [("-", line) for line in old[len(new) :]]
     marks = ["+"] * len(new)
     start = 0
     for place, line in enumerate(old):
-        last = len(new) - (len(old) - place - 1)  # leave a line for each old one that follows
+        last = len(new) - (len(old) - place - 1)  # leave a new line for each later old one
         alike = [difflib.SequenceMatcher(None, line, other).ratio() for other in new[start:last]]
         start += alike.index(max(alike)) + 1
         marks[start - 1] = "~"
@@ -75,7 +75,7 @@ def marked(old: list[str], new: list[str]) -> list[tuple[str, str]]:
 
 
 def statements(function: Callable[..., object]) -> list[str]:
-    """A function's source, one statement a line, without comments, docstring and annotations."""
+    """Return a function's statements, one per line, without comments, docstring and annotations."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):

@@ -1,7 +1,7 @@
 """The look that all pictures share: light, calm, legible in a narrow window.
 
-The colours are those of Okabe and Ito ("Color Universal Design", 2008), which stay apart for every
-common kind of colour blindness. Nothing is told by colour alone.
+The colors are Okabe and Ito's ("Color Universal Design", 2008), which remain distinct with every
+common kind of color blindness. No picture relies on color alone.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -14,13 +14,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-BLUE = "#0072B2"  # what the learner's code does
-ORANGE = "#E69F00"  # what to compare it with
+BLUE = "#0072B2"  # the learner's code
+ORANGE = "#E69F00"  # the comparison
 GREEN = "#009E73"
 RED = "#D55E00"  # wrong, rejected, wasted
 PINK = "#CC79A7"
 SKY = "#56B4E9"
-GREY = "#8A8F98"  # what stands in the background
+GREY = "#8A8F98"  # lines in the background
 PALE = "#E8EAED"  # an empty cell
 INK = "#24292F"  # text
 MUTED = "#6B7078"  # text in the background
@@ -32,13 +32,13 @@ PALE_ORANGE = "#FBE6B8"
 PALE_GREEN = "#C4E9DC"
 PALE_PINK = "#F1D9E5"
 
-Look = tuple[str, str, str]  # face, edge and hatching: legible without colour
-EMPTY: Look = "white", PALE, "////"  # where nothing is
+Look = tuple[str, str, str]  # face, edge and hatching: legible without color
+EMPTY: Look = "white", PALE, "////"  # an empty place
 PLAIN = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # behind text on a hatching
 
-# Of lines that are compared: colour, dashes and marker.
+# Color, dashes and marker of lines that are compared.
 CURVES = ((BLUE, "-", "o"), (ORANGE, "--", "s"), (PINK, "-.", "^"), (GREEN, ":", "D"))
-Mark = dict[str, Any]  # how a line or its points are drawn
+Mark = dict[str, Any]  # the look of a line or of its points
 RING: Mark = {"marker": "o", "ms": 11, "mfc": "none", "mec": INK, "mew": 2, "ls": ""}
 
 LOOK = {
@@ -65,7 +65,7 @@ LOOK = {
 
 
 class Picture(Figure):
-    """A figure that a notebook shows where a cell returns it, whatever pyplot's backend is."""
+    """A figure that a notebook shows when a cell returns it, with any backend of pyplot."""
 
     def _repr_png_(self) -> bytes:
         png = BytesIO()
@@ -76,9 +76,9 @@ class Picture(Figure):
 def new_figure(
     height: float = 2.8, width: float = 6.4, columns: int = 1, rows: int = 1
 ) -> tuple[Picture, list[Axes]]:
-    """A figure in the shared look and its axes, row by row. Sizes in inches.
+    """Return a figure in the shared look, and its axes row by row. Sizes are in inches.
 
-    The figure isn't registered with pyplot: a cell shows it by returning it, exactly once.
+    The figure isn't registered with pyplot, so a cell shows it exactly once, by returning it.
     """
     with plt.rc_context(LOOK):
         figure = Picture(figsize=(width, height), layout="constrained")
@@ -87,7 +87,7 @@ def new_figure(
 
 
 def bare(axes: Axes) -> None:
-    """No frame and no ticks, only what is written at them."""
+    """Remove the frame and the tick marks; the tick labels stay."""
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
 
@@ -97,29 +97,29 @@ def fill(look: Look) -> dict[str, Any]:
 
 
 def draw_legend(figure: Figure, looks: Mapping[str, Look]) -> None:
-    """The names of kinds above a figure, each with its fill."""
+    """Draw a legend above the figure: the name of each kind, with its fill."""
     handles = [Patch(label=name, **fill(look)) for name, look in looks.items()]
     legend_above(figure, handles=handles, ncols=len(handles))
 
 
 def legend_above(figure: Figure, *entries: Any, ncols: int = 2, **look: Any) -> None:
-    """What a figure's colours, lines and signs are, above it."""
+    """Explain a figure's colors, lines and markers above it."""
     figure.legend(*entries, loc="outside upper left", ncols=ncols, fontsize=9, **look)
 
 
 def write(axes: Axes, x: float, y: float, text: str, **look: Any) -> None:
-    """A text around its middle."""
+    """Write a text centered at a point."""
     axes.text(x, y, text, ha="center", va="center", **look)
 
 
 def write_behind(axes: Axes, x: float, y: float, text: str, gap: float = 3, **look: Any) -> None:
-    """A text that begins a little to the right of a point, by `gap` points."""
+    """Write a text that begins `gap` typographic points to the right of a point."""
     look = {"fontsize": 8} | look
     axes.annotate(text, (x, y), (gap, 0), textcoords="offset points", va="center", **look)
 
 
 def name_rows(axes: Axes, names: Collection[str]) -> None:
-    """Rows from the top down, with their names on the left."""
+    """Number the rows from the top down, with their names on the left."""
     axes.set_yticks(range(len(names)), list(names))
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
@@ -128,7 +128,7 @@ def name_rows(axes: Axes, names: Collection[str]) -> None:
 def draw_bars(
     axes: Axes, numbers: Mapping[Any, float], label: Callable[..., str], *looks: Look
 ) -> None:
-    """A bar for each number, in looks that take turns; its label on top, its name below."""
+    """Draw a bar for each number, its label on top and its name below; the looks take turns."""
     for place, (number, look) in enumerate(zip(numbers.values(), cycle(looks), strict=False)):
         bar = axes.bar(place, number, 0.7, **fill(look))
         axes.bar_label(bar, [label(number)], padding=3, fontsize=9)
@@ -139,9 +139,9 @@ def draw_bars(
 
 
 def probability_axis(axes: Axes, largest: float, room: float) -> float:
-    """Let an axis of probabilities end where small ones can be seen; gives its limit.
+    """Scale an axis of probabilities so that small ones are visible. Return its limit.
 
-    room: how many times as far the picture goes, for what is written there.
+    room: how many times as far the axis reaches, to leave space for labels.
     """
     edge = next((edge for edge in (0.1, 0.2, 0.5) if largest <= edge), 1)
     axes.set(xlim=(0, room * edge), xlabel="probability")
@@ -150,11 +150,11 @@ def probability_axis(axes: Axes, largest: float, room: float) -> float:
 
 
 def ending(text: str, longest: int) -> str:
-    """The end of a text, on one line."""
+    """Return the last `longest` characters of a text, on one line."""
     line = text.replace("\n", "↵")
     return line if len(line) <= longest else f"…{line[-longest:]}"
 
 
 def visible(token: str) -> str:
-    """A token as it can be read: a space as ␣, a new line as ↵."""
+    """Return a token with visible white space: a space as ␣, a line break as ↵."""
     return token.replace(" ", "␣").replace("\n", "↵") or "(empty)"

@@ -1,1 +1,1 @@
-"""The course as its authors wrote it: lessons and reference solutions, read as text."""
+"""Read the lessons and the reference solutions as text."""

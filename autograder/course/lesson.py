@@ -1,9 +1,9 @@
-"""What the lessons say of their exercises and questions: cards, hints, points, minutes.
+"""Read the cards, hints, points and minutes of exercises and questions from the lessons.
 
-They are prose, and stand in the lesson beside the cell they belong to, each in a region of its own:
+They are prose, in a region of its own before the cell that they belong to:
 
     <!-- #region exercise="kv_cache.KVCache.truncate" title="…" points=2 difficulty=1 minutes=5 -->
-    Where it stands in the engine.
+    Where it is in the engine.
 
     **Hint 1.** A question.
 
@@ -12,7 +12,7 @@ They are prose, and stand in the lesson beside the cell they belong to, each in 
     **Hint 3.** The skeleton, as a code block.
     <!-- #endregion -->
 
-Only the standard library is needed to read them.
+This module needs only the standard library.
 """
 
 import json
@@ -35,9 +35,9 @@ QUESTION = {"answer": str, "points": int}
 
 @dataclass(frozen=True)
 class Card:
-    """What a student wants to know of an exercise before starting, and its hints.
+    """What a student should know about an exercise before starting it, and its hints.
 
-    difficulty: 1 to 5. place: where it stands in the engine.
+    difficulty: 1 to 5. place: where the exercise is in the engine.
     """
 
     exercise: str
@@ -51,7 +51,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Lesson:
-    """name: as its file's, "02_kv_cache". questions: the points of those answered in prose."""
+    """name: of its file, "02_kv_cache". questions: the points of each question in prose."""
 
     name: str
     cards: dict[str, Card]
@@ -63,23 +63,23 @@ class Lesson:
 
     @property
     def notebook(self) -> str:
-        """As it lies in work/."""
+        """The notebook's path in work/."""
         return f"{self.name}/{self.lab}.ipynb"
 
 
 @cache
 def lessons() -> dict[str, Lesson]:
-    """Every lesson by its lab, in the order of the course."""
+    """Return every lesson by its lab, in the order of the course."""
     found = [read_lesson(path) for path in sorted(LESSONS.glob("*.md"))]
     return {lesson.lab: lesson for lesson in found}
 
 
 def card_of(exercise: str) -> Card:
-    """The card of an exercise. Raises AuthorError where its lesson has none."""
+    """Return the card of an exercise. Raises AuthorError if its lesson has none."""
     lab = exercise.split(".")[0]
     if lab not in lessons() or exercise not in lessons()[lab].cards:
         raise AuthorError(
-            f"The lesson of {lab} has no card for {exercise}. Put a region "
+            f"The lesson of {lab} has no card for {exercise}. Add a region with "
             f'exercise="{exercise}" before the cell that quotes it.'
         )
     return lessons()[lab].cards[exercise]
@@ -103,15 +103,15 @@ def read_lesson(path: Path) -> Lesson:
 
 
 def read_card(attributes: dict, body: str, file: str) -> Card:
-    """A card from the head and the text of its region. Raises AuthorError, with the reason."""
+    """Make a card from its region's attributes and text. Raises AuthorError with the reason."""
     require_attributes(attributes, CARD, file)
     place, *hints = re.split(r"^\*\*Hint \d\.\*\*\s*", body, flags=re.MULTILINE)
     hints = [hint.strip() for hint in hints]
     name = attributes["exercise"]
     if not place.strip() or len(hints) != 3 or not all(hints) or "```python" not in hints[-1]:
         raise AuthorError(
-            f"{file}: the card of {name} needs a sentence on where it stands in the engine, and "
-            "behind it **Hint 1.** to **Hint 3.**, the last one with a code block."
+            f"{file}: the card of {name} needs a sentence on where the exercise is in the engine, "
+            "followed by **Hint 1.** to **Hint 3.**, the last one with a code block."
         )
     if not 1 <= attributes["difficulty"] <= 5:
         raise AuthorError(f"{file}: the difficulty of {name} must be 1 to 5.")
@@ -125,6 +125,6 @@ def require_attributes(attributes: dict, wanted: dict[str, type], file: str) -> 
             f'{key}="…"' if kind is str else f"{key}=…" for key, kind in wanted.items()
         )
         raise AuthorError(
-            f"{file}: a region that begins with {next(iter(attributes))} has {shape}, and this one "
-            f"{' '.join(f'{key}={value!r}' for key, value in attributes.items())}."
+            f"{file}: a region that begins with {next(iter(attributes))} has {shape}, but this one "
+            f"has {' '.join(f'{key}={value!r}' for key, value in attributes.items())}."
         )

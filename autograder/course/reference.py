@@ -1,6 +1,6 @@
-"""The reference as text: the objects of a module in `solutions`, and the stretches students write.
+"""Read a reference solution as text: a module's objects, and the stretches that students write.
 
-The lesson build quotes from it, misconceptions are edits of it, and the tests make mutants of it.
+The lesson build quotes this text, misconceptions are edits of it, and tests make mutants of it.
 """
 
 import ast
@@ -13,11 +13,11 @@ from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[2]
 SOLUTIONS = ROOT / "solutions"
-RECORDS = ROOT / "autograder" / "records"  # of a bundle
+RECORDS = ROOT / "autograder" / "records"  # exists only in a bundle
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 
-# Where a lab's module is several files of `solutions`, those, in the order in which they are read,
-# the lab's own last; and what is given with it in further ones, which no earlier lab needs.
+# FILES: labs whose module is several files of `solutions`, in reading order, the lab's own file
+# last. GIVEN: further files that are given with a lab and that no earlier lab needs.
 FILES = {"engine": ("engine/scheduler", "engine/engine")}
 GIVEN = {
     "engine": ("engine/sequence", "engine/managers", "engine/runner"),
@@ -38,16 +38,16 @@ Definition = ast.FunctionDef | ast.ClassDef
 
 
 class AuthorError(ValueError):
-    """Something in a lesson, a module or a catalogue that its author can put right."""
+    """An error in a lesson, a module or a catalogue that its author can correct."""
 
 
 @dataclass
 class Module:
-    """The text of one module. Spans count lines from 0, the last one excluded.
+    """The text of one module. Spans are ranges of lines, counted from 0, without the end.
 
-    objects: where each object at module level stands, with its decorators and the comments at its
+    objects: the span of each object at module level, with its decorators and the comments at its
     end. functions: the same for every function and method, by its path ("KVCache.attend").
-    stretches: by the path of the function that holds it, the lines between BEGIN and END SOLUTION.
+    stretches: the lines between BEGIN and END SOLUTION, by the path of the function around them.
     """
 
     path: Path
@@ -64,13 +64,13 @@ class Module:
         return self.lines[span.start : span.stop]
 
     def with_function(self, path: str, lines: list[str]) -> str:
-        """The source of the object around a function, with other lines in the function's place."""
+        """Return the source of the object around a function, with the function replaced."""
         around, function = self.objects[path.split(".")[0]], self.functions[path]
         before = self.lines[around.start : function.start]
         return "\n".join([*before, *lines, *self.lines[function.stop : around.stop]])
 
     def with_stretch(self, path: str, lines: list[str]) -> str:
-        """The same with other lines between BEGIN and END SOLUTION."""
+        """Return the same source with other lines between BEGIN and END SOLUTION."""
         function, stretch = self.functions[path], self.stretches[path]
         before = self.lines[function.start : stretch.start]
         return self.with_function(
@@ -79,10 +79,10 @@ class Module:
 
 
 def read_module(path: Path) -> Module:
-    """The module that a file holds, or that it ends, where it is joined with others beside it."""
+    """Read the module in a file, or in several files if this one is the last of them."""
     files = joined(path)
     for file in files[:-1]:
-        read_module(file)  # what is wrong in it is told by its own lines
+        read_module(file)  # so that an error names the line in its own file
     module = Module(path, [line for file in files for line in own_lines(file, files)])
     tree = ast.parse("\n".join(module.lines))
     for node in tree.body:
@@ -99,23 +99,23 @@ def read_module(path: Path) -> Module:
 
 
 def parts_of(lab: str) -> tuple[str, ...]:
-    """The files in `solutions` that make up a lab's module: ("engine/scheduler", …)."""
+    """Return the files in `solutions` that make up a lab's module: ("engine/scheduler", …)."""
     return FILES.get(lab, (lab,))
 
 
 def import_name(part: str) -> str:
-    """The name by which a file in `solutions` is imported: "solutions.engine.scheduler"."""
+    """Return the name to import a file of `solutions` by: "solutions.engine.scheduler"."""
     return f"solutions.{part.replace('/', '.')}"
 
 
 def joined(path: Path) -> list[Path]:
-    """The files that are read as one module, of which `path` is the last."""
+    """Return the files that are read as one module; `path` is the last of them."""
     files = [path.with_name(f"{Path(part).name}.py") for part in parts_of(path.stem)]
     return [file for file in files if file == path or file.exists()]
 
 
 def own_lines(file: Path, files: list[Path]) -> list[str]:
-    """The lines of a file; blank where it imports from others that it is joined with."""
+    """Return a file's lines; its imports from the other files of its module become blank lines."""
     text = file.read_text(encoding="utf-8")
     lines, others = text.splitlines(), set(map(import_name, parts_of(files[-1].stem)))
     for node in ast.parse(text).body:
@@ -127,17 +127,17 @@ def own_lines(file: Path, files: list[Path]) -> list[str]:
 
 @cache
 def lab_module(lab: str) -> Module:
-    """The text of a lab's module."""
+    """Return the text of a lab's module."""
     return read_module(module_file(lab))
 
 
 def has_reference(lab: str) -> bool:
-    """Whether the reference of a lab is here; a bundle has only those of earlier labs."""
+    """Whether a lab's reference is available; a bundle has only the references of earlier labs."""
     return (SOLUTIONS / f"{parts_of(lab)[-1]}.py").exists()
 
 
 def module_file(lab: str) -> Path:
-    """Where a lab's module stands; where its reference is not, what a learner gets of it."""
+    """Return the file of a lab's module; without the reference, the learner's version of it."""
     if has_reference(lab):
         return SOLUTIONS / f"{parts_of(lab)[-1]}.py"
     return RECORDS / f"{lab}.py"
@@ -145,7 +145,7 @@ def module_file(lab: str) -> Path:
 
 @cache
 def module_of(lab: str) -> ModuleType:
-    """A lab's module, imported; where it is several files, one with the names of all."""
+    """Import a lab's module. Several files become one module with the names of all of them."""
     if not has_reference(lab):
         return import_module(f"autograder.records.{lab}")
     files = [import_module(import_name(part)) for part in parts_of(lab)]
@@ -158,14 +158,14 @@ def module_of(lab: str) -> ModuleType:
 
 
 def executed(source: str, names: Mapping[str, object], path: Path | str) -> dict[str, object]:
-    """What there is once `source` has run in a copy of `names`."""
+    """Run `source` in a copy of `names`, and return all names."""
     namespace = dict(names)
     exec(compile(source, str(path), "exec"), namespace)
     return namespace
 
 
 def fresh_copy(lab: str) -> ModuleType:
-    """A fresh copy of a lab's module, whose names can be replaced; the original stays."""
+    """Return a fresh copy of a lab's module; replacing its names doesn't change the original."""
     path = module_file(lab)
     module = ModuleType(f"mine.{lab}")
     module.__file__ = str(path)
@@ -175,7 +175,7 @@ def fresh_copy(lab: str) -> ModuleType:
     return module
 
 
-# ----------------------------------------------------------------------------- where things stand
+# --------------------------------------------------------------------- definitions and their lines
 
 
 def defined_names(node: ast.stmt) -> list[str]:
@@ -190,7 +190,7 @@ def defined_names(node: ast.stmt) -> list[str]:
 
 
 def definitions(node: ast.AST, path: str = "") -> Iterator[tuple[str, Definition]]:
-    """Every function and class with its path, the outer ones first."""
+    """Yield every function and class with its path, outer ones first."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, Definition):
             name = f"{path}.{child.name}".removeprefix(".")
@@ -201,13 +201,13 @@ def definitions(node: ast.AST, path: str = "") -> Iterator[tuple[str, Definition
 
 
 def first_line(node: ast.stmt) -> int:
-    """The line, counted from 1, on which a definition or its first decorator begins."""
+    """Return the line, counted from 1, where a definition or its first decorator begins."""
     decorators = getattr(node, "decorator_list", [])
     return min(part.lineno for part in [node, *decorators])
 
 
 def span(node: ast.stmt, lines: list[str]) -> range:
-    """Where a node stands, with the indented comments after its last statement: END SOLUTION."""
+    """Return a node's lines, with indented comments after its last statement: END SOLUTION."""
     inside = " " * (node.col_offset + 1)
     last = end = node.end_lineno or node.lineno
     while end < len(lines) and (not lines[end].strip() or lines[end].startswith(inside)):
@@ -218,7 +218,7 @@ def span(node: ast.stmt, lines: list[str]) -> range:
 
 
 def stretches(module: Module) -> Iterator[tuple[str, range]]:
-    """The path of the function around each solution, and where the solution stands."""
+    """Yield each solution's lines, after the path of the function around it."""
     begin = None
     for number, line in enumerate(module.lines):
         where = f"{module.path.name}, line {number + 1}"
@@ -228,7 +228,7 @@ def stretches(module: Module) -> Iterator[tuple[str, range]]:
             begin = number
         elif END in line:
             if begin is None:
-                raise AuthorError(f"{where}: there is no {BEGIN} to this end.")
+                raise AuthorError(f"{where}: this {END} has no {BEGIN}.")
             yield function_around(module, begin), range(begin + 1, number)
             begin = None
     if begin is not None:
@@ -236,11 +236,11 @@ def stretches(module: Module) -> Iterator[tuple[str, range]]:
 
 
 def function_around(module: Module, line: int) -> str:
-    """The path of the innermost function around a line."""
+    """Return the path of the innermost function around a line."""
     around = [name for name, span in module.functions.items() if line in span]
     if not around:
         raise AuthorError(
-            f"{module.path.name}, line {line + 1}: this solution is in no function, so it has no "
-            "exercise id. Put it into a function or a method."
+            f"{module.path.name}, line {line + 1}: this solution is not in a function, so it has "
+            "no exercise id. Put it into a function or a method."
         )
     return around[-1]

@@ -1,4 +1,4 @@
-"""Attempts that the catalogue doesn't hold: tests/answers/ has a file a lab, full of them."""
+"""Attempts that are not in the catalogue: tests/answers/ has a file of them for each lab."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from autograder.judging.exercise import Exercise
 
 @dataclass(frozen=True)
 class Answer:
-    """An attempt at an exercise. `said`: what its author must read, where it is wrong."""
+    """An attempt at an exercise. `said`: texts that the author of a wrong attempt must read."""
 
     exercise: Exercise
     attempt: Any
@@ -24,16 +24,15 @@ WRONG: list[Answer] = []
 
 
 def right(*solutions: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Mark what stands below as a right answer to the exercises that have these solutions.
+    """Mark a function or class as a right answer to the exercises that have these solutions.
 
-    It is a function, or the whole class; where a method is asked for, a function becomes that
-    method of the right class.
+    If the exercise asks for a method, a function becomes that method of the right class.
     """
     return added_to(RIGHT, solutions)
 
 
 def wrong(solution: Callable[..., Any], *said: str) -> Callable[[Any], Any]:
-    """Mark what stands below as a wrong answer, whose author must read every part of `said`."""
+    """Mark a function or class as a wrong answer; its author must read every part of `said`."""
     return added_to(WRONG, [solution], said)
 
 
@@ -55,12 +54,12 @@ def exercise_of(solution: Callable[..., Any]) -> Exercise:
 
 
 def own_function(exercise: Exercise) -> Callable[..., Any]:
-    """What a student writes: the function, or the method of its class."""
+    """Return the function or the method that a student writes."""
     method = exercise.path.split(".")[1:]
     return getattr(exercise.reference, *method) if method else exercise.reference
 
 
 def as_attempt(exercise: Exercise, function: Callable[..., Any]) -> Any:
-    """The function itself, or the right class with it for the exercise's method."""
+    """Return the function itself, or the right class with the function as the method."""
     base, *method = exercise.reference, *exercise.path.split(".")[1:]
     return type(base.__name__, (base,), {method[0]: function}) if method else function

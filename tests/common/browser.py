@@ -1,6 +1,6 @@
-"""The workbook in a real browser: starts it as `make lab` does, and drives Chromium.
+"""Start the workbook as `make lab` does, and drive it with Chromium.
 
-Used by test_browser.py, and by docs/screenshots.py, which takes the pictures of the README.
+Used by test_browser.py, and by docs/screenshots.py, which takes the pictures for the README.
 """
 
 import json
@@ -21,10 +21,10 @@ from playwright.sync_api import Locator, Page, expect, sync_playwright
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT = 120_000  # milliseconds; a machine under load takes its time
+TIMEOUT = 120_000  # milliseconds; a machine under load is slow
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 LAUNCH = [
-    "--no-sandbox",  # in a container, as root, there is none to be had
+    "--no-sandbox",  # none is available as root in a container
     "--disable-gpu",
     "--disable-quic",
     "--no-first-run",
@@ -44,7 +44,7 @@ def find_browser() -> str | None:
 
 @contextmanager
 def serve(work: Path, home: Path) -> Iterator[str]:
-    """JupyterLab over `work`, its own settings kept in `home`; yields the server's address."""
+    """Run JupyterLab in `work`, with its settings in `home`. Yield the server's address."""
     for name, values in SETTINGS.items():
         path = home / "settings" / f"{name}.jupyterlab-settings"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def serve(work: Path, home: Path) -> Iterator[str]:
         "JUPYTERLAB_SETTINGS_DIR": home / "settings",
         "JUPYTERLAB_WORKSPACES_DIR": home / "workspaces",
         "IPYTHONDIR": home / "ipython",
-        "MINE_FOLDER": home / "mine",  # what a check keeps of passed code
+        "MINE_FOLDER": home / "mine",  # where a check keeps code that has passed
     }
     environment = {**os.environ, **{name: str(folder) for name, folder in folders.items()}}
     command = "tests.common.start_lab", str(work)
@@ -66,9 +66,9 @@ def serve(work: Path, home: Path) -> Iterator[str]:
 
 @contextmanager
 def served(log: Path, *command: str, **place: Any) -> Iterator[str]:
-    """The address of a server that a module starts, without a browser or a token.
+    """Start a server without a browser or a token. Yield its address.
 
-    command: the module and its arguments. log: what the server says goes there.
+    command: the module to run and its arguments. log: a file for the server's output.
     """
     address = f"http://127.0.0.1:{free_port()}"
     options = ["--no-browser", f"--port={address.rpartition(':')[2]}", "--ServerApp.port_retries=0"]
@@ -109,7 +109,7 @@ def wait_until_served(address: str, server: subprocess.Popen, log: Path) -> None
 
 @contextmanager
 def browser_page(width: int = 1400, height: int = 1000, scale: float = 1) -> Iterator[Page]:
-    """A page of a fresh browser that may use its clipboard."""
+    """Yield a page in a fresh browser, with access to the clipboard."""
     with sync_playwright() as playwright:
         expect.set_options(timeout=TIMEOUT)
         browser = playwright.chromium.launch(executable_path=find_browser(), args=LAUNCH)
@@ -126,10 +126,10 @@ def browser_page(width: int = 1400, height: int = 1000, scale: float = 1) -> Ite
 
 
 def accept(dialog: Locator) -> None:
-    """Answer a dialog that covers the page, until it is gone, as a person would.
+    """Click a dialog that covers the page until it is gone, as a user would.
 
-    On a busy machine JupyterLab asks to wait for a kernel that is not ready yet, and a dialog that
-    is just appearing may not hear the first click.
+    On a busy machine, JupyterLab asks whether to wait for a kernel that is not ready yet, and a
+    dialog that is just appearing may miss the first click.
     """
     for _ in range(10):
         print(f"JupyterLab asks: {dialog.inner_text()}")
@@ -140,9 +140,9 @@ def accept(dialog: Locator) -> None:
 
 
 def open_notebook(page: Page, address: str, name: str) -> None:
-    """Open a notebook of the work folder, and wait until its kernel is there.
+    """Open a notebook of the work folder, and wait until its kernel is ready.
 
-    The status bar tells so; before, the notebook's own sign says idle, too.
+    Only the status bar shows this; the notebook's own indicator says idle earlier, too.
     """
     page.goto(f"{address}/lab/tree/{name}?reset")
     page.locator(".jp-Notebook .jp-Cell").first.wait_for()
@@ -154,11 +154,11 @@ def wait_until_idle(page: Page) -> None:
 
 
 def run_all(page: Page, awaited: Locator) -> None:
-    """Run every cell, until what is awaited is there.
+    """Run all cells, and wait until the awaited element is there.
 
-    On a busy machine the menu of a page that is still loading may lose the request, and a kernel
-    whose connection is not settled the cells behind the first. Then no cell is waiting for its
-    turn, and the request is made again, as a person would.
+    On a busy machine, a page that is still loading may lose the menu's request, and a kernel whose
+    connection is not settled may lose all cells after the first. Then no cell is waiting to run,
+    and the request is repeated, as a user would.
     """
     for _ in range(6):
         page.get_by_role("menuitem", name="Run", exact=True).click()
@@ -166,7 +166,7 @@ def run_all(page: Page, awaited: Locator) -> None:
         if appears_while_cells_run(page, awaited):
             return
         page.keyboard.press("Escape")  # a menu that stayed open would catch the next click
-    raise RuntimeError("Run All Cells did not bring what is awaited, six times.")
+    raise RuntimeError("Run All Cells was tried six times, and the awaited element never appeared.")
 
 
 def appears_while_cells_run(page: Page, awaited: Locator) -> bool:
@@ -176,7 +176,7 @@ def appears_while_cells_run(page: Page, awaited: Locator) -> bool:
     while seconds_at_rest < 10:
         if awaited.count():
             return True
-        if dialogs.count():  # a page answers it by itself only before a click, and here is none
+        if dialogs.count():  # the page's handler only acts before a click, and nothing clicks here
             accept(dialogs.last)
         page.wait_for_timeout(1000)
         seconds_at_rest = 0 if starred.count() else seconds_at_rest + 1
@@ -188,7 +188,7 @@ def cell(page: Page, index: int) -> Locator:
 
 
 def paste_over(page: Page, index: int, text: str) -> None:
-    """Replace what stands in a cell, as a person does: select all of it, and paste."""
+    """Replace a cell's text as a user does: select all, and paste."""
     page.evaluate("text => navigator.clipboard.writeText(text)", text)
     cell(page, index).locator(".cm-content").click()
     page.keyboard.press("Control+A")

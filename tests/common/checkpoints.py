@@ -1,4 +1,4 @@
-"""Checkpoints that tests write, and texts that models of them learn."""
+"""Checkpoints that tests write, and texts to train models on."""
 
 import random
 import shutil
@@ -22,9 +22,9 @@ def tale(sentences: int, seed: int = 0) -> str:
 
 
 def write_tiny(folder: Path, **config: Any) -> GPT2LMHeadModel:
-    """A small random GPT-2 with the shipped tokenizer, returned as transformers has it.
+    """Write a small random GPT-2 with the shipped tokenizer. Return it as transformers' model.
 
-    Its weights are large, so that no two best logits are close. Token 0 is its EOS.
+    Its weights are large, so that the two best logits are never close. Token 0 is its EOS.
     """
     for file in SHIPPED.glob("tokenizer*"):
         shutil.copy(file, folder)

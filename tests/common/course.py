@@ -1,4 +1,4 @@
-"""The course in a temporary folder, as it is after `make labs`, and nbgrader started in it."""
+"""The course in a temporary folder, as `make labs` leaves it, with nbgrader running in it."""
 
 import os
 import re
@@ -27,14 +27,14 @@ FAKE = "tests.common.fake_results.result_for"
 
 @cache
 def built() -> tempfile.TemporaryDirectory:
-    """What `make labs` makes, made once; it goes when the tests end."""
+    """Build the labs as `make labs` does, once; the folder is deleted when the tests end."""
     folder = tempfile.TemporaryDirectory()
     build(ROOT / "solutions" / "lessons", Path(folder.name), exercises())
     return folder
 
 
 class Course:
-    """What grading comes to is made up by tests/common/fake_results.py: no code is run."""
+    """A course whose grading runs no code: tests/common/fake_results.py makes up the results."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -52,7 +52,7 @@ class Course:
         return self.root / "labs" / name / f"{name.split('_', 1)[1]}.ipynb"
 
     def submit(self, student: str, name: str, notebook: str | bytes) -> Path:
-        """Put a notebook into submitted/; return its folder."""
+        """Put a notebook into submitted/. Return its folder."""
         folder = self.folder / "submitted" / student / name
         folder.mkdir(parents=True, exist_ok=True)
         content = notebook.encode() if isinstance(notebook, str) else notebook
@@ -62,20 +62,20 @@ class Course:
     # --------------------------------------------------------------- nbgrader in this process
 
     def api(self, **config: dict) -> NbGraderAPI:
-        """As formgrader calls it; `config` holds settings by class, on top of the course's."""
+        """Return the API that formgrader uses, with `config` (by class) on top of the settings."""
         settings = PyFileConfigLoader("nbgrader_config.py", path=str(self.folder)).load_config()
         for section, values in config.items():
             settings[section].update(values)
         return NbGraderAPI(config=settings)
 
     def autograde(self, student: str, name: str, **config: dict) -> str:
-        """What the log says of it."""
+        """Autograde a submission. Return the log."""
         done = self.api(**config).autograde(name, student)
         assert done["success"], done
         return done.get("log", "")
 
     def feedback(self, student: str, name: str) -> str:
-        """The page that a student gets, as HTML."""
+        """Return the HTML page that a student gets."""
         done = self.api().generate_feedback(name, student)
         assert done["success"], done
         page = self.folder / "feedback" / student / name / f"{name.split('_', 1)[1]}.html"
@@ -85,7 +85,7 @@ class Course:
         return Gradebook(f"sqlite:///{self.folder / 'gradebook.db'}")
 
     def scores(self, student: str, name: str) -> dict[str, float | None]:
-        """By grade_id; None where a person has to say."""
+        """Return the scores by grade_id; None where a person has to grade."""
         with self.gradebook() as gradebook:
             notebook = gradebook.find_submission_notebook(name.split("_", 1)[1], name, student)
             return {
@@ -93,16 +93,16 @@ class Course:
                 for grade in notebook.grades
             }
 
-    # ------------------------------------------------------------ nbgrader as a person starts it
+    # ------------------------------------------------------------- nbgrader as a user starts it
 
     @property
     def place(self) -> dict[str, Any]:
-        """With nothing of the environment on PATH: it need not be activated."""
+        """The folder and variables of a process; PATH is bare, as in a shell without the venv."""
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": os.defpath}
         return {"cwd": self.folder, "env": environment}
 
     def nbgrader(self, *command: str) -> str:
-        """What it says."""
+        """Run an nbgrader command. Return its output."""
         done = subprocess.run(
             [sys.executable, "-m", "nbgrader", *command],
             stdout=subprocess.PIPE,
@@ -116,12 +116,12 @@ class Course:
 
     @contextmanager
     def formgrader(self) -> Iterator[str]:
-        """Its address, started as autograder/README.md says, without JupyterLab."""
+        """Start formgrader without JupyterLab, as in autograder/README.md. Yield its address."""
         command = "jupyter", "server", "--ServerApp.root_dir=..", "--allow-root", "--ip=127.0.0.1"
         with served(self.root / "server.log", *command, **self.place) as address:
             yield f"{address}/formgrader"
 
 
 def text_of(page: str) -> str:
-    """What a page says, without its tags."""
+    """Return a page's text, without its tags."""
     return " ".join(unescape(re.sub(r"<[^>]*>", " ", page)).split())

@@ -1,4 +1,4 @@
-"""A disk without room, for tests: a real one where this user may mount one."""
+"""A full disk for tests: a real one if this user may mount a file system."""
 
 import errno
 import os
@@ -19,10 +19,10 @@ def full_disk(
     writer: tuple[object, str] = (os, "fsync"),
     before: Callable[[], None] = lambda: None,
 ) -> Iterator[Callable[[], None]]:
-    """In the block there is no room in a folder, until what this gives is called.
+    """Keep a folder full inside the block. Yield a function that frees the space.
 
-    before: puts there what is there already. writer: the object and the name of a function of its
-    that writes to the folder; where no disk can be mounted, that raises the error.
+    before: fills the folder with files that exist beforehand. writer: an object and the name of its
+    function that writes to the folder; if no disk can be mounted, this function raises the error.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if mounted(folder):
@@ -47,7 +47,7 @@ def mounted(folder: Path) -> bool:
 
 
 def filled(folder: Path) -> Path:
-    """The file that fills a disk to the last byte."""
+    """Fill a disk to the last byte. Return the file."""
     path = folder / "filler"
     with path.open("wb", buffering=0) as file:
         try:

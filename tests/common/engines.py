@@ -1,6 +1,6 @@
-"""Small models with large random weights, requests for them, and what the naive loop makes of both.
+"""Small models with large random weights, requests for them, and the naive loop's outputs.
 
-What the tests of the solutions share.
+Shared by the tests of the solutions.
 """
 
 import random
@@ -32,9 +32,10 @@ configs, seeds = st.sampled_from(CONFIGS), st.integers(0, 3)
 
 @cache
 def model_of(cls: type, config: GPTConfig, seed: int) -> Any:
-    """One of the three models, with the same weights for the same config and seed.
+    """Return a model, with the same weights for the same config and seed.
 
-    Tests share it, so the first of them may not leave it without gradients for the others.
+    Tests share it. Created in inference mode by the first test, it would have no gradients in later
+    ones, so it is created outside of it.
     """
     with torch.inference_mode(False):
         return random_model(cls, config, seed)
@@ -42,7 +43,7 @@ def model_of(cls: type, config: GPTConfig, seed: int) -> Any:
 
 @contextmanager
 def shapes_of_forwards(model: torch.nn.Module) -> Iterator[list[tuple[int, int]]]:
-    """[(batch, seq), ...] of the forward calls made meanwhile."""
+    """Record the shapes of the forward calls inside the block: [(batch, seq), ...]."""
     shapes: list[tuple[int, int]] = []
     hook = model.register_forward_pre_hook(lambda _, given: shapes.append(tuple(given[0].shape)))
     try:
@@ -58,13 +59,13 @@ def assert_same(got: Tensor, expected: Tensor) -> None:
 def naive(
     config: GPTConfig, seed: int, prompt: list[int], limit: int, eos: int | None = None
 ) -> list[int]:
-    """What lab 1's loop makes of one request."""
+    """Return the output of lab 1's loop for one request."""
     model = model_of(GPTLMHead, config, seed)
     return lab_1.generate(model, torch.tensor([prompt]), limit, eos)[0].tolist()
 
 
 def naive_logits(config: GPTConfig, seed: int, rows: list[list[int]]) -> Tensor:
-    """Logits behind texts of one length, each computed from its start."""
+    """Return the logits after texts of equal length, each computed from its start."""
     ids = torch.tensor(rows)
     positions = torch.arange(ids.shape[1]).expand_as(ids)
     return model_of(GPTLMHead, config, seed)(ids, positions)[:, -1]
@@ -72,7 +73,7 @@ def naive_logits(config: GPTConfig, seed: int, rows: list[list[int]]) -> Tensor:
 
 @st.composite
 def continuations(draw: st.DrawFn) -> tuple[GPTConfig, int, list[int], int]:
-    """A config, the seed of its weights, a prompt, and a number of new tokens that fits."""
+    """Draw a config, the seed of its weights, a prompt, and a number of new tokens that fits."""
     config, seed = draw(configs), draw(seeds)
     length = draw(st.integers(1, config.n_positions - 1))
     ids = st.integers(0, config.vocab_size - 1)
@@ -85,7 +86,7 @@ def continuations(draw: st.DrawFn) -> tuple[GPTConfig, int, list[int], int]:
 
 @dataclass(frozen=True)
 class Work:
-    """Requests for one model, and what the naive loop makes of each of them alone."""
+    """Requests for one model, and the naive loop's output for each of them alone."""
 
     config: GPTConfig
     seed: int
@@ -100,12 +101,12 @@ class Work:
 
     @property
     def new(self) -> list[int]:
-        """How many tokens each request gets."""
+        """The number of new tokens of each request."""
         return [len(ids) - len(p) for ids, p in zip(self.expected, self.prompts, strict=True)]
 
     @property
     def tokens_computed_alone(self) -> int:
-        """By a cache that serves one request after the other: the last token is never handed in."""
+        """Tokens computed with a cache, one request at a time; the last token is never computed."""
         both = zip(self.prompts, self.new, strict=True)
         return sum(len(prompt) + new - 1 for prompt, new in both if new)
 
@@ -119,7 +120,7 @@ def prompts_of(draw: st.DrawFn, config: GPTConfig, longest: int, most: int = 5) 
 
 @st.composite
 def works(draw: st.DrawFn, most: int = 5) -> Work:
-    """Up to so many requests; half of the works have no EOS, the others one that really comes."""
+    """Draw up to `most` requests. Half of the works have no EOS, the others one that occurs."""
     config, seed = draw(configs), draw(seeds)
     prompts = draw(prompts_of(config, config.n_positions, most))
     limits = [draw(st.integers(1, config.n_positions)) for _ in prompts]
@@ -134,15 +135,15 @@ def works(draw: st.DrawFn, most: int = 5) -> Work:
 
 @st.composite
 def arrivals(draw: st.DrawFn) -> tuple[Work, list[int]]:
-    """Requests, and how many steps pass after each of them has been submitted."""
+    """Draw requests, and the number of steps after the submission of each."""
     work = draw(works())
     return work, [draw(st.integers(0, 6)) for _ in work.prompts]
 
 
 def serve_over_time(batcher: Any, work: Work, pauses: list[int]) -> Iterator[None]:
-    """Submit the requests one by one, so many steps apart; yields after every step.
+    """Submit the requests one by one, pausing for some steps after each. Yield after every step.
 
-    Where somebody waits or runs, a step gives a token, so that it comes to an end.
+    Asserts that every step with a waiting or running request produces a token, so serving ends.
     """
 
     def step() -> None:
@@ -171,7 +172,7 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
 
 
 def shuffled(manager: BlockManager, seed: int) -> BlockManager:
-    """The same manager, whose free blocks come in any order."""
+    """Shuffle the manager's free blocks. Return the manager."""
     numbers = list(manager.free_blocks)
     random.Random(seed).shuffle(numbers)
     manager.free_blocks = deque(numbers)
@@ -179,7 +180,7 @@ def shuffled(manager: BlockManager, seed: int) -> BlockManager:
 
 
 def assert_sound(manager: BlockManager) -> None:
-    """Every block is free or held by as many tables as its ref count says; nothing is wasted."""
+    """Assert that every block is free or in as many tables as its ref count says, without waste."""
     held = Counter(block for table in manager.tables.values() for block in table)
     numbers = range(manager.num_blocks)
     assert manager.ref_counts == [held[block] for block in numbers]
@@ -191,9 +192,9 @@ def assert_sound(manager: BlockManager) -> None:
         assert len(table) == blocks_for(manager.lengths[request_id], manager.block_size)
 
 
-# ------------------------------------------------------------------------------ what is refused
+# ------------------------------------------------------------------------------ refused requests
 
-# Prompts and numbers of new tokens that no loop over CONFIGS[0] can serve, and what it says.
+# Prompts and numbers of new tokens that no loop can serve with CONFIGS[0], and the message.
 BAD_REQUESTS = [
     ([], 3, "1 to 12 tokens, not 0"),
     ([1] * 13, 3, "1 to 12 tokens, not 13"),

@@ -1,6 +1,6 @@
-"""Results as grading a whole class would give them, without grading: for what shows or keeps them.
+"""Made-up results of a whole class, for tests of the code that shows or stores results.
 
-Most students do well, and less so in the exercises whose cards promise more difficulty.
+Most students do well, and less well in exercises with a higher difficulty on their cards.
 """
 
 import random
@@ -61,7 +61,7 @@ def fake_result(
     seconds: float = 0.0,
     submission: str | None = None,
 ) -> Result:
-    """A result; without marks, of one who attempted nothing."""
+    """Return a result; without `marks`, nothing was attempted."""
     if marks is None:
         marks = tuple(fake_mark(exercise, NOT_ATTEMPTED, lesson) for exercise in lesson.cards)
     submission = submission or student.encode("utf-8", "replace").hex().ljust(64, "0")[:64]

@@ -1,7 +1,7 @@
-"""Graders that fail for certain students. They make their results up and run no code.
+"""Graders that fail for certain students. They make up their results and run no code.
 
-`serve` replaces `local.serve`. FAULTS, in their environment, is a folder. A file `no_sandbox` in it
-means that there is no sandbox, and a file `go_on` lets a grader that waits go on.
+`serve` replaces `local.serve`. The variable FAULTS names a folder. A file `no_sandbox` in it means
+that there is no sandbox, and a file `go_on` lets a waiting grader continue.
 """
 
 import os
@@ -24,7 +24,7 @@ def faults() -> Path:
 
 
 def grade_one(submission: Submission, key: Key, jail: Jail) -> Result:
-    """A made-up result whose seconds are the id of the process."""
+    """Return a made-up result, with the process id as its seconds."""
     student = submission.student
     if student == GONE_FOR_EVER:
         (faults() / "no_sandbox").touch()

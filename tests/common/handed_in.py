@@ -1,4 +1,4 @@
-"""Notebooks as students hand them in, made from the released ones."""
+"""Notebooks as students submit them, made from the released ones."""
 
 import copy
 import json
@@ -12,12 +12,12 @@ TODO = re.compile(r"# TODO: write this part\n *raise NotImplementedError\(.*\)")
 
 
 def released(lab: str) -> list[dict[str, Any]]:
-    """The cells of a released lab, to be changed at will."""
+    """Return the cells of a released lab, as a copy that a test may change."""
     return copy.deepcopy([dict(cell) for cell in release_of(lab).cells])
 
 
 def solved(lab: str) -> list[dict[str, Any]]:
-    """The same with every exercise written, and every question answered. No code of it is right."""
+    """Return the cells with every exercise and question answered. None of the code is right."""
     cells = released(lab)
     for cell in cells:
         if is_solution(cell):
@@ -45,7 +45,7 @@ def is_check(cell: dict[str, Any]) -> bool:
 
 
 def code(source: str, **fields: Any) -> dict[str, Any]:
-    """A code cell of the student's own, as JupyterLab writes it."""
+    """Return a code cell added by the student, as JupyterLab writes it."""
     cell = {"cell_type": "code", "execution_count": 3, "metadata": {}, "outputs": []}
     return {**cell, "source": source, **fields}
 

@@ -1,11 +1,11 @@
-"""The house as a whole: who imports whom."""
+"""Which modules a file imports."""
 
 import ast
 from pathlib import Path
 
 
 def imports(path: Path) -> set[str]:
-    """The full names of all that a file imports, wherever in it."""
+    """Return the full names of everything that a file imports, anywhere in it."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""A sandbox for tests, where there is one, and what came of an attempt in it."""
+"""A sandbox for tests, if there is one, and the results of attempts in it."""
 
 import os
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from autograder.grading.results import Result
 
 @contextmanager
 def jailed(**settings: Any) -> Iterator[Jail]:
-    """A Jail. Where none can be had the test is skipped, and fails where CI is set."""
+    """Yield a Jail. If there is no sandbox, the test is skipped; it fails if CI is set."""
     with ExitStack() as stack:
         try:
             jail = stack.enter_context(Jail(**settings))
@@ -26,11 +26,11 @@ def jailed(**settings: Any) -> Iterator[Jail]:
 
 
 def lost(result: Result) -> dict[str, tuple[str, ...]]:
-    """What is said of each exercise that has not earned all its points."""
+    """Return the message of each exercise that has not earned all its points."""
     return {mark.exercise: mark.paragraphs for mark in result.marks if mark.points != mark.most}
 
 
 def untimed(result: Result) -> Result:
-    """Without the times that it took, which differ from run to run."""
+    """Return the result with its times set to 0, because they differ from run to run."""
     marks = tuple(replace(mark, seconds=0.0) for mark in result.marks)
     return replace(result, marks=marks, seconds=0.0)

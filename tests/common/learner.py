@@ -1,10 +1,10 @@
-"""What a learner does in an unpacked bundle, and what the checks there say to it.
+"""Do what a learner does in an unpacked bundle, and print the checks' answers as a line of JSON.
 
     python learner.py WISHES.json
 
-Run with the bundle and nothing else of the course on the path. Prints a line of JSON.
-WISHES: a lab, and sources as notebooks would hold them: blank, solved, alone (one exercise written,
-by its name), wrong (name of an exercise, of a misconception, source).
+Only the bundle may be on the path, nothing else of the course. WISHES: a lab, and sources of its
+notebook: blank; solved; alone (for each exercise by name, only this one written); wrong (a list of
+exercise, misconception, source).
 """
 
 import contextlib
@@ -31,7 +31,7 @@ numbers = itertools.count(1)
 
 
 def cell(source: str, names: dict[str, Any] | None = None) -> dict[str, Any]:
-    """What there is once a cell has run."""
+    """Run a cell. Return its names."""
     file = f"<cell {next(numbers)}>"
     linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
     names = {"__name__": "__main__", **(names or {})}
@@ -46,7 +46,7 @@ def said(function: Callable[..., Any], *given: Any) -> str:
 
 
 def checked(name: str, names: dict[str, Any]) -> tuple[str, str]:
-    """The status of a check, and what its card says."""
+    """Return the status of a check, and the text of its card."""
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             result = checking.check(name, names[exercises()[name].attempt_name])
@@ -57,7 +57,7 @@ def checked(name: str, names: dict[str, Any]) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def nothing_kept() -> Iterator[None]:
-    """In the block no exercise has passed yet."""
+    """Inside the block, no exercise has passed yet."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MINE_FOLDER"] = folder
         try:

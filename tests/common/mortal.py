@@ -1,7 +1,7 @@
-"""Processes that die while they grade certain students, as if somebody had killed them.
+"""Make a process die while it grades certain students, as if it had been killed.
 
-It is for processes that are started for it: `dask worker --preload tests.common.mortal`, or `serve`
-in the place of `local.serve`. DEATHS, in their environment, is a folder that counts.
+Use it in processes that are started for it: `dask worker --preload tests.common.mortal`, or `serve`
+instead of `local.serve`. The variable DEATHS names a folder with one file per death.
 """
 
 import os
@@ -15,7 +15,7 @@ DIES_ONCE, DIES_ALWAYS, FAILS = "cyd", "mallory", "fay"
 
 
 def deaths(folder: Path) -> list[str]:
-    """The students who were graded when a process died, each as often as it happened."""
+    """Return the students whose grading a process died in, once for each death."""
     return sorted(path.name.split(".")[0] for path in folder.iterdir())
 
 

@@ -1,6 +1,6 @@
-"""Mechanical mutants of the stretches that students write: one small change in each.
+"""Mechanical mutants of the stretches that students write, with one small change each.
 
-Nobody had them in mind when the cases were drawn, so they tell how much the cases see.
+The cases were not written with them in mind, so they show how much the cases detect.
 """
 
 import ast
@@ -20,15 +20,15 @@ SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
     ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.Add: ast.Sub, ast.Sub: ast.Add,
     ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.Div: ast.Mult, ast.Mod: ast.FloorDiv,
 }  # fmt: skip
-# Keywords that are left alone: every tensor is on the CPU here, and `strict` raises where lengths
-# differ that never do.
+# Keywords that are never changed: every tensor is on the CPU here, and `strict` only raises for
+# unequal lengths, which don't occur.
 NETS = "device", "strict"
 SHOWN = ast.Call, ast.Compare, ast.BoolOp, ast.BinOp, ast.Subscript
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """change: what is changed, before and after, "n > 1 -> n >= 1". source: of the object."""
+    """change: the code before and after, "n > 1 -> n >= 1". source: the changed object's."""
 
     change: str
     source: str
@@ -39,7 +39,7 @@ def attempt_of(exercise: Exercise, mutant: Mutant) -> Any:
 
 
 def mutants(exercise: Exercise) -> Iterator[Mutant]:
-    """All mutants of an exercise's stretch; changes that read alike are numbered."""
+    """Yield all mutants of an exercise's stretch. Changes with the same text are numbered."""
     module = lab_module(exercise.lab)
     around, stretch = module.objects[exercise.attempt_name], module.stretches[exercise.path]
     tree = ast.parse(module.text(around))
@@ -53,7 +53,7 @@ def mutants(exercise: Exercise) -> Iterator[Mutant]:
 
 
 def statements(node: ast.AST) -> Iterator[tuple[list[ast.stmt], ast.stmt]]:
-    """Every statement below a node, behind the list that holds it."""
+    """Yield every statement below a node, after the list that it is in."""
     for _, value in ast.iter_fields(node):
         for item in list(value) if isinstance(value, list) else []:
             if isinstance(item, ast.stmt):
@@ -63,7 +63,7 @@ def statements(node: ast.AST) -> Iterator[tuple[list[ast.stmt], ast.stmt]]:
 
 
 def dropped(body: list[ast.stmt], statement: ast.stmt) -> Iterator[str]:
-    """Take the statement out, tell, and put it back."""
+    """Remove the statement, yield a description of the change, and put it back."""
     index = body.index(statement)
     body[index] = ast.Pass()
     yield f"{told(statement)} -> dropped"
@@ -71,9 +71,9 @@ def dropped(body: list[ast.stmt], statement: ast.stmt) -> Iterator[str]:
 
 
 def changed(node: ast.AST, shown: ast.AST) -> Iterator[str]:
-    """Change one thing after the other below a node, not in a statement further in.
+    """Change one thing after another below a node, but not in nested statements.
 
-    Each time tell what is `shown`, the expression around it, before and after; and put it back.
+    Each time, yield `shown`, the expression around the change, before and after; then undo it.
     """
     for name, value in ast.iter_fields(node):
         for index, part in enumerate(list(value) if isinstance(value, list) else [value]):
@@ -104,7 +104,7 @@ def told(node: ast.AST) -> str:
 
 
 def variants(node: ast.AST) -> Iterator[ast.AST]:
-    """What may stand in a node's place."""
+    """Yield the nodes that may replace a node."""
     match node:
         case ast.Constant(value=bool(value)):
             yield ast.Constant(not value)

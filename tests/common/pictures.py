@@ -1,4 +1,4 @@
-"""What a picture says: its texts and numbers, its legend, and what its boxes and lines show."""
+"""Read a picture: its texts and numbers, its legend, its boxes and lines."""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from visuals.style import Look
 
 NUMBER = re.compile(r"[+-]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]\d+)?")
 
-# ------------------------------------------------------------------------------- what is written
+# ------------------------------------------------------------------------------------------ texts
 
 
 def title_of(axes: Axes) -> str:
@@ -26,7 +26,7 @@ def texts(axes: Axes) -> list[str]:
 
 
 def cells(axes: Axes) -> dict[tuple[int, int], str]:
-    """What stands where: (column, row) of the cell -> text."""
+    """Return the text of each cell, by its (column, row)."""
     found: dict[tuple[int, int], str] = {}
     for text in axes.texts:
         x, y = map(int, text.get_position())
@@ -35,7 +35,7 @@ def cells(axes: Axes) -> dict[tuple[int, int], str]:
 
 
 def names(axis: Any) -> list[str]:
-    """What stands at the ticks of an axis."""
+    """Return the tick labels of an axis."""
     return [label.get_text() for label in axis.get_ticklabels()]
 
 
@@ -48,25 +48,25 @@ def numbers_in(text: str) -> list[float]:
 
 
 def told(axes: Axes) -> list[float]:
-    """The numbers of a title."""
+    """Return the numbers in the title."""
     return numbers_in(title_of(axes))
 
 
 def said(axes: Axes) -> list[list[float]]:
-    """The numbers of each text."""
+    """Return the numbers in each text."""
     return [numbers_in(text) for text in texts(axes)]
 
 
 def read(html: str) -> str:
-    """What is read of it."""
+    """Return the visible text of some HTML."""
     return unescape(re.sub("<[^>]+>", "", html))
 
 
-# --------------------------------------------------------------------------------- what is drawn
+# ----------------------------------------------------------------------------------------- shapes
 
 
 def widths(axes: Any) -> list[float]:
-    """Of bars that aren't hatched."""
+    """Return the widths of the bars that aren't hatched."""
     return [bar.get_width() for bar in axes.patches if not bar.get_hatch()]
 
 
@@ -75,17 +75,17 @@ def heights(axes: Any) -> list[float]:
 
 
 def spans(axes: Any) -> list[tuple[float, float]]:
-    """Where each bar that lies begins and ends."""
+    """Return where each horizontal bar begins and ends."""
     return [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in axes.patches]
 
 
 def curves(axes: Any) -> list[dict[float, float]]:
-    """The points of each line."""
+    """Return the points of each line: {x: y}."""
     return [dict(zip(line.get_xdata(), line.get_ydata(), strict=True)) for line in axes.lines]
 
 
 def marked(axes: Any, mark: Mapping[str, Any]) -> list[list[tuple[float, float]]]:
-    """The points (x, y) of each line that has this marker and colour."""
+    """Return the points (x, y) of each line with this marker and color."""
     return [
         list(zip(line.get_xdata(), line.get_ydata(), strict=True))
         for line in axes.lines
@@ -94,12 +94,12 @@ def marked(axes: Any, mark: Mapping[str, Any]) -> list[list[tuple[float, float]]
 
 
 def dots(axes: Any) -> set[tuple[float, float]]:
-    """The (row, column) of each dot of a scattering, the last one drawn."""
+    """Return the (row, column) of each dot in the last scatter plot."""
     return {(row, column) for column, row in axes.collections[-1].get_offsets().tolist()}
 
 
 def boxes(axes: Any, looks: Mapping[str, Look]) -> list[tuple[str, float, float, float, float]]:
-    """Of each box its kind, from where to where it goes in x, and from where to where in y."""
+    """Return each box as its kind, left and right end, lower and upper end."""
     return [
         (kind_of(box, looks), x, x + box.get_width(), y, y + box.get_height())
         for box in axes.patches
@@ -108,6 +108,6 @@ def boxes(axes: Any, looks: Mapping[str, Look]) -> list[tuple[str, float, float,
 
 
 def kind_of(patch: Patch, looks: Mapping[str, Look]) -> str:
-    """The kind that a patch shows, by all of its look."""
+    """Return the kind of a patch, found by its face, edge and hatching."""
     shown = patch.get_facecolor(), to_hex(patch.get_edgecolor()), patch.get_hatch() or ""
     return {(to_rgba(f), to_hex(e), h or ""): kind for kind, (f, e, h) in looks.items()}[shown]

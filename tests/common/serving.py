@@ -1,4 +1,4 @@
-"""An engine whose every step is looked at, and requests that come and go while it steps."""
+"""An engine whose every step is verified, and requests that come and go between its steps."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -25,7 +25,7 @@ from tests.common.engines import configs, model_of, naive, seeds
 
 
 class Contrary:
-    """Drafts what the target would not say: each of its drafts is certain, and wrong."""
+    """Drafts tokens that the target would not choose: each has probability 1 and is wrong."""
 
     def __init__(self, target: Any) -> None:
         self.own = ModelDrafter(target, target.config.n_positions)
@@ -64,11 +64,11 @@ def drafters(kind: Kind | None, config: GPTConfig, seed: int) -> Callable[[], Dr
     return kind and (lambda: kind(config, seed))
 
 
-# -------------------------------------------------------------------------- what every step keeps
+# ---------------------------------------------------------------------- invariants of every step
 
 
 def assert_blocks_are_kept(manager: Any) -> None:
-    """Every block is free or held: once, or by all who share what it is known to hold."""
+    """Assert that every block is free or held: by one request, or by all that share its prefix."""
     held = Counter(block for table in manager.tables.values() for block in table if block != GONE)
     numbers = range(manager.num_blocks)
     assert sorted([*held, *manager.free_blocks]) == list(numbers)
@@ -81,18 +81,18 @@ def assert_blocks_are_kept(manager: Any) -> None:
 
 
 def assert_books_are_kept(engine: Engine) -> None:
-    """Each request waits or runs; those who run have the blocks they need and no more."""
+    """Assert that each request waits or runs, and that running ones hold just the blocks needed."""
     scheduler, manager = engine.scheduler, engine.scheduler.manager
     assert_blocks_are_kept(manager)
     running, waiting = numbers_of(scheduler.running), numbers_of(scheduler.waiting)
     assert manager.tables.keys() == manager.lengths.keys() == set(running)
     for sequence in scheduler.running:
         length = manager.lengths[sequence.number]
-        assert sequence.num_computed_tokens <= length < sequence.end  # the last is never stored
+        assert sequence.num_computed_tokens <= length < sequence.end  # the last token isn't stored
         assert len(manager.tables[sequence.number]) == manager.blocks_for(length)
 
     assert len(running) <= scheduler.max_running
-    assert sorted(running + waiting) == sorted(engine.sequences)  # in one of them, and once
+    assert sorted(running + waiting) == sorted(engine.sequences)  # in exactly one of them, once
     assert not any(sequence.has_ended for sequence in engine.sequences.values())
 
 
@@ -102,20 +102,21 @@ def numbers_of(sequences: Iterable[Sequence]) -> list[int]:
 
 @dataclass
 class Story:
-    """What the outside knows of a request. cached: how many of its tokens the cache must hold."""
+    """What is known of a request outside the engine. cached: tokens that the cache must hold."""
 
     ids: list[int]
     cached: int = 0
-    computed: int = 0  # in all, also in vain
+    computed: int = 0  # in total, including recomputed tokens and rejected drafts
     admitted: int = 0
     preempted: int = 0
     reasons: list[str] = field(default_factory=list)
 
 
 class WatchedEngine:
-    """An engine beside what must be true of it; `step` looks at whatever a step did.
+    """An engine, and assertions about everything that each `step` did.
 
-    Requests must come in the order of their numbers. outputs: all that left the engine, in order.
+    Requests must arrive in the order of their numbers. outputs: all outputs of the engine, in
+    order.
     """
 
     def __init__(
@@ -154,13 +155,13 @@ class WatchedEngine:
         return number
 
     def receive(self, output: Output) -> None:
-        assert len(self.engine.trace) == self.steps + 1  # the step is over when anything leaves
+        assert len(self.engine.trace) == self.steps + 1  # outputs leave at the end of the step
         assert_books_are_kept(self.engine)
         story = self.stories[output.request]
         assert not story.reasons  # nothing follows an end
         assert output.new_ids or output.finish_reason in ("abort", "length")
         story.ids += output.new_ids
-        story.cached = len(story.ids) - 1  # the newest is not computed; what was rejected is gone
+        story.cached = len(story.ids) - 1  # the newest isn't computed; rejected drafts are gone
         if output.finish_reason is not None:
             story.reasons.append(output.finish_reason)
         self.outputs.append(output)
@@ -176,7 +177,7 @@ class WatchedEngine:
         return story.cached
 
     def watched_publish(self, request: int, token_ids: Any, computed: int) -> None:
-        """After the forward, before the request gains a token."""
+        """Called after the forward pass, before the request gains a token."""
         story = self.stories[request]
         assert list(token_ids[: len(story.ids)]) == story.ids
         assert min(computed, len(story.ids)) == min(story.cached, len(story.ids))
@@ -191,7 +192,7 @@ class WatchedEngine:
             manager.blocks_for(len(s.ids + s.drafts)) - len(manager.tables[s.number])
             for s in scheduler.running
         ]
-        assert max(missing) > len(manager.free_blocks)  # somebody can't get what it needs
+        assert max(missing) > len(manager.free_blocks)  # a request can't get the blocks it needs
         story = self.stories[sequence.number]
         story.cached, story.preempted = 0, story.preempted + 1
         self.preempt(sequence)
@@ -209,14 +210,15 @@ class WatchedEngine:
         assert plan.keys() <= set(running)
         stay = len(before) - preempted
         assert running[:stay] == list(before)[:stay]
-        assert not preempted or 0 < len(running) == stay  # nobody is let in beside
+        assert not preempted or 0 < len(running) == stay  # no request is admitted in this step
         self.assert_policy(before, left, preempted)
         return plan
 
     def assert_policy(self, before: dict[int, bool], left: int, preempted: int) -> None:
-        """First come, first served, and nobody waits who could be served.
+        """Assert first come, first served, and that no request waits that could be served.
 
-        before: who ran, and whether it decodes. left: of the budget. preempted: how many were.
+        before: the requests that ran, and whether each decodes. left: the rest of the budget.
+        preempted: the number of preemptions.
         """
         scheduler = self.engine.scheduler
         running, waiting = numbers_of(scheduler.running), scheduler.waiting
@@ -268,7 +270,7 @@ class WatchedEngine:
             story = self.stories[number]
             assert sequence.ids == story.ids
             assert sequence.num_computed_tokens == story.cached
-            room = max(0, sequence.end - len(story.ids) - 1)  # beside the target's own
+            room = max(0, sequence.end - len(story.ids) - 1)  # without the target's own token
             assert len(sequence.drafts) <= min(self.engine.k, room)
 
     def run(self) -> None:
@@ -294,7 +296,7 @@ class WatchedEngine:
 
 @dataclass(frozen=True)
 class Visit:
-    """A request; before which step it comes, and before which it is aborted, if at all."""
+    """A request; the step before which it comes, and the step before which it is aborted."""
 
     prompt: list[int]
     limit: int
@@ -305,14 +307,14 @@ class Visit:
 
 
 class OwnCache(PagedCache):
-    """One that isn't lab 4's own: the engine computes with its `attend`."""
+    """A cache that isn't lab 4's own class, so the engine computes with its `attend`."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """An engine's model, its room, its drafter, and what it has to serve.
+    """An engine's model, its limits, its drafter, and the requests to serve.
 
-    make: makes the engine; `parts` are for lab 7's own.
+    make: creates the engine; `parts` are only for lab 7's `new_engine`.
     """
 
     config: GPTConfig
@@ -340,8 +342,11 @@ class Load:
         return naive(self.config, self.seed, visit.prompt, visit.limit, visit.eos)
 
     def alone(self, number: int, params: SamplingParams = GREEDY) -> list[int]:
-        """What its request makes of seed `number`: with lab 5's stream; with drafts after the
-        first new token with lab 6's loop; greedily with lab 1's."""
+        """Return the text of one request alone, with its number as the seed.
+
+        Greedy text comes from lab 1's loop, sampled text from lab 5's stream; with drafts, lab 6's
+        loop continues after the first new token.
+        """
         visit, generator = self.visits[number], torch.Generator().manual_seed(number)
         if params == GREEDY:
             return self.naive(visit)
@@ -360,10 +365,10 @@ class Load:
 
 @st.composite
 def loads(draw: st.DrawFn, kinds: Any = None) -> Load:
-    """Up to 6 requests, and an engine that has just enough room for the longest, or more.
+    """Draw up to 6 requests, and an engine with just enough room for the longest one, or more.
 
-    Most come at once and grow, so that the pool is often too small for those who run. Many begin
-    like the prompt and the answer of another one.
+    Most requests come at once and grow, so the pool is often too small for the running ones. Many
+    begin like the prompt and the answer of another request.
     """
     config, seed = draw(configs), draw(seeds)
     ids, full = st.integers(0, config.vocab_size - 1), config.n_positions
@@ -397,9 +402,9 @@ def loads(draw: st.DrawFn, kinds: Any = None) -> Load:
 
 
 def serve(load: Load, params: SamplingParams = GREEDY) -> Any:
-    """Serve a load to its end; request i has seed i. Who is aborted is so twice, and again later.
+    """Serve a load to its end; request i has seed i. Aborts come twice, and for unknown numbers.
 
-    Whether the engine's answer to an abort is right is seen here; the texts are left to the caller.
+    Asserts that the engine responds correctly to an abort; the caller verifies the texts.
     """
     watched = load.engine()
     engine, step = watched.engine, 0
@@ -429,7 +434,7 @@ def serve(load: Load, params: SamplingParams = GREEDY) -> Any:
 
 
 def assert_texts(watched: WatchedEngine, load: Load, texts: list[list[int]]) -> None:
-    """Each request got its text, or the beginning of it, and the right reason for its end."""
+    """Assert that each request got its text or the start of it, and the right finish reason."""
     for visit, story, text in zip(load.visits, watched.stories.values(), texts, strict=True):
         [reason] = story.reasons
         if reason == "abort":
@@ -443,7 +448,7 @@ def assert_texts(watched: WatchedEngine, load: Load, texts: list[list[int]]) -> 
 
 
 def serve_each(load: Load, params: SamplingParams = GREEDY) -> Any:
-    """The same, and each request gets the text that it gets alone."""
+    """Serve a load, and assert that each request gets the text that it gets alone."""
     watched = serve(load, params)
     assert_texts(watched, load, [load.alone(n, params) for n in range(len(load.visits))])
     return watched
@@ -453,9 +458,11 @@ def serve_each(load: Load, params: SamplingParams = GREEDY) -> Any:
 
 
 def hold_often(share: float, holds: Callable[..., Any], *strategies: Any) -> None:
-    """Let a property hold in all cases. It returns what has happened in one, by name; each of that
-    must have happened in this share of all cases, or the property says less than it seems to. The
-    few cases of `make test` are too few to tell.
+    """Assert that a property holds in all cases, and that interesting events happened often enough.
+
+    `holds` returns which events happened in a case, by name. Each must have happened in this share
+    of all cases, because otherwise the property tests less than it seems to. The shares are only
+    verified with 100 cases or more; `make test` runs fewer.
     """
     happened: Counter[str] = Counter()
 

@@ -1,4 +1,4 @@
-"""Opens the workbook as `make lab` does, over another folder than work/.
+"""Open the workbook as `make lab` does, but in another folder than work/.
 
 python -m tests.common.start_lab FOLDER [options of JupyterLab]
 """

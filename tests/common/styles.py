@@ -1,8 +1,8 @@
-"""Right solutions in another style than that of `solutions`: tests/styles/ has a file a lab.
+"""Right solutions in a style other than that of `solutions`: tests/styles/ has a file per lab.
 
-Such a file is written like a module of `solutions`: what a student writes stands between BEGIN and
-END SOLUTION, in a function or method of the same name. All else in it are helpers. It is never
-imported: what the notebook defines is there by its name.
+Such a file looks like a module of `solutions`: a student's lines are between BEGIN and END
+SOLUTION, in a function or method of the same name. Everything else in it is a helper. The file is
+never imported, so it uses the notebook's names without importing them.
 """
 
 from functools import cache
@@ -22,7 +22,7 @@ def style(lab: str) -> Module:
 
 
 def helpers(lab: str) -> str:
-    """What a student would have in a cell above the first TODO."""
+    """Return the helpers, which a student would write in a cell above the first TODO."""
     module = style(lab)
     spans = [module.objects[path.split(".")[0]] for path in module.stretches]
     lines = enumerate(module.lines)
@@ -30,7 +30,7 @@ def helpers(lab: str) -> str:
 
 
 def in_another_style(lab: str) -> NotebookNode:
-    """The released notebook with another style's lines in every TODO."""
+    """Return the released notebook with the other style's lines in every TODO."""
     notebook, exercises = released(lab), list(lessons()[lab].cards)
     for exercise in exercises:
         path = exercise.split(".", 1)[1]
@@ -39,7 +39,7 @@ def in_another_style(lab: str) -> NotebookNode:
 
 
 def names_in_another_style(lab: str) -> dict[str, Any]:
-    """What such a notebook defines, run in this process."""
+    """Run such a notebook's definitions in this process. Return its names."""
     module, own = lab_module(lab), style(lab)
     lines = list(module.lines)
     for path, span in sorted(module.stretches.items(), key=lambda item: -item[1].start):

@@ -1,11 +1,11 @@
-"""Lines that would give a lab's answers away."""
+"""Lines that would reveal a lab's answers."""
 
 from autograder.build import read_modules
 from autograder.course.lesson import LESSONS, lessons
 
 
 def telling_lines(lab: str) -> list[str]:
-    """Lines of a lab's solutions that give something away: not in gpt.py or an earlier lab."""
+    """Return the lines of a lab's solutions that are neither in gpt.py nor in an earlier lab."""
     modules, labs = read_modules(LESSONS.parent), list(lessons())
     earlier = [modules[name].lines for name in ("gpt", *labs[: labs.index(lab)])]
     known = {line for lines in earlier for line in bare_lines("\n".join(lines))}
@@ -18,5 +18,5 @@ def telling_lines(lab: str) -> list[str]:
 
 
 def bare_lines(text: str) -> list[str]:
-    """The lines of a text without their margins and the comments behind them."""
+    """Return the lines of a text without indentation and without comments at their ends."""
     return [line.split("  # ")[0].strip() for line in text.splitlines()]

@@ -1,4 +1,4 @@
-"""Trying attempts at every exercise: cases, outcomes, and cells as a notebook would hold them."""
+"""Try attempts at every exercise: cases, outcomes, and cells like those of a notebook."""
 
 import itertools
 import linecache
@@ -34,7 +34,7 @@ def cases_of(exercise: Exercise, seed: int = 0) -> list[Case]:
 
 
 def frozen(value: Any) -> Any:
-    """Plain data in a form that `==` compares; anything else is refused."""
+    """Return plain data in a form that `==` can compare. Asserts that it is plain."""
     if isinstance(value, Tensor):
         return str(value.dtype), tuple(value.shape), value.tolist()
     if isinstance(value, dict):
@@ -47,7 +47,7 @@ def frozen(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Trial:
-    """The cases that one seed draws, and what the reference makes of them."""
+    """The cases that one seed draws, and the reference's outcomes on them."""
 
     exercise: Exercise
     driver: Driver
@@ -58,18 +58,18 @@ class Trial:
         return run_all(self.exercise, self.driver, attempt, self.cases, self.expected)
 
     def first_wrong(self, outcomes: list[Outcome]) -> Outcome | None:
-        """The first of an attempt's outcomes that differs from the reference's."""
+        """Return the first of an attempt's outcomes that differs from the reference's."""
         for got, expected in zip(outcomes, self.expected, strict=True):
             if difference(self.exercise, got, expected) is not None:
                 return got
         return None
 
     def rejects(self, attempt: Any) -> bool:
-        """Whether some case tells the attempt from the reference; the others are left out then."""
+        """Whether the attempt differs from the reference on some case; stops at the first."""
         return self.told_by(attempt) is not None
 
     def told_by(self, attempt: Any) -> Outcome | None:
-        """What comes of the attempt at the first case that tells it from the reference."""
+        """Return the attempt's outcome on the first case where it differs from the reference."""
         over = time.monotonic() + judge.SECONDS
         for case, expected in zip(self.cases, self.expected, strict=True):
             got = run(self.exercise, self.driver, attempt, case, over, expected.counts)
@@ -80,7 +80,7 @@ class Trial:
 
 @cache
 def trials(exercise: Exercise, seed: int = 0) -> list[Trial]:
-    """One for each way in which the exercise may be driven; an attempt that passes one is right."""
+    """Return a trial for each way to drive the exercise; an attempt that passes one is right."""
     return trials_on(exercise, cases_of(exercise, seed))
 
 
@@ -93,7 +93,7 @@ def trials_on(exercise: Exercise, cases: list[Case]) -> list[Trial]:
 
 
 def ran_out_of_time(outcome: Outcome | None) -> bool:
-    """What has no end is waited for once, not with every seed."""
+    """Whether the attempt ran out of time: tests wait for this once, not with every seed."""
     failure = outcome.failure if outcome else None
     return failure is not None and isinstance(failure.error, TookTooLong)
 
@@ -102,13 +102,13 @@ def is_rejected(exercise: Exercise, attempt: Any, seed: int = 0) -> bool:
     return all(trial.rejects(attempt) for trial in trials(exercise, seed))
 
 
-# -------------------------------------------------------------------------------- as in a notebook
+# ------------------------------------------------------------------------------------- notebooks
 
 numbers = itertools.count(1)
 
 
 def cell(source: str, names: dict[str, Any] | None = None) -> dict[str, Any]:
-    """What there is once a cell with this source has run; Python finds its text as IPython's."""
+    """Run a cell and return its names. Python can find its source, as with IPython's cells."""
     file = f"<cell {next(numbers)}>"
     linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
     names = {"__name__": "__main__"} if names is None else names
@@ -117,13 +117,13 @@ def cell(source: str, names: dict[str, Any] | None = None) -> dict[str, Any]:
 
 
 def seen_of(exercise: Exercise, what: str) -> list[Any]:
-    """All that was seen in the reference of what begins like this, whatever the case."""
+    """Return the values of the reference's records whose name begins with `what`, in all cases."""
     seen = (seen for outcome in trials(exercise)[0].expected for seen in outcome.seen)
     return [record.value for record in seen if record.what.startswith(what)]
 
 
 def skeleton(lab: str, keep: str = "") -> str:
-    """A lab's module as a student gets it, but for one stretch that is there already."""
+    """Return a lab's module as a student gets it, except that the stretch `keep` is solved."""
     module = lab_module(lab)
     lines = list(module.lines)
     for path, stretch in sorted(module.stretches.items(), key=lambda item: -item[1].start):
@@ -134,9 +134,9 @@ def skeleton(lab: str, keep: str = "") -> str:
 
 
 def with_wrong_neighbours(exercise: Exercise, every: int) -> Iterator[tuple[Any, list[str]]]:
-    """The right attempt in a notebook where every other exercise of its lab is wrong, and how.
+    """Yield the right attempt in notebooks where every other exercise of the lab is wrong, and how.
 
-    With every=1 each misconception of each neighbour comes once at least; with 3, every third one.
+    With every=1, each misconception of each neighbor occurs at least once; with 3, every third.
     """
     neighbours = [e for e in EXERCISES if e.lab == exercise.lab and e is not exercise]
     most = max((len(e.misconceptions) for e in neighbours), default=0)
@@ -151,7 +151,7 @@ def with_wrong_neighbours(exercise: Exercise, every: int) -> Iterator[tuple[Any,
 
 
 def put_wrong(names: dict[str, Any], neighbour: Exercise, source: str) -> None:
-    """Make one function or method of a notebook wrong; the rest of its class stays."""
+    """Make one function or method of a notebook wrong; the rest of its class stays right."""
     right = names[neighbour.attempt_name]
     cell(source, names)
     if "." in neighbour.path:

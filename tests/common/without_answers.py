@@ -1,10 +1,10 @@
-"""Run the drivers of each lab where neither its answers nor those of later labs can be imported.
+"""Run each lab's drivers when neither its answers nor those of later labs can be imported.
 
     python -m tests.common.without_answers
 
-What the trusted side knows is prepared first; then the doors are closed, those of the last lab
-before those of the one before it, since what is closed stays closed. Prints for each lab how many
-cases ran.
+The cases and expected outcomes are prepared first. Then the modules with answers are closed, from
+the last lab to the first, because a closed module stays closed. Prints the number of cases that ran
+for each lab.
 """
 
 import importlib
@@ -23,7 +23,7 @@ OPEN |= {"autograder.drivers.seen", "autograder.drivers.queues"}
 
 
 def prepared(exercise: Exercise, answers: set[str]) -> tuple[Any, ...]:
-    """What it is run with: what may be lent, and case by case what must come of it."""
+    """Return the exercise, the functions that may be lent, and each case with its outcome."""
     cases = cases_of(exercise)
     outcomes = run_all(exercise, exercise.driver, exercise.reference, cases)
     services = [exercise.services(case.data) for case in cases]
@@ -32,13 +32,13 @@ def prepared(exercise: Exercise, answers: set[str]) -> tuple[Any, ...]:
 
 
 def answers_of(lab: str) -> set[str]:
-    """The modules that answer a lab and those behind it."""
+    """Return the modules that hold the answers of a lab and of all later ones."""
     later = LABS[LABS.index(lab) :]
     return {import_name(part) for name in later for part in parts_of(name)}
 
 
 def close(lab: str, answers: set[str]) -> None:
-    """From now on no import finds an answer, nor anything of ours but the drivers of the lab."""
+    """Let no import find an answer, nor any module of ours other than the lab's drivers."""
     for name in answers:
         sys.modules[name] = None  # type: ignore[assignment]  # importing it now fails
         package, _, module = name.rpartition(".")
@@ -51,7 +51,7 @@ def close(lab: str, answers: set[str]) -> None:
 
 
 def run_lab(lab: str, notebook: dict[str, Any], trials: list[tuple[Any, ...]]) -> Iterator[Case]:
-    """The cases of a lab, each when it has run; `notebook` stands for a student's."""
+    """Run the cases of a lab, and yield each when it has run. `notebook`: a student's names."""
     drivers = importlib.import_module(f"autograder.drivers.{lab}")
     seen = importlib.import_module("autograder.drivers.seen")
     assert seen.Seen is not Seen

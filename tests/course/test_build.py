@@ -436,8 +436,8 @@ def test_a_wrong_lesson_is_refused_with_a_sentence(course, old, new, sentence):
             "pop()\n",
             r"the solution in line 28 has no ### END",
         ),
-        ("### BEGIN SOLUTION\n        return", "return", r"line 29: there is no ### BEGIN"),
-        ("LIMIT = 3", "### BEGIN SOLUTION\n### END SOLUTION", r"line 5: .* is in no function"),
+        ("### BEGIN SOLUTION\n        return", "return", r"line 29: .* has no ### BEGIN"),
+        ("LIMIT = 3", "### BEGIN SOLUTION\n### END SOLUTION", r"line 5: .* is not in a function"),
         ("def take", "def pick", r"a solution in toys\.Box\.pick, but there is no such exercise"),
     ],
 )

@@ -180,9 +180,9 @@ def test_a_text_that_is_not_utf8_or_not_there(tmp_path):
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (["--layers", "2"], "its layers is 1, this command's is 2"),
-        (["--heads", "4"], "its heads is 2"),
-        (["--vocab", "290"], "its vocab is 300"),
+        (["--layers", "2"], "with layers = 1 instead of 2"),
+        (["--heads", "4"], "with heads = 2"),
+        (["--vocab", "290"], "with vocab = 300"),
     ],
 )
 def test_a_checkpoint_of_another_run(text, tmp_path, monkeypatch, options, named):
@@ -197,17 +197,17 @@ def test_a_checkpoint_of_another_run(text, tmp_path, monkeypatch, options, named
     assert named in message
 
     text.write_text(tale(300, seed=1))
-    assert "its text hash is" in refusal(text, tmp_path / "out")
+    assert "with text hash = " in refusal(text, tmp_path / "out")
 
 
 def test_settings_that_cannot_work(text, tmp_path):
     out = tmp_path / "out"
     assert "--vocab must be above 256" in refusal(text, out, "--vocab", "256")
     assert "must be a multiple of --heads 3" in refusal(text, out, "--heads", "3")
-    assert "holds no model" in refusal(text, out, "--teacher", str(tmp_path / "nobody"))
+    assert "has no model" in refusal(text, out, "--teacher", str(tmp_path / "nobody"))
     teacher = run(text, tmp_path / "teacher")
     message = refusal(text, out, "--teacher", str(teacher), "--context", "64")
-    assert "Give --context 32 or less" in message
+    assert "Pass --context 32 or less" in message
 
 
 @pytest.mark.slow

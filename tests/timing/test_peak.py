@@ -66,5 +66,5 @@ def test_an_error_comes_through_with_its_text_and_a_process_that_dies_is_told():
 
     with pytest.raises(RuntimeError, match=r"(?s)failed in its process.*Tiles of 0 queries"):
         peak_megabytes(run)
-    with pytest.raises(RuntimeError, match="died, with exit code 7"):
+    with pytest.raises(RuntimeError, match="died with exit code 7"):
         peak_megabytes(lambda: os._exit(7))

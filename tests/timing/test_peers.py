@@ -83,7 +83,7 @@ def test_what_is_missing_on_a_device_is_told_with_what_would_install_it(monkeypa
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     told = dict(missing("cuda"))
     assert set(told) == {*PEERS, "gpt-fast"}
-    assert "processor" in told["ct2"]
+    assert "on the CPU" in told["ct2"]
     assert "pip install vllm" in told["vllm"]
 
 
@@ -133,7 +133,7 @@ def test_the_threads_are_set_before_anything_is_imported(tmp_path):
     [
         ("sys.exit('no such kernel')", "ended: no such kernel"),
         ("raise ValueError('no such kernel')", "ended: ValueError: no such kernel"),
-        ("os._exit(3)", "exit status 3, without a word"),
+        ("os._exit(3)", "exit status 3, without a message"),
         ("print('loaded', file=sys.stderr); os.abort()", "ended: signal SIGABRT"),
         ("time.sleep(600)", "stopped after 1 seconds without an answer"),
     ],

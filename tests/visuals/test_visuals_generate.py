@@ -72,14 +72,14 @@ def test_cost_adds_up_above_and_stands_alone_below():
     assert curves(each) == [pytest.approx({2: 100, 3: 200, 4: 300})]
 
 
-DIFFERS, RIGHT = "That differs: find out why.", "Exactly right."
+DIFFERS, RIGHT = "They differ: find out why.", "Exactly right."
 
 
 @pytest.mark.parametrize(
     ("guess", "measured", "exact", "verdict"),
     [
         (9152, 9152, False, RIGHT),
-        (9000, 9152, False, "Within a tenth of it."),
+        (9000, 9152, False, "Less than 10% off."),
         (2000, 9000, False, "Too low by a factor of 4.5."),
         (0.3, 0.1, False, "Too high by a factor of 3."),
         (0, 5, False, DIFFERS),
@@ -87,8 +87,8 @@ DIFFERS, RIGHT = "That differs: find out why.", "Exactly right."
         ([1, 8], torch.Size([1, 8, 4096]), False, DIFFERS),
         ("a lot", 5, False, DIFFERS),
         (1024, 1024, True, RIGHT),
-        (1031, 1024, True, "Too high by 7 bytes: here only the exact number is right."),
-        (0, 18, True, "Too low by 18 bytes: here only the exact number is right."),
+        (1031, 1024, True, "Too high by 7 bytes: only the exact number is right here."),
+        (0, 18, True, "Too low by 18 bytes: only the exact number is right here."),
     ],
 )
 def test_an_estimate_is_compared(guess, measured, exact, verdict, capsys):

@@ -1,6 +1,7 @@
-"""Engines that people use, beside ours on the table: each optional, each in a process of its own.
+"""Widely used engines, to compare ours with on the table. Each is optional.
 
-Never two engines in one process: each brings a pool of threads, and the pools fight for the cores.
-`catalogue` lists the engines, `row` puts one on the table, `worker` talks to its process, which is
-`__main__`. The other files each drive one engine, and only that process imports them.
+Each engine runs in a process of its own, because every engine has a pool of threads, and two pools
+in one process compete for the cores. `catalogue` lists the engines, `row` makes an engine's row of
+the table, `worker` talks to its process, and `__main__` is that process. The other files each drive
+one engine, and only its process imports them.
 """

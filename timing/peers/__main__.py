@@ -1,7 +1,8 @@
 """The process of one engine: python -m timing.peers NAME FOLDER THREADS SCRATCH
 
-It loads the engine, says so, and answers each order with what it did: JSON, one line each, in on
-stdin and out on stdout. It ends with its stdin. Times are seconds from the engine's start.
+It loads the engine, reports that it is ready, and answers every order with the result. Orders on
+stdin and answers on stdout are lines of JSON. It ends when stdin closes. Times are seconds since
+the engine's start.
 """
 
 import importlib
@@ -17,7 +18,7 @@ from timing.peers.engine import Engine, Given
 
 def main(name: str, folder: str, threads: str, scratch: str) -> None:
     wire = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # engines print; nothing but answers may get onto the wire
+    os.dup2(2, 1)  # engines print, and only answers may reach the wire
     peer = PEERS[name]
     module, engine = peer.engine.split(".")
     given = Given(Path(folder), Path(scratch), peer.precision, int(threads))

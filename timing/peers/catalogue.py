@@ -1,4 +1,4 @@
-"""Which engines there are, what each of them needs, and why one is missing."""
+"""The other engines: what each one needs, and why one is missing."""
 
 import importlib.util
 from collections.abc import Iterator
@@ -12,9 +12,9 @@ FLOAT32 = "float32"
 class Peer:
     """One engine, with weights of one precision.
 
-    title: what it is called. engine: its class in this folder, "module.Class". modules: what must
-    be importable, with the package that each comes from; the first is the engine's own. needs_cuda:
-    whether it is for a CUDA device, else it is for a processor. advice: on installing it.
+    title: its name. engine: its class in this folder, "module.Class". modules: the modules that it
+    needs, each with its package; the first is the engine's own. needs_cuda: whether it is timed on
+    a CUDA device instead of a CPU. advice: a hint on installing it.
     """
 
     title: str
@@ -42,19 +42,19 @@ PEERS = {
         "hf_continuous.HFContinuous",
         {"transformers": "transformers"},
     ),
-    "vllm": Peer(  # written by its documentation: there was no GPU to try it on
+    "vllm": Peer(  # written from its documentation and not tried: there was no GPU
         "vLLM",
         "vllm_offline.VLLM",
         {"vllm": "vllm"},
         needs_cuda=True,
-        advice=" It brings a torch of its own, so take another environment.",
+        advice=" It needs its own version of torch, so use another environment.",
     ),
 }
-NEVER = {"gpt-fast": "it runs models of Llama's shape, and GPT-2 is none."}
+NEVER = {"gpt-fast": "it only runs models with Llama's architecture, not GPT-2."}
 
 
 def missing(device: str) -> Iterator[tuple[str, str]]:
-    """The engines that cannot be had on a device ("cpu", "cuda"): name, and a sentence why."""
+    """Yield each engine that is not available on a device ("cpu", "cuda"), and the reason."""
     for name, peer in PEERS.items():
         absent = [
             package
@@ -62,8 +62,8 @@ def missing(device: str) -> Iterator[tuple[str, str]]:
             if importlib.util.find_spec(module) is None
         ]
         if peer.needs_cuda != (device == "cuda"):
-            where = "on a GPU alone: --device cuda" if peer.needs_cuda else "on the processor alone"
-            yield name, f"it is timed {where}."
+            where = "on a GPU: --device cuda" if peer.needs_cuda else "on the CPU"
+            yield name, f"it is only timed {where}."
         elif absent:
             packages = " ".join(absent)
             install = f"python -m pip install {packages} --constraint constraints.txt"

@@ -1,4 +1,4 @@
-"""CTranslate2: its own converter, its own batches."""
+"""CTranslate2, with its own converter and its own batches."""
 
 import json
 import subprocess
@@ -13,10 +13,10 @@ from timing.peers.engine import Given, Ids, Served
 
 
 class CTranslate2:
-    """A batch of CTranslate2 is static, but a row that has all its tokens leaves it.
+    """Static batches: no row joins a running batch, but a row that has all its tokens leaves it.
 
-    It sorts prompts by length before it cuts them into batches, so that those of one batch are
-    alike.
+    CTranslate2 sorts prompts by length before it forms batches, so that the prompts in a batch have
+    similar lengths.
     """
 
     def __init__(self, given: Given) -> None:
@@ -34,7 +34,7 @@ class CTranslate2:
 
         def serve_some(numbers: list[int]) -> None:
             def note(step: ctranslate2.GenerationStepResult) -> bool:
-                """Called with every new token; returns whether its request has all of them."""
+                """Record a new token. Return whether its request has all of its tokens."""
                 number = numbers[step.batch_id]
                 outputs[number].append(step.token_id)
                 token_times[number].append(perf_counter())
@@ -44,12 +44,12 @@ class CTranslate2:
                 [[self.vocabulary[token] for token in prompts[number]] for number in numbers],
                 max_batch_size=size,
                 max_length=max(new_tokens[number] for number in numbers),
-                end_token=[],  # nothing ends a text; left out, it would be the model's EOS
-                include_prompt_in_result=False,  # so that prompts are computed at once
+                end_token=[],  # no token ends a text; the default is the model's EOS
+                include_prompt_in_result=False,  # so that a prompt is computed in one pass
                 callback=note,
             )
 
-        # Beside a prompt of one token, the tokens of longer prompts would be taken for new ones.
+        # In a batch with a one-token prompt, tokens of longer prompts would be reported as new.
         short = [number for number, prompt in enumerate(prompts) if len(prompt) == 1]
         long = [number for number, prompt in enumerate(prompts) if len(prompt) > 1]
         start = perf_counter()
@@ -60,12 +60,12 @@ class CTranslate2:
 
 
 def convert(folder: Path, target: Path) -> None:
-    """By CTranslate2's own converter, in a process that ends: it runs torch."""
+    """Convert the model with CTranslate2's converter, in another process, because it uses torch."""
     partial = target.with_name(f"{target.name}.partial")
     converter = "from ctranslate2.converters.transformers import main; main()"
     options = ["--model", str(folder), "--output_dir", str(partial), "--force"]
     subprocess.run([sys.executable, "-c", converter, *options], check=True)
-    # GPT-2 has no unknown token, and CTranslate2 refuses a model that names none.
+    # GPT-2 has no unknown token, but CTranslate2 refuses a model without one.
     config_file = partial / "config.json"
     config = json.loads(config_file.read_text(encoding="utf-8"))
     first = json.loads((partial / "vocabulary.json").read_text(encoding="utf-8"))[0]

@@ -1,4 +1,4 @@
-"""What every engine is asked to do."""
+"""The interface of every other engine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ Ids = list[int]
 
 @dataclass(frozen=True)
 class Given:
-    """What an engine is made from.
+    """The arguments of an engine.
 
-    folder: of the model. scratch: where the model may be converted to; another process of the same
-    engine finds it there. precision: of the weights, one of `catalogue`.
+    folder: the model's folder. scratch: a folder for the converted model, which other processes of
+    the same engine reuse. precision: of the weights, one of those in `catalogue`.
     """
 
     folder: Path
@@ -24,10 +24,10 @@ class Given:
 
 @dataclass(frozen=True)
 class Served:
-    """What an engine did.
+    """The result of serving requests. Times are seconds of time.perf_counter.
 
-    start: when the requests were handed over, with all memory for them at hand. outputs: the new
-    tokens of each. token_times: when each of them was there. Seconds, of time.perf_counter.
+    start: when the engine got the requests, with all memory for them allocated. outputs: the new
+    tokens of each request. token_times: when each of these tokens was available.
     """
 
     start: float
@@ -36,11 +36,11 @@ class Served:
 
 
 class Engine(Protocol):
-    """An engine with its weights loaded; made by calling its class with what it is Given."""
+    """An engine with its weights loaded. Its class is called with a Given."""
 
     def serve(self, prompts: Sequence[Ids], new_tokens: Sequence[int], size: int) -> Served:
-        """Continue each prompt greedily, `size` requests at a time at most.
+        """Continue each prompt greedily, with at most `size` requests at a time.
 
-        No EOS ends a request: each gets as many new tokens as it asks for, and an EOS among them is
-        a token like any other.
+        Each request gets exactly its number of new tokens; an EOS is a token like any other and
+        ends nothing.
         """

@@ -1,4 +1,4 @@
-"""A GPT-2 as llama.cpp reads it: python -m timing.peers.gguf_file FOLDER FILE PRECISION"""
+"""Convert a GPT-2 for llama.cpp: python -m timing.peers.gguf_file FOLDER FILE PRECISION"""
 
 import json
 import sys
@@ -21,10 +21,10 @@ FILE_TYPES = {"float32": LlamaFileType.ALL_F32, "q8_0": LlamaFileType.MOSTLY_Q8_
 
 
 def write_gguf(folder: Path, path: Path, precision: str) -> None:
-    """Write the model in `folder` to the file `path`, its weights in one of FILE_TYPES.
+    """Write the model in `folder` to the file `path`, with its weights in one of FILE_TYPES.
 
-    Q8_0 rounds matrices to 8 bits, 32 numbers of a row sharing a scale. Vectors, and the position
-    embeddings, which are added, stay in float32, as llama.cpp's own quantizer has it.
+    Q8_0 rounds matrices to 8 bits, with a scale for every 32 numbers of a row. Vectors and the
+    position embeddings, which are only added, stay in float32, as in llama.cpp's own quantizer.
     """
     config = read_config(folder)
     writer = gguf.GGUFWriter(path, "gpt2")
@@ -58,7 +58,7 @@ def add_shape(writer: gguf.GGUFWriter, config: GPTConfig) -> None:
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, folder: Path, config: GPTConfig) -> None:
-    """The vocabulary and its merges; ids that the model has and the tokenizer lacks are unused."""
+    """Add the vocabulary and its merges. Ids that only the model has are marked as unused."""
     tokenizer = load_tokenizer(folder)
     tokens = {number: token for token, number in tokenizer.get_vocab().items()}
     merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]

@@ -1,4 +1,4 @@
-"""The continuous batching of transformers, over its own paged cache."""
+"""The continuous batching of transformers, with its own paged cache."""
 
 from collections.abc import Sequence
 from time import perf_counter
@@ -11,11 +11,11 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 from timing.peers.engine import Given, Ids, Served
 
 PAGE_SIZE = 32  # tokens
-BATCH_TOKENS = 256  # that a step computes at most
+BATCH_TOKENS = 256  # the token budget of a step
 
 
 class HFContinuous:
-    """Runs on a processor too, with scaled_dot_product_attention over its pages."""
+    """It also runs on a CPU, with scaled_dot_product_attention over its pages."""
 
     def __init__(self, given: Given) -> None:
         torch.set_num_threads(given.threads)
@@ -27,7 +27,7 @@ class HFContinuous:
     def serve(self, prompts: Sequence[Ids], new_tokens: Sequence[int], size: int) -> Served:
         requests = list(zip(prompts, new_tokens, strict=True))
         longest = max(len(prompt) + limit for prompt, limit in requests)
-        # Sizes are named because transformers would else take most of the machine's memory.
+        # Without explicit sizes, transformers would take most of the machine's memory.
         batching = ContinuousBatchingConfig(
             page_size=PAGE_SIZE,
             num_blocks=size * (-(-longest // PAGE_SIZE) + 1),
@@ -48,7 +48,7 @@ class HFContinuous:
             while len(done) < len(names):
                 result = manager.get_result(timeout=1)
                 if result is None and not manager.is_running():
-                    raise RuntimeError("the thread that generates has ended.")
+                    raise RuntimeError("the generating thread has ended.")
                 if result is not None and result.error is not None:
                     raise RuntimeError(result.error)
                 if result is not None and result.is_finished():

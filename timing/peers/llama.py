@@ -1,4 +1,4 @@
-"""llama.cpp: parallel sequences in one context, served as its own server serves its slots."""
+"""llama.cpp: parallel sequences in one context, served like the slots of its own server."""
 
 import ctypes
 import subprocess
@@ -18,11 +18,11 @@ from timing.peers.engine import Given, Ids, Served
 
 
 class LlamaCpp:
-    """Requests join and leave between any two decodes; whoever joins brings its whole prompt.
+    """Requests join and leave between any two steps. A prompt is computed whole, in one step.
 
-    The binding's own class knows one sequence, so this calls llama.cpp's functions. Keys and values
-    are float32 where the weights are, so that tokens can be held against ours; else they are
-    float16, as llama.cpp has it.
+    The binding's own class handles only one sequence, so this class calls llama.cpp's functions.
+    With float32 weights, keys and values are float32 too, so that the tokens can be compared with
+    ours; otherwise they are float16, llama.cpp's default.
     """
 
     def __init__(self, given: Given) -> None:
@@ -44,7 +44,7 @@ class LlamaCpp:
         size = min(size, len(prompts))
         both = zip(prompts, new_tokens, strict=True)
         longest = max(len(prompt) + limit for prompt, limit in both)
-        most = size * max(len(prompt) for prompt in prompts)  # tokens: every sequence a newcomer
+        most = size * max(len(prompt) for prompt in prompts)  # tokens, if every sequence is new
         outputs: list[Ids] = [[] for _ in prompts]
         token_times: list[list[float]] = [[] for _ in prompts]
         waiting, running = deque(range(len(prompts))), dict[int, int]()  # sequence to request
@@ -52,7 +52,7 @@ class LlamaCpp:
             start = perf_counter()
             while waiting or running:
                 batch.n_tokens = 0
-                rows = {}  # of each sequence: where its last token stands in the batch
+                rows = {}  # for each sequence, the place of its last token in the batch
                 for sequence in range(size):
                     if sequence in running:
                         number = running[sequence]
@@ -75,10 +75,10 @@ class LlamaCpp:
 
     @contextmanager
     def memory(self, size: int, longest: int, most: int) -> Iterator[tuple[Any, Any]]:
-        """A context of `size` sequences, `longest` tokens each, and a batch of `most` tokens."""
+        """Yield a context for `size` sequences of `longest` tokens, and a batch for `most`."""
         params = llama_cpp.llama_context_default_params()
         params.n_seq_max = size
-        params.n_ctx = size * -(-longest // 256) * 256  # llama.cpp rounds a sequence's share down
+        params.n_ctx = size * -(-longest // 256) * 256  # llama.cpp rounds each share down
         params.n_batch = most
         params.n_threads = params.n_threads_batch = self.threads
         if self.exact:
@@ -100,7 +100,7 @@ class LlamaCpp:
 
 
 def add(batch: Any, sequence: int, tokens: Ids, position: int) -> int:
-    """Put a sequence's next tokens into the batch; logits are asked for behind the last one."""
+    """Add a sequence's next tokens to the batch, with logits after the last. Return its place."""
     for offset, token in enumerate(tokens):
         row = batch.n_tokens
         batch.token[row], batch.pos[row] = token, position + offset
@@ -111,7 +111,7 @@ def add(batch: Any, sequence: int, tokens: Ids, position: int) -> int:
 
 
 def convert(folder: Path, path: Path, precision: str) -> None:
-    """In a process that ends, because reading the weights needs torch."""
+    """Convert the model in another process, because reading the weights needs torch."""
     partial = path.with_suffix(".partial")
     arguments = [str(folder), str(partial), precision]
     subprocess.run([sys.executable, "-m", "timing.peers.gguf_file", *arguments], check=True)

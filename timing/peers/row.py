@@ -1,4 +1,4 @@
-"""An engine of other people as a row of the table."""
+"""Another engine as a row of the table."""
 
 import os
 from collections.abc import Container
@@ -16,8 +16,8 @@ from timing.table.workloads import EQUAL, LENGTHS, RAGGED, Workload
 
 MOST_THREADS = 2
 SIZES = {LENGTHS: (1,), RAGGED: (8, 16, 32, 64), EQUAL: (8, 16)}  # requests at a time
-TRIALS = 2  # of each number of threads and of requests; the better one counts
-TRIAL_TOKENS = 64  # new ones, of one prompt; of many, each asks for a quarter
+TRIALS = 2  # for each number of threads and of requests at a time; the better one counts
+TRIAL_TOKENS = 64  # new tokens with one prompt; with many, each request gets a quarter of its own
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Choice:
 
 
 class PeerRow:
-    """One engine, at the threads and the requests at a time that were fastest in a short trial."""
+    """One engine, with the number of threads and of requests at a time that a short trial chose."""
 
-    weight_bytes = None  # what it reads for a token isn't seen from outside
+    weight_bytes = None  # the bytes it reads for a token can't be seen from outside
 
     def __init__(self, name: str, kind: str, workers: Workers, bench: Bench) -> None:
         self.name, self.peer, self.folder, self.workers = name, PEERS[name], bench.folder, workers
@@ -49,14 +49,17 @@ class PeerRow:
         return about if max(sizes) == 1 else f"{about}, at a time: {best_of(self.best.size, sizes)}"
 
     def run(self, workload: Workload) -> Run:
-        """Do the workload once, after a trial the first time. Raises PeerFailed."""
+        """Run the workload once, after a trial the first time. Raises PeerFailed."""
         if self.failure:
             raise self.failure
         self.best = self.best or self.tried(workload)
         return self.served(workload, self.best)
 
     def tried(self, workload: Workload) -> Choice:
-        """The fastest choice; a number of threads that fails is passed over, unless all do."""
+        """Return the fastest choice. Numbers of threads that fail are skipped.
+
+        Raises PeerFailed if all of them fail.
+        """
         trial = self.trial(workload)
         seconds: dict[Choice, float] = {}
         failed: dict[int, PeerFailed] = {}  # by threads
@@ -85,7 +88,7 @@ class PeerRow:
         worker = self.workers.get(self.name, self.folder, choice.threads)
         new, token_times = worker.serve(workload.prompts, workload.new_tokens, choice.size)
         outputs = [[*p, *ids] for p, ids in zip(workload.prompts, new, strict=True)]
-        unseen = None, None, None  # what it computes and holds
+        unseen = None, None, None  # its computed tokens and the bytes of its KV cache
         return Run(outputs, 0.0, token_times, *unseen, choice.size, {"threads": choice.threads})
 
 
@@ -95,7 +98,7 @@ def best_of(best: int, tried: list[int]) -> str:
 
 
 def peer_techniques(workers: Workers, absent: Container[str]) -> Rows:
-    """The engines that can be had here, as TECHNIQUES lists those of the course."""
+    """Return the engines that are available here, in the form of TECHNIQUES."""
     return {
         name: {kind: partial(PeerRow, name, kind, workers) for kind in SIZES}
         for name in PEERS

@@ -1,4 +1,4 @@
-"""vLLM, on a CUDA device. Written by its documentation, and not yet tried: it needs a GPU."""
+"""vLLM, on a CUDA device. Written from its documentation and not yet tried: it needs a GPU."""
 
 from collections.abc import Sequence
 from time import perf_counter
@@ -10,7 +10,7 @@ from timing.peers.engine import Given, Ids, Served
 
 
 class VLLM:
-    """Its offline API tells when all is done, not each token: every token has that time."""
+    """Its offline API returns once everything is done, so every token gets that time."""
 
     def __init__(self, given: Given) -> None:
         self.engine = LLM(
@@ -18,7 +18,7 @@ class VLLM:
         )
 
     def serve(self, prompts: Sequence[Ids], new_tokens: Sequence[int], size: int) -> Served:
-        """Its own scheduler decides how many run at a time."""
+        """Serve all requests. vLLM's scheduler decides how many run at a time; `size` is unused."""
         params = [
             SamplingParams(temperature=0, max_tokens=limit, ignore_eos=True, detokenize=False)
             for limit in new_tokens

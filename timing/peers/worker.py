@@ -1,4 +1,4 @@
-"""One engine's process, as the table sees it: orders go in, answers come back, or a reason."""
+"""Start an engine's process, send it orders and receive its answers, or the reason it failed."""
 
 import json
 import os
@@ -15,23 +15,23 @@ from timing.peers.engine import Ids
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "timing.peers"]
-LOAD_SECONDS, ANSWER_SECONDS = 600, 600  # after which an engine is taken to hang
-GRACE_SECONDS = 5  # for a process that has closed its side of the wire to end
+LOAD_SECONDS, ANSWER_SECONDS = 600, 600  # after these, an engine counts as hanging
+GRACE_SECONDS = 5  # until a process that has closed its side of the wire must have ended
 
-# Read when an engine's thread pool is made. A pool whose threads wait by spinning would take the
+# An engine reads these when it creates its thread pool. Threads that wait by spinning would take
 # cores from the engine that is timed next.
 THREADS = "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 WAITING = {"OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false"}
 
 
 class PeerFailed(Exception):
-    """Why an engine is not on the table, in a sentence."""
+    """Its message is a sentence that says why an engine is not on the table."""
 
 
 class Worker:
-    """A process with one engine in it: `command`, whose stderr goes to the file `log`.
+    """A process that runs one engine: `command`, with its stderr in the file `log`.
 
-    Raises PeerFailed where it ends, or does not answer in time; the process is gone then.
+    Raises PeerFailed if the process ends or doesn't answer in time; a late process is killed.
     """
 
     def __init__(self, command: list[str], threads: int, log: Path) -> None:
@@ -47,10 +47,10 @@ class Worker:
     def serve(
         self, prompts: list[Ids], new_tokens: list[int], size: int
     ) -> tuple[list[Ids], list[list[float]]]:
-        """The new tokens of each request, and when they were there, in seconds from the start."""
+        """Return each request's new tokens and when they were available, in seconds since start."""
         assert self.process.stdin is not None
         order = {"prompts": prompts, "new_tokens": new_tokens, "size": size}
-        with suppress(OSError):  # it has ended; that there is no answer says so
+        with suppress(OSError):  # the process has ended, which the missing answer will show
             print(json.dumps(order), file=self.process.stdin, flush=True)
         done = self.answer(ANSWER_SECONDS)
         return done["outputs"], done["token_times"]
@@ -71,28 +71,28 @@ class Worker:
             timer.cancel()
         if line.endswith("\n"):
             return json.loads(line)
-        with suppress(subprocess.TimeoutExpired):  # its own exit status says more than being killed
+        with suppress(subprocess.TimeoutExpired):  # its own exit status says more than our kill
             self.process.wait(GRACE_SECONDS)
         self.close()
         if late.is_set():
-            raise PeerFailed(f"it was stopped after {limit:,.0f} seconds without an answer.")
+            raise PeerFailed(f"stopped after {limit:,.0f} seconds without an answer.")
         raise PeerFailed(f"its process ended: {self.last_words()}")
 
     def last_words(self) -> str:
-        if self.process.returncode < 0:  # what it wrote before is about other things
+        if self.process.returncode < 0:  # then the log doesn't explain why it ended
             return f"signal {signal.Signals(-self.process.returncode).name}."
         lines = self.log.read_text(encoding="utf-8", errors="replace").split("\n")
         said = [line.strip() for line in lines if line.strip()]
-        return said[-1] if said else f"exit status {self.process.returncode}, without a word."
+        return said[-1] if said else f"exit status {self.process.returncode}, without a message."
 
     def close(self) -> None:
-        """End the process; a second time does nothing."""
+        """End the process. Closing it again does nothing."""
         self.process.kill()
         self.process.communicate()
 
 
 class Workers:
-    """The processes of all engines, started when they are first asked for, ended together."""
+    """The processes of all engines: each starts at its first use, and all end together."""
 
     def __enter__(self) -> Self:
         self.scratch = TemporaryDirectory(prefix="peers-", ignore_cleanup_errors=True)
@@ -106,7 +106,7 @@ class Workers:
         self.scratch.cleanup()
 
     def get(self, name: str, folder: Path, threads: int) -> Worker:
-        """The process of an engine with so many threads. Raises PeerFailed where it cannot load."""
+        """Return an engine's process with this many threads. Raises PeerFailed if it can't load."""
         key = name, folder, threads
         if key in self.unloadable:
             raise self.unloadable[key]

@@ -1,5 +1,5 @@
-"""The rows of the table by lab, in files named as in solutions/, and those of transformers.
+"""The rows of the table: one module per lab, named as in solutions/, and one for transformers.
 
-ROWS: what prepares each row, by its name and the kinds of workload that it serves. OWN: where there
-is something for a learner to write, what becomes the row `mine`. techniques.py collects both.
+ROWS: the function that prepares each row, by the row's name and by kind of workload. OWN: if the
+learner writes something that can be timed, what makes the row `mine`. techniques.py collects both.
 """

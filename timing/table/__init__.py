@@ -1,1 +1,1 @@
-"""What timed_generate.py is made of: workloads, techniques, verified and timed rows."""
+"""The parts of timed_generate.py: workloads, techniques, verified and timed rows."""

@@ -8,7 +8,7 @@ from timing.table.measure import Plan, Row
 from timing.table.verify import Verifier
 from timing.table.workloads import LENGTHS, RAGGED, Workload
 
-NAMES = {  # for readers who haven't seen the table; other rows keep the table's name
+NAMES = {  # for readers who haven't seen the table; other rows keep their name
     "naive": "naive loop",
     "cached": "KV cache",
     "speculative": "speculative decoding",
@@ -77,7 +77,7 @@ def title_of(workload: Workload) -> str:
 
 
 def draw_bars(axes: Any, rows: list[Row], told: Verifier) -> None:
-    """Draw the rows of one workload from top to bottom; hatched are those that may differ."""
+    """Draw the rows of one workload from top to bottom, hatched if their outputs may differ."""
     bars = axes.barh(
         [NAMES.get(row["technique"], row["technique"]) for row in rows],
         [row["tok_per_s"] for row in rows],

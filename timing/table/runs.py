@@ -1,7 +1,7 @@
-"""Doing a workload once, while the model is watched from outside.
+"""Run a workload once, while hooks watch the model from outside.
 
-No loop has to be written for the stopwatch: hooks on the model tell when each forward ended and how
-many tokens went through. Which requests got a token in it follows from the kind of loop.
+The loops need no code for timing: the hooks record when each forward pass ended and how many tokens
+it computed. Which requests got a token in it follows from the kind of loop.
 """
 
 import time
@@ -32,13 +32,13 @@ Ids = list[int]
 
 @dataclass(frozen=True)
 class Run:
-    """What one technique did with one workload.
+    """The result of running one workload with one technique.
 
     outputs: prompt and new tokens of each request. token_times: for each request, when each of its
-    new tokens was there, in seconds, on `start`'s clock. tokens_computed: how many tokens went
-    through the model, pads and finished rows included. kv_bytes, kv_bytes_reserved: keys and values
-    at the peak. What cannot be seen from outside, in another process, is None. batch: how many
-    requests are served at a time. notes: what only some techniques have, as NOTES tells.
+    new tokens was available, in seconds, on the same clock as `start`. tokens_computed: the tokens
+    that went through the model, including padding and finished rows. kv_bytes, kv_bytes_reserved:
+    keys and values at the peak. In another process these three can't be seen and are None. batch:
+    how many requests are served at a time. notes: values that only some techniques have, see NOTES.
     """
 
     outputs: list[Ids]
@@ -55,9 +55,9 @@ class Run:
         return max(times[-1] for times in self.token_times) - self.start
 
     def metrics(self, turns: int = 1) -> list[lab1.Metrics]:
-        """Of each request, from when it came, so waiting counts.
+        """Return the metrics of each request, counted from its arrival, so waiting counts.
 
-        That was at the start; with more `turns` than one, when the turn before had ended.
+        Requests arrive at the start; with several `turns`, at the end of the previous turn.
         """
         at_start = len(self.token_times) // turns
         ends = [times[-1] for times in self.token_times]
@@ -65,44 +65,44 @@ class Run:
         return [lab1.metrics(*both) for both in zip(came, self.token_times, strict=False)]
 
 
-# What a technique may note of a run beyond that, and a row has None of where it doesn't. used: the
-# share of fixed slots, over all steps, that served a request. preemptions, pool_used: of an engine,
-# the second one the share of its blocks that were held, on average over its steps. queried, hits:
-# of a prefix cache, how many tokens of prompts were looked for, and how many of them found.
-# acceptance: the share of drafts that stayed. tokens_per_pass: new ones, of a pass that verifies
-# drafts. `threads`, those of another process, take the place of our own.
+# The notes that a technique may add to a run; in a row, a missing note is None. used: the share of
+# fixed slots, over all steps, that served a request. preemptions, pool_used: an engine's number of
+# preemptions, and the share of its blocks that were held, on average over its steps. queried, hits:
+# how many prompt tokens were looked up in a prefix cache, and how many were found. acceptance: the
+# share of drafts that were accepted. tokens_per_pass: new tokens per forward pass that verifies
+# drafts. A note `threads`, from another process, replaces our own number of threads.
 NOTES = "used", "preemptions", "pool_used", "queried", "hits", "acceptance", "tokens_per_pass"
 
 
 class Prepared(Protocol):
-    """A technique with its weights loaded: what every row of the table has to offer."""
+    """A technique with its weights loaded: the interface of every row of the table."""
 
     @property
     def about(self) -> str:
-        """Its one line under the table."""
+        """The one line about it under the table."""
 
     @property
     def weight_bytes(self) -> int | None:
-        """Bytes of weights that are read for every token; None where tokens share a reading."""
+        """Bytes of weights read for every token; None if several tokens share one reading."""
 
     @property
     def lossy(self) -> Lossy | None:
-        """What is known of texts that need not be the reference's; None where they must be."""
+        """How the outputs may differ from the reference's; None if they must be equal."""
 
     def run(self, workload: Workload) -> Run:
-        """Do the workload once."""
+        """Run the workload once."""
 
 
 # ---------------------------------------------------------------------------------- watching
 
 
 class Watch:
-    """Notes the forwards of a model while it is entered.
+    """A context manager that records the forward passes of a model.
 
-    start, ends: when it was entered and when each forward ended. A token is picked right after the
-    forward that gave its logits; a hook costs microseconds where a forward costs milliseconds. On
-    an accelerator the clock waits for the forward to end, as whoever reads the token would.
-    after_each: called at the end of each forward, where it is given.
+    start, ends: when it was entered and when each forward pass ended. A token is picked right after
+    the forward pass that computed its logits. A hook takes microseconds, a forward pass
+    milliseconds. On an accelerator, the clock waits until the forward pass has ended, because
+    reading the token would wait, too. after_each: called at the end of each forward pass, if given.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Watch:
 
 
 def one_prompt_at_a_time(loop: Callable[[Any, Tensor, int], Tensor]) -> Callable:
-    """A loop of labs 1 and 2, called as Batches calls it."""
+    """Wrap a loop of labs 1 and 2, so that Batches can call it."""
 
     def generate(model: nn.Module, prompts: list[Ids], new_tokens: list[int]) -> list[Ids]:
         input_ids = torch.tensor(prompts, device=next(model.parameters()).device)
@@ -161,12 +161,12 @@ def one_prompt_at_a_time(loop: Callable[[Any, Tensor, int], Tensor]) -> Callable
     return generate
 
 
-# ------------------------------------------------------------------ batches, one after the other
+# ------------------------------------------------------------------- batches, one after another
 
 
 @dataclass(frozen=True)
 class OneModel:
-    """A technique that runs one model, whose weights are read for every token of a request."""
+    """A technique that runs one model, reading its weights for every token of a request."""
 
     about: str
     model: nn.Module
@@ -179,10 +179,10 @@ class OneModel:
 
 @dataclass(frozen=True)
 class Batches(OneModel):
-    """Requests in batches of `size`, in order of arrival; a batch ends with its longest.
+    """Requests in batches of `size`, in order of arrival. A batch ends with its longest request.
 
-    generate: called as generate(model, prompts, new_tokens) for a batch, returns prompt and new
-    tokens of each. A batch's first forward gives each row its first token, and so on.
+    generate: called as generate(model, prompts, new_tokens) for each batch, returns prompt and new
+    tokens of each request. A batch's first forward pass gives each row its first token, and so on.
     """
 
     generate: Callable[[Any, list[Ids], list[int]], list[Ids]]
@@ -205,9 +205,9 @@ class Batches(OneModel):
 
 
 class BestBatches:
-    """Batches of the size that was fastest in a trial, in which all sizes are timed once.
+    """Batches of the fastest size, found in a trial that times every size once.
 
-    The trial asks for a quarter of the new tokens, since it is made to choose, not to report.
+    The trial generates a quarter of the new tokens, because it only has to choose a size.
     """
 
     def __init__(self, candidates: list[Batches]) -> None:
@@ -218,7 +218,7 @@ class BestBatches:
     @property
     def about(self) -> str:
         sizes = ", ".join(str(batches.size) for batches in self.candidates)
-        return f"{self.candidates[0].about}, padded batches of the best size of {sizes}"
+        return f"{self.candidates[0].about}, padded batches of the best of the sizes {sizes}"
 
     def run(self, workload: Workload) -> Run:
         if self.best is None:
@@ -229,17 +229,17 @@ class BestBatches:
         return self.best.run(workload)
 
 
-# ------------------------------------------------------------- rounds, of one token or of several
+# --------------------------------------------------------------- rounds of one token or of several
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """Requests one after the other, by a loop that gives one token or more a forward.
+    """Requests one after another, in a loop that produces one or more tokens per forward pass.
 
-    generate: called as generate(models, prompt, max_new_tokens, params, generator), returns what
-    each forward of the first of the models gave. The others are drafts: their keys and values are
-    held too, and what they compute costs time, but is not counted with the model's own tokens. Each
-    request has a generator of its own. one_token_each: whether a forward never gives more.
+    generate: called as generate(models, prompt, max_new_tokens, params, generator), returns the
+    round of each forward pass of the first model. The other models are drafts: their keys and
+    values count and their work takes time, but their tokens don't count as computed. Each request
+    has a generator of its own. one_token_each: whether every forward pass produces just one token.
     """
 
     about: str
@@ -286,9 +286,9 @@ class Rounds:
         return self.generate(models, *request, params, generator)
 
     def replayed(self, workload: Workload, number: int) -> tuple[Ids, Ids]:
-        """One request as this loop serves it, and as it does without its caches.
+        """Return the text of one request with this loop's caches, and the text without them.
 
-        In float64, where no drawn number lies between the two roundings of a probability.
+        In float64, so that no random number falls between two roundings of a probability.
         """
         exact = [deepcopy(model).double() for model in self.models]
         anew = [Uncached.over(model) for model in exact]
@@ -300,9 +300,9 @@ class Rounds:
 
 
 class Uncached(CachedLMHead):
-    """A model that computes every token anew in each forward, and believes no cache.
+    """A model that recomputes every token in each forward pass.
 
-    Of the cache that it is handed it takes the length alone: so many tokens have been seen.
+    It only reads the length of the cache that it receives: the number of tokens seen so far.
     """
 
     @classmethod
@@ -311,7 +311,7 @@ class Uncached(CachedLMHead):
         uncached.transformer = model.transformer
         return uncached
 
-    def forward(  # type: ignore[override]  # it is called as every CachedLMHead is
+    def forward(  # type: ignore[override]  # it is called like every CachedLMHead
         self,
         inputs: Int[Tensor, "1 q_len"],
         position_ids: Int[Tensor, "1 q_len"],
@@ -338,8 +338,8 @@ class Continuous(OneModel):
     """An engine whose requests join and leave between any two steps.
 
     new_engine: called as new_engine(model, workload), returns a ContinuousBatcher or PagedBatcher
-    that serves `size` requests at a time. fixed_slots: whether these have slots of their own, of
-    which some may idle.
+    that serves `size` requests at a time. fixed_slots: whether each of these has a slot of its own,
+    which may be idle.
     """
 
     new_engine: Callable[[Any, Workload], Any]
@@ -348,10 +348,10 @@ class Continuous(OneModel):
     fixed_slots: bool = True
 
     def run(self, workload: Workload) -> Run:
-        """Serve all requests; who got a token in a forward is seen from who has grown since.
+        """Serve all requests. A request that has grown after a forward pass got a token in it.
 
-        When a forward ends its tokens have not been picked yet, so that the lengths noted then are
-        those from before it.
+        When a forward pass ends, its tokens have not been picked yet, so the lengths recorded then
+        are the lengths before it.
         """
         requests: list[Any] = []
         lengths: list[list[int]] = []
@@ -372,9 +372,9 @@ class Continuous(OneModel):
 
 
 def times_of_growth(ends: list[float], lengths: list[list[int]]) -> list[list[float]]:
-    """For each request, the ends of the forwards during which it grew.
+    """Return for each request the ends of the forward passes in which it grew.
 
-    `lengths` has a list for every forward, from before it, and one from after the last.
+    `lengths` has a list for the time before each forward pass, and one for after the last.
     """
     steps = list(zip(ends, pairwise(lengths), strict=True))
     requests = range(len(lengths[0]))
