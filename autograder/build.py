@@ -142,7 +142,9 @@ def only_imports(cell: NotebookNode) -> bool:
 
 def set_up_cells(cell: NotebookNode) -> list[NotebookNode]:
     """Return a lab's imports, folded away: fifty lines are no way to begin a lab."""
-    title = "### Set-up\n\nRun the next cell: it imports what this lab uses. Its code is folded away."
+    title = (
+        "### Set-up\n\nRun the next cell: it imports what this lab uses. Its code is folded away."
+    )
     folded = {**cell.metadata, "jupyter": {"source_hidden": True}}
     return [new_markdown_cell(title), new_code_cell(cell.source, metadata=folded)]
 

@@ -82,7 +82,7 @@ def check(name: str, attempt: Any) -> Result:
     card = verdict_card(exercise, judgement)
     if judgement.status != PASSED:
         remember(judgement.case)
-        unsure = neighbours(exercise, attempt) if judgement.status == WRONG else []
+        unsure = neighbors(exercise, attempt) if judgement.status == WRONG else []
         fail(exercise, replace(card, paragraphs=[*unsure, *card.paragraphs]))
     show(replace(card, paragraphs=[*card.paragraphs, *not_kept(exercise, attempt)]))
     return Result(PASSED, judgement.message, exercise.card.points)
@@ -121,7 +121,7 @@ def not_defined(exercise: Exercise, stopped: str) -> str:
     )
 
 
-def neighbours(exercise: Exercise, attempt: Any) -> list[str]:
+def neighbors(exercise: Exercise, attempt: Any) -> list[str]:
     """Exercises that it uses and that may be wrong: a bundle lends no right solutions of them."""
     if exercise.record is None or graded():
         return []

@@ -10,6 +10,7 @@ import pytest
 
 from autograder.course.lesson import LESSONS, lessons
 from autograder.course.reference import GIVEN, ROOT, import_name, parts_of
+from autograder.judging.catalogue import CATALOGUES
 from tests.common.house import imports
 from timing.table import techniques
 
@@ -129,3 +130,20 @@ def minutes_needed(lab: str) -> float:
 
 def in_minutes(found: re.Match | None) -> int | None:
     return 60 * int(found[1] or 0) + int(found[2] or 0) if found else None
+
+
+# ------------------------------------------------------------------------------ American spelling
+
+BRITISH = re.compile(
+    r"\b\w*(?:neighbour|colour|behaviour|favour|honour|centre|grey|licence|labelled|modelling"
+    r"|cancelled|travelled|(?:util|optim|quant|normal|token|recogn|organ|initial)is(?:e|ing|ation))"
+    r"\w*",
+    re.IGNORECASE,
+)
+PROSE = [*(ROOT / "docs").glob("*.md"), *LESSONS.glob("*.md"), *CATALOGUES.glob("*.md")]
+
+
+@pytest.mark.parametrize("file", [ROOT / "README.md", *PROSE], ids=lambda file: file.name)
+def test_prose_is_spelled_as_in_america(file: Path) -> None:
+    text = re.sub(r"```.*?```|`[^`]*`|^    .*?$", "", file.read_text("utf-8"), flags=re.S | re.M)
+    assert BRITISH.findall(text) == []

@@ -21,8 +21,8 @@ from visuals.explorer import choice, explore
 from visuals.style import (
     BLUE,
     EMPTY,
+    GRAY,
     GREEN,
-    GREY,
     INK,
     LOOK,
     ORANGE,
@@ -42,14 +42,14 @@ from visuals.style import (
 Trace = Sequence[Sequence[int | None]]
 
 
-def pastel(colour: str) -> tuple[float, ...]:
+def pastel(color: str) -> tuple[float, ...]:
     """Mix a color with white, so that black text on it is readable."""
-    return tuple(0.45 * part + 0.55 for part in to_rgb(colour))
+    return tuple(0.45 * part + 0.55 for part in to_rgb(color))
 
 
 # Seven, so that consecutive requests in a slot differ in color: in static batches of 2, 4, 8 or 16
 # their numbers are that far apart.
-CALM = [pastel(colour) for colour in (BLUE, ORANGE, GREEN, PINK, SKY, RED, GREY)]
+CALM = [pastel(color) for color in (BLUE, ORANGE, GREEN, PINK, SKY, RED, GRAY)]
 
 
 def draw_idle(axes: Axes, column: float, row: float, width: float = 1) -> None:
@@ -75,13 +75,13 @@ def show_padding(
             token, position = int(input_ids[row, column]), int(position_ids[row, column])
             if attention_mask[row, column]:
                 axes.add_patch(Rectangle((column, row), 1, 1, fc=CALM[0], ec="white", lw=2))
-                text, colour = visible(decode([token])), INK
+                text, color = visible(decode([token])), INK
             else:
                 draw_idle(axes, column, row)
-                text, colour = "pad", GREY
+                text, color = "pad", GRAY
             size = min(9, 80 / seq)
-            write(axes, column + 0.5, row + 0.36, text, fontsize=size, color=colour)
-            write(axes, column + 0.5, row + 0.74, str(position), fontsize=0.9 * size, color=colour)
+            write(axes, column + 0.5, row + 0.36, text, fontsize=size, color=color)
+            write(axes, column + 0.5, row + 0.74, str(position), fontsize=0.9 * size, color=color)
     axes.set(xlim=(0, seq), ylim=(batch, 0), xlabel="column (in each cell: token and position)")
     axes.set_xticks([column + 0.5 for column in range(seq)], [str(c) for c in range(seq)])
     axes.set_yticks([row + 0.5 for row in range(batch)], [f"row {row}" for row in range(batch)])
@@ -192,8 +192,8 @@ def draw_timeline(axes: Axes, trace: Trace, columns: int) -> None:
 def draw_run(axes: Axes, slot: int, start: int, length: int, request: int, columns: int) -> None:
     """Draw one request in its slot: a bar with white seams, its name, and its end."""
     end, name = start + length, f"S{request + 1}"
-    colour = CALM[request % len(CALM)]
-    axes.add_patch(Rectangle((start, slot + 0.04), length, 0.92, fc=colour, ec="white", lw=0.5))
+    color = CALM[request % len(CALM)]
+    axes.add_patch(Rectangle((start, slot + 0.04), length, 0.92, fc=color, ec="white", lw=0.5))
     if columns <= MOST_COLUMNS:
         axes.vlines(range(start + 1, end), slot + 0.04, slot + 0.96, color="white", lw=1)
         size = min(9, 110 / columns)
@@ -251,11 +251,11 @@ def throughput_and_latency(seconds: Mapping[int, float], chosen: int | None = No
     figure, (left, right) = new_figure(height=3.1, columns=2)
     left.plot(batches, throughput, "o-", color=BLUE)
     free = [alone * batch / smallest for batch in batches]
-    left.plot(batches, free, "--", color=GREY, label="if requests cost no time")
+    left.plot(batches, free, "--", color=GRAY, label="if requests cost no time")
     left.set(title="tokens a second, all requests", ylim=(0, 1.25 * max(throughput)))
     left.yaxis.set_major_formatter("{x:,.0f}")
     right.plot(batches, tpot, "o-", color=ORANGE)
-    right.axhline(2 * tpot[0], color=GREY, linestyle="--", label=f"twice that of batch {smallest}")
+    right.axhline(2 * tpot[0], color=GRAY, linestyle="--", label=f"twice that of batch {smallest}")
     right.set(title="TPOT: ms a token, each request", ylim=(0, 1.15 * max([2 * tpot[0], *tpot])))
     for axes, values in ((left, throughput), (right, tpot)):
         axes.set(xlabel="requests in the batch", xlim=(0, 1.05 * batches[-1]))

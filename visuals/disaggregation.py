@@ -21,8 +21,8 @@ from visuals.engine import Trace
 from visuals.explorer import choice, explore
 from visuals.style import (
     BLUE,
+    GRAY,
     GREEN,
-    GREY,
     INK,
     LOOK,
     ORANGE,
@@ -153,7 +153,7 @@ def draw_steps(axes: Axes, name: str, trace: Trace, newcomer: int, shown: Sequen
         f"largest step with a decode: {largest:,}" if largest else "no decodes",
         f"first token in step {first[0] + 1:,}" if first else "no first token",
     )
-    axes.axhline(0, color=GREY, lw=0.8)
+    axes.axhline(0, color=GRAY, lw=0.8)
     axes.set(xlim=(0.4, columns + 0.6), ylim=(-0.26 * tallest, 1.24 * tallest), ylabel="tokens")
     axes.spines["bottom"].set_visible(False)
     axes.locator_params(axis="x", integer=True)
@@ -332,7 +332,7 @@ WORK = {
     "prefill": (PALE_ORANGE, ORANGE, "/////"),
     "send": (PALE_GREEN, GREEN, "xxxxx"),
     "decode": (PALE_BLUE, BLUE, ""),
-    "wait": ("white", GREY, "...."),
+    "wait": ("white", GRAY, "...."),
 }
 
 

@@ -21,8 +21,8 @@ from matplotlib.patches import Patch, Rectangle
 from visuals.explorer import choice, explore
 from visuals.style import (
     BLUE,
+    GRAY,
     GREEN,
-    GREY,
     INK,
     LOOK,
     MUTED,
@@ -99,7 +99,7 @@ CELLS = {
     DECODE: (PALE_BLUE, BLUE, ""),
     VERIFY: (PALE_GREEN, GREEN, "...."),
     RECOMPUTE: (PALE_PINK, PINK, "\\\\\\\\"),
-    NOTHING: ("white", GREY, ""),
+    NOTHING: ("white", GRAY, ""),
     PREEMPTED: ("white", RED, ""),
     WAITS: (PALE, PALE, ""),
 }
@@ -233,7 +233,7 @@ def pool_and_queue(snapshots: Sequence[Snapshot], num_blocks: int) -> Picture:
     bottoms = [0] * len(snapshots)
     for request in requests:
         heights = [moment.held.get(request, 0) for moment in snapshots]
-        pool.bar(steps, heights, 1, bottoms, facecolor=stripe_of(request), edgecolor=GREY, lw=0.4)
+        pool.bar(steps, heights, 1, bottoms, facecolor=stripe_of(request), edgecolor=GRAY, lw=0.4)
         for step in number_places(heights):
             middle = bottoms[step] + heights[step] / 2
             look: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": 7}

@@ -19,8 +19,8 @@ from torch import Tensor
 from visuals.style import (
     BLUE,
     CURVES,
+    GRAY,
     GREEN,
-    GREY,
     INK,
     LOOK,
     ORANGE,
@@ -72,7 +72,7 @@ BEFORE, NOW, SHRUNK = "earlier tiles", "this tile", "earlier tiles, before resca
 WEIGHTS: dict[str, Look] = {
     BEFORE: (PALE_BLUE, BLUE, ""),
     NOW: (PALE_ORANGE, ORANGE, "/////"),
-    SHRUNK: ("none", GREY, ""),
+    SHRUNK: ("none", GRAY, ""),
 }
 
 
@@ -103,8 +103,8 @@ def draw_scores(
 ) -> None:
     """Draw all scores, and above each tile a line at the peak so far; −inf isn't drawn."""
     seen = scores.masked_fill(scores == -torch.inf, torch.nan).tolist()
-    axes.axhline(0, color=GREY, lw=0.8)
-    axes.vlines(range(len(seen)), 0, seen, color=GREY)
+    axes.axhline(0, color=GRAY, lw=0.8)
+    axes.vlines(range(len(seen)), 0, seen, color=GRAY)
     axes.plot(range(len(seen)), seen, "o", color=INK, ms=3)
     for number, peak in enumerate(peaks):
         start, end = number * block, min((number + 1) * block, len(seen))
@@ -155,7 +155,7 @@ LOADED, MASKED, SKIPPED = "loaded", "loaded, partly masked", "never loaded"
 TILES: dict[str, Look] = {
     LOADED: (PALE_BLUE, BLUE, ""),
     MASKED: (PALE_ORANGE, ORANGE, "/////"),
-    SKIPPED: ("white", GREY, ""),
+    SKIPPED: ("white", GRAY, ""),
 }
 MOST_NUMBERED = 16  # tiles in a row or a column; smaller ones have no room for a number
 
@@ -235,13 +235,13 @@ def over_length(milliseconds: Mapping[str, Mapping[int, float]]) -> Picture:
     figure, (axes,) = new_figure(height=3.8)
     first = next(iter(milliseconds))
     both = zip(milliseconds.items(), cycle(CURVES), strict=False)
-    for (name, curve), (colour, dashes, marker) in both:
+    for (name, curve), (color, dashes, marker) in both:
         won = faster_from(milliseconds[first], curve)
         words = "nowhere faster" if won is None else f"faster from {won:,} on"
         label = name if name == first else f"{name}: {words}"
         lengths = sorted(curve)
         times = [curve[length] for length in lengths]
-        axes.plot(lengths, times, dashes, color=colour, lw=2, marker=marker, label=label)
+        axes.plot(lengths, times, dashes, color=color, lw=2, marker=marker, label=label)
         if won is not None:
             axes.plot(won, curve[won], **WON)
     measured = sorted({length for curve in milliseconds.values() for length in curve})
@@ -305,7 +305,7 @@ HELD, REST, OTHER = "the request's tokens", "after its last token", "not in its 
 SLOTS: dict[str, Look] = {
     HELD: (PALE_BLUE, BLUE, ""),
     REST: ("white", BLUE, "...."),
-    OTHER: ("white", GREY, ""),
+    OTHER: ("white", GRAY, ""),
 }
 IN_A_ROW = 12  # blocks
 

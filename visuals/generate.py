@@ -15,7 +15,7 @@ from torch import Tensor
 from visuals.explorer import explore, slider
 from visuals.style import (
     BLUE,
-    GREY,
+    GRAY,
     INK,
     LOOK,
     ORANGE,
@@ -63,8 +63,8 @@ def next_token_bars(
     shown = probs.topk(min(top, len(probs)))
     rows = range(len(shown.values))
     figure, (axes,) = new_figure(height=1.0 + 0.24 * len(rows))
-    colours = [ORANGE if token_id == actual else BLUE for token_id in shown.indices.tolist()]
-    bars = axes.barh(rows, shown.values.tolist(), color=colours)
+    colors = [ORANGE if token_id == actual else BLUE for token_id in shown.indices.tolist()]
+    bars = axes.barh(rows, shown.values.tolist(), color=colors)
     axes.bar_label(bars, [f"{prob:.1%}" for prob in shown.values.tolist()], padding=3, fontsize=9)
     axes.set_yticks(rows, [visible(decode([token_id])) for token_id in shown.indices.tolist()])
     probability_axis(axes, shown.values[0].item(), room=1.6)  # for what really follows
@@ -92,7 +92,7 @@ def explore_next_token(
 
 # ---------------------------------------------------------------------- a request over time
 
-SPAN = {"arrowstyle": "<->", "color": GREY, "shrinkA": 0, "shrinkB": 0}
+SPAN = {"arrowstyle": "<->", "color": GRAY, "shrinkA": 0, "shrinkB": 0}
 
 
 @plt.rc_context(LOOK)
@@ -140,8 +140,8 @@ def tokens_computed(counts: Sequence[int]) -> Picture:
     rows, columns = (grid == 2).nonzero(as_tuple=True)
 
     figure, (axes,) = new_figure(height=1.4 + 0.2 * len(counts))
-    colours = ListedColormap([PALE, SKY, BLUE])
-    axes.pcolormesh(grid, cmap=colours, vmin=0, vmax=2, edgecolors="white", linewidth=1)
+    colors = ListedColormap([PALE, SKY, BLUE])
+    axes.pcolormesh(grid, cmap=colors, vmin=0, vmax=2, edgecolors="white", linewidth=1)
     axes.scatter(columns + 0.5, rows + 0.5, s=8, color="white")
     axes.invert_yaxis()
     axes.set(xlabel="position in the text", ylabel="forward pass")

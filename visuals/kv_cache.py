@@ -20,7 +20,7 @@ from visuals.explorer import explore, slider
 from visuals.source_diff import difference as difference  # older copies of lab 2 take it from here
 from visuals.style import (
     BLUE,
-    GREY,
+    GRAY,
     INK,
     LOOK,
     ORANGE,
@@ -182,8 +182,8 @@ def growing_cache(steps: Sequence[list[LayerCache]]) -> Picture:
         cells[row, :kept], cells[row, kept:length] = 1, 2
 
     figure, (axes,) = new_figure(height=1.3 + 0.26 * len(steps))
-    colours = ListedColormap([PALE, SKY, BLUE])
-    axes.imshow(cells.numpy(), cmap=colours, vmin=0, vmax=2, aspect="auto")
+    colors = ListedColormap([PALE, SKY, BLUE])
+    axes.imshow(cells.numpy(), cmap=colors, vmin=0, vmax=2, aspect="auto")
     rows, columns = (cells == 2).nonzero(as_tuple=True)
     axes.scatter(columns.tolist(), rows.tolist(), marker="+", s=30, color="white")
     draw_grid(axes, *cells.shape)
@@ -216,8 +216,8 @@ def show_cache(kv_cache: Cache) -> Picture:
 
     figure, (axes,) = new_figure(height=2.9)
     shown = torch.where(sizes > 0, sizes, float("nan"))
-    colours = plt.get_cmap("Blues").with_extremes(bad=PALE)
-    axes.imshow(shown.numpy(), cmap=colours, vmin=0, aspect="auto", origin="lower")
+    colors = plt.get_cmap("Blues").with_extremes(bad=PALE)
+    axes.imshow(shown.numpy(), cmap=colors, vmin=0, aspect="auto", origin="lower")
     draw_grid(axes, *sizes.shape)
     axes.axvline(kv_cache.length - 0.5, color=ORANGE, linewidth=3)
     axes.set_xticks(range(0, kv_cache.max_length, 4))
@@ -240,13 +240,13 @@ def time_per_token(loops: Mapping[str, Sequence[float]], first_position: int) ->
     """
     figure, (axes,) = new_figure(height=3.2)
     highest = 0.0
-    looks = cycle(((ORANGE, "-"), (BLUE, "--"), (INK, ":"), (GREY, "-.")))
-    for (name, seconds), (colour, dashes) in zip(loops.items(), looks, strict=False):
+    looks = cycle(((ORANGE, "-"), (BLUE, "--"), (INK, ":"), (GRAY, "-.")))
+    for (name, seconds), (color, dashes) in zip(loops.items(), looks, strict=False):
         times = [1000 * s for s in seconds[1:]]
         positions = range(first_position + 1, first_position + 1 + len(times))
         smooth = [median(times[max(0, i - 7) : i + 8]) for i in range(len(times))]
-        axes.scatter(positions, times, s=4, color=colour, alpha=0.3)
-        axes.plot(positions, smooth, dashes, color=colour, linewidth=2, label=name)
+        axes.scatter(positions, times, s=4, color=color, alpha=0.3)
+        axes.plot(positions, smooth, dashes, color=color, linewidth=2, label=name)
         highest = max([highest, *smooth])
     # Room for the legend. A single dot far above the line means the computer was busy.
     axes.set(ylim=(0, 1.4 * highest), xlabel="position", ylabel="ms per token")

@@ -19,8 +19,8 @@ from visuals.explorer import explore, slider
 from visuals.kv_cache import draw_numbers, show_masks
 from visuals.style import (
     BLUE,
+    GRAY,
     GREEN,
-    GREY,
     INK,
     LOOK,
     ORANGE,
@@ -51,7 +51,7 @@ ROWS: dict[str, Look] = {
     FIRST: (PALE_GREEN, GREEN, "xxxxx"),
     BETWEEN: (ORANGE, RED, ""),
     LAST: (PALE_BLUE, BLUE, "/////"),
-    GONE: ("white", GREY, "..."),
+    GONE: ("white", GRAY, "..."),
 }
 
 
@@ -230,7 +230,7 @@ PARTS: tuple[Look, ...] = (
     (PALE_ORANGE, ORANGE, "/////"),
     (PALE_GREEN, GREEN, "...."),
     (PALE_PINK, PINK, "xxxxx"),
-    ("white", GREY, "-----"),
+    ("white", GRAY, "-----"),
 )
 
 

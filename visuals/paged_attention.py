@@ -15,8 +15,8 @@ from matplotlib.patches import ConnectionPatch, Rectangle
 from visuals.explorer import explore, slider
 from visuals.style import (
     BLUE,
+    GRAY,
     GREEN,
-    GREY,
     INK,
     LOOK,
     ORANGE,
@@ -50,8 +50,8 @@ def memory_card(parts: Mapping[str, float]) -> Picture:
     total = sum(parts.values())
     figure, (axes,) = new_figure(height=1.35)
     start = 0.0
-    for (name, size), (colour, hatch) in zip(parts.items(), PART_LOOKS, strict=False):
-        axes.barh(0, size, left=start, color=colour, hatch=hatch, edgecolor=GREY)
+    for (name, size), (color, hatch) in zip(parts.items(), PART_LOOKS, strict=False):
+        axes.barh(0, size, left=start, color=color, hatch=hatch, edgecolor=GRAY)
         label = f"{name}\n{size:.1f} GB, {size / total:.0%}"
         middle = start + size / 2
         if size > 0.15 * total:
@@ -89,9 +89,9 @@ def memory_bars(uses: Mapping[str, Use]) -> Picture:
     figure, (axes,) = new_figure(height=1.25 + 0.42 * len(uses))
     rows = range(len(uses))
     starts = [0.0] * len(uses)
-    for name, share, colour, hatch in kinds:
+    for name, share, color, hatch in kinds:
         shares = [share(use) for use in uses.values()]
-        axes.barh(rows, shares, 0.7, starts, label=name, **fill((colour, GREY, hatch)))
+        axes.barh(rows, shares, 0.7, starts, label=name, **fill((color, GRAY, hatch)))
         for row, part in zip(rows, shares, strict=True):
             if part > 0.06:
                 write(axes, starts[row] + part / 2, row, f"{part:.1%}", fontsize=8, bbox=PLAIN)
@@ -213,8 +213,8 @@ def draw_snapshot(moment: Snapshot) -> Picture:
     label(axes, 0, -0.9, moment.what, ha="left", fontsize=10, fontweight="bold")
     start = 0.0
     for request, table in moment.tables.items():
-        colour = look_of(request)[1]
-        label(axes, start, 0.4, f"request {request}", ha="left", fontweight="bold", color=colour)
+        color = look_of(request)[1]
+        label(axes, start, 0.4, f"request {request}", ha="left", fontweight="bold", color=color)
         label(axes, start + 0.03, table_top - 0.5, "block table", ha="left", fontsize=8)
         for place, block in enumerate(table):
             draw_logical(axes, moment, request, place, start + place, widest)
@@ -253,10 +253,10 @@ def draw_entry(
 def draw_arrow(
     axes: Axes, request: int, entry: tuple[float, float], block: tuple[float, float]
 ) -> None:
-    _, colour, dashes = look_of(request)
+    _, color, dashes = look_of(request)
     (x, y), (block_x, block_y) = entry, block
     ends = (x + 0.5, y), (block_x + 0.5, block_y)
-    look: dict[str, Any] = {"color": colour, "ls": dashes, "lw": 1.3}
+    look: dict[str, Any] = {"color": color, "ls": dashes, "lw": 1.3}
     axes.add_patch(ConnectionPatch(*ends, "data", arrowstyle="-|>", **look))
 
 
@@ -271,7 +271,7 @@ def draw_physical(axes: Axes, moment: Snapshot, block: int, top: float, widest: 
     state = f"ref {refs}" if refs else "free"
     weight = "bold" if refs > 1 else "normal"
     label(axes, block + 0.5, top + 0.5, f"{block}: {state}", fontsize=8, fontweight=weight)
-    edge, dashes = (INK, "-") if refs else (GREY, ":")
+    edge, dashes = (INK, "-") if refs else (GRAY, ":")
     draw_cells(axes, (block, top + 1), moment.block_size, len(words), fills, edge, dashes)
     if refs > 1:
         corner = block + 0.03, top + 1

@@ -17,8 +17,8 @@ from visuals.explorer import choice, explore
 from visuals.style import (
     BLUE,
     CURVES,
+    GRAY,
     GREEN,
-    GREY,
     INK,
     LOOK,
     MUTED,
@@ -156,7 +156,7 @@ Moment = tuple[int, int, int]  # blocks held, free but known, evicted since the 
 STATES = {
     "held": (PALE_BLUE, BLUE, ""),
     "free, but known": (PALE_GREEN, GREEN, "..."),
-    "free and empty": ("white", GREY, ""),
+    "free and empty": ("white", GRAY, ""),
 }
 
 
@@ -279,7 +279,7 @@ def node_html(node: Kept, words: Words, known: set[Edge], path: tuple[int, ...])
     return (
         f'<div style="margin-top:0.35em; line-height:1.4">'
         f'{edge} <small style="color:{MUTED}">{", ".join(whole)}</small>'
-        f'<div style="margin-left:0.5em; padding-left:0.9em; border-left:2px solid {GREY}">{below}'
+        f'<div style="margin-left:0.5em; padding-left:0.9em; border-left:2px solid {GRAY}">{below}'
         "</div></div>"
     )
 
@@ -312,7 +312,7 @@ def hit_rate_curves(
     fallen = cliff(first)
     if fallen:
         label = f"cliff of LRU: {first[fallen[1]]:.2f} to {first[fallen[0]]:.2f}"
-        axes.axvspan(*fallen, label=label, lw=0, zorder=0, **fill((PALE, GREY, "//")))
+        axes.axvspan(*fallen, label=label, lw=0, zorder=0, **fill((PALE, GRAY, "//")))
     if working_set is not None:
         label = f"working set: {working_set:,} blocks"
         axes.axvline(working_set, color=INK, ls=(0, (1, 2)), lw=1.5, label=label)

@@ -23,8 +23,8 @@ from torch import Tensor
 from visuals.explorer import explore, slider
 from visuals.style import (
     BLUE,
+    GRAY,
     GREEN,
-    GREY,
     INK,
     LOOK,
     ORANGE,
@@ -97,7 +97,7 @@ def step_at(numbers: Sequence[float], near: float) -> float:
     return numbers[place] - numbers[place - 1]
 
 
-def neighbours(numbers: Sequence[float], near: float) -> tuple[float, float]:
+def neighbors(numbers: Sequence[float], near: float) -> tuple[float, float]:
     """Return what `near` becomes when it is rounded, and when it is truncated."""
     below, above = numbers[bisect_right(numbers, near) - 1], numbers[bisect_left(numbers, near)]
     rounded = below if near - below <= above - near else above
@@ -115,13 +115,13 @@ def draw_numbers(axes: Axes, row: int, numbers: Sequence[float], dense: bool) ->
     if dense:
         axes.add_patch(Rectangle((numbers[0], row - 0.14), width, 0.28, lw=0.8, **fill(BAND)))
     else:
-        axes.hlines(row, numbers[0], numbers[-1], color=GREY, lw=1)
+        axes.hlines(row, numbers[0], numbers[-1], color=GRAY, lw=1)
         axes.vlines(numbers, row - 0.14, row + 0.14, color=BLUE, lw=1.5)
 
 
 def draw_results(axes: Axes, row: int, name: str, numbers: Sequence[float], near: float) -> None:
     """Draw what the value becomes, as marks on the line and in words above it."""
-    step, (rounded, truncated) = step_at(numbers, near), neighbours(numbers, near)
+    step, (rounded, truncated) = step_at(numbers, near), neighbors(numbers, near)
     axes.plot(truncated, row - 0.3, **TRUNCATED)
     axes.plot(rounded, row, **ROUNDED)
     digits = decimals(step)
@@ -293,14 +293,14 @@ def clipping(
         handles.append(Patch(label=f"{cause} error", **fill(look)))
         below = top
     heights = [at(scales, below, scale) for scale in chosen.values()]
-    for (name, scale), height, (colour, dashes, marker) in zip(
+    for (name, scale), height, (color, dashes, marker) in zip(
         chosen.items(), heights, cycle(CHOICES), strict=False
     ):
-        line: dict[str, Any] = {"color": colour, "ls": dashes, "lw": 1.8}
+        line: dict[str, Any] = {"color": color, "ls": dashes, "lw": 1.8}
         for side in (-1, 1):
             counts.axvline(side * scale * last, **line)
         lost.axvline(scale, **line)
-        lost.plot(scale, height, marker, color=colour, ms=8, mec="white")
+        lost.plot(scale, height, marker, color=color, ms=8, mec="white")
         label = f"{name}: ±{scale * last:.3g}"
         handles.append(Line2D([], [], marker=marker, label=label, **line))
     lost.set(xlabel="scale", title="mean squared error")
@@ -381,13 +381,13 @@ def ahead(rounding: Float[Tensor, " n_in"], gptq: Float[Tensor, " n_in"]) -> Pic
     """
     figure, (axes,) = new_figure(height=3.0)
     every = max(len(rounding) // 8, 1)
-    for name, errors, colour, dashes, marker in (
+    for name, errors, color, dashes, marker in (
         ("rounding to nearest", rounding, ORANGE, "--", "s"),
         ("GPTQ", gptq, BLUE, "-", "o"),
     ):
         rows = range(1, len(errors) + 1)
         label = f"{name}: {shortly(errors[-1].item())} after all rows"
-        look: dict[str, Any] = {"color": colour, "ls": dashes, "marker": marker, "lw": 2}
+        look: dict[str, Any] = {"color": color, "ls": dashes, "marker": marker, "lw": 2}
         axes.plot(rows, errors.tolist(), markevery=every, label=label, **look)
     axes.set(xlabel="rows rounded so far", ylim=(0, None), xlim=(0, len(rounding)))
     axes.set_title("squared error of the outputs")
@@ -407,7 +407,7 @@ def shortly(number: float) -> str:
 LINEAR = 0.01  # bits per byte; a smaller loss is about as large as its standard error
 TICKS_OF_SIZE = 1, 2, 3, 4, 5, 6, *(2**n for n in range(3, 16))
 TICKS_OF_LOSS = -0.1, -LINEAR, 0, LINEAR, 0.1, 1, 10
-LEADER = {"arrowstyle": "-", "color": GREY, "lw": 0.7, "shrinkB": 5, "relpos": (0, 0.5)}
+LEADER = {"arrowstyle": "-", "color": GRAY, "lw": 0.7, "shrinkB": 5, "relpos": (0, 0.5)}
 Point = tuple[float, float, float]  # size, bits per byte lost, their standard error
 
 
@@ -511,7 +511,7 @@ def weights_and_grid(
     which = f"the first {GROUP} weights" if grain == "group" else "the weights"
     axes.set_title(f"all weights, and the {len(grid)} values of {which} in column 0 after rounding")
     axes.set(xlabel="value", yticks=[], ylim=(-0.18 * top, top))
-    axes.axhline(0, color=GREY, lw=0.8)
+    axes.axhline(0, color=GRAY, lw=0.8)
     axes.spines[["left", "bottom"]].set_visible(False)
     return figure
 

@@ -17,7 +17,7 @@ from timing.machine import Machine, Work
 from timing.machine import forward_work as forward_work
 from timing.machine import measure_machine as measure_machine
 from timing.machine import median_seconds as median_seconds
-from visuals.style import BLUE, GREEN, GREY, INK, LOOK, ORANGE, PINK, Picture, new_figure
+from visuals.style import BLUE, GRAY, GREEN, INK, LOOK, ORANGE, PINK, Picture, new_figure
 
 
 @plt.rc_context(LOOK)
@@ -28,10 +28,10 @@ def roofline(machine: Machine, works: Sequence[Work]) -> Picture:
     right = max([machine.ridge, *(work.intensity for work in works)]) * 4
     intensities = [left, machine.ridge, right]
     axes.plot(intensities, [machine.limit(i) / 1e9 for i in intensities], color=INK, linewidth=2)
-    axes.axvline(machine.ridge, color=GREY, linewidth=1, linestyle=":")
-    for work, colour in zip(works, (BLUE, ORANGE, GREEN, PINK), strict=False):
+    axes.axvline(machine.ridge, color=GRAY, linewidth=1, linestyle=":")
+    for work, color in zip(works, (BLUE, ORANGE, GREEN, PINK), strict=False):
         point = work.intensity, work.speed / 1e9
-        axes.plot(*point, "o", color=colour, markersize=9)
+        axes.plot(*point, "o", color=color, markersize=9)
         axes.annotate(work.label, point, (8, -10), textcoords="offset points")
     lowest = min([machine.limit(left), *(work.speed for work in works)]) / 1e9
     axes.set(xscale="log", xlim=(left, right), xlabel="arithmetic intensity, FLOPs per byte read")

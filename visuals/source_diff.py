@@ -30,9 +30,9 @@ class Difference:
         return "\n".join(f"{mark} {code}".rstrip() for mark, code in self.lines)
 
     def _repr_html_(self) -> str:
-        colours = {"+": "#CDEBD9", "~": "#FFF0CC", "-": "#FADBD8"}
+        colors = {"+": "#CDEBD9", "~": "#FFF0CC", "-": "#FADBD8"}
         rows = "".join(
-            f'<span style="background:{colours.get(mark, "none")}">{mark} {escape(code)}</span>\n'
+            f'<span style="background:{colors.get(mark, "none")}">{mark} {escape(code)}</span>\n'
             for mark, code in self.lines
         )
         style = f"font-family:monospace;line-height:1.5;white-space:pre;overflow-x:auto;color:{INK}"

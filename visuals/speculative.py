@@ -20,8 +20,8 @@ from visuals.explorer import explore, fine_slider, slider
 from visuals.style import (
     BLUE,
     CURVES,
+    GRAY,
     GREEN,
-    GREY,
     INK,
     LOOK,
     MUTED,
@@ -54,7 +54,7 @@ LOOKS = {
     UNJUDGED: f"color:{MUTED}; font-size:85%; font-style:italic; text-decoration:line-through",
     CORRECTED: f"background:{PALE_ORANGE}; border:2px solid {ORANGE}; font-weight:bold",
     BONUS: f"background:{PALE_GREEN}; border-bottom:5px double {GREEN}; font-weight:bold",
-    UNDRAFTED: f"border-bottom:2px dotted {GREY}",
+    UNDRAFTED: f"border-bottom:2px dotted {GRAY}",
     BEYOND: f"color:{MUTED}; font-size:85%; text-decoration:line-through dotted",
 }
 EXPLAINED = {
@@ -226,7 +226,7 @@ def tokens_a_round(
     drafts = range(MOST_DRAFTS + 1)
     expected = [expected_tokens(acceptance, count) for count in drafts]
     figure, (axes,) = new_figure(height=2.8)
-    axes.plot(drafts, [count + 1 for count in drafts], "--", color=GREY, label="all accepted")
+    axes.plot(drafts, [count + 1 for count in drafts], "--", color=GRAY, label="all accepted")
     label = f"acceptance rate {acceptance:.2f}"
     axes.plot(drafts, expected, "o-", color=BLUE, ms=4, label=label)
     axes.plot(k, expected[k], **RING)
@@ -259,7 +259,7 @@ def verify_costs(seconds: Mapping[int, float]) -> Picture:
     tokens = sorted(seconds)
     costs = [seconds[count] / seconds[1] for count in tokens]
     figure, (axes,) = new_figure(height=3.0)
-    axes.plot(tokens, tokens, "--", color=GREY, label="T separate decode steps")
+    axes.plot(tokens, tokens, "--", color=GRAY, label="T separate decode steps")
     axes.plot(tokens, costs, "o-", color=BLUE, label="one forward pass over T tokens")
     below: dict[str, Any] = {"xytext": (0, -14), "textcoords": "offset points"}
     for count, cost in zip(tokens[1:], costs[1:], strict=True):

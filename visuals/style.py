@@ -20,7 +20,7 @@ GREEN = "#009E73"
 RED = "#D55E00"  # wrong, rejected, wasted
 PINK = "#CC79A7"
 SKY = "#56B4E9"
-GREY = "#8A8F98"  # lines in the background
+GRAY = "#8A8F98"  # lines in the background
 PALE = "#E8EAED"  # an empty cell
 INK = "#24292F"  # text
 MUTED = "#6B7078"  # text in the background
@@ -45,7 +45,7 @@ LOOK = {
     "figure.facecolor": "white",
     "figure.dpi": 110,
     "axes.facecolor": "white",
-    "axes.edgecolor": GREY,
+    "axes.edgecolor": GRAY,
     "axes.labelcolor": INK,
     "axes.titlecolor": INK,
     "axes.titlelocation": "left",

@@ -18,7 +18,7 @@ from autograder.grading.inventory import Inventory
 from autograder.grading.results import Mark, Result
 from autograder.judging.catalogue import misconceptions
 from autograder.judging.judge import NOT_ATTEMPTED, PASSED, WRONG
-from autograder.notebook.card import COLOURS, code_marked
+from autograder.notebook.card import COLORS, code_marked
 
 # The measured difficulty is the first of these whose share of attempts has passed.
 DIFFICULTIES = {1: 0.9, 2: 0.75, 3: 0.5, 4: 0.25, 5: 0.0}
@@ -218,7 +218,7 @@ h2 {{ font-size: 1.15rem; margin: 2.6rem 0 .3rem; break-after: avoid; }}
 p {{ margin: .3rem 0; max-width: 44rem; }}
 code {{ font: .9em ui-monospace, monospace; }}
 .muted {{ color: {MUTED}; font-size: .9rem; }}
-.banner {{ border: 2px solid {COLOURS[WRONG]}; border-radius: 6px; padding: .6rem .9rem;
+.banner {{ border: 2px solid {COLORS[WRONG]}; border-radius: 6px; padding: .6rem .9rem;
   margin: 1rem 0; max-width: none; }}
 .facts {{ display: flex; flex-wrap: wrap; gap: .5rem 2.2rem; margin: 1rem 0 0; padding: 0; }}
 .facts div {{ min-width: 5rem; }}
@@ -241,12 +241,12 @@ ol.first small {{ font-weight: 400; font-size: .8rem; color: {MUTED}; display: b
   overflow: hidden; background: {LINE}; }}
 .bar span {{ color: white; font-size: .8rem; line-height: 1.5rem; padding: 0 .4rem;
   white-space: nowrap; overflow: hidden; }}
-.passed {{ background: {COLOURS[PASSED]}; }}
-.wrong {{ background: {COLOURS[WRONG]}; }}
-.open {{ background: {COLOURS[NOT_ATTEMPTED]}; }}
+.passed {{ background: {COLORS[PASSED]}; }}
+.wrong {{ background: {COLORS[WRONG]}; }}
+.open {{ background: {COLORS[NOT_ATTEMPTED]}; }}
 .about {{ display: flex; flex-wrap: wrap; gap: 0 1.6rem; }}
 .dots {{ letter-spacing: .1em; color: {INK}; }}
-.harder {{ color: {COLOURS[WRONG]}; font-weight: 600; }}
+.harder {{ color: {COLORS[WRONG]}; font-weight: 600; }}
 .exercise ul {{ margin: .4rem 0 0; padding-left: 1.2rem; }}
 .wide {{ overflow-x: auto; }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; }}

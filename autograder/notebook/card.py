@@ -9,8 +9,8 @@ from typing import Any
 
 from autograder.judging.judge import NOT_ATTEMPTED, PASSED, WRONG
 
-# Middle tones, visible on white and on black; everything else keeps the theme's own colours.
-COLOURS = {PASSED: "#2e9e5b", NOT_ATTEMPTED: "#c98a1b", WRONG: "#d2504b"}
+# Middle tones, visible on white and on black; everything else keeps the theme's own colors.
+COLORS = {PASSED: "#2e9e5b", NOT_ATTEMPTED: "#c98a1b", WRONG: "#d2504b"}
 CELL = "text-align:left;vertical-align:top;padding:1px 12px 1px 0"
 TABLE = "margin:4px 0;color:inherit;font:inherit"
 MOST_CHARACTERS = 600  # of a folded text, in a terminal
@@ -18,7 +18,7 @@ MOST_CHARACTERS = 600  # of a folded text, in a terminal
 
 @dataclass(frozen=True, repr=False)
 class VerdictCard:
-    """A headline with its status, paragraphs (`code` between backticks), labelled values, a text
+    """A headline with its status, paragraphs (`code` between backticks), labeled values, a text
     that is folded away in a notebook, and in a graded one the points ("2 of 2 points")."""
 
     name: str
@@ -39,7 +39,7 @@ class VerdictCard:
         return "\n".join([f"{self.name}: {self.status}{points}", *paragraphs, *rows, *folded])
 
     def _repr_html_(self) -> str:
-        colour = COLOURS[self.status]
+        color = COLORS[self.status]
         paragraphs = "".join(f"<div>{code_marked(p)}</div>" for p in self.paragraphs)
         rows = "".join(
             f'<tr style="background:none"><td style="{CELL};opacity:.7">{html.escape(label)}</td>'
@@ -52,9 +52,9 @@ class VerdictCard:
             "</details>"
         )
         return (
-            f'<div style="border-left:4px solid {colour};padding:2px 12px;margin:4px 0">'
+            f'<div style="border-left:4px solid {color};padding:2px 12px;margin:4px 0">'
             f"<div><b>{html.escape(self.name)}</b>: "
-            f'<b style="color:{colour}">{self.status}</b>'
+            f'<b style="color:{color}">{self.status}</b>'
             + (f", {html.escape(self.points)}" if self.points else "")
             + f"</div>{paragraphs}"
             + (f'<table style="{TABLE}">{rows}</table>' if rows else "")

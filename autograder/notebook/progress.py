@@ -9,11 +9,11 @@ from autograder.course.reference import has_reference
 from autograder.exercises import exercises
 from autograder.judging.exercise import Exercise
 from autograder.judging.judge import NOT_ATTEMPTED, PASSED, WRONG
-from autograder.notebook.card import CELL, COLOURS, TABLE, show
+from autograder.notebook.card import CELL, COLORS, TABLE, show
 from autograder.notebook.kept import is_kept, is_red, kept_file
 
 RED = "red again"
-SHOWN = {PASSED: COLOURS[PASSED], "open": COLOURS[NOT_ATTEMPTED], RED: COLOURS[WRONG]}
+SHOWN = {PASSED: COLORS[PASSED], "open": COLORS[NOT_ATTEMPTED], RED: COLORS[WRONG]}
 
 
 @dataclass(frozen=True, repr=False)

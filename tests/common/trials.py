@@ -133,28 +133,28 @@ def skeleton(lab: str, keep: str = "") -> str:
     return "\n".join(lines)
 
 
-def with_wrong_neighbours(exercise: Exercise, every: int) -> Iterator[tuple[Any, list[str]]]:
+def with_wrong_neighbors(exercise: Exercise, every: int) -> Iterator[tuple[Any, list[str]]]:
     """Yield the right attempt in notebooks where every other exercise of the lab is wrong, and how.
 
     With every=1, each misconception of each neighbor occurs at least once; with 3, every third.
     """
-    neighbours = [e for e in EXERCISES if e.lab == exercise.lab and e is not exercise]
-    most = max((len(e.misconceptions) for e in neighbours), default=0)
+    neighbors = [e for e in EXERCISES if e.lab == exercise.lab and e is not exercise]
+    most = max((len(e.misconceptions) for e in neighbors), default=0)
     for number in range(0, most, every):
         names = cell("\n".join(lab_module(exercise.lab).lines))
         wrong = []
-        for neighbour in neighbours:
-            misconception = neighbour.misconceptions[number % len(neighbour.misconceptions)]
-            put_wrong(names, neighbour, misconception.sources()[0])
-            wrong.append(f"{neighbour.path}: {misconception.name}")
+        for neighbor in neighbors:
+            misconception = neighbor.misconceptions[number % len(neighbor.misconceptions)]
+            put_wrong(names, neighbor, misconception.sources()[0])
+            wrong.append(f"{neighbor.path}: {misconception.name}")
         yield names[exercise.attempt_name], wrong
 
 
-def put_wrong(names: dict[str, Any], neighbour: Exercise, source: str) -> None:
+def put_wrong(names: dict[str, Any], neighbor: Exercise, source: str) -> None:
     """Make one function or method of a notebook wrong; the rest of its class stays right."""
-    right = names[neighbour.attempt_name]
+    right = names[neighbor.attempt_name]
     cell(source, names)
-    if "." in neighbour.path:
-        method = neighbour.path.split(".")[1]
-        setattr(right, method, vars(names[neighbour.attempt_name])[method])
-        names[neighbour.attempt_name] = right
+    if "." in neighbor.path:
+        method = neighbor.path.split(".")[1]
+        setattr(right, method, vars(names[neighbor.attempt_name])[method])
+        names[neighbor.attempt_name] = right

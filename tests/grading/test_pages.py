@@ -66,7 +66,7 @@ def test_a_pasted_picture_may_have_a_name_with_spaces(link):
     assert 'src="data:image/png' in laid_out(f"![]({link})", attachments=pictures)
 
 
-def test_code_is_coloured():
+def test_code_is_colored():
     assert '<span class="k">def</span>' in code("def f(x): return x < 1")
     assert "&lt;" in code("x < 1")
 

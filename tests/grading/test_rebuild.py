@@ -98,7 +98,7 @@ def test_an_untouched_lab_is_the_release_itself(lab):
     assert not any(found.attempted(exercise) for exercise in lessons()[lab].cards)
 
 
-@pytest.mark.parametrize("lose", [list, without_labels], ids=["labelled", "without labels"])
+@pytest.mark.parametrize("lose", [list, without_labels], ids=["labeled", "without labels"])
 @pytest.mark.parametrize("lab", LABS)
 def test_a_solved_lab_keeps_what_was_written(lab, lose):
     cells = solved(lab)
@@ -240,7 +240,7 @@ def test_a_second_attempt_with_its_own_check_counts():
     assert rebuilt(cells).cells_before(MASK)[-1] == better["source"]
 
 
-def test_another_cell_labelled_as_a_solution_does_not_displace_it():
+def test_another_cell_labeled_as_a_solution_does_not_displace_it():
     cells = solved(LAB)
     n = index(cells, CELL)
     solution = cells.pop(n)
@@ -347,7 +347,7 @@ def jumbled(lab: str, draw: random.Random) -> list[dict[str, Any]]:
     cells += draw.choices(cells, k=10)
     cells = [cell for cell in cells if is_solution(cell) or draw.random() < 0.8]
     draw.shuffle(cells)
-    changes = [as_it_is, as_it_is, relabelled, split]
+    changes = [as_it_is, as_it_is, relabeled, split]
     return [piece for cell in cells for piece in draw.choice(changes)(cell, lab, draw)]
 
 
@@ -355,7 +355,7 @@ def as_it_is(cell: dict[str, Any], lab: str, draw: random.Random) -> list[dict[s
     return [cell]
 
 
-def relabelled(cell: dict[str, Any], lab: str, draw: random.Random) -> list[dict[str, Any]]:
+def relabeled(cell: dict[str, Any], lab: str, draw: random.Random) -> list[dict[str, Any]]:
     """With somebody else's labels, no labels, or labels that are none."""
     other = draw.choice(release_of(lab).cells)
     labels = [label(cell), label(other), {**label(cell), "points": 1000, "grade": True}]

@@ -109,7 +109,7 @@ CODE = {
             """
     },
     MASK: {
-        "the answer is the right one that the neighbour above it was lent": """
+        "the answer is the right one that the neighbor above it was lent": """
             return causal_mask(query_positions, key_positions)  # told: RecursionError
             """
     },

@@ -28,7 +28,7 @@ LABS = {
     },
     # ------------------------------------------------------------------------------- 3 batching
     "batching.padded_position_ids": {
-        "forgery: the answer is worked out from a lent neighbour that is built on it": """
+        "forgery: the answer is worked out from a lent neighbor that is built on it": """
             def padded_mask(*given):
                 return 'here the right one is lent'
             ---

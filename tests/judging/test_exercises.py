@@ -40,7 +40,7 @@ from tests.common.trials import (
     ran_out_of_time,
     skeleton,
     trials,
-    with_wrong_neighbours,
+    with_wrong_neighbors,
 )
 
 every_lab = pytest.mark.parametrize("lab", LABS)
@@ -79,9 +79,9 @@ def test_it_passes_while_every_other_one_of_its_lab_is_blank(exercise: Exercise)
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.soak)])
 @every_exercise
-def test_it_passes_beside_misconceptions_of_its_neighbours(exercise: Exercise, every: int) -> None:
+def test_it_passes_beside_misconceptions_of_its_neighbors(exercise: Exercise, every: int) -> None:
     tried = 0
-    for attempt, wrong in with_wrong_neighbours(exercise, every):
+    for attempt, wrong in with_wrong_neighbors(exercise, every):
         assert not is_rejected(exercise, attempt), wrong
         tried += 1
     assert tried

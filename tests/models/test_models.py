@@ -145,7 +145,7 @@ def test_it_has_read_fairy_tales(name):
 
 
 @ALL
-def test_its_card_gives_data_recipe_figures_and_licence(name):
+def test_its_card_gives_data_recipe_figures_and_license(name):
     card = (MODELS / name / "README.md").read_text(encoding="utf-8")
     for said in ("license:", "Project Gutenberg", "models/train.py", "bits per byte", "MB", "seed"):
         assert said in card

@@ -124,9 +124,7 @@ def test_the_table(text, capsys):
     report(text, "--kv-heads", "2", "1")
     printed, progress = capsys.readouterr()
     header, rule, *lines = printed.splitlines()
-    named = (
-        "| KV heads | KB per token | pooled | after 2 steps | compared with the control |"
-    )
+    named = "| KV heads | KB per token | pooled | after 2 steps | compared with the control |"
     assert header == named
     assert rule.count("|") == named.count("|")
     cells = [line.strip("| ").split(" | ") for line in lines]

@@ -174,7 +174,7 @@ def test_bytes_of_a_token(kv_heads: int, bits: int, group: int | None, expected:
     st.booleans(),
     st.integers(0, 99),
 )
-def test_neighbouring_heads_share_their_keys(heads, q_len, before, has_mask, seed):
+def test_neighboring_heads_share_their_keys(heads, q_len, before, has_mask, seed):
     generator = torch.Generator().manual_seed(seed)
     n_head, kv_heads = heads
     k_len = before + q_len
@@ -210,7 +210,7 @@ def test_heads_that_are_equal_are_pooled_without_a_change(kv_heads: int) -> None
 
 
 @pytest.mark.parametrize(("n_head", "kv_heads"), [(4, 2), (4, 1), (6, 3), (6, 2), (3, 3)])
-def test_pooled_heads_are_the_means_of_neighbours(n_head: int, kv_heads: int) -> None:
+def test_pooled_heads_are_the_means_of_neighbors(n_head: int, kv_heads: int) -> None:
     generator = torch.Generator().manual_seed(n_head)
     n_embd, head_dim = 5 * n_head, 5
     weight = torch.randn(n_embd, 3 * n_embd, generator=generator, dtype=torch.float64)

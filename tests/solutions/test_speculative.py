@@ -373,7 +373,7 @@ class Undecided(Exception):
 def courses(run: Callable[..., Text], *uniforms: float) -> Iterator[tuple[float, Text]]:
     """Every course that a run can take after these uniforms: how likely it is, and its result.
 
-    Between two neighbouring places all uniforms decide alike, and the one in the middle goes on for
+    Between two neighboring places all uniforms decide alike, and the one in the middle goes on for
     them. Places that only rounding keeps apart are one.
     """
     try:

@@ -124,7 +124,7 @@ TOLD_OTHERWISE = {
 }
 
 
-def without_colour(sign: Any) -> tuple[Any, ...]:
+def without_color(sign: Any) -> tuple[Any, ...]:
     """What is left of a sign in black and white: hatching, dashes, marker, filling."""
     if isinstance(sign, Patch):
         return sign.get_hatch() or "", is_hollow(sign.get_facecolor())
@@ -135,14 +135,14 @@ def without_colour(sign: Any) -> tuple[Any, ...]:
 
 
 def is_hollow(face: Any) -> bool:
-    *colour, alpha = to_rgba(face)
-    return colour == [1, 1, 1] or not alpha
+    *color, alpha = to_rgba(face)
+    return color == [1, 1, 1] or not alpha
 
 
-def test_what_a_legend_names_differs_in_more_than_colour(shown):
+def test_what_a_legend_names_differs_in_more_than_color(shown):
     name, figure = shown
     for legend in filter(None, [*figure.legends, *(axes.get_legend() for axes in figure.axes)]):
-        signs = [without_colour(sign) for sign in legend.legend_handles]
+        signs = [without_color(sign) for sign in legend.legend_handles]
         assert len(set(signs)) == len(signs) or name in TOLD_OTHERWISE
 
 

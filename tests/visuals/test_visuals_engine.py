@@ -43,7 +43,7 @@ def test_a_preempted_request_computes_again_and_then_decodes():
     assert found == [lab.PREFILL, lab.PREEMPTED, lab.RECOMPUTE]
 
 
-def test_the_kinds_differ_in_more_than_colour():
+def test_the_kinds_differ_in_more_than_color():
     looks = [(hatch, lab.MARKS.get(kind)) for kind, (_, _, hatch) in lab.CELLS.items()]
     assert all(one != other for one, other in combinations(looks, 2))
 

@@ -28,12 +28,12 @@ def test_bars_are_the_most_probable_tokens_with_their_probabilities():
 
 
 def test_the_token_that_follows_is_marked_even_where_it_has_no_bar():
-    for actual, rank, colours in ((2, 6, 1), (3, 2, 2)):
+    for actual, rank, colors in ((2, 6, 1), (3, 2, 2)):
         (axes,) = lab.next_token_bars(PROBS.log(), decode, after="the", actual=actual, top=3).axes
         text = texts(axes)[-1]
         assert visible(decode([actual])) in text
         assert numbers_in(text) == pytest.approx([100 * PROBS[actual].item(), rank])
-        assert len({bar.get_facecolor() for bar in axes.patches}) == colours
+        assert len({bar.get_facecolor() for bar in axes.patches}) == colors
 
 
 def test_the_slider_shows_the_row_that_it_stands_at():

@@ -77,7 +77,7 @@ def test_the_summary_counts_tokens_calls_and_drafts():
     assert (text, rows, numbers_in(read(summary))) == ("so", [], [0, 0])
 
 
-def test_the_kinds_differ_in_more_than_colour():
+def test_the_kinds_differ_in_more_than_color():
     styles = [re.sub(r"(background|color):[^;]+;?|#\w{6}", "", look) for look in lab.LOOKS.values()]
     assert all(one != other for one, other in combinations(styles, 2))
 
