@@ -178,7 +178,8 @@ def test_two_solutions_joined_into_one_cell_are_both_there():
 
 def test_what_is_not_the_students_to_write_comes_back_and_their_own_stays_behind_it():
     cells = solved(LAB)
-    original, cells[1]["source"] = cells[1]["source"], "import torch as t"
+    imports = next(cell for cell in cells if cell["cell_type"] == "code")
+    original, imports["source"] = imports["source"], "import torch as t"
     n = index(cells, check_id(MASK))
     cells[n]["source"] = "print('passed')"
     cells.insert(n + 1, prose("A note"))
@@ -210,7 +211,7 @@ def scratch_behind_its_check(cells, n):
 
 
 def given_cell_with_its_label(cells, n):
-    cells[1] = {**cells[1], "id": "copy", "metadata": cells[n]["metadata"]}
+    cells[2] = {**cells[2], "id": "copy", "metadata": cells[n]["metadata"]}
 
 
 @pytest.mark.parametrize(

@@ -658,5 +658,5 @@ def test_a_broken_model_is_refused(who: str) -> None:
     models = {name: model_of(CachedLMHead, CONFIGS[0], 0) for name in ("target", "draft")}
     models[who] = random_model(CachedLMHead, CONFIGS[0], 0)
     models[who].transformer.ln_f.bias.fill_(math.nan)
-    with pytest.raises(ValueError, match=r"has nan as its largest one.*output broken"):
+    with pytest.raises(ValueError, match=r"has nan as its largest value.*output broken"):
         generate_speculative(models["target"], drafter_of(models["draft"]), [1, 2], 3, 4)
