@@ -55,7 +55,7 @@ def attention(dtype=torch.float64, window=99, behind_a_prefix=mask_of, **scale):
 
 
 right(ThreadedAttention.forward)(attention())
-wrong(ThreadedAttention.forward, "`keys` returned with token 0 of prompt 1 has the right numbers")(
+wrong(ThreadedAttention.forward, "`keys` returned for token 0 of prompt 1 has the right numbers")(
     attention(dtype=torch.float32)
 )
 wrong(ThreadedAttention.forward)(attention(window=12))
