@@ -83,12 +83,16 @@ def same_value(got: Any, expected: Any, what: str) -> Difference | None:
     return None if got == expected else other_kind(got, expected, what)  # None, True, a Strange
 
 
+PLURAL = "are ", "have ", "go "  # beginnings of a state that several things are in
+
+
 def same_state(got: Any, expected: str, what: str) -> Difference | None:
     is_state = isinstance(got, str)
     if is_state and got == expected:
         return None
     state = got if is_state else f"is {kind(got)}"
-    return Difference(f"{what} {state}; expected: it {expected}.{missing_return(got)}")
+    they = "they" if expected.startswith(PLURAL) else "it"
+    return Difference(f"{what} {state}; expected: {they} {expected}.{missing_return(got)}")
 
 
 def same_items(got: Any, expected: Any, what: str) -> Difference | None:
@@ -120,7 +124,9 @@ def other_kind(got: Any, expected: Any, what: str) -> Difference:
     """For values that can't be compared: None, a list, an object."""
     if kind(got).startswith(f"{kind(expected)} ") and is_container(expected):  # too long a list
         return Difference(f"{what} is {kind(got)}; expected {items(len(expected))}.", got, expected)
-    sentence = f"{what} should be {kind(expected)}, not {kind(got)}.{missing_return(got)}"
+    part = what.startswith("`")  # of the result, whose `return` is there
+    why = "" if part else missing_return(got)
+    sentence = f"{what} should be {kind(expected)}, not {kind(got)}.{why}"
     return Difference(sentence, got, expected)
 
 

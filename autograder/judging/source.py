@@ -176,8 +176,10 @@ def nodes_of(function: FunctionType, known: set[FunctionType]) -> list[ast.AST]:
 def what_it_does(node: ast.AST) -> str | None:
     """Which function a statement calls, what it raises, which attribute it sets; else None."""
     match node:
-        case ast.Expr(value=ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name))):
-            return f"calls {name}"
+        case ast.Expr(value=ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) as call):
+            return f"calls {name} {[a.value for a in call.args if isinstance(a, ast.Constant)]}"
+        case ast.Assign(value=ast.Call(func=ast.Name(id=name))) if name.startswith("require_"):
+            return f"calls {name} []"
         case ast.If(body=[ast.Raise() as refusal]) | (ast.Raise() as refusal):
             raised = refusal.exc.func if isinstance(refusal.exc, ast.Call) else refusal.exc
             return f"raises {ast.unparse(raised)}" if raised else None

@@ -34,13 +34,15 @@ def symptom(exercise: Exercise, got: Outcome, expected: Outcome) -> Misconceptio
     if got.failure is not None or expected.failure is not None:
         return None
     for _, wrong, right in differing(got, expected):
-        for lacks in CONTAINER_RULES:
-            if (sentence := lacks(value_of(wrong), value_of(right))) is not None:
-                return Misconception(exercise.name, lacks.__name__, sentence, ())
+        if (sentence := only_the_first(value_of(wrong), value_of(right))) is not None:
+            return Misconception(exercise.name, only_the_first.__name__, sentence, ())
         if not is_comparable(wrong, right):
             continue
         if dtypes_differ(wrong, right) and same(as_tensor(wrong), as_tensor(right)):
-            return Misconception(exercise.name, "other_dtype", OTHER_DTYPE, ())
+            sentence = OTHER_DTYPE.format(wrong.dtype, right.dtype)
+            floats = wrong.is_floating_point() and right.is_floating_point()
+            sentence += KEEP_DTYPE if floats else ""
+            return Misconception(exercise.name, "other_dtype", sentence, ())
         pair = as_tensor(wrong), as_tensor(right)
         for rule in () if same(*pair) else RULES:
             if (sentence := rule(*pair)) is not None:
@@ -64,9 +66,10 @@ CHANGED = (
     "{0} is changed in place, and the caller still needs it as it was: make new tensors and lists, "
     "without `/=`, `[...] =` and methods whose names end in `_`."
 )
-OTHER_DTYPE = (
-    "The numbers are right, but their dtype is not that of the inputs: give it to the tensors you "
-    "make (`torch.zeros_like(x)`, `dtype=x.dtype`), and leave out `.float()` and `.double()`."
+OTHER_DTYPE = "The numbers are right, but their dtype is {}; expected {}."
+KEEP_DTYPE = (
+    " Give the dtype of the inputs to the tensors you make (`torch.zeros_like(x)`, "
+    "`dtype=x.dtype`), and leave out `.float()` and `.double()`."
 )
 
 
@@ -100,7 +103,7 @@ def extreme(
         return None
     mine = [values_of(outcome, first) for outcome in got]
     right = [values_of(outcome, first) for outcome in expected]
-    for rule in (always_the_same, always_the_length):
+    for rule in (always_the_same, always_the_length, always_empty):
         if (sentence := rule(first, cases, mine, right)) is not None:
             return Misconception(exercise.name, rule.__name__, sentence, ())
     return None
@@ -145,6 +148,16 @@ def always_the_length(
     return None
 
 
+def always_empty(
+    what: str, cases: Sequence[Case], got: list[list[Any]], expected: list[list[Any]]
+) -> str | None:
+    """Nothing in it, in any case, where several times there should be something."""
+    mine, right = ([value_of(value) for value in chain(*values)] for values in (got, expected))
+    if any(size_of(value) != 0 for value in mine) or sum(map(bool, map(size_of, right))) < ENOUGH:
+        return None
+    return f"{what} is empty every time, in {len(cases)} cases."
+
+
 def is_row(value: Any) -> bool:
     return isinstance(value, Tensor) and value.ndim == 1
 
@@ -171,12 +184,6 @@ def same(got: Tensor, expected: Tensor) -> bool:
 # ---------------------------------------------------------------- lists, dicts and rows that lack
 
 
-def nothing_there(got: Any, expected: Any) -> str | None:
-    if size_of(got) != 0 or not size_of(expected) or type(got) is not type(expected):
-        return None
-    return "The result is empty. Does the loop run at all, and is what it makes kept?"
-
-
 def only_the_first(got: Any, expected: Any) -> str | None:
     if (size_of(expected) or 0) < 2 or type(got) is not type(expected):
         return None
@@ -188,7 +195,10 @@ def only_the_first(got: Any, expected: Any) -> str | None:
         found = same_value(got, start, "") is None
     if not found:
         return None
-    return "Only the first one is there. Is there a `return` or a `break` inside the loop?"
+    return (
+        "Only the first one is there, and the others are missing. If a loop makes them: is there a "
+        "`return` or a `break` inside it?"
+    )
 
 
 def size_of(value: Any) -> int | None:
@@ -198,9 +208,6 @@ def size_of(value: Any) -> int | None:
     return len(value) if is_container(value) else None
 
 
-CONTAINER_RULES = (nothing_there, only_the_first)
-
-
 # --------------------------------------------------------------------------------------- the rules
 
 
@@ -208,18 +215,15 @@ def large_negative_number(got: Tensor, expected: Tensor) -> str | None:
     if not differs_only_at_never(got, expected) or not (got[expected.isneginf()] < -100).all():
         return None
     return (
-        "A large negative number is used instead of -inf. Only -inf makes a probability exactly 0, "
-        "whatever the other logits are."
+        "A large negative number is used instead of -inf. Only exp(-inf) is exactly 0, whatever "
+        "the other numbers are."
     )
 
 
 def zero_for_never(got: Tensor, expected: Tensor) -> str | None:
     if not differs_only_at_never(got, expected) or not (got[expected.isneginf()] == 0).all():
         return None
-    return (
-        "0 is used instead of -inf. exp(0) is 1, so a token that must not be drawn needs the logit "
-        "-inf."
-    )
+    return "0 is used instead of -inf. exp(0) is 1; only exp(-inf) is 0."
 
 
 def differs_only_at_never(got: Tensor, expected: Tensor) -> bool:
@@ -264,9 +268,13 @@ def one_too_many(got: Tensor, expected: Tensor) -> str | None:
     if got.ndim != expected.ndim:
         return None
     for dim, size in enumerate(expected.shape):
-        for start, end in ((0, "end"), (1, "beginning")):
-            if got.shape[dim] == size + 1 and same(got.narrow(dim, start, size), expected):
-                return f"There is one element too many, at the {end}; the others are right."
+        if got.shape[dim] != size + 1:
+            continue
+        ends = ((0, ", at the end"), (1, ", at the beginning"))
+        found = [end for start, end in ends if same(got.narrow(dim, start, size), expected)]
+        if found:
+            where = found[0] if len(found) == 1 else ""
+            return f"There is one element too many{where}; the others are right."
     return None
 
 

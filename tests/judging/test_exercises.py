@@ -4,6 +4,7 @@ The catalogue serves as the tests of the grader: every misconception must be tol
 solution and from every other.
 """
 
+import ast
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from autograder.course.reference import ROOT, lab_module
+from autograder.course.reference import ROOT, definitions, lab_module
 from autograder.judging import judge as judge_module
 from autograder.judging.exercise import Exercise, Outcome
 from autograder.judging.judge import (
@@ -28,6 +29,7 @@ from autograder.judging.judge import (
     drawn,
     judge,
 )
+from autograder.judging.source import given_statements
 from tests.common.attempts import as_attempt
 from tests.common.trials import (
     EXERCISES,
@@ -103,6 +105,21 @@ def test_it_passes_with_something_that_cannot_be_copied(exercise: Exercise) -> N
     is_class = isinstance(right, type)
     attempt = type(right.__name__, (right,), {"__init__": made}) if is_class else called
     assert not is_rejected(exercise, attempt)
+
+
+@every_exercise
+def test_given_code_that_is_gone_is_missed(exercise: Exercise) -> None:
+    whole = lab_module(exercise.lab).lines
+    for given in given_statements(exercise.lab, exercise.path):
+        body = dict(definitions(ast.parse("\n".join(whole))))[exercise.path].body
+        node = next(statement for statement in body if ast.unparse(statement) == given)
+        lines = [
+            *whole[: node.lineno - 1],
+            " " * node.col_offset + "pass",
+            *whole[node.end_lineno :],
+        ]
+        attempt = cell("\n".join(lines))[exercise.attempt_name]
+        assert judge(exercise, attempt).status == WRONG, given
 
 
 # ------------------------------------------------------------------------------------- its cases

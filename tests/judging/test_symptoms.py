@@ -1,5 +1,6 @@
 """Symptoms: what is said about wrong values, whatever the exercise."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from autograder.drivers.seen import Seen
 from autograder.exercises import exercises
 from autograder.judging.exercise import Case, Outcome
 from autograder.judging.judge import WRONG, judge
-from autograder.judging.symptoms import CONTAINER_RULES, RULES, extreme, symptom
+from autograder.judging.symptoms import RULES, extreme, only_the_first, symptom
 from solutions.decoding import apply_top_k, next_token_probs
 
 EXERCISE = exercises()["decoding.apply_top_k"]
@@ -33,7 +34,6 @@ SHOWN: dict[str, tuple[Any, Any]] = {
     "sign_lost": (-3.5, 3.5),
     "in_another_order": (PROBS.sort(descending=True).values, PROBS),
     "other_dtype": (PROBS.float(), PROBS),
-    "nothing_there": ("is {}", "is {0: 3, 1: 2}"),
     "only_the_first": ("is {0: 3}", "is {0: 3, 1: 2, 4: 1}"),
 }
 
@@ -51,7 +51,7 @@ def test_each_rule_knows_its_symptom_and_no_other(name: str) -> None:
 
 
 def test_every_rule_has_an_example() -> None:
-    rules = {rule.__name__ for rule in (*CONTAINER_RULES, *RULES)}
+    rules = {rule.__name__ for rule in (only_the_first, *RULES)}
     assert set(SHOWN) == rules | {"other_dtype"}
 
 
@@ -91,8 +91,6 @@ some = st.dictionaries(st.integers(0, 3), st.integers(0, 3), max_size=3) | st.li
 def test_what_is_said_of_lists_and_dicts_is_true(got: Any, expected: Any) -> None:
     for wrong, right in ((got, expected), (f"is {got}", f"is {expected}")):
         match shown(wrong, right):
-            case "nothing_there":
-                assert len(got) == 0 < len(expected)
             case "only_the_first":
                 assert list(got) == list(expected)[:1]
                 assert len(expected) > 1
@@ -123,9 +121,9 @@ def test_what_is_said_of_all_cases_is_true_of_each(found: Any) -> None:
 
 
 def test_what_shows_in_all_cases_together() -> None:
-    def told(got: list[Any]) -> Any:
+    def told(got: list[Any], right: Sequence[Any] = (0, 1, 1, 2)) -> Any:
         cases = [Case(f"case {n}", {"drafts": [0] * n}) for n in range(4)]
-        both = ([Outcome((Seen("It", v),)) for v in side] for side in (got, [0, 1, 1, 2]))
+        both = ([Outcome((Seen("It", v),)) for v in side] for side in (got, right))
         found = extreme(EXERCISE, cases, *both)
         return found and found.sentence
 
@@ -133,6 +131,9 @@ def test_what_shows_in_all_cases_together() -> None:
     assert told([False] * 4) == "It is False every time, in 4 cases."
     assert told([0, 1, 2, 3]) == "It is the length of `drafts` every time, in 4 cases."
     assert told([0, 0, 1, 2]) is told([0, 1, 1, 2]) is None
+    lists: list[Any] = [[1], [1, 2], [], [3]]
+    assert told([[]] * 4, lists) == "It is empty every time, in 4 cases."
+    assert told([[], [1], [], []], lists) is None
 
 
 def test_an_author_reads_what_the_symptom_is() -> None:
