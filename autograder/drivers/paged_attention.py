@@ -204,6 +204,7 @@ def room_made(
     attempt: Any,
     prepare: Callable[[Any], Any],
     prompts: list[list[int]],
+    ended: int,
     running: int,
     rounds: int,
     model: Any,
@@ -212,11 +213,15 @@ def room_made(
 ) -> list[Seen]:
     """Several rounds; after each, the running requests get a token, as a forward pass gives one.
 
-    The first `running` of the requests run, the others wait. The manager that `prepare` returns
-    holds all tokens of the running requests but the newest.
+    Before these requests others came that have ended: the first request has the number `ended`. The
+    first `running` of them run, the others wait. The manager that `prepare` returns holds all
+    tokens of the running requests but the newest.
     """
     batcher = attempt(model, num_blocks, block_size, len(prompts) + 1)
     manager = prepare(batcher)
+    for _ in range(ended):
+        batcher.submit([0], 1)
+        batcher.waiting.popleft()
     for prompt in prompts:
         batcher.submit(prompt, rounds)
     served = list(batcher.waiting)

@@ -302,18 +302,21 @@ def make_room_cases(generator: torch.Generator) -> list[Case]:
         waiting: int = 0,
         rounds: int = 1,
         others: int = 0,
+        ended: int = 0,
     ) -> Case:
         """running: how many tokens of each are stored, the oldest first. waiting: how many wait.
 
-        others: how many blocks another request holds. Requests are numbered as they come.
+        others: how many blocks another request holds. ended: how many requests came and ended
+        before these. Requests are numbered as they come.
         """
-        built = [f"allocate {number} {length}" for number, length in enumerate(running)]
+        built = [f"allocate {number} {length}" for number, length in enumerate(running, ended)]
         built += [f"allocate 99 {others * block_size}"] if others else []
         lengths = [length + 1 for length in running] + [3] * waiting
         found = manager_case(generator, label, block_size, free, ", ".join(built)).data
         pool = {name: found[name] for name in ("num_blocks", "block_size", "state")}
         prompts = [prompt_list(generator, length) for length in lengths]
-        return Case(label, {"prompts": prompts, "running": len(running), "rounds": rounds, **pool})
+        counts = {"ended": ended, "running": len(running), "rounds": rounds}
+        return Case(label, {"prompts": prompts, **counts, **pool})
 
     lengths = [draw(generator, 1, 9) for _ in range(4)]
     return [
@@ -321,6 +324,7 @@ def make_room_cases(generator: torch.Generator) -> list[Case]:
         case("one request, whose block has room", 4, [2], 1),
         case("one request, whose block is full", 4, [4], 1),
         case("three requests, enough blocks", 2, [2, 3, 4], 4),
+        case("two requests, after three that have ended", 2, [2, 3], 4, ended=3),
         case("no block is free, and none is needed", 4, [3, 2], 0),
         case("no block is free, and the oldest needs one", 4, [4, 6, 3], 0),
         case("no block is free, and the newest needs one", 4, [3, 2, 4], 0),
