@@ -55,7 +55,7 @@ def failure_of(error: BaseException, path: str, attempt: Any, seconds: float) ->
 def told(error: BaseException, seconds: float) -> str:
     """An exception in words."""
     if issubclass(type(error), TookTooLong):
-        return f"It was stopped after {seconds:.0f} seconds. Does every loop come to its end?"
+        return f"It was stopped after {seconds:.0f} seconds. Does every loop end?"
     if issubclass(type(error), TooMuchWork):
         return str(error)
     words = words_of(error)

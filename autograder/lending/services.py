@@ -65,7 +65,7 @@ class CountedModel(Watched, ShownModel):
             if self.counts()[what] > most:
                 raise TooMuchWork(
                     f"It was stopped after {most} {what}, several times what is needed. "
-                    "Does the loop come to its end?"
+                    "Does the loop end?"
                 )
         self.tell(inputs, position_ids, *cache, **named_cache)
         with torch.no_grad():

@@ -49,7 +49,7 @@ class LentMemory(Lent, Watched, Memory):
         if self.moved > self._most:
             raise TooMuchWork(
                 f"It was stopped after {self._most:,} numbers moved, several times what is needed. "
-                "Does every loop come to its end?"
+                "Does every loop end?"
             )
 
 

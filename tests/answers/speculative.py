@@ -167,7 +167,7 @@ class NoDraft:
         pass
 
 
-@wrong(generate_speculative, "Does the loop come to its end?")
+@wrong(generate_speculative, "Does the loop end?")
 def without_an_end(target, drafter, prompt, *given, **named):
     kv_cache = new_cache(target, len(prompt))
     while True:

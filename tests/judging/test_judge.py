@@ -62,7 +62,7 @@ def test_a_loop_without_an_end_is_stopped_and_leaves_nothing_behind(soon: None) 
     threads = threading.active_count()
     judgement = judge(METRICS, endless)
     assert judgement.status == WRONG
-    assert "stopped after 0 seconds. Does every loop come to its end?" in judgement.message
+    assert "stopped after 0 seconds. Does every loop end?" in judgement.message
     assert threading.active_count() == threads
 
 
