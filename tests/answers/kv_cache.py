@@ -12,6 +12,7 @@ from solutions.kv_cache import (
     ThreadedModel,
     causal_mask,
     generate_threaded,
+    kv_bytes_per_token,
 )
 from tests.common.attempts import right, wrong
 
@@ -19,6 +20,9 @@ from tests.common.attempts import right, wrong
 
 
 wrong(causal_mask)(lambda q, k: causal_mask(q, k) & ~causal_mask(q - 30, k))  # in a window
+wrong(kv_bytes_per_token, "What it returned is a float; expected: it is an int.")(
+    lambda config, bytes_per_number=4: kv_bytes_per_token(config, 8 * bytes_per_number) / 8
+)
 
 
 # ------------------------------------------------------------------------- the threaded forwards
