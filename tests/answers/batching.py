@@ -105,6 +105,15 @@ def slots_sorted(self, slots, q_len):
     return positions
 
 
+@wrong(SlotCache.select, "Every row starts at the length of the longest selected slot")
+def all_rows_as_long(self, slots, q_len):
+    lengths = self.lengths.clone()
+    self.lengths[slots] = lengths[slots].max()
+    positions = SlotCache.select(self, slots, q_len)
+    self.lengths = lengths
+    return positions
+
+
 @wrong(SlotCache.select)
 def masks_remembered_by_shape(self, slots, q_len, known={}):  # noqa: B006
     positions = SlotCache.select(self, slots, q_len)
