@@ -20,6 +20,9 @@ from tests.common.attempts import right, wrong
 
 
 wrong(causal_mask)(lambda q, k: causal_mask(q, k) & ~causal_mask(q - 30, k))  # in a window
+wrong(causal_mask, "The mask holds integers;", "as the comparison gives them")(
+    lambda q, k: causal_mask(q, k).to(torch.int32)
+)
 wrong(kv_bytes_per_token, "What it returned is a float; expected: it is an int.")(
     lambda config, bytes_per_number=4: kv_bytes_per_token(config, 8 * bytes_per_number) / 8
 )
