@@ -290,8 +290,10 @@ def admitted(
     yield Seen("The requests running before", told, f"in {call}")
     yield Seen("The number of slots", len(after), f"after {call}")
     yield Seen("What `admit` returned", returned, f"from {call}")
-    told = "are as they were" if same else "have been changed"
-    yield Seen("The trace, the outputs, the cache's lengths and the texts", told, f"by {call}")
+    told = "is as it was" if same else "has been changed"
+    yield Seen(
+        "The state of the trace, the outputs, the cache and the requests", told, f"by {call}"
+    )
 
 
 def rest_of(batcher: Any) -> list[Any]:

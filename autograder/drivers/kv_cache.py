@@ -6,6 +6,7 @@ judged one are replaced by simpler ones, so that an error in one layer costs onl
 """
 
 from collections.abc import Callable, Iterator
+from numbers import Integral
 from types import SimpleNamespace
 from typing import Any
 
@@ -197,7 +198,9 @@ def generate_threaded(attempt: Attempt, requests: list[dict[str, Any]], model: A
 
 
 def kv_bytes_per_token(attempt: Attempt, config: Config, bytes_per_number: list[int]) -> list[Seen]:
-    return [Seen("The number of bytes", attempt(GPTConfig(**config), *bytes_per_number))]
+    number = attempt(GPTConfig(**config), *bytes_per_number)
+    kind = "is an int" if isinstance(number, Integral) else f"is {kind_of(number)}"
+    return [Seen("The number of bytes", number), Seen("What it returned", kind)]
 
 
 # -------------------------------------------------------------------------- the cache as an object

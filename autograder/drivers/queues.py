@@ -49,11 +49,20 @@ def shown(value: Any) -> Any:
 
 
 class Pool(EngineManager):
-    """Lab 4's manager, for an engine. raises: the OutOfBlocks that the attempt's code catches."""
+    """Lab 4's manager, for an engine. raises: the OutOfBlocks that the attempt's code catches.
 
-    def __init__(self, num_blocks: int, block_size: int, raises: type[Exception]) -> None:
+    found: how many tokens of each request the cache already holds when it is admitted.
+    """
+
+    def __init__(
+        self, num_blocks: int, block_size: int, raises: type[Exception], found: list[int]
+    ) -> None:
         super().__init__(num_blocks, block_size)
-        self.raises = raises
+        self.raises, self.found = raises, found
+
+    def admit(self, request: int, *tokens: Any) -> int:
+        super().admit(request, *tokens)
+        return self.found[request]
 
     def require_free(self, needed: int) -> None:
         try:
@@ -68,11 +77,13 @@ def schedule(
     """Run several steps without a model: after each, the requests are as an engine would have them.
 
     A request has ids, an `end`, and the number of the step in which it `comes`. A request that runs
-    from the start has a number of tokens `computed`, and `drafts`. Whenever all its tokens are
+    from the start has a number of tokens `computed`, and `drafts`; for one that waits, the cache
+    may hold so many tokens already that are `found`. Whenever all its tokens are
     computed it gains as many tokens as the next number in `gains`, and up to `k` new drafts.
     """
     names = getattr(unwrap(attempt.make_room), "__globals__", {})
-    manager = Pool(**pool, raises=names.get("OutOfBlocks", OutOfBlocks))
+    found = [request.get("found", 0) for request in requests]
+    manager = Pool(**pool, raises=names.get("OutOfBlocks", OutOfBlocks), found=found)
     scheduler = attempt(manager, token_budget, max_running)
     sequences = [
         Sequence(number, list(request["ids"]), request["end"])

@@ -72,7 +72,7 @@ def position_cases(generator: torch.Generator) -> list[Case]:
         case("two prompts, the first one a single token", 1, 4),
         case("every row has pads", 2, 3, columns=5),
         case("four prompts of very different lengths", *some, columns=10),
-        case("a long prompt and a short one", 20, 3),
+        case("a long prompt and a short one", 300, 3),
         case("one prompt with pads before it", 2, columns=4),
     ]
 
@@ -280,11 +280,12 @@ def admit_cases(generator: torch.Generator) -> list[Case]:
     def end(*numbers: int) -> Any:
         return "end", *numbers
 
-    admit = ("admit",)
+    admit, full = ("admit",), ("submit", prompt_list(generator, 3), FULL)
     ending = draw(generator, 0, 2)
     return [
         case("one free slot, one request waiting", 1, 1, admit),
         case("one free slot, no request waiting", 1, admit),
+        case("one free slot, a request that may fill it", 1, full, admit),
         case("two free slots, one request waiting", 2, 1, admit),
         case("two free slots, three requests waiting", 2, 3, admit),
         case("one slot, and it is busy", 1, 2, admit, admit),

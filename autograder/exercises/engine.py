@@ -106,6 +106,7 @@ def schedule_cases(generator: torch.Generator) -> list[Case]:
         case("two requests decode, a prompt waits", 8, "decodes 5, decodes 3, waits 4", steps=2),
         case("running requests use up the budget", 2, "decodes 5, decodes 3, waits 4", steps=2),
         case("more requests run than the budget has tokens", 2, "decodes 5|3|4"),
+        case("the cache already holds the first block of a prompt", 8, "waits 6 found=4, waits 3"),
         case("a budget of one token", 1, "waits 2+2, waits 3+2", steps=8),
         case("a started prompt before a decode", 4, "started 2/9, decodes 5", steps=3),
         case("a decode before a started prompt", 4, "decodes 5, started 2/9", steps=3),

@@ -51,7 +51,9 @@ def hash_cases(generator: torch.Generator) -> list[Case]:
         case("ids with the same digits", 2, *written),
         case("an id and a salt with the same digits", 2, [1, 2], [1, 23], salts=("", "3")),
         case("a salt and an id with the same digits", 2, *ahead, salts=("", "1")),
+        case("no salt, and salts of zero bytes", 2, one[:5], salts=("", "\0", "\0" * 32)),
         case("ids that are 256 apart", 1, [1], [257], [513], [50256], [80]),
+        case("ids that are 65,536 apart", 1, [1], [65537], [131073]),
         case("fifty tokens, blocks of sixteen", 16, one + other + third[:10], one + third),
         case("texts of a few tokens", draw(generator, 1, 3), *picked, salts=("", "2")),
     ]

@@ -69,7 +69,7 @@ def residual_cases(generator: torch.Generator) -> list[Case]:
         case("three tokens, the target gives more to one", [0.5, 0.25, 0.25], [0.2, 0.4, 0.4]),
         case("target and draft are equal", [0.5, 0.125, 0.375], [0.5, 0.125, 0.375]),
         case("equal, with a token of probability 0", [0.25, 0.0, 0.75], [0.25, 0.0, 0.75]),
-        case("almost equal", [0.5, 0.25, 0.25], [0.5, 0.25 + 2**-12, 0.25 - 2**-12]),
+        case("almost equal", [0.5, 0.25, 0.25], [0.5, 0.25 + 2**-22, 0.25 - 2**-22]),
         case("the draft gives 1 to a token", [0.5, 0.3, 0.1, 0.1], [0.0, 1.0, 0.0, 0.0]),
         case("the target gives 1 to a token", [0.0, 0.0, 1.0, 0.0], [0.4, 0.1, 0.2, 0.3]),
         case("both give 1, to different tokens", [0.0, 0.0, 1.0], [0.0, 1.0, 0.0]),

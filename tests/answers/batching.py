@@ -36,6 +36,11 @@ wrong(padded_mask)(  # the last ten keys alone
 )
 
 
+@wrong(padded_position_ids, "differs first at [0, 128]: got 0, expected 128.")
+def counted_in_int8(attention_mask):
+    return (attention_mask.cumsum(1, dtype=torch.int8) - 1).clamp(min=0).long()
+
+
 @wrong(padded_mask, "are laid along the wrong dimension")
 def rows_in_the_place_of_heads(attention_mask, q_len):
     positions = padded_position_ids(attention_mask)
@@ -97,6 +102,15 @@ class WithLengthsOfItsOwn(SlotCache):
 def slots_sorted(self, slots, q_len):
     positions = SlotCache.select(self, slots, q_len)
     self.slots = self.slots.sort().values
+    return positions
+
+
+@wrong(SlotCache.select, "Every row starts at the length of the longest selected slot")
+def all_rows_as_long(self, slots, q_len):
+    lengths = self.lengths.clone()
+    self.lengths[slots] = lengths[slots].max()
+    positions = SlotCache.select(self, slots, q_len)
+    self.lengths = lengths
     return positions
 
 
@@ -189,6 +203,24 @@ def never_the_last_slot(self):
     self.running = others
     admitted = ContinuousBatcher.admit(self)
     self.running = [*self.running, last]
+    return admitted
+
+
+@wrong(ContinuousBatcher.admit, "A request that may fill its slot is never admitted")
+def with_a_place_to_spare(self):
+    admitted = []
+    for slot, request in enumerate(self.running):
+        if request is None and self.waiting and self.waiting[0].end < self.kv_cache.max_length:
+            self.running[slot] = self.waiting.popleft()
+            admitted.append(slot)
+    return admitted
+
+
+@wrong(ContinuousBatcher.admit, "or counted as computed, here")
+def counted_as_computed(self):
+    admitted = ContinuousBatcher.admit(self)
+    for slot in admitted:
+        self.running[slot].num_computed_tokens = len(self.running[slot].ids)
     return admitted
 
 

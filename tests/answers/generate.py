@@ -92,6 +92,13 @@ def tpot_of_the_first_gap_alone(start, token_times):
     return Metrics(found.ttft, tpot, found.latency, found.throughput)
 
 
+@wrong(metrics, "You compute latency as TTFT + TPOT * n.")
+def throughput_of_a_latency_too_long(start, token_times):
+    n, found = len(token_times), metrics(start, token_times)
+    latency = found.ttft + (found.tpot or 0) * n
+    return Metrics(found.ttft, found.tpot, latency, n / latency)
+
+
 wrong(metrics, "What it returned is None; ", "Is a `return` missing")(lambda *given: None)
 wrong(metrics, "lacks `tpot`, `latency`, `throughput`")(
     lambda start, token_times: SimpleNamespace(ttft=token_times[0] - start)

@@ -12,6 +12,7 @@ from solutions.kv_cache import (
     ThreadedModel,
     causal_mask,
     generate_threaded,
+    kv_bytes_per_token,
 )
 from tests.common.attempts import right, wrong
 
@@ -19,6 +20,12 @@ from tests.common.attempts import right, wrong
 
 
 wrong(causal_mask)(lambda q, k: causal_mask(q, k) & ~causal_mask(q - 30, k))  # in a window
+wrong(causal_mask, "The mask holds integers;", "as the comparison gives them")(
+    lambda q, k: causal_mask(q, k).to(torch.int32)
+)
+wrong(kv_bytes_per_token, "What it returned is a float; expected: it is an int.")(
+    lambda config, bytes_per_number=4: kv_bytes_per_token(config, 8 * bytes_per_number) / 8
+)
 
 
 # ------------------------------------------------------------------------- the threaded forwards
@@ -127,6 +134,20 @@ def prefill_twice(model, input_ids, max_new_tokens, eos_token_id=None):
     if max_new_tokens:
         model(input_ids, torch.arange(input_ids.shape[1]).expand_as(input_ids))
     return generate_threaded(model, input_ids, max_new_tokens, eos_token_id)
+
+
+@wrong(
+    generate_threaded, "took 4 forward calls; 3 suffice.", "One prefill of the whole prompt gives"
+)
+def prefill_without_the_last_token(model, input_ids, max_new_tokens, eos_token_id=None):
+    def in_two(ids, position_ids, kv_cache=None):
+        if kv_cache is None and ids.shape[1] > 1:
+            _, kv_cache = model(ids[:, :-1], position_ids[:, :-1])
+            ids, position_ids = ids[:, -1:], position_ids[:, -1:]
+        return model(ids, position_ids, kv_cache)
+
+    in_two.config = model.config
+    return generate_threaded(in_two, input_ids, max_new_tokens, eos_token_id)
 
 
 @wrong(generate_threaded)

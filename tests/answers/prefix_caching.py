@@ -36,6 +36,29 @@ def salted_in_front_without_a_border(token_ids, block_size, salt=b""):
     return hashes
 
 
+@wrong(block_hashes, "The list of hashes of text 2, numbered as new ones come, is [0]; expected")
+def of_ids_in_two_bytes(token_ids, block_size, salt=b""):
+    return block_hashes([token % 2**16 for token in token_ids], block_size, salt)
+
+
+@wrong(block_hashes, "The list of hashes of text 3", "The salt replaces the zero bytes")
+def begun_with_the_salt(token_ids, block_size, salt=b""):
+    hashes = [salt or bytes(32)]
+    for end in range(block_size, len(token_ids) + 1, block_size):
+        ids = b"".join(token.to_bytes(8, "big") for token in token_ids[end - block_size : end])
+        hashes.append(sha256(hashes[-1] + ids).digest())
+    return hashes[1:]
+
+
+@wrong(block_hashes, "The list of hashes of text 2, numbered as new ones come, is [0, 1]; expected")
+def mixed_with_the_salt(token_ids, block_size, salt=b""):
+    padded = salt.ljust(32, b"\0")
+    return [
+        bytes(one ^ other for one, other in zip(key, padded, strict=True))
+        for key in block_hashes(token_ids, block_size)
+    ]
+
+
 @wrong(block_hashes, "It raised TypeError: unhashable type: 'list'")
 def that_are_lists(token_ids, block_size, salt=b""):
     return [list(key) for key in block_hashes(token_ids, block_size, salt)]
