@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Several
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from jaxtyping import Float, Int
@@ -220,8 +221,8 @@ def came(attempt: Attempt, engine: Any, pool: Pool, request: dict[str, Any]) -> 
         count = Seen("`num_computed_tokens`", sequence.num_computed_tokens, when)
         gaining.extend([] if gaining else [count, Seen("The pool", pool.clone(), when)])
 
-    object.__setattr__(message, "sequence", noting(message.sequence, note))
-    attempt(engine, number, message)
+    with patch.object(Sequence, "extend", noting(Sequence.extend, note)):
+        attempt(engine, number, message)
     yield Seen("The pool", pool.clone(), after)
     yield Seen("The tokens given to `publish`, by request,", shown(manager.told), after)
     yield from state(engine, after)
@@ -229,22 +230,15 @@ def came(attempt: Attempt, engine: Any, pool: Pool, request: dict[str, Any]) -> 
 
 
 def noting(
-    make: Callable[[int], Sequence], note: Callable[[Sequence], None]
-) -> Callable[[int], Sequence]:
-    """Makes sequences that are noted before they are extended."""
+    extend: Callable[[Sequence, list[int]], list[int]], note: Callable[[Sequence], None]
+) -> Callable[[Sequence, list[int]], list[int]]:
+    """Notes a sequence before it is extended."""
 
-    def noted(number: int) -> Sequence:
-        sequence = make(number)
-        extend = sequence.extend
+    def extended(sequence: Sequence, tokens: list[int]) -> list[int]:
+        note(sequence)
+        return extend(sequence, tokens)
 
-        def extended(tokens: list[int]) -> list[int]:
-            note(sequence)
-            return extend(tokens)
-
-        vars(sequence)["extend"] = extended
-        return sequence
-
-    return noted
+    return extended
 
 
 def state(engine: Any, where: str) -> Iterator[Seen]:

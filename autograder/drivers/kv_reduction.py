@@ -252,9 +252,13 @@ def a_cache(
     return cache
 
 
-def swap_out(attempt: type, out: list[int], **about: Any) -> list[Seen]:
-    """Swap out the requests of `out` one after the other. about: what `a_cache` takes."""
-    cache, store, seen = a_cache(**about), dict[int, Any](), list[Seen]()
+def swap_out(attempt: type, out: list[int], older: dict[int, Tensor], **about: Any) -> list[Seen]:
+    """Swap out the requests of `out` one after the other.
+
+    older: copies that are in the store already. about: what `a_cache` takes.
+    """
+    cache, seen = a_cache(**about), list[Seen]()
+    store: dict[int, Any] = {request: kv.clone() for request, kv in older.items()}
     host = attempt(store)
     for request in out:
         where = f"after request {request} was swapped out"

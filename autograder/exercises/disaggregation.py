@@ -58,6 +58,7 @@ def schedule_cases(generator: torch.Generator) -> list[Case]:
     too_many = "started 2/9, decodes 6 drafts=2, decodes 5 drafts=2, decodes 4, waits 3"
     none_needed, late = "decodes 4, started 4/8, waits 2", "started 2/8, decodes 5+9"
     three = "decodes 5 drafts=3, started 1/3, decodes 2"
+    later = "waits 1 comes=2 k=1, waits 1 k=1"
     return [
         *first_runs,
         case("a started prompt, and an adopted request after it", 4, "started 2/9, decodes 5"),
@@ -91,6 +92,7 @@ def schedule_cases(generator: torch.Generator) -> list[Case]:
         case("recompute in chunks, with decodes", 4, "decodes 9+6|8+6|6+6", 9, num_blocks=6),
         case("blocks of one token", 8, "waits 4+3|3+3|2+3", num_blocks=11, block_size=1, steps=9),
         case("seven requests, a small pool, drafts", 6, some, 16, **SMALL),
+        case("request 1 runs before request 0, too few tokens for both", 3, later, steps=3),
     ]
 
 

@@ -144,6 +144,7 @@ def flash_cases(generator: torch.Generator) -> list[Case]:
         case("two texts of three heads", (5, 5), (2, 2), heads=[2, 3]),
         case("eight queries after a long text", (8, 96), head_dim=4),
         case("other lengths and tiles", drawn, (number(2, 5), number(2, 5)), head_dim=8),
+        case("many tiles of queries, four keys", (24, 4), (1, 1), head_dim=4),
     ]
 
 
@@ -152,7 +153,7 @@ def flash_cases(generator: torch.Generator) -> list[Case]:
 
 def merge_cases(generator: torch.Generator) -> list[Case]:
     def case(
-        label: str, parts: int, rows: Any = (4,), at: float = 0.0, empty: tuple[Two, ...] = ()
+        label: str, parts: int, rows: Any = (4,), at: Any = 0.0, empty: tuple[Two, ...] = ()
     ) -> Case:
         """empty: (part, row) of queries that saw nothing; their output there is arbitrary."""
         lses = at + 2 * normal(generator, parts, *rows)
@@ -161,6 +162,7 @@ def merge_cases(generator: torch.Generator) -> list[Case]:
             lses[place], outputs[place] = HIDDEN, 1e3 * outputs[place]
         return Case(label, {"outputs": outputs, "lses": lses})
 
+    apart = torch.tensor([2000.0, -2000.0]).double()
     everywhere = tuple((part, row) for part in range(2) for row in range(4))
     return [
         case("one part, one query", 1, (1,)),
@@ -178,6 +180,7 @@ def merge_cases(generator: torch.Generator) -> list[Case]:
         case("lses around 2,000", 3, at=2000.0),
         case("lses around -2,000", 3, at=-2000.0),
         case("lses around -2,000, and a part saw nothing", 2, at=-2e3, empty=((0, 0),)),
+        case("one query's lses around 2,000, the other's around -2,000", 2, (2,), at=apart),
     ]
 
 

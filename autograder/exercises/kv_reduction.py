@@ -34,6 +34,7 @@ def bytes_cases(generator: torch.Generator) -> list[Case]:
         case("fable with 4 KV heads in 3 bits, groups of 64", FABLE, 4, bits=3, group=64),
         case("GPT-2 with one KV head in 4 bits, groups of 64", GPT2, 1, bits=4, group=64),
         case("another model in 4 bits", some, heads // 2, bits=4, group=group),
+        case("three numbers in 3 bits", {"n_embd": 3, "n_layer": 1, "n_head": 1}, 1, bits=3),
     ]
 
 
@@ -111,6 +112,7 @@ def mask_cases(generator: torch.Generator) -> list[Case]:
         case("two sinks, a query at 4", [[4]], [upto(5)], 2, 2),
         case("more sinks than tokens", [upto(3)], [upto(3)], 1, 5),
         case("a chunk after a prefix", [[3, 4, 5]], [upto(6)], 3, 1),
+        case("keys after the last query", [[2]], [upto(5)], 2),
         case("a cache without tokens 2 to 6", [[9, 10]], [[0, 1, 7, 8, 9, 10]], 3, 2),
         case("a cache without token 0, the sink", [[9]], [[1, 6, 8, 9]], 3, 1),
         case("two texts at different positions", [[2, 3], [6, 7]], [upto(8), upto(8)], 3, 1),
@@ -266,6 +268,7 @@ def codes_cases(generator: torch.Generator) -> list[Case]:
         case("two texts in two bits, four channels", 2, 8, 17, 3, 5, batch=2, channels=4),
         constant("channels with a single value", 5, 3, 1),
         case("chunks of several lengths", 4, 4, *some, batch=2, recent=draw(generator, 1, 5)),
+        case("a first call with fewer tokens than are recent", 4, 2, 3, 1, 1, 1, 1, recent=5),
     ]
 
 
@@ -275,13 +278,20 @@ SMALL = {"vocab_size": 11, "n_positions": 16, "n_embd": 10, "n_layer": 3, "n_hea
 
 
 Requests = dict[int, Any]  # the number of tokens of each; a text names the one it is forked from
+NONE: dict[int, int] = {}
 
 
 def out_cases(generator: torch.Generator) -> list[Case]:
-    def case(label: str, block_size: int, requests: Requests, *out: int, blocks: int = 8) -> Case:
-        order = torch.randperm(blocks, generator=generator).tolist()
-        pool = {"pool": a_pool(generator, blocks, block_size), "order": order}
-        return Case(label, {"config": SMALL, **pool, "requests": requests, "out": list(out)})
+    def case(
+        label: str, block_size: int, requests: Requests, *out: int, older: dict[int, int] = NONE
+    ) -> Case:
+        """older: the number of tokens of each copy that is in the store already."""
+        order = torch.randperm(8, generator=generator).tolist()
+        pool = {"pool": a_pool(generator, 8, block_size), "order": order}
+        shape = 2, LAYERS, HEADS, HEAD_DIM
+        store = {r: normal(generator, *shape[:2], n, *shape[2:]) for r, n in older.items()}
+        about = {"config": SMALL, **pool, "requests": requests, "older": store}
+        return Case(label, {**about, "out": list(out)})
 
     number, length = draw(generator, 3, 9), draw(generator, 5, 9)
     return [
@@ -298,6 +308,7 @@ def out_cases(generator: torch.Generator) -> list[Case]:
         case("two requests that share their blocks", 2, {0: 5, 1: "0"}, 0, 1),
         case("the whole pool", 2, {0: 16}, 0),
         case("one of three requests", 3, {0: 4, number: length, 1: 3}, number),
+        case("an older copy of the request is in the store", 2, {0: 3}, 0, older={0: 2}),
     ]
 
 

@@ -9,6 +9,7 @@ from solutions.disaggregation import (
     unpack_kv,
 )
 from solutions.engine.engine import Output
+from solutions.engine.sequence import Sequence
 from tests.common.attempts import right, wrong
 
 # ----------------------------------------------------------------------------- a prompt in chunks
@@ -28,6 +29,16 @@ def spoiling_the_cache(model, kv_cache, ids, chunk):
 def leaving_them_sorted(self):
     self.running.sort(key=lambda sequence: not self.decodes(sequence))
     return StallFree.schedule(self)
+
+
+@wrong(StallFree.schedule, "The plan of step 3 is {0: 2}; expected: it is {1: 2}.")
+def in_the_order_of_their_numbers(self):
+    running = self.running
+    self.running = sorted(running, key=lambda sequence: sequence.number)
+    before, plan = [*self.running], StallFree.schedule(self)
+    after = [sequence for sequence in self.running if sequence not in before]
+    self.running = [sequence for sequence in running if sequence in self.running] + after
+    return plan
 
 
 # ---------------------------------------------------------------------------- keys and values sent
@@ -82,6 +93,21 @@ def written_slot_by_slot(engine, number, message):
         engine.finish(sequence, sequence.finish_reason, new_ids)
     else:
         engine.outputs.append(Output(number, new_ids, None))
+
+
+@right(adopt)
+def with_a_sequence_of_its_own(engine, number, message):
+    given = message.sequence(number)
+    how = {"params": given.params, "generator": given.generator}
+    sequence = Sequence(number, given.ids, given.end, given.eos_token_id, **how)
+    scheduler = engine.scheduler
+    table = scheduler.manager.tables[number]
+    unpack_kv(engine.runner.kv_cache.cache.pool, table, message.start, message.kv)
+    sequence.num_computed_tokens = len(message.prompt)
+    scheduler.manager.publish(number, sequence.ids, sequence.num_computed_tokens)
+    engine.sequences[number] = sequence
+    scheduler.running.append(sequence)
+    engine.gain(sequence, [message.first_token])
 
 
 @wrong(adopt, "`running`, by number, after request 1 was adopted is [1, 0]; expected: it ")

@@ -9,6 +9,9 @@ from solutions.flash_attention import (
     absorb,
     backward_tile,
     count_traffic,
+    empty_state,
+    exp_minus,
+    finish,
     flash_attention,
     hide_later_keys,
     merge,
@@ -66,6 +69,26 @@ def with_a_softmax_of_its_own(memory, q_len, k_len, head_dim, block_q, block_k):
         memory.store("lse", start, lse)
 
 
+@wrong(flash_attention, "between loads")
+def stored_at_the_end(memory, q_len, k_len, head_dim, block_q, block_k):
+    done = []
+    for start in range(0, q_len, block_q):
+        end = min(start + block_q, q_len)
+        queries = memory.load("queries", start, end)
+        state = empty_state(queries)
+        for first in range(0, max(0, end + k_len - q_len), block_k):
+            last = min(first + block_k, k_len)
+            keys, values = memory.load("keys", first, last), memory.load("values", first, last)
+            offset = start + k_len - q_len - first
+            state = absorb(
+                state, hide_later_keys(queries @ keys.mT / head_dim**0.5, offset), values
+            )
+        done.append((start, *finish(state)))
+    for start, output, lse in done:
+        memory.store("output", start, output)
+        memory.store("lse", start, lse)
+
+
 @wrong(flash_attention, "Slow memory has queries, keys, values; there is no 'output'.")
 def returned_and_not_stored(memory, q_len, k_len, head_dim, block_q, block_k):
     return torch.zeros(q_len, head_dim)
@@ -89,6 +112,15 @@ def in_large_tiles(memory, q_len, k_len, head_dim, block_q, block_k):
 
 
 # ----------------------------------------------------------------------- in parts, block by block
+
+
+@wrong(merge, "The output (shape [2, 3]) differs first at [1, 0]: got 0")
+def one_maximum_for_all_queries(outputs, lses):
+    top = lses.max()
+    weights = exp_minus(lses, top)
+    total = weights.sum(dim=0)
+    output = (weights[..., None] * outputs).sum(dim=0) / total.clamp(min=1e-30)[..., None]
+    return output, top + total.log()
 
 
 @right(split_decode)

@@ -8,6 +8,8 @@ from solutions.kv_reduction import (
     HostPool,
     WindowCache,
     grouped_attention,
+    join,
+    kv_bytes_per_token,
     window_mask,
 )
 from solutions.kv_variants.packed_rows import Codes
@@ -16,12 +18,23 @@ from tests.common.attempts import right, wrong
 # ------------------------------------------------------------------------- bytes, and fewer heads
 
 
+@wrong(kv_bytes_per_token, "The number of bytes is 2; expected 2.25.")
+def whole_bytes(config, kv_heads, bits=32, group=None):
+    return int(kv_bytes_per_token(config, kv_heads, bits, group))
+
+
 @right(grouped_attention)
 def by_torchs_own_groups(queries, keys, values, mask):
     return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=True)
 
 
 # --------------------------------------------------------------------------------------- a window
+
+
+@wrong(window_mask, "The mask (shape [1, 1, 1, 5]) differs first at [0, 0, 0, 1]")
+def ending_at_the_last_key(query_positions, key_positions, window, sinks):
+    last = key_positions.max() - query_positions.max()
+    return window_mask(query_positions + last, key_positions, window, sinks)
 
 
 @right(WindowCache.attend)
@@ -84,7 +97,25 @@ def channels_in_the_other_direction(self, keys):
         codes.packed = codes.packed.flip(2)
 
 
+@wrong(ChannelKeys.append, "`waiting` after 3 tokens has shape [1, 2, 2, 3]; expected [1, 2, 3, 3]")
+def negative_groups(self, keys):
+    joined = join(self.waiting, keys, dim=2)
+    full = (joined.shape[2] - self.recent) // self.group
+    for first in range(0, full * self.group, self.group):
+        part = joined[:, :, first : first + self.group]
+        self.groups.append(Codes(part.transpose(2, 3), self.bits))
+    self.waiting = joined[:, :, full * self.group :].clone()
+
+
 # --------------------------------------------------------------------------------------- swapping
+
+
+@wrong(HostPool.swap_out, "`store[0]` after request 0 was swapped out has shape [2, 3, 2, 2, 5];")
+def keeping_an_older_copy(self, cache, request_id):
+    older = self.store.get(request_id)
+    HostPool.swap_out(self, cache, request_id)
+    if older is not None:
+        self.store[request_id] = older
 
 
 @wrong(HostPool.swap_out, "The memory of `store[0]` after request 0 was swapped out holds 240 numb")
