@@ -348,7 +348,7 @@ def test_a_set_up_names_the_constraint_that_this_python_cannot_have(soup, capfd,
     soup.write_text(listed)
     with pytest.raises(workbook.Refused) as refused:
         workbook.install()
-    told = "constraints.txt:\n    Some_Soup==4.1\nDelete these lines there and run the same command"
+    told = "this system:\n    Some_Soup==4.1\nDelete these lines from constraints.txt"
     assert told in str(refused.value)
     assert "ERROR:" in capfd.readouterr().err  # pip's own message is shown, too
 

@@ -348,7 +348,7 @@ def test_those_that_fail_have_no_row_and_stop_nothing(table, monkeypatch):
         "4 new tokens, ragged: its process ended: libengine.so is missing"
     )
     assert told["dying"] == "ragged: its process ended: out of memory"
-    assert told["hanging"].startswith("4 new tokens, ragged: it was stopped after 3 seconds")
+    assert told["hanging"].startswith("4 new tokens, ragged: stopped after 3 seconds")
     assert "4 new tokens: wrong does not generate what the naive model does" in told["wrong"]
     assert "Llama" in told["gpt-fast"]
     for name, reason in told.items():
