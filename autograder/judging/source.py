@@ -6,7 +6,7 @@ import linecache
 import traceback
 from collections.abc import Sequence
 from types import FunctionType
-from typing import Any, TypeGuard
+from typing import Any
 
 from autograder.course.reference import Definition, definitions, first_line, lab_module
 
@@ -141,23 +141,20 @@ def given_statements(lab: str, path: str) -> list[str]:
 def lost_statements(given: Sequence[str], function: FunctionType) -> list[str]:
     """The given statements that a function has neither as they were nor in another form.
 
-    Functions of the same notebook that it calls count as its own. An attribute that is nowhere read
-    isn't missed: the notebook may be of an older release. Nothing is lost if Python can't find the
-    source.
+    Functions of the same notebook that it calls count as its own. An attribute that occurs nowhere
+    else isn't missed: the notebook may be of an older release. Nothing is lost if Python can't find
+    the source.
     """
     nodes = nodes_of(function, set())
     done = {what_it_does(node) for node in nodes}
-    read = {f"sets {n.attr}" for n in ast.walk(parsed_file(function)) if is_read(n)}
+    attributes = [n for n in ast.walk(parsed_file(function)) if isinstance(n, ast.Attribute)]
+    known = {f"sets {attribute.attr}" for attribute in attributes}
     missing = {text: what_it_does(ast.parse(text).body[0]) for text in given if nodes}
     return [
         text
         for text, what in missing.items()
-        if what not in done and (what in read or not str(what).startswith("sets "))
+        if what not in done and (what in known or not str(what).startswith("sets "))
     ]
-
-
-def is_read(node: ast.AST) -> TypeGuard[ast.Attribute]:
-    return isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
 
 
 def nodes_of(function: FunctionType, known: set[FunctionType]) -> list[ast.AST]:
@@ -178,8 +175,6 @@ def what_it_does(node: ast.AST) -> str | None:
     match node:
         case ast.Expr(value=ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) as call):
             return f"calls {name} {[a.value for a in call.args if isinstance(a, ast.Constant)]}"
-        case ast.Assign(value=ast.Call(func=ast.Name(id=name))) if name.startswith("require_"):
-            return f"calls {name} []"
         case ast.If(body=[ast.Raise() as refusal]) | (ast.Raise() as refusal):
             raised = refusal.exc.func if isinstance(refusal.exc, ast.Call) else refusal.exc
             return f"raises {ast.unparse(raised)}" if raised else None
