@@ -178,9 +178,10 @@ def what_it_does(node: ast.AST) -> str | None:
         case ast.If(body=[ast.Raise() as refusal]) | (ast.Raise() as refusal):
             raised = refusal.exc.func if isinstance(refusal.exc, ast.Call) else refusal.exc
             return f"raises {ast.unparse(raised)}" if raised else None
-        case ast.Assign(targets=[ast.Attribute(attr=name)]):
-            return f"sets {name}"
-        case ast.AugAssign(target=ast.Attribute(attr=name)):
+        case (
+            ast.Assign(targets=[ast.Attribute(attr=name)])
+            | ast.AugAssign(target=ast.Attribute(attr=name))
+        ):
             return f"sets {name}"
     return None
 

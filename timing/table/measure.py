@@ -26,13 +26,12 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Measured:
-    """The rows of the table, the timed runs behind them, and the remarks about them.
+    """The rows of the table, and the remarks about them.
 
     left_out: why another engine has no row.
     """
 
     rows: list[Row]
-    runs: Runs
     told: Verifier
     left_out: dict[Key, str]
 
@@ -57,7 +56,7 @@ def measure(
                 read = prepared[workload.kind, name].weight_bytes
                 rows.append(new_row(workload, name, own, read, environment))
     add_speedups(rows)
-    return Measured(rows, runs, told, left_out)
+    return Measured(rows, told, left_out)
 
 
 def timed_runs(
