@@ -13,7 +13,7 @@ from autograder.drivers import disaggregation as drivers
 from autograder.drivers.disaggregation import VOCAB, logits_at
 from autograder.exercises.engine import AT_ONCE, FIRST_RUNS, ROOM_FOR_TWO, SMALL, TWO_AND_ONE, Queue
 from autograder.judging.draws import draw, normal, prompt_ids, steps_in
-from autograder.judging.exercise import Case, Exercise, Lends, Service, no_services
+from autograder.judging.exercise import Case, Exercise, Lends, Service, in_float32, no_services
 from autograder.lending.cached import lend_cached_model
 from autograder.lending.lent import Lent
 from solutions.disaggregation import unpack_kv
@@ -156,9 +156,6 @@ def pack_cases(generator: torch.Generator) -> list[Case]:
         own = {"table": table, "start": start, "end": end}
         return Case(label, {"pool": a_pool(generator, blocks, block_size), **own})
 
-    def in_float32(case: Case) -> Case:
-        return Case(case.label, {**case.data, "pool": case.data["pool"].float()})
-
     some = torch.randperm(7, generator=generator)[:4].tolist()
     start = draw(generator, 1, 4)
     return [
@@ -179,7 +176,7 @@ def pack_cases(generator: torch.Generator) -> list[Case]:
         case("blocks of one token", 1, [6, 2, 5, 0], 1, 4),
         case("more blocks than the tokens take", 3, [5, 1, 4, 0], 0, 4),
         case("four blocks of three", 3, some, start, start + draw(generator, 4, 8)),
-        in_float32(case("numbers in float32", 2, [3, 1], 1, 4)),
+        in_float32(case("four tokens", 2, [3, 1], 1, 4)),
     ]
 
 

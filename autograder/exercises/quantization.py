@@ -10,7 +10,7 @@ from torch import Tensor
 
 from autograder.drivers import quantization as drivers
 from autograder.judging.draws import draw, normal, until
-from autograder.judging.exercise import Case, Exercise
+from autograder.judging.exercise import Case, Exercise, in_float32
 from solutions import quantization as reference
 from solutions.quantization import DAMPING, OUTLIER, absmax, gptq
 
@@ -67,15 +67,6 @@ def below_0(matrix: Tensor) -> Tensor:
 
 def small(matrix: Tensor) -> Tensor:
     return matrix * 1e-3
-
-
-def in_float32(case: Case) -> Case:
-    """The same with its floats in float32."""
-    data = {
-        name: each.float() if isinstance(each, Tensor) and each.is_floating_point() else each
-        for name, each in case.data.items()
-    }
-    return Case(f"{case.label}, in float32", data)
 
 
 def absmax_cases(generator: torch.Generator) -> list[Case]:

@@ -103,11 +103,16 @@ ONCE_MORE = ", once more after all others"  # then what survives from call to ca
 SOME = 8  # numbers, so that a result isn't right in any dtype
 
 
-def in_float32(cases: Sequence[Case]) -> list[Case]:
+def in_float32(case: Case) -> Case:
+    """The same case with its float64 numbers in float32."""
+    return Case(f"{case.label}, in float32", to_float32(case.data))
+
+
+def first_in_float32(cases: Sequence[Case]) -> list[Case]:
     """The first case with several float64 numbers again, in float32."""
     for case in cases:
         if sum(tensor.numel() for tensor in doubles_in(case.data)) >= SOME:
-            return [Case(f"{case.label}, in float32", to_float32(case.data))]
+            return [in_float32(case)]
     return []
 
 
@@ -173,7 +178,7 @@ class Exercise:
             return cases
         middle = cases[len(cases) // 2]
         again = Case(f"{middle.label}{ONCE_MORE}", middle.data)
-        return [*cases, *([] if self.is_lent else in_float32(cases)), again]
+        return [*cases, *([] if self.is_lent else first_in_float32(cases)), again]
 
     @property
     def is_lent(self) -> bool:
