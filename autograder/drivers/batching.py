@@ -9,7 +9,16 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from autograder.drivers.seen import Attempt, Seen, kind_of, one_call, place_of, snapshot, things
+from autograder.drivers.seen import (
+    Attempt,
+    Seen,
+    float_type,
+    kind_of,
+    one_call,
+    place_of,
+    snapshot,
+    things,
+)
 from gpt import GPTConfig
 
 Config = dict[str, Any]  # the fields of a GPTConfig
@@ -178,7 +187,7 @@ def attended(
     """Steps: ("forward", slots, positions, mask, queries, keys, values), the last three of all
     layers, and ("free", slot).
     """
-    cache = attempt(GPTConfig(**config), slots, max_length, dtype=torch.float64)
+    cache = attempt(GPTConfig(**config), slots, max_length, dtype=float_type(steps))
     memory = cache.keys, cache.values
     seen: list[Seen] = []
     for number, (what, *given) in enumerate(steps, 1):

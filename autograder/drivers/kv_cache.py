@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from autograder.drivers.seen import (
     Attempt,
     Seen,
+    float_type,
     kind_of,
     one_by_one,
     one_call,
@@ -65,8 +66,9 @@ def through_chunks(
 
     The first call for the first prompt passes None as the cache; for the others it leaves it out.
     """
-    torch.set_default_dtype(torch.float64)  # for tensors that an attempt makes without a dtype
-    layer.double().load_state_dict(weights)
+    dtype = float_type(weights)
+    torch.set_default_dtype(dtype)  # for tensors that an attempt makes without a dtype
+    layer.to(dtype).load_state_dict(weights)
     layer.eval()
     seen: list[Seen] = []
     handed: list[list[Any]] = [[None], *([] for _ in prompts[1:])]
@@ -250,8 +252,9 @@ def through_steps(
     """Steps that are judged: ("forward", queries, keys, values of all layers), ("truncate", n).
     Steps that prepare them: ("fill", keys, values), ("roll back", n), ("reorder", rows), and
     ("refused roll back", n), with an n that is too large."""
-    torch.set_default_dtype(torch.float64)  # for tensors that an attempt makes without a dtype
-    cache = attempt(GPTConfig(**config), batch, max_length, dtype=torch.float64)
+    dtype = float_type(steps)
+    torch.set_default_dtype(dtype)  # for tensors that an attempt makes without a dtype
+    cache = attempt(GPTConfig(**config), batch, max_length, dtype=dtype)
     seen: list[Seen] = []
     for number, (what, *given) in enumerate(steps, 1):
         match what:

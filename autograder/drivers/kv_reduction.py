@@ -16,6 +16,7 @@ from autograder.drivers.seen import (
     Attempt,
     Seen,
     bytes_of,
+    float_type,
     form_of,
     is_out_of_blocks,
     kind_of,
@@ -68,7 +69,7 @@ def window_cache(
     attempt: type, n_layer: int, window: int, sinks: int, steps: list[tuple[Any, ...]]
 ) -> list[Seen]:
     """Run the steps: ("forward", queries, keys, values), ("truncate", n), ("reorder", rows)."""
-    torch.set_default_dtype(torch.float64)  # for tensors that an attempt makes without a dtype
+    torch.set_default_dtype(float_type(steps))  # for tensors that an attempt makes without a dtype
     cache = attempt(n_layer, window, sinks)
     seen: list[Seen] = []
     for number, (what, *given) in enumerate(steps, 1):

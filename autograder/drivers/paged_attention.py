@@ -9,7 +9,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from autograder.drivers.seen import Seen, in_numbers, is_out_of_blocks, kind_of, one_call
+from autograder.drivers.seen import (
+    Seen,
+    float_type,
+    in_numbers,
+    is_out_of_blocks,
+    kind_of,
+    one_call,
+)
 from gpt import GPTConfig
 from solutions.batching import ContinuousBatcher, Request
 
@@ -156,7 +163,7 @@ def attend(
         require_known=lambda request_id: None,
         blocks_for=lambda num_tokens: -(-num_tokens // block_size),
     )
-    cache = attempt(GPTConfig(**config), manager, dtype=torch.float64)
+    cache = attempt(GPTConfig(**config), manager, dtype=float_type(pool))
     cache.pool.copy_(pool)
     memory, seen = cache.pool.data_ptr(), []
     for number, forward in enumerate(forwards, 1):

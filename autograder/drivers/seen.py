@@ -272,6 +272,12 @@ def tensors_in(thing: Any, inside: type | tuple[()] = (), depth: int = 12) -> It
             yield from tensors_in(part, inside, depth - 1)
 
 
+def float_type(data: Any) -> torch.dtype:
+    """The dtype of the floats in a case, in which a driver builds what computes with them."""
+    floats = (t.dtype for t in tensors_in(data) if t.is_floating_point())
+    return next(floats, torch.float64)
+
+
 def bytes_of(tensors: Iterable[Tensor]) -> int:
     """Bytes of all the memory that tensors are in, counted once; a slice keeps all of it alive."""
     storages = [tensor.untyped_storage() for tensor in tensors]

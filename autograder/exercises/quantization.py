@@ -287,7 +287,6 @@ def forward_cases(generator: torch.Generator) -> list[Case]:
         case("codes up to 127", 3, n_in=16, n_out=7, last=127),
         apart,
         large,
-        in_float32(case("three tokens", 3, n_in=7, n_out=4)),
         case("some more", draw(generator, 2, 4), 3, n_in=16, n_out=draw(generator, 8, 12)),
     ]
 

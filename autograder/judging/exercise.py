@@ -178,12 +178,8 @@ class Exercise:
             return cases
         middle = cases[len(cases) // 2]
         again = Case(f"{middle.label}{ONCE_MORE}", middle.data)
-        return [*cases, *([] if self.is_lent else first_in_float32(cases)), again]
-
-    @property
-    def is_lent(self) -> bool:
-        """Whether the driver makes or is lent what it computes with, and so chooses the dtype."""
-        return isinstance(self.reference, type) or self.services is not no_services
+        lent = self.services is not no_services  # and the dtype with it
+        return [*cases, *([] if lent else first_in_float32(cases)), again]
 
     @property
     def lab(self) -> str:
