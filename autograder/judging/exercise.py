@@ -6,8 +6,11 @@ reference, the comparison and the misconceptions stay on the trusted side. The r
 misconception go through the same driver as the student's attempt: all are judged by what they do.
 """
 
+import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from operator import attrgetter
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -203,6 +206,16 @@ class Exercise:
     def reference(self) -> Any:
         """The right function, or the class with the right method; in a bundle, its skeleton."""
         return getattr(self.module, self.attempt_name)
+
+    def called(self, place: str | None) -> str:
+        """What a student calls a part of a case that has changed: by the name of an argument."""
+        *_, function = self.path.split(".")
+        arguments = inspect.signature(attrgetter(self.path)(self.module)).parameters
+        first, *names = re.findall(r"[a-z_]+", place or "something")
+        if place is None or place.startswith("a weight") or first in arguments:
+            return place or "something"
+        known = [name for name in names if name in arguments]
+        return f"`{known[-1]}`" if known else f"something that `{function}` was given"
 
     @property
     def card(self) -> Card:

@@ -456,7 +456,7 @@ def difference(exercise: Exercise, got: Outcome, expected: Outcome) -> Differenc
         raise Uncompared(f"The result can't be compared ({told}).") from error
     if found is not None or got.changed == expected.changed:
         return found
-    changed = got.changed or "something"
+    changed = exercise.called(got.changed)
     return Difference(
         f"The result is right, but {changed} is no longer what it was before the call."
     )

@@ -50,7 +50,9 @@ def symptom(exercise: Exercise, got: Outcome, expected: Outcome) -> Misconceptio
         return None
     if got.changed == expected.changed:
         return None
-    return Misconception(exercise.name, "changed", CHANGED.format(got.changed or "something"), ())
+    what = exercise.called(got.changed)
+    sentence = CHANGED.format(what[0].upper() + what[1:])
+    return Misconception(exercise.name, "changed", sentence, ())
 
 
 def differing(got: Outcome, expected: Outcome) -> Iterator[tuple[str, Any, Any]]:

@@ -194,6 +194,19 @@ def test_the_first_place_that_has_changed_is_named(before: Any, now: Any, where:
     assert changed_part(now, before) == where
 
 
+@pytest.mark.parametrize(
+    ("name", "place", "told"),
+    [
+        ("batching.pad_left", "`prompts[0]`", "`prompts[0]`"),
+        ("paged_attention.PagedCache.attend", "`forwards[0].queries`", "`queries`"),
+        ("disaggregation.Leases.due", "`events[2][2]`", "something that `due` was given"),
+        ("generate.generate", "a weight of `model`", "a weight of `model`"),
+    ],
+)
+def test_what_has_changed_has_a_name_that_the_notebook_knows(name, place, told) -> None:
+    assert exercises()[name].called(place) == told
+
+
 def test_who_changes_what_it_is_handed_is_told_what() -> None:
     def sorts(start, token_times):
         token_times.append(token_times[-1])
