@@ -93,8 +93,8 @@ def pad_left(
 def padded_position_ids(attention_mask: Bool[Tensor, "batch seq"]) -> Int[Tensor, "batch seq"]:
     """Return the position of every token in its own text: pads don't count.
 
-    The pads come before the text and have no position; they get 0, which the model accepts. Don't
-    change the mask.
+    The pads come before the text and have no position: give them one that the model accepts, such
+    as 0. Don't change the mask.
     """
     ### BEGIN SOLUTION
     return (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
@@ -107,8 +107,8 @@ def padded_mask(
     """Return which keys each of the last `q_len` columns may see: those at its own position or
     before it, and no pads.
 
-    Pads are queries too, although nothing reads their outputs. Each must see at least one key,
-    because a softmax over no keys is 0/0. Don't change the attention mask.
+    Pads are queries too. Nothing reads their outputs, so it doesn't matter which keys they see, but
+    each must see one: a softmax over no keys is 0/0. Don't change the attention mask.
     """
     ### BEGIN SOLUTION
     positions = padded_position_ids(attention_mask)
@@ -499,9 +499,9 @@ class ContinuousBatcher(Batcher):
         """Run one iteration, in which every request that has a slot gets one new token.
 
         First `admit` new requests; each is prefilled in its own forward pass. The requests that
-        were running before share one forward pass. Append to the trace which request each slot
-        served: a new list of numbers, None for an idle slot. Last, retire the requests that have
-        ended; their slots can be given away in the next step.
+        were running before share one forward pass. Append to the trace, in every step, which
+        request each slot served: a new list of numbers, None for an idle slot. Last, retire the
+        requests that have ended; their slots can be given away in the next step.
         """
         ### BEGIN SOLUTION
         veterans = [slot for slot, request in enumerate(self.running) if request]

@@ -107,7 +107,8 @@ def apply_repetition_penalty(
 def apply_temperature(
     logits: Float[Tensor, "rows vocab"], temperature: float
 ) -> Float[Tensor, "rows vocab"]:
-    """Sharpen (below 1) or flatten (above 1) the distribution that the logits give.
+    """Divide the logits by a temperature, which sharpens (below 1) or flattens (above 1) the
+    distribution that they give.
 
     Temperature 0 is greedy: the largest logit of each row stays, and all others become -inf. If
     several logits are the largest, the first one stays. `logits` stays unchanged.

@@ -173,8 +173,9 @@ def adopt(engine: Engine, number: int, message: Prefilled) -> None:
 
     The request holds blocks for its prompt here already, under `number`. The message brings the
     keys and values that are not in them yet. Afterwards the request runs as if it had been
-    prefilled here: its prompt is computed and published, and then it gains its first new token,
-    which goes out with the next step and may be its last.
+    prefilled here: `engine.sequences` and the scheduler's `running` have it, its prompt is computed
+    and published, and then it gains `message.first_token`, which goes out with the next step and
+    may be its last.
     """
     sequence = message.sequence(number)
     ### BEGIN SOLUTION

@@ -208,8 +208,8 @@ def merge(
     """Return output and lse over all keys, from the outputs and lses over parts of the keys.
 
     A part that saw no key has the lse −inf and weight 0, and its output may be any finite numbers.
-    Where no part saw a key, the output is 0 and the lse is −inf. Source: FlashInfer's
-    documentation, "Cascade inference".
+    Where no part saw a key, the output is 0 and the lse is −inf. Don't change the inputs. Source:
+    FlashInfer's documentation, "Cascade inference".
     """
     ### BEGIN SOLUTION
     lse = lses.logsumexp(dim=0)
@@ -329,7 +329,7 @@ def backward_tile(
 
     output, lse: from the forward pass over all keys; the weights are computed again from the lse.
     Query i sees the tile's keys 0 to i + offset, as in `hide_later_keys`. The scores were divided
-    by sqrt(head_dim). Source: Dao 2023, algorithm 2.
+    by sqrt(head_dim). Don't change the inputs. Source: Dao 2023, algorithm 2.
     """
     ### BEGIN SOLUTION
     scale = queries.shape[-1] ** -0.5

@@ -113,9 +113,9 @@ def window_mask(
     window: int,
     sinks: int,
 ) -> Bool[Tensor, "batch 1 q_len k_len"]:
-    """Return which keys each query sees (True): the last `window` keys and the first `sinks`.
+    """Return which keys each query sees (True): those of the last `window` positions and the sinks.
 
-    The query's own key counts as one of the last `window`. Of the first `sinks` tokens of the text,
+    The query's own position counts as one of the `window`. Of the first `sinks` tokens of the text,
     a query sees those that don't come after it. Positions count from the beginning of the text;
     keys may be in any order, and some may be missing. Don't change the inputs. Source: Xiao et al.
     """
@@ -166,8 +166,8 @@ class WindowCache:
         """Add the new tokens, attend under `window_mask`, then free the rows no later token sees.
 
         A forward pass calls this once per layer, in order; add q_len to `length` in the last layer.
-        After the call at most `sinks + window` rows stay in memory: the cache must keep neither the
-        tensors it was given nor views of longer ones.
+        After the call at most `sinks + window` rows stay in memory (one row more than the next
+        token sees): the cache must keep neither the tensors it was given nor views of longer ones.
         """
         ### BEGIN SOLUTION
         start, end = self.length, self.length + queries.shape[2]
@@ -282,7 +282,7 @@ def keep_heavy(
 
     mass: the attention each row has received so far, summed over all queries. Each head chooses
     from its own masses and keeps exactly `budget` rows, the recent ones included; of rows with
-    equal mass, either may be kept. Source: Zhang et al., algorithm 1.
+    equal mass, either may be kept. Don't change `mass`. Source: Zhang et al., algorithm 1.
     """
     if not 0 <= recent <= budget <= mass.shape[1] or budget < 1:
         raise ValueError(

@@ -30,9 +30,10 @@ def block_hashes(token_ids: Sequence[int], block_size: int, salt: bytes = b"") -
     """Hash each full block of a text together with all the tokens before it.
 
     Returns one SHA-256 digest (32 bytes) for each full block. It is made of the digest of the block
-    before (32 zero bytes for the first block), the block's own ids in 8 bytes each, and the salt. A
-    last block that isn't full gets no hash, because its text still grows. Texts with different
-    salts share no hash. Source: vLLM's documentation, "Automatic prefix caching".
+    before (32 zero bytes for the first block), the block's own ids in 8 bytes each, and the salt;
+    their order is up to you. A last block that isn't full gets no hash, because its text still
+    grows. Texts with different salts share no hash. Source: vLLM's documentation, "Automatic prefix
+    caching".
     """
     ### BEGIN SOLUTION
     hashes, before = [], bytes(32)
@@ -114,8 +115,9 @@ class PrefixManager(EngineManager):
 
         Returns how many of its tokens need not be computed. The blocks that are found are held
         before others are taken, because otherwise one of them might be taken. The last `num_drafts`
-        tokens are drafts, which get blocks too. Raises OutOfBlocks, and changes nothing, if the
-        pool has too few free blocks.
+        tokens are drafts, which get blocks too, but aren't looked up. `queried` and `hits` count
+        the tokens that were looked up and those that were found. Raises OutOfBlocks, and changes
+        nothing, if the pool has too few free blocks.
         """
         self.require_new(request)
         known = self.without_drafts(token_ids, num_drafts)
