@@ -122,7 +122,7 @@ def told_twice(engine, number, message):
     engine.outputs.append(engine.outputs[-1])
 
 
-@wrong(adopt, "The result is right, but `requests[0].kv` is no longer what it was before")
+@wrong(adopt, "something that `adopt` was given is no longer what it was before the call")
 def clearing_what_was_sent(engine, number, message):
     adopt(engine, number, message)
     message.kv.zero_()

@@ -41,11 +41,11 @@ def mask_of(q_len, k_len):
     return torch.ones(q_len, k_len, dtype=torch.bool).tril(diagonal=k_len - q_len)
 
 
-def attention(dtype=torch.float64, window=99, behind_a_prefix=mask_of, **scale):
+def attention(dtype=None, window=99, behind_a_prefix=mask_of, **scale):
     """Attention by phase, with one part replaced."""
 
     def forward(self, hidden, kv_cache=None):
-        queries, keys, values = self.split_heads(self.c_attn(hidden)).to(dtype)
+        queries, keys, values = self.split_heads(self.c_attn(hidden)).to(dtype or hidden.dtype)
         keys, values = pair = longer(kv_cache, keys, values)
         q_len, k_len = queries.shape[2], keys.shape[2]
         seen = queries, keys[:, :, -window:], values[:, :, -window:]
@@ -56,7 +56,7 @@ def attention(dtype=torch.float64, window=99, behind_a_prefix=mask_of, **scale):
         else:
             mask = behind_a_prefix(q_len, k_len)[:, -window:]
             attended = F.scaled_dot_product_attention(*seen, attn_mask=mask, **scale)
-        return self.c_proj(self.merge_heads(attended.double())), pair
+        return self.c_proj(self.merge_heads(attended.to(hidden.dtype))), pair
 
     return forward
 
