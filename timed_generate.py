@@ -40,6 +40,9 @@ from rich.console import Console
 from tqdm import tqdm
 
 from gpt import GPTLMHead, find_checkpoint, load_tokenizer
+from solutions.engine import products
+from solutions.engine.products import WAYS, choice_for, told
+from solutions.engine.runner import weights_of
 from timing.machine import last_level_cache, memory_bandwidth, processor_name
 from timing.peers.catalogue import missing
 from timing.peers.row import SIZES, peer_techniques
@@ -174,6 +177,7 @@ def new_parser() -> Parser:
     add("--race", action="store_true", help="show naive, hf and mine side by side, and no table")
     add("--device", type=usable_device, default=torch.device("cpu"), help="cpu, cuda, mps (cpu)")
     add("--threads", type=thread_count, help="processor threads (torch's own choice)")
+    add("--products", choices=WAYS, help="how the engine multiplies (the fastest way, measured)")
     add(
         "--repeats",
         type=whole_number,
@@ -265,12 +269,12 @@ def not_timed(absent: Mapping[str, str], left_out: Mapping[Key, str]) -> dict[st
 
 
 def environment(
-    args: argparse.Namespace, plan: Plan, weight_bytes: int
+    args: argparse.Namespace, plan: Plan, naive_model: GPTLMHead
 ) -> dict[str, str | int | float | None]:
     prompts = [workload.prompts[0] for workload, _ in plan if workload.kind == LENGTHS]
     return {
         "model": args.model,
-        "weight_bytes": weight_bytes,
+        "weight_bytes": weight_bytes(naive_model),
         "dtype": "float32",
         "device": str(args.device),
         "processor": processor_name(args.device),
@@ -282,6 +286,7 @@ def environment(
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
+        "products": told(choice_for(weights_of(naive_model))),
         "prompt_tokens": len(prompts[0]) if prompts else None,
         "repeats": args.repeats,
     }
@@ -292,6 +297,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = with_choice(parser.parse_args(argv))
     if args.threads:
         torch.set_num_threads(args.threads)
+    products.always = args.products or products.always
     if args.race:
         run_race(parser, args)
         return
@@ -334,7 +340,7 @@ def time_all(parser: Parser, args: argparse.Namespace, workers: Workers) -> None
         parser.error(str(error))
 
     console = new_console()
-    found = environment(args, plan, weight_bytes(naive_model))
+    found = environment(args, plan, naive_model)
     show_environment(console, found, plan)
     measured = measure(plan, prepared, naive_model, found, args.repeats)
     rows, told = measured.rows, measured.told

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 
 # Tests run in parallel, one process per core; more threads in each process would only interfere.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# No product is chosen by a clock, in a test or in what it starts.
+os.environ.setdefault("PRODUCTS", "F.linear")
 
 import pytest
 from hypothesis import settings  # after the line above, which torch reads when it is imported

@@ -4,8 +4,9 @@
 
 The engine decodes greedily, once with one request and once with sixteen; each row adds a lever. The
 rows take turns and produce the same tokens; each figure is the median time of a step. The second
-table gives the share of each PyTorch operation in a step of the last row, by PyTorch's profiler.
-docs/speed.md explains both.
+table has what the engine chose its products by: the time of each way to multiply. The last ones
+give the share of each PyTorch operation in a step of the last row, by PyTorch's profiler.
+docs/speed.md explains them.
 """
 
 import argparse
@@ -13,17 +14,16 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from statistics import median
-from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
 from gpt import load_tokenizer
-from solutions.engine import runner
 from solutions.engine.engine import Engine, Output
 from solutions.engine.managers import EngineManager
-from solutions.engine.runner import FastCache, FusedTransformer, Linear, PackedCache, Runner
+from solutions.engine.products import SIZES, USUAL, Linear, choice_for, times_of, told
+from solutions.engine.runner import FastCache, FusedTransformer, PackedCache, Runner, weights_of
 from solutions.engine.scheduler import Scheduler
 from solutions.kv_cache import CachedLMHead
 from solutions.paged_attention import PagedCache
@@ -42,14 +42,10 @@ def with_modules(model: CachedLMHead, kv_cache: PackedCache) -> Runner:
     return Runner(model.transformer, partial(F.linear, weight=weight_of(model)), kv_cache)
 
 
-def fused(model: CachedLMHead, kv_cache: PackedCache) -> Runner:
-    return Runner(FusedTransformer(model), Linear(weight_of(model)), kv_cache)
-
-
-def fused_with(constant: str, value: int, model: CachedLMHead, kv_cache: PackedCache) -> Runner:
-    """Replace one of the runner's constants for a while."""
-    with patch.object(runner, constant, value):
-        return fused(model, kv_cache)
+def fused(model: CachedLMHead, kv_cache: PackedCache, chosen: bool = True) -> Runner:
+    choice = choice_for(weights_of(model)) if chosen else USUAL
+    lm_head = Linear(weight_of(model), choice=choice)
+    return Runner(FusedTransformer(model, choice), lm_head, kv_cache)
 
 
 def weight_of(model: CachedLMHead) -> torch.Tensor:
@@ -59,9 +55,8 @@ def weight_of(model: CachedLMHead) -> torch.Tensor:
 LEVERS: dict[str, NewRunner] = {
     "lab 2's modules over lab 4's cache": lambda m, c: with_modules(m, PackedCache(c)),
     "+ keys and values read where they lie": lambda m, c: with_modules(m, FastCache(c)),
-    "+ weights without modules": lambda m, c: fused_with("HAS_ONEDNN", False, m, FastCache(c)),
-    "+ products by oneDNN": lambda m, c: fused_with("PARTS", 1, m, FastCache(c)),
-    "+ one token by parts of the weight": lambda m, c: fused(m, FastCache(c)),
+    "+ weights without modules": lambda m, c: fused(m, FastCache(c), chosen=False),
+    "+ products in the fastest way": lambda m, c: fused(m, FastCache(c)),
 }
 
 
@@ -114,11 +109,23 @@ def main() -> None:
     for name in LEVERS:
         cells = [f" {1e3 * median(taken[name, n][1:]):.2f} " for n in REQUESTS]
         print(f"| {name} |" + "|".join(cells) + "|")
+    print_ways(model)
     for requests in REQUESTS:
         print(f"\n{requests} decoding\n\n| operation | of the time | calls per step |")
         print("|---|---:|---:|")
         for operation, share, calls in spent(model, prompt, requests):
             print(f"| {operation} | {share:.0%} | {calls:.0f} |")
+
+
+def print_ways(model: CachedLMHead) -> None:
+    """Print the times that the engine chooses its products by, and what it has chosen."""
+    weights = weights_of(model)
+    print("\nall products of a step, ms by the number of rows\n")
+    print("| |" + "|".join(f" {size} " for size in SIZES) + "|")
+    print("|---|" + "---:|" * len(SIZES))
+    for way, times in (times_of(weights) or {}).items():
+        print(f"| {way} |" + "|".join(f" {1e3 * seconds:.2f} " for seconds in times) + "|")
+    print(f"\nchosen: {told(choice_for(weights))}")
 
 
 def spent(

@@ -20,7 +20,7 @@ BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 # last. GIVEN: further files that are given with a lab and that no earlier lab needs.
 FILES = {"engine": ("engine/scheduler", "engine/engine")}
 GIVEN = {
-    "engine": ("engine/sequence", "engine/managers", "engine/runner"),
+    "engine": ("engine/sequence", "engine/managers", "engine/products", "engine/runner"),
     "disaggregation": tuple(
         f"two_processes/{name}"
         for name in ("messages", "sides", "router", "transport", "processes")

@@ -1,4 +1,4 @@
-"""Lab 7: the engine. Read sequence, managers, scheduler, runner, engine, in this order."""
+"""Lab 7: the engine. Read sequence, managers, scheduler, products, runner, engine, in turn."""
 
 from importlib import import_module
 from typing import Any

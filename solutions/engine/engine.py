@@ -22,7 +22,15 @@ from gpt import GPTConfig
 from solutions.batching import require_request
 from solutions.decoding import GREEDY, SamplingParams, next_token_probs
 from solutions.engine.managers import EngineHooks
-from solutions.engine.runner import Chunk, FastCache, FusedTransformer, Linear, PackedCache, Runner
+from solutions.engine.products import Linear, choice_for
+from solutions.engine.runner import (
+    Chunk,
+    FastCache,
+    FusedTransformer,
+    PackedCache,
+    Runner,
+    weights_of,
+)
 from solutions.engine.scheduler import Scheduler
 from solutions.engine.sequence import Sequence, StopCondition
 from solutions.kv_cache import CachedLMHead
@@ -247,9 +255,10 @@ def new_engine(
         manager_class = type("EngineManager", (EngineHooks, manager_class), {})
     manager = manager_class(num_blocks, block_size)
     cache = parts.paged_cache(model.config, manager, weight.device, weight.dtype)
-    lm_head = getattr(model, "lm_head", None) or Linear(weight)
+    choice = choice_for(weights_of(model))
+    lm_head = getattr(model, "lm_head", None) or Linear(weight, choice=choice)
     if parts.paged_cache is PagedCache:
-        runner = Runner(FusedTransformer(model), lm_head, FastCache(cache))
+        runner = Runner(FusedTransformer(model, choice), lm_head, FastCache(cache))
     else:
         runner = Runner(model.transformer, lm_head, PackedCache(cache))
     scheduler = (parts.scheduler or Scheduler)(manager, token_budget, max_running)

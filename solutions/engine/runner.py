@@ -9,7 +9,6 @@ import collections.abc
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
-from math import gcd
 from typing import Any
 
 import torch
@@ -19,15 +18,13 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 import gpt
+from solutions.engine.products import USUAL, Choice, Linear
 from solutions.kv_cache import CachedLMHead, causal_mask
 from solutions.paged_attention import PagedCache, slot_mapping
 
 # Texts are padded to one length within a stretch of this many tokens: fewer groups cost less than
 # the padding.
 STRETCH = 256
-
-HAS_ONEDNN = torch.backends.mkldnn.is_available()
-PARTS = 4  # into which a weight is split when it is read for one token
 
 
 @dataclass(frozen=True)
@@ -178,39 +175,17 @@ class FastCache(PackedCache):
         return room.flatten(1, 2).unflatten(1, (len(part.positions), -1))[:, :, : part.length]
 
 
-class Linear:
-    """F.linear on a CPU, with whichever matrix library reads the weights faster.
-
-    F.linear uses MKL, which reads the weights with a single thread for one token, and which is
-    tuned for Intel's processors for several tokens. MKL's batched product uses all threads, so one
-    token is multiplied by parts of the weight; several tokens are multiplied by oneDNN.
-    """
-
-    def __init__(
-        self, weight: Float[Tensor, "n_out n_in"], bias: Float[Tensor, " n_out"] | None = None
-    ) -> None:
-        is_float32_here = weight.device.type == "cpu" and weight.dtype == torch.float32
-        self.is_usual = not (HAS_ONEDNN and is_float32_here)
-        self.weight, self.bias = weight if self.is_usual else weight.contiguous(), bias
-        self.count = gcd(PARTS, len(weight))
-        self.parts = self.weight.unflatten(0, (self.count, -1))
-
-    def __call__(self, hidden: Float[Tensor, "total n_in"]) -> Float[Tensor, "total n_out"]:
-        if self.is_usual:
-            return F.linear(hidden, self.weight, self.bias)
-        if hidden.shape[0] == 1 < self.count:
-            product = self.parts.bmm(hidden.T.expand(self.count, -1, -1)).view(1, -1)
-            return product if self.bias is None else product.add_(self.bias)
-        return torch.ops.mkldnn._linear_pointwise(hidden, self.weight, self.bias, "none", [], "")
-
-
 class FusedTransformer:
     """Computes the model's hidden states with fewer operations, on the model's own weights.
 
     It calls no modules and doesn't check the ids: the engine has checked them in `submit`.
     """
 
-    def __init__(self, model: CachedLMHead) -> None:
+    def __init__(self, model: CachedLMHead, choice: Choice = USUAL) -> None:
+        def linear_of(module: Any) -> Any:  # other layers (lab 10) stay as they are
+            is_usual = isinstance(module, gpt.Linear)
+            return Linear(module.weight.T, module.bias, choice) if is_usual else module
+
         self.config = model.config
         transformer: Any = model.transformer
         self.embeddings = transformer.wte, transformer.wpe
@@ -248,9 +223,10 @@ def norm_of(module: Any) -> tuple[Any, ...]:
     return module.normalized_shape, module.weight, module.bias, module.eps
 
 
-def linear_of(module: Any) -> Any:
-    """Return a `Linear` for GPT-2's transposed weights. Other layers (lab 10) stay as they are."""
-    return Linear(module.weight.T, module.bias) if isinstance(module, gpt.Linear) else module
+def weights_of(model: gpt.GPTLMHead) -> list[Float[Tensor, "n_out n_in"]]:
+    """Return the weights of all products of a step: those of the blocks, then the LM head's."""
+    layers = [module for module in model.modules() if isinstance(module, gpt.Linear)]
+    return [*(layer.weight.T for layer in layers), model.transformer.wte.weight]
 
 
 @dataclass

@@ -25,7 +25,6 @@ from autograder.course.reference import fresh_copy
 from gpt import load_tokenizer
 from solutions.decoding import GREEDY, SamplingParams
 from solutions.engine import engine as lab_7
-from solutions.engine import runner
 from solutions.engine.engine import Output, Parts, new_engine
 from solutions.engine.managers import FreeBlocks
 from solutions.engine.sequence import Sequence, stop_at_text
@@ -486,36 +485,6 @@ def test_what_is_raised_for_a_request_ends_it_alone(what: str) -> None:
         new = [token for o in outputs if o.request == number for token in o.new_ids]
         assert prompt + new == expected(prompt, 1 if new_drafter else 6)
     assert sorted(engine.scheduler.manager.free_blocks) == list(range(64))
-
-
-# --------------------------------------------------------------------------------- the products
-
-
-@pytest.mark.parametrize("total", [0, 1, 2, 7, 40])
-@pytest.mark.parametrize("n_out", [1, 6, 7, 12, 48])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-def test_a_product_is_that_of_f_linear(total: int, n_out: int, dtype: torch.dtype) -> None:
-    """Whatever it goes by: in parts, by oneDNN, or as usual. The weight may lie transposed."""
-    generator = torch.Generator().manual_seed(0)
-    weight, bias, hidden = (
-        torch.randn(shape, generator=generator).to(dtype)
-        for shape in ((n_out, 10), (n_out,), (total, 10))
-    )
-    for bias_or_none in (bias, None):
-        wanted = torch.nn.functional.linear(hidden, weight, bias_or_none)
-        for laid_out in (weight, weight.T.contiguous().T):
-            found = runner.Linear(laid_out, bias_or_none)(hidden)
-            torch.testing.assert_close(found, wanted)
-
-
-@pytest.mark.skipif(not runner.HAS_ONEDNN, reason="this PyTorch has no oneDNN")
-def test_weights_are_read_in_parts_for_one_token_alone() -> None:
-    linear = runner.Linear(torch.ones(8, 3))
-    assert [len(part) for part in linear.parts] == [8 // runner.PARTS] * runner.PARTS
-    assert linear.parts.data_ptr() == linear.weight.data_ptr()  # no second copy
-    linear.parts = 2 * linear.parts
-    assert linear(torch.ones(1, 3)).tolist() == [[6.0] * 8]
-    assert linear(torch.ones(2, 3)).tolist() == [[3.0] * 8] * 2
 
 
 # -------------------------------------------------------------------- hooks, and the block manager

@@ -1,8 +1,11 @@
 """The table of what makes the engine's step shorter."""
 
+import re
+
 import pytest
 
-from solutions.engine.runner import FastCache, FusedTransformer, Runner
+from solutions.engine.products import SIZES
+from solutions.engine.runner import FastCache, FusedTransformer, PackedCache, Runner
 from solutions.kv_cache import CachedLMHead
 from solutions.paged_attention import PagedCache
 from tests.common.commands import resize, table_in
@@ -14,21 +17,35 @@ def quick(monkeypatch):
     resize(monkeypatch, levers, STEPS=3, ROUNDS=1, REQUESTS=(1, 2))
 
 
+@pytest.fixture(autouse=True)
+def ways(monkeypatch):
+    times = {"F.linear": [1e-3] * len(SIZES), "parts": [2e-3] * len(SIZES)}
+    monkeypatch.setattr(levers, "times_of", lambda weights: times)
+
+
 def test_every_lever_has_a_row_and_a_time_for_each_number_of_requests(capsys):
     levers.main()
-    table, *profiles = capsys.readouterr().out.split("\n\n| operation")
+    parts = re.split(r"\n\n(?=all products|chosen|\| operation)", capsys.readouterr().out)
+    table, ways, chosen, *profiles = parts
     head, *rows = table_in(table)
     assert head == ["", "1 decoding", "2 decoding"]
     assert [name for name, *_ in rows] == list(levers.LEVERS)
     assert all(float(time) > 0 for _, *times in rows for time in times)
+    assert table_in(ways) == [
+        ["", *map(str, SIZES)],
+        ["F.linear", *["1.00"] * len(SIZES)],
+        ["parts", *["2.00"] * len(SIZES)],
+    ]
+    assert chosen.startswith("chosen: F.linear\n")
     assert [printed.count("aten::") for printed in profiles] == [pytest.approx(6, abs=2)] * 2
 
 
-def test_the_levers_differ_in_which_library_multiplies():
-    *others, by_onednn, last = [new_runner_of(name) for name in levers.LEVERS]
-    assert [products_of(runner) for runner in others] == ["modules", "modules", "usual"]
-    assert [products_of(by_onednn), products_of(last)] == ["oneDNN", "parts"]
-    assert isinstance(last.kv_cache, FastCache)
+def test_the_levers_differ_in_their_parts(monkeypatch):
+    monkeypatch.setattr(levers, "choice_for", lambda weights: ("parts",) * len(SIZES))
+    runners = [new_runner_of(name) for name in levers.LEVERS]
+    caches = [type(runner.kv_cache) for runner in runners]
+    assert caches == [PackedCache, FastCache, FastCache, FastCache]
+    assert [products_of(runner) for runner in runners] == [None, None, "by_linear", "by_parts"]
 
 
 def new_runner_of(name: str) -> Runner:
@@ -38,11 +55,12 @@ def new_runner_of(name: str) -> Runner:
     return levers.LEVERS[name](model, PagedCache(model.config, manager, "cpu", weight.dtype))
 
 
-def products_of(runner: Runner) -> str:
+def products_of(runner: Runner) -> str | None:
+    """Return which way the last layer's products go; None for a model's modules."""
     if not isinstance(runner.transformer, FusedTransformer):
-        return "modules"
-    _, c_attn, *_ = runner.transformer.layers[0]
-    return "usual" if c_attn.is_usual else "oneDNN" if c_attn.count == 1 else "parts"
+        return None
+    *_, (*_, mlp_proj) = runner.transformer.layers
+    return mlp_proj.products[0].__qualname__.split(".")[0]
 
 
 def test_a_lever_that_changes_the_tokens_is_refused(monkeypatch):

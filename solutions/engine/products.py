@@ -1,0 +1,242 @@
+"""The engine's matrix products, each made in the way that is the fastest on this machine.
+
+A step with one token reads every weight to use it once; a step with many tokens computes. PyTorch
+brings several ways to multiply, and no rule says which is the fastest for how many rows: on another
+processor it is another one. So they are measured, as cuDNN and Triton do it: each way multiplies by
+all weights of the model, for a few numbers of rows. That takes about a second, once for each kind
+of model, processor and number of threads: files in the user's cache folder keep the times.
+"""
+
+import json
+import math
+import os
+import platform
+import time
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from platformdirs import user_cache_path
+from torch import Tensor
+
+SIZES = 1, 2, 4, 8, 16, 64, 256  # rows; each choice holds up to the next size
+ROUNDS = 3  # of which the shortest counts: other programs only ever add time
+PARTS = 4  # into which a weight is split
+ENOUGH = 64 * 2**20  # bytes of weights: more than caches hold
+LONG = 0.2  # seconds, after which a way isn't timed again
+PATIENCE = 6.0  # seconds for all of it, which takes less than one for the shipped model
+TOLERANCE = 1e-4  # relative to the largest number of a product, in float32
+
+Weight = Float[Tensor, "n_out n_in"]
+Bias = Float[Tensor, " n_out"] | None
+Product = Callable[[Float[Tensor, "rows n_in"]], Float[Tensor, "rows n_out"]]
+Choice = tuple[str, ...]  # the name of a way, for each size
+Times = dict[str, list[float]]  # for each way the seconds of a step's products, by size
+
+# ----------------------------------------------------------------------------- the ways to multiply
+
+
+def by_linear(weight: Weight, bias: Bias) -> Product:
+    """F.linear, on the weights as they lie: for float32 on a CPU that is MKL."""
+    return lambda hidden: F.linear(hidden, weight, bias)
+
+
+def by_rows(weight: Weight, bias: Bias) -> Product:
+    """F.linear on a copy in which the weights of one output lie together."""
+    return by_linear(weight.contiguous(), bias)
+
+
+def by_parts(weight: Weight, bias: Bias) -> Product:
+    """A batched product with parts of the weight, which all threads read at the same time."""
+    count = math.gcd(PARTS, len(weight))
+    parts = weight.contiguous().unflatten(0, (count, -1))
+
+    def product(hidden: Float[Tensor, "rows n_in"]) -> Float[Tensor, "rows n_out"]:
+        found = parts.bmm(hidden.T.expand(count, -1, -1)).flatten(0, 1).T.contiguous()
+        return found if bias is None else found.add_(bias)
+
+    return product
+
+
+def by_onednn(weight: Weight, bias: Bias) -> Product:
+    """oneDNN, PyTorch's other library for products."""
+    rows = weight.contiguous()
+    return lambda hidden: onednn(hidden, rows, bias)
+
+
+def by_packed_onednn(weight: Weight, bias: Bias) -> Product:
+    """oneDNN, on a copy of the weights in an order of its own."""
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
+    return lambda hidden: onednn(hidden, packed, bias)
+
+
+def onednn(hidden: Tensor, weight: Tensor, bias: Bias) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(hidden, weight, bias, "none", [], "")
+
+
+WAYS: dict[str, Callable[[Weight, Bias], Product]] = {
+    "F.linear": by_linear,
+    "F.linear, rows": by_rows,
+    "parts": by_parts,
+    "oneDNN": by_onednn,
+    "oneDNN, packed": by_packed_onednn,
+}
+USUAL: Choice = ("F.linear",) * len(SIZES)
+
+
+class Linear:
+    """F.linear, with the way that was chosen for the number of rows."""
+
+    def __init__(self, weight: Weight, bias: Bias = None, choice: Choice = USUAL) -> None:
+        made = {way: WAYS[way](weight, bias) for way in set(choice)}
+        self.products = [made[way] for way in choice]
+
+    def __call__(self, hidden: Float[Tensor, "rows n_in"]) -> Float[Tensor, "rows n_out"]:
+        return self.products[max(bisect_right(SIZES, len(hidden)) - 1, 0)](hidden)
+
+
+# ------------------------------------------------------------------------------------ the choice
+
+always = os.environ.get("PRODUCTS")  # a way to take without measuring: results don't vary then
+
+
+def choice_for(weights: Sequence[Weight]) -> Choice:
+    """Return the fastest way for each size; where nothing is measured, the same for all sizes."""
+    times = times_of(weights)
+    if times is None:
+        return (always or "F.linear",) * len(SIZES)
+    return tuple(min(times, key=lambda way: times[way][i]) for i in range(len(SIZES)))
+
+
+def told(choice: Choice) -> str:
+    """Say a choice in words: "parts from 1, oneDNN from 2 rows on"."""
+    if len(set(choice)) == 1:
+        return choice[0]
+    starts = [i for i in range(len(SIZES)) if i == 0 or choice[i] != choice[i - 1]]
+    return ", ".join(f"{choice[i]} from {SIZES[i]}" for i in starts) + " rows on"
+
+
+def times_of(weights: Sequence[Weight]) -> Times | None:
+    """Return the times of all ways for these weights: known here, from the file, or measured.
+
+    None on a GPU, for other dtypes than float32, on a busy machine, and if one way is asked for.
+    """
+    here = all(weight.device.type == "cpu" for weight in weights)
+    if always or not here or any(weight.dtype != torch.float32 for weight in weights):
+        return None
+    kind = kind_of(weights)
+    if kind not in known:
+        known[kind] = read_times(kind) or measured(weights)
+        write_times(kind, known[kind])
+    return known[kind]
+
+
+known: dict[str, Times | None] = {}  # in this process, by the kind of weights
+
+
+@torch.inference_mode()
+def measured(weights: Sequence[Weight]) -> Times | None:
+    """Time each way that multiplies as F.linear does; a way that isn't there is left out.
+
+    None if it takes too long: the machine is busy, and the times would say nothing.
+    """
+    end, times = time.perf_counter() + PATIENCE, Times()
+    weights = [weight.detach() for weight in enough_of(weights)]
+    usual = [by_linear(weight, None) for weight in weights]
+    own = torch.Generator().manual_seed(0)  # nobody's seeds are used up here
+    for name, way in WAYS.items():
+        with suppress(Exception):  # of whatever kind: then this machine doesn't have this way
+            products = [way(weight, None) for weight in weights]
+            seconds = []
+            for size in SIZES:
+                inputs = [torch.randn(size, w.shape[1], generator=own) for w in weights]
+                if not agree(products, usual, inputs):
+                    break
+                seconds.append(shortest(products, inputs))
+                if time.perf_counter() > end:
+                    return None
+            else:
+                times[name] = seconds
+    return times
+
+
+def enough_of(weights: Sequence[Weight]) -> list[Weight]:
+    """Return as many weights as no cache holds, and one of each shape."""
+    found: list[Weight] = []
+    for weight in weights:
+        is_new = weight.shape not in {other.shape for other in found}
+        if is_new or sum(other.nbytes for other in found) < ENOUGH:
+            found.append(weight)
+    return found
+
+
+def agree(products: list[Product], usual: list[Product], inputs: list[Tensor]) -> bool:
+    """Whether all products are F.linear's, up to rounding."""
+    both = ((p(hidden), u(hidden)) for p, u, hidden in zip(products, usual, inputs, strict=True))
+    return all(float((p - u).abs().max()) <= TOLERANCE * float(u.abs().max()) for p, u in both)
+
+
+def shortest(products: list[Product], inputs: list[Tensor]) -> float:
+    """Return the seconds of all products, one after the other as in a step: the best of a few."""
+    seconds: list[float] = []
+    while len(seconds) < ROUNDS and sum(seconds) < LONG:
+        start = time.perf_counter()
+        for product, hidden in zip(products, inputs, strict=True):
+            product(hidden)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+# --------------------------------------------------------------------------------------- the file
+
+
+def kind_of(weights: Sequence[Weight]) -> str:
+    """Return what the times depend on: processor, threads, PyTorch's version, shapes of weights."""
+    shapes = Counter(f"{n_out}x{n_in}" for n_out, n_in in (weight.shape for weight in weights))
+    told = ", ".join(f"{count} of {shape}" for shape, count in sorted(shapes.items()))
+    threads = torch.get_num_threads()
+    return f"{processor()}; threads: {threads}; torch {torch.__version__}; weights: {told}"
+
+
+def processor() -> str:
+    """Return the processor's name, as far as the system tells it."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor()
+
+
+def file_of(kind: str) -> Path:
+    name = sha256(kind.encode()).hexdigest()[:16]
+    return user_cache_path("inference-workbook") / "products" / f"{name}.json"
+
+
+def read_times(kind: str) -> Times | None:
+    """Return the times that were kept for this kind of weights; None if there are none of use."""
+    try:
+        kept = json.loads(file_of(kind).read_text(encoding="utf-8"))
+        kept_kind, kept_times = kept["kind"], kept["times"]
+        times = {way: [float(seconds) for seconds in kept_times[way]] for way in kept_times}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+    whole = all(way in WAYS and len(times[way]) == len(SIZES) for way in times)
+    return times if kept_kind == kind and whole and "F.linear" in times else None
+
+
+def write_times(kind: str, times: Times | None) -> None:
+    """Keep the times; where nothing can be written, the next process measures again."""
+    if times is None:
+        return
+    with suppress(OSError):
+        file = file_of(kind)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        new = file.with_suffix(f".{os.getpid()}")  # whoever reads meanwhile finds a whole file
+        new.write_text(json.dumps({"kind": kind, "times": times}), encoding="utf-8")
+        new.replace(file)
