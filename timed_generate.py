@@ -3,7 +3,7 @@
     python timed_generate.py                 the rows that tell the story, in a minute and a half
     python timed_generate.py --all           every technique on every workload
     python timed_generate.py --mine          adds your own code from the labs
-    python timed_generate.py --peers         adds other engines, where they are installed
+    python timed_generate.py --peers         adds other engines; --peers ct2,llama.cpp, only these
     python timed_generate.py --race          naive, transformers and your engine, side by side
     python timed_generate.py --workloads lengths --techniques naive,cached --tokens 64,256,512
     python timed_generate.py --workloads ragged --repeats 3 --plot times.png
@@ -44,7 +44,7 @@ from solutions.engine import products
 from solutions.engine.products import WAYS, choice_for, told
 from solutions.engine.runner import weights_of
 from timing.machine import last_level_cache, memory_bandwidth, processor_name
-from timing.peers.catalogue import missing
+from timing.peers.catalogue import NEVER, PEERS, missing
 from timing.peers.row import SIZES, peer_techniques
 from timing.peers.worker import Workers
 from timing.rows.bench import Bench, Rows
@@ -173,7 +173,16 @@ def new_parser() -> Parser:
         help=f"of {','.join(TECHNIQUES)} (alone: on every workload)",
     )
     add("--mine", action="store_true", help="add your own code, as the labs' checks kept it")
-    add("--peers", action="store_true", help=f"add other engines, on {','.join(SIZES)}")
+    engines = [*PEERS, *NEVER]  # to name one of NEVER is to ask why it is missing
+    add(
+        "--peers",
+        nargs="?",
+        metavar="NAMES",
+        type=list_of("engine", engines),
+        const=engines,
+        default=[],
+        help=f"add other engines, on {','.join(SIZES)}: all, or those named of {','.join(PEERS)}",
+    )
     add("--race", action="store_true", help="show naive, hf and mine side by side, and no table")
     add("--device", type=usable_device, default=torch.device("cpu"), help="cpu, cuda, mps (cpu)")
     add("--threads", type=thread_count, help="processor threads (torch's own choice)")
@@ -328,8 +337,8 @@ def run_race(parser: Parser, args: argparse.Namespace) -> None:
 
 
 def time_all(parser: Parser, args: argparse.Namespace, workers: Workers) -> None:
-    absent = dict(missing(args.device.type)) if args.peers else {}
-    peers = peer_techniques(workers, absent) if args.peers else {}
+    absent = {name: why for name, why in missing(args.device.type) if name in args.peers}
+    peers = peer_techniques([name for name in args.peers if name not in absent], workers)
     try:
         folder = find_checkpoint(args.model)
         plan = new_plan(folder, args, peers)

@@ -373,8 +373,16 @@ def test_no_process_and_no_file_is_left(table, monkeypatch):
     assert not worker.log.parent.exists()
 
 
-def test_without_the_option_no_peer_is_looked_for(table, tiny, monkeypatch, capsys):
-    monkeypatch.setattr(timed_generate, "missing", lambda device: pytest.fail("looked"))
+@pytest.mark.slow
+def test_only_chosen_peers_have_rows_or_are_told_missing(table, monkeypatch):
+    monkeypatch.setitem(PEERS, "elsewhere", Peer("Not chosen", "", {}, needs_cuda=True))
+    args = "--workloads", "lengths", "--tokens", "4", "--peers", "right,gpt-fast"
+    _, result = table(*args, peers=["right", "unloadable"])
+    assert [row["technique"] for row in result["rows"]] == ["cached", "right"]
+    assert result["not_timed"].keys() == {"gpt-fast"}
+
+
+def test_without_the_option_no_peer_is_told_missing(table, tiny, capsys):
     timed_generate.main(
         ["--model", str(tiny), "--workloads", "lengths", "--tokens", "2", "--techniques", "cached"]
     )

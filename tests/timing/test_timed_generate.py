@@ -879,6 +879,7 @@ def test_mine_is_the_newest_that_is_written(table, written, yours, kind, about, 
     [
         (["--techniques", "naive,cashed"], "Did you mean 'cached'?"),
         (["--techniques", "zzz"], "There are naive, cached-concat, cached, sampled, speculative, "),
+        (["--peers", "ct2,lama.cpp"], "there is no engine 'lama.cpp'. Did you mean 'llama.cpp'?"),
         (["--workloads", "raged"], "there is no workload 'raged'. Did you mean 'ragged'?"),
         (
             ["--workloads", "ragged,equal", "--techniques", "static,naive"],

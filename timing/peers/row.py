@@ -1,7 +1,7 @@
 """Another engine as a row of the table."""
 
 import os
-from collections.abc import Container
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -97,10 +97,6 @@ def best_of(best: int, tried: list[int]) -> str:
     return str(best) if len(every) == 1 else f"{best} (best of {', '.join(map(str, every))})"
 
 
-def peer_techniques(workers: Workers, absent: Container[str]) -> Rows:
-    """Return the engines that are available here, in the form of TECHNIQUES."""
-    return {
-        name: {kind: partial(PeerRow, name, kind, workers) for kind in SIZES}
-        for name in PEERS
-        if name not in absent
-    }
+def peer_techniques(names: Iterable[str], workers: Workers) -> Rows:
+    """Return these engines in the form of TECHNIQUES."""
+    return {name: {kind: partial(PeerRow, name, kind, workers) for kind in SIZES} for name in names}
