@@ -12,12 +12,15 @@ Options after the command are passed on to JupyterLab, timed_generate.py or pyte
 The environment is created in .venv from pyproject.toml and constraints.txt, and created again when
 one of them changes. If the Python that runs this already has the workbook installed (a conda
 environment), that Python is used instead; if it lacks packages, the command says how to install
-them. The engines of --peers are installed into .venv when they are first needed. This file needs
-only the standard library, because it runs before anything is installed.
+them. The engines chosen with --peers are installed into .venv when they are first needed; pip
+keeps what it compiles in its own cache, so a new .venv has it in seconds. This file needs only the
+standard library, because it runs before anything is installed.
 """
 
 from __future__ import annotations  # so that an old Python can still print the message about itself
 
+import argparse
+import contextlib
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -28,6 +31,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import venv
 from pathlib import Path
 from typing import Any
@@ -38,6 +42,7 @@ VENV_PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 OLDEST_PYTHON = (3, 11)
 EXTRAS = ["lab", "grade", "cluster", "test"]  # of pyproject.toml; .venv has them all, not `peers`
 WHOLE_PROJECT = ["--editable", f".[{','.join(EXTRAS)}]"]
+COMPILED = {"llama-cpp-python": "eight minutes on two cores"}  # measured; there are no wheels
 LABS, WORK = ROOT / "labs", ROOT / "work"
 FOR_LEARNERS = ROOT / ".jupyter"  # settings that hide nbgrader, whose panels are for instructors
 TESTERS = "3"  # on two cores: while one waits for a browser or a sandbox, the others go on
@@ -228,18 +233,59 @@ def pip_command(*arguments: str) -> list[str]:
     return [*pip, "install", *arguments, "--constraint", "constraints.txt"]
 
 
-def install_peers() -> None:
-    """Install the engines to compare with, each by itself, so that one failure stops no other."""
+def peer_packages(arguments: list[str]) -> set[str]:
+    """Return the packages that the engines chosen with --peers need.
+
+    With an unknown name there are none: timed_generate.py then refuses it, before any long wait.
+    """
+    from timing.peers.catalogue import NEVER, PEERS  # an old Python can't read it
+
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--peers", nargs="?", const=",".join(PEERS), default="")
+    given, _ = parser.parse_known_args(arguments)
+    names = {name.strip() for name in given.peers.split(",")}
+    if not names <= {*PEERS, *NEVER}:
+        return set()
+    return {package for name in names - {*NEVER} for package in PEERS[name].modules.values()}
+
+
+def install_peers(packages: set[str]) -> None:
+    """Install those of these packages that are missing and that the extra `peers` lists.
+
+    Each is installed by itself, so that one failure stops no other.
+    """
     look = "import importlib.metadata, sys; importlib.metadata.distribution(sys.argv[1])"
     for requirement in read_project()["optional-dependencies"]["peers"]:
         name = package_name(requirement)
+        if name not in packages:
+            continue
         if not subprocess.run([VENV_PYTHON, "-c", look, name], capture_output=True).returncode:
             continue
-        print(f"Installing {name}. It may have to be compiled, which takes minutes.", flush=True)
+        print(f"Installing {name}.")
+        if name in COMPILED:
+            print(f"Unless pip kept it from before, it is compiled, in about {COMPILED[name]}.")
         try:
-            pip_install("--quiet", requirement)
+            run_with_clock(pip_command("--quiet", requirement))
         except (subprocess.CalledProcessError, OSError) as error:
             print(f"{name} could not be installed ({error}); pip's own message is above.")
+
+
+def run_with_clock(command: list[str]) -> None:
+    """Run a silent command; a terminal shows the elapsed time. Raises CalledProcessError."""
+    start, terminal = time.monotonic(), sys.stdout.isatty()
+    status: int | None = None
+    with subprocess.Popen(command, cwd=ROOT) as process:
+        while status is None:
+            minutes, seconds = divmod(int(time.monotonic() - start), 60)
+            if terminal:
+                print(f"{minutes}:{seconds:02} elapsed", end="\r")
+            sys.stdout.flush()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = process.wait(timeout=1)
+    if terminal:
+        print()
+    if status:
+        raise subprocess.CalledProcessError(status, command)
 
 
 def silence_news() -> None:
@@ -317,8 +363,8 @@ def lab(python: Path, arguments: list[str]) -> int:
 
 
 def timed(python: Path, arguments: list[str]) -> int:
-    if python == VENV_PYTHON and "--peers" in arguments:
-        install_peers()
+    if python == VENV_PYTHON:
+        install_peers(peer_packages(arguments))
     return run(python, "timed_generate.py", *arguments)
 
 

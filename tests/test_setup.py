@@ -1,10 +1,12 @@
 """The set-up is quick the second time, leaves nothing if it fails, and keeps a learner's files."""
 
+import itertools
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from jupyterlab.commands import get_page_config  # type: ignore[import-untyped]
@@ -362,18 +364,18 @@ def test_a_set_up_that_fails_for_another_reason_names_no_constraint(soup):
 
 @pytest.fixture
 def pip(monkeypatch):
-    """Record pip's requests in a .venv that has gguf, where installing ctranslate2 fails."""
+    """Record the packages that pip installs in a .venv with gguf; it fails with ctranslate2."""
     asked = []
 
-    def run(command, **_):
-        if "install" not in command:  # the question whether a package is installed
-            return subprocess.CompletedProcess(command, 0 if command[-1] == "gguf" else 1)
-        asked.append(command[command.index("install") + 1 :])
-        if any(argument.startswith("ctranslate2") for argument in command):
-            raise subprocess.CalledProcessError(1, command)
-        return subprocess.CompletedProcess(command, 0)
+    def pip_command(_, requirement):
+        asked.append(workbook.package_name(requirement))
+        return [sys.executable, "-c", f"exit({asked[-1] == 'ctranslate2'})"]
 
-    monkeypatch.setattr(subprocess, "run", run)
+    def is_missing(command, **_):
+        return subprocess.CompletedProcess(command, command[-1] != "gguf")
+
+    monkeypatch.setattr(workbook, "pip_command", pip_command)
+    monkeypatch.setattr(subprocess, "run", is_missing)
     monkeypatch.setattr(workbook, "installed_here", lambda: False)
     monkeypatch.setattr(workbook, "VENV_PYTHON", Path("ours"))
     monkeypatch.setattr(workbook, "set_up", lambda: None)
@@ -384,18 +386,42 @@ def pip(monkeypatch):
 def test_each_peer_is_installed_by_itself_and_none_stops_the_others(pip, capsys):
     assert workbook.main(["timed", "--peers"]) == 0
     told = capsys.readouterr().out
-    assert [[package.split(">")[0] for package in packages[1:2]] for packages in pip] == [
-        ["ctranslate2"],
-        ["llama-cpp-python"],
-    ]
-    assert all(packages[-2:] == ["--constraint", "constraints.txt"] for packages in pip)
+    assert pip == ["ctranslate2", "llama-cpp-python"]
     assert "ctranslate2 could not be installed" in told
     assert "llama-cpp-python could not" not in told
     assert "gguf" not in told
 
 
-def test_peers_are_installed_only_when_asked_for_and_only_into_our_environment(pip, monkeypatch):
-    workbook.main(["timed", "--mine"])
+@pytest.mark.parametrize(
+    ("arguments", "installed"),
+    [
+        (["--peers", "--tokens", "64"], ["ctranslate2", "llama-cpp-python"]),
+        (["--peers", "ct2, ct2-int8"], ["ctranslate2"]),
+        (["--peers=llama.cpp,vllm,gpt-fast"], ["llama-cpp-python"]),
+        (["--peers", "hf-continuous"], []),
+        (["--peers", "llama.cpp,ct3"], []),  # there is no ct3: refused before anything is compiled
+        (["--mine"], []),
+    ],
+)
+def test_only_what_the_chosen_peers_need_is_installed(pip, arguments, installed):
+    workbook.main(["timed", *arguments])
+    assert pip == installed
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_package_that_is_compiled_is_announced_and_a_terminal_has_a_clock(
+    pip, monkeypatch, capsys, terminal
+):
+    clock = SimpleNamespace(monotonic=itertools.count(0, 125).__next__)
+    monkeypatch.setattr(workbook, "time", clock)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    workbook.main(["timed", "--peers", "llama.cpp"])
+    told = capsys.readouterr().out
+    assert "compiled, in about eight minutes" in told
+    assert ("2:05 elapsed\r" in told) == terminal
+
+
+def test_peers_are_only_installed_into_our_environment(pip, monkeypatch):
     monkeypatch.setattr(workbook, "installed_here", lambda: True)
     workbook.main(["timed", "--peers"])
     assert pip == []
