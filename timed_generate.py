@@ -16,8 +16,9 @@ continues the whole conversation so far.
 Every technique is verified before it is timed: it must produce the reference's tokens. Where tokens
 are drawn at random, it must draw the same ones with its caches as without. Where weights are
 rounded or a window hides tokens (marked #), it must produce the tokens of a naive model with the
-same weights or window. The last line of the output is the whole result as JSON. A lab's techniques
-are in timing/rows/, in a file named after the lab.
+same weights or window. A row that other programs disturbed is timed again, and marked ! if they
+went on. The last line of the output is the whole result as JSON. A lab's techniques are in
+timing/rows/, in a file named after the lab.
 """
 
 import argparse
@@ -41,8 +42,8 @@ from tqdm import tqdm
 
 from gpt import GPTLMHead, find_checkpoint, load_tokenizer
 from solutions.engine import products
-from solutions.engine.products import WAYS, choice_for, told
-from solutions.engine.runner import weights_of
+from solutions.engine.products import WAYS, choice_for, told, weights_of
+from timing.cores import usable_cores
 from timing.machine import last_level_cache, memory_bandwidth, processor_name
 from timing.peers.catalogue import NEVER, PEERS, missing
 from timing.peers.row import SIZES, peer_techniques
@@ -62,6 +63,7 @@ from timing.table.race import race
 from timing.table.runs import Prepared
 from timing.table.verify import Key, Verifier
 from timing.table.workloads import KINDS, LENGTHS, RAGGED, Workload, new_workloads
+from timing.threads import set_threads
 from timing.work import weight_bytes
 
 
@@ -185,7 +187,7 @@ def new_parser() -> Parser:
     )
     add("--race", action="store_true", help="show naive, hf and mine side by side, and no table")
     add("--device", type=usable_device, default=torch.device("cpu"), help="cpu, cuda, mps (cpu)")
-    add("--threads", type=thread_count, help="processor threads (torch's own choice)")
+    add("--threads", type=thread_count, help="processor threads (one for each usable core)")
     add("--products", choices=WAYS, help="how the engine multiplies (the fastest way, measured)")
     add(
         "--repeats",
@@ -287,7 +289,7 @@ def environment(
         "dtype": "float32",
         "device": str(args.device),
         "processor": processor_name(args.device),
-        "cores": os.cpu_count(),
+        "cores": usable_cores(),
         "threads": torch.get_num_threads(),
         "memory_bandwidth_bytes_per_s": memory_bandwidth(args.device),
         "last_level_cache_bytes": last_level_cache(args.device),
@@ -304,8 +306,7 @@ def environment(
 def main(argv: Sequence[str] | None = None) -> None:
     parser = new_parser()
     args = with_choice(parser.parse_args(argv))
-    if args.threads:
-        torch.set_num_threads(args.threads)
+    set_threads(args.threads)
     products.always = args.products or products.always
     if args.race:
         run_race(parser, args)

@@ -10,7 +10,6 @@ figure is the median.
 
 import argparse
 import copy
-import os
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -22,6 +21,7 @@ from gpt import Linear
 from solutions.kv_cache import CachedLMHead, KVCache
 from solutions.quantization import int4_layer, int8_layer, quantized
 from solutions.quantized_model import matrices
+from timing.cores import usable_cores
 from timing.machine import processor_name
 from timing.stopwatch import median_seconds_of
 from timing.threads import parse_with_threads
@@ -130,7 +130,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="timing.int8", description=__doc__)
     parse_with_threads(parser)
     print(
-        f"{processor_name(torch.device('cpu'))}, cores: {os.cpu_count()}, threads: "
+        f"{processor_name(torch.device('cpu'))}, cores: {usable_cores()}, threads: "
         f"{torch.get_num_threads()}, torch {torch.__version__}\n"
         "Milliseconds, medians of interleaved repeats, and times as fast as the first column"
     )

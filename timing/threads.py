@@ -1,4 +1,4 @@
-"""The number of threads that torch uses: from a command line, and whether one would be faster."""
+"""The number of threads that torch uses: from a command line, and whether fewer would be faster."""
 
 import argparse
 import time
@@ -6,6 +6,7 @@ from statistics import mean
 
 import torch
 
+from timing.cores import usable_cores
 from timing.stopwatch import seconds
 
 LONGEST_SECONDS = 0.35  # for the comparison, after its fewest rounds
@@ -18,34 +19,46 @@ def parse_with_threads(parser: argparse.ArgumentParser) -> argparse.Namespace:
     """Parse a command's arguments, and set torch's threads from --threads."""
     parser.add_argument("--threads", type=int)
     given = parser.parse_args()
-    if given.threads:
-        torch.set_num_threads(given.threads)
+    set_threads(given.threads)
     return given
 
 
+def set_threads(threads: int | None) -> None:
+    """Set torch's threads. None: torch's own choice, if this process has a core for each."""
+    cores = usable_cores()
+    if threads or torch.get_num_threads() > cores:
+        torch.set_num_threads(threads or cores)
+
+
 def advise_threads() -> None:
-    """Print advice if one thread is clearly faster than torch's current number; else print nothing.
+    """Print advice if fewer threads than torch's current number are clearly faster, else nothing.
 
     Takes about a third of a second, longer if threads wait for one another. The number of threads
     stays as it was.
     """
-    threads = torch.get_num_threads()
-    if threads == 1:
-        return
-    several, one = step_seconds(threads)
-    if advice := thread_advice(threads, several, one):
-        print(advice)
+    threads, cores = torch.get_num_threads(), usable_cores()
+    if threads > cores:
+        advise(
+            cores,
+            f"torch has {threads} threads, but this process may use {cores} of the processor's "
+            "cores (hyper-threads of a core count once). A thread without a core makes the others "
+            "wait.",
+        )
+    elif threads > 1:
+        several, one = step_seconds(threads)
+        if several >= CLEARLY * one:
+            advise(
+                1,
+                f"A small step takes {1000 * several:.1f} ms with torch's {threads} threads and "
+                f"{1000 * one:.1f} ms with one thread. That happens on a processor that is busy or "
+                "shared.",
+            )
 
 
-def thread_advice(threads: int, several: float, one: float) -> str | None:
-    """Return advice for two times of a step, in seconds: with `threads` threads and with one."""
-    if several < CLEARLY * one:
-        return None
-    return (
-        f"A small step takes {1000 * several:.1f} ms with torch's {threads} threads and "
-        f"{1000 * one:.1f} ms with one thread. That happens on a processor that is busy or shared. "
-        "With one thread this notebook is faster and its timings are steadier:\n"
-        "    torch.set_num_threads(1)"
+def advise(threads: int, reason: str) -> None:
+    print(
+        f"{reason} With fewer threads this notebook is faster and its timings are steadier:\n"
+        f"    torch.set_num_threads({threads})"
     )
 
 

@@ -9,7 +9,6 @@ prompts that share nothing take at most 3% longer than without the cache.
 """
 
 import argparse
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
@@ -18,6 +17,7 @@ import torch
 
 from gpt import GPTConfig, GPTLMHead, find_checkpoint, read_config
 from solutions.prefix_caching import block_hashes
+from timing.cores import usable_cores
 from timing.machine import processor_name
 from timing.rows.bench import BLOCK_SIZE, Bench
 from timing.stopwatch import median_seconds
@@ -63,7 +63,7 @@ def main() -> None:
     results, _ = timed_runs(plan, prepared, told, REPEATS)
 
     print(
-        f"{MODEL} in float32, {processor_name(CPU)}, cores: {os.cpu_count()}, threads: "
+        f"{MODEL} in float32, {processor_name(CPU)}, cores: {usable_cores()}, threads: "
         f"{torch.get_num_threads()}, torch {torch.__version__}\n"
         f"Medians of {REPEATS} interleaved repeats (least to most); outputs verified first."
     )
@@ -117,8 +117,11 @@ def show_distinct(workload: Workload, results: Runs) -> None:
 
 
 def ratios(ones: Sequence[float], others: Sequence[float]) -> list[float]:
-    """Return the ratios repeat by repeat, because a slow minute of the machine affects both."""
-    return [one / other for one, other in zip(ones, others, strict=True)]
+    """Return the ratios repeat by repeat, because a slow minute of the machine affects both.
+
+    Only one of them may have been timed again after the others; those repeats are left out.
+    """
+    return [one / other for one, other in zip(ones, others, strict=False)]
 
 
 def spread(seconds: Sequence[float]) -> str:

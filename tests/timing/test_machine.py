@@ -89,6 +89,7 @@ def test_one_thread_is_advised_where_it_is_clearly_quicker(
     monkeypatch, capsys, threads, several, one, advised
 ):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(timing.threads, "usable_cores", lambda: 4)
     monkeypatch.setattr(timing.threads, "step_seconds", lambda threads: (several, one))
     advise_threads()
     printed = capsys.readouterr().out

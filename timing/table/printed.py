@@ -7,6 +7,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from timing.cores import disturbance
 from timing.table.measure import ENOUGH_SECONDS, REPEATS, Plan, Row
 from timing.table.runs import Prepared
 from timing.table.verify import Verifier
@@ -131,6 +132,7 @@ def show_rows(
             table.add_row(workload, style="bold")
         key = workload, row["technique"]
         mark = "~" if key in told.ties else "#" if key in told.differing else ""
+        mark += "!" if row["disturbed"] else ""
         table.add_row(row["technique"] + mark, *(cell(row) for cell in columns.values()))
     console.print(table)
 
@@ -169,6 +171,8 @@ def show_tables(console: Console, plan: Plan, rows: list[Row], told: Verifier) -
         console.print(f"# {differing}")
     for name, lossy in told.lossy.items():
         console.print(f"# {name}: {lossy}")
+    if others := [row["other_programs_cores"] for row in rows if row["disturbed"]]:
+        console.print(f"! {disturbance(max(others), 'add --threads {}')}")
     if any(row["tokens_computed"] is None for row in rows):
         console.print("-: another engine's work and memory can't be seen from outside.")
     if any(mbu_cell(row).endswith("*") for row in rows):

@@ -21,6 +21,7 @@ from solutions import generate as lab1
 from solutions.decoding import SamplingParams
 from solutions.kv_cache import CachedLMHead, KVCache
 from solutions.speculative import Round
+from timing.cores import disturb
 from timing.stopwatch import synchronize
 from timing.table.kv_bytes import Bytes
 from timing.table.lossy import Lossy
@@ -39,6 +40,7 @@ class Run:
     that went through the model, including padding and finished rows. kv_bytes, kv_bytes_reserved:
     keys and values at the peak. In another process these three can't be seen and are None. batch:
     how many requests are served at a time. notes: values that only some techniques have, see NOTES.
+    others: how many cores other programs kept busy meanwhile.
     """
 
     outputs: list[Ids]
@@ -49,6 +51,11 @@ class Run:
     kv_bytes_reserved: int | None
     batch: int
     notes: Mapping[str, Any] = field(default_factory=dict)
+    others: float = 0.0
+
+    @property
+    def is_disturbed(self) -> bool:
+        return disturb(self.others, self.notes.get("threads", torch.get_num_threads()))
 
     @property
     def seconds(self) -> float:

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from timing.cores import OtherPrograms
 from timing.table.lossy import Lossy
 from timing.table.runs import Prepared, Run
 from timing.table.workloads import Workload
@@ -47,7 +48,8 @@ class Verifier:
         if workload.temperature and key not in self.replayed:
             verify_replay(name, workload, technique)
             self.replayed.add(key)
-        run = technique.run(workload)
+        with OtherPrograms() as others:
+            run = technique.run(workload)
         wanted, lossy = self.expected.get(workload.name), technique.lossy
         if lossy is None:
             tie = verify(name, workload, run.outputs, wanted, self.naive_model)
@@ -60,7 +62,7 @@ class Verifier:
                 self.lossy[name] = lossy
             self.differing[key] = difference(name, workload, run.outputs, wanted, lossy.why)
         self.expected.setdefault(workload.name, run.outputs)
-        return run
+        return replace(run, others=others.cores)
 
     def forget(self, key: Key) -> None:
         """Drop the remarks about a row that is left out in the end."""
