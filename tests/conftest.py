@@ -40,9 +40,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="module")
 def short_stretches() -> Iterator[None]:
-    """Let an engine serve even short texts separately if their lengths differ."""
+    """Let an engine serve even a few short texts in several rectangles."""
     from solutions.engine import runner
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "STRETCH", 5)
+        patch.setattr(runner, "ROOM", 2000)
         yield

@@ -6,9 +6,8 @@ own request alone, runs in groups: requests with equally many new tokens togethe
 """
 
 import collections.abc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 import torch
@@ -22,9 +21,12 @@ from solutions.engine.products import USUAL, Choice, Linear
 from solutions.kv_cache import CachedLMHead, causal_mask
 from solutions.paged_attention import PagedCache, slot_mapping
 
-# Texts are padded to one length within a stretch of this many tokens: fewer groups cost less than
-# the padding.
-STRETCH = 256
+# Bytes of keys and values in one layer that are served together, with the padding: what is gathered
+# is read from a cache of the processor then, several times as fast as from memory.
+ROOM = 8 * 2**20
+
+
+KeysAndValues = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,8 @@ class Chunk:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Chunks of equal shape are served together: equally many new tokens, similar lengths."""
-        return len(self.ids), (self.start + len(self.ids)) // STRETCH
+        """Its number of new tokens, and of all tokens with them."""
+        return len(self.ids), self.start + len(self.ids)
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,20 @@ class Rectangle:
     mask: Any  # Tensor [rows, 1, q_len, length] or None
 
 
+def in_rectangles(batch: Sequence[Chunk], most: int) -> Iterator[list[Chunk]]:
+    """Cut chunks, which are sorted by shape, where the number of new tokens changes, and where the
+    rectangle would have more than `most` tokens.
+    """
+    together: list[Chunk] = []
+    for chunk in batch:
+        size, length = chunk.shape  # the longest so far: all are padded to it
+        if together and (len(together[0].ids) != size or (len(together) + 1) * length > most):
+            yield together
+            together = []
+        together.append(chunk)
+    yield together
+
+
 class PackedCache:
     """Serves a packed row with any cache of lab 4, one rectangle after the other."""
 
@@ -76,8 +92,9 @@ class PackedCache:
         Returns the positions of the new tokens, as position ids for the model.
         """
         self.rectangles, start = [], 0
-        for _, group in groupby(batch, key=lambda chunk: chunk.shape):
-            self.rectangles.append(self.rectangle(list(group), start))
+        bytes_per_token = self.cache.pool[:, 0, 0, 0].nbytes  # in one layer
+        for chunks in in_rectangles(batch, ROOM // bytes_per_token):
+            self.rectangles.append(self.rectangle(chunks, start))
             start = self.rectangles[-1].tokens.stop
         return torch.cat([part.positions.flatten() for part in self.rectangles])
 
@@ -131,24 +148,30 @@ class FastCache(PackedCache):
     """The same result with fewer operations and copies, for the reference's cache of lab 4.
 
     A single request in consecutive blocks is read without a copy. For other requests whole blocks
-    are gathered, which are long runs of memory.
+    are gathered, which are long runs of memory, and always into the same memory: a fresh one would
+    cost more than the copy itself.
     """
 
     def __init__(self, cache: PagedCache) -> None:
         super().__init__(cache)
-        # for each layer [2, slots, heads, head_dim], keys first: views of the pool
-        self.layers = [pool.flatten(1, 2) for pool in cache.pool.unbind(1)]
+        # views of the pool, [2, layers, 1, heads, slots, head_dim], keys first
+        self.slots = cache.pool.flatten(2, 3).transpose(2, 3)[:, :, None]
+        self.layers = by_layer(self.slots)
+        self.copies = cache.pool[:, 0, :0]  # [2, blocks, block_size, heads, head_dim]
+
+    def select(self, batch: collections.abc.Sequence[Chunk]) -> Int[Tensor, " total"]:
+        positions = super().select(batch)
+        self.new_slots = torch.cat([part.new_slots.flatten() for part in self.rectangles])
+        self.sizes = [part.positions.numel() for part in self.rectangles]
+        return positions
 
     def places(self, block_tables: Tensor, every: Tensor) -> Any:
-        """Return a slice of slots for one row in consecutive blocks; else blocks and a copy buffer.
-
-        All layers use the same buffer: allocating memory would cost more than the copy itself.
-        """
+        """Return keys and values by layer for one row in consecutive blocks; else all blocks."""
         (table, *others), block_size = block_tables.tolist(), self.manager.block_size
         if not others and table == list(range(table[0], table[0] + len(table))):
-            return slice(table[0] * block_size, table[0] * block_size + every.numel())
-        _, _, *block = self.cache.pool[:, 0].shape  # block_size, heads, head_dim
-        return block_tables.flatten(), self.cache.pool.new_empty(2, block_tables.numel(), *block)
+            start = table[0] * block_size
+            return by_layer(self.slots[..., start : start + every.numel(), :])
+        return block_tables.flatten()
 
     def mask(self, new: Tensor, every: Tensor) -> Tensor | None:
         """Return the mask as numbers to add to the scores, so no layer has to convert it."""
@@ -157,22 +180,42 @@ class FastCache(PackedCache):
             return None
         return self.cache.pool.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf)
 
-    def attend_rows(
-        self, layer: int, part: Rectangle, *rows: Float[Tensor, "rows heads q_len head_dim"]
-    ) -> Float[Tensor, "rows heads q_len head_dim"]:
-        stored, new_slots = self.layers[layer].unbind(), part.new_slots.flatten()
-        for pool, new in zip(stored, rows[1:], strict=True):  # keys, then values
-            pool.index_copy_(0, new_slots, new.transpose(1, 2).flatten(0, 1))
-        all_keys, all_values = self.read(layer, part).transpose(2, 3).unbind()
-        return F.scaled_dot_product_attention(rows[0], all_keys, all_values, attn_mask=part.mask)
+    def attend(
+        self, layer: int, *packed: Float[Tensor, "1 heads total head_dim"]
+    ) -> Float[Tensor, "1 heads total head_dim"]:
+        queries, *new = packed
+        for stored, part in zip(self.layers[layer], new, strict=True):  # keys, then values
+            stored.index_copy_(2, self.new_slots, part)
+        parts = zip(self.rectangles, queries.split(self.sizes, dim=2), strict=True)
+        attended = [self.attend_part(layer, part, its) for part, its in parts]
+        return attended[0] if len(attended) == 1 else torch.cat(attended, dim=2)
 
-    def read(self, layer: int, part: Rectangle) -> Float[Tensor, "2 rows length heads head_dim"]:
-        if isinstance(part.places, slice):
-            return self.layers[layer][:, None, part.places]
-        blocks, room = part.places
-        for pool, copy in zip(self.cache.pool[:, layer].unbind(), room.unbind(), strict=True):
+    def attend_part(
+        self, layer: int, part: Rectangle, queries: Float[Tensor, "1 heads tokens head_dim"]
+    ) -> Float[Tensor, "1 heads tokens head_dim"]:
+        _, heads, _, head_dim = queries.shape
+        rows = queries.view(heads, *part.positions.shape, head_dim).transpose(0, 1)
+        attended = F.scaled_dot_product_attention(rows, *self.read(layer, part), part.mask)
+        return attended.transpose(0, 1).reshape(queries.shape)
+
+    def read(self, layer: int, part: Rectangle) -> KeysAndValues:
+        """Return all keys and values of a rectangle, each [rows, heads, length, head_dim]."""
+        if isinstance(part.places, list):
+            return part.places[layer]
+        blocks = part.places
+        if len(blocks) > self.copies.shape[1]:
+            self.copies = self.cache.pool.new_empty(2, len(blocks), *self.copies.shape[2:])
+        copies = self.copies[:, : len(blocks)]
+        for pool, copy in zip(self.cache.pool[:, layer], copies, strict=True):
             torch.index_select(pool, 0, blocks, out=copy)
-        return room.flatten(1, 2).unflatten(1, (len(part.positions), -1))[:, :, : part.length]
+        slots = copies.flatten(1, 2).unflatten(1, (len(part.positions), -1))
+        all_keys, all_values = slots[:, :, : part.length].transpose(2, 3)
+        return all_keys, all_values
+
+
+def by_layer(both: Float[Tensor, "2 layers ..."]) -> list[KeysAndValues]:
+    """Return the keys and the values of each layer."""
+    return list(zip(*(part.unbind() for part in both.unbind()), strict=True))
 
 
 class FusedTransformer:
@@ -182,9 +225,10 @@ class FusedTransformer:
     """
 
     def __init__(self, model: CachedLMHead, choice: Choice = USUAL) -> None:
-        def linear_of(module: Any) -> Any:  # other layers (lab 10) stay as they are
-            is_usual = isinstance(module, gpt.Linear)
-            return Linear(module.weight.T, module.bias, choice) if is_usual else module
+        def linear_of(module: Any) -> Any:
+            if isinstance(module, gpt.Linear):
+                return Linear(module.weight.T, module.bias, choice)
+            return module.product() if hasattr(module, "product") else module  # lab 10's layers
 
         self.config = model.config
         transformer: Any = model.transformer
@@ -221,12 +265,6 @@ class FusedTransformer:
 def norm_of(module: Any) -> tuple[Any, ...]:
     """Return the arguments of F.layer_norm after its input."""
     return module.normalized_shape, module.weight, module.bias, module.eps
-
-
-def weights_of(model: gpt.GPTLMHead) -> list[Float[Tensor, "n_out n_in"]]:
-    """Return the weights of all products of a step: those of the blocks, then the LM head's."""
-    layers = [module for module in model.modules() if isinstance(module, gpt.Linear)]
-    return [*(layer.weight.T for layer in layers), model.transformer.wte.weight]
 
 
 @dataclass

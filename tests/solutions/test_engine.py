@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
+from itertools import pairwise
 from threading import Event
 from typing import Any
 
@@ -27,6 +28,7 @@ from solutions.decoding import GREEDY, SamplingParams
 from solutions.engine import engine as lab_7
 from solutions.engine.engine import Output, Parts, new_engine
 from solutions.engine.managers import FreeBlocks
+from solutions.engine.runner import Chunk, in_rectangles
 from solutions.engine.sequence import Sequence, stop_at_text
 from solutions.kv_cache import CachedLMHead
 from solutions.paged_attention import BlockManager, OutOfBlocks
@@ -92,6 +94,24 @@ SAMPLED = [
     SamplingParams(temperature=2.0, top_k=8, top_p=0.8, repetition_penalty=1.5),
     SamplingParams(temperature=0, repetition_penalty=1.7),
 ]
+
+
+chunks = st.builds(
+    Chunk, st.just(0), st.lists(st.just(0), min_size=1, max_size=3), st.integers(0, 20), st.just(1)
+)
+
+
+@given(st.lists(chunks, min_size=1), st.integers(1, 40))
+def test_rectangles_have_one_number_of_new_tokens_and_fit_their_room(batch, most):
+    batch = sorted(batch, key=lambda chunk: chunk.shape)
+    parts = list(in_rectangles(batch, most))
+    assert [chunk for part in parts for chunk in part] == batch
+    for part in parts:
+        assert len({len(chunk.ids) for chunk in part}) == 1
+        assert len(part) == 1 or len(part) * max(chunk.shape for chunk in part)[1] <= most
+    for one, after in pairwise(parts):  # none is cut that could have been longer
+        sizes, lengths = zip(*(chunk.shape for chunk in (*one, after[0])), strict=True)
+        assert len({*sizes}) == 2 or (len(one) + 1) * lengths[-1] > most
 
 
 def test_a_seed_gives_the_same_text_in_any_batch() -> None:
