@@ -6,7 +6,8 @@ forward pass. Drafts that the target rejects are thrown away, so only the time c
 
 Sources: Leviathan et al., "Fast inference from transformers via speculative decoding", ICML 2023;
 Chen et al., "Accelerating large language model decoding with speculative sampling", 2023; Saxena,
-"Prompt lookup decoding", 2023 (n-grams as a draft).
+"Prompt lookup decoding", 2023 (n-grams as a draft); Mamou et al., "Dynamic speculation lookahead
+accelerates speculative decoding of large language models", 2024 (drafting until it is unsure).
 """
 
 from collections.abc import Sequence
@@ -198,7 +199,7 @@ class NgramDrafter:
         self, ids: Sequence[int], k: int, params: SamplingParams, generator: torch.Generator
     ) -> tuple[list[int], Float[Tensor, "drafts vocab"]]:
         """Return drafts with probability 1 each, whatever the sampling parameters."""
-        drafts = ngram_draft(ids, k, self.longest)
+        drafts = ngram_draft(ids, k, self.longest) if k else []
         certain = torch.tensor(drafts, dtype=torch.int64, device=self.device)
         return drafts, F.one_hot(certain, self.vocab_size).float()
 
@@ -217,6 +218,65 @@ def first_layers(model: CachedLMHead, n_layer: int) -> CachedLMHead:
     weights = model.state_dict()
     draft.load_state_dict({name: weights[name] for name in draft.state_dict()}, assign=True)
     return draft.eval()
+
+
+# ---------------------------------------------------------------------------- stopping in time
+
+
+class ConfidentDrafter(ModelDrafter):
+    """A draft model that stops a round where it is unsure, so that less is thrown away.
+
+    A draft is of use only if all drafts before it are accepted. The draft model's own estimate of
+    that is the product of its largest probabilities so far; below `least`, no more is drafted. The
+    unsure draft itself is still verified: without it, its tokens would come too seldom.
+    """
+
+    least = 0.05
+
+    def propose(
+        self, ids: Sequence[int], k: int, params: SamplingParams, generator: torch.Generator
+    ) -> tuple[list[int], Float[Tensor, "drafts vocab"]]:
+        text, probs, confidence = list(ids), [torch.empty(0, self.model.config.vocab_size)], 1.0
+        while len(text) < len(ids) + k and confidence >= self.least:
+            logits = new_logits(self.model, text, self.kv_cache)[-1:]
+            probs.append(next_token_probs(logits, prefixes(text, logits), params))
+            text += draw(probs[-1], new_uniforms(1, generator, logits.device)).tolist()
+            confidence *= float(logits.softmax(dim=-1).max())
+        return text[len(ids) :], torch.cat(probs)
+
+
+class AdaptiveDrafter:
+    """Any drafter, asked for as many drafts as paid lately: two more than were just accepted.
+
+    If none was accepted, it rests: for 1 round, and if that happens again, for 3, 7, 15, then 31.
+    """
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+        self.restart()
+
+    def restart(self) -> None:
+        self.k, self.failures, self.resting, self.drafted = 4, 0, 0, 0
+
+    def propose(
+        self, ids: Sequence[int], k: int, params: SamplingParams, generator: torch.Generator
+    ) -> tuple[list[int], Float[Tensor, "drafts vocab"]]:
+        count = 0 if self.resting else min(k, self.k)
+        self.resting = max(self.resting - 1, 0)
+        proposed = self.drafter.propose(ids, count, params, generator)
+        self.length, self.drafted = len(ids), len(proposed[0])
+        return proposed
+
+    def truncate(self, n: int) -> None:
+        """Learn how many drafts were accepted: `n` counts the text without its newest token."""
+        if n == 0:
+            self.restart()
+        elif self.drafted:
+            accepted = n - self.length
+            self.k = accepted + 2
+            self.failures = 0 if accepted else min(self.failures + 1, 5)
+            self.resting, self.drafted = 2**self.failures - 1, 0
+        self.drafter.truncate(n)
 
 
 # ------------------------------------------------------------------------------------ the loop

@@ -22,8 +22,8 @@ from torch.profiler import ProfilerActivity, profile
 from gpt import load_tokenizer
 from solutions.engine.engine import Engine, Output
 from solutions.engine.managers import EngineManager
-from solutions.engine.products import SIZES, USUAL, Linear, choice_for, times_of, told
-from solutions.engine.runner import FastCache, FusedTransformer, PackedCache, Runner, weights_of
+from solutions.engine.products import SIZES, USUAL, Linear, choice_for, times_of, told, weights_of
+from solutions.engine.runner import FastCache, FusedTransformer, PackedCache, Runner
 from solutions.engine.scheduler import Scheduler
 from solutions.kv_cache import CachedLMHead
 from solutions.paged_attention import PagedCache

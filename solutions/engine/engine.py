@@ -22,15 +22,8 @@ from gpt import GPTConfig
 from solutions.batching import require_request
 from solutions.decoding import GREEDY, SamplingParams, next_token_probs
 from solutions.engine.managers import EngineHooks
-from solutions.engine.products import Linear, choice_for
-from solutions.engine.runner import (
-    Chunk,
-    FastCache,
-    FusedTransformer,
-    PackedCache,
-    Runner,
-    weights_of,
-)
+from solutions.engine.products import Linear, choice_for, weights_of
+from solutions.engine.runner import Chunk, FastCache, FusedTransformer, PackedCache, Runner
 from solutions.engine.scheduler import Scheduler
 from solutions.engine.sequence import Sequence, StopCondition
 from solutions.kv_cache import CachedLMHead

@@ -25,6 +25,8 @@ from jaxtyping import Float
 from platformdirs import user_cache_path
 from torch import Tensor
 
+import gpt
+
 SIZES = 1, 2, 4, 8, 16, 64, 256  # rows; each choice holds up to the next size
 ROUNDS = 3  # of which the shortest counts: other programs only ever add time
 PARTS = 4  # into which a weight is split
@@ -56,10 +58,11 @@ def by_parts(weight: Weight, bias: Bias) -> Product:
     """A batched product with parts of the weight, which all threads read at the same time."""
     count = math.gcd(PARTS, len(weight))
     parts = weight.contiguous().unflatten(0, (count, -1))
+    added = (weight.new_zeros(len(weight)) if bias is None else bias).view(count, -1, 1)
 
     def product(hidden: Float[Tensor, "rows n_in"]) -> Float[Tensor, "rows n_out"]:
-        found = parts.bmm(hidden.T.expand(count, -1, -1)).flatten(0, 1).T.contiguous()
-        return found if bias is None else found.add_(bias)
+        found = torch.baddbmm(added, parts, hidden.T.expand(count, -1, -1))
+        return found.flatten(0, 1).T.contiguous()
 
     return product
 
@@ -98,12 +101,18 @@ class Linear:
         self.products = [made[way] for way in choice]
 
     def __call__(self, hidden: Float[Tensor, "rows n_in"]) -> Float[Tensor, "rows n_out"]:
-        return self.products[max(bisect_right(SIZES, len(hidden)) - 1, 0)](hidden)
+        return self.products[max(bisect_right(SIZES, hidden.shape[0]) - 1, 0)](hidden)
 
 
 # ------------------------------------------------------------------------------------ the choice
 
 always = os.environ.get("PRODUCTS")  # a way to take without measuring: results don't vary then
+
+
+def weights_of(model: gpt.GPTLMHead) -> list[Float[Tensor, "n_out n_in"]]:
+    """Return the weights of all products of a step: those of the blocks, then the LM head's."""
+    layers = [module for module in model.modules() if isinstance(module, gpt.Linear)]
+    return [*(layer.weight.T for layer in layers), model.transformer.wte.weight]
 
 
 def choice_for(weights: Sequence[Weight]) -> Choice:

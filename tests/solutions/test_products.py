@@ -1,15 +1,18 @@
 """The engine's products: every way is F.linear's, the fastest is taken, and its times are kept."""
 
+import copy
 from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+import gpt
 from solutions.engine import products
+from solutions.engine.chosen_model import ChosenLinear, ChosenLMHead
 from solutions.engine.engine import Output, new_engine
 from solutions.engine.products import SIZES, USUAL, WAYS, Linear, choice_for
-from solutions.kv_cache import CachedLMHead, generate
+from solutions.kv_cache import CachedLMHead, KVCache, generate
 
 WEIGHTS = [torch.ones(6, 4), torch.ones(2, 4), torch.ones(6, 4)]
 
@@ -68,6 +71,23 @@ def test_a_choice_holds_up_to_the_next_size(monkeypatch, rows: int, way: int) ->
     monkeypatch.setattr(products, "WAYS", made)
     linear = Linear(torch.ones(2, 3), choice=tuple(made))
     assert linear(torch.ones(rows, 3)) == range(len(SIZES))[way]
+
+
+@torch.no_grad()
+def test_the_plain_loops_model_multiplies_in_the_chosen_ways_too(monkeypatch) -> None:
+    """In float32; a copy in another dtype computes as lab 2's model does."""
+    monkeypatch.setattr(products, "always", "parts")
+    chosen, plain = (cls.from_pretrained("fable-draft") for cls in (ChosenLMHead, CachedLMHead))
+    products_made = [m for m in chosen.modules() if isinstance(m, gpt.Linear)]
+    assert all(isinstance(m, ChosenLinear) for m in products_made)
+    ids, positions = torch.randint(9, (2, 3)), torch.arange(3).expand(2, -1)
+    for dtype in (torch.float32, torch.float64):
+        logits = [
+            model.to(dtype)(ids, positions, KVCache(model.config, 2, 3, dtype=dtype))
+            for model in (copy.deepcopy(chosen), plain)
+        ]
+        exact = {"atol": 0, "rtol": 0} if dtype == torch.float64 else {"atol": 1e-3, "rtol": 1e-4}
+        torch.testing.assert_close(*logits, **exact)
 
 
 # -------------------------------------------------------------------------------------- the choice

@@ -26,6 +26,8 @@ from solutions import speculative as lab_6
 from solutions.decoding import GREEDY, SamplingParams, draw, next_token_probs
 from solutions.kv_cache import CachedLMHead, KVCache
 from solutions.speculative import (
+    AdaptiveDrafter,
+    ConfidentDrafter,
     Drafter,
     ModelDrafter,
     NgramDrafter,
@@ -98,8 +100,23 @@ def its_first_layer(config: GPTConfig, seed: int) -> Drafter:
     return ModelDrafter(first_layers(model_of(CachedLMHead, config, seed), 1), config.n_positions)
 
 
-MODELS: list[Kind] = [another_model, a_smaller_model, its_first_layer]
-KINDS: list[Kind] = [*MODELS, a_perfect_draft, the_text_itself, Anything]
+def a_model_that_stops(config: GPTConfig, seed: int) -> Drafter:
+    drafter = ConfidentDrafter(model_of(CachedLMHead, config, seed + 1), config.n_positions)
+    drafter.least = 2 / config.vocab_size  # random models are never surer than that for long
+    return drafter
+
+
+def a_model_that_adapts(config: GPTConfig, seed: int) -> Drafter:
+    return AdaptiveDrafter(a_smaller_model(config, seed))
+
+
+def a_text_that_adapts(config: GPTConfig, seed: int) -> Drafter:
+    return AdaptiveDrafter(the_text_itself(config, seed))
+
+
+MODELS: list[Kind] = [another_model, a_smaller_model, its_first_layer, a_model_that_stops]
+ADAPTIVE: list[Kind] = [a_model_that_adapts, a_text_that_adapts]
+KINDS: list[Kind] = [*MODELS, *ADAPTIVE, a_perfect_draft, the_text_itself, Anything]
 kinds = st.sampled_from(KINDS)
 
 
@@ -448,7 +465,7 @@ HOW = {
     "penalty": SamplingParams(temperature=1.5, repetition_penalty=1.7),
     "greedy": GREEDY,
 }
-EXACT_DRAFTS = [another_model, a_perfect_draft, the_text_itself]
+EXACT_DRAFTS = [another_model, a_perfect_draft, the_text_itself, a_model_that_stops, *ADAPTIVE]
 
 
 @pytest.mark.parametrize("kind", EXACT_DRAFTS)
@@ -500,6 +517,58 @@ def test_the_same_seed_gives_the_same_text(kind: Kind) -> None:
 
     assert made(7) == made(7)
     assert len({tuple(made(seed).ids) for seed in range(4)}) > 1
+
+
+# ------------------------------------------------------------------------------ stopping in time
+
+
+@given(one_request, drafted, st.sampled_from([*HOW.values()]), st.floats(0.001, 0.9))
+def test_a_model_drafts_until_it_is_unsure_of_all_drafts_together(work, k, params, least):
+    """They are the first of those that it would draw without stopping; the unsure one is kept."""
+    [prompt] = work.prompts
+    k = min(k, work.config.n_positions - len(prompt) + 1)
+    confident = ConfidentDrafter(work.model, work.config.n_positions)
+    confident.least = least
+    both = confident, a_perfect_draft(work.config, work.seed)
+    with torch.no_grad():
+        (drafts, probs), (every, its_probs) = (
+            drafter.propose(prompt, k, params, torch.Generator().manual_seed(7)) for drafter in both
+        )
+    count = len(drafts)
+    assert drafts == every[:count]
+    assert_same(probs, its_probs[:count])
+    ids = torch.tensor([prompt + every[:-1]])
+    model = model_of(GPTLMHead, work.config, work.seed)
+    logits = model(ids, torch.arange(ids.shape[1])[None])[0, len(prompt) - 1 :]
+    sure = logits.softmax(dim=-1).amax(dim=-1).cumprod(dim=0) >= least
+    assert count == k or not sure[count - 1]
+    assert sure[: count - 1].all()
+
+
+def test_two_more_are_drafted_than_were_accepted_and_none_while_it_rests() -> None:
+    asked: list[int] = []
+
+    class Asked(Anything):
+        def propose(self, ids: Sequence[int], k: int, *_: Any) -> tuple[list[int], Tensor]:
+            asked.append(k)
+            return [0] * k, torch.ones(k, 1)
+
+    drafter, ids = AdaptiveDrafter(Asked(CONFIGS[0], 0)), [1, 2]
+    drafter.truncate(0)
+    for accepted in [1, 3, 5, 0, 0, 1, 0, 0, 0, 0, 2]:  # where there are as many drafts
+        while True:
+            drafts, _ = drafter.propose(ids, 6, GREEDY, torch.Generator())
+            ids = [*ids, *drafts[:accepted], 9]
+            drafter.truncate(len(ids) - 1)
+            if drafts:
+                break
+    rests = [[0] * length for length in (1, 3, 1, 3, 7, 15)]
+    expected = [[4], [3], [5], [6], rests[0], [2], rests[1], [2], [3], rests[2], [2], rests[3], [2]]
+    expected += [rests[4], [2], rests[5], [2]]
+    assert asked == [k for some in expected for k in some]
+    drafter.truncate(0)
+    drafter.propose([1], 6, GREEDY, torch.Generator())
+    assert asked[-1] == 4
 
 
 # --------------------------------------------------------------------------------------- n-grams

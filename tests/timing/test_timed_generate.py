@@ -39,6 +39,7 @@ from solutions import paged_attention as lab4
 from solutions import quantization as lab10
 from solutions.quality.bits_per_byte import bits_per_byte, logits_of, loss, passages
 from solutions.quantized_model import QuantizedLMHead, bytes_of, matrices
+from solutions.speculative import ConfidentDrafter
 from tests.common.checkpoints import write_tiny
 from tests.common.commands import resize
 from timed_generate import DEFAULT, STORY, TECHNIQUES
@@ -478,13 +479,14 @@ def test_the_tokens_of_a_round_come_together_and_are_counted(tiny, name, kind):
     assert run.tokens_computed == prompts + passes - len(rounds) + drafted
 
 
-def test_a_draft_that_is_the_model_is_always_accepted(table, tiny, tmp_path):
+def test_a_draft_that_is_the_model_is_always_accepted(table, tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(ConfidentDrafter, "least", 0.0)  # random models are never sure
     both = tmp_path / "twin", tmp_path / "twin-draft"
     for folder in both:
         shutil.copytree(tiny, folder)
     args = "--tokens", "15", "--techniques", "speculative"
     printed, result = table("--model", str(both[0]), *args)
-    assert "4 drafts from twin-draft, verified in one forward pass (lab 6)" in printed
+    assert "up to 6 drafts from twin-draft, verified in one forward pass (lab 6)" in printed
     told = "speculative, 15 new tokens: 100% of the drafts accepted, 5.00 tokens per forward pass"
     assert told in printed
     assert result["rows"][0]["acceptance"] == 1
@@ -493,7 +495,7 @@ def test_a_draft_that_is_the_model_is_always_accepted(table, tiny, tmp_path):
 
 def test_without_a_draft_the_first_layers_of_the_model_are_it(table):
     printed, result = table("--tokens", "6", "--techniques", "cached,speculative")
-    assert "4 drafts from the model's first layers (1)" in printed
+    assert "up to 6 drafts from the model's first layers (1)" in printed
     cached, speculative = result["rows"]
     assert cached["acceptance"] is cached["tokens_per_pass"] is None
     assert speculative["acceptance"] is not None
@@ -553,6 +555,29 @@ def test_each_row_is_verified_and_then_timed_until_it_is_enough(
     assert ran == VERIFIED + timed
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert {row["repeats"] for row in result["rows"]} == {repeats}
+
+
+MANY = 1000.0  # cores, more than any machine has
+
+
+@pytest.mark.parametrize(
+    ("cores", "runs", "kept", "marked"),
+    [
+        ([0, 0, 0, MANY, MANY, MANY], 3, 3, True),  # also when it is timed again, twice
+        ([0, 0, 0, MANY, 0], 2, 1, False),
+        ([MANY, MANY, 0, 0], 1, 1, False),  # only while they were verified
+    ],
+)
+def test_a_row_that_other_programs_disturb_is_timed_again_and_then_marked(
+    table, ran, others_take, cores, runs, kept, marked
+):
+    others_take(timing.table.verify, cores)
+    printed, result = table("--techniques", "naive,new", "--tokens", "3")
+    assert ran == [("naive", 3), ("new", 3)] * 2 + [("new", 3)] * (runs - 1)
+    naive, new = result["rows"]
+    assert (new["repeats"], new["disturbed"], naive["disturbed"]) == (kept, marked, False)
+    assert new["other_programs_cores"] == (MANY if marked else 0)
+    assert ("new!" in printed) == ("! Other programs kept 1000.0 cores busy" in printed) == marked
 
 
 def test_by_default_the_slowest_technique_is_left_out_of_long_texts(table, monkeypatch):

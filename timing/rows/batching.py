@@ -12,7 +12,7 @@ from timing.table.workloads import EQUAL, RAGGED, Workload
 def static(bench: Bench) -> Batches:
     about = f"static batches of {SLOTS}, padded on the left (lab 3)"
     generate = bench.lab("batching").generate_padded
-    return Batches(about, bench.load(), generate, kv_bytes.of_object, SLOTS)
+    return Batches(about, bench.quick(), generate, kv_bytes.of_object, SLOTS)
 
 
 def continuous(bench: Bench) -> Continuous:
@@ -22,7 +22,7 @@ def continuous(bench: Bench) -> Continuous:
         return lab.ContinuousBatcher(model, SLOTS, workload.longest)
 
     about = f"continuous batching in {SLOTS} slots (lab 3)"
-    return Continuous(about, bench.load(), new_engine, kv_bytes.of_slots, SLOTS)
+    return Continuous(about, bench.quick(), new_engine, kv_bytes.of_slots, SLOTS)
 
 
 KINDS = RAGGED, EQUAL

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from solutions.engine.chosen_model import ChosenLMHead
 from solutions.kv_cache import CachedLMHead
 from timing.table.runs import Prepared
 
@@ -39,6 +40,10 @@ class Bench:
     def load(self, model: Any = CachedLMHead) -> Any:
         """Load the checkpoint into a model of this class, by default one that takes a cache."""
         return load(model, self.folder, self.device)
+
+    def quick(self) -> Any:
+        """Load it into a model that multiplies as the engine does."""
+        return self.load(ChosenLMHead)
 
 
 Prepare = Callable[[Bench], Prepared]

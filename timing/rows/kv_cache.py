@@ -17,7 +17,7 @@ def cached(bench: Bench) -> Batches:
     lab = bench.lab("kv_cache")
     about = "KV cache in preallocated memory, one request at a time (lab 2)"
     generate = one_prompt_at_a_time(lab.generate)
-    return Batches(about, bench.load(lab.CachedLMHead), generate, kv_bytes.of_object)
+    return Batches(about, bench.quick(), generate, kv_bytes.of_object)
 
 
 ROWS: Rows = {

@@ -18,7 +18,7 @@ def paged(bench: Bench) -> Continuous:
         return lab.PagedBatcher(model, num_blocks, BLOCK_SIZE, max_running=SLOTS)
 
     about = f"continuous batching with blocks of {BLOCK_SIZE}, at most {SLOTS} at a time (lab 4)"
-    model = bench.load()
+    model = bench.quick()
     return Continuous(about, model, new_engine, kv_bytes.of_blocks, SLOTS, fixed_slots=False)
 
 
