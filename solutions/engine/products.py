@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from hashlib import sha256
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -153,26 +154,29 @@ known: dict[str, Times | None] = {}  # in this process, by the kind of weights
 def measured(weights: Sequence[Weight]) -> Times | None:
     """Time each way that multiplies as F.linear does; a way that isn't there is left out.
 
-    None if it takes too long: the machine is busy, and the times would say nothing.
+    The ways take turns, so that a slow moment of the machine affects all of them. None if it takes
+    too long: the machine is busy, and the times would say nothing.
     """
-    end, times = time.perf_counter() + PATIENCE, Times()
+    end = time.perf_counter() + PATIENCE
     weights = [weight.detach() for weight in enough_of(weights)]
-    usual = [by_linear(weight, None) for weight in weights]
-    own = torch.Generator().manual_seed(0)  # nobody's seeds are used up here
+    made: dict[str, list[Product]] = {}
     for name, way in WAYS.items():
         with suppress(Exception):  # of whatever kind: then this machine doesn't have this way
-            products = [way(weight, None) for weight in weights]
-            seconds = []
-            for size in SIZES:
-                inputs = [torch.randn(size, w.shape[1], generator=own) for w in weights]
-                if not agree(products, usual, inputs):
-                    break
-                seconds.append(shortest(products, inputs))
-                if time.perf_counter() > end:
-                    return None
-            else:
-                times[name] = seconds
-    return times
+            made[name] = [way(weight, None) for weight in weights]
+    times: Times = {name: [] for name in made}
+    own = torch.Generator().manual_seed(0)  # nobody's seeds are used up here
+    for size in SIZES:
+        inputs = [torch.randn(size, weight.shape[1], generator=own) for weight in weights]
+        made = {name: made[name] for name in made if agree(made[name], made["F.linear"], inputs)}
+        seconds: dict[str, list[float]] = {name: [] for name in made}
+        for _, name in product(range(ROUNDS), made):
+            if sum(seconds[name]) < LONG:
+                seconds[name].append(seconds_of(made[name], inputs))
+            if time.perf_counter() > end:
+                return None
+        for name in made:
+            times[name].append(min(seconds[name]))
+    return {name: times[name] for name in made}
 
 
 def enough_of(weights: Sequence[Weight]) -> list[Weight]:
@@ -186,20 +190,20 @@ def enough_of(weights: Sequence[Weight]) -> list[Weight]:
 
 
 def agree(products: list[Product], usual: list[Product], inputs: list[Tensor]) -> bool:
-    """Whether all products are F.linear's, up to rounding."""
-    both = ((p(hidden), u(hidden)) for p, u, hidden in zip(products, usual, inputs, strict=True))
-    return all(float((p - u).abs().max()) <= TOLERANCE * float(u.abs().max()) for p, u in both)
+    """Whether all products are F.linear's, up to rounding. One that raises an error is not."""
+    with suppress(Exception):
+        given = zip(products, usual, inputs, strict=True)
+        both = [(way(hidden), linear(hidden)) for way, linear, hidden in given]
+        return all(float((p - u).abs().max()) <= TOLERANCE * float(u.abs().max()) for p, u in both)
+    return False
 
 
-def shortest(products: list[Product], inputs: list[Tensor]) -> float:
-    """Return the seconds of all products, one after the other as in a step: the best of a few."""
-    seconds: list[float] = []
-    while len(seconds) < ROUNDS and sum(seconds) < LONG:
-        start = time.perf_counter()
-        for product, hidden in zip(products, inputs, strict=True):
-            product(hidden)
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
+def seconds_of(products: list[Product], inputs: list[Tensor]) -> float:
+    """Time all products, one after the other as in a step."""
+    start = time.perf_counter()
+    for multiply, hidden in zip(products, inputs, strict=True):
+        multiply(hidden)
+    return time.perf_counter() - start
 
 
 # --------------------------------------------------------------------------------------- the file

@@ -33,12 +33,12 @@ def clock(monkeypatch) -> list[tuple[str, int]]:
     """
     timed: list[tuple[str, int]] = []
 
-    def shortest(made: list[Callable], inputs: list[torch.Tensor]) -> float:
+    def seconds_of(made: list[Callable], inputs: list[torch.Tensor]) -> float:
         way, rows = made[0].__qualname__.split(".")[0], len(inputs[0])
         timed.append((way, rows))
         return {"by_linear": 2.0, "by_parts": 3.0 if rows < 4 else 1.0}.get(way, 4.0)
 
-    monkeypatch.setattr(products, "shortest", shortest)
+    monkeypatch.setattr(products, "seconds_of", seconds_of)
     return timed
 
 

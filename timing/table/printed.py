@@ -29,7 +29,7 @@ def show_environment(console: Console, found: dict[str, Any], plan: Plan) -> Non
         f"{f'{cache / 1e6:.1f} MB' if cache else 'unknown'}\n"
         f"{found['os']}, Python {found['python']}, torch {found['torch']}, transformers "
         f"{found['transformers']}\n"
-        f"The engine multiplies by {found['products']}.\n"
+        f"From lab 2 on, the rows multiply by {found['products']}.\n"
         f"Greedy{', except `sampled`' if sampled else ''}; {repeats}; outputs verified first."
     )
 
