@@ -12,6 +12,7 @@ accelerates speculative decoding of large language models", 2024 (drafting until
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Protocol
 
 import torch
@@ -226,9 +227,10 @@ def first_layers(model: CachedLMHead, n_layer: int) -> CachedLMHead:
 class ConfidentDrafter(ModelDrafter):
     """A draft model that stops a round where it is unsure, so that less is thrown away.
 
-    A draft is of use only if all drafts before it are accepted. The draft model's own estimate of
-    that is the product of its largest probabilities so far; below `least`, no more is drafted. The
-    unsure draft itself is still verified: without it, its tokens would come too seldom.
+    It asks `ModelDrafter.propose` for one draft after the other. A draft is of use only if all
+    drafts before it are accepted. The draft model's own estimate of that is the product of its
+    largest probabilities so far; below `least`, no more is drafted. The unsure draft itself is
+    still verified: without it, its tokens would come too seldom.
     """
 
     least = 0.05
@@ -236,13 +238,20 @@ class ConfidentDrafter(ModelDrafter):
     def propose(
         self, ids: Sequence[int], k: int, params: SamplingParams, generator: torch.Generator
     ) -> tuple[list[int], Float[Tensor, "drafts vocab"]]:
-        text, probs, confidence = list(ids), [torch.empty(0, self.model.config.vocab_size)], 1.0
-        while len(text) < len(ids) + k and confidence >= self.least:
-            logits = new_logits(self.model, text, self.kv_cache)[-1:]
-            probs.append(next_token_probs(logits, prefixes(text, logits), params))
-            text += draw(probs[-1], new_uniforms(1, generator, logits.device)).tolist()
-            confidence *= float(logits.softmax(dim=-1).max())
-        return text[len(ids) :], torch.cat(probs)
+        text, probs, largest = list(ids), list[Tensor](), list[float]()
+
+        def note(model: CachedLMHead, inputs: object, logits: Tensor) -> None:
+            largest.append(float(logits[0, -1].softmax(dim=-1).max()))
+
+        watch = self.model.register_forward_hook(note)
+        try:
+            while len(largest) < k and prod(largest) >= self.least:
+                [token], its_probs = super().propose(text, 1, params, generator)
+                text, probs = [*text, token], [*probs, its_probs]
+        finally:
+            watch.remove()
+        vocab = self.model.config.vocab_size
+        return text[len(ids) :], torch.cat(probs) if probs else torch.empty(0, vocab)
 
 
 class AdaptiveDrafter:

@@ -5,7 +5,7 @@ from typing import Any
 
 from gpt import read_config
 from solutions.speculative import Round
-from timing.rows.bench import Bench, Own, Rows, is_learners
+from timing.rows.bench import Bench, Own, Rows
 from timing.table import kv_bytes
 from timing.table.runs import Ids, Rounds
 from timing.table.workloads import LENGTHS, SAMPLED
@@ -23,29 +23,27 @@ def speculative(bench: Bench) -> Rounds:
         layers = max(1, read_config(bench.folder).n_layer // 6)
         draft, name = lab.first_layers(model, layers), f"the model's first layers ({layers})"
 
-    # A learner's own drafter has its row; the reference's is replaced by one that stops in time.
-    is_own = is_learners(lab, "ModelDrafter.propose")
-    new_drafter = lab.ModelDrafter if is_own else lab.ConfidentDrafter
-    most = MODEL_DRAFTS
-
     def generate(models: Sequence[Any], prompt: Ids, limit: int, *how: Any) -> list[Round]:
         target, small = models
-        drafter = new_drafter(small, len(prompt) + limit)
-        return lab.generate_speculative(target, drafter, prompt, limit, most, *how).rounds
+        drafter = lab.ConfidentDrafter(small, len(prompt) + limit)
+        return lab.generate_speculative(target, drafter, prompt, limit, MODEL_DRAFTS, *how).rounds
 
-    about = f"up to {most} drafts from {name}, verified in one forward pass (lab 6)"
+    about = f"up to {MODEL_DRAFTS} drafts from {name}, verified in one forward pass (lab 6)"
     return Rounds(about, [model, draft], generate, kv_bytes.of_object)
 
 
 def ngram(bench: Bench) -> Rounds:
-    lab, most = bench.lab("speculative"), NGRAM_DRAFTS
+    lab = bench.lab("speculative")
 
     def generate(models: Sequence[Any], prompt: Ids, limit: int, *how: Any) -> list[Round]:
-        ngrams = lab.NgramDrafter(models[0].config.vocab_size, device=bench.device)
-        drafter = lab.AdaptiveDrafter(ngrams)
-        return lab.generate_speculative(models[0], drafter, prompt, limit, most, *how).rounds
+        [model] = models
+        drafter = lab.AdaptiveDrafter(
+            lab.NgramDrafter(model.config.vocab_size, device=bench.device)
+        )
+        return lab.generate_speculative(model, drafter, prompt, limit, NGRAM_DRAFTS, *how).rounds
 
-    about = f"up to {most} drafts from n-grams of the text, verified in one forward pass (lab 6)"
+    source = "n-grams of the text"
+    about = f"up to {NGRAM_DRAFTS} drafts from {source}, verified in one forward pass (lab 6)"
     return Rounds(about, [bench.quick()], generate, kv_bytes.of_object)
 
 
