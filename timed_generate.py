@@ -188,7 +188,7 @@ def new_parser() -> Parser:
     add("--race", action="store_true", help="show naive, hf and mine side by side, and no table")
     add("--device", type=usable_device, default=torch.device("cpu"), help="cpu, cuda, mps (cpu)")
     add("--threads", type=thread_count, help="processor threads (one for each usable core)")
-    add("--products", choices=WAYS, help="how the engine multiplies (the fastest way, measured)")
+    add("--products", choices=WAYS, help="how to multiply by the weights (the fastest way)")
     add(
         "--repeats",
         type=whole_number,

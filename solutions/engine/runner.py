@@ -5,7 +5,6 @@ the same shape, so every weight is read once for all of them. Only attention, wh
 own request alone, runs in groups: requests with equally many new tokens together.
 """
 
-import collections.abc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +23,6 @@ from solutions.paged_attention import PagedCache, slot_mapping
 # Bytes of keys and values in one layer that are served together, with the padding: what is gathered
 # is read from a cache of the processor then, several times as fast as from memory.
 ROOM = 8 * 2**20
-
 
 KeysAndValues = tuple[Tensor, Tensor]
 
@@ -86,7 +84,7 @@ class PackedCache:
         self.cache, self.manager = cache, cache.manager
         self.rectangles: list[Rectangle] = []
 
-    def select(self, batch: collections.abc.Sequence[Chunk]) -> Int[Tensor, " total"]:
+    def select(self, batch: Sequence[Chunk]) -> Int[Tensor, " total"]:
         """Prepare the next forward pass for these chunks, which are sorted by shape.
 
         Returns the positions of the new tokens, as position ids for the model.
@@ -159,7 +157,7 @@ class FastCache(PackedCache):
         self.layers = by_layer(self.slots)
         self.copies = cache.pool[:, 0, :0]  # [2, blocks, block_size, heads, head_dim]
 
-    def select(self, batch: collections.abc.Sequence[Chunk]) -> Int[Tensor, " total"]:
+    def select(self, batch: Sequence[Chunk]) -> Int[Tensor, " total"]:
         positions = super().select(batch)
         self.new_slots = torch.cat([part.new_slots.flatten() for part in self.rectangles])
         self.sizes = [part.positions.numel() for part in self.rectangles]
@@ -276,9 +274,7 @@ class Runner:
     kv_cache: PackedCache
 
     @torch.inference_mode()
-    def forward(
-        self, batch: collections.abc.Sequence[Chunk]
-    ) -> dict[int, Float[Tensor, "wanted vocab"]]:
+    def forward(self, batch: Sequence[Chunk]) -> dict[int, Float[Tensor, "wanted vocab"]]:
         """Run all chunks in one pass; return the wanted logits of each request, by its number."""
         if not batch:
             return {}
