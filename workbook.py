@@ -40,7 +40,7 @@ ROOT = Path(__file__).resolve().parent
 VENV, OLD_VENV = ROOT / ".venv", ROOT / ".venv.old"
 VENV_PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 OLDEST_PYTHON = (3, 11)
-EXTRAS = ["lab", "grade", "cluster", "test"]  # of pyproject.toml; .venv has them all, not `peers`
+EXTRAS = ["lab", "grade", "serve", "cluster", "test"]  # of pyproject.toml: those that .venv has
 WHOLE_PROJECT = ["--editable", f".[{','.join(EXTRAS)}]"]
 COMPILED = {"llama-cpp-python": "eight minutes on two cores"}  # measured; there are no wheels
 LABS, WORK = ROOT / "labs", ROOT / "work"

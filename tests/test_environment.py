@@ -47,6 +47,7 @@ def named(requirements: list[str]) -> dict[str, Requirement]:
 
 PEERS = "peers"  # an extra that no set-up installs; `timed --peers` installs each package by itself
 GPU = "gpu"  # for lab 12's one kernel
+RAY = "ray"  # for replicas on many machines
 # Modules that may be missing: the engines' own, and vLLM, which needs its own version of torch.
 PEER_MODULES = {"ctranslate2", "gguf", "llama_cpp", "vllm"}
 DIRECT = named([*BASE, *(text for extra in EXTRAS.values() for text in extra)])
@@ -130,7 +131,7 @@ def test_conda_users_get_the_same_environment():
     oldest = PROJECT["requires-python"].removeprefix(">=")
     assert python == f"python={oldest}"
     assert pip == "pip"
-    extras = [extra for extra in EXTRAS if extra not in (PEERS, GPU)]
+    extras = [extra for extra in EXTRAS if extra not in (PEERS, GPU, RAY)]
     wanted = f"--editable .[{','.join(extras)}]"
     assert installed == {"pip": [wanted, "--constraint constraints.txt"]}
     assert extras == workbook.EXTRAS

@@ -184,7 +184,7 @@ def test_a_python_that_lacks_a_package_is_told_how_to_install_it(
     told = capsys.readouterr().err
     assert needed == (not starts)
     assert needed == (f"lacks {package}." in told)
-    assert needed == ('-m pip install -e ".[lab,grade,cluster,test]" -c constraints.txt' in told)
+    assert needed == ('pip install -e ".[lab,grade,serve,cluster,test]" -c constraints.txt' in told)
 
 
 def test_installed_packages_are_found_and_others_not():
