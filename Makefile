@@ -5,7 +5,7 @@ PYTHON ?= python3
 ARGS =
 JUPYTER_ARGS =
 
-.PHONY: help lab timed labs test test-all soak
+.PHONY: help lab timed serve labs test test-all soak
 
 help:
 	@$(PYTHON) workbook.py --help
@@ -17,6 +17,10 @@ lab:
 # Time every technique on one table:         make timed ARGS="--tokens 64"
 timed:
 	@$(PYTHON) workbook.py timed $(ARGS)
+
+# Serve a model over HTTP, with a page:      make serve ARGS="--technique prefix"
+serve:
+	@$(PYTHON) workbook.py serve $(ARGS)
 
 # Build the student edition in labs/ from solutions/
 labs:

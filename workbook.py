@@ -2,12 +2,14 @@
 
     python3 workbook.py lab      open the workbook in JupyterLab
     python3 workbook.py timed    time the techniques: --all of them, or with other engines, --peers
+    python3 workbook.py serve    serve a model to browsers and to clients of OpenAI's API
     python3 workbook.py labs     build labs/ from solutions/
     python3 workbook.py test     lint, types and the quick tests
     python3 workbook.py test-all lint, types and all tests
     python3 workbook.py soak     the tests, on many more random cases
 
-Options after the command are passed on to JupyterLab, timed_generate.py or pytest.
+Options after the command are passed on to JupyterLab, timed_generate.py, serve.py or
+pytest.
 
 The environment is created in .venv from pyproject.toml and constraints.txt, and created again when
 one of them changes. If the Python that runs this already has the workbook installed (a conda
@@ -57,6 +59,7 @@ def main(arguments: list[str]) -> int:
     commands = {  # what each needs of EXTRAS
         "lab": (lab, ["lab"]),
         "timed": (timed, []),
+        "serve": (serve, ["serve"]),
         "labs": (build_labs, ["grade"]),
         "test": (test, EXTRAS),
         "test-all": (test_all, EXTRAS),
@@ -366,6 +369,10 @@ def timed(python: Path, arguments: list[str]) -> int:
     if python == VENV_PYTHON:
         install_peers(peer_packages(arguments))
     return run(python, "timed_generate.py", *arguments)
+
+
+def serve(python: Path, arguments: list[str]) -> int:
+    return run(python, "serve.py", *arguments)
 
 
 def build_labs(python: Path, arguments: list[str]) -> int:

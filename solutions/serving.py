@@ -328,10 +328,7 @@ async def with_failover(
     for replica in replicas:
         has_begun = False
         try:
-            async with (
-                aclosing(open_stream(replica)) as pieces,
-                asyncio.timeout_at(latest) as limit,
-            ):
+            async with aclosing(open_stream(replica)) as pieces, asyncio.timeout_at(latest) as wait:
                 async for piece in pieces:
                     has_begun = True
                     wait.reschedule(None)

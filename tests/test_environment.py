@@ -146,8 +146,8 @@ def test_workbook_refuses_the_pythons_that_pip_would_refuse():
 # ------------------------------------------------------------------------------------------ imports
 
 
-OURS = {"autograder", "docs", "gpt", "models", "solutions", "tests", "timed_generate", "timing",
-        "visuals", "workbook"}  # fmt: skip
+OURS = {"autograder", "docs", "gpt", "models", "serve", "solutions", "tests", "timed_generate",
+        "timing", "visuals", "workbook"}  # fmt: skip
 # Labs use them: no solutions.
 MEASURING = {"timing.cores", "timing.stopwatch", "timing.threads", "timing.work"}
 # Imports run one way only: the modules that each file or folder may import. A file's line overrides

@@ -1,0 +1,152 @@
+"""Serve a model over HTTP, to any client of OpenAI's API and to a browser.
+
+    python workbook.py serve                       the shipped model, on this machine only
+    python workbook.py serve --technique prefix    with lab 8's prefix cache
+    python workbook.py serve --mine                with your own pieces of lab 13 and of the engine
+    python workbook.py serve --replicas 2          two servers behind a router
+    python workbook.py serve --upstream http://127.0.0.1:8001 --upstream http://127.0.0.1:8002
+
+The last one starts only a router, in front of servers that run already: ours or any other that
+speaks the same API. Stop it with Ctrl+C: running requests end first.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import importlib
+import logging
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+from solutions.server.connections import DrainingServer, listening
+from solutions.server.settings import LOOPBACK, TECHNIQUES, Settings
+
+
+def parser() -> argparse.ArgumentParser:
+    parsed = argparse.ArgumentParser(
+        "serve", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parsed.add_argument
+    add("--model", default="fable", help="a shipped model, a folder, or a name on the hub")
+    add("--host", default="127.0.0.1", help="address to listen on; another one needs --api-key")
+    add("--port", type=int, default=8000, help="0 takes a free one")
+    add("--technique", choices=TECHNIQUES, default="engine")
+    add("--mine", action="store_true", help="use the solutions that passed their checks")
+    add("--replicas", type=int, default=1, help="servers behind a router")
+    add("--upstream", action="append", default=[], metavar="URL", help="a server to route to")
+    add("--api-key", help="clients must send it")
+    add("--name", action="append", default=[], help="a host name by which clients may call")
+    add("--threads", type=int, help="of the engine; by default all cores")
+    add("--target-ttft", type=float, default=Settings.target_ttft,
+        help="refuse requests that would wait longer, in seconds (%(default)s)")  # fmt: skip
+    return parsed
+
+
+def main(arguments: Sequence[str]) -> int:
+    asked = parser().parse_args(arguments)
+    try:
+        serve(asked)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def serve(asked: argparse.Namespace) -> None:
+    """Serve until a signal comes. Raises ValueError, with a sentence, for what can't be served."""
+    if asked.host not in LOOPBACK and not asked.api_key:
+        raise ValueError(
+            f"On {asked.host}, other machines can use the server. Give it an --api-key, or listen "
+            "on 127.0.0.1."
+        )
+    if asked.replicas < 1:
+        raise ValueError(f"There must be 1 replica or more, not {asked.replicas}.")
+    settings = Settings(
+        model=asked.model,
+        technique=asked.technique,
+        threads=asked.threads,
+        api_key=asked.api_key,
+        hosts=(*asked.name, *([] if asked.host in ("0.0.0.0", "::") else [asked.host])),
+        target_ttft=asked.target_ttft,
+    )
+    logging.basicConfig(format="%(levelname)s: %(message)s")
+    allow_many_connections()
+    taken = listening(asked.host, asked.port)
+    with contextlib.ExitStack() as stack:
+        if asked.replicas > 1 or asked.upstream:
+            app, drain, what = behind_router(asked, settings, stack)
+        else:
+            app, drain, what = one_server(asked, settings)
+        server = DrainingServer(app, settings, drain)
+        host = asked.host if asked.host not in ("0.0.0.0", "::") else "127.0.0.1"
+        address = f"http://{f'[{host}]' if ':' in host else host}:{taken.getsockname()[1]}"
+        asyncio.run(announced(server, taken, f"Serving {what} at {address}"))
+
+
+async def announced(server: DrainingServer, taken: Any, line: str) -> None:
+    """Serve, and print the address once the first request would be answered."""
+
+    async def announce() -> None:
+        while not server.started:
+            await asyncio.sleep(0.005)
+        print(line, flush=True)
+
+    announcing = asyncio.create_task(announce())
+    await server.serve([taken])
+    announcing.cancel()
+
+
+def one_server(asked: argparse.Namespace, settings: Settings) -> tuple[Any, Any, str]:
+    from solutions.server.app import new_app
+
+    labs = labs_of(asked.mine)
+    app = new_app(settings, labs("serving"), labs)
+    return app, app.state.service.drain, app.state.service.loaded.name
+
+
+def behind_router(
+    asked: argparse.Namespace, settings: Settings, stack: contextlib.ExitStack
+) -> tuple[Any, Any, str]:
+    from solutions.server.replicas import replicas
+    from solutions.server.router_app import new_router_app
+
+    urls = asked.upstream or stack.enter_context(replicas(asked.replicas, arguments_for(asked)))
+    app = new_router_app(settings, urls, labs_of(asked.mine)("serving"))
+    what = f"{len(urls)} servers" if asked.upstream else f"{len(urls)} replicas of {asked.model}"
+    return app, app.state.router.drain, what
+
+
+def arguments_for(asked: argparse.Namespace) -> list[str]:
+    """Return the arguments of each replica; the router alone asks for the API key."""
+    given = ["--model", asked.model, "--technique", asked.technique]
+    given += ["--target-ttft", str(asked.target_ttft)]
+    given += ["--threads", str(asked.threads)] if asked.threads else []
+    return [*given, *(["--mine"] if asked.mine else [])]
+
+
+def labs_of(mine: bool) -> Any:
+    """Return what finds a lab's module: the reference's, or the one with a learner's solutions."""
+    if mine:
+        from autograder.check import mine as own
+
+        return own
+
+    def reference(lab: str) -> ModuleType:
+        return importlib.import_module(f"solutions.{lab}")
+
+    return reference
+
+
+def allow_many_connections() -> None:
+    """Raise the limit of open files, which counts connections too, as far as it may be raised."""
+    with contextlib.suppress(ImportError, ValueError, OSError):  # there is none on Windows
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,210 @@
+"""The engine in a thread of its own, so that the event loop goes on while a step is computed.
+
+PyTorch lets other Python threads run while it multiplies. All of the engine's state belongs to its
+thread: requests and aborts wait in an inbox until the next step, and a step's outputs go to the
+event loop together.
+"""
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from solutions.engine.engine import Engine
+from solutions.engine.engine import Output as EngineOutput
+from solutions.server.messages import EngineFault, Output, Request, TokenLogprob
+
+Deliver = Callable[[list[tuple[str, Output | EngineFault]]], None]
+LOOK_EVERY = 0.15  # seconds between two views of a busy engine
+log = logging.getLogger("workbook")
+
+
+class EngineThread:
+    """Runs an engine. deliver: called in its thread, with all outputs of a step.
+
+    view: the engine as it was after one of its latest steps, for the page and the metrics.
+    """
+
+    def __init__(
+        self, new_engine: Callable[[Callable[[EngineOutput], None]], Engine], deliver: Deliver
+    ) -> None:
+        self.engine = new_engine(self.note)
+        self.deliver = deliver
+        self.inbox: deque[Request | str] = deque()  # requests, and ids of those to abort
+        self.wake, self.is_stopped = threading.Event(), False
+        self.numbers: dict[str, int] = {}  # the engine's number of each request that it serves
+        self.requests: dict[int, Request] = {}
+        self.outputs: list[tuple[str, Output | EngineFault]] = []
+        self.logprobs: dict[int, list[TokenLogprob]] = {}
+        self.cached: dict[int, int] = {}
+        self.preempted: Counter[int] = Counter()
+        self.steps, self.viewed = 0, 0.0
+        self.watch()
+        self.view = self.look()
+        self.thread = threading.Thread(target=self.run, name="engine", daemon=True)
+
+    # ----------------------------------------------------------------- called from any thread
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def stop(self) -> None:
+        self.is_stopped = True
+        self.wake.set()
+        self.thread.join()
+
+    def submit(self, request: Request) -> None:
+        self.inbox.append(request)
+        self.wake.set()
+
+    def abort(self, request_id: str) -> None:
+        self.inbox.append(request_id)
+        self.wake.set()
+
+    # ------------------------------------------------------------------- in the engine's thread
+
+    def run(self) -> None:
+        while not self.is_stopped:
+            if not (self.inbox or self.engine.has_work):
+                self.view = self.look()
+                self.wake.wait()
+            self.wake.clear()
+            self.take_in()
+            if self.engine.has_work:
+                self.step()
+
+    def take_in(self) -> None:
+        while self.inbox:
+            came = self.inbox.popleft()
+            if isinstance(came, Request):
+                self.add(came)
+            elif came in self.numbers:
+                self.engine.abort(self.numbers[came])
+
+    def add(self, request: Request) -> None:
+        number = self.engine.submit(
+            request.prompt, request.max_new_tokens, request.params, request.seed,
+            request.eos_token_id, salt=request.salt,
+        )  # fmt: skip
+        if not request.speculation:
+            self.engine.inbox[-1].new_drafter = None  # type: ignore[union-attr]
+        self.numbers[request.id], self.requests[number] = number, request
+
+    def step(self) -> None:
+        try:
+            self.engine.step()
+        except Exception:
+            log.exception("A step of the engine has failed.")
+            self.end_the_failed()
+        self.steps += 1
+        if self.outputs:
+            outputs, self.outputs = self.outputs, []
+            self.deliver(outputs)
+        if time.monotonic() > self.viewed + LOOK_EVERY:
+            self.view = self.look()
+
+    def end_the_failed(self) -> None:
+        """End the requests that a failed step served, unless the engine has ended the one at fault.
+
+        Their blocks are freed, and the others go on.
+        """
+        engine = self.engine
+        if not any(output.finish_reason == "error" for output in engine.outputs):
+            for sequence in list(engine.scheduler.running) or list(engine.sequences.values()):
+                engine.finish(sequence, "error")
+        while engine.outputs:
+            self.note(engine.outputs.popleft())
+
+    def note(self, output: EngineOutput) -> None:
+        """Translate an output of the engine. An aborted request has no reader any more."""
+        number = output.request
+        request = self.requests[number]
+        logprobs = self.logprobs.pop(number, [])[: len(output.new_ids)]
+        if output.finish_reason is not None:
+            del self.requests[number], self.numbers[request.id]
+            self.preempted.pop(number, None)
+        if output.finish_reason == "error":
+            self.outputs.append((request.id, EngineFault()))
+        elif output.finish_reason != "abort":
+            cached = self.cached.pop(number, 0)
+            sent = Output(request.id, output.new_ids, output.finish_reason, logprobs, cached)
+            self.outputs.append((request.id, sent))
+
+    # ------------------------------------------------------------------------ what is looked at
+
+    def watch(self) -> None:
+        """Let the engine's own methods note what no output says."""
+        engine = self.engine
+        manager: Any = engine.scheduler.manager
+        choose, preempt = engine.choose, engine.scheduler.preempt
+        admit: Any = manager.admit
+
+        def noting_choose(sequence: Any, logits: torch.Tensor) -> list[int]:
+            ids = choose(sequence, logits)
+            wanted = self.requests[sequence.number].logprobs
+            if wanted is not None:
+                self.logprobs[sequence.number] = logprobs_of(logits, ids, wanted)
+            return ids
+
+        def noting_preempt(sequence: Any) -> None:
+            self.preempted[sequence.number] += 1
+            preempt(sequence)
+
+        def noting_admit(request: int, *text: Any) -> int:
+            found = admit(request, *text)
+            if not self.preempted[request]:
+                self.cached[request] = found
+            return found
+
+        engine.choose = noting_choose  # type: ignore[method-assign]
+        engine.scheduler.preempt = noting_preempt  # type: ignore[method-assign]
+        manager.admit = noting_admit
+
+    def look(self) -> dict[str, Any]:
+        """Return the engine as it is between two steps, as plain data."""
+        self.viewed = time.monotonic()
+        scheduler = self.engine.scheduler
+        manager: Any = scheduler.manager
+        known = getattr(manager, "block_hash", {})
+        return {
+            "step": self.steps,
+            "running": list(map(self.seen, scheduler.running)),
+            "waiting": [self.seen(sequence) for sequence in list(scheduler.waiting)[:64]],
+            "waiting_total": len(scheduler.waiting),
+            "pool": {
+                "block_size": manager.block_size,
+                "refs": list(manager.ref_counts),
+                "cached": [block for block in known if not manager.ref_counts[block]],
+            },
+            "preemptions": scheduler.preemptions,
+            "prefix_hits": getattr(manager, "hits", 0),
+        }
+
+    def seen(self, sequence: Any) -> dict[str, Any]:
+        return {
+            "id": self.requests[sequence.number].id,
+            "prompt": sequence.prompt_length,
+            "tokens": len(sequence.ids),
+            "computed": sequence.num_computed_tokens,
+            "end": sequence.end,
+            "blocks": list(self.engine.scheduler.manager.tables.get(sequence.number, [])),
+            "preempted": self.preempted[sequence.number],
+        }
+
+
+def logprobs_of(logits: torch.Tensor, ids: Sequence[int], alternatives: int) -> list[TokenLogprob]:
+    """Return the logprob of each new token, of which all but the last are accepted drafts."""
+    rows = logits[: len(ids)].float().log_softmax(dim=-1)
+    chosen = rows.gather(1, torch.tensor(ids, device=rows.device)[:, None])[:, 0].tolist()
+    values, tokens = rows.topk(alternatives, dim=-1) if alternatives else (rows[:, :0],) * 2
+    tops = [
+        list(zip(*both, strict=True)) for both in zip(tokens.tolist(), values.tolist(), strict=True)
+    ]
+    return [
+        TokenLogprob(logprob, top, place < len(ids) - 1)
+        for place, (logprob, top) in enumerate(zip(chosen, tops, strict=True))
+    ]

@@ -1,0 +1,92 @@
+"""The model that a server serves, its tokenizer, and engines for it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpt import find_checkpoint, load_tokenizer
+from solutions.engine.engine import Engine, Output, Parts
+from solutions.kv_cache import CachedLMHead
+from solutions.server.settings import Settings
+from solutions.speculative import AdaptiveDrafter, ConfidentDrafter, Drafter, NgramDrafter
+
+Labs = Callable[[str], Any]  # from a lab's name to its module: the reference's, or a learner's
+
+
+def reference(lab: str) -> Any:
+    return import_module(f"solutions.{lab}")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model ready to be served. labs: where its engine's parts come from."""
+
+    name: str
+    settings: Settings
+    model: Any
+    tokenizer: Any
+    draft: CachedLMHead | None
+    labs: Labs = reference
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return self.tokenizer.eos_token_id
+
+    @property
+    def num_blocks(self) -> int:
+        """How many blocks the pool has: its memory holds them, or they hold one longest text."""
+        config, size = self.model.config, self.settings.block_size
+        in_bytes = self.model.transformer.wte.weight.element_size()
+        token = 2 * config.n_layer * config.n_embd * in_bytes
+        return max(-(-config.n_positions // size), self.settings.pool_bytes // (token * size))
+
+    def new_engine(self, on_output: Callable[[Output], None]) -> Engine:
+        settings = self.settings
+        parts = self.parts()
+        return self.labs("engine").new_engine(
+            self.model,
+            *(self.num_blocks, settings.block_size, settings.token_budget, settings.max_running),
+            on_output,
+            self.new_drafter,
+            settings.draft_tokens,
+            parts,
+        )
+
+    def parts(self) -> Parts:
+        """Return the engine's parts. The attention stays its own, which is the fastest."""
+        names = "paged_attention", "decoding", "speculative"
+        paged, decoding, speculative = map(self.labs, names)
+        manager = paged.BlockManager
+        if self.settings.technique == "prefix":
+            manager = self.labs("prefix_caching").PrefixManager
+        return Parts(
+            block_manager=manager,
+            next_token_probs=decoding.next_token_probs,
+            verify=speculative.verify,
+            verify_greedy=speculative.verify_greedy,
+        )
+
+    def new_drafter(self) -> Drafter:
+        """Return a drafter: the draft model that comes with the model, or n-grams of the text."""
+        if self.draft is None:
+            weight = self.model.transformer.wte.weight
+            return AdaptiveDrafter(NgramDrafter(self.model.config.vocab_size, device=weight.device))
+        return ConfidentDrafter(self.draft, self.model.config.n_positions)
+
+
+def load(settings: Settings, labs: Labs = reference) -> Loaded:
+    """Load a model by name or folder. Raises ValueError where there is none."""
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    folder = find_checkpoint(settings.model)
+    model: Any = CachedLMHead.from_pretrained(folder)
+    if settings.technique == "int8":
+        model = labs("quantization").quantized(model)
+    beside = folder.with_name(f"{folder.name}-draft")
+    draft = CachedLMHead.from_pretrained(beside) if beside.is_dir() else None
+    name = Path(settings.model).name
+    return Loaded(name, settings, model, load_tokenizer(folder), draft, labs)

@@ -1,0 +1,47 @@
+"""What the server's event loop and the engine's thread send each other."""
+
+from dataclasses import dataclass, field
+
+from solutions.decoding import SamplingParams
+
+
+@dataclass(frozen=True)
+class Request:
+    """One text to write. logprobs: how many alternatives to report per token; None for nothing."""
+
+    id: str
+    prompt: list[int]
+    max_new_tokens: int
+    params: SamplingParams
+    seed: int
+    eos_token_id: int | None = None
+    speculation: bool = False
+    logprobs: int | None = None
+    salt: bytes = b""
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """What the model thought of one token that it has written. top: the likeliest alternatives.
+
+    is_drafted: whether it is a draft that was accepted.
+    """
+
+    logprob: float
+    top: list[tuple[int, float]]
+    is_drafted: bool
+
+
+@dataclass(frozen=True)
+class Output:
+    """A request's new tokens from one step. cached: prompt tokens that were found in the cache."""
+
+    request: str
+    new_ids: list[int]
+    finish_reason: str | None
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    cached: int = 0
+
+
+class EngineFault(Exception):
+    """A step of the engine has failed, and with it this request."""

@@ -1,0 +1,44 @@
+"""What a server may be told when it is started."""
+
+from dataclasses import dataclass
+
+TECHNIQUES = ("engine", "prefix", "int8")
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """model: a name or a folder. hosts: names of the server, besides those of this machine itself.
+    pool_bytes: memory for keys and values. draft_tokens: drafted in a step, at most, for a request
+    that asks for speculation. max_waiting: texts without a token. max_texts: in one request.
+
+    In seconds: target_ttft, above which requests are refused; stalled, after which a client that
+    doesn't read is dropped; idle, after which one is that sends no whole request; drain, for which
+    running requests may go on after SIGTERM.
+    """
+
+    model: str = "fable"
+    technique: str = "engine"
+    threads: int | None = None
+    api_key: str | None = None
+    hosts: tuple[str, ...] = ()
+    pool_bytes: int = 256_000_000
+    block_size: int = 16
+    token_budget: int = 256
+    max_running: int = 64
+    draft_tokens: int = 6
+    max_waiting: int = 1024
+    max_body: int = 1_000_000
+    max_texts: int = 16
+    target_ttft: float = 20.0
+    stalled: float = 30.0
+    idle: float = 30.0
+    drain: float = 30.0
+
+    def __post_init__(self) -> None:
+        if self.technique not in TECHNIQUES:
+            raise ValueError(
+                f"There is no technique {self.technique!r}. Take one of {', '.join(TECHNIQUES)}."
+            )
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"An engine computes with 1 thread or more, not {self.threads}.")
