@@ -1,0 +1,46 @@
+"""Clients of a server, well-behaved and other ones."""
+
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+from solutions.server.here import RunningServer
+
+BEGINNING = "Once upon a time there was a king who"
+
+
+def is_whole(server: RunningServer) -> bool:
+    """Whether no request is left anywhere: in the pool, the queues, the engine or the counts."""
+    service = server.app.state.service
+    engine = service.engine
+    manager = engine.engine.scheduler.manager
+    nothing = not (service.pool.queues or service.running or engine.inbox or engine.numbers)
+    no_work = not (engine.engine.has_work or engine.requests or manager.tables)
+    no_counts = service.waiting == 0 and service.admission.backlog == 0
+    return nothing and no_work and no_counts and not any(manager.ref_counts)
+
+
+def body(**given: Any) -> dict[str, Any]:
+    return {"model": "fable", "prompt": BEGINNING, "max_tokens": 16, "temperature": 0, **given}
+
+
+def events(text: str) -> Iterator[Any]:
+    """The data of each event of a stream, which must be well-formed; the last one is [DONE]."""
+    *data, done, end = text.split("\n\n")
+    assert (done, end) == ("data: [DONE]", "")
+    for line in data:
+        assert line.startswith("data: ")
+        yield json.loads(line.removeprefix("data: "))
+
+
+def connected(server: RunningServer, content: bytes = b"", **given: Any) -> socket.socket:
+    """A raw connection that has sent `content`, or else a request to stream `body(**given)`."""
+    host, port = server.url.removeprefix("http://").split(":")
+    if not content:
+        asked = json.dumps(body(stream=True, **given)).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(asked)}\r\n"
+        content = f"{head}content-type: application/json\r\n\r\n".encode() + asked
+    opened = socket.create_connection((host, int(port)), timeout=30)
+    opened.sendall(content)
+    return opened

@@ -1,0 +1,92 @@
+"""The unchanged `openai` client, as its own examples use it."""
+
+import openai
+import pytest
+
+from tests.common.clients import BEGINNING
+
+
+@pytest.fixture
+def ai(server):
+    with openai.OpenAI(
+        base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60
+    ) as client:
+        yield client
+
+
+def test_a_completion_whole_and_streamed(ai):
+    given = {"model": "fable", "prompt": BEGINNING, "max_tokens": 12, "temperature": 0}
+    whole = ai.completions.create(**given)
+    pieces = list(ai.completions.create(**given, stream=True))
+    assert "".join(piece.choices[0].text for piece in pieces) == whole.choices[0].text
+    assert pieces[-1].choices[0].finish_reason == whole.choices[0].finish_reason == "length"
+    assert whole.usage is not None
+    assert whole.usage.total_tokens == whole.usage.prompt_tokens + 12
+
+
+def test_a_chat_whole_and_streamed(ai):
+    given = {
+        "model": "fable",
+        "messages": [{"role": "user", "content": "Tell me about the wolf."}],
+        "max_completion_tokens": 12,
+        "temperature": 0,
+    }
+    whole = ai.chat.completions.create(**given).choices[0].message
+    pieces = ai.chat.completions.create(
+        **given, stream=True, stream_options={"include_usage": True}
+    )
+    text, usage = "", None
+    for piece in pieces:
+        text += "".join(choice.delta.content or "" for choice in piece.choices)
+        usage = piece.usage or usage
+    assert text == whole.content
+    assert whole.role == "assistant"
+    assert usage is not None
+    assert usage.completion_tokens == 12
+
+
+def test_our_own_parameters_go_in_the_extra_body(ai):
+    answer = ai.completions.create(
+        model="fable", prompt=BEGINNING, max_tokens=6, extra_body={"top_k": 1, "speculation": True}
+    )
+    assert answer.choices[0].text
+
+
+def test_the_models_are_listed(ai):
+    assert [model.id for model in ai.models.list()] == ["fable"]
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"model": "gpt-5"}, openai.NotFoundError),
+        ({"temperature": 9}, openai.BadRequestError),
+        ({"max_tokens": 9999}, openai.APIStatusError),
+    ],
+)
+def test_errors_have_openais_types(ai, given, error):
+    with pytest.raises(error) as caught:
+        ai.completions.create(**{"model": "fable", "prompt": "a", **given})
+    assert caught.value.body["message"].endswith(".")
+
+
+def test_a_stream_may_be_closed_early(ai):
+    stream = ai.completions.create(model="fable", prompt="a", max_tokens=900, stream=True)
+    next(iter(stream))
+    stream.close()  # the fixture of `server` sees that its blocks become free
+
+
+def test_a_fault_after_the_first_token_is_raised(ai, server, monkeypatch):
+    runner = server.app.state.service.engine.engine.runner
+    forward, calls = runner.forward, []
+
+    def failing(batch):
+        calls.append(batch)
+        if len(calls) == 4:
+            raise RuntimeError("a secret of the server")
+        return forward(batch)
+
+    monkeypatch.setattr(runner, "forward", failing)
+    stream = ai.completions.create(model="fable", prompt="a", max_tokens=50, stream=True)
+    with pytest.raises(openai.APIError, match=r"The server failed on this request\."):
+        list(stream)
