@@ -13,11 +13,9 @@ speaks the same API. Stop it with Ctrl+C: running requests end first.
 import argparse
 import asyncio
 import contextlib
-import importlib
 import logging
 import sys
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 from solutions.server.connections import DrainingServer, listening
@@ -78,11 +76,14 @@ def serve(asked: argparse.Namespace) -> None:
         if asked.replicas > 1 or asked.upstream:
             app, drain, what = behind_router(asked, settings, stack)
         else:
-            app, drain, what = one_server(asked, settings)
+            app, drain, what = one_server(asked, settings, stack)
         server = DrainingServer(app, settings, drain)
+        app.state.stop = server.begin_to_stop
         host = asked.host if asked.host not in ("0.0.0.0", "::") else "127.0.0.1"
         address = f"http://{f'[{host}]' if ':' in host else host}:{taken.getsockname()[1]}"
         asyncio.run(announced(server, taken, f"Serving {what} at {address}"))
+        if app.state.fault:
+            raise ValueError(app.state.fault)
 
 
 async def announced(server: DrainingServer, taken: Any, line: str) -> None:
@@ -98,12 +99,21 @@ async def announced(server: DrainingServer, taken: Any, line: str) -> None:
     announcing.cancel()
 
 
-def one_server(asked: argparse.Namespace, settings: Settings) -> tuple[Any, Any, str]:
-    from solutions.server.app import new_app
+def one_server(
+    asked: argparse.Namespace, settings: Settings, stack: contextlib.ExitStack
+) -> tuple[Any, Any, str]:
+    from solutions.server.engine_process import EngineProcess
 
     labs = labs_of(asked.mine)
-    app = new_app(settings, labs("serving"), labs)
-    return app, app.state.service.drain, app.state.service.loaded.name
+    engine = EngineProcess(settings, labs)  # it loads while we import
+    stack.callback(engine.stop)
+
+    from solutions.server.app import new_app
+
+    lab = labs("serving")
+    engine.wait()
+    app = new_app(settings, lab, engine)
+    return app, app.state.service.drain, settings.name
 
 
 def behind_router(
@@ -132,9 +142,7 @@ def labs_of(mine: bool) -> Any:
         from autograder.check import mine as own
 
         return own
-
-    def reference(lab: str) -> ModuleType:
-        return importlib.import_module(f"solutions.{lab}")
+    from solutions.server.settings import reference
 
     return reference
 

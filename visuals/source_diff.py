@@ -78,7 +78,7 @@ def statements(function: Callable[..., object]) -> list[str]:
     """Return a function's statements, one per line, without comments, docstring and annotations."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             node.returns = None
             if ast.get_docstring(node) is not None:
                 node.body = node.body[1:]

@@ -34,7 +34,8 @@ GIVEN = {
     "flash_attention": ("kernels/slow_memory", "kernels/triton_attention"),
 }
 
-Definition = ast.FunctionDef | ast.ClassDef
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Definition = Function | ast.ClassDef
 
 
 class AuthorError(ValueError):
@@ -89,7 +90,7 @@ def read_module(path: Path) -> Module:
         for name in defined_names(node):
             module.objects[name] = span(node, module.lines)
     for name, node in definitions(tree):
-        if isinstance(node, ast.FunctionDef):
+        if isinstance(node, Function):
             module.functions[name] = span(node, module.lines)
     for inside, stretch in stretches(module):
         if inside in module.stretches:
@@ -180,7 +181,7 @@ def fresh_copy(lab: str) -> ModuleType:
 
 def defined_names(node: ast.stmt) -> list[str]:
     match node:
-        case ast.FunctionDef() | ast.ClassDef():
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
             return [node.name]
         case ast.Assign(targets=targets):
             return [target.id for target in targets if isinstance(target, ast.Name)]

@@ -8,7 +8,13 @@ from collections.abc import Sequence
 from types import FunctionType
 from typing import Any
 
-from autograder.course.reference import Definition, definitions, first_line, lab_module
+from autograder.course.reference import (
+    Definition,
+    Function,
+    definitions,
+    first_line,
+    lab_module,
+)
 
 
 def function_of(thing: Any) -> FunctionType | None:
@@ -109,13 +115,13 @@ def own_statements(lab: str, path: str, function: FunctionType) -> list[str]:
     ]
 
 
-def function_node(function: FunctionType) -> ast.FunctionDef | None:
+def function_node(function: FunctionType) -> Function | None:
     """The definition of a function, anywhere in its file or cell."""
     line, nodes = function.__code__.co_firstlineno, ast.walk(parsed_file(function))
     own = [
         node
         for node in nodes
-        if isinstance(node, ast.FunctionDef)
+        if isinstance(node, Function)
         and line in lines_of(node)
         and node.name == name_of(function)
     ]

@@ -17,10 +17,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
 
+from solutions.server.engine_process import EngineProcess
+from solutions.server.engine_thread import EngineThread
 from solutions.server.guard import Guard
-from solutions.server.loaded import Labs, load, reference
 from solutions.server.messages import EngineFault
-from solutions.server.metrics import Metrics, spread
+from solutions.server.metrics import spread
 from solutions.server.protocol import (
     ChatBody,
     CompletionBody,
@@ -36,19 +37,19 @@ LOOK_EVERY = 0.2  # seconds between two events of /live
 log = logging.getLogger("workbook")
 
 
-def new_app(settings: Settings, lab: Any, labs: Labs = reference) -> FastAPI:
-    """Load the model and return the app that serves it. `app.state.service` is the service.
-
-    lab: lab 13's names. labs: where the engine's parts come from. Raises ValueError for a model
-    that doesn't exist.
-    """
-    service = Service(load(settings, labs), lab, Metrics())
+def new_app(settings: Settings, lab: Any, engine: EngineThread | EngineProcess) -> FastAPI:
+    """Return the app that serves an engine. lab: lab 13's names."""
+    service = Service(settings, lab, engine)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        service.start()
+        service.start(died)
         yield
         service.stop()
+
+    def died() -> None:
+        app.state.fault = "The engine's process has ended by itself, so the server has stopped."
+        app.state.stop()
 
     app = plain_app(settings, lifespan)
     app.state.service = service
@@ -84,7 +85,7 @@ def new_app(settings: Settings, lab: Any, labs: Labs = reference) -> FastAPI:
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        name = service.loaded.name
+        name = service.settings.name
         served = {"id": name, "object": "model", "created": 0, "owned_by": "inference-workbook"}
         return {"object": "list", "data": [served]}
 
@@ -111,9 +112,13 @@ def new_app(settings: Settings, lab: Any, labs: Labs = reference) -> FastAPI:
 
 
 def plain_app(settings: Settings, lifespan: Any) -> FastAPI:
-    """Return an app without routes whose errors are all of OpenAI's form."""
+    """Return an app without routes whose errors are all of OpenAI's form.
+
+    `app.state.stop` ends the server; `app.state.fault` is then a sentence that says why.
+    """
     app = FastAPI(title="Inference workbook", lifespan=lifespan, docs_url=None, redoc_url=None,
                   openapi_url=None)  # fmt: skip
+    app.state.stop, app.state.fault = lambda: None, None
     app.add_middleware(Guard, settings=settings)
 
     @app.exception_handler(Refusal)
@@ -199,7 +204,7 @@ async def views(service: Service) -> AsyncGenerator[bytes, None]:
         metrics = service.metrics
         totals = metrics.totals
         data = {
-            "model": service.loaded.name,
+            "model": service.settings.name,
             "technique": service.settings.technique,
             "seconds": time.monotonic() - service.began,
             **service.engine.view,

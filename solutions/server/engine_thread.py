@@ -10,30 +10,44 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from solutions.engine.engine import Engine
+from solutions.decoding import GREEDY
 from solutions.engine.engine import Output as EngineOutput
+from solutions.server.loaded import Loaded
 from solutions.server.messages import EngineFault, Output, Request, TokenLogprob
 
 Deliver = Callable[[list[tuple[str, Output | EngineFault]]], None]
 LOOK_EVERY = 0.15  # seconds between two views of a busy engine
+WARM_UP = 256  # tokens of the prompt that measures how fast prompts are computed
 log = logging.getLogger("workbook")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a server needs to know of its model. prefill_rate: prompt tokens per second, here."""
+
+    n_positions: int
+    vocab_size: int
+    eos_token_id: int | None
+    prefill_rate: float
 
 
 class EngineThread:
     """Runs an engine. deliver: called in its thread, with all outputs of a step.
 
-    view: the engine as it was after one of its latest steps, for the page and the metrics.
+    view: the engine as it was after one of its latest steps, for the page and the metrics;
+    `on_view` is called when it is renewed.
     """
 
-    def __init__(
-        self, new_engine: Callable[[Callable[[EngineOutput], None]], Engine], deliver: Deliver
-    ) -> None:
-        self.engine = new_engine(self.note)
+    def __init__(self, loaded: Loaded, deliver: Deliver = lambda outputs: None) -> None:
+        self.engine = loaded.new_engine(self.note)
         self.deliver = deliver
+        self.on_view: Callable[[], object] = lambda: None
+        self.on_death = self.on_view  # a thread doesn't die by itself, as a process may
         self.inbox: deque[Request | str] = deque()  # requests, and ids of those to abort
         self.wake, self.is_stopped = threading.Event(), False
         self.numbers: dict[str, int] = {}  # the engine's number of each request that it serves
@@ -44,8 +58,21 @@ class EngineThread:
         self.preempted: Counter[int] = Counter()
         self.steps, self.viewed = 0, 0.0
         self.watch()
-        self.view = self.look()
+        config = loaded.model.config
+        rate = self.prefill_rate([0] * min(WARM_UP, config.n_positions - 1))
+        self.facts = Facts(config.n_positions, config.vocab_size, config.eos_token_id, rate)
+        self.look()
         self.thread = threading.Thread(target=self.run, name="engine", daemon=True)
+
+    def prefill_rate(self, prompt: list[int]) -> float:
+        """Return how many prompt tokens per second the engine computes, before it serves."""
+        for _ in range(2):  # the first one warms up
+            self.add(Request("warm-up", prompt, 1, GREEDY, seed=0, salt=b"warm-up"))
+            start = time.perf_counter()
+            self.engine.run()
+            seconds = time.perf_counter() - start
+        self.outputs.clear()
+        return len(prompt) / seconds
 
     # ----------------------------------------------------------------- called from any thread
 
@@ -70,7 +97,7 @@ class EngineThread:
     def run(self) -> None:
         while not self.is_stopped:
             if not (self.inbox or self.engine.has_work):
-                self.view = self.look()
+                self.look()
                 self.wake.wait()
             self.wake.clear()
             self.take_in()
@@ -105,7 +132,7 @@ class EngineThread:
             outputs, self.outputs = self.outputs, []
             self.deliver(outputs)
         if time.monotonic() > self.viewed + LOOK_EVERY:
-            self.view = self.look()
+            self.look()
 
     def end_the_failed(self) -> None:
         """End the requests that a failed step served, unless the engine has ended the one at fault.
@@ -164,13 +191,13 @@ class EngineThread:
         engine.scheduler.preempt = noting_preempt  # type: ignore[method-assign]
         manager.admit = noting_admit
 
-    def look(self) -> dict[str, Any]:
-        """Return the engine as it is between two steps, as plain data."""
+    def look(self) -> None:
+        """Renew the view of the engine as it is between two steps: plain data."""
         self.viewed = time.monotonic()
         scheduler = self.engine.scheduler
         manager: Any = scheduler.manager
         known = getattr(manager, "block_hash", {})
-        return {
+        self.view = {
             "step": self.steps,
             "running": list(map(self.seen, scheduler.running)),
             "waiting": [self.seen(sequence) for sequence in list(scheduler.waiting)[:64]],
@@ -183,6 +210,7 @@ class EngineThread:
             "preemptions": scheduler.preemptions,
             "prefix_hits": getattr(manager, "hits", 0),
         }
+        self.on_view()
 
     def seen(self, sequence: Any) -> dict[str, Any]:
         return {

@@ -7,6 +7,8 @@ from typing import Any, Self
 
 from solutions.server.app import new_app
 from solutions.server.connections import DrainingServer, listening
+from solutions.server.engine_thread import EngineThread
+from solutions.server.loaded import load
 from solutions.server.settings import Settings
 
 
@@ -44,5 +46,6 @@ def serve_here(lab: Any = None, **settings: Any) -> RunningServer:
     settings: those of `Settings`, for example model="fable" and technique="prefix".
     """
     chosen = Settings(**settings)
-    app = new_app(chosen, lab or import_module("solutions.serving"))
+    engine = EngineThread(load(chosen))
+    app = new_app(chosen, lab or import_module("solutions.serving"), engine)
     return RunningServer(app, chosen, app.state.service.drain)

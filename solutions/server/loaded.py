@@ -1,40 +1,26 @@
-"""The model that a server serves, its tokenizer, and engines for it."""
+"""The model that a server serves, and engines for it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from gpt import find_checkpoint, load_tokenizer
+from gpt import find_checkpoint
 from solutions.engine.engine import Engine, Output, Parts
 from solutions.kv_cache import CachedLMHead
-from solutions.server.settings import Settings
+from solutions.server.settings import Labs, Settings, reference
 from solutions.speculative import AdaptiveDrafter, ConfidentDrafter, Drafter, NgramDrafter
-
-Labs = Callable[[str], Any]  # from a lab's name to its module: the reference's, or a learner's
-
-
-def reference(lab: str) -> Any:
-    return import_module(f"solutions.{lab}")
 
 
 @dataclass(frozen=True)
 class Loaded:
     """A model ready to be served. labs: where its engine's parts come from."""
 
-    name: str
     settings: Settings
     model: Any
-    tokenizer: Any
     draft: CachedLMHead | None
     labs: Labs = reference
-
-    @property
-    def eos_token_id(self) -> int | None:
-        return self.tokenizer.eos_token_id
 
     @property
     def num_blocks(self) -> int:
@@ -88,5 +74,4 @@ def load(settings: Settings, labs: Labs = reference) -> Loaded:
         model = labs("quantization").quantized(model)
     beside = folder.with_name(f"{folder.name}-draft")
     draft = CachedLMHead.from_pretrained(beside) if beside.is_dir() else None
-    name = Path(settings.model).name
-    return Loaded(name, settings, model, load_tokenizer(folder), draft, labs)
+    return Loaded(settings, model, draft, labs)

@@ -4,20 +4,23 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from solutions.decoding import GREEDY, SamplingParams
+from tokenizers import Tokenizer
+
+from gpt import find_checkpoint, load_tokenizer
+from solutions.decoding import SamplingParams
+from solutions.server.engine_process import EngineProcess
 from solutions.server.engine_thread import EngineThread
-from solutions.server.loaded import Loaded
 from solutions.server.messages import EngineFault, Output, Request, TokenLogprob
 from solutions.server.metrics import Metrics
 from solutions.server.protocol import ChatBody, CompletionBody, Refusal, transcript
+from solutions.server.settings import Settings
 
-WARM_UP = 256  # tokens of the prompt that measures how fast prompts are computed
 log = logging.getLogger("workbook")
 
 
@@ -59,22 +62,29 @@ class Answer:
 class Service:
     """One model behind one engine. lab: the names of lab 13, the reference's or a learner's."""
 
-    def __init__(self, loaded: Loaded, lab: Any, metrics: Metrics) -> None:
-        self.loaded, self.lab, self.metrics = loaded, lab, metrics
-        self.settings, self.tokenizer = loaded.settings, loaded.tokenizer
-        self.n_positions = loaded.model.config.n_positions
-        self.engine = EngineThread(loaded.new_engine, self.hand_over)
-        self.pool = lab.RequestPool(self.engine)
-        rate = prefill_rate(self.engine, loaded.eos_token_id or 0, self.n_positions)
-        self.admission = lab.Admission(self.settings.target_ttft, rate)
+    def __init__(self, settings: Settings, lab: Any, engine: EngineThread | EngineProcess) -> None:
+        self.settings, self.lab, self.engine = settings, lab, engine
+        self.facts, self.metrics = engine.facts, Metrics()
+        self.tokenizer = read_tokenizer(settings.model)
+        self.pool = lab.RequestPool(engine)
+        self.admission = lab.Admission(settings.target_ttft, self.facts.prefill_rate)
         self.running: set[str] = set()
         self.waiting = 0  # texts that have no token yet
         self.is_draining = False
         self.began = time.monotonic()
 
-    def start(self) -> None:
-        """Begin to serve, in the event loop that runs now."""
+    def start(self, died: Callable[[], None]) -> None:
+        """Begin to serve, in the event loop that runs now. died: called if the engine ends."""
         self.loop = asyncio.get_running_loop()
+        self.engine.deliver = self.hand_over
+
+        def fail_all() -> None:
+            self.is_draining = True
+            for request_id in list(self.pool.queues):
+                self.pool.deliver(request_id, EngineFault())
+            died()
+
+        self.engine.on_death = lambda: self.loop.call_soon_threadsafe(fail_all)
         self.engine.start()
 
     def stop(self) -> None:
@@ -108,8 +118,8 @@ class Service:
         """Turn a body into requests, and count their prompts. Raises Refusal."""
         if self.is_draining:
             raise Refusal(503, "The server is shutting down. Try another one.", retry_after=5)
-        if body.model != self.loaded.name:
-            told = f"The model {body.model[:100]!r} isn't served here; {self.loaded.name!r} is."
+        if body.model != self.settings.name:
+            told = f"The model {body.model[:100]!r} isn't served here; {self.settings.name!r} is."
             raise Refusal(404, told, "model_not_found", "model")
         texts = self.texts_of(body)
         if self.waiting + len(texts) > self.settings.max_waiting:
@@ -132,7 +142,7 @@ class Service:
         if isinstance(body, ChatBody):
             prompts = [self.encode(transcript(body.messages))]
             asked = body.max_completion_tokens or body.max_tokens
-            limit = asked or min(256, max(1, self.n_positions - len(prompts[0])))
+            limit = asked or min(256, max(1, self.facts.n_positions - len(prompts[0])))
         else:
             prompts = [self.ids_of(prompt) for prompt in body.prompts]
             limit = body.max_tokens or 16
@@ -141,11 +151,11 @@ class Service:
             told = f"A request is for at most {self.settings.max_texts} texts, prompts times n."
             raise Refusal(400, told, param="n")
         for prompt in prompts:
-            if len(prompt) + limit > self.n_positions:
+            if len(prompt) + limit > self.facts.n_positions:
                 raise Refusal(
                     413,
                     f"The prompt has {len(prompt)} tokens and max_tokens is {limit}, together more "
-                    f"than the model's context of {self.n_positions}.",
+                    f"than the model's context of {self.facts.n_positions}.",
                     "context_length_exceeded",
                 )
         params, answer_id = self.params_of(body), f"cmpl-{secrets.token_hex(8)}"
@@ -157,7 +167,7 @@ class Service:
                 max_new_tokens=limit,
                 params=params,
                 seed=(seed + i) % 2**63,
-                eos_token_id=self.loaded.eos_token_id,
+                eos_token_id=self.facts.eos_token_id,
                 speculation=body.speculation,
                 logprobs=body.alternatives,
             )
@@ -178,20 +188,20 @@ class Service:
 
     def encode(self, text: str) -> list[int]:
         """Return a text's tokens; those of an empty text are the one that begins every text."""
-        ids = self.tokenizer.backend_tokenizer.encode(text).ids
-        return ids or [self.loaded.eos_token_id or 0]
+        ids: list[int] = self.tokenizer.encode(text).ids
+        return ids or [self.facts.eos_token_id or 0]
 
     def ids_of(self, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, str):
             return self.encode(prompt)
-        vocab = self.loaded.model.config.vocab_size
+        vocab = self.facts.vocab_size
         if max(prompt) >= vocab:
             told = f"Token {max(prompt)} isn't in the vocabulary, which has {vocab} tokens."
             raise Refusal(400, told, param="prompt")
         return prompt
 
     def decode(self, ids: list[int]) -> str:
-        return self.tokenizer.backend_tokenizer.decode(ids, skip_special_tokens=True)
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
 
     # ----------------------------------------------------------------------------------- writing
 
@@ -326,6 +336,14 @@ class Service:
         return {**entry(token, one.logprob), "top_logprobs": [entry(*other) for other in one.top]}
 
 
+def read_tokenizer(model: str) -> Any:
+    """Return a model's tokenizer, without transformers if that is possible: it takes a second."""
+    file = find_checkpoint(model) / "tokenizer.json"
+    if file.exists():
+        return Tokenizer.from_file(str(file))
+    return load_tokenizer(model).backend_tokenizer
+
+
 def joined(pieces: Sequence[Piece]) -> list[Piece]:
     """Join the pieces of each text, in the order of the texts."""
     texts: dict[int, list[Piece]] = {}
@@ -341,15 +359,3 @@ def joined(pieces: Sequence[Piece]) -> list[Piece]:
         )
         for index, parts in sorted(texts.items())
     ]
-
-
-def prefill_rate(thread: EngineThread, token: int, n_positions: int) -> float:
-    """Return how many prompt tokens per second the engine computes, before its thread begins."""
-    prompt = [token] * min(WARM_UP, n_positions - 1)
-    for _ in range(2):  # the first one warms up
-        thread.add(Request("warm-up", prompt, 1, GREEDY, seed=0, salt=b"warm-up"))
-        start = time.perf_counter()
-        thread.engine.run()
-        seconds = time.perf_counter() - start
-    thread.outputs.clear()
-    return len(prompt) / seconds

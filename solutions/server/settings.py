@@ -1,9 +1,19 @@
 """What a server may be told when it is started."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+Labs = Callable[[str], Any]  # from a lab's name to its module: the reference's, or a learner's
 
 TECHNIQUES = ("engine", "prefix", "int8")
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+
+
+def reference(lab: str) -> Any:
+    return import_module(f"solutions.{lab}")
 
 
 @dataclass(frozen=True)
@@ -34,6 +44,11 @@ class Settings:
     stalled: float = 30.0
     idle: float = 30.0
     drain: float = 30.0
+
+    @property
+    def name(self) -> str:
+        """The name by which clients ask for the model."""
+        return Path(self.model).name
 
     def __post_init__(self) -> None:
         if self.technique not in TECHNIQUES:

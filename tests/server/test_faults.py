@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx2
+import psutil
 import pytest
 
 from solutions.server.here import serve_here
@@ -251,6 +252,26 @@ def test_sigterm_finishes_what_runs_and_refuses_what_comes(process):
     assert '"finish_reason":"length"' in rest[-2]
     assert started.wait(20) == 0
     assert started.stderr.read() == ""
+
+
+@pytest.mark.slow
+def test_an_engine_that_dies_fails_its_requests_and_ends_the_server(process):
+    started, url = process
+    engine = psutil.Process(started.pid).children()
+    with (
+        httpx2.Client(base_url=url, timeout=60) as client,
+        client.stream("POST", "/v1/completions", json=body(stream=True, max_tokens=900)) as r,
+    ):
+        lines = r.iter_lines()
+        next(lines)
+        for one in engine:
+            one.kill()
+        *_, error, done = [line for line in lines if line]
+    assert "The server failed on this request." in error
+    assert done == "data: [DONE]"
+    assert started.wait(20) == 1
+    told = "The engine's process has ended by itself, so the server has stopped.\n"
+    assert started.stderr.read() == told
 
 
 @pytest.mark.slow
