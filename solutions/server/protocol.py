@@ -18,6 +18,7 @@ TYPES = {  # of an error, by its status; any other is an invalid request
 }
 Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 Stop = Annotated[str, Field(min_length=1, max_length=200)]
+NoPenalty = Annotated[float | None, Field(ge=0, le=0)]
 LONGEST_TEXT = 200_000  # characters of a prompt, far more than any context holds
 
 
@@ -69,6 +70,8 @@ class Sampling(BaseModel):
     top_k: int | None = Field(None, ge=1)
     min_p: float = Field(0.0, ge=0, le=1)
     repetition_penalty: float = Field(1.0, gt=0, le=10)
+    presence_penalty: NoPenalty = 0.0  # clients that know these send them even when they are off
+    frequency_penalty: NoPenalty = 0.0
     n: int | None = Field(1, ge=1, le=16)
     stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = None
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)

@@ -177,7 +177,8 @@ def test_the_live_view_counts_what_it_shows(client):
         ({"stop": ["a"] * 5}, 400, "`stop`"),
         ({"stop": ""}, 400, "`stop`"),
         ({"logprobs": 6}, 400, "`logprobs`"),
-        ({"frequency_penalty": 1}, 400, "`frequency_penalty` is not supported"),
+        ({"frequency_penalty": 1}, 400, "`frequency_penalty`"),
+        ({"logit_bias": {}}, 400, "`logit_bias` is not supported"),
         ({"seed": "x"}, 400, "`seed`"),
     ],
 )

@@ -6,11 +6,8 @@ After each test the server must be whole: `server` looks at it.
 import json
 import signal
 import socket
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import httpx2
 import psutil
@@ -18,8 +15,6 @@ import pytest
 
 from solutions.server.here import serve_here
 from tests.common.clients import body, connected, events, is_whole
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def read_until(opened: socket.socket, wanted: bytes) -> bytes:
@@ -217,20 +212,6 @@ def test_a_step_that_fails_is_a_500_for_a_whole_answer(client, failing):
 
 
 # ------------------------------------------------------------------------------------- the end
-
-
-@pytest.fixture
-def process():
-    """A server in a process of its own, and its address."""
-    command = [sys.executable, "serve.py", "--port", "0", "--threads", "1"]
-    started = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    line = started.stdout.readline()
-    assert line.startswith("Serving fable at http://127.0.0.1:")
-    yield started, line.split()[-1]
-    started.kill()
-    started.communicate()
 
 
 @pytest.mark.slow
