@@ -8,6 +8,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 LATEST = 200  # requests whose times the page's percentiles are made of
+SHOWN = 60  # of them that the page draws one by one
 WINDOW = 1.0  # seconds over which the page's tokens per second are counted
 BUCKETS = [0.001 * 2**power for power in range(16)]  # 1 ms to 33 s
 
@@ -75,11 +76,12 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-def spread(values: deque[float]) -> dict[str, float | int | None]:
-    """Return the nearest-rank median and 95th percentile for the page; None if there are none."""
+def spread(values: deque[float]) -> dict[str, Any]:
+    """Return times for the page: the newest ones, and their nearest-rank median and p95, if any."""
     ordered = sorted(values)
     ranks = {f"p{p}": math.ceil(p * len(ordered) / 100) for p in (50, 95)}
     return {
         **{name: ordered[rank - 1] if ordered else None for name, rank in ranks.items()},
         "count": len(ordered),
+        "latest": [round(seconds, 4) for seconds in list(values)[-SHOWN:]],
     }
