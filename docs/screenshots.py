@@ -1,9 +1,10 @@
 """Make the README's pictures: `.venv/bin/python -m docs.screenshots`.
 
 Draws docs/timeline.png from the reference's objects, as lab 3 does from the learner's. Opens the
-first lab in JupyterLab, pastes the solution in, runs it and takes docs/lab.png. Then runs
-timed_generate.py with other engines, which draws docs/chart.png and docs/chart-dark.png. Needs
-Chromium or Chrome, the engines of `make timed ARGS=--peers`, and a machine that is otherwise idle.
+first lab in JupyterLab, pastes the solution in, runs it and takes docs/lab.png. Opens the server's
+page in the middle of a burst of requests and takes docs/server.png. Then runs timed_generate.py
+with other engines, which draws docs/chart.png and docs/chart-dark.png. Needs Chromium or Chrome,
+the engines of `make timed ARGS=--peers`, and a machine that is otherwise idle.
 """
 
 import inspect
@@ -19,6 +20,7 @@ import workbook
 from solutions.batching import generate_continuous, generate_static
 from solutions.generate import generate
 from solutions.kv_cache import CachedLMHead
+from solutions.server.here import serve_here
 from tests.common.browser import (
     browser_page,
     cell,
@@ -57,6 +59,20 @@ def take_lab(page: Page, address: str) -> None:
     page.screenshot(path=DOCS / "lab.png")
 
 
+def take_server() -> None:
+    """Two finished texts, and a burst at the moment when the pool is fullest."""
+    with serve_here(technique="prefix") as server, browser_page(1280, 800, scale=1.5) as page:
+        page.goto(server.url)
+        for name, value in {"n": 2, "max_tokens": 80, "seed": 7}.items():
+            page.locator(f"#{name}").fill(str(value))
+        page.get_by_role("button", name="Write").click()
+        page.get_by_label("probability").check()
+        page.get_by_role("button", name="Remove").nth(1).wait_for()
+        page.get_by_role("button", name="Send 40 requests").click()
+        page.locator("#waiting .waits", has_text="preempted").first.wait_for()
+        page.screenshot(path=DOCS / "server.png", full_page=True)
+
+
 def draw_chart() -> None:
     command = [sys.executable, "timed_generate.py", "--peers", "--plot", str(DOCS / "chart.png")]
     subprocess.run(command, cwd=workbook.ROOT, check=True)
@@ -70,6 +86,7 @@ def main() -> None:
         serve(Path(folder) / "work", Path(folder)) as address,
     ):
         take_lab(page, address)
+    take_server()
     draw_chart()
 
 

@@ -8,6 +8,7 @@ abort go one way, and a step's outputs and the latest view come back.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import signal
 import threading
 from collections.abc import Callable
@@ -69,11 +70,9 @@ class EngineProcess:
         self.send(request_id)
 
     def send(self, message: Request | str | None) -> None:
-        try:
-            with self.writing:
-                self.pipe.send(message)
-        except OSError:
-            pass  # the process has ended, and `listen` has found out or soon will
+        # If the process has ended, `listen` has found out or soon will.
+        with self.writing, contextlib.suppress(OSError):
+            self.pipe.send(message)
 
     def listen(self) -> None:
         try:
@@ -106,7 +105,8 @@ def serve_pipe(pipe: Connection, settings: Settings, labs: Labs) -> None:
         nonlocal sent
         view = engine.view if engine.view is not sent else None
         sent = engine.view
-        pipe.send((outputs, view))
+        with contextlib.suppress(OSError):  # the server was killed; `take_messages` finds out, too
+            pipe.send((outputs, view))
 
     engine.on_view = lambda: send([])
     pipe.send((engine.facts, engine.view))
@@ -115,11 +115,9 @@ def serve_pipe(pipe: Connection, settings: Settings, labs: Labs) -> None:
 
 
 def take_messages(pipe: Connection, engine: EngineThread) -> None:
-    try:
+    with contextlib.suppress(EOFError, OSError):  # the server was killed
         while (message := pipe.recv()) is not None:
             engine.inbox.append(message)
             engine.wake.set()
-    except EOFError:
-        pass  # the server has ended
     engine.is_stopped = True
     engine.wake.set()

@@ -3,25 +3,25 @@
 import json
 import os
 import re
-import time
+from types import SimpleNamespace
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import expect, sync_playwright
 
 from solutions.server.here import serve_here
 from tests.common.browser import LAUNCH, find_browser
-from tests.common.clients import is_whole
+from tests.common.clients import body
 
 HOSTILE = "<img src=x onerror=\"document.title='taken'\"><b>bold</b>"
-TOKENS = "#texts .token"
+LOST = "The connection to the server was lost."
+BUSY = {"error": {"message": "Too many requests are waiting. Try again later."}}
+BROKEN = {"error": {"message": "The replica that wrote this answer has failed."}}
 
 pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module")
 def browser():
-    from playwright.sync_api import sync_playwright
-
     if find_browser() is None:
         reason = "no Chromium or Chrome on the path; install one to run the tests in a browser"
         if os.environ.get("CI"):
@@ -36,28 +36,192 @@ def browser():
 
 @pytest.fixture
 def opened(browser):
-    """Open a server's page in a fresh browser. In the end, nothing may be in its console, and
-    every request must have been for the server."""
-    contexts, said, asked = [], [], set()
+    """Open a server's page. At the end its console must be empty, and all requests must have gone
+    to that server. page.seen.said: the console."""
+    seen = SimpleNamespace(said=[], urls=[], origins=[], contexts=[])
 
-    def open_page(server, width=1280, **given):
+    def open_page(running, width=1280, **given):
         context = browser.new_context(viewport={"width": width, "height": 900}, **given)
-        contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(30_000)
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("request", lambda request: asked.add(request.url.partition(":")[0]))
-        page.on("request", lambda request: asked.add(request.url))
-        page.goto(server.url)
-        page.locator("#engine").wait_for()
-        page.origin = server.url
+        page.on("console", lambda message: seen.said.append(message.text))
+        page.on("pageerror", lambda error: seen.said.append(str(error)))
+        page.on("request", lambda request: seen.urls.append(request.url))
+        seen.contexts.append(context)
+        seen.origins.append(f"{running.url}/")
+        page.goto(running.url)
+        page.seen = seen
         return page
 
-    open_page.said = said
     yield open_page
-    origin = contexts[0].pages[0].origin
-    for context in contexts:
+    for context in seen.contexts:
         context.close()
-    assert said == []
-    assert {url for url in asked if "://" in url and not url.startswith(origin)} == set()
+    assert seen.said == []
+    asked = [url for url in seen.urls if not url.startswith("data:")]
+    assert asked
+    assert all(url.startswith(tuple(seen.origins)) for url in asked)
+
+
+def write(page, prompt="Once upon a time", **given):
+    """Fill the fields in, press Write and return the newest text."""
+    page.locator("#beginning").fill(prompt)
+    for name, value in {"temperature": 0, "max_tokens": 24, **given}.items():
+        page.locator(f"#{name}").fill(str(value))
+    page.get_by_role("button", name="Write").click()
+    return page.locator("#texts article").first
+
+
+def written(text):
+    expect(text).not_to_have_class(re.compile("writing"))
+    return text.locator(".tokens").text_content()
+
+
+def style(locator, name):
+    return locator.evaluate("(element, name) => getComputedStyle(element)[name]", name)
+
+
+def streams(choices):
+    """A made-up answer: an event for each."""
+    return "".join(f"data: {json.dumps(one)}\n\n" for one in choices) + "data: [DONE]\n\n"
+
+
+def test_the_texts_are_those_of_the_api(opened, server, client):
+    page = opened(server)
+    write(page, temperature=1, top_p=0.9, seed=3, n=2)
+    given = body(prompt="Once upon a time", max_tokens=24, temperature=1, top_p=0.9, seed=3, n=2,
+                 speculation=True)  # fmt: skip
+    choices = client.post("/v1/completions", json=given).json()["choices"]
+    texts = page.locator("#texts article").all()
+    assert [written(text) for text in texts] == [choice["text"] for choice in choices]
+    expect(texts[0]).to_contain_text("24 tokens · the first after")
+
+
+def test_stop_ends_all_texts_and_frees_their_blocks(opened, server):
+    page = opened(server)
+    totals = server.app.state.service.metrics.totals
+    before = totals["aborted"]
+    write(page, max_tokens=900)
+    write(page, prompt="There was a king", max_tokens=900)
+    writing = page.locator("article.writing")
+    for text in writing.all():
+        text.locator(".token").nth(2).wait_for()
+    assert writing.count() == 2
+    page.locator("#stop").click()
+    expect(writing).to_have_count(0)
+    expect(page.get_by_text("· stopped")).to_have_count(2)
+    expect(page.locator("#pool-counts")).to_have_text(re.compile("^0 of"))
+    assert before < totals["aborted"] < before + 1800
+
+
+def test_tokens_are_colored_and_explained_on_demand(opened, server, client):
+    page = opened(server)
+    text = write(page)
+    written(text)
+    given = body(prompt="Once upon a time", max_tokens=24, logprobs=5, speculation=True)
+    told = client.post("/v1/completions", json=given).json()["choices"][0]["logprobs"]
+    expect(text.locator(".drafted")).to_have_count(sum(told["drafted"]))
+    unlikely, drafted = text.locator(".p1").first, text.locator(".drafted").first
+    assert {style(one, "text-decoration-line") for one in (unlikely, drafted)} == {"none"}
+    for choice, colored in (("probability", unlikely), ("accepted draft", drafted)):
+        page.get_by_label(choice).check()
+        assert style(colored, "text-decoration-line") == "underline"
+        assert style(colored, "background-color") != "rgba(0, 0, 0, 0)"
+    text.locator(".token").first.focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#tip .taken span").first).to_have_text(f"“{told['tokens'][1]}”")
+    expect(page.locator("#tip .choice")).to_have_count(5)
+    page.keyboard.press("Escape")
+    expect(page.locator("#tip")).to_be_hidden()
+    text.locator(".token").first.hover()
+    expect(page.locator("#tip")).to_be_visible()
+
+
+def test_a_burst_is_seen_by_who_has_the_key(opened):
+    with serve_here(technique="prefix", pool_bytes=1, api_key="secret") as small:
+        page = opened(small)
+        key = page.get_by_label("The API key is missing or wrong.")
+        key.fill("secret")
+        key.press("Enter")
+        page.get_by_role("button", name="Send 40 requests").click()
+        for rows in ("#running li", "#waiting li"):
+            expect(page.locator(rows).first).to_be_visible()
+        expect(page.locator("#pool-counts")).to_have_text(re.compile("[1-9]\\d* of 64 in use"))
+        counts = page.locator("#burst-counts")
+        expect(counts).to_have_text("40 done · 0 under way · 0 refused · 0 failed")
+        expect(page.locator("#requests")).to_be_hidden()
+        assert int(page.locator("#counts dd").nth(2).text_content()) > 0  # preempted
+        expect(page.locator("#ttft")).to_contain_text("p95")
+        page.seen.said[:] = [line for line in page.seen.said if "status of 401" not in line]
+
+
+@pytest.mark.parametrize(
+    ("answer", "sentence"),
+    [
+        ({"status": 429, "json": BUSY, "headers": {"retry-after": "7"}},
+         "Too many requests are waiting. Try again later. Try again in 7 s."),
+        ({"body": streams([BROKEN])}, BROKEN["error"]["message"]),
+        ({"body": 'data: {"choices": [{"index": 0, "text": " a"}]}\n\n'}, LOST),
+        (None, LOST),
+    ],
+    ids=["refused", "broken", "cut off", "not there"],
+)  # fmt: skip
+def test_an_error_is_shown_as_a_sentence(opened, server, answer, sentence):
+    page = opened(server)
+    page.route("**/v1/completions", lambda to: to.fulfill(**answer) if answer else to.abort())
+    expect(write(page).get_by_role("alert")).to_have_text(sentence)
+    page.seen.said.clear()  # the browser itself notes failed requests
+
+
+def test_a_refusal_is_the_servers_own_sentence(opened, server):
+    page = opened(server)
+    alert = write(page, max_tokens=2000).get_by_role("alert")
+    expect(alert).to_contain_text("more than the model's context of 1024.")
+    page.seen.said.clear()
+
+
+def test_html_stays_text(opened, server):
+    page = opened(server)
+    logprobs = {"tokens": [HOSTILE], "token_logprobs": [-1], "top_logprobs": [{HOSTILE: -1}]}
+    choice = {"index": 0, "text": HOSTILE, "logprobs": logprobs, "finish_reason": "stop"}
+    answer = streams([{"id": HOSTILE, "choices": [choice]}])
+    page.route("**/v1/completions", lambda route: route.fulfill(body=answer))
+    text = write(page, HOSTILE)
+    assert written(text) == HOSTILE
+    text.locator(".token").hover()
+    expect(page.locator("#tip")).to_contain_text(HOSTILE)
+    expect(page.locator("img, b:text('bold')")).to_have_count(0)
+    assert page.title() == "Inference workbook"
+
+
+def test_the_keyboard_is_enough(opened, server):
+    page = opened(server)
+    expect(page.locator("#engine")).to_be_visible()
+    reached = []
+    while len(reached) < 40 and (not reached or reached[-1] != "none"):
+        page.keyboard.press("Tab")
+        focused = page.locator(":focus")
+        reached.append(focused.get_attribute("id") if focused.count() else "none")
+        if focused.count():
+            assert style(focused, "outline-style") != "none"
+    fields = ["beginning", "temperature", "top_p", "max_tokens", "n", "seed", "speculation"]
+    assert reached == [*fields, "write", "stop", "burst", "none"]
+    page.locator("#max_tokens").fill("8")
+    page.locator("#beginning").focus()
+    page.keyboard.type(" son")
+    page.keyboard.press("Control+Enter")
+    assert written(page.locator("#texts article"))
+    page.locator("#stop").focus()
+    page.keyboard.press("Tab")
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_label("probability")).to_be_checked()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_shows_it_without_scrolling_sideways(opened, server, scheme):
+    page = opened(server, width=360, color_scheme=scheme, reduced_motion="reduce")
+    text = write(page, "Once" * 60)
+    page.get_by_label("probability").check()
+    written(text)
+    expect(page.locator("#engine")).to_be_visible()
+    assert page.locator("html").evaluate("html => html.scrollWidth") == 360
+    assert style(page.locator("body"), "color") != style(page.locator("body"), "background-color")

@@ -92,6 +92,15 @@ class PeerRow:
         return Run(outputs, 0.0, token_times, *unseen, choice.size, {"threads": choice.threads})
 
 
+class Absent(PeerRow):
+    """A row that can't be timed here. why: a sentence."""
+
+    lossy, about = None, ""
+
+    def __init__(self, why: str) -> None:
+        self.failure = PeerFailed(why)
+
+
 def best_of(best: int, tried: list[int]) -> str:
     every = sorted(set(tried))
     return str(best) if len(every) == 1 else f"{best} (best of {', '.join(map(str, every))})"

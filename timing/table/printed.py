@@ -174,7 +174,7 @@ def show_tables(console: Console, plan: Plan, rows: list[Row], told: Verifier) -
     if others := [row["other_programs_cores"] for row in rows if row["disturbed"]]:
         console.print(f"! {disturbance(max(others), 'add --threads {}')}")
     if any(row["tokens_computed"] is None for row in rows):
-        console.print("-: another engine's work and memory can't be seen from outside.")
+        console.print("-: the work and memory of another process can't be seen from outside.")
     if any(mbu_cell(row).endswith("*") for row in rows):
         console.print(
             "* The weights fit in the processor's cache, so they need not be read from memory at "

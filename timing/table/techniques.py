@@ -20,6 +20,7 @@ from timing.rows import (
     paged_attention,
     prefix_caching,
     quantization,
+    serving,
     speculative,
 )
 from timing.rows.bench import Bench, Own, Prepare, Rows, is_learners
@@ -31,6 +32,7 @@ LABS: tuple[Any, ...] = (
     *(generate, kv_cache, decoding, speculative),
     *(batching, paged_attention),
     *(engine, prefix_caching, disaggregation, quantization, kv_reduction, flash_attention),
+    serving,
 )
 TECHNIQUES: Rows = {name: row for lab in (*LABS, hf) for name, row in lab.ROWS.items()}
 OWN: list[Own] = [own for lab in LABS for own in getattr(lab, "OWN", [])]

@@ -1,0 +1,151 @@
+"""Run a workload once through a real HTTP server, whose engine has a process of its own.
+
+It needs the packages of the extra `serve`, so only its row imports it.
+"""
+
+import asyncio
+import atexit
+import json
+import math
+import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx2
+import torch
+
+from gpt import read_config
+from solutions import serving
+from solutions.server.app import new_app
+from solutions.server.engine_process import EngineProcess
+from solutions.server.here import RunningServer
+from solutions.server.loaded import reference
+from solutions.server.settings import Settings
+from timing.load.client import events
+from timing.table.runs import Ids, Run
+from timing.table.workloads import Workload
+
+FLOAT32_BYTES = 4
+NO_TOKEN = -1  # an EOS that no text has
+NUMBERS = re.compile("\ue000([0-9]+)\ue001")  # two characters for private use, which no book has
+
+Room = Callable[[Workload], tuple[int, int, int, int]]
+
+
+@dataclass(frozen=True)
+class OverHTTP:
+    """A server on this machine, asked by one client that reads every answer as a stream.
+
+    room: returns the engine's blocks, their size, its token budget and its most requests.
+    """
+
+    about: str
+    folder: Path
+    room: Room
+
+    lossy = weight_bytes = None
+
+    def run(self, workload: Workload) -> Run:
+        settings = settings_for(self.folder, *self.room(workload))
+        return asyncio.run(ask_all(workload, settings, url_of(settings)))
+
+
+def settings_for(
+    folder: Path, num_blocks: int, block_size: int, token_budget: int, max_running: int
+) -> Settings:
+    """Return the settings of a server with an engine of this size that refuses nothing."""
+    config = read_config(folder)
+    num_blocks = max(num_blocks, -(-config.n_positions // block_size))  # as the server does
+    return Settings(
+        model=str(folder),
+        threads=torch.get_num_threads(),
+        pool_bytes=num_blocks * block_size * 2 * config.n_layer * config.n_embd * FLOAT32_BYTES,
+        block_size=block_size,
+        token_budget=token_budget,
+        max_running=max_running,
+        target_ttft=math.inf,
+    )
+
+
+async def ask_all(workload: Workload, settings: Settings, url: str) -> Run:
+    """Send all requests at once, and note when each token comes."""
+    outputs: list[Ids] = [list(prompt) for prompt in workload.prompts]
+    token_times: list[list[float]] = [[] for _ in outputs]
+    async with httpx2.AsyncClient(
+        base_url=url,
+        timeout=None,
+        limits=httpx2.Limits(max_connections=None),
+        trust_env=False,
+    ) as http:
+
+        async def ask(number: int) -> None:
+            body = {
+                "model": settings.name,
+                "prompt": workload.prompts[number],
+                "max_tokens": workload.new_tokens[number],
+                "temperature": 0,
+                "stream": True,
+            }
+            async with http.stream("POST", "/v1/completions", json=body) as response:
+                response.raise_for_status()
+                async for data in events(response.aiter_bytes()):
+                    new_ids = ids_in(data)
+                    outputs[number] += new_ids
+                    token_times[number] += [time.perf_counter()] * len(new_ids)
+
+        start = time.perf_counter()
+        await asyncio.gather(*map(ask, range(len(outputs))))
+    batch = min(settings.max_running, len(outputs))
+    return Run(outputs, start, token_times, None, None, None, batch)
+
+
+def ids_in(data: bytes) -> Ids:
+    """Return the tokens that an event shows. Raises RuntimeError if it is an error's."""
+    if data == b"[DONE]":
+        return []
+    event = json.loads(data)
+    if "error" in event:
+        raise RuntimeError(event["error"]["message"])
+    [choice] = event["choices"]
+    return list(map(int, NUMBERS.findall(choice["text"])))
+
+
+# -------------------------------------------------------------------------------------- the server
+
+
+class NumberedText(serving.TextStream):
+    """Shows each token's id after its text, at once, so that outputs can be verified as tokens."""
+
+    def push(self, token_id: int) -> str:
+        return f"{super().push(token_id)}\ue000{token_id}\ue001"
+
+
+@cache
+def url_of(settings: Settings) -> str:
+    """Start a server in a process of its own, once, and return its address. It ends with ours."""
+    ours, theirs = get_context("spawn").Pipe()
+    process = get_context("spawn").Process(target=serve, args=(theirs, settings))
+    process.start()
+    atexit.register(ours.close)
+    theirs.close()
+    return ours.recv()
+
+
+def serve(door: Connection, settings: Settings) -> None:
+    """Serve until the other end of the door is closed."""
+    engine = EngineProcess(settings, reference)
+    engine.wait()
+    engine.facts = replace(engine.facts, eos_token_id=NO_TOKEN)  # workloads have no EOS
+    lab = SimpleNamespace(**{**vars(serving), "TextStream": NumberedText})
+    app = new_app(settings, lab, engine)
+    with RunningServer(app, settings, app.state.service.drain) as running:
+        door.send(running.url)
+        with suppress(EOFError):
+            door.recv()
