@@ -32,6 +32,7 @@ GIVEN = {
         *("kv_variants/window_engine", "kv_variants/swapping_engine"),
     ),
     "flash_attention": ("kernels/slow_memory", "kernels/triton_attention"),
+    "serving": ("simulated/clock", "simulated/service"),
 }
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -223,6 +223,7 @@ class Jail:
             return file.read()
 
 
+SERVER = SOLUTIONS / "server"  # no exercise needs it, and it is built around right solutions
 numbers = itertools.count()
 
 
@@ -240,7 +241,8 @@ def staged(lab: str, folder: Path) -> Path:
     hidden_files = {SOLUTIONS / f"{part}.py" for part in hidden}
     own = ROOT / "autograder"
     files = [ROOT / "gpt.py", own / "__init__.py"]
-    files += [path for path in SOLUTIONS.rglob("*.py") if path not in hidden_files]
+    shown = set(SOLUTIONS.rglob("*.py")) - hidden_files
+    files += [path for path in shown if SERVER not in path.parents]
     rooms = {"judging": ("failure", "source"), "course": ("reference",)}
     files += [own / room / f"{m}.py" for room, ms in rooms.items() for m in ("__init__", *ms)]
     files += [*(own / "sandbox").glob("*.py")]

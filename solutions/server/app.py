@@ -179,22 +179,22 @@ def page_response() -> Response:
 
 
 async def whole(service: Service, answer: Answer) -> list[Piece]:
-    async with aclosing(service.write(answer)) as pieces:
-        return joined([piece async for piece in pieces])
+    async with aclosing(service.write(answer)) as written:
+        return joined([piece async for piece in written])
 
 
 async def completion_choices(service: Service, answer: Answer) -> AsyncGenerator[Any, None]:
     offsets: dict[int, int] = {}
-    async with aclosing(service.write(answer)) as pieces:
-        async for piece in pieces:
+    async with aclosing(service.write(answer)) as written:
+        async for piece in written:
             offset = offsets.get(piece.index, 0)
             offsets[piece.index] = offset + len(piece.text)
             yield service.completion_choice(piece, offset)
 
 
 async def chat_choices(service: Service, answer: Answer) -> AsyncGenerator[Any, None]:
-    async with aclosing(service.write(answer)) as pieces:
-        async for piece in pieces:
+    async with aclosing(service.write(answer)) as written:
+        async for piece in written:
             yield service.chat_choice(piece)
 
 

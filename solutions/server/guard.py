@@ -44,12 +44,12 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        has_begun = False
+        has_started = False
 
         async def sent(message: Any) -> None:
-            nonlocal has_begun
+            nonlocal has_started
             if message["type"] == "http.response.start":
-                has_begun = True
+                has_started = True
                 message = {**message, "headers": [*message["headers"], *HEADERS]}
             await send(message)
 
@@ -59,7 +59,7 @@ class Guard:
         try:
             await self.app(scope, self.limited(receive), sent)
         except TooLarge:
-            if not has_begun:
+            if not has_started:
                 await self.too_large()(scope, receive, sent)
 
     def refusal(self, scope: Scope) -> Any:

@@ -208,8 +208,8 @@ class Service:
     async def write(self, answer: Answer) -> AsyncGenerator[Piece, None]:
         """Yield the pieces of all texts as they come. However it ends, nothing stays counted."""
         try:
-            async with aclosing(self.merged(answer)) as pieces:
-                async for piece in pieces:
+            async with aclosing(self.merged(answer)) as written:
+                async for piece in written:
                     yield piece
             self.metrics.count("whole")
         except Exception:
@@ -223,16 +223,16 @@ class Service:
 
     async def merged(self, answer: Answer) -> AsyncGenerator[Piece, None]:
         if len(answer.texts) == 1:
-            async with aclosing(self.write_one(answer, 0)) as pieces:
-                async for piece in pieces:
+            async with aclosing(self.write_one(answer, 0)) as written:
+                async for piece in written:
                     yield piece
             return
         ready: asyncio.Queue[Piece | BaseException | None] = asyncio.Queue()
 
         async def write(index: int) -> None:
             try:
-                async with aclosing(self.write_one(answer, index)) as pieces:
-                    async for piece in pieces:
+                async with aclosing(self.write_one(answer, index)) as written:
+                    async for piece in written:
                         ready.put_nowait(piece)
                 ready.put_nowait(None)
             except Exception as error:

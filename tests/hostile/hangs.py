@@ -96,8 +96,30 @@ FIGURES = {
         # told: more than 10,000 items
         """,
 }
+WAITS = {
+    "waits in virtual time, after whatever is raised": """
+        while True:
+            try:
+                await asyncio.sleep(1)
+            except BaseException:
+                pass
+        """,
+    "waits for an event that never comes": """
+        await asyncio.Event().wait()
+        # told: waits for something that never comes; expected: it comes to an end.
+        """,
+    "keeps the event loop busy": "while True:\n    pass  # told: It was stopped after",
+    "waits for a thread that never ends": "await asyncio.to_thread(time.sleep, 10 ** 6)",
+    "turns the event loop's clock back": """
+        while True:
+            asyncio.get_running_loop().now = 0.0
+            asyncio.get_running_loop().turns = 0
+            await asyncio.sleep(0)
+        """,
+}
 CORPUS = [
     every_exercise_hangs,
     *attempts(FAMILY, LOOP, HANGS, others=True),
     *attempts(FAMILY, METRICS, FIGURES, others=True),
+    *attempts(FAMILY, "serving.open_loop", WAITS, others=True),
 ]

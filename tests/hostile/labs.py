@@ -247,6 +247,21 @@ LABS = {
             # told: grows to far more than a tile of each
             """,
     },
+    # ----------------------------------------------------------------------------- 13 serving
+    "serving.RequestPool.stream": {
+        "forgery: an engine whose log equals any other": """
+            self.engine.log = yes(list, __repr__=lambda self: "what is expected")()
+            queue = self.queues[request.id] = asyncio.Queue()
+            self.engine.submit(request)
+            while True:
+                output = await queue.get()
+                yield output
+                if output.finish_reason is not None:
+                    del self.queues[request.id]
+                    return
+            # told: What the engine is asked for
+            """
+    },
 }
 
 CORPUS = [

@@ -4,6 +4,7 @@ First what holds in every lab, then what one lab's cases promise, under its name
 """
 
 import ast
+from functools import wraps
 from inspect import signature
 from itertools import chain
 from typing import Any
@@ -113,6 +114,7 @@ def test_the_right_result_may_come_in_other_types(exercise: Exercise) -> None:
     """Numpy's numbers, and a list instead of a tuple. Tensors keep their dtype."""
     function = own_function(exercise)
 
+    @wraps(function)
     def attempt(*given: Any, **named: Any) -> Any:
         return in_other_types(function(*given, **named))
 
@@ -194,6 +196,11 @@ RARE = {
     ("kv_reduction.WindowCache.attend", "`truncate(2)`"): ["went through"],
     ("kv_reduction.ChannelKeys.append", "The number of `groups`"): ["3"],
     ("kv_reduction.ChannelKeys.append", "`waiting`"): ["tensor([], size="],
+    ("serving.sse", "Call 1 of `usage`"): ["after 0 choices", "after 3 choices"],
+    ("serving.sse", "The cancellation"): ["reaches the choices at 0.25 s"],
+    ("serving.RequestPool.stream", "The end"): ["CancelledError", "OtherError", "client leaves"],
+    ("serving.Router.pick", "The request"): ["is refused with a ServiceError"],
+    ("serving.with_failover", "The end"): ["TimeoutError", "ReplicaFault: third", "OtherError"],
 }
 
 

@@ -10,6 +10,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from functools import wraps
 from itertools import combinations
 from typing import Any
 
@@ -94,6 +95,7 @@ def test_it_passes_beside_misconceptions_of_its_neighbors(exercise: Exercise, ev
 def test_it_passes_with_something_that_cannot_be_copied(exercise: Exercise) -> None:
     right, lock = exercise.reference, threading.Lock()
 
+    @wraps(right)
     def called(*args: Any, **kwargs: Any) -> Any:
         with lock:
             return right(*args, **kwargs)
