@@ -505,13 +505,13 @@ def goodput_cases(generator: Generator) -> list[Case]:
 
 
 EXERCISES = (
-    Exercise("serving.open_loop", drivers.open_loop, open_loop_cases),
     Exercise("serving.TextStream.push", drivers.push, push_cases),
     Exercise("serving.sse", drivers.sse, sse_cases),
     Exercise("serving.RequestPool.stream", drivers.stream, stream_cases),
+    Exercise("serving.percentile", drivers.percentile, percentile_cases),
+    Exercise("serving.goodput", drivers.goodput, goodput_cases),
+    Exercise("serving.open_loop", drivers.open_loop, open_loop_cases),
     Exercise("serving.Admission.admit", drivers.admit, admit_cases),
     Exercise("serving.Router.pick", drivers.pick, pick_cases),
     Exercise("serving.with_failover", drivers.with_failover, failover_cases),
-    Exercise("serving.percentile", drivers.percentile, percentile_cases),
-    Exercise("serving.goodput", drivers.goodput, goodput_cases),
 )
