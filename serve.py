@@ -14,7 +14,9 @@ import argparse
 import asyncio
 import contextlib
 import logging
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,6 +39,9 @@ def parser() -> argparse.ArgumentParser:
     add("--api-key", help="clients must send it")
     add("--name", action="append", default=[], help="a host name by which clients may call")
     add("--threads", type=int, help="of the engine; by default all cores")
+    add("--until-input-ends", action="store_true", help=argparse.SUPPRESS)  # for replicas
+    add("--pool-mb", type=int, default=Settings.pool_bytes // 10**6,
+        help="memory for keys and values (%(default)s)")  # fmt: skip
     add("--target-ttft", type=float, default=Settings.target_ttft,
         help="refuse requests that would wait longer, in seconds (%(default)s)")  # fmt: skip
     return parsed
@@ -65,12 +70,15 @@ def serve(asked: argparse.Namespace) -> None:
         model=asked.model,
         technique=asked.technique,
         threads=asked.threads,
+        pool_bytes=asked.pool_mb * 10**6,
         api_key=asked.api_key,
         hosts=(*asked.name, *([] if asked.host in ("0.0.0.0", "::") else [asked.host])),
         target_ttft=asked.target_ttft,
     )
     logging.basicConfig(format="%(levelname)s: %(message)s")
     allow_many_connections()
+    if asked.until_input_ends:
+        threading.Thread(target=stop_when_input_ends, daemon=True).start()
     taken = listening(asked.host, asked.port)
     with contextlib.ExitStack() as stack:
         if asked.replicas > 1 or asked.upstream:
@@ -81,7 +89,8 @@ def serve(asked: argparse.Namespace) -> None:
         app.state.stop = server.begin_to_stop
         host = asked.host if asked.host not in ("0.0.0.0", "::") else "127.0.0.1"
         address = f"http://{f'[{host}]' if ':' in host else host}:{taken.getsockname()[1]}"
-        asyncio.run(announced(server, taken, f"Serving {what} at {address}"))
+        with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+            runner.run(announced(server, taken, f"Serving {what} at {address}"))
         if app.state.fault:
             raise ValueError(app.state.fault)
 
@@ -124,16 +133,27 @@ def behind_router(
 
     urls = asked.upstream or stack.enter_context(replicas(asked.replicas, arguments_for(asked)))
     app = new_router_app(settings, urls, labs_of(asked.mine)("serving"))
-    what = f"{len(urls)} servers" if asked.upstream else f"{len(urls)} replicas of {asked.model}"
+    what = f"{len(urls)} replicas of {asked.model}"
+    if asked.upstream:
+        what = ", ".join(urls)
     return app, app.state.router.drain, what
 
 
 def arguments_for(asked: argparse.Namespace) -> list[str]:
-    """Return the arguments of each replica; the router alone asks for the API key."""
-    given = ["--model", asked.model, "--technique", asked.technique]
-    given += ["--target-ttft", str(asked.target_ttft)]
-    given += ["--threads", str(asked.threads)] if asked.threads else []
+    """Return the arguments of each replica. They share the cores, and ask for the same API key."""
+    from timing.cores import usable_cores
+
+    threads = asked.threads or max(1, usable_cores() // asked.replicas)
+    given = ["--model", asked.model, "--technique", asked.technique, "--threads", str(threads)]
+    given += ["--target-ttft", str(asked.target_ttft), "--pool-mb", str(asked.pool_mb)]
+    given += ["--api-key", asked.api_key] if asked.api_key else []
     return [*given, *(["--mine"] if asked.mine else [])]
+
+
+def stop_when_input_ends() -> None:
+    """Stop, as by SIGTERM, when the process that writes to the standard input closes it or ends."""
+    sys.stdin.buffer.read()
+    signal.raise_signal(signal.SIGTERM)
 
 
 def labs_of(mine: bool) -> Any:
