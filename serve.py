@@ -20,7 +20,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from solutions.server.connections import DrainingServer, listening
+from solutions.server.connections import DrainingServer, allow_many_connections, listening
 from solutions.server.settings import LOOPBACK, TECHNIQUES, Settings
 
 
@@ -165,15 +165,6 @@ def labs_of(mine: bool) -> Any:
     from solutions.server.settings import reference
 
     return reference
-
-
-def allow_many_connections() -> None:
-    """Raise the limit of open files, which counts connections too, as far as it may be raised."""
-    with contextlib.suppress(ImportError, ValueError, OSError):  # there is none on Windows
-        import resource
-
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 if __name__ == "__main__":

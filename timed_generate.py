@@ -24,25 +24,29 @@ timing/rows/, in a file named after the lab.
 import argparse
 import difflib
 import functools
-import importlib.util
 import json
 import os
 import platform
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
 
 import torch
 import transformers
-from rich.console import Console
 from tqdm import tqdm
 
 from gpt import GPTLMHead, find_checkpoint, load_tokenizer
 from solutions.engine import products
 from solutions.engine.products import WAYS, choice_for, told, weights_of
+from timing.command_line import (
+    Parser,
+    has_matplotlib,
+    new_console,
+    plot_file,
+    whole_number,
+    writable_file,
+)
 from timing.cores import usable_cores
 from timing.machine import last_level_cache, memory_bandwidth, processor_name
 from timing.peers.catalogue import NEVER, PEERS, missing
@@ -84,18 +88,6 @@ SHORT_ONLY = {"hf-nocache": 64}  # new tokens; beyond, it runs where asked for b
 # ------------------------------------------------------------------------------ the command line
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """One sentence, without the usage that would bury it."""
-        self.exit(2, f"{self.prog}: {message}\n")
-
-
-def whole_number(text: str) -> int:
-    if not text.strip().isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up.")
-    return int(text)
-
-
 def length_list(text: str) -> list[int]:
     return sorted({whole_number(part) for part in text.split(",")})
 
@@ -135,26 +127,6 @@ def usable_device(text: str) -> torch.device:
             f"torch cannot use a device {text!r} here. Take {usable}."
         ) from error
     return device
-
-
-def writable_file(text: str) -> Path:
-    path = Path(text)
-    target = path if path.exists() else path.parent
-    if path.is_dir() or not target.exists() or not os.access(target, os.W_OK):
-        raise argparse.ArgumentTypeError(
-            f"{text} cannot be written. Name a file in a folder that exists and is yours to write."
-        )
-    return path
-
-
-def has_matplotlib() -> bool:
-    return importlib.util.find_spec("matplotlib") is not None
-
-
-def plot_file(text: str) -> Path:
-    if not has_matplotlib():
-        raise argparse.ArgumentTypeError("it needs matplotlib: pip install matplotlib.")
-    return writable_file(text)
 
 
 def new_parser() -> Parser:
@@ -313,11 +285,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     with Workers() as workers:
         time_all(parser, args, workers)
-
-
-def new_console() -> Console:
-    width = None if sys.stdout.isatty() else 100
-    return Console(width=width, highlight=False, markup=False, emoji=False)
 
 
 def run_race(parser: Parser, args: argparse.Namespace) -> None:

@@ -161,6 +161,7 @@ MAY_IMPORT = {
     "timing/machine.py": MEASURING,
     "timing/memory.py": {"solutions.memory"},
     "timing/peak.py": set(),
+    "timing/load/__main__.py": {"gpt", "serve", "solutions", "timing"},
     "timing/cores.py": set(),
     "timing/stopwatch.py": {"timing.cores"},
     "timing/threads.py": MEASURING,

@@ -1,5 +1,5 @@
 """Lab 13, given: the server around the lab's pieces.
 
-Read messages, engine_thread, protocol, service, guard, app, connections and here, in turn; then
-router_app, replicas and on_ray, for several machines.
+Read settings, messages, engine_thread, engine_process, protocol, service, web, app, connections and
+here, in turn; then routing, router_app and replicas for several servers, and on_ray for a cluster.
 """

@@ -1,40 +1,25 @@
-"""The HTTP side: routes, streamed and whole answers, and errors that say what was wrong."""
+"""The app that serves an engine: routes, streamed and whole answers, and what the page shows."""
 
 import asyncio
-import base64
-import hashlib
 import json
-import logging
-import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, Response
-from starlette.exceptions import HTTPException
+from fastapi.responses import JSONResponse, Response
 
 from solutions.server.engine_process import EngineProcess
 from solutions.server.engine_thread import EngineThread
-from solutions.server.guard import Guard
 from solutions.server.messages import EngineFault
 from solutions.server.metrics import spread
-from solutions.server.protocol import (
-    ChatBody,
-    CompletionBody,
-    Refusal,
-    error_response,
-    head_of,
-)  # fmt: skip
+from solutions.server.protocol import ChatBody, CompletionBody, error_response, head_of
 from solutions.server.service import Answer, Piece, Service, joined
 from solutions.server.settings import Settings
+from solutions.server.web import Events, page_response, plain_app, unless_left
 
-PAGE = Path(__file__).with_name("page.html")
 LOOK_EVERY = 0.2  # seconds between two events of /live
-log = logging.getLogger("workbook")
 
 
 def new_app(settings: Settings, lab: Any, engine: EngineThread | EngineProcess) -> FastAPI:
@@ -111,70 +96,6 @@ def new_app(settings: Settings, lab: Any, engine: EngineThread | EngineProcess) 
     return app
 
 
-def plain_app(settings: Settings, lifespan: Any) -> FastAPI:
-    """Return an app without routes whose errors are all of OpenAI's form.
-
-    `app.state.stop` ends the server; `app.state.fault` is then a sentence that says why.
-    """
-    app = FastAPI(title="Inference workbook", lifespan=lifespan, docs_url=None, redoc_url=None,
-                  openapi_url=None)  # fmt: skip
-    app.state.stop, app.state.fault = lambda: None, None
-    app.add_middleware(Guard, settings=settings)
-
-    @app.exception_handler(Refusal)
-    async def refused(request: Request, refusal: Refusal) -> Response:
-        return error_response(
-            refusal.status, str(refusal), refusal.code, refusal.param, refusal.retry_after
-        )
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> Response:
-        param, told = sentence_of(error)
-        return error_response(400, told, param=param)
-
-    @app.exception_handler(HTTPException)
-    async def unknown(request: Request, error: HTTPException) -> Response:
-        told = {404: "There is no such path.", 405: "This path takes another method."}
-        return error_response(error.status_code, told.get(error.status_code, "The request failed."))
-
-    @app.exception_handler(Exception)
-    async def failed(request: Request, error: Exception) -> Response:
-        return error_response(500, "The server failed on this request.")
-
-    return app
-
-
-def sentence_of(error: RequestValidationError) -> tuple[str | None, str]:
-    """Return which parameter of a body is wrong, and a sentence about the first thing that is."""
-    first = error.errors()[0]
-    place = [str(part) for part in first["loc"][1:]]
-    if first["type"] == "json_invalid" or not place:
-        return None, "The body must be a JSON object."
-    if place[0] == "prompt":
-        told = "must be a text, a list of token ids, or a list of either, and not empty or too long"
-        return "prompt", f"`prompt` {told}."
-    if first["type"] == "extra_forbidden":
-        return place[0], f"`{place[0][:100]}` is not supported here."
-    if first["type"] == "missing":
-        return place[0], f"`{'.'.join(place)}` is missing."
-    return place[0], f"`{place[0]}`: {first['msg'][0].lower()}{first['msg'][1:]}."
-
-
-def page_response() -> Response:
-    """Return the page, with a policy that allows only its own script and style."""
-    html = PAGE.read_text(encoding="utf-8")
-    hashes = {
-        tag: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-        for tag, text in re.findall(r"<(script|style)>(.*?)</\1>", html, re.DOTALL)
-    }
-    policy = (
-        "default-src 'none'; connect-src 'self'; img-src 'self' data:; base-uri 'none'; "
-        "form-action 'none'; frame-ancestors 'none'; "
-        + "; ".join(f"{tag}-src 'sha256-{digest}'" for tag, digest in hashes.items())
-    )
-    return HTMLResponse(html, headers={"content-security-policy": policy})
-
-
 # ---------------------------------------------------------------------------------------- answers
 
 
@@ -221,28 +142,6 @@ async def views(service: Service) -> AsyncGenerator[bytes, None]:
         await asyncio.sleep(LOOK_EVERY)
 
 
-class Events(Response):
-    """A stream of server-sent events, which is closed as soon as its client has left."""
-
-    media_type = "text/event-stream"
-
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
-        super().__init__()
-        del self.headers["content-length"]
-        self.events = events
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await unless_left(receive, self.send_all(send))
-
-    async def send_all(self, send: Any) -> None:
-        start = {"status": self.status_code, "headers": self.raw_headers}
-        await send({"type": "http.response.start", **start})
-        async with aclosing(self.events) as events:
-            async for event in events:
-                await send({"type": "http.response.body", "body": event, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
-
-
 class EventStream(Events):
     """A streamed answer, made into events by the lab's `sse`."""
 
@@ -256,23 +155,3 @@ class EventStream(Events):
     async def send_all(self, send: Any) -> None:
         async with aclosing(self.choices):  # `sse` needn't close what it reads
             await super().send_all(send)
-
-
-async def unless_left(receive: Any, work: Coroutine[Any, Any, Any]) -> Any:
-    """Return the result of `work`; cancel it, and return None, as soon as the client has left.
-
-    Starlette only listens for that while it streams.
-    """
-
-    async def left() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(left())
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        return working.result() if working.done() else None
-    finally:
-        for task in (working, leaving):
-            task.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)

@@ -1,6 +1,7 @@
 """uvicorn, with a limit for clients that stall and an end that waits for running requests."""
 
 import asyncio
+import contextlib
 import socket
 from types import FrameType
 from typing import Any
@@ -101,3 +102,12 @@ def listening(host: str, port: int) -> socket.socket:
             f"The server can't listen on {host}, port {port}: {error}. Take another port with "
             "--port, or 0 for any that is free."
         ) from error
+
+
+def allow_many_connections() -> None:
+    """Raise the limit of open files, which counts connections too, as far as it may be raised."""
+    with contextlib.suppress(ImportError, ValueError, OSError):  # there is none on Windows
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

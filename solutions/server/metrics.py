@@ -3,6 +3,7 @@
 import math
 import time
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -76,7 +77,7 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-def spread(values: deque[float]) -> dict[str, Any]:
+def spread(values: Iterable[float]) -> dict[str, Any]:
     """Return times for the page: the newest ones, and their nearest-rank median and p95, if any."""
     ordered = sorted(values)
     ranks = {f"p{p}": math.ceil(p * len(ordered) / 100) for p in (50, 95)}

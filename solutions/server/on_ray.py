@@ -12,10 +12,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import ray  # type: ignore[import-not-found,unused-ignore]
+import ray
 from fastapi import FastAPI
-from ray import serve  # type: ignore[import-not-found,unused-ignore]
-from ray.serve.config import BackpressureConfig  # type: ignore[import-not-found,unused-ignore]
+from ray import serve
+from ray.serve.config import BackpressureConfig
 
 from solutions import serving
 from solutions.server.connections import DrainingServer, listening

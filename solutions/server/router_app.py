@@ -3,7 +3,6 @@
 import asyncio
 import json
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any
@@ -14,11 +13,11 @@ from fastapi.responses import JSONResponse, Response
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from solutions.server.app import Events, page_response, plain_app, unless_left
 from solutions.server.metrics import spread
 from solutions.server.protocol import Refusal, error_response
 from solutions.server.routing import CHECK_EVERY, Asked, RouterService, TooMuch, prompt_hashes
 from solutions.server.settings import Settings
+from solutions.server.web import Events, page_response, plain_app, unless_left
 
 LOOK_EVERY = 0.2  # seconds between two events of /live
 NO_ANSWER = "No replica could serve the request. Try again later."
@@ -245,4 +244,5 @@ def merged(views: dict[int, Any]) -> dict[str, Any]:
         pool["cached"] += [first + block for block in view["pool"]["cached"]]
         whole |= {name: whole[name] + view[name] for name in SUMS}
         whole |= {"model": view["model"], "technique": view["technique"]}
-    return {**whole, "pool": pool, "tpot": spread(deque())}
+    tpots = [seconds for view in views.values() for seconds in view["tpot"]["latest"]]
+    return {**whole, "pool": pool, "tpot": spread(tpots)}

@@ -107,8 +107,9 @@ def test_the_page_allows_only_its_own_script_and_style(client):
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
     assert len(re.findall(r"'sha256-", policy)) == 2
+    html = response.text.replace("http://www.w3.org/2000/svg", "")  # a name, never fetched
     for forbidden in ("http://", "https://", "innerHTML", "eval("):
-        assert forbidden not in response.text
+        assert forbidden not in html
 
 
 def test_no_refusal_repeats_the_servers_paths(client):

@@ -547,12 +547,14 @@ def test_blocks_of_several_views_are_numbered_on():
         seen = {"id": "a", "blocks": blocks}
         pool = {"block_size": 16, "refs": refs, "cached": [0]}
         others = {"waiting": [], "pool": pool, "model": "m", "technique": "t"}
+        others["tpot"] = {"latest": [0.001 * len(refs)] * len(refs)}
         return {"running": [seen], **others, **dict.fromkeys(SUMS, 2)}
 
     whole = merged({1: view([1], [0, 1]), 0: view([2], [0, 0, 1])})
     assert whole["pool"] == {"block_size": 16, "refs": [0, 0, 1, 0, 1], "cached": [0, 3]}
     assert [(one["replica"], one["blocks"]) for one in whole["running"]] == [(0, [2]), (1, [4])]
     assert whole["step"] == 4
+    assert (whole["tpot"]["p50"], whole["tpot"]["p95"]) == (0.003, 0.003)  # of all five texts
 
 
 # ------------------------------------------------------------------------ real processes

@@ -30,8 +30,9 @@ from urllib.parse import urlsplit
 from rich.console import Console
 
 from gpt import find_checkpoint
-from serve import allow_many_connections, labs_of
-from timed_generate import Parser, new_console, plot_file, whole_number, writable_file
+from serve import labs_of
+from solutions.server.connections import allow_many_connections
+from timing.command_line import Parser, new_console, plot_file, whole_number, writable_file
 from timing.load.client import Client, name_of_model
 from timing.load.measure import Measurement
 from timing.load.printed import environment, show_environment
