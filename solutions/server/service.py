@@ -20,6 +20,7 @@ from solutions.server.messages import EngineFault, Output, Request, TokenLogprob
 from solutions.server.metrics import Metrics
 from solutions.server.protocol import ChatBody, CompletionBody, Refusal, transcript
 from solutions.server.settings import Settings
+from solutions.serving import TORN
 
 log = logging.getLogger("workbook")
 
@@ -208,7 +209,9 @@ class Service:
     async def write(self, answer: Answer) -> AsyncGenerator[Piece, None]:
         """Yield the pieces of all texts as they come. However it ends, nothing stays counted."""
         try:
-            async with aclosing(self.merged(answer)) as written:
+            is_one = len(answer.texts) == 1
+            pieces = self.write_one(answer, 0) if is_one else self.merged(answer)
+            async with aclosing(pieces) as written:
                 async for piece in written:
                     yield piece
             self.metrics.count("whole")
@@ -222,11 +225,6 @@ class Service:
             self.running.discard(answer.id)
 
     async def merged(self, answer: Answer) -> AsyncGenerator[Piece, None]:
-        if len(answer.texts) == 1:
-            async with aclosing(self.write_one(answer, 0)) as written:
-                async for piece in written:
-                    yield piece
-            return
         ready: asyncio.Queue[Piece | BaseException | None] = asyncio.Queue()
 
         async def write(index: int) -> None:
@@ -256,7 +254,7 @@ class Service:
 
     async def write_one(self, answer: Answer, index: int) -> AsyncGenerator[Piece, None]:
         request = answer.texts[index]
-        text = self.lab.TextStream(self.decode, answer.body.stops)
+        text = self.lab.TextStream(Growing(self.decode), answer.body.stops)
         first = last = 0.0
         count, reason = 0, None
         try:
@@ -334,6 +332,22 @@ class Service:
             return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
         return {**entry(token, one.logprob), "top_logprobs": [entry(*other) for other in one.top]}
+
+
+class Growing:
+    """Decodes a text that grows: only its newest tokens, after the last whole character.
+
+    A text of a thousand tokens would otherwise be decoded a thousand times.
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+        self.decode, self.count, self.text = decode, 0, ""
+
+    def __call__(self, ids: list[int]) -> str:
+        text = self.text + self.decode(ids[self.count :])
+        if not text.endswith(TORN):
+            self.count, self.text = len(ids), text
+        return text
 
 
 def read_tokenizer(model: str) -> Any:

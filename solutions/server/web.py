@@ -99,11 +99,17 @@ class Events(Response):
         await unless_left(receive, self.send_all(send))
 
     async def send_all(self, send: Any) -> None:
-        start = {"status": self.status_code, "headers": self.raw_headers}
-        await send({"type": "http.response.start", **start})
+        """Send the events. They begin before anything is sent, because sending may have to wait.
+
+        If it waits and the client leaves, events that haven't begun would also clean up nothing.
+        """
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         async with aclosing(self.events) as events:
-            async for event in events:
+            event = await anext(events, b"")
+            await send(start)
+            while event:
                 await send({"type": "http.response.body", "body": event, "more_body": True})
+                event = await anext(events, b"")
         await send({"type": "http.response.body", "body": b""})
 
 

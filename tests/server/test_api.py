@@ -4,9 +4,12 @@ import json
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpt import GPTLMHead, load_tokenizer
 from solutions.generate import generate
+from solutions.server.service import Growing
 from tests.common.clients import BEGINNING, body, events
 
 TOKENIZER = load_tokenizer("fable")
@@ -202,6 +205,16 @@ def test_unknown_paths_and_methods_are_refused(client):
     assert client.get("/v1/nothing").json()["error"]["message"] == "There is no such path."
     assert client.get("/v1/completions").status_code == 405
     assert client.get("/docs").status_code == client.get("/openapi.json").status_code == 404
+
+
+@given(st.lists(st.integers(0, 4095), max_size=40))
+def test_a_growing_text_is_decoded_as_a_whole_one(ids):
+    def decode(ids):
+        return TOKENIZER.decode(ids, skip_special_tokens=True)
+
+    growing = Growing(decode)
+    for count in range(1, len(ids) + 1):
+        assert growing(ids[:count]) == decode(ids[:count])
 
 
 def test_an_empty_prompt_begins_a_text(client):
