@@ -17,8 +17,8 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import urlsplit
 
-import httpx2
 import torch
 
 from gpt import read_config
@@ -28,7 +28,6 @@ from solutions.server.engine_process import EngineProcess
 from solutions.server.here import RunningServer
 from solutions.server.loaded import reference
 from solutions.server.settings import Settings
-from timing.load.client import events
 from timing.table.runs import Ids, Run
 from timing.table.workloads import Workload
 
@@ -75,35 +74,52 @@ def settings_for(
 
 
 async def ask_all(workload: Workload, settings: Settings, url: str) -> Run:
-    """Send all requests at once, and note when each token comes."""
+    """Send all requests at once, and note when each event comes.
+
+    The client shares the server's cores, so it does no more than that: it reads bytes from sockets,
+    and only looks into them at the end.
+    """
+    address = urlsplit(url)
+
+    async def ask(number: int) -> list[tuple[float, bytes]]:
+        body = {
+            "model": settings.name,
+            "prompt": workload.prompts[number],
+            "max_tokens": workload.new_tokens[number],
+            "temperature": 0,
+            "stream": True,
+        }
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        writer.write(http_request(address.netloc, json.dumps(body).encode()))
+        came: list[tuple[float, bytes]] = []
+        while not came or not came[-1][1].endswith(b"data: [DONE]\n\n"):
+            event = await reader.readuntil(b"\n\n")
+            came.append((time.perf_counter(), event))
+        writer.close()
+        return came
+
+    start = time.perf_counter()
+    answers = await asyncio.gather(*map(ask, range(len(workload.prompts))))
     outputs: list[Ids] = [list(prompt) for prompt in workload.prompts]
     token_times: list[list[float]] = [[] for _ in outputs]
-    async with httpx2.AsyncClient(
-        base_url=url,
-        timeout=None,
-        limits=httpx2.Limits(max_connections=None),
-        trust_env=False,
-    ) as http:
-
-        async def ask(number: int) -> None:
-            body = {
-                "model": settings.name,
-                "prompt": workload.prompts[number],
-                "max_tokens": workload.new_tokens[number],
-                "temperature": 0,
-                "stream": True,
-            }
-            async with http.stream("POST", "/v1/completions", json=body) as response:
-                response.raise_for_status()
-                async for data in events(response.aiter_bytes()):
-                    new_ids = ids_in(data)
-                    outputs[number] += new_ids
-                    token_times[number] += [time.perf_counter()] * len(new_ids)
-
-        start = time.perf_counter()
-        await asyncio.gather(*map(ask, range(len(outputs))))
+    for output, times, answer in zip(outputs, token_times, answers, strict=True):
+        for came, event in answer:
+            new_ids = ids_in(event.partition(b"data: ")[2].strip())
+            output += new_ids
+            times += [came] * len(new_ids)
     batch = min(settings.max_running, len(outputs))
     return Run(outputs, start, token_times, None, None, None, batch)
+
+
+def http_request(host: str, body: bytes) -> bytes:
+    lines = (
+        "POST /v1/completions HTTP/1.1",
+        f"Host: {host}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        "Connection: close",
+    )
+    return "\r\n".join([*lines, "", ""]).encode() + body
 
 
 def ids_in(data: bytes) -> Ids:
