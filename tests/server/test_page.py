@@ -136,6 +136,7 @@ def test_tokens_are_colored_and_explained_on_demand(opened, server, client):
     expect(page.locator("#tip")).to_be_visible()
 
 
+@pytest.mark.slow
 def test_a_burst_is_seen_by_who_has_the_key(opened):
     with serve_here(technique="prefix", pool_bytes=1, api_key="secret") as small:
         page = opened(small)
