@@ -1,7 +1,6 @@
 """From a request's body to the pieces of its answer, through the lab's parts."""
 
 import asyncio
-import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -21,8 +20,6 @@ from solutions.server.metrics import Metrics
 from solutions.server.protocol import ChatBody, CompletionBody, Refusal, transcript
 from solutions.server.settings import Settings
 from solutions.serving import TORN
-
-log = logging.getLogger("workbook")
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,16 @@
 
 import json
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from solutions.server.here import RunningServer
 
+ROOT = Path(__file__).resolve().parents[2]
 BEGINNING = "Once upon a time there was a king who"
 
 
@@ -19,6 +24,21 @@ def is_whole(server: RunningServer) -> bool:
     no_work = not (engine.engine.has_work or engine.requests or manager.tables)
     no_counts = service.waiting == 0 and service.admission.backlog == 0
     return nothing and no_work and no_counts and not any(manager.ref_counts)
+
+
+@contextmanager
+def started(*arguments: str, serving: str = "fable") -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server in a process of its own, and its address."""
+    command = [sys.executable, "serve.py", *arguments, "--port", "0", "--threads", "1"]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line.startswith(f"Serving {serving} at http://127.0.0.1:")
+    yield process, line.split()[-1]
+    process.kill()
+    process.communicate()
 
 
 def body(**given: Any) -> dict[str, Any]:

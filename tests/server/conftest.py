@@ -1,18 +1,13 @@
 """One real server for all tests of a file, and a look at it after each: nothing may be left."""
 
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx2
 import pytest
 
 from solutions.server.here import RunningServer, serve_here
-from tests.common.clients import is_whole
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.common.clients import is_whole, started
 
 
 @pytest.fixture(scope="session")
@@ -39,12 +34,5 @@ def client(server) -> Iterator[httpx2.Client]:
 @pytest.fixture
 def process():
     """A server in a process of its own, and its address."""
-    command = [sys.executable, "serve.py", "--port", "0", "--threads", "1"]
-    started = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    line = started.stdout.readline()
-    assert line.startswith("Serving fable at http://127.0.0.1:")
-    yield started, line.split()[-1]
-    started.kill()
-    started.communicate()
+    with started() as process:
+        yield process

@@ -13,7 +13,6 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import httpx2
 import psutil
@@ -25,10 +24,8 @@ from solutions.server.here import RunningServer, serve_here
 from solutions.server.router_app import SUMS, merged, new_router_app
 from solutions.server.routing import Recent, prompt_hashes
 from solutions.server.settings import Settings
-from tests.common.clients import BEGINNING, body, connected, events, is_whole
+from tests.common.clients import BEGINNING, ROOT, body, connected, events, is_whole, started
 from tests.server.test_faults import eventually, read_until
-
-ROOT = Path(__file__).resolve().parents[2]
 
 # ------------------------------------------------------------------------------- fake replicas
 
@@ -563,15 +560,8 @@ def test_blocks_of_several_views_are_numbered_on():
 @pytest.fixture
 def process():
     """A router with two replicas, all in processes of their own, and its address."""
-    command = [sys.executable, "serve.py", "--replicas", "2", "--port", "0", "--threads", "1"]
-    started = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    line = started.stdout.readline()
-    assert line.startswith("Serving 2 replicas of fable at http://127.0.0.1:")
-    yield started, line.split()[-1]
-    started.kill()
-    started.communicate()
+    with started("--replicas", "2", serving="2 replicas of fable") as process:
+        yield process
 
 
 def metric(client, name):

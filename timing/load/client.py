@@ -124,7 +124,7 @@ async def name_of_model(url: str, api_key: str | None) -> str:
 
 
 def sentence_of(body: Any) -> str:
-    """Return what an error's body says, whoever wrote the server."""
+    """Return what an error's body says, whatever server it is."""
     told = body.get("error", body.get("detail", body)) if isinstance(body, dict) else body
     return str(told.get("message", told) if isinstance(told, dict) else told)[:200]
 
