@@ -290,7 +290,7 @@ def test_if_no_replica_has_room_its_refusal_is_passed_on(new_router, other):
 
 
 def test_one_deadline_holds_for_all_replicas_together(new_router, monkeypatch):
-    monkeypatch.setattr(routing, "FIRST_EVENT", 0.3)
+    monkeypatch.setattr(routing, "FIRST_EVENT", 2)
     _, client, fakes = new_router(closes, waits, waits)
     response = ask(client, stream=True)
     assert response.status_code == 503
@@ -299,7 +299,7 @@ def test_one_deadline_holds_for_all_replicas_together(new_router, monkeypatch):
 
 
 def test_a_stream_that_stalls_is_broken_off(new_router, monkeypatch):
-    monkeypatch.setattr(routing, "FIRST_EVENT", 0.3)
+    monkeypatch.setattr(routing, "FIRST_EVENT", 2)
     _, client, _ = new_router(waits_in_the_middle)
     first, error = stream(client)
     assert text_of([first]) == "a"
