@@ -16,7 +16,8 @@ from autograder.judging.judge import PASSED, WRONG, judge
 from autograder.judging.source import definition
 from autograder.notebook import cells
 from autograder.notebook.card import VerdictCard, in_ipython, show
-from autograder.notebook.kept import graded, is_kept, is_red, keep, mine, note_red
+from autograder.notebook.kept import keep, mine, note_red
+from autograder.notebook.passed import graded, state_of
 from autograder.notebook.progress import status
 from autograder.notebook.verdict import verdict_card
 from autograder.sandbox.notebook import global_names
@@ -127,7 +128,7 @@ def neighbors(exercise: Exercise, attempt: Any) -> list[str]:
         return []
     used = global_names(definition(attempt) or "")
     own = [e for e in exercises().values() if e.record and e is not exercise and e.path in used]
-    first = [f"`{e.name}`" for e in own if not is_kept(e) or is_red(e)]
+    first = [f"`{e.name}`" for e in own if state_of(e.name) != PASSED]
     if not first:
         return []
     told = "It uses other exercises of yours that have not passed yet"

@@ -100,9 +100,7 @@ WORDS_A_MINUTE, MINUTES_A_CELL, MINUTES_A_QUESTION = 120, 0.5, 5
 def test_the_promised_minutes_are_those_that_it_takes(lab: str) -> None:
     needed = minutes_needed(lab)
     quarters = 15 * round(needed / 15)
-    lesson = (LESSONS / f"{lessons()[lab].name}.md").read_text(encoding="utf-8")
-    promise = re.search(r"about (?:(\d+) hours?)? ?(?:(\d+) minutes)? in all", lesson)
-    assert in_minutes(promise) == quarters, needed
+    assert lessons()[lab].minutes == quarters, needed
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     line = rf"^\| \[{LABS.index(lab) + 1} · {lab}\].*\| (?:(\d+) h)? ?(\d+)? (?:min )?\|$"
     assert in_minutes(re.search(line, readme, re.MULTILINE)) == quarters, needed
@@ -130,6 +128,22 @@ def minutes_needed(lab: str) -> float:
 
 def in_minutes(found: re.Match | None) -> int | None:
     return 60 * int(found[1] or 0) + int(found[2] or 0) if found else None
+
+
+# ------------------------------------------------------------------- what a lab's head promises
+
+
+@every_lab
+def test_what_a_lab_wins_was_measured(lab: str) -> None:
+    """Its numbers are in docs/results.md; its figure, if it is a ratio, is that of the two."""
+    lesson = lessons()[lab]
+    assert lesson.track in ("core", "text", "serving", "bytes")
+    results = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    numbers = re.findall(r"\b\d[\d,.]*\d\b", lesson.wins)
+    assert all(re.search(rf"(?<![\d,.]){re.escape(n)}(?![\d,]|\.\d)", results) for n in numbers)
+    if lesson.figure.endswith("×"):
+        one, other = sorted(float(number.replace(",", "")) for number in numbers[:2])
+        assert float(lesson.figure[:-1]) == float(f"{other / one:.2g}")
 
 
 # ------------------------------------------------------------------------------ American spelling

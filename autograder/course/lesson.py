@@ -29,6 +29,9 @@ REGION = re.compile(
     r"^<!-- #region (.*?) -->\n(.*?)\n<!-- #endregion -->$", re.DOTALL | re.MULTILINE
 )
 ATTRIBUTE = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|\d+)')
+PROMISE = re.compile(r"about (?:(\d+) hours?)? ?(?:(\d+) minutes)? in all")
+USED = re.compile(r'mine\("(\w+)"\)|^from solutions\.(\w+)', re.MULTILINE)
+HEAD = re.compile(r'^    (track|figure|wins): "(.*)"$', re.MULTILINE)
 CARD = {"exercise": str, "title": str, "points": int, "difficulty": int, "minutes": int}
 QUESTION = {"answer": str, "points": int}
 
@@ -51,15 +54,29 @@ class Card:
 
 @dataclass(frozen=True)
 class Lesson:
-    """name: of its file, "02_kv_cache". questions: the points of each question in prose."""
+    """name: of its file, "02_kv_cache". questions: the points of each question in prose.
+
+    minutes: how long the lab takes, as its text promises. uses: the names of the solutions that
+    its notebook imports. track, figure, wins: from the lesson's head; where the lab belongs in the
+    course, what it wins as one figure, and what the figure means. A bundle has none of these.
+    """
 
     name: str
     cards: dict[str, Card]
     questions: dict[str, int]
+    minutes: int = 0
+    uses: frozenset[str] = frozenset()
+    track: str = ""
+    figure: str = ""
+    wins: str = ""
 
     @property
     def lab(self) -> str:
         return self.name.split("_", 1)[1]
+
+    @property
+    def number(self) -> int:
+        return int(self.name.split("_")[0])
 
     @property
     def notebook(self) -> str:
@@ -72,6 +89,11 @@ def lessons() -> dict[str, Lesson]:
     """Return every lesson by its lab, in the order of the course."""
     found = [read_lesson(path) for path in sorted(LESSONS.glob("*.md"))]
     return {lesson.lab: lesson for lesson in found}
+
+
+def builds_on(lesson: Lesson) -> list[Lesson]:
+    """Return the labs whose solutions a lab uses, in the order of the course."""
+    return [other for other in lessons().values() if other.lab in lesson.uses and other != lesson]
 
 
 def card_of(exercise: str) -> Card:
@@ -88,8 +110,9 @@ def card_of(exercise: str) -> Card:
 def read_lesson(path: Path) -> Lesson:
     if not FILE.fullmatch(path.stem):
         raise AuthorError(f"{path.name}: name a lesson like 02_kv_cache.md.")
+    text = path.read_text(encoding="utf-8")
     cards, questions = {}, {}
-    for head, body in REGION.findall(path.read_text(encoding="utf-8")):
+    for head, body in REGION.findall(text):
         attributes = {key: json.loads(value) for key, value in ATTRIBUTE.findall(head)}
         if "exercise" in attributes:
             card = read_card(attributes, body, path.name)
@@ -99,7 +122,16 @@ def read_lesson(path: Path) -> Lesson:
         elif "answer" in attributes:
             require_attributes(attributes, QUESTION, path.name)
             questions[attributes["answer"]] = attributes["points"]
-    return Lesson(path.stem, cards, questions)
+    promise = PROMISE.search(text)
+    hours, minutes = promise.groups(default="0") if promise else ("0", "0")
+    return Lesson(
+        path.stem,
+        cards,
+        questions,
+        minutes=60 * int(hours) + int(minutes),
+        uses=frozenset(name for pair in USED.findall(text) for name in pair if name),
+        **dict(HEAD.findall(text.partition("\n---\n")[0])),
+    )
 
 
 def read_card(attributes: dict, body: str, file: str) -> Card:

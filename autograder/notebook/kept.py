@@ -1,52 +1,24 @@
 """Code that has passed its check, kept in work/.mine, and getting it back: `mine`.
 
-One file an exercise, work/.mine/kv_cache/KVCache.attend.py, holding the definition that passed and
-whatever of the learner's own it uses. Nothing there is ever removed; only a passed check writes it.
-Next to it, KVCache.attend.red says that the check has failed since.
+The file of an exercise holds the definition that passed and whatever of the learner's own it uses.
+Nothing there is ever removed; only a passed check writes it. passed.py says where it is.
 """
 
 import contextlib
 import io
-import os
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from autograder.course.reference import ROOT, fresh_copy, has_reference
+from autograder.course.reference import fresh_copy, has_reference
 from autograder.exercises import exercises
 from autograder.judging.exercise import Exercise
 from autograder.judging.judge import PASSED, judge, require_outside
 from autograder.judging.source import definition, function_of, name_of
+from autograder.notebook.passed import graded, is_kept, kept_file, red_file
 from autograder.sandbox.notebook import global_names
 
 NO_SOURCE = "# This exercise passed, but its source could not be found.\n"
-
-
-def folder() -> Path:
-    """Where passed code is kept; the environment variable MINE_FOLDER puts it elsewhere."""
-    return Path(os.environ.get("MINE_FOLDER", ROOT / "work" / ".mine"))
-
-
-def graded() -> bool:
-    """Whether nbgrader runs this: then nothing is kept, and `mine` is the reference."""
-    return "NBGRADER_EXECUTION" in os.environ
-
-
-def kept_file(exercise: Exercise) -> Path:
-    return folder() / exercise.lab / f"{exercise.path}.py"
-
-
-def red_file(exercise: Exercise) -> Path:
-    return kept_file(exercise).with_suffix(".red")
-
-
-def is_kept(exercise: Exercise) -> bool:
-    return not graded() and kept_file(exercise).exists()
-
-
-def is_red(exercise: Exercise) -> bool:
-    """Whether the check has failed since it passed."""
-    return is_kept(exercise) and red_file(exercise).exists()
 
 
 # -------------------------------------------------------------------------------------- keeping
@@ -62,18 +34,18 @@ def keep(exercise: Exercise, attempt: Any) -> bool:
         source = NO_SOURCE
     elif name_of(attempt) != exercise.attempt_name:
         source += f"\n\n{exercise.attempt_name} = {name_of(attempt)}\n"
-    path = kept_file(exercise)
+    path = kept_file(exercise.name)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(source, encoding="utf-8")
-    red_file(exercise).unlink(missing_ok=True)
+    red_file(exercise.name).unlink(missing_ok=True)
     return found
 
 
 def note_red(exercise: Exercise) -> None:
     """Remember that a check which had passed has failed; the code that passed stays."""
-    if is_kept(exercise):
+    if is_kept(exercise.name):
         with contextlib.suppress(OSError):  # a read-only folder takes nothing from the verdict
-            red_file(exercise).touch()
+            red_file(exercise.name).touch()
 
 
 def source_of(attempt: Any, given: set[str]) -> str | None:
@@ -136,7 +108,7 @@ def mine(lab: str) -> ModuleType:
     module = fresh_copy(lab)
     yours, reference = [], []
     for name, group in objects.items():
-        kept = [kept_file(exercise) for exercise in group if is_kept(exercise)]
+        kept = [kept_file(exercise.name) for exercise in group if is_kept(exercise.name)]
         newest_first = sorted(kept, key=lambda path: path.stat().st_mtime, reverse=True)
         if not kept:
             reference.append(name)

@@ -4,46 +4,49 @@ import html
 from dataclasses import dataclass
 from pathlib import Path
 
-from autograder.course.lesson import FILE, Lesson, lessons
+from autograder.course.lesson import FILE, Card, Lesson, lessons
 from autograder.course.reference import has_reference
-from autograder.exercises import exercises
-from autograder.judging.exercise import Exercise
-from autograder.judging.judge import NOT_ATTEMPTED, PASSED, WRONG
+from autograder.judging.judge import NOT_ATTEMPTED, WRONG
 from autograder.notebook.card import CELL, COLORS, TABLE, show
-from autograder.notebook.kept import is_kept, is_red, kept_file
+from autograder.notebook.passed import OPEN, PASSED, RED, Progress, newest_pass, progress_in
 
-RED = "red again"
-SHOWN = {PASSED: COLORS[PASSED], "open": COLORS[NOT_ATTEMPTED], RED: COLORS[WRONG]}
+SHOWN = {PASSED: COLORS[PASSED], OPEN: COLORS[NOT_ATTEMPTED], RED: COLORS[WRONG]}
+START = "start.ipynb"  # next to the folders of the labs
 
 
 @dataclass(frozen=True, repr=False)
-class Progress:
-    """One lab with the state of each exercise, and the sentences about it and what comes next."""
+class Status:
+    """One lab with the state of each exercise, and the sentences about it and what comes next.
+
+    start: the path of the start page, which shows the whole course; "" where there is none.
+    """
 
     title: str
-    rows: list[tuple[Exercise, str]]
+    rows: list[tuple[Card, str]]
     sentences: list[str]
+    start: str = ""
 
     def __repr__(self) -> str:
-        width = max(len(exercise.name) for exercise, _ in self.rows)
+        width = max(len(card.exercise) for card, _ in self.rows)
         lines = [
-            f"{state:9}  {e.name:{width}}  {e.card.minutes:3} min  {e.card.title}"
-            for e, state in self.rows
+            f"{state:9}  {card.exercise:{width}}  {card.minutes:3} min  {card.title}"
+            for card, state in self.rows
         ]
         return "\n".join([self.title, *lines, *self.sentences])
 
     def _repr_html_(self) -> str:
-        rows = "".join(table_row(exercise, state) for exercise, state in self.rows)
+        rows = "".join(table_row(card, state) for card, state in self.rows)
         sentences = "".join(f"<div>{html.escape(sentence)}</div>" for sentence in self.sentences)
-        return f'<b>{self.title}</b><table style="{TABLE}">{rows}</table>{sentences}'
+        back = f'<div><a href="{self.start}">The whole course</a></div>' if self.start else ""
+        return f'<b>{self.title}</b><table style="{TABLE}">{rows}</table>{sentences}{back}'
 
 
-def table_row(exercise: Exercise, state: str) -> str:
+def table_row(card: Card, state: str) -> str:
     cells = [
         f'<span style="color:{SHOWN[state]}">{state}</span>',
-        f"<code>{exercise.name}</code>",
-        f"{exercise.card.minutes} min",
-        html.escape(exercise.card.title),
+        f"<code>{card.exercise}</code>",
+        f"{card.minutes} min",
+        html.escape(card.title),
     ]
     columns = "".join(f'<td style="{CELL}">{cell}</td>' for cell in cells)
     return f'<tr style="background:none">{columns}</tr>'
@@ -51,40 +54,28 @@ def table_row(exercise: Exercise, state: str) -> str:
 
 def status() -> None:
     """Show this lab: what has passed, what is open, and where to go on in the course."""
-    show(progress(this_lab()))
+    show(status_of(this_lab()))
 
 
-def progress(lesson: Lesson) -> Progress:
-    rows = [(exercise, state_of(exercise)) for exercise in of_lab(lesson.lab)]
-    still = [exercise for exercise, state in rows if state != PASSED]
-    number = lesson.name.split("_")[0].lstrip("0")
-    return Progress(
-        f"Lab {number}, {lesson.lab}",
-        rows,
-        [*open_here(len(rows), still), *questions(lesson), *elsewhere(lesson)],
+def status_of(lesson: Lesson) -> Status:
+    progress = progress_in(lesson)
+    return Status(
+        f"Lab {lesson.number}, {lesson.lab}",
+        [(card, progress.states[name]) for name, card in lesson.cards.items()],
+        [open_here(progress), *questions(lesson), *elsewhere(lesson)],
+        f"../{START}" if Path("..", START).exists() else "",
     )
 
 
-def of_lab(lab: str) -> list[Exercise]:
-    return [exercise for exercise in exercises().values() if exercise.lab == lab]
-
-
-def state_of(exercise: Exercise) -> str:
-    if is_red(exercise):
-        return RED
-    return PASSED if is_kept(exercise) else "open"
-
-
-def open_here(total: int, still: list[Exercise]) -> list[str]:
-    if not still:
-        return [f"All {total} exercises of this lab passed."]
-    minutes = sum(exercise.card.minutes for exercise in still)
-    return [
-        (
-            f"{total - len(still)} of {total} exercises passed, about {minutes} minutes left. "
-            f"Go on with {still[0].name}."
-        )
-    ]
+def open_here(progress: Progress) -> str:
+    total, left = len(progress.states), progress.left
+    if not left:
+        return f"All {total} exercises of this lab passed."
+    earned, points = progress.points
+    return (
+        f"{len(progress.passed)} of {total} exercises passed ({earned} of {points} points), about "
+        f"{progress.minutes_left} minutes left. Go on with {left[0].exercise}."
+    )
 
 
 def questions(lesson: Lesson) -> list[str]:
@@ -103,10 +94,7 @@ def questions(lesson: Lesson) -> list[str]:
 def elsewhere(lesson: Lesson) -> list[str]:
     """The other labs: how much of each is done, and the next one."""
     others = [other for other in lessons().values() if other != lesson]
-    done = [
-        f"{other.lab} {sum(state_of(e) == PASSED for e in of_lab(other.lab))} of {len(other.cards)}"
-        for other in others
-    ]
+    done = [f"{o.lab} {len(progress_in(o).passed)} of {len(o.cards)}" for o in others]
     later = [other for other in others if other.name > lesson.name]
     found = [f"The other labs: {', '.join(done)}."] if done else []
     if later:
@@ -121,6 +109,5 @@ def this_lab() -> Lesson:
     here = FILE.fullmatch(Path.cwd().name)
     if here and here[1] in lessons():
         return lessons()[here[1]]
-    passed = [exercise for exercise in exercises().values() if is_kept(exercise)]
-    newest = max(passed, key=lambda exercise: kept_file(exercise).stat().st_mtime, default=None)
-    return lessons()[newest.lab] if newest else next(iter(lessons().values()))
+    newest = newest_pass()
+    return lessons()[newest.split(".")[0]] if newest else next(iter(lessons().values()))

@@ -29,6 +29,7 @@ from autograder.exercises import exercises
 from autograder.judging.judge import INSIDE, judge
 from autograder.notebook import cells, kept, verdict
 from autograder.notebook.card import VerdictCard
+from autograder.notebook.progress import status_of
 from solutions.generate import Metrics, generate, metrics
 from solutions.kv_cache import KVCache, causal_mask
 
@@ -507,7 +508,9 @@ def test_status_speaks_of_this_lab_first(tmp_path, monkeypatch, capsys):
     minutes = sum(e.card.minutes for e in mine_of_it[1:])
     assert shown.startswith("Lab 2, kv_cache\npassed     kv_cache.causal_mask")
     assert "generate.metrics" not in shown
-    assert f"1 of {len(mine_of_it)} exercises passed, about {minutes} minutes left" in shown
+    points = sum(e.card.points for e in mine_of_it)
+    assert f"1 of {len(mine_of_it)} exercises passed (2 of {points} points), about" in shown
+    assert f"about {minutes} minutes left" in shown
     assert f"Go on with {mine_of_it[1].name}." in shown
     assert f"{len(lessons()['kv_cache'].questions)} questions are answered in prose" in shown
     assert "The other labs: generate 1 of 2, batching 0 of 9" in shown
@@ -521,6 +524,13 @@ def test_status_knows_when_a_lab_is_done(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     status()
     assert "All 2 exercises of this lab passed." in capsys.readouterr().out
+
+
+def test_status_links_to_the_start_page_where_there_is_one(tmp_path, monkeypatch):
+    in_lab(tmp_path, monkeypatch, "01_generate")
+    assert "href" not in status_of(lessons()["generate"])._repr_html_()
+    (tmp_path / "start.ipynb").touch()
+    assert 'href="../start.ipynb"' in status_of(lessons()["generate"])._repr_html_()
 
 
 def test_elsewhere_status_speaks_of_the_lab_of_the_newest_pass(capsys):
@@ -549,7 +559,7 @@ def test_mine_is_what_passed(tmp_path: Path, capsys: pytest.CaptureFixture) -> N
     capsys.readouterr()
     module = mine("generate")
     assert "yours: metrics; from the reference: generate." in capsys.readouterr().out
-    assert Path(module.metrics.__code__.co_filename) == kept.kept_file(METRICS)
+    assert Path(module.metrics.__code__.co_filename) == kept.kept_file(METRICS.name)
     assert module.metrics(0.0, [1.0, 3.0]).tpot == 2.0
 
 
@@ -582,7 +592,7 @@ def test_an_attempt_of_another_name_is_kept_under_the_right_one(tmp_path, capsys
     ],
 )
 def test_broken_kept_code_gives_way_to_the_reference(broken, capsys):
-    path = kept.kept_file(METRICS)
+    path = kept.kept_file(METRICS.name)
     path.parent.mkdir(parents=True)
     path.write_text(broken)
     module = mine("generate")
@@ -699,7 +709,7 @@ def test_a_class_with_two_exercises_is_yours_when_both_have_passed(tmp_path, cap
     module = mine("kv_cache")
     assert "yours: KVCache;" in capsys.readouterr().out
     kept_in = Path(module.KVCache.attend.__code__.co_filename)
-    assert kept_in == kept.kept_file(exercises()["kv_cache.KVCache.truncate"])
+    assert kept_in == kept.kept_file("kv_cache.KVCache.truncate")
     assert inspect.unwrap(module.generate).__globals__["KVCache"] is module.KVCache
 
 
