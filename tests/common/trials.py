@@ -23,7 +23,15 @@ EXERCISES = list(exercises().values())
 LABS = list(dict.fromkeys(exercise.lab for exercise in EXERCISES))
 TODO = 'raise NotImplementedError("This TODO is not written yet.")'
 
+FIRST = {exercise.lab: exercise for exercise in reversed(EXERCISES)}.values()
+
 every_exercise = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.name)
+# The quick tests take the first exercise of each lab.
+every_exercise_in_time = pytest.mark.parametrize(
+    "exercise",
+    [e if e in FIRST else pytest.param(e, marks=pytest.mark.slow) for e in EXERCISES],
+    ids=lambda e: e.name,
+)
 
 
 # ------------------------------------------------------------------------------ cases and outcomes

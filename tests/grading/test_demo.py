@@ -43,6 +43,7 @@ def own_files() -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in files if path.exists()}
 
 
+@pytest.mark.slow
 def test_it_tells_of_everybody_and_why_and_counts_the_verdicts(tour):
     said, _ = tour
     number = len(demo.CLASS)
@@ -55,6 +56,7 @@ def test_it_tells_of_everybody_and_why_and_counts_the_verdicts(tour):
     assert "no network" in said
 
 
+@pytest.mark.slow
 def test_the_pages_that_it_names_are_there(tour):
     said, folder = tour
     pages = [Path(path) for path in re.findall(r"^ +(\S+\.html)$", said, re.MULTILINE)]

@@ -28,7 +28,15 @@ from autograder.judging.exercise import Case, Exercise
 from autograder.judging.judge import NOT_ATTEMPTED, PASSED, WRONG, judge
 from tests.common.jailed import jailed, lost, untimed
 from tests.common.styles import in_another_style, names_in_another_style
-from tests.common.trials import EXERCISES, LABS, cases_of, every_exercise, frozen, trials_on
+from tests.common.trials import (
+    EXERCISES,
+    LABS,
+    cases_of,
+    every_exercise,
+    every_exercise_in_time,
+    frozen,
+    trials_on,
+)
 from tests.hostile.notebooks import (
     append,
     as_bytes,
@@ -213,7 +221,7 @@ def drawn(exercise: Exercise, secret: bytes = SECRETS[0], **of: Any) -> list[Cas
         return Trying(submission, rebuilt, key, Jail()).cases(exercise)
 
 
-@every_exercise
+@every_exercise_in_time
 def test_a_submission_is_tried_on_cases_of_its_own(exercise: Exercise) -> None:
     def values(**of: Any) -> list[object]:
         return [(case.label, frozen(dict(case.data))) for case in drawn(exercise, **of)]

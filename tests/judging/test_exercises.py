@@ -38,6 +38,7 @@ from tests.common.trials import (
     cases_of,
     cell,
     every_exercise,
+    every_exercise_in_time,
     frozen,
     is_rejected,
     ran_out_of_time,
@@ -66,13 +67,13 @@ def test_the_reference_passes(exercise: Exercise) -> None:
             assert judgement.status == PASSED, judgement
 
 
-@every_exercise
+@every_exercise_in_time
 def test_a_skeleton_is_not_attempted(exercise: Exercise) -> None:
     attempt = cell(skeleton(exercise.lab))[exercise.attempt_name]
     assert judge(exercise, attempt).status == NOT_ATTEMPTED
 
 
-@every_exercise
+@every_exercise_in_time
 def test_it_passes_while_every_other_one_of_its_lab_is_blank(exercise: Exercise) -> None:
     attempt = cell(skeleton(exercise.lab, keep=exercise.path))[exercise.attempt_name]
     judgement = judge(exercise, attempt)
@@ -109,7 +110,7 @@ def test_it_passes_with_something_that_cannot_be_copied(exercise: Exercise) -> N
     assert not is_rejected(exercise, attempt)
 
 
-@every_exercise
+@every_exercise_in_time
 def test_given_code_that_is_gone_is_missed(exercise: Exercise) -> None:
     whole = lab_module(exercise.lab).lines
     for given in given_statements(exercise.lab, exercise.path):
@@ -127,7 +128,7 @@ def test_given_code_that_is_gone_is_missed(exercise: Exercise) -> None:
 # ------------------------------------------------------------------------------------- its cases
 
 
-@every_exercise
+@every_exercise_in_time
 def test_a_seed_draws_the_same_cases_again_and_each_has_its_label(exercise: Exercise) -> None:
     def drawn() -> list[Any]:
         return [(case.label, frozen(dict(case.data))) for case in cases_of(exercise, 7)]
@@ -174,7 +175,7 @@ def forms(exercise: Exercise) -> Iterator[tuple[Form, Any]]:
             yield (misconception.name, number), attempt
 
 
-@every_exercise
+@every_exercise_in_time
 def test_its_first_misconception_is_rejected(exercise: Exercise, soon: None) -> None:
     assert is_rejected(exercise, next(exercise.misconceptions[0].attempts()))
 

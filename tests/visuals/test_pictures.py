@@ -95,6 +95,7 @@ def test_html_closes_what_it_opens(example):
 SMALLEST = 7  # pixels of a letter's height where a figure is as wide as a narrow window: 480
 
 
+@pytest.mark.slow
 def test_text_is_legible_in_a_narrow_window(shown):
     _, figure = shown
     pixels = figure.dpi / 72 * 480 / figure.bbox.width  # of a point
