@@ -48,13 +48,14 @@ from timing.command_line import (
     writable_file,
 )
 from timing.cores import usable_cores
+from timing.kept_rows import keep
 from timing.machine import last_level_cache, memory_bandwidth, processor_name
 from timing.peers.catalogue import NEVER, PEERS, missing
 from timing.peers.row import SIZES, peer_techniques
 from timing.peers.worker import Workers
 from timing.rows.bench import Bench, Rows
 from timing.table import techniques
-from timing.table.measure import REPEATS, Plan, growth, measure
+from timing.table.measure import REPEATS, Plan, Row, growth, measure
 from timing.table.plot import plot
 from timing.table.printed import (
     show_environment,
@@ -241,6 +242,17 @@ def prepare(bench: Bench, plan: Plan, techniques: Rows) -> dict[tuple[str, str],
     }
 
 
+def add_words(
+    rows: list[Row], plan: Plan, prepared: dict[tuple[str, str], Prepared], told: Verifier
+) -> None:
+    """Add what each row is, and whether its tokens may differ from the reference's."""
+    kinds = {workload.name: workload.kind for workload, _ in plan}
+    for row in rows:
+        workload, name = row["workload"], row["technique"]
+        row["about"] = prepared[kinds[workload], name].about
+        row["differs"] = (workload, name) in told.differing
+
+
 def not_timed(absent: Mapping[str, str], left_out: Mapping[Key, str]) -> dict[str, str]:
     """Which engines of others are not on the table, or not on all of it, and why."""
     reasons = dict(absent)
@@ -321,6 +333,7 @@ def time_all(parser: Parser, args: argparse.Namespace, workers: Workers) -> None
     show_environment(console, found, plan)
     measured = measure(plan, prepared, naive_model, found, args.repeats)
     rows, told = measured.rows, measured.told
+    add_words(rows, plan, prepared, told)
     one_prompt = {workload.name for workload, _ in plan if workload.kind == LENGTHS}
     powers = growth([row for row in rows if row["workload"] in one_prompt])
 
@@ -343,6 +356,7 @@ def time_all(parser: Parser, args: argparse.Namespace, workers: Workers) -> None
     line = json.dumps(done)
     if args.json:
         args.json.write_text(line + "\n")
+    keep(done)
     print(line)
 
 

@@ -1,4 +1,5 @@
-"""What the tests of measuring share: no other program disturbs them, or one of theirs does."""
+"""What the tests of measuring share: the rows they keep are not a learner's, and no other program
+disturbs them, or one of theirs does."""
 
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
@@ -13,6 +14,14 @@ def quiet_machine() -> Iterator[None]:
     """No other program computes, whatever this machine does meanwhile."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("timing.cores.others_seconds", lambda: 0.0)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_folder(tmp_path_factory) -> Iterator[None]:
+    """Rows that are timed here are kept in a folder of the test's, not in work/."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINE_FOLDER", str(tmp_path_factory.mktemp("mine")))
         yield
 
 
