@@ -14,6 +14,7 @@ import json
 import re
 import sys
 import tempfile
+import tomllib
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from nbgrader.apps import NbGraderAPI
 from traitlets.config import Config, PyFileConfigLoader
 
+from autograder import colab
 from autograder.course.lesson import CARD, FILE, QUESTION, Card, read_card, require_attributes
 from autograder.course.reference import BEGIN, FILES, ROOT, AuthorError, Module, read_module
 from autograder.exercises import exercises
@@ -109,7 +111,7 @@ def solve(
                 'with from="module.object" and leave the cell empty.'
             )
         elif only_imports(cell):
-            cells += set_up_cells(cell)
+            cells += set_up_cells(cell, lesson.stem)
         else:
             cells.append(plain_cell(cell))
     give_ids(cells, lesson.name)
@@ -140,13 +142,28 @@ def only_imports(cell: NotebookNode) -> bool:
     return bool(statements) and all(isinstance(s, ast.Import | ast.ImportFrom) for s in statements)
 
 
-def set_up_cells(cell: NotebookNode) -> list[NotebookNode]:
-    """Return a lab's imports, folded away: fifty lines are no way to begin a lab."""
+def set_up_cells(cell: NotebookNode, lesson: str) -> list[NotebookNode]:
+    """Return a lab's imports, folded away: fifty lines are no way to begin a lab.
+
+    The cell before them prepares Google Colab, and does nothing elsewhere.
+    """
     title = (
-        "### Set-up\n\nRun the next cell: it imports what this lab uses. Its code is folded away."
+        "### Set-up\n\nRun the cells below: they import what this lab uses. Their code is folded "
+        "away."
     )
-    folded = {**cell.metadata, "jupyter": {"source_hidden": True}}
-    return [new_markdown_cell(title), new_code_cell(cell.source, metadata=folded)]
+    folded = {"jupyter": {"source_hidden": True}}
+    on_colab = {**folded, "cellView": "form", "tags": ["remove-cell"]}  # not in the site's pages
+    return [
+        new_markdown_cell(title),
+        new_code_cell(colab.cell(lesson, repository()), metadata=on_colab),
+        new_code_cell(cell.source, metadata={**cell.metadata, **folded}),
+    ]
+
+
+def repository() -> str:
+    """Return the address of the course's repository, or "" if it isn't set."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    return settings["tool"]["workbook"]["repository"]
 
 
 def plain_cell(cell: NotebookNode) -> NotebookNode:

@@ -26,7 +26,7 @@ from autograder.sandbox.notebook import python_of
 FOLDER = "inference-labs"  # in the zip; students unpack later labs over it
 AS_THEY_ARE = (
     *("LICENSE", "gpt.py", "workbook.py", "pyproject.toml", "constraints.txt", "environment.yml"),
-    *(".jupyter/labconfig/page_config.json", "models/README.md"),
+    *(".jupyter/*/*.json", "models/README.md"),
     *("models/*/*.json", "models/*/*.md", "models/*/*.safetensors", "models/text/*.txt"),
 )
 PROGRAMS = "import workbook, autograder.check"
