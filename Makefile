@@ -5,7 +5,7 @@ PYTHON ?= python3
 ARGS =
 JUPYTER_ARGS =
 
-.PHONY: help lab timed serve labs test test-all soak
+.PHONY: help lab timed serve site labs test test-all soak
 
 help:
 	@$(PYTHON) workbook.py --help
@@ -21,6 +21,10 @@ timed:
 # Serve a model over HTTP, with a page:      make serve ARGS="--technique prefix"
 serve:
 	@$(PYTHON) workbook.py serve $(ARGS)
+
+# Build the course's web site in site/:      make site ARGS="--with-solutions"
+site:
+	@$(PYTHON) workbook.py site $(ARGS)
 
 # Build the student edition in labs/ from solutions/
 labs:

@@ -3,21 +3,28 @@
     python3 workbook.py lab      open the workbook in JupyterLab
     python3 workbook.py timed    time the techniques: --all of them, or with other engines, --peers
     python3 workbook.py serve    serve a model to browsers and to clients of OpenAI's API
+    python3 workbook.py site     build the course's web site
     python3 workbook.py labs     build labs/ from solutions/
     python3 workbook.py test     lint, types and the quick tests
     python3 workbook.py test-all lint, types and all tests
     python3 workbook.py soak     the tests, on many more random cases
 
-Options after the command are passed on to JupyterLab, timed_generate.py, serve.py or
+Options after the command are passed on to JupyterLab, timed_generate.py, serve.py, docs.site or
 pytest.
 
 The environment is created in .venv from pyproject.toml and constraints.txt, and created again when
-one of them changes. If the Python that runs this already has the workbook installed (a conda
-environment), that Python is used instead; if it lacks packages, the command says how to install
-them. The engines chosen with --peers are installed into .venv when they are first needed; pip
-keeps what it compiles in its own cache, so a new .venv has it in seconds. This file needs only the
-standard library, because it runs before anything is installed.
+one of them changes. uv installs it where it is on the path, and pip elsewhere. If the Python that
+runs this already has the workbook installed (a conda environment), that Python is used instead; if
+it lacks packages, the command says how to install them. What `site` and the engines chosen with
+--peers need is installed into .venv when it is first needed; pip and uv keep what they compile, so
+a new .venv has it in seconds. This file needs only the standard library, because it runs before
+anything is installed.
 """
+
+# For `uv run workbook.py lab`, which then makes no environment of its own here:
+# /// script
+# requires-python = ">=3.11"
+# ///
 
 from __future__ import annotations  # so that an old Python can still print the message about itself
 
@@ -33,8 +40,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 import venv
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +53,14 @@ VENV_PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 OLDEST_PYTHON = (3, 11)
 EXTRAS = ["lab", "grade", "serve", "cluster", "test"]  # of pyproject.toml: those that .venv has
 WHOLE_PROJECT = ["--editable", f".[{','.join(EXTRAS)}]"]
+UNMET = (  # what precedes or follows a version that pip, and then uv, can't have
+    r"(?<=The user requested \(constraint\) )\S+"
+    r"|(?<=no version of )\S+|\S+(?= has no | depends on Python)"
+)
 COMPILED = {"llama-cpp-python": "eight minutes on two cores"}  # measured; there are no wheels
 LABS, WORK = ROOT / "labs", ROOT / "work"
 FOR_LEARNERS = ROOT / ".jupyter"  # settings that hide nbgrader, whose panels are for instructors
-TESTERS = "3"  # on two cores: while one waits for a browser or a sandbox, the others go on
+PYTEST = ["-m", "pytest", "-n", "3"]  # on two cores: one often waits for a browser or a sandbox
 RECORD = ".labs.json"  # in work/: the hash that every released file had when it was copied
 
 
@@ -56,14 +69,15 @@ class Refused(Exception):
 
 
 def main(arguments: list[str]) -> int:
-    commands = {  # what each needs of EXTRAS
+    commands = {  # and the extras of pyproject.toml that each needs
         "lab": (lab, ["lab"]),
         "timed": (timed, []),
-        "serve": (serve, ["serve"]),
-        "labs": (build_labs, ["grade"]),
+        "serve": (program("serve.py"), ["serve"]),
+        "site": (program("-m", "docs.site"), ["lab", "grade", "site"]),
+        "labs": (program("-m", "autograder.build"), ["grade"]),
         "test": (test, EXTRAS),
-        "test-all": (test_all, EXTRAS),
-        "soak": (soak, EXTRAS),
+        "test-all": (test_all, [*EXTRAS, "site"]),
+        "soak": (program(*PYTEST, "--hypothesis-profile=soak"), EXTRAS),
     }
     if not arguments or arguments[0] not in commands:
         print(__doc__)
@@ -86,7 +100,8 @@ def require_python(version: tuple[int, ...]) -> None:
         oldest, found = (".".join(map(str, v)) for v in (OLDEST_PYTHON, version))
         raise Refused(
             f"The workbook needs Python {oldest} or newer; {sys.executable} is {found}. Install a "
-            "newer one and name it: make lab PYTHON=python3.12"
+            "newer one and name it: make lab PYTHON=python3.12. Or let uv bring one: "
+            "uv run workbook.py lab"
         )
 
 
@@ -99,6 +114,8 @@ def environment(extras: list[str]) -> Path:
         require_packages(extras)
         return Path(sys.executable)
     set_up()
+    for extra in set(extras) - set(EXTRAS):
+        install_missing(optional(extra))
     return VENV_PYTHON
 
 
@@ -110,16 +127,15 @@ def installed_here() -> bool:
 
 
 def require_packages(extras: list[str]) -> None:
-    project = read_project()
-    wanted = [*project["dependencies"]]
+    wanted = [*read_project()["dependencies"]]
     for extra in extras:
-        wanted += project["optional-dependencies"][extra]
-    names = [package_name(requirement) for requirement in wanted]
-    if missing := [name for name in names if not is_installed(name)]:
+        wanted += optional(extra)
+    if lacking := missing(wanted, sys.path):
+        everything = ",".join([*EXTRAS, *sorted(set(extras) - set(EXTRAS))])
         raise Refused(
-            f"{sys.executable} has the workbook, but lacks {', '.join(missing)}. Install "
+            f"{sys.executable} has the workbook, but lacks {', '.join(lacking)}. Install "
             f"everything that the workbook needs, in the folder {ROOT}:\n"
-            f'    {sys.executable} -m pip install -e ".[{",".join(EXTRAS)}]" -c constraints.txt'
+            f'    {sys.executable} -m pip install -e ".[{everything}]" -c constraints.txt'
         )
 
 
@@ -129,16 +145,22 @@ def read_project() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
+def optional(extra: str) -> list[str]:
+    return read_project()["optional-dependencies"][extra]
+
+
+def missing(requirements: list[str], path: list[str]) -> list[str]:
+    """Return the packages that no folder of `path` has, without those of certain systems only."""
+    names = [package_name(requirement) for requirement in requirements if ";" not in requirement]
+    return [name for name in names if not is_installed(name, path)]
+
+
 def package_name(requirement: str) -> str:
     return re.split("[^A-Za-z0-9_.-]", requirement)[0]
 
 
-def is_installed(package: str) -> bool:
-    try:
-        importlib.metadata.distribution(package)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+def is_installed(package: str, path: list[str]) -> bool:
+    return any(importlib.metadata.distributions(name=package, path=path))
 
 
 def set_up() -> None:
@@ -152,7 +174,7 @@ def set_up() -> None:
         OLD_VENV.rename(VENV)
     if stamp.exists() and stamp.read_text() == fingerprint():
         return
-    print("Setting up .venv. This takes some minutes, because PyTorch is large.", flush=True)
+    print("Setting up .venv. PyTorch is large, so this may take some minutes.", flush=True)
     if VENV.exists():
         VENV.rename(OLD_VENV)
     try:
@@ -175,36 +197,52 @@ def fingerprint() -> str:
 
 def install() -> None:
     try:
-        venv.create(VENV, with_pip=has_ensurepip())
-        pip_install(*WHOLE_PROJECT)
+        links = os.name != "nt"  # a copy of the Python that uv brings doesn't start on macOS
+        pip = not shutil.which("uv") and importlib.util.find_spec("ensurepip") is not None
+        venv.create(VENV, symlinks=links, with_pip=pip)
+        subprocess.run(installer(*WHOLE_PROJECT), cwd=ROOT, check=True)
     except (subprocess.CalledProcessError, OSError) as error:
         raise Refused(
-            f"\nThe set-up failed ({error}); pip's own message is above. No half-made .venv was "
-            f"left behind. {what_to_do(unmet_constraints())}"
+            f"\nThe set-up failed ({error}); the installer's own message is above. No half-made "
+            f".venv was left behind. {what_to_do(unmet_constraints())}"
         ) from error
-    silence_news()
+
+
+def installer(*arguments: str) -> list[str]:
+    """Return the command that installs into .venv, in the versions of constraints.txt."""
+    into = ["--python", str(VENV_PYTHON)]
+    if uv := shutil.which("uv"):
+        command = [uv, "pip", "install", *into]
+    elif is_installed("pip", [packages_folder()]):
+        command = [str(VENV_PYTHON), "-m", "pip", "install"]
+    else:  # uv made .venv, or Python is as Debian ships it: pip then installs from outside
+        command = [sys.executable, "-m", "pip", *into, "install"]
+    return [*command, *arguments, "--constraint", "constraints.txt"]
+
+
+def packages_folder() -> str:
+    return sysconfig.get_path("purelib", "venv", {"base": str(VENV)})
 
 
 def unmet_constraints() -> list[str]:
-    """Return the lines of constraints.txt that pip can't meet.
+    """Return the lines of constraints.txt that can't be met.
 
-    Runs pip once more without installing anything, because its output can't be both shown live,
-    with progress bars, and parsed. Only wheels are allowed: a version that has no wheel for this
-    Python is the other reason why an installation fails.
+    Runs the installer once more without installing anything, because its output can't be both shown
+    live, with progress bars, and parsed. Only wheels are allowed: a version that has no wheel for
+    this Python is the other reason why an installation fails.
     """
     if not VENV_PYTHON.exists():
         return []
-    print("\nChecking which lines of constraints.txt pip can't meet.", flush=True)
-    options = ["--dry-run", "--only-binary", ":all:", "--retries", "0"]
-    asked = subprocess.run(pip_command(*options, *WHOLE_PROJECT), cwd=ROOT, capture_output=True)
-    _, _, conflict = asked.stdout.decode(errors="replace").partition("The conflict is caused by:")
-    named = re.findall(r"The user requested \(constraint\) (\S+)", conflict)
+    print("\nChecking which lines of constraints.txt can't be met.", flush=True)
+    command = installer("--dry-run", "--only-binary", ":all:", *WHOLE_PROJECT)
+    asked = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    named = re.findall(UNMET, " ".join(asked.stdout.decode(errors="replace").split()))
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    return [line for line in lines if as_pip_says(line) in named]
+    return [line for line in lines if normalized(line) in named]
 
 
-def as_pip_says(line: str) -> str:
-    """Return a line of constraints.txt with its package's name as pip spells it, such as pyyaml."""
+def normalized(line: str) -> str:
+    """Return a line of constraints.txt with its package's name as pip and uv spell it: pyyaml."""
     name = package_name(line)
     return re.sub("[-_.]+", "-", name).lower() + line.removeprefix(name)
 
@@ -218,22 +256,6 @@ def what_to_do(lines: list[str]) -> str:
         + "Delete these lines from constraints.txt and run the same command again. Versions within "
         "the ranges in pyproject.toml are then installed instead."
     )
-
-
-def has_ensurepip() -> bool:
-    return importlib.util.find_spec("ensurepip") is not None
-
-
-def pip_install(*arguments: str) -> None:
-    """Install into .venv, in the versions of constraints.txt. Raises CalledProcessError."""
-    subprocess.run(pip_command(*arguments), cwd=ROOT, check=True)
-
-
-def pip_command(*arguments: str) -> list[str]:
-    pip = [str(VENV_PYTHON), "-m", "pip"]
-    if not has_ensurepip():  # as Debian and Ubuntu ship Python: pip then installs from outside
-        pip = [sys.executable, "-m", "pip", "--python", str(VENV_PYTHON)]
-    return [*pip, "install", *arguments, "--constraint", "constraints.txt"]
 
 
 def peer_packages(arguments: list[str]) -> set[str]:
@@ -257,20 +279,29 @@ def install_peers(packages: set[str]) -> None:
 
     Each is installed by itself, so that one failure stops no other.
     """
-    look = "import importlib.metadata, sys; importlib.metadata.distribution(sys.argv[1])"
-    for requirement in read_project()["optional-dependencies"]["peers"]:
-        name = package_name(requirement)
-        if name not in packages:
-            continue
-        if not subprocess.run([VENV_PYTHON, "-c", look, name], capture_output=True).returncode:
-            continue
-        print(f"Installing {name}.")
-        if name in COMPILED:
-            print(f"Unless pip kept it from before, it is compiled, in about {COMPILED[name]}.")
-        try:
-            run_with_clock(pip_command("--quiet", requirement))
-        except (subprocess.CalledProcessError, OSError) as error:
-            print(f"{name} could not be installed ({error}); pip's own message is above.")
+    for requirement in optional("peers"):
+        if package_name(requirement) in packages:
+            try:
+                install_missing([requirement])
+            except Refused as refusal:
+                print(refusal)
+
+
+def install_missing(requirements: list[str]) -> None:
+    """Install into .venv what it lacks of these requirements. Raises Refused if that fails."""
+    if not (lacking := missing(requirements, [packages_folder()])):
+        return
+    print(f"Installing {', '.join(lacking)}.")
+    for name in {*lacking} & {*COMPILED}:
+        print(f"Unless it was kept from before, {name} is compiled, in about {COMPILED[name]}.")
+    try:
+        wanted = [each for each in requirements if package_name(each) in lacking]
+        run_with_clock(installer("--quiet", *wanted))
+    except (subprocess.CalledProcessError, OSError) as error:
+        raise Refused(
+            f"{', '.join(lacking)} could not be installed ({error}); the installer's own message "
+            "is above."
+        ) from error
 
 
 def run_with_clock(command: list[str]) -> None:
@@ -289,14 +320,6 @@ def run_with_clock(command: list[str]) -> None:
         print()
     if status:
         raise subprocess.CalledProcessError(status, command)
-
-
-def silence_news() -> None:
-    """Keep JupyterLab from opening a dialog over the first lab that asks about fetching news."""
-    settings = VENV / "share" / "jupyter" / "lab" / "settings" / "overrides.json"
-    settings.parent.mkdir(parents=True, exist_ok=True)
-    news = {"fetchNews": "false", "checkForUpdates": False}
-    settings.write_text(json.dumps({"@jupyterlab/apputils-extension:notification": news}))
 
 
 # -------------------------------------------------------------------------------- a learner's labs
@@ -347,7 +370,33 @@ def copy_new(source: Path, target: Path) -> bool:
 
 
 def lab(python: Path, arguments: list[str]) -> int:
-    copied, changed = copy_labs(LABS, WORK)
+    first_time = not (WORK / RECORD).exists()
+    show_labs(python, *copy_labs(LABS, WORK), first_time)
+    settings = [str(FOR_LEARNERS), *filter(None, [os.environ.get("JUPYTER_CONFIG_PATH")])]
+    root = ["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
+    options = [f"--ServerApp.root_dir={WORK}", *root, *start_page(python), *arguments]
+    log = WORK / ".jupyter.log"
+    log.touch(0o600)  # it will hold the token
+    log.write_bytes(b"")
+    with log.open("ab") as output:  # appends, because a second server may write there, too
+        server = launch(
+            python,
+            *("-m", "jupyterlab", *options),
+            variables={"JUPYTER_CONFIG_PATH": os.pathsep.join(settings)},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            # Ctrl-C is for this process alone, on Linux and macOS, and on Windows.
+            start_new_session=True,
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+        )
+    return follow(server, log)
+
+
+def show_labs(python: Path, copied: list[str], changed: list[str], first_time: bool) -> None:
+    if first_time and copied:
+        print(f"Copied {sum(name.endswith('.ipynb') for name in copied)} labs to work/.")
+        copied = []
     for name in copied:
         print(f"New in work/: {name}")
     for name in changed:
@@ -357,26 +406,60 @@ def lab(python: Path, arguments: list[str]) -> int:
             "For a fresh copy, rename your file and run this command again."
         )
     sys.stdout.flush()
-    root = ["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
-    command = ["-m", "jupyterlab", f"--ServerApp.root_dir={WORK}", *root, *arguments]
-    settings = [str(FOR_LEARNERS)]
-    if "JUPYTER_CONFIG_PATH" in os.environ:
-        settings.append(os.environ["JUPYTER_CONFIG_PATH"])
-    return run(python, *command, JUPYTER_CONFIG_PATH=os.pathsep.join(settings))
+
+
+def start_page(python: Path) -> list[str]:
+    """Write work/start.ipynb. Returns JupyterLab's options that open it and keep it current."""
+    if not (ROOT / "start").exists():
+        return []  # a bundle with a single lab has no start page
+    if run(python, "-m", "start", str(WORK)):
+        print("The start page could not be written; JupyterLab opens without it.", flush=True)
+        return []
+    manager = "--ServerApp.contents_manager_class=start.contents.Manager"
+    return ["--LabApp.default_url=/lab/tree/start.ipynb", manager]
+
+
+def follow(server: subprocess.Popen[bytes], log: Path) -> int:
+    """Print JupyterLab's address when it answers, and wait until it ends: two Ctrl-C stop it.
+
+    Raises Refused with the end of the log if it fails.
+    """
+    interrupts, address = 0, ""
+
+    def interrupt(*_: Any) -> None:
+        nonlocal interrupts
+        interrupts += 1
+        if interrupts > 1:
+            (server.terminate if interrupts == 2 else server.kill)()
+            return
+        print("\nCtrl-C once more stops JupyterLab and all kernels.", end=" ")
+        print("Your notebooks stay in work/ as they were last saved.", flush=True)
+
+    signal.signal(signal.SIGINT, interrupt)
+    while (status := server.poll()) is None:
+        if not address and (address := address_in(log)):
+            print(f"The workbook is open at {address}", flush=True)
+        time.sleep(0.2)
+    text = log.read_text(encoding="utf-8", errors="replace")
+    if status and interrupts < 2:
+        end = "\n".join(text.splitlines()[-15:])
+        raise Refused(f"{end}\n\nJupyterLab stopped with an error: above is the end of {log}.")
+    if not address:
+        print(text, end="")  # it was asked for its --version
+    return 0
+
+
+def address_in(log: Path) -> str:
+    """Return the address, with its token, that JupyterLab wrote when it began to answer, or ""."""
+    _, _, after = log.read_text(encoding="utf-8", errors="replace").partition("is running at:")
+    found = re.search(r"https?://\S+(?=\s)", after)
+    return found[0] if found else ""
 
 
 def timed(python: Path, arguments: list[str]) -> int:
     if python == VENV_PYTHON:
         install_peers(peer_packages(arguments))
     return run(python, "timed_generate.py", *arguments)
-
-
-def serve(python: Path, arguments: list[str]) -> int:
-    return run(python, "serve.py", *arguments)
-
-
-def build_labs(python: Path, arguments: list[str]) -> int:
-    return run(python, "-m", "autograder.build", *arguments)
 
 
 def test(python: Path, arguments: list[str]) -> int:
@@ -386,28 +469,38 @@ def test(python: Path, arguments: list[str]) -> int:
 def test_all(python: Path, arguments: list[str]) -> int:
     lint = run(python, "-m", "ruff", "check", ".")
     types = run(python, "-m", "mypy")
-    tests = run(python, "-m", "pytest", "-n", TESTERS, "--dist", "loadfile", *arguments)
+    tests = run(python, *PYTEST, "--dist", "loadfile", *arguments)
     return lint or types or tests
 
 
-def soak(python: Path, arguments: list[str]) -> int:
-    return run(python, "-m", "pytest", "-n", TESTERS, "--hypothesis-profile=soak", *arguments)
+def program(*command: str) -> Callable[[Path, list[str]], int]:
+    return lambda python, arguments: run(python, *command, *arguments)
 
 
-def run(python: Path, *arguments: str, **variables: str) -> int:
-    """Run Python in the project's folder, with the environment's own programs first on the path.
-
-    variables: added to the environment variables.
-    """
-    path = os.pathsep.join([str(python.parent), os.environ["PATH"]])
-    command = [str(python), *arguments]
-    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PATH": path, **variables})
-    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+def run(python: Path, *arguments: str) -> int:
+    process = launch(python, *arguments)
     while True:
         try:
             return process.wait()
         except KeyboardInterrupt:
-            pass  # the command got it too, and handles it: JupyterLab asks whether to stop
+            pass  # the command got it too, and handles it
+
+
+def launch(
+    python: Path, *arguments: str, variables: dict[str, str] | None = None, **options: Any
+) -> subprocess.Popen[bytes]:
+    """Start Python in the project's folder, with the environment's own programs first on the path.
+
+    It ends when this process is told to. variables: added to the environment variables. options:
+    of Popen.
+    """
+    path = os.pathsep.join([str(python.parent), os.environ["PATH"]])
+    variables = {**os.environ, "PATH": path, **(variables or {})}
+    process = subprocess.Popen([str(python), *arguments], cwd=ROOT, env=variables, **options)
+    for ending in {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}:  # a closed terminal
+        if signal.getsignal(ending) != signal.SIG_IGN:  # as nohup wants it
+            signal.signal(ending, lambda *_: process.terminate())
+    return process
 
 
 if __name__ == "__main__":

@@ -3,8 +3,10 @@
 import itertools
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -121,25 +123,124 @@ def test_no_labs_is_refused_with_what_to_do(tmp_path, work):
 @pytest.fixture
 def starts(labs, work, monkeypatch):
     """Open these labs without JupyterLab. Returns a list of each start's command and variables."""
+    found = []
+
+    def launch(*command, **options):
+        found.append((command, options.get("variables")))
+        return SimpleNamespace(wait=lambda: 0)
+
     monkeypatch.setattr(workbook, "LABS", labs)
     monkeypatch.setattr(workbook, "WORK", work)
-    found = []
-    monkeypatch.setattr(workbook, "run", lambda *command, **added: found.append((command, added)))
+    monkeypatch.setattr(workbook, "launch", launch)
+    monkeypatch.setattr(workbook, "follow", lambda *_: 0)
     return found
 
 
-def test_opening_the_workbook_tells_what_changed(labs, work, starts, capsys):
+def test_opening_the_workbook_says_what_is_new_and_what_changed(labs, work, starts, capsys):
     workbook.lab(Path("python"), ["--no-browser", "--port=8899"])
-    assert "New in work/: 01_one/one.ipynb" in capsys.readouterr().out
+    assert capsys.readouterr().out == "Copied 2 labs to work/.\n"
     (labs / "01_one/one.ipynb").write_text("a better lab")
+    (labs / "01_one/figure.png").write_text("a new figure")
     workbook.lab(Path("python"), [])
     told = capsys.readouterr().out
+    assert "New in work/: 01_one/figure.png" in told
     assert "01_one/one.ipynb has changed since you copied it" in told
     assert "nbdime diff --sources work/01_one/one.ipynb labs/01_one/one.ipynb" in told
     assert "02_two" not in told
-    command, _ = starts[0]
-    assert command[-2:] == ("--no-browser", "--port=8899")
-    assert f"--ServerApp.root_dir={work}" in command
+    commands = [command for command, _ in starts if "jupyterlab" in command]
+    assert commands[0][-2:] == ("--no-browser", "--port=8899")
+    assert f"--ServerApp.root_dir={work}" in commands[0]
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_the_start_page_is_written_and_opened_and_its_failure_stops_nothing(
+    work, starts, monkeypatch, capsys, status
+):
+    written = []
+    monkeypatch.setattr(workbook, "run", lambda *command: written.append(command) or status)
+    workbook.lab(Path("python"), [])
+    assert written == [(Path("python"), "-m", "start", str(work))]
+    (command, _), *more = starts
+    assert not more
+    assert ("--LabApp.default_url=/lab/tree/start.ipynb" in command) == (not status)
+    assert ("start page could not be written" in capsys.readouterr().out) == bool(status)
+
+
+JUPYTERLAB = """
+import signal, sys, time
+print("the first of many lines", flush=True)
+if "--port=1" in sys.argv:
+    sys.exit("port 1 is in use")
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("it stops cleanly")))
+print("Jupyter Server is running at:", "[I] http://localhost:8888/lab?token=5", "", sep="\\n")
+sys.stdout.flush()
+while True:
+    time.sleep(1)
+"""
+OPEN = """
+import sys
+from pathlib import Path
+import workbook
+workbook.ROOT, workbook.LABS, workbook.WORK = Path(), Path("labs"), Path("work")
+workbook.environment = lambda _: Path(sys.executable)
+sys.exit(workbook.main(["lab", *sys.argv[1:]]))
+"""
+
+
+@pytest.fixture
+def open_workbook(labs, work, tmp_path):
+    """Run `workbook.py lab` with a module that only prints and waits instead of JupyterLab."""
+    if os.name == "nt":
+        pytest.skip("Windows has no signals to send")
+    (tmp_path / "jupyterlab.py").write_text(JUPYTERLAB)
+    workbook.copy_labs(labs, work)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    def start(*arguments):
+        return subprocess.Popen(
+            [sys.executable, "-c", OPEN, *arguments],
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    return start
+
+
+def test_one_address_is_printed_and_the_second_ctrl_c_stops_jupyterlab(open_workbook, work):
+    with open_workbook() as opened:
+        address = "The workbook is open at http://localhost:8888/lab?token=5\n"
+        assert opened.stdout.readline() == address
+        os.killpg(opened.pid, signal.SIGINT)  # a terminal sends it to all processes in it
+        assert opened.stdout.readline() == "\n"
+        assert opened.stdout.readline().startswith("Ctrl-C once more stops JupyterLab and all")
+        assert opened.poll() is None
+        os.killpg(opened.pid, signal.SIGINT)
+        assert opened.communicate() == ("", "")
+    assert opened.returncode == 0
+    assert (work / ".jupyter.log").stat().st_mode & 0o077 == 0  # the token is the learner's own
+    log = (work / ".jupyter.log").read_text()
+    assert log.startswith("the first of many lines")
+    assert log.endswith("it stops cleanly\n")
+
+
+@pytest.mark.parametrize("ending", ["SIGTERM", "SIGHUP"])
+def test_jupyterlab_stops_with_the_command_or_its_terminal(open_workbook, work, ending):
+    with open_workbook() as opened:
+        opened.stdout.readline()
+        opened.send_signal(getattr(signal, ending))
+    assert opened.returncode == 0
+    assert (work / ".jupyter.log").read_text().endswith("it stops cleanly\n")
+
+
+def test_the_end_of_the_log_is_shown_if_jupyterlab_fails(open_workbook):
+    printed, error = open_workbook("--port=1").communicate()
+    assert printed == ""
+    assert "port 1 is in use\n\nJupyterLab stopped with an error" in error
+    assert "Traceback" not in error
 
 
 def test_learners_do_not_see_the_panels_of_nbgrader_and_instructors_do(starts, monkeypatch):
@@ -148,14 +249,14 @@ def test_learners_do_not_see_the_panels_of_nbgrader_and_instructors_do(starts, m
     page = get_page_config(folder)
     assert "@jupyter/nbgrader" in {found["name"] for found in page["federated_extensions"]}
     assert "@jupyter/nbgrader" not in page["disabledExtensions"]
-    monkeypatch.setenv("JUPYTER_CONFIG_PATH", starts[0][1]["JUPYTER_CONFIG_PATH"])
+    monkeypatch.setenv("JUPYTER_CONFIG_PATH", starts[-1][1]["JUPYTER_CONFIG_PATH"])
     assert get_page_config(folder)["disabledExtensions"] == ["@jupyter/nbgrader"]
 
 
 def test_settings_of_the_machine_stay_in_use(starts, monkeypatch):
     monkeypatch.setenv("JUPYTER_CONFIG_PATH", "of the machine")
     workbook.lab(Path("python"), [])
-    settings = starts[0][1]["JUPYTER_CONFIG_PATH"].split(os.pathsep)
+    settings = starts[-1][1]["JUPYTER_CONFIG_PATH"].split(os.pathsep)
     assert settings == [str(workbook.FOR_LEARNERS), "of the machine"]
 
 
@@ -179,7 +280,7 @@ def test_a_python_that_lacks_a_package_is_told_how_to_install_it(
     starts, monkeypatch, capsys, command, package, needed
 ):
     monkeypatch.setattr(workbook, "installed_here", lambda: True)
-    monkeypatch.setattr(workbook, "is_installed", lambda name: name != package)
+    monkeypatch.setattr(workbook, "is_installed", lambda name, _: name != package)
     workbook.main([command])
     told = capsys.readouterr().err
     assert needed == (not starts)
@@ -188,8 +289,9 @@ def test_a_python_that_lacks_a_package_is_told_how_to_install_it(
 
 
 def test_installed_packages_are_found_and_others_not():
-    assert workbook.is_installed("torch")
-    assert not workbook.is_installed("no-such-package")
+    assert workbook.missing(["torch>=2", "no-such-package"], sys.path) == ["no-such-package"]
+    assert workbook.missing(["torch"], ["elsewhere"]) == ["torch"]
+    assert workbook.missing(["pyseccomp; sys_platform == 'linux'"], ["elsewhere"]) == []
 
 
 @pytest.fixture
@@ -276,24 +378,61 @@ def test_a_killed_update_is_undone(project, monkeypatch):
     assert not (project / ".venv.old").exists()
 
 
-def test_pip_works_from_outside_where_python_has_no_ensurepip(tmp_path, monkeypatch):
+@pytest.fixture
+def commands(tmp_path, monkeypatch):
+    """Set up without installing anything. Returns the commands that would install."""
     commands = []
     monkeypatch.setattr(workbook, "VENV", tmp_path / ".venv")
-    monkeypatch.setattr(workbook.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(workbook, "VENV_PYTHON", tmp_path / ".venv/python")
+    monkeypatch.setattr(shutil, "which", {"uv": None}.get)
     monkeypatch.setattr(subprocess, "run", lambda command, **_: commands.append(command))
-    monkeypatch.setattr(workbook.venv, "create", lambda *_, with_pip: commands.append(with_pip))
+    monkeypatch.setattr(workbook.venv, "create", lambda folder, **options: folder.mkdir())
+    return commands
+
+
+def test_pip_works_from_outside_where_the_environment_has_none(commands):
+    outside = [sys.executable, "-m", "pip", "--python", str(workbook.VENV_PYTHON), "install"]
     workbook.install()
-    assert commands[0] is False
-    assert commands[1][:5] == [sys.executable, "-m", "pip", "--python", str(workbook.VENV_PYTHON)]
+    assert commands[-1][:6] == outside
+    (Path(workbook.packages_folder()) / "pip-99.dist-info").mkdir(parents=True)
+    assert workbook.installer()[:4] == [str(workbook.VENV_PYTHON), "-m", "pip", "install"]
+
+
+def test_uv_installs_the_same_where_it_is_on_the_path(commands, monkeypatch):
+    monkeypatch.setattr(shutil, "which", {"uv": "bin/uv"}.get)
+    workbook.install()
+    with_uv = ["bin/uv", "pip", "install", "--python", str(workbook.VENV_PYTHON)]
+    assert commands[-1] == [*with_uv, *workbook.WHOLE_PROJECT, "--constraint", "constraints.txt"]
+
+
+def test_uv_run_needs_no_environment_for_workbook_py(tmp_path):
+    for name in ("workbook.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    header = (tmp_path / "workbook.py").read_text().partition("# /// script\n")[2]
+    inline = tomllib.loads(header.partition("# ///\n")[0].replace("# ", ""))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert inline == {"requires-python": project["requires-python"]}
+    if shutil.which("uv") is None:
+        pytest.skip("the rest needs uv on the path")
+    before = tree(tmp_path)
+    subprocess.run(["uv", "run", "workbook.py", "--help"], cwd=tmp_path, check=True)
+    assert tree(tmp_path) == before
 
 
 @pytest.mark.slow
-def test_a_set_up_without_network_says_what_failed_and_leaves_nothing(tmp_path):
+@pytest.mark.parametrize("uv", ["", "#!/bin/sh\necho No matching distribution >&2; exit 2\n"])
+def test_a_set_up_without_network_says_what_failed_and_leaves_nothing(tmp_path, uv):
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    if uv:
+        (programs / "uv").write_text(uv)
+        (programs / "uv").chmod(0o755)
     for name in ("workbook.py", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)
     before = tree(tmp_path)
     # pip finds no package at all, as without a network; -S hides an installed workbook.
-    environment = {**os.environ, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
+    environment = {**os.environ, "PATH": str(programs)}
+    environment |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
     command = [sys.executable, "-S", "workbook.py", "timed"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 1
@@ -319,23 +458,35 @@ def prepare_metadata_for_build_editable(folder, settings=None):
 """
 
 
-@pytest.fixture
-def soup(tmp_path, monkeypatch):
+@pytest.fixture(params=["pip", "uv"])
+def soup(request, tmp_path, monkeypatch):
     """A project that needs one package. Returns the page of the index that should list it."""
+    if request.param == "pip":
+        pytest.importorskip("pip", reason="uv made this environment")
+        monkeypatch.setattr(shutil, "which", {"uv": None}.get)
+    elif shutil.which("uv") is None:
+        pytest.skip("there is no uv on the path")
     build = 'requires = []\nbuild-backend = "backend"\nbackend-path = ["."]'
     (tmp_path / "pyproject.toml").write_text(f"[build-system]\n{build}")
     (tmp_path / "backend.py").write_text(BACKEND)
     page = tmp_path / "index" / "some-soup" / "index.html"
     page.parent.mkdir(parents=True)
     (tmp_path / "constraints.txt").write_text("# ours\nanother==2\nSome_Soup==4.1\n")
-    for name in [name for name in os.environ if name.startswith("PIP_")]:
+    for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_INDEX_URL", (tmp_path / "index").as_uri())
+    monkeypatch.setenv("UV_NO_CONFIG", "1")
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+    for name in ("PIP_INDEX_URL", "UV_DEFAULT_INDEX"):
+        monkeypatch.setenv(name, (tmp_path / "index").as_uri())
     monkeypatch.setattr(workbook, "ROOT", tmp_path)
-    monkeypatch.setattr(workbook, "VENV_PYTHON", Path(sys.executable))
-    monkeypatch.setattr(workbook.venv, "create", lambda *_, with_pip: None)
+    monkeypatch.setattr(workbook, "VENV", tmp_path / ".venv")
+    monkeypatch.setattr(workbook, "VENV_PYTHON", tmp_path / ".venv" / VENV_PYTHON)
+    monkeypatch.setattr(workbook.importlib.util, "find_spec", lambda name: None)
     return page
+
+
+VENV_PYTHON = workbook.VENV_PYTHON.relative_to(workbook.VENV)
 
 
 @pytest.mark.slow
@@ -352,9 +503,27 @@ def test_a_set_up_names_the_constraint_that_this_python_cannot_have(soup, capfd,
         workbook.install()
     told = "this system:\n    Some_Soup==4.1\nDelete these lines from constraints.txt"
     assert told in str(refused.value)
-    assert "ERROR:" in capfd.readouterr().err  # pip's own message is shown, too
+    assert "error:" in capfd.readouterr().err.lower()  # the installer's own message is shown, too
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        "Because there is no version of some-soup==4.1 and some-project==1 depends on it",
+        "Because some-soup==4.1 has no usable wheels and some-project==1 depends on it",
+        "does not satisfy Python>=99 and some-soup==4.1 depends\n  on Python>=99, we can conclude",
+    ],
+)
+def test_the_constraint_that_uv_says_cannot_be_met_is_found(commands, monkeypatch, tmp_path, told):
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv/python").touch()
+    (tmp_path / "constraints.txt").write_text("some-project==1\nSome_Soup==4.1\n")
+    monkeypatch.setattr(workbook, "ROOT", tmp_path)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=told.encode()))
+    assert workbook.unmet_constraints() == ["Some_Soup==4.1"]
+
+
+@pytest.mark.slow
 def test_a_set_up_that_fails_for_another_reason_names_no_constraint(soup):
     soup.write_text('<a href="some_soup-4.1-py3-none-any.whl">a file that is not there</a>')
     with pytest.raises(workbook.Refused, match="Remove the cause") as refused:
@@ -364,18 +533,15 @@ def test_a_set_up_that_fails_for_another_reason_names_no_constraint(soup):
 
 @pytest.fixture
 def pip(monkeypatch):
-    """Record the packages that pip installs in a .venv with gguf; it fails with ctranslate2."""
+    """Record the packages that are installed into a .venv with gguf; ctranslate2 fails."""
     asked = []
 
-    def pip_command(_, requirement):
-        asked.append(workbook.package_name(requirement))
+    def installer(_, *requirements):
+        asked.extend(map(workbook.package_name, requirements))
         return [sys.executable, "-c", f"exit({asked[-1] == 'ctranslate2'})"]
 
-    def is_missing(command, **_):
-        return subprocess.CompletedProcess(command, command[-1] != "gguf")
-
-    monkeypatch.setattr(workbook, "pip_command", pip_command)
-    monkeypatch.setattr(subprocess, "run", is_missing)
+    monkeypatch.setattr(workbook, "installer", installer)
+    monkeypatch.setattr(workbook, "is_installed", lambda name, _: name == "gguf")
     monkeypatch.setattr(workbook, "installed_here", lambda: False)
     monkeypatch.setattr(workbook, "VENV_PYTHON", Path("ours"))
     monkeypatch.setattr(workbook, "set_up", lambda: None)
@@ -427,6 +593,22 @@ def test_peers_are_only_installed_into_our_environment(pip, monkeypatch):
     assert pip == []
 
 
+@pytest.mark.parametrize("first", ["sphinx", "ctranslate2"])
+def test_what_the_site_needs_is_installed_when_it_is_first_built(pip, monkeypatch, capsys, first):
+    monkeypatch.setattr(workbook, "optional", {"site": ["gguf", "myst-nb", f"{first}>=8"]}.get)
+    built = []
+    monkeypatch.setattr(workbook, "run", lambda *command: built.append(command))
+    workbook.main(["site", "--with-solutions"])
+    assert pip == ["myst-nb", first]
+    told = capsys.readouterr()
+    assert told.out == f"Installing myst-nb, {first}.\n"
+    if first == "sphinx":
+        assert built == [(Path("ours"), "-m", "docs.site", "--with-solutions")]
+    else:
+        assert not built
+        assert "ctranslate2 could not be installed" in told.err
+
+
 def test_an_old_python_is_refused_with_what_to_do():
     workbook.require_python((3, 11))
     with pytest.raises(workbook.Refused, match=r"needs Python 3\.11 .* is 3\.9\..*PYTHON="):
@@ -444,6 +626,7 @@ def test_an_unknown_command_prints_the_commands(capsys):
     [
         (["lab", "JUPYTER_ARGS=--port=8899 --no-browser"], "lab --port=8899 --no-browser"),
         (["timed", "ARGS=--tokens 64"], "timed --tokens 64"),
+        (["site", "ARGS=--with-solutions"], "site --with-solutions"),
         (["labs"], "labs"),
         (["test"], "test"),
         (["test-all"], "test-all"),
@@ -469,7 +652,8 @@ def test_make_hands_everything_to_workbook(command, expected):
 
 def test_a_command_runs_in_the_projects_folder_with_its_programs_first(capfd):
     told = "import os; print(os.getcwd(), os.environ['PATH'], os.environ['MORE']); exit(3)"
-    assert workbook.run(Path(sys.executable), "-c", told, MORE="is here") == 3
+    process = workbook.launch(Path(sys.executable), "-c", told, variables={"MORE": "is here"})
+    assert process.wait() == 3
     printed = capfd.readouterr().out
     assert printed.startswith(f"{ROOT} {Path(sys.executable).parent}{os.pathsep}")
     assert printed.endswith(" is here\n")

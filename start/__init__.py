@@ -1,0 +1,1 @@
+"""The start page of the course: work/start.ipynb."""

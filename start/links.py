@@ -1,0 +1,28 @@
+"""Links to where a learner stopped in each lab."""
+
+import json
+from pathlib import Path
+
+from autograder.course.lesson import Card, lessons
+from autograder.notebook.passed import OPEN, Progress, progress_in
+
+
+def links(folder: Path) -> dict[str, str]:
+    """Return the link of each lab, by its name. folder: where the learner's labs are."""
+    return {lab: link(progress_in(lesson), folder) for lab, lesson in lessons().items()}
+
+
+def link(progress: Progress, folder: Path) -> str:
+    path = progress.lesson.notebook
+    begun = set(progress.states.values()) != {OPEN}
+    return path + fragment(progress.left[0], folder / path) if begun and progress.left else path
+
+
+def fragment(card: Card, notebook: Path) -> str:
+    """Return what leads JupyterLab to an exercise's card; "" if the learner's copy has none."""
+    try:
+        cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+        found = (c for c in cells if "".join(c["source"]).startswith(f"### Exercise: {card.title}"))
+        return f"#cell-id={next(found)['id']}"
+    except (OSError, ValueError, LookupError, TypeError, StopIteration):
+        return ""

@@ -1,0 +1,39 @@
+"""The paths take as long as they say, and name what they leave out."""
+
+import pytest
+
+from autograder.course.lesson import lessons
+from autograder.course.reference import ROOT
+from start.paths import PATHS, table
+
+SHORT, DAY, EVENINGS, TERM = PATHS
+
+
+def test_the_times_are_those_of_the_titles():
+    assert SHORT.minutes <= 90
+    assert DAY.minutes <= 8 * 60
+    assert len(EVENINGS.sittings) == 5
+    assert len(TERM.sittings) == 12
+    assert all(lesson.minutes <= 5 * 60 for lesson in TERM.labs)
+
+
+def test_a_path_of_whole_labs_takes_their_minutes():
+    assert TERM.minutes == sum(lesson.minutes for lesson in TERM.labs)
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.title)
+def test_every_chosen_exercise_exists(path):
+    for lab, chosen in path.only.items():
+        assert len(path.exercises(lessons()[lab])) == len(chosen)
+
+
+def test_every_lab_is_in_a_path_or_named_as_left_out():
+    assert SHORT.left_out.startswith("labs 3–")
+    assert EVENINGS.left_out.startswith("labs 5, 6, 8–")
+    assert DAY.left_out.endswith("7 exercises of labs 3, 4, the written questions")
+    assert TERM.left_out == "nothing"
+
+
+def test_the_workshops_page_has_the_same_paths():
+    text = (ROOT / "docs" / "workshops.md").read_text(encoding="utf-8")
+    assert table() in text, "Copy the output of `python -m start.paths` to docs/workshops.md."
