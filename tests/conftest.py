@@ -23,7 +23,7 @@ settings.load_profile("default")
 LONGEST = (
     *("test_build", "test_exercises", "test_cluster", "test_answers", "test_oracle"),
     *("test_hostile", "test_bundle", "test_mutants", "test_nbgrader", "test_browser"),
-    *("test_processes", "test_demo", "test_pictures"),
+    *("test_processes", "test_demo", "test_pictures", "test_site"),
 )
 
 

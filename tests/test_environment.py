@@ -34,6 +34,7 @@ def our_files(*suffixes: str) -> list[Path]:
         if path.is_file()
         and (not suffixes or path.suffix in suffixes)
         and not NOT_OURS & set(path.relative_to(ROOT).parts)
+        and path.relative_to(ROOT).parts[0] != "site"
         and not any(part.endswith((".egg-info", "_cache")) for part in path.parts)
     ]
     assert found, f"no files with {suffixes} under {ROOT}"
@@ -48,6 +49,7 @@ def named(requirements: list[str]) -> dict[str, Requirement]:
 PEERS = "peers"  # an extra that no set-up installs; `timed --peers` installs each package by itself
 GPU = "gpu"  # for lab 12's one kernel
 RAY = "ray"  # for replicas on many machines
+SITE = "site"  # installed when the site is first built
 # Modules that may be missing: the engines' own, and vLLM, which needs its own version of torch.
 PEER_MODULES = {"ctranslate2", "gguf", "llama_cpp", "vllm"}
 DIRECT = named([*BASE, *(text for extra in EXTRAS.values() for text in extra)])
@@ -131,7 +133,7 @@ def test_conda_users_get_the_same_environment():
     oldest = PROJECT["requires-python"].removeprefix(">=")
     assert python == f"python={oldest}"
     assert pip == "pip"
-    extras = [extra for extra in EXTRAS if extra not in (PEERS, GPU, RAY)]
+    extras = [extra for extra in EXTRAS if extra not in (PEERS, GPU, RAY, SITE)]
     wanted = f"--editable .[{','.join(extras)}]"
     assert installed == {"pip": [wanted, "--constraint constraints.txt"]}
     assert extras == workbook.EXTRAS
@@ -146,8 +148,8 @@ def test_workbook_refuses_the_pythons_that_pip_would_refuse():
 # ------------------------------------------------------------------------------------------ imports
 
 
-OURS = {"autograder", "docs", "gpt", "models", "serve", "solutions", "tests", "timed_generate",
-        "timing", "visuals", "workbook"}  # fmt: skip
+OURS = {"autograder", "docs", "gpt", "models", "serve", "solutions", "start", "tests",
+        "timed_generate", "timing", "visuals", "workbook"}  # fmt: skip
 # Labs use them: no solutions.
 MEASURING = {"timing.cores", "timing.stopwatch", "timing.threads", "timing.work"}
 # Imports run one way only: the modules that each file or folder may import. A file's line overrides
@@ -264,7 +266,7 @@ def test_every_test_that_the_documentation_names_exists():
 def test_the_project_speaks_of_itself_alone():
     """No path of a particular machine, and no host of a package registry."""
     foreign = re.compile(
-        r"/root/|/home/\w|/Users/\w|/tmp/venv|/work/(main|shared)|shared/corpus"
+        r"/root/|/home/(?!jovyan)\w|/Users/\w|/tmp/venv|/work/(main|shared)|shared/corpus"
         r"|pypi\.(org|python)|pythonhosted\.org|npmjs\.|anaconda\.org"
     )
     texts = our_files(".py", ".md", ".toml", ".txt", ".yml", ".json", ".ipynb", ".cfg", "", ".svg")

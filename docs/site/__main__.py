@@ -1,0 +1,53 @@
+"""Build the course's site: `make site`, or `python -m docs.site`.
+
+The site is static: open site/index.html, or publish the folder. Every lab is on it as a student
+gets it, with the pictures and outputs of the solved notebook. A site that holds a line of a
+solution is refused. What the notebooks showed is kept in build/ and used until the code changes.
+"""
+
+import argparse
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from autograder.course.lesson import lessons
+from autograder.course.reference import ROOT, AuthorError
+from docs.site.built import build
+from docs.site.executed import executed
+
+BUILD, SITE = ROOT / "build" / "site", ROOT / "site"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Build the course's site in site/.")
+    parser.add_argument(
+        "--with-solutions", action="store_true", help="add the reference, for instructors"
+    )
+    with_solutions = parser.parse_args().with_solutions
+    start = time.perf_counter()
+    try:
+        print("Running the notebooks, unless nothing has changed since the last time.", flush=True)
+        solved = executed(lesson.name for lesson in lessons().values())
+        print(f"Building the pages, after {time.perf_counter() - start:.0f} s.", flush=True)
+        html = build(BUILD, solved, with_solutions)
+        replace(SITE, html)
+    except AuthorError as refusal:
+        print(refusal, file=sys.stderr)
+        return 1
+    files = [path for path in SITE.rglob("*") if path.is_file()]
+    size = sum(path.stat().st_size for path in files) / 1e6
+    print(f"site/index.html, after {time.perf_counter() - start:.0f} s: {size:.0f} MB in all.")
+    return 0
+
+
+def replace(site: Path, html: Path) -> None:
+    """Move a new site to its place. Raises AuthorError if what is there was no site."""
+    if site.exists() and not (site / "objects.inv").exists():
+        raise AuthorError(f"{site} was not written by this command. Move it away, and build again.")
+    shutil.rmtree(site, ignore_errors=True)
+    html.rename(site)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,267 @@
+"""The site: what its pages show, that they hold no solution, and that they work without a network.
+
+One whole site is built from lab 1's executed notebook; the other labs have no outputs there.
+"""
+
+import os
+import re
+from html import unescape
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from nbformat.v4 import new_code_cell, new_notebook, new_output
+from playwright.sync_api import expect
+
+from autograder.course.lesson import lessons
+from autograder.course.reference import ROOT, AuthorError
+from docs.site import executed
+from docs.site.animation import described, draw, lives, runs
+from docs.site.grafted import CODE, STATE, VIEW, grafted
+from docs.site.leaks import leaks
+from docs.site.links import rewritten
+from docs.site.pages import write_pages
+from tests.common.browser import browser_page, find_browser
+
+SECRET = "keys = torch.cat([kv_cache[0], keys], dim=2)"  # a line of lab 2's solution
+
+# ------------------------------------------------------------------------- outputs in the labs
+
+
+def stream(text):
+    return new_output("stream", text=text)
+
+
+def notebook(*cells):
+    return new_notebook(cells=[new_code_cell(s, id=id, outputs=o) for id, s, o in cells])
+
+
+def shown(outputs, widgets=None):
+    """Return what the released cell shows if the solved one has these outputs."""
+    solved = notebook(("a", "return 1", outputs))
+    solved.metadata.widgets = {STATE: {"state": widgets or {}}}
+    (cell,) = grafted(notebook(("a", "raise NotImplementedError", [])), solved).cells
+    assert cell.source == "raise NotImplementedError"
+    return cell.outputs
+
+
+def test_a_lab_shows_the_outputs_of_the_solved_notebook_below_its_own_code():
+    assert shown([stream("passed")]) == [stream("passed")]
+
+
+def test_an_output_with_a_line_of_a_solution_is_left_out():
+    for output in (stream(f"x\n  {SECRET}"), new_output("display_data", {"text/html": SECRET})):
+        (note,) = shown([output])
+        assert CODE in note.data["text/html"]
+
+
+def test_labs_of_another_build_than_the_lessons_are_refused():
+    with pytest.raises(AuthorError, match="make labs"):
+        grafted(notebook(("a", "", [])), notebook(("b", "", [])))
+
+
+def view(widgets):
+    return shown([new_output("display_data", {VIEW: {"model_id": "box"}})], widgets)
+
+
+def box(*children):
+    names = [f"IPY_MODEL_{number}" for number in range(len(children))]
+    inside = {str(number): child for number, child in enumerate(children)}
+    return inside | {"box": {"model_name": "VBoxModel", "state": {"children": names}}}
+
+
+def widget(kind, **state):
+    return {"model_name": f"{kind}Model", "state": state}
+
+
+def test_a_slider_and_its_picture_stand_still():
+    picture = {**widget("Image"), "buffers": [{"data": "cG5n"}]}
+    slider = widget("IntSlider", description="row", min=0, max=8, value=3)
+    choice = widget("SelectionSlider", description="size", _options_labels=["4", "16"], index=1)
+    one, other, words, still, note = view(
+        box(slider, choice, widget("HTML", value="<b>three</b>"), picture)
+    )
+    assert 'min="0" max="8" value="3"' in one.data["text/html"]
+    assert other.data["text/html"].endswith(" 16</label>")
+    assert words.data["text/html"] == "<b>three</b>"
+    assert still.data == {"image/png": "cG5n"}
+    assert "you can move this" in note.data["text/html"]
+
+
+def test_a_progress_bar_leaves_nothing():
+    assert view(box(widget("HTML", value="100%"), widget("FloatProgress", value=1))) == []
+
+
+def test_an_unknown_widget_is_refused_by_name():
+    with pytest.raises(AuthorError, match="kind ColorPickerModel"):
+        view(box(widget("ColorPicker")))
+
+
+def test_a_notebook_runs_again_only_if_the_code_has_changed(tmp_path, monkeypatch):
+    ran = []
+    monkeypatch.setattr(executed, "KEPT", tmp_path)
+    monkeypatch.setattr(executed, "run", ran.append)
+    for code in ("one", "one", "other"):
+        monkeypatch.setattr(executed, "digest_of_code", lambda code=code: code)
+        executed.executed_one("01_generate")
+    assert len(ran) == 2
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+# --------------------------------------------------------------------- leaks, links, the picture
+
+
+def test_a_line_of_a_solution_is_found_in_any_form():
+    colored = "".join(f"<span>{part}</span> " for part in re.split(r"(\W)", SECRET))
+    assert leaks(f"<p>\n{colored}</p>") == [SECRET]
+    assert leaks('if "a"<b: x\n' + SECRET.replace(" ", "  ")) == [SECRET]
+    assert leaks((ROOT / "gpt.py").read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("link", "new", "published"),
+    [
+        ("[a](results.md#x)", "[a](results.md#x)", None),
+        ("[a](../README.md#the-labs)", "[a](../index.md#the-labs)", None),
+        ("[`gpt`](../gpt.py)", "[`gpt`](../gpt.md)", None),
+        ("[a](https://b.c)", "[a](https://b.c)", None),
+        ("[a](#here)", "[a](#here)", None),
+        ("[a](../solutions/x.py)", "a", "[a](https://h/blob/main/solutions/x.py)"),
+        ("[a][b]\n\n[b]: ../x.py\n", "a\n\n", "[a][b]\n\n[b]: https://h/blob/main/x.py\n"),
+        ("```\nf[a](b)\n```", "```\nf[a](b)\n```", None),
+    ],
+)
+def test_links_lead_to_the_site_or_to_the_repository(link, new, published):
+    site = {"docs/results.md", "index.md", "gpt.md"}
+    assert rewritten(link, "docs/a.md", site, "") == new
+    assert rewritten(link, "docs/a.md", site, "https://h") == (published or new)
+
+
+def test_the_picture_shows_every_step_of_the_run():
+    trace = [[0, 1], [0, 2], [None, 2]]
+    assert lives(trace) == {0: (0, 0, 1), 1: (1, 0, 0), 2: (1, 1, 2)}
+    assert "C in slot 2, steps 2 to 3" in described(trace)
+    assert draw(trace).count('class="served') == 5
+    continuous, static = runs()
+    assert len(continuous) < len(static)
+
+
+def test_the_solutions_are_there_only_if_asked_for(tmp_path):
+    write_pages(tmp_path / "students", {})
+    write_pages(tmp_path / "instructors", {}, with_solutions=True)
+    name, warning = "solutions/engine/engine.md", "holds the reference solutions"
+    assert not (tmp_path / "students" / name).exists()
+    assert "automodule:: solutions.engine" in (tmp_path / "instructors" / name).read_text()
+    assert warning not in (tmp_path / "students" / "index.md").read_text("utf-8")
+    assert warning in (tmp_path / "instructors" / "index.md").read_text("utf-8")
+
+
+# ------------------------------------------------------------------------------- the whole site
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    if "CI" not in os.environ:
+        pytest.importorskip("sphinx", reason="The extra `site` isn't installed")
+    from docs.site.built import build
+
+    return build(tmp_path_factory.mktemp("site"), executed.executed(["01_generate"]))
+
+
+@pytest.mark.slow
+def test_a_site_with_a_solution_is_found_out(site):
+    from docs.site.built import leaked
+
+    assert leaked(site) == []
+    (site / "planted.js").write_text(SECRET)
+    assert leaked(site) == [f"planted.js: {SECRET}"]
+    (site / "planted.js").unlink()
+
+
+def pages_of(site: Path) -> dict[Path, str]:
+    """Return the text of every page; the theme keeps templates with the same ending."""
+    pages = [page for page in site.rglob("*.html") if "_static" not in page.parts]
+    return {page: page.read_text(encoding="utf-8") for page in pages}
+
+
+@pytest.mark.slow
+def test_every_link_leads_somewhere(site):
+    pages, broken = pages_of(site.resolve()), []
+    assert len(pages) > len(lessons())
+    for page, text in pages.items():
+        for found in set(re.findall(r'\s(?:href|src)="([^"]*)"', text)):
+            link = urlsplit(unescape(found))
+            if link.scheme:
+                continue
+            target = (page.parent / unquote(link.path)).resolve() if link.path else page
+            there = pages.get(target, "")
+            lost = there and link.fragment and f'id="{link.fragment}"' not in there
+            if lost or not target.exists():
+                broken.append((page.name, found))
+    assert broken == []
+
+
+@pytest.fixture(scope="module")
+def page(site):
+    """A page in a browser, with the site's files and nothing else to fetch."""
+    if find_browser() is None:
+        reason = "no Chromium or Chrome on the path; install one to run the tests in a browser"
+        pytest.fail(reason) if "CI" in os.environ else pytest.skip(reason)
+    with browser_page() as page:
+        fetched, page.site = [], site
+        page.on("request", lambda request: fetched.append(request.url))
+        yield page
+        assert [url for url in fetched if not url.startswith((site.as_uri(), "data:"))] == []
+
+
+def go(page, path):
+    page.goto(f"{page.site.as_uri()}/{path}")
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_page_is_wider_than_a_phone(page, scheme):
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size({"width": 420, "height": 900})
+    for path in pages_of(page.site):
+        page.goto(path.as_uri())
+        assert page.evaluate("document.documentElement.scrollWidth") <= 420, path
+        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, re.findall(r"\d+", ground)[:3])) > 384) == (scheme == "light"), path
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_search_finds_words_in_a_lab(page):
+    go(page, "search.html?q=block+table")
+    expect(page.locator("#search-results a", has_text="paged attention").first).to_be_visible()
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_the_run_on_the_front_page_moves_and_can_be_paused(page):
+    page.emulate_media(reduced_motion="no-preference")
+    go(page, "index.html")
+    run = page.locator(".run")
+    moving = "run => run.getAnimations({ subtree: true }).map(one => one.playState)"
+    assert set(run.evaluate(moving)) == {"running"}
+    page.get_by_label("pause").check()
+    assert set(run.evaluate(moving)) == {"paused"}
+    page.emulate_media(reduced_motion="reduce")
+    assert run.evaluate(moving) == []
+    assert run.locator(".served").last.evaluate("one => getComputedStyle(one).opacity") == "1"
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_the_survey_is_sorted_by_a_column(page):
+    go(page, "docs/survey.html")
+    table = page.locator("article table").first
+    names = table.locator("tbody td:first-child")
+    first, last = names.first.inner_text(), names.last.inner_text()
+    table.get_by_role("button").first.click()
+    assert names.all_inner_texts() == sorted(names.all_inner_texts(), key=str.casefold)
+    table.get_by_role("button").first.click()
+    assert (first, last) != (names.first.inner_text(), names.last.inner_text())
+    assert names.first.inner_text().casefold() > names.last.inner_text().casefold()
