@@ -19,10 +19,14 @@ def link(progress: Progress, folder: Path) -> str:
 
 
 def fragment(card: Card, notebook: Path) -> str:
-    """Return what leads JupyterLab to an exercise's card; "" if the learner's copy has none."""
+    """Return what leads JupyterLab to an exercise's code; "" if the learner's copy has none.
+
+    Not to the card above the code: JupyterLab would open it for editing.
+    """
     try:
-        cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
-        found = (c for c in cells if "".join(c["source"]).startswith(f"### Exercise: {card.title}"))
-        return f"#cell-id={next(found)['id']}"
+        cells = iter(json.loads(notebook.read_text(encoding="utf-8"))["cells"])
+        next(c for c in cells if "".join(c["source"]).startswith(f"### Exercise: {card.title}"))
+        code = next(c for c in cells if c["cell_type"] == "code")
+        return f"#cell-id={code['id']}"
     except (OSError, ValueError, LookupError, TypeError, StopIteration):
         return ""
