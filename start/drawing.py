@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from html import escape
 
 from autograder.course.lesson import Lesson, builds_on, lessons
-from autograder.notebook.passed import RED, progress_in
+from autograder.notebook.passed import Progress, progress_in
 from start.words import duration, numbers, title
 
 TRACKS = {"core": "The core", "text": "Text", "serving": "Serving", "bytes": "Fewer bytes"}
@@ -86,9 +86,8 @@ class Map:
         progress, (x, y) = progress_in(lesson), place
         passed = len(progress.passed) / len(lesson.cards)
         state = "finished" if passed == 1 else ""
-        is_red = RED in progress.states.values()
         halo = f'<circle class="halo" cx="{x}" cy="{y}" r="{RADIUS + 6}"/>' * (lesson == self.here)
-        alarm = f'<text class="alarm" x="{x + 9}" y="{y - 8}">!</text>' if is_red else ""
+        alarm = f'<text class="alarm" x="{x + 9}" y="{y - 8}">!</text>' if progress.red else ""
         return (
             f'<g class="{state}" {color(lesson.track)} aria-hidden="true">{halo}'
             f'<circle class="ring" cx="{x}" cy="{y}" r="{RADIUS}"/>'
@@ -97,13 +96,13 @@ class Map:
             f'<text class="number" x="{x}" y="{y + 4.5}">{lesson.number}</text>{alarm}</g>'
             f'<foreignObject x="{x - RADIUS}" y="{y - RADIUS}" width="{COLUMN - 8}" '
             f'height="{ROW + 12}">'
-            f"{self.label(lesson, side)}</foreignObject>"
+            f"{self.label(progress, side)}</foreignObject>"
         )
 
-    def label(self, lesson: Lesson, side: str) -> str:
-        progress, bases = progress_in(lesson), builds_on(lesson)
+    def label(self, progress: Progress, side: str) -> str:
+        lesson, red = progress.lesson, len(progress.red)
+        bases = builds_on(lesson)
         count, of = len(progress.passed), len(lesson.cards)
-        red = list(progress.states.values()).count(RED)
         state = f"all {of} passed ✓" if count == of else f"{count} of {of} passed"
         lines = [f"{duration(lesson.minutes)} · {state}"]
         lines += [f'<span class="red">{red} red again</span>'] if red else []

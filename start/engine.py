@@ -2,9 +2,7 @@
 
 import html
 
-from timing.kept_rows import Row, kept
-
-SAME = "workload", "processor", "cores", "device", "model"
+from timing.kept_rows import COMPARABLE, Row, kept
 
 
 def comparisons() -> list[tuple[Row, list[Row]]]:
@@ -19,7 +17,7 @@ def comparisons() -> list[tuple[Row, list[Row]]]:
 
 
 def are_same(row: Row, other: Row) -> bool:
-    return all(row.get(name) == other.get(name) for name in SAME)
+    return all(row.get(name) == other.get(name) for name in COMPARABLE)
 
 
 def your_engine() -> str:

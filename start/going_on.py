@@ -1,7 +1,7 @@
 """Where a learner goes on: the lab, and a sentence about it."""
 
-from autograder.course.lesson import Lesson, lessons
-from autograder.notebook.passed import RED, Progress, newest_pass, progress_in
+from autograder.course.lesson import lessons
+from autograder.notebook.passed import RED, Progress, newest_lab, newest_pass, progress_in
 from start.words import duration, title
 
 
@@ -9,23 +9,17 @@ def next_progress() -> Progress | None:
     """Return the lab to go on with: that of the newest pass, else a later one on its track, else
     the first that isn't finished; None if all are."""
     course = list(lessons().values())
-    newest = last_lab()
+    newest = newest_lab()
     on_track = [lab for lab in course if lab.track == newest.track and lab.number > newest.number]
     progresses = (progress_in(lesson) for lesson in [newest, *on_track, *course])
     return next((progress for progress in progresses if progress.left), None)
-
-
-def last_lab() -> Lesson:
-    """Return the lab of the newest pass; the first one if nothing has passed."""
-    newest = newest_pass()
-    return lessons()[newest.split(".")[0]] if newest else next(iter(lessons().values()))
 
 
 def advice(progress: Progress | None) -> tuple[str, str]:
     """Return the text of the link to a lab, and what to know before following it."""
     if progress is None:
         return "", "Every exercise of every lab has passed. Congratulations: the engine is yours."
-    lesson, last = progress.lesson, last_lab()
+    lesson, last = progress.lesson, newest_lab()
     lab = f"lab {lesson.number}: {title(lesson)}"
     if newest_pass() is None:
         return f"Begin with {lab}", f"{duration(lesson.minutes)}. Or choose a path below."

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from autograder.course.lesson import Card, lessons
-from autograder.notebook.passed import OPEN, Progress, progress_in
+from autograder.notebook.passed import Progress, progress_in
 
 
 def links(folder: Path) -> dict[str, str]:
@@ -14,8 +14,9 @@ def links(folder: Path) -> dict[str, str]:
 
 def link(progress: Progress, folder: Path) -> str:
     path = progress.lesson.notebook
-    begun = set(progress.states.values()) != {OPEN}
-    return path + fragment(progress.left[0], folder / path) if begun and progress.left else path
+    if progress.is_begun and progress.left:
+        return path + fragment(progress.left[0], folder / path)
+    return path
 
 
 def fragment(card: Card, notebook: Path) -> str:

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from autograder.course.lesson import Lesson, builds_on, lessons
-from autograder.notebook.passed import RED, Progress, progress_in
+from autograder.notebook.card import code_marked
+from autograder.notebook.passed import Progress, progress_in
 from start.drawing import Map
 from start.engine import your_engine
 from start.going_on import advice, next_progress
 from start.links import links
 from start.paths import PATHS, CoursePath
-from start.words import code_marked, duration, numbers, title
+from start.words import duration, numbers, title
 
 FOLDER = Path(__file__).parent
 PAGE, REPORT = "start.ipynb", "report.html"
@@ -95,7 +96,7 @@ def labs(ways: Mapping[str, str]) -> str:
 def row_of(lesson: Lesson, way: str) -> str:
     progress = progress_in(lesson)
     earned, points = progress.points
-    red = list(progress.states.values()).count(RED)
+    red = len(progress.red)
     bases = builds_on(lesson)
     cells = {
         "lab": f'<a href="{way}">{lesson.number} · {title(lesson)}</a>',

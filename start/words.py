@@ -1,7 +1,5 @@
 """Lengths of time and lists of labs, as the page writes them."""
 
-import html
-import re
 from collections.abc import Iterable
 
 from autograder.course.lesson import Lesson
@@ -32,7 +30,3 @@ def labeled(labs: list[Lesson]) -> str:
 
 def title(lesson: Lesson) -> str:
     return lesson.lab.replace("_", " ")
-
-
-def code_marked(text: str) -> str:
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))

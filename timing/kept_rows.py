@@ -15,7 +15,8 @@ from autograder.notebook import passed
 Row = dict[str, Any]
 
 RUN = "processor", "cores", "device", "model", "torch"  # what each row takes from its run
-SAME = "processor", "cores", "device", "model", "workload", "technique"  # a newer row replaces it
+COMPARABLE = "processor", "cores", "device", "model", "workload"  # the same in rows to compare
+SAME = *COMPARABLE, "technique"  # a newer row replaces an older one
 TEXTS = "workload", "technique", "date", "processor", "model"
 
 

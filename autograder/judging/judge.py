@@ -35,9 +35,8 @@ from autograder.judging.source import (
     unused_arguments,
 )
 from autograder.judging.symptoms import extreme, symptom
+from autograder.judging.verdicts import NOT_ATTEMPTED, PASSED, WRONG
 from autograder.lending.borrowed import borrowed
-
-NOT_ATTEMPTED, WRONG, PASSED = "not attempted", "wrong", "passed"
 
 TIMES_THE_WORK, MORE_WORK = 4, 64  # than the reference's, before an attempt is stopped
 SECONDS = 10.0  # for all cases together, of which the reference needs hundredths

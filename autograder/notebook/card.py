@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autograder.judging.judge import NOT_ATTEMPTED, PASSED, WRONG
+from autograder.judging.verdicts import NOT_ATTEMPTED, PASSED, WRONG
 
 # Middle tones, visible on white and on black; everything else keeps the theme's own colors.
 COLORS = {PASSED: "#2e9e5b", NOT_ATTEMPTED: "#c98a1b", WRONG: "#d2504b"}

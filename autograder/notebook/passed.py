@@ -10,8 +10,9 @@ from pathlib import Path
 
 from autograder.course.lesson import Card, Lesson, lessons
 from autograder.course.reference import ROOT
+from autograder.judging.verdicts import PASSED
 
-PASSED, OPEN, RED = "passed", "open", "red again"
+OPEN, RED = "open", "red again"  # the states that a check alone does not know
 
 
 def folder() -> Path:
@@ -59,6 +60,15 @@ class Progress:
         return [c for name, c in self.lesson.cards.items() if self.states[name] != PASSED]
 
     @property
+    def red(self) -> list[str]:
+        """The exercises whose check has failed since they passed."""
+        return [name for name, state in self.states.items() if state == RED]
+
+    @property
+    def is_begun(self) -> bool:
+        return set(self.states.values()) != {OPEN}
+
+    @property
     def minutes_left(self) -> int:
         """The minutes of the exercises that are left, without the reading between them."""
         return sum(card.minutes for card in self.left)
@@ -78,3 +88,9 @@ def newest_pass() -> str | None:
     """Return the exercise that passed last; None if none has."""
     passed = [name for lesson in lessons().values() for name in lesson.cards if is_kept(name)]
     return max(passed, key=lambda name: kept_file(name).stat().st_mtime, default=None)
+
+
+def newest_lab() -> Lesson:
+    """Return the lab of the newest pass; the first one if nothing has passed."""
+    newest = newest_pass()
+    return lessons()[newest.split(".")[0]] if newest else next(iter(lessons().values()))

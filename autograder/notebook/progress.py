@@ -6,9 +6,9 @@ from pathlib import Path
 
 from autograder.course.lesson import FILE, Card, Lesson, lessons
 from autograder.course.reference import has_reference
-from autograder.judging.judge import NOT_ATTEMPTED, WRONG
+from autograder.judging.verdicts import NOT_ATTEMPTED, PASSED, WRONG
 from autograder.notebook.card import CELL, COLORS, TABLE, show
-from autograder.notebook.passed import OPEN, PASSED, RED, Progress, newest_pass, progress_in
+from autograder.notebook.passed import OPEN, RED, Progress, newest_lab, progress_in
 
 SHOWN = {PASSED: COLORS[PASSED], OPEN: COLORS[NOT_ATTEMPTED], RED: COLORS[WRONG]}
 START = "start.ipynb"  # next to the folders of the labs
@@ -109,5 +109,4 @@ def this_lab() -> Lesson:
     here = FILE.fullmatch(Path.cwd().name)
     if here and here[1] in lessons():
         return lessons()[here[1]]
-    newest = newest_pass()
-    return lessons()[newest.split(".")[0]] if newest else next(iter(lessons().values()))
+    return newest_lab()

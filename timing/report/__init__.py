@@ -12,7 +12,7 @@ from string import Template
 
 from autograder.course.lesson import lessons
 from autograder.course.reference import ROOT
-from autograder.notebook.passed import OPEN, RED, Progress, progress_in
+from autograder.notebook.passed import Progress, progress_in
 from timing.kept_rows import Row, kept
 from timing.peers.catalogue import PEERS
 from timing.report.pictures import fitting, pictures_in
@@ -43,7 +43,7 @@ def write_report(out: Path | None = None, name: str | None = None) -> Path:
 
 
 def page(name: str | None) -> str:
-    begun = [p for p in map(progress_in, lessons().values()) if set(p.states.values()) != {OPEN}]
+    begun = [p for p in map(progress_in, lessons().values()) if p.is_begun]
     rows, elsewhere = comparable(kept())
     today = f"{date.today():%B %d, %Y}".replace(" 0", " ")
     return Template(PAGE.read_text(encoding="utf-8")).substitute(
@@ -192,7 +192,7 @@ def exercises(begun: Sequence[Progress]) -> str:
 
 def lab_row(progress: Progress) -> str:
     lesson, (earned, points) = progress.lesson, progress.points
-    red = [name.partition(".")[2] for name, state in progress.states.items() if state == RED]
+    red = [name.partition(".")[2] for name in progress.red]
     notes = []
     if red:
         notes.append(f'<small class="red">passed once, failed since: {", ".join(red)}</small>')
