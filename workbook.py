@@ -60,7 +60,9 @@ UNMET = (  # what precedes or follows a version that pip, and then uv, can't hav
 COMPILED = {"llama-cpp-python": "eight minutes on two cores"}  # measured; there are no wheels
 LABS, WORK = ROOT / "labs", ROOT / "work"
 FOR_LEARNERS = ROOT / ".jupyter"  # settings that hide nbgrader, whose panels are for instructors
-PYTEST = ["-m", "pytest", "-n", "3"]  # on two cores: one often waits for a browser or a sandbox
+# Three processes on two cores, because one often waits for a browser or a sandbox; the order and
+# the groups are those of tests/conftest.py.
+PYTEST = ["-m", "pytest", "-n", "3", "--dist", "loadgroup", "--no-loadscope-reorder"]
 RECORD = ".labs.json"  # in work/: the hash that every released file had when it was copied
 
 
@@ -469,7 +471,7 @@ def test(python: Path, arguments: list[str]) -> int:
 def test_all(python: Path, arguments: list[str]) -> int:
     lint = run(python, "-m", "ruff", "check", ".")
     types = run(python, "-m", "mypy")
-    tests = run(python, *PYTEST, "--dist", "loadfile", *arguments)
+    tests = run(python, *PYTEST, *arguments)
     return lint or types or tests
 
 

@@ -27,10 +27,18 @@ LONGEST = (
 )
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the longest files first. Leave out the soak tests without `make soak` or -m soak."""
+    """Put the longest files first. Leave out the soak tests without `make soak` or -m soak.
+
+    The tests of a file run in one process, because they share what it makes, except for those that
+    have a group of their own.
+    """
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
     if config.getoption("--hypothesis-profile") == "soak" or "soak" in config.getoption("-m"):
         return
     left_out = [item for item in items if item.get_closest_marker("soak")]

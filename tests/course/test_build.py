@@ -180,9 +180,14 @@ def test_a_lab_runs_up_to_its_first_check_which_says_not_attempted(name, kernel,
     assert "not attempted" in stopped.value.evalue
 
 
-@pytest.mark.parametrize(
-    "name", [NAMES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[1:])]
-)
+# `make test` tries the first lab, too. Several processes share the others.
+SHARED = [
+    pytest.param(name, marks=[pytest.mark.slow, pytest.mark.xdist_group(f"notebooks-{place % 4}")])
+    for place, name in enumerate(NAMES[1:])
+]
+
+
+@pytest.mark.parametrize("name", [NAMES[0], *SHARED])
 def test_a_solved_lab_runs_top_to_bottom_and_every_check_passes(name, rebuilt, kernel, tmp_path):
     solved = read(source_path(name, rebuilt))
     execute(solved, kernel, tmp_path)
