@@ -158,7 +158,9 @@ class Reader:
             return key
         if key is None or isinstance(key, (str, bytes)):
             return key
-        raise WireError("a key is text, bytes, None or a whole number of a usual size")
+        if isinstance(key, tuple) and all(isinstance(part, (str, bytes)) for part in key):
+            return key
+        raise WireError("a key is text, bytes, None, a tuple of them or a usual whole number")
 
     def tensor(self, dtype: str, shape: list[int]) -> Tensor:
         if dtype not in DTYPES or not isinstance(shape, list) or len(shape) > DEEPEST:
