@@ -49,7 +49,7 @@ def new_app(settings: Settings, lab: Any, engine: EngineThread | EngineProcess) 
 
     @app.post("/v1/completions")
     async def completions(body: CompletionBody, request: Request) -> Response:
-        answer = service.admit(body)
+        answer = service.admit(body, await service.automaton_of(body))
         head = head_of("text_completion", answer.id, body.model)
         if body.stream:
             return EventStream(service, answer, completion_choices(service, answer), head)
@@ -59,7 +59,7 @@ def new_app(settings: Settings, lab: Any, engine: EngineThread | EngineProcess) 
 
     @app.post("/v1/chat/completions")
     async def chat(body: ChatBody, request: Request) -> Response:
-        answer = service.admit(body)
+        answer = service.admit(body, await service.automaton_of(body))
         if body.stream:
             head = head_of("chat.completion.chunk", answer.id, body.model)
             return EventStream(service, answer, chat_choices(service, answer), head)

@@ -5,6 +5,7 @@ thread: requests and aborts wait in an inbox until the next step, and a step's o
 event loop together.
 """
 
+import functools
 import logging
 import threading
 import time
@@ -17,7 +18,8 @@ import torch
 
 from solutions.decoding import GREEDY
 from solutions.engine.engine import Output as EngineOutput
-from solutions.server.loaded import Loaded
+from solutions.server.formats import Guides
+from solutions.server.loaded import Loaded, read_tokenizer
 from solutions.server.messages import EngineFault, Output, Request, TokenLogprob
 
 Deliver = Callable[[list[tuple[str, Output | EngineFault]]], None]
@@ -44,7 +46,7 @@ class EngineThread:
     """
 
     def __init__(self, loaded: Loaded, deliver: Deliver = lambda outputs: None) -> None:
-        self.engine = loaded.new_engine(self.note)
+        self.loaded, self.engine = loaded, loaded.new_engine(self.note)
         self.deliver = deliver
         self.on_view: Callable[[], object] = lambda: None
         self.on_death = self.on_view  # a thread doesn't die by itself, as a process may
@@ -53,6 +55,7 @@ class EngineThread:
         self.numbers: dict[str, int] = {}  # the engine's number of each request that it serves
         self.requests: dict[int, Request] = {}
         self.outputs: list[tuple[str, Output | EngineFault]] = []
+        self.constraints: dict[int, Any] = {}  # lab 14's, of requests with a format
         self.logprobs: dict[int, list[TokenLogprob]] = {}
         self.cached: dict[int, int] = {}
         self.preempted: Counter[int] = Counter()
@@ -119,7 +122,16 @@ class EngineThread:
         )  # fmt: skip
         if not request.speculation:
             self.engine.inbox[-1].new_drafter = None  # type: ignore[union-attr]
+        if request.automaton is not None:
+            guide = self.guides.guide(request.automaton)
+            self.constraints[number] = self.loaded.labs("constrained").Constraint(guide)
         self.numbers[request.id], self.requests[number] = number, request
+
+    @functools.cached_property
+    def guides(self) -> Guides:
+        eos = self.facts.eos_token_id
+        assert eos is not None, "without it, no format is admitted"
+        return Guides(read_tokenizer(self.loaded.settings.model), eos)
 
     def step(self) -> None:
         try:
@@ -154,6 +166,7 @@ class EngineThread:
         if output.finish_reason is not None:
             del self.requests[number], self.numbers[request.id]
             self.preempted.pop(number, None)
+            self.constraints.pop(number, None)
         if output.finish_reason == "error":
             self.outputs.append((request.id, EngineFault()))
         elif output.finish_reason != "abort":
@@ -164,14 +177,22 @@ class EngineThread:
     # ------------------------------------------------------------------------ what is looked at
 
     def watch(self) -> None:
-        """Let the engine's own methods note what no output says."""
+        """Let the engine's own methods note what no output says, and keep to each format."""
         engine = self.engine
         manager: Any = engine.scheduler.manager
         choose, preempt = engine.choose, engine.scheduler.preempt
         admit: Any = manager.admit
 
         def noting_choose(sequence: Any, logits: torch.Tensor) -> list[int]:
-            ids = choose(sequence, logits)
+            constraint = self.constraints.get(sequence.number)
+            if constraint is None:
+                ids = choose(sequence, logits)
+            else:
+                with engine.ending_at_errors(sequence):
+                    constrained = constraint.constrain(logits, sequence.drafts)
+                ids = choose(sequence, constrained)
+                for token in ids:
+                    constraint.advance(token)
             wanted = self.requests[sequence.number].logprobs
             if wanted is not None:
                 self.logprobs[sequence.number] = logprobs_of(logits, ids, wanted)

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 
-from gpt import find_checkpoint
+from gpt import find_checkpoint, load_tokenizer
 from solutions.engine.engine import Engine, Output, Parts
 from solutions.kv_cache import CachedLMHead
 from solutions.server.settings import Labs, Settings, reference
@@ -62,6 +63,14 @@ class Loaded:
             weight = self.model.transformer.wte.weight
             return AdaptiveDrafter(NgramDrafter(self.model.config.vocab_size, device=weight.device))
         return ConfidentDrafter(self.draft, self.model.config.n_positions)
+
+
+def read_tokenizer(model: str) -> Any:
+    """Return a model's tokenizer, without transformers if that is possible: it takes a second."""
+    file = find_checkpoint(model) / "tokenizer.json"
+    if file.exists():
+        return Tokenizer.from_file(str(file))
+    return load_tokenizer(model).backend_tokenizer
 
 
 def load(settings: Settings, labs: Labs = reference) -> Loaded:

@@ -3,11 +3,14 @@
 from dataclasses import dataclass, field
 
 from solutions.decoding import SamplingParams
+from solutions.server.formats import SentAutomaton
 
 
 @dataclass(frozen=True)
 class Request:
-    """One text to write. logprobs: how many alternatives to report per token; None for nothing."""
+    """One text to write. logprobs: how many alternatives to report per token; None for nothing.
+    automaton: of the language that the text must belong to; None for any text.
+    """
 
     id: str
     prompt: list[int]
@@ -18,6 +21,7 @@ class Request:
     speculation: bool = False
     logprobs: int | None = None
     salt: bytes = b""
+    automaton: SentAutomaton | None = None
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from solutions.server.formats import SchemaFormat, TextFormat
+
 TYPES = {  # of an error, by its status; any other is an invalid request
     401: "authentication_error",
     403: "permission_error",
@@ -73,6 +75,7 @@ class Sampling(BaseModel):
     presence_penalty: NoPenalty = 0.0  # clients that know these send them even when they are off
     frequency_penalty: NoPenalty = 0.0
     n: int | None = Field(1, ge=1, le=16)
+    response_format: Annotated[TextFormat | SchemaFormat, Field(discriminator="type")] | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = None
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     stream: bool | None = False

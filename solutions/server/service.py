@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from tokenizers import Tokenizer
-
-from gpt import find_checkpoint, load_tokenizer
 from solutions.decoding import SamplingParams
 from solutions.server.engine_process import EngineProcess
 from solutions.server.engine_thread import EngineThread
+from solutions.server.formats import SentAutomaton
+from solutions.server.loaded import read_tokenizer
 from solutions.server.messages import EngineFault, Output, Request, TokenLogprob
 from solutions.server.metrics import Metrics
 from solutions.server.protocol import ChatBody, CompletionBody, Refusal, transcript
@@ -112,14 +111,29 @@ class Service:
 
     # ------------------------------------------------------------------------------- admission
 
-    def admit(self, body: CompletionBody | ChatBody) -> Answer:
+    async def automaton_of(self, body: CompletionBody | ChatBody) -> SentAutomaton | None:
+        """Return the automaton of the form that the answer is asked for in. Raises Refusal."""
+        if body.response_format is None:
+            return None
+        try:  # in a thread, because it may take seconds
+            automaton = await asyncio.to_thread(body.response_format.automaton)
+        except ValueError as error:  # a sentence of lab 14
+            raise Refusal(400, str(error), param="response_format") from None
+        if automaton is not None and self.facts.eos_token_id is None:
+            told = "This model has no token that ends a text, so no format can be kept."
+            raise Refusal(400, told, param="response_format")
+        return automaton
+
+    def admit(
+        self, body: CompletionBody | ChatBody, automaton: SentAutomaton | None = None
+    ) -> Answer:
         """Turn a body into requests, and count their prompts. Raises Refusal."""
         if self.is_draining:
             raise Refusal(503, "The server is shutting down. Try another one.", retry_after=5)
         if body.model != self.settings.name:
             told = f"The model {body.model[:100]!r} isn't served here; {self.settings.name!r} is."
             raise Refusal(404, told, "model_not_found", "model")
-        texts = self.texts_of(body)
+        texts = self.texts_of(body, automaton)
         if self.waiting + len(texts) > self.settings.max_waiting:
             self.metrics.count("refused")
             raise Refusal(429, "Too many requests are waiting. Try again later.",
@@ -136,7 +150,9 @@ class Service:
         self.running.add(answer.id)
         return answer
 
-    def texts_of(self, body: CompletionBody | ChatBody) -> list[Request]:
+    def texts_of(
+        self, body: CompletionBody | ChatBody, automaton: SentAutomaton | None
+    ) -> list[Request]:
         if isinstance(body, ChatBody):
             prompts = [self.encode(transcript(body.messages))]
             asked = body.max_completion_tokens or body.max_tokens
@@ -168,6 +184,7 @@ class Service:
                 eos_token_id=self.facts.eos_token_id,
                 speculation=body.speculation,
                 logprobs=body.alternatives,
+                automaton=automaton,
             )
             for i in range(len(prompts) * copies)
         ]
@@ -345,14 +362,6 @@ class Growing:
         if not text.endswith(TORN):
             self.count, self.text = len(ids), text
         return text
-
-
-def read_tokenizer(model: str) -> Any:
-    """Return a model's tokenizer, without transformers if that is possible: it takes a second."""
-    file = find_checkpoint(model) / "tokenizer.json"
-    if file.exists():
-        return Tokenizer.from_file(str(file))
-    return load_tokenizer(model).backend_tokenizer
 
 
 def joined(pieces: Sequence[Piece]) -> list[Piece]:

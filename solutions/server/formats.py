@@ -1,0 +1,144 @@
+"""Answers in a given form: `response_format` of a request, as masks on the engine's logits.
+
+A JSON schema becomes an automaton before its request is admitted. Masks are computed in the engine,
+each when a request first comes to its state: of a schema's states, an answer visits few.
+"""
+
+import functools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from jaxtyping import Bool
+from pydantic import BaseModel, ConfigDict, Field
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from solutions.constrained import Automaton, automaton_of, mask_of, vocabulary_bytes
+from solutions.grammars.json_schema import pattern_of
+
+
+class NamedSchema(BaseModel):
+    """A schema, and what OpenAI's clients send with it. Answers always keep to the schema."""
+
+    schema_: dict[str, Any] = Field(alias="schema")
+    name: str = ""
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextFormat(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text"]
+
+    def automaton(self) -> None:
+        """Return None: any text is allowed."""
+
+
+class SchemaFormat(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+    def automaton(self) -> "SentAutomaton":
+        """Return the automaton of the schema. Raises ValueError for one that isn't supported."""
+        return compiled(json.dumps(self.json_schema.schema_))
+
+
+@dataclass(frozen=True)
+class SentAutomaton:
+    """An automaton on its way to the engine. schema: its source, by which the engine knows it."""
+
+    schema: str
+    automaton: Automaton = field(repr=False)
+
+
+@functools.lru_cache(64)
+def compiled(schema: str) -> SentAutomaton:
+    return SentAutomaton(schema, automaton_of(pattern_of(json.loads(schema))))
+
+
+class Names:
+    """A tokenizer's tokens by the names that lab 14 asks for, those of transformers."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        added = tokenizer.get_added_tokens_decoder()
+        self.all_special_ids = [token for token, one in added.items() if one.special]
+        self.convert_ids_to_tokens, self.size = tokenizer.id_to_token, tokenizer.get_vocab_size()
+
+    def __len__(self) -> int:
+        return self.size
+
+
+@dataclass
+class Node:
+    """Where some bytes lead in a trie. tokens: those that have exactly these bytes."""
+
+    tokens: list[int] = field(default_factory=list)
+    children: dict[int, "Node"] = field(default_factory=dict)
+
+
+def trie_of(vocabulary: Sequence[bytes]) -> Node:
+    """Return all tokens as a tree. Tokens with a common beginning share the nodes for it."""
+    root = Node()
+    for token, text in enumerate(vocabulary):
+        node = root
+        for byte in text:
+            node = node.children.setdefault(byte, Node())
+        if text:
+            node.tokens.append(token)
+    return root
+
+
+class TrieGuide:
+    """Lab 14's guide for a regular language, without an index.
+
+    A state's mask is computed when it is first asked for, from the tokens whose paths in the trie
+    are paths in the automaton too.
+    """
+
+    def __init__(
+        self, automaton: Automaton, vocabulary: Sequence[bytes], trie: Node, eos: int
+    ) -> None:
+        self.automaton, self.vocabulary, self.trie, self.eos = automaton, vocabulary, trie, eos
+        self.masks: dict[int, Bool[Tensor, " vocab"]] = {}
+
+    def start(self) -> int:
+        return 0
+
+    def allowed(self, state: int) -> Bool[Tensor, " vocab"]:
+        if state not in self.masks:
+            tokens = [self.eos] if state in self.automaton.accepting else []
+            todo = [(self.trie, state)]
+            for node, place in todo:  # which grows meanwhile
+                tokens += node.tokens
+                edges = self.automaton.edges[place]
+                children = node.children.items()
+                todo += [(child, edges[byte]) for byte, child in children if byte in edges]
+            self.masks[state] = mask_of(tokens, len(self.vocabulary))
+        return self.masks[state]
+
+    def advance(self, state: int, token: int) -> int:
+        for byte in self.vocabulary[token]:
+            state = self.automaton.edges[state][byte]
+        return state
+
+
+class Guides:
+    """The guides of an engine's latest schemas, over its model's vocabulary."""
+
+    def __init__(self, tokenizer: Tokenizer, eos: int) -> None:
+        self.vocabulary, self.eos = vocabulary_bytes(Names(tokenizer)), eos
+        self.trie = trie_of(self.vocabulary)
+        self.kept: dict[str, TrieGuide] = {}
+
+    def guide(self, sent: SentAutomaton, most: int = 16) -> TrieGuide:
+        if sent.schema not in self.kept:
+            for oldest in list(self.kept)[: len(self.kept) + 1 - most]:
+                del self.kept[oldest]
+            new = TrieGuide(sent.automaton, self.vocabulary, self.trie, self.eos)
+            self.kept[sent.schema] = new
+        return self.kept[sent.schema]
