@@ -121,7 +121,7 @@ def one_server(
 
     lab = labs("serving")
     engine.wait()
-    app = new_app(settings, lab, engine)
+    app = new_app(settings, lab, engine, labs)
     return app, app.state.service.drain, settings.name
 
 

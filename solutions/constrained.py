@@ -15,13 +15,13 @@ models", 2024 (tokens that depend on the stack); Park et al., "Grammar-aligned d
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from solutions.batching import PaddedCache, pad_left, padded_position_ids
+from solutions.batching import PaddedCache, pad_left, padded_position_ids, require_requests
 from solutions.decoding import NEVER, Rows, end_of
 from solutions.grammars.json_schema import REGIONS
 from solutions.grammars.regex import (
@@ -87,8 +87,8 @@ def derivative(regex: Regex, byte: int) -> Regex:
     """Return the expression for what may follow `byte` in the texts that begin with it.
 
     Its kinds are EMPTY, AnyOf(allowed), Then(first, second), Either(options) and Star(body). Build
-    the result with `then`, `either` and `star`, which simplify; NOTHING if no text begins with the
-    byte. Source: Brzozowski, 1964.
+    the result with `then` and `either`, which simplify; NOTHING if no text begins with the byte.
+    Source: Brzozowski, 1964.
     """
     ### BEGIN SOLUTION
     match regex:
@@ -106,6 +106,11 @@ def derivative(regex: Regex, byte: int) -> Regex:
 
 
 MOST_STATES = 2000
+TOO_LARGE = (
+    f"The automaton has more than {MOST_STATES:,} states, or is nested too deeply. Bound the "
+    "repetitions more tightly; or, if `derivative` is yours: does it build with `then` and "
+    "`either`, so that equal expressions become one state?"
+)
 
 
 @dataclass(frozen=True)
@@ -135,7 +140,7 @@ def automaton_of(regex: Regex, derivative: Callable[[Regex, int], Regex] = deriv
             try:
                 after = derivative(current, members[0])
             except RecursionError as error:
-                raise ValueError("The pattern is nested too deeply. Write it flatter.") from error
+                raise ValueError(TOO_LARGE) from error
             if after == NOTHING:
                 continue
             if after not in numbers:
@@ -143,11 +148,7 @@ def automaton_of(regex: Regex, derivative: Callable[[Regex, int], Regex] = deriv
                 found.append(after)
             edges[-1] |= dict.fromkeys(members, numbers[after])
         if len(found) > MOST_STATES:
-            raise ValueError(
-                f"The automaton has more than {MOST_STATES:,} states. Bound the repetitions more "
-                "tightly; or, if `derivative` is yours: does it build with `then` and `either`, so "
-                "that equal expressions become one state?"
-            )
+            raise ValueError(TOO_LARGE)
     return trimmed(edges, {state for state, regex in enumerate(found) if nullable(regex)})
 
 
@@ -229,8 +230,8 @@ class PaddedRows:
     def __init__(
         self, model: CachedLMHead, prompts: Sequence[Sequence[int]], max_new_tokens: int
     ) -> None:
-        ends = [end_of(model.config, prompt, max_new_tokens) for prompt in prompts]
-        if any(end < len(p) + max_new_tokens for end, p in zip(ends, prompts, strict=True)):
+        require_requests(model.config, prompts, [max_new_tokens] * len(prompts), slots=1)
+        if max(map(len, prompts)) + max_new_tokens > model.config.n_positions:
             raise ValueError(
                 f"A prompt and {max_new_tokens} new tokens don't fit the context of "
                 f"{model.config.n_positions} tokens. Shorten the prompt or generate fewer."
@@ -310,19 +311,17 @@ def generate_constrained(
 
 # -------------------------------------------------------------------------- guides for an engine
 
-State = TypeVar("State")
 
-
-class Guide(Protocol[State]):
+class Guide(Protocol):
     """A language, as an engine sees it: one object for many requests, each with its own state."""
 
-    def start(self) -> State:
+    def start(self) -> Any:
         """Return the state of a request without new tokens."""
 
-    def allowed(self, state: State, /) -> Bool[Tensor, " vocab"]:
+    def allowed(self, state: Any, /) -> Bool[Tensor, " vocab"]:
         """Return which tokens may come next; EOS, if the text may end here."""
 
-    def advance(self, state: State, token: int, /) -> State:
+    def advance(self, state: Any, token: int, /) -> Any:
         """Return the state after one of the allowed tokens."""
 
 
@@ -359,7 +358,7 @@ class IndexGuide:
 class Constraint:
     """One request's guide and state. An engine calls `constrain`, draws, and calls `advance`."""
 
-    def __init__(self, guide: Guide[Any]) -> None:
+    def __init__(self, guide: Guide) -> None:
         self.guide, self.state = guide, guide.start()
 
     def constrain(
@@ -371,7 +370,7 @@ class Constraint:
         """
         state, masks = self.state, [self.guide.allowed(self.state)]
         for draft in drafts:
-            if not masks[-1][draft]:
+            if not masks[-1][draft : draft + 1].any():  # forbidden, or in the padding
                 break
             state = self.guide.advance(state, draft)
             masks.append(self.guide.allowed(state))
@@ -451,26 +450,26 @@ def generate_jumping(
     jumps: Sequence[Sequence[int]],
     max_new_tokens: int,
     choose: Choose = likeliest,
-) -> list[int]:
-    """Do what `generate_constrained` does for one prompt, but skip the passes with a forced result.
+) -> list[list[int]]:
+    """Do what `generate_constrained` does for one prompt, with fewer forward passes.
 
-    jumps: the result of `jump` for each state. These tokens go through the model in one pass with
-    the token before them. The text may differ from that of `generate_constrained`, which lets the
-    model write the same bytes as other tokens.
+    Return the new tokens of each pass: the chosen token and the forced ones after it. jumps: the
+    result of `jump` for each state. The text may differ from that of `generate_constrained`, which
+    lets the model write the same bytes as other tokens.
     """
-    ids = list(prompt)
+    ids, rounds = list(prompt), list[list[int]]()
     end = end_of(model.config, prompt, max_new_tokens)
     kv_cache, state = new_cache(model, end), guide.start()
-    while len(ids) < end and guide.eos not in ids[len(prompt) :]:
-        tokens = jumps[state]
-        if not tokens:
-            logits = new_logits(model, ids, kv_cache)[-1:]
-            allowed = guide.allowed(state)[None].to(logits.device)
-            tokens = choose(constrain(logits, allowed), [0])
-        for token in tokens[: end - len(ids)]:
-            ids.append(token)
+    while len(ids) < end and rounds[-1:] != [[guide.eos]]:
+        logits = new_logits(model, ids, kv_cache)[-1:]
+        allowed = guide.allowed(state)[None].to(logits.device)
+        [token] = choose(constrain(logits, allowed), [0])
+        tokens = [token, *jumps[guide.advance(state, token)]][: end - len(ids)]
+        for token in tokens:
             state = guide.advance(state, token)
-    return ids[len(prompt) :]
+        ids += tokens
+        rounds.append(tokens)
+    return rounds
 
 
 # -------------------------------------------------------------------------- a stack of brackets
@@ -541,9 +540,9 @@ class NestedGuide:
         assert after is not None, "the token was allowed"
         return after
 
-    def after(self, place: Place | None, text: bytes) -> Place | None:
+    def after(self, place: Place | None, read: bytes) -> Place | None:
         """Return the place after reading these bytes; None if they aren't JSON."""
-        for byte in text:
+        for byte in read:
             place = self.step(place, byte) if place else None
         return place
 

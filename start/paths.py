@@ -111,13 +111,14 @@ PATHS = (
         (("generate",), ("kv_cache",), ("batching",), ("paged_attention",), ("engine",)),
     ),
     CoursePath(
-        "A term of twelve weeks",
+        "A term of fifteen weeks",
         "The whole course: two labs in the first week, then one a week.",
         "week",
         (
             *(("generate", "kv_cache"), ("batching",), ("paged_attention",), ("decoding",)),
             *(("speculative",), ("engine",), ("prefix_caching",), ("disaggregation",)),
             *(("quantization",), ("kv_reduction",), ("flash_attention",), ("serving",)),
+            *(("constrained",), ("parallel_decoding",), ("tokenizer",)),
         ),
     ),
 )

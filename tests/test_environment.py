@@ -52,6 +52,7 @@ RAY = "ray"  # for replicas on many machines
 SITE = "site"  # installed when the site is first built
 # Modules that may be missing: the engines' own, and vLLM, which needs its own version of torch.
 PEER_MODULES = {"ctranslate2", "gguf", "llama_cpp", "vllm"}
+PEER_MODULES |= {"outlines_core", "llguidance", "xgrammar"}  # of timing/peers/masks.py
 DIRECT = named([*BASE, *(text for extra in EXTRAS.values() for text in extra)])
 
 

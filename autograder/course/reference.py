@@ -33,6 +33,8 @@ GIVEN = {
     ),
     "flash_attention": ("kernels/slow_memory", "kernels/triton_attention"),
     "serving": ("simulated/clock", "simulated/service"),
+    "constrained": ("grammars/regex", "grammars/json_schema"),
+    "parallel_decoding": ("parallel/trees", "parallel/proposers"),
 }
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

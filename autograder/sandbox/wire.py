@@ -10,7 +10,7 @@ The reader of a frame believes nothing of it: lengths, depth, types and sizes ar
 import json
 import math
 import struct
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -70,9 +70,9 @@ def packed(value: Any, away: Away | None = None) -> bytes:
         for name, kind in SEQUENCES.items():
             if type(value) is kind:
                 return {name: [as_json(item, depth + 1) for item in value]}
-        if type(value) is dict:
+        if type(value) in (dict, Counter):
             pairs = [[as_json(k, depth + 1), as_json(item, depth + 1)] for k, item in value.items()]
-            return {"dict": pairs}
+            return {"dict" if type(value) is dict else "counter": pairs}
         if away is None:
             raise WireError(f"A {type(value).__name__} can't be sent.")
         return {key: as_json(item, depth + 1) for key, item in away(value).items()}
@@ -140,11 +140,12 @@ class Reader:
             return Strange(str(content))
         if kind == "bytes":
             return bytes.fromhex(content)
-        if kind == "dict":
+        if kind in ("dict", "counter"):
             self.keys += len(content)
             if self.keys > MOST_KEYS:
                 raise WireError("too many keys")
-            return {self.key(key, depth + 1): self.value(item, depth + 1) for key, item in content}
+            made = {self.key(key, depth + 1): self.value(item, depth + 1) for key, item in content}
+            return made if kind == "dict" else Counter(made)
         if kind in SEQUENCES:
             return SEQUENCES[kind]([self.value(item, depth + 1) for item in content])
         if self.home is None:

@@ -109,15 +109,18 @@ def one_of(choice: str, options: Any) -> Regex:
         raise ValueError(f"{choice!r} needs a list that isn't empty, not {options!r}.")
     if choice == "anyOf":
         return either(*(pattern_of(option) for option in values))
-    return either(*(literal(json.dumps(value, ensure_ascii=False)) for value in values))
+    return either(
+        *(literal(json.dumps(value, ensure_ascii=False, allow_nan=False)) for value in values)
+    )
 
 
 def object_of(schema: Mapping[str, Any]) -> Regex:
-    properties, required = schema.get("properties"), schema.get("required", [])
-    if not isinstance(properties, Mapping) or not properties or set(required) - set(properties):
-        raise ValueError(
-            "An object needs 'properties', with a schema for each property that is required."
-        )
+    properties: Any = schema.get("properties")
+    required = schema.get("required", [])
+    if not isinstance(properties, Mapping) or not properties or not isinstance(required, list):
+        raise ValueError("An object needs 'properties' with their schemas; 'required' is a list.")
+    if missing := [name for name in required if name not in list(properties)]:
+        raise ValueError(f"The property {missing[0]!r} is required, but it has no schema.")
     members = [
         then(literal(f"{json.dumps(name, ensure_ascii=False)}: "), pattern_of(value))
         for name, value in properties.items()
@@ -166,8 +169,8 @@ def number_of(schema: Mapping[str, Any], kind: str) -> Regex:
     if low is None and high is None:
         return INTEGER if kind == "integer" else NUMBER
     for bound in (low, high):
-        is_whole = kind == "integer" or bound is None or bound == int(bound)
-        if not isinstance(bound, int | float | None) or not is_whole:
+        is_number = isinstance(bound, int | float) and abs(bound) < 1e18
+        if bound is not None and not (is_number and (kind == "integer" or bound == int(bound))):
             raise ValueError(f"A bound of a number is a whole number here, not {bound!r}.")
     low, high = low if low is None else math.ceil(low), high if high is None else math.floor(high)
     if low is not None and high is not None and low > high:
@@ -194,14 +197,12 @@ def whole_numbers(low: int, high: int | None) -> Regex:
     if high is None:
         longer = then(parse("[1-9]"), repeat(parse("[0-9]"), digits))
         return either(whole_numbers(low, 10**digits - 1), longer)
-    if low > high:
-        return NOTHING
     ends = [
         (max(low, 10 ** (count - 1) if count > 1 else 0), min(high, 10**count - 1))
         for count in range(digits, len(str(high)) + 1)
     ]
     zero, nine = b"09"
-    pairs = [(str(first).encode(), str(last).encode()) for first, last in ends]
+    pairs = [(str(first).encode(), str(last).encode()) for first, last in ends if first <= last]
     return either(*(between(first, last, zero, nine) for first, last in pairs))
 
 

@@ -112,20 +112,16 @@ def then(*parts: Regex) -> Regex:
 
     The result is nested to the right, a Then(b Then(c ...)), so that equal texts look equal.
     """
-    if NOTHING in parts:
-        return NOTHING
     flat = list[Regex]()
     for part in parts:
         while isinstance(part, Then):
             flat.append(part.first)
             part = part.second
         flat += [part] if part != EMPTY else []
-    if not flat:
-        return EMPTY
-    whole = flat.pop()
+    whole = flat.pop() if flat else EMPTY
     while flat:
         whole = Then(flat.pop(), whole)
-    return whole
+    return NOTHING if NOTHING in parts else whole
 
 
 def either(*options: Regex) -> Regex:

@@ -16,15 +16,20 @@ from solutions.server.messages import EngineFault
 from solutions.server.metrics import spread
 from solutions.server.protocol import ChatBody, CompletionBody, error_response, head_of
 from solutions.server.service import Answer, Piece, Service, joined
-from solutions.server.settings import Settings
+from solutions.server.settings import Labs, Settings, reference
 from solutions.server.web import Events, page_response, plain_app, unless_left
 
 LOOK_EVERY = 0.2  # seconds between two events of /live
 
 
-def new_app(settings: Settings, lab: Any, engine: EngineThread | EngineProcess) -> FastAPI:
-    """Return the app that serves an engine. lab: lab 13's names."""
-    service = Service(settings, lab, engine)
+def new_app(
+    settings: Settings,
+    lab: Any,
+    engine: EngineThread | EngineProcess,
+    labs: Labs = reference,
+) -> FastAPI:
+    """Return the app that serves an engine. lab: lab 13's names; labs: where lab 14's are from."""
+    service = Service(settings, lab, engine, labs)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

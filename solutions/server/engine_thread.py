@@ -131,7 +131,8 @@ class EngineThread:
     def guides(self) -> Guides:
         eos = self.facts.eos_token_id
         assert eos is not None, "without it, no format is admitted"
-        return Guides(read_tokenizer(self.loaded.settings.model), eos)
+        tokenizer = read_tokenizer(self.loaded.settings.model)
+        return Guides(self.loaded.labs("constrained"), tokenizer, eos)
 
     def step(self) -> None:
         try:

@@ -4,19 +4,24 @@ A JSON schema becomes an automaton before its request is admitted. Masks are com
 each when a request first comes to its state: of a schema's states, an answer visits few.
 """
 
+from __future__ import annotations
+
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from jaxtyping import Bool
 from pydantic import BaseModel, ConfigDict, Field
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from solutions.constrained import Automaton, automaton_of, mask_of, vocabulary_bytes
 from solutions.grammars.json_schema import pattern_of
+
+if TYPE_CHECKING:  # what a server runs of lab 14 is handed in: it may be a learner's
+    from solutions.constrained import Automaton
 
 
 class NamedSchema(BaseModel):
@@ -33,7 +38,7 @@ class TextFormat(BaseModel):
 
     type: Literal["text"]
 
-    def automaton(self) -> None:
+    def automaton(self, lab: Any) -> None:
         """Return None: any text is allowed."""
 
 
@@ -43,9 +48,9 @@ class SchemaFormat(BaseModel):
     type: Literal["json_schema"]
     json_schema: NamedSchema
 
-    def automaton(self) -> "SentAutomaton":
+    def automaton(self, lab: Any) -> SentAutomaton:
         """Return the automaton of the schema. Raises ValueError for one that isn't supported."""
-        return compiled(json.dumps(self.json_schema.schema_))
+        return compiled(lab.automaton_of, json.dumps(self.json_schema.schema_))
 
 
 @dataclass(frozen=True)
@@ -57,8 +62,11 @@ class SentAutomaton:
 
 
 @functools.lru_cache(64)
-def compiled(schema: str) -> SentAutomaton:
-    return SentAutomaton(schema, automaton_of(pattern_of(json.loads(schema))))
+def compiled(automaton_of: Callable[[Any], Automaton], schema: str) -> SentAutomaton:
+    try:
+        return SentAutomaton(schema, automaton_of(pattern_of(json.loads(schema))))
+    except RecursionError:
+        raise ValueError("The schema is nested too deeply. Use fewer levels.") from None
 
 
 class Names:
@@ -78,7 +86,7 @@ class Node:
     """Where some bytes lead in a trie. tokens: those that have exactly these bytes."""
 
     tokens: list[int] = field(default_factory=list)
-    children: dict[int, "Node"] = field(default_factory=dict)
+    children: dict[int, Node] = field(default_factory=dict)
 
 
 def trie_of(vocabulary: Sequence[bytes]) -> Node:
@@ -97,7 +105,7 @@ class TrieGuide:
     """Lab 14's guide for a regular language, without an index.
 
     A state's mask is computed when it is first asked for, from the tokens whose paths in the trie
-    are paths in the automaton too.
+    are paths in the automaton too. trie: of the vocabulary.
     """
 
     def __init__(
@@ -118,7 +126,8 @@ class TrieGuide:
                 edges = self.automaton.edges[place]
                 children = node.children.items()
                 todo += [(child, edges[byte]) for byte, child in children if byte in edges]
-            self.masks[state] = mask_of(tokens, len(self.vocabulary))
+            self.masks[state] = torch.zeros(len(self.vocabulary), dtype=torch.bool)
+            self.masks[state][tokens] = True
         return self.masks[state]
 
     def advance(self, state: int, token: int) -> int:
@@ -128,10 +137,10 @@ class TrieGuide:
 
 
 class Guides:
-    """The guides of an engine's latest schemas, over its model's vocabulary."""
+    """The guides of an engine's latest schemas. lab: lab 14's names. eos: ends a text."""
 
-    def __init__(self, tokenizer: Tokenizer, eos: int) -> None:
-        self.vocabulary, self.eos = vocabulary_bytes(Names(tokenizer)), eos
+    def __init__(self, lab: Any, tokenizer: Tokenizer, eos: int) -> None:
+        self.vocabulary, self.eos = lab.vocabulary_bytes(Names(tokenizer)), eos
         self.trie = trie_of(self.vocabulary)
         self.kept: dict[str, TrieGuide] = {}
 

@@ -2,14 +2,13 @@
 
 import threading
 import time
-from importlib import import_module
 from typing import Any, Self
 
 from solutions.server.app import new_app
 from solutions.server.connections import DrainingServer, listening
 from solutions.server.engine_thread import EngineThread
 from solutions.server.loaded import load
-from solutions.server.settings import Settings
+from solutions.server.settings import Labs, Settings, reference
 
 
 class RunningServer:
@@ -40,12 +39,13 @@ class RunningServer:
         self.stop()
 
 
-def serve_here(lab: Any = None, **settings: Any) -> RunningServer:
-    """Start a server for a model, by default with the reference's pieces of lab 13.
+def serve_here(lab: Any = None, labs: Labs = reference, **settings: Any) -> RunningServer:
+    """Start a server for a model, by default with the reference's pieces of every lab.
 
-    settings: those of `Settings`, for example model="fable" and technique="prefix".
+    lab: those of lab 13. labs: from a lab's name to its pieces. settings: those of `Settings`, for
+    example model="fable" and technique="prefix".
     """
     chosen = Settings(**settings)
-    engine = EngineThread(load(chosen))
-    app = new_app(chosen, lab or import_module("solutions.serving"), engine)
+    engine = EngineThread(load(chosen, labs))
+    app = new_app(chosen, lab or labs("serving"), engine, labs)
     return RunningServer(app, chosen, app.state.service.drain)

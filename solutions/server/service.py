@@ -17,8 +17,9 @@ from solutions.server.loaded import read_tokenizer
 from solutions.server.messages import EngineFault, Output, Request, TokenLogprob
 from solutions.server.metrics import Metrics
 from solutions.server.protocol import ChatBody, CompletionBody, Refusal, transcript
-from solutions.server.settings import Settings
-from solutions.serving import TORN
+from solutions.server.settings import Labs, Settings
+
+TORN = "\ufffd"  # as in lab 13, whose module a class doesn't get with the lab
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,14 @@ class Answer:
 
 
 class Service:
-    """One model behind one engine. lab: the names of lab 13, the reference's or a learner's."""
+    """One model behind one engine. lab: the names of lab 13, the reference's or a learner's; labs:
+    where those of lab 14 come from.
+    """
 
-    def __init__(self, settings: Settings, lab: Any, engine: EngineThread | EngineProcess) -> None:
-        self.settings, self.lab, self.engine = settings, lab, engine
+    def __init__(
+        self, settings: Settings, lab: Any, engine: EngineThread | EngineProcess, labs: Labs
+    ) -> None:
+        self.settings, self.lab, self.engine, self.labs = settings, lab, engine, labs
         self.facts, self.metrics = engine.facts, Metrics()
         self.tokenizer = read_tokenizer(settings.model)
         self.pool = lab.RequestPool(engine)
@@ -116,9 +121,13 @@ class Service:
         if body.response_format is None:
             return None
         try:  # in a thread, because it may take seconds
-            automaton = await asyncio.to_thread(body.response_format.automaton)
+            lab = self.labs("constrained")
+            automaton = await asyncio.to_thread(body.response_format.automaton, lab)
         except ValueError as error:  # a sentence of lab 14
             raise Refusal(400, str(error), param="response_format") from None
+        except ModuleNotFoundError:
+            told = "Formats are kept by lab 14's code, which this copy of the course lacks."
+            raise Refusal(400, told, param="response_format") from None
         if automaton is not None and self.facts.eos_token_id is None:
             told = "This model has no token that ends a text, so no format can be kept."
             raise Refusal(400, told, param="response_format")

@@ -3,7 +3,7 @@
 import json
 import math
 import socket
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -65,9 +65,8 @@ def lists_of(inner: st.SearchStrategy) -> st.SearchStrategy:
     items = st.lists(inner, max_size=4)
     names = TEXT | st.binary(max_size=4)
     keys = names | st.integers(-(2**60) + 1, 2**60 - 1) | st.none() | st.tuples(names, names)
-    return st.one_of(
-        items, items.map(tuple), items.map(deque), st.dictionaries(keys, inner, max_size=4)
-    )
+    dicts = st.dictionaries(keys, inner, max_size=4)
+    return st.one_of(items, items.map(tuple), items.map(deque), dicts, dicts.map(Counter))
 
 
 NUMBERS = st.booleans() | WHOLE | st.floats()
@@ -87,7 +86,7 @@ def form(value: Any) -> Any:
     if isinstance(value, float):
         return "a float", repr(value)  # every NaN is one; -0.0 is not 0.0
     if isinstance(value, dict):
-        return dict, [(form(key), form(item)) for key, item in value.items()]
+        return type(value), [(form(key), form(item)) for key, item in value.items()]
     if isinstance(value, Strange):
         return value
     if isinstance(value, (list, tuple, deque)):
@@ -181,7 +180,10 @@ def require_refused_or_read(header: bytes, body: bytes, home: Home | None = None
 
 
 KINDS = st.sampled_from(
-    ["tensor", "strange", "dict", "tuple", "deque", "mine", "yours", "record", "set", "pickle"]
+    [
+        *("tensor", "strange", "dict", "counter", "tuple", "deque"),
+        *("mine", "yours", "record", "set", "pickle"),
+    ]
 )
 SHAPES = st.lists(st.integers(-2, 4) | st.sampled_from([2**26, 2**40, 2**63, True, 1.0]))
 JUNK = st.recursive(

@@ -24,6 +24,12 @@ LIST = {"type": "array", "items": {"enum": ["yes", "no"]}, "minItems": 2, "maxIt
 PROMPT = "The old woman said: "
 
 
+def nested(schema, levels):
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
 def asked(client, schema, **more):
     body = {"model": "fable", "prompt": PROMPT, "max_tokens": 80, **more}
     body["response_format"] = {"type": "json_schema", "json_schema": {"schema": schema}}
@@ -109,6 +115,7 @@ def test_the_openai_client_parses_an_answer_into_a_model(server):
         ({"type": ["string", "null"]}, "anyOf"),
         ({"type": "string", "format": "date"}, "'format'"),
         ({"type": "string", "maxLength": 900}, "tightly"),
+        (nested({"type": "null"}, 450), "nested"),
         ({"type": "integer", "minimum": 5, "maximum": 4}, "at least 5"),
     ],
 )

@@ -13,7 +13,7 @@ def test_the_times_are_those_of_the_titles():
     assert SHORT.minutes <= 90
     assert DAY.minutes <= 8 * 60
     assert len(EVENINGS.sittings) == 5
-    assert len(TERM.sittings) == 12
+    assert len(TERM.sittings) == 15
     assert all(lesson.minutes <= 5 * 60 for lesson in TERM.labs)
 
 

@@ -88,7 +88,7 @@ def test_after_a_lab_comes_the_next_on_its_track(read, pass_all):
 
 
 def test_at_the_end_of_a_track_the_first_open_lab_is_next(read, pass_all):
-    pass_all(*GENERATE, *lessons()["speculative"].cards)
+    pass_all(*GENERATE, *lessons()["tokenizer"].cards)
     assert read()[1][0] == "02_kv_cache/kv_cache.ipynb"
 
 
@@ -147,7 +147,7 @@ def test_the_map_grows_with_the_labs(monkeypatch):
     last = lessons()["serving"]
     more = {f"new_{n}": replace(last, name=f"{n}_new_{n}", track="text") for n in range(14, 21)}
     monkeypatch.setattr(drawing, "lessons", lambda: {**lessons(), **more})
-    assert heights() == [wide + 5 * drawing.ROW, narrow + 7 * drawing.ROW]
+    assert heights() == [wide + 7 * drawing.ROW, narrow + 7 * drawing.ROW]
 
 
 def test_numbers_of_labs_are_short():

@@ -27,8 +27,8 @@ class Lossy:
 
     why: the reason, in a few words. naive_model: computes the same without the technique's cache;
     each token must be this model's choice, up to a tie of `hair`. None for another engine, whose
-    weights aren't accessible here. wins: what rounding or hiding tokens saves. loss: None if the
-    model has no tokenizer for the passages.
+    weights aren't accessible here. wins: what rounding or hiding tokens saves; empty if the
+    model itself is exact. loss: None if the model has no tokenizer for the passages.
     """
 
     why: str

@@ -254,8 +254,7 @@ class Rounds:
     generate: Callable[..., list[Round]]
     kv_bytes: Callable[[Sequence[Any], Any], Bytes]
     one_token_each: bool = False
-
-    lossy = None
+    lossy: Lossy | None = field(default=None, kw_only=True)
 
     @property
     def weight_bytes(self) -> int | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from timing.rows import (
     batching,
+    constrained,
     decoding,
     disaggregation,
     engine,
@@ -18,10 +19,12 @@ from timing.rows import (
     kv_cache,
     kv_reduction,
     paged_attention,
+    parallel_decoding,
     prefix_caching,
     quantization,
     serving,
     speculative,
+    tokenizer,
 )
 from timing.rows.bench import Bench, Own, Prepare, Rows, is_learners
 from timing.table.runs import Prepared
@@ -29,10 +32,10 @@ from timing.table.workloads import CHAT, EQUAL, LENGTHS, RAGGED, SAMPLED
 
 # In the order of the table: one request at a time, then many, then the engine in all its forms.
 LABS: tuple[Any, ...] = (
-    *(generate, kv_cache, decoding, speculative),
+    *(generate, kv_cache, decoding, speculative, parallel_decoding, tokenizer),
     *(batching, paged_attention),
     *(engine, prefix_caching, disaggregation, quantization, kv_reduction, flash_attention),
-    serving,
+    *(serving, constrained),
 )
 TECHNIQUES: Rows = {name: row for lab in (*LABS, hf) for name, row in lab.ROWS.items()}
 OWN: list[Own] = [own for lab in LABS for own in getattr(lab, "OWN", [])]

@@ -59,6 +59,7 @@ class Verifier:
             assert wanted is not None, "no reference is lossy, and it comes first"
             if lossy.naive_model:
                 verify(name, workload, run.outputs, None, lossy.naive_model, lossy.hair)
+            if lossy.wins:
                 self.lossy[name] = lossy
             self.differing[key] = difference(name, workload, run.outputs, wanted, lossy.why)
         self.expected.setdefault(workload.name, run.outputs)

@@ -1,0 +1,590 @@
+"""The reference solution of lab 14: every text is one of the language, and none is left out.
+
+Languages are those of `re.fullmatch` and `json.loads`. What is allowed, forced, held back or
+uncertain is compared with the slow way to find it, and generation with the naive loop.
+"""
+
+import json
+import random
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from gpt import load_tokenizer
+from solutions import constrained as lab_14
+from solutions.constrained import Automaton, IndexGuide, NestedGuide, automaton_of, token_index
+from solutions.decoding import NEVER
+from solutions.grammars.json_schema import KEYWORDS, pattern_of
+from solutions.grammars.regex import LAST, Either, Then, characters, complement, literal, parse
+from solutions.kv_cache import CachedLMHead
+from tests.common.engines import CONFIGS, assert_same, model_of, naive_logits, shapes_of_forwards
+
+DATE = r"(19|20)\d\d-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])"
+EOS = 0
+PIECES = ('"}', "}]", '",', '": ', '{"', '["', "]]", "}}", '"a', "12", ", ", "true", "null", "é")
+VOCABULARY = [b"", *(bytes([b]) for b in range(32, 127)), *(p.encode() for p in PIECES), b"\xc3"]
+seeds = st.integers(0, 9999)
+
+
+def after(automaton: Automaton, text: bytes, state: int | None = 0) -> int | None:
+    for byte in text:
+        state = None if state is None else automaton.edges[state].get(byte)
+    return state
+
+
+def fits(automaton: Automaton, text: bytes) -> bool:
+    return after(automaton, text) in automaton.accepting
+
+
+def text_of(tokens: Sequence[int], vocabulary: Sequence[bytes] = VOCABULARY) -> bytes:
+    return b"".join(vocabulary[token] for token in tokens)
+
+
+def random_text(automaton: Automaton, seed: int, steps: int = 40) -> str:
+    """A text of the language. After some steps it takes the shortest way to an end."""
+    far = distances(automaton)
+    draw, state, text = random.Random(seed), 0, b""
+    while state not in automaton.accepting or (steps > 0 and draw.random() < 0.8):
+        out = automaton.edges[state]
+        if not out:
+            break
+        near = min(far[end] for end in out.values())
+        options = [b for b, end in out.items() if steps > 0 or far[end] == near]
+        byte, steps = draw.choice(options), steps - 1
+        text, state = text + bytes([byte]), out[byte]
+    return text.decode()
+
+
+def distances(automaton: Automaton) -> dict[int, int]:
+    far = dict.fromkeys(automaton.accepting, 0)
+    while len(far) < len(automaton.edges):
+        near = {
+            s: min((far[e] for e in out.values() if e in far), default=-1)
+            for s, out in enumerate(automaton.edges)
+            if s not in far
+        }
+        far |= {state: steps + 1 for state, steps in near.items() if steps >= 0}
+    return far
+
+
+# ------------------------------------------------------------------------ choices, and the mask
+
+words = st.lists(st.integers(1, 3), max_size=4)
+
+
+@given(st.lists(words, max_size=6), words)
+def test_a_choice_goes_on_with_its_next_token_or_ends(choices, generated):
+    whole = [[*choice, EOS] for choice in choices]
+    going = {c[len(generated)] for c in whole if c[: len(generated)] == generated}
+    assert lab_14.allowed_choices(choices, generated, EOS) == going
+
+
+@given(seeds, st.integers(0, 3), st.sampled_from([0.5, 1.0, 3.0]))
+def test_a_mask_renormalizes_and_closes_the_padding(seed, padding, temperature):
+    generator = torch.Generator().manual_seed(seed)
+    logits = 3 * torch.randn(3, 6 + padding, generator=generator, dtype=torch.float64)
+    allowed = torch.rand(3, 6, generator=generator) < 0.5
+    allowed[:, seed % 6] = True
+    before = logits.clone()
+    found = lab_14.constrain(logits, allowed)
+    assert torch.equal(logits, before)
+    assert torch.equal(found[:, :6][allowed], logits[:, :6][allowed])
+    powers = (logits.softmax(-1) ** (1 / temperature))[:, :6] * allowed
+    assert_same((found / temperature).softmax(-1)[:, :6], powers / powers.sum(-1, keepdim=True))
+    assert (found[:, 6:] == NEVER).all()
+
+
+def test_a_row_that_allows_nothing_is_refused():
+    allowed = torch.tensor([[True, False], [False, False]])
+    with pytest.raises(ValueError, match=r"^Row 1 allows no token\."):
+        lab_14.constrain(torch.zeros(2, 3), allowed)
+
+
+def test_a_mask_for_each_step_does_not_sample_from_the_language():
+    """The model likes token 1 at first, but hardly ever goes on with 3; the mask forces it to."""
+    after_text = {(): [0, 0.9, 0.1, 0, 0], (1,): [0, 0, 0, 0.01, 0.99], (2,): [0, 0, 0, 0.99, 0.01]}
+    automaton = Automaton([{1: 1, 2: 2}, {3: 3}, {3: 3}, {}], frozenset([3]))  # texts 13 and 23
+    masked, unmasked = {}, {}
+    for first in (1, 2):
+        text, masked[first], unmasked[first] = list[int](), 1.0, 1.0
+        for token in (first, 3):
+            probs = torch.tensor([after_text[tuple(text)]], dtype=torch.float64)
+            tokens = automaton.edges[after(automaton, bytes(text))]
+            allowed = lab_14.mask_of(tokens, 5)[None]
+            found = lab_14.constrain(probs.log(), allowed).softmax(-1)
+            masked[first] *= found[0, token].item()
+            unmasked[first] *= probs[0, token].item()
+            text.append(token)
+    assert masked == pytest.approx({1: 0.9, 2: 0.1})
+    assert unmasked[1] / sum(unmasked.values()) == pytest.approx(1 / 12)
+
+
+# ------------------------------------------------------------------------------------- patterns
+
+patterns = st.recursive(
+    st.sampled_from(["a", "b", "c", ".", "[ab]", "[^a]", "", r"\w", "é"]),
+    lambda inner: st.one_of(
+        st.tuples(inner, inner).map("".join),
+        st.tuples(inner, inner).map(lambda two: f"({two[0]}|{two[1]})"),
+        st.tuples(inner, st.sampled_from(["*", "+", "?", "{2}", "{1,2}", "{2,}"])).map(
+            lambda both: f"(?:{both[0]}){both[1]}"
+        ),
+    ),
+    max_leaves=6,
+)
+
+
+@given(patterns)
+def test_a_pattern_has_the_texts_of_fullmatch(pattern):
+    automaton = automaton_of(parse(pattern))
+    for text in map("".join, (t for n in range(5) for t in product("abé", repeat=n))):
+        assert fits(automaton, text.encode()) == bool(re.fullmatch(pattern, text, re.ASCII))
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [r"\d+\.\d\d", r"[^\s]+", r"[à-ü☺-😀]{2}", r"[^a-z]", r"\S\W\D", "^ab$",
+     r"\x41\u00e9", "(a|)(?P<n>b)", r"[\]\-a]*", "a.c", DATE],
+)  # fmt: skip
+def test_classes_escapes_and_anchors_at_the_ends(pattern):
+    automaton = automaton_of(parse(pattern))
+    draw = random.Random(pattern)
+    letters = "ab019 .-]Aé☺😀\n\té_zà\u0800\uffff\U00010000"
+    texts = ["".join(draw.choices(letters, k=draw.randint(0, 4))) for _ in range(300)]
+    own = [random_text(automaton, seed) for seed in range(20)]
+    assert all(re.fullmatch(pattern, text, re.ASCII) for text in own)
+    for text in texts:
+        assert fits(automaton, text.encode()) == bool(re.fullmatch(pattern, text, re.ASCII)), text
+
+
+code_points = st.one_of(st.integers(0, 0x2FF), st.integers(0, LAST))
+
+
+@given(code_points, code_points, st.lists(code_points, max_size=9))
+def test_a_range_of_characters_has_their_bytes(one, other, others):
+    low, high = sorted([one, other])
+    both = [(low, high)], complement([(low, high)])  # one of them may have no character
+    within, outside = (
+        automaton_of(lab_14.either(characters(ranges), literal("long"))) for ranges in both
+    )
+    for point in {low, high, *others, max(low - 1, 0), min(high + 1, LAST)}:
+        text = chr(point).encode(errors="surrogatepass")
+        is_character = not 0xD800 <= point <= 0xDFFF
+        assert fits(within, text) == (is_character and low <= point <= high)
+        assert fits(outside, text) == (is_character and not low <= point <= high)
+        assert not any(fits(within, text[:n]) for n in range(len(text)))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "told"),
+    [
+        ("a^b", "an anchor"),
+        ("^a|b$", "an anchor"),
+        (r"\bword", "a word boundary"),
+        (r"(a)\1", "a reference to a group"),
+        ("a(?=b)", "a lookahead"),
+        ("(?<!a)b", "lookbehind"),
+        ("a*?", "a lazy repetition"),
+        ("a*+", "a possessive repetition"),
+        ("(?>a)", "an atomic group"),
+        ("(?i)a", "a flag"),
+        ("(?i:a)", "a flag"),
+        ("(a)?(?(1)b|c)", "a condition on a group"),
+        ("a{1001}", "a repetition of more than 1000"),
+        ("(a", "malformed"),
+    ],
+)
+def test_what_is_no_regular_expression_is_refused(pattern, told):
+    with pytest.raises(ValueError, match=told):
+        parse(pattern)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "told"),
+    [
+        ("(a|b)*a(a|b){11}", "more than 2,000 states"),
+        (r"[^\s\S]", "No text at all"),
+        ("(a?){999}b", "is nested too deeply"),
+    ],
+)
+def test_an_automaton_that_cannot_be_is_refused(pattern, told):
+    with pytest.raises(ValueError, match=told):
+        automaton_of(parse(pattern))
+
+
+def test_a_pattern_that_grows_too_large_is_refused():
+    with pytest.raises(ValueError, match="grows beyond 200,000 parts"):
+        parse("((a{900}b){900})")
+
+
+def test_a_derivative_that_never_simplifies_ends_with_a_sentence(monkeypatch):
+    def grown(regex, byte):
+        match regex:
+            case Then(first, second):
+                return Either(frozenset([Then(grown(first, byte), second), grown(second, byte)]))
+            case Either(options):
+                return Either(frozenset(grown(option, byte) for option in options))
+        return lab_14.derivative(regex, byte)
+
+    monkeypatch.setattr(lab_14, "MOST_STATES", 20)
+    with pytest.raises(ValueError, match="if `derivative` is yours"):
+        automaton_of(parse("a*a*"), grown)
+
+
+@given(patterns)
+def test_every_text_that_has_begun_can_be_finished(pattern):
+    automaton = automaton_of(parse(pattern))
+    assert set(distances(automaton)) == set(range(len(automaton.edges)))
+
+
+# ------------------------------------------------------------------------- from bytes to tokens
+
+
+@given(patterns, st.lists(st.text("abé", max_size=3), max_size=8))
+def test_the_index_has_each_token_that_fits_and_the_state_after_it(pattern, texts):
+    automaton = automaton_of(parse(pattern))
+    vocabulary = [b"", b"\xc3", b"\xa9", *(text.encode() for text in texts)]
+    for state, ends in enumerate(token_index(automaton, vocabulary)):
+        walked = {t: after(automaton, text, state) for t, text in enumerate(vocabulary) if text}
+        assert ends == {token: end for token, end in walked.items() if end is not None}
+
+
+def test_a_date_in_the_shipped_vocabulary():
+    tokenizer = load_tokenizer("fable")
+    vocabulary = lab_14.vocabulary_bytes(tokenizer)
+    for text in ("Once upon a time, é ☺\n", '{"name": "Hänsel"}'):
+        assert text_of(tokenizer(text).input_ids, vocabulary) == text.encode()
+    assert [token for token, text in enumerate(vocabulary) if not text] == [tokenizer.eos_token_id]
+    index = token_index(automaton_of(parse(DATE)), vocabulary)
+    assert (len(index), sum(map(len, index))) == (15, 65)
+
+
+# -------------------------------------------------------------------------------- JSON schemas
+
+A_STRING = {"type": "string", "maxLength": 5}
+KING: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": A_STRING,
+        "age": {"type": "integer", "minimum": 1, "maximum": 120},
+        "kind": {"enum": ["king", "wölf"]},
+        "gold": {"type": "number"},
+        "heirs": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
+        "id": {"type": "string", "pattern": "^[a-z]{2}-.$"},
+        "king": {"anyOf": [{"type": "null"}, {"const": {"of": [1, "x"]}}]},
+    },
+    "required": ["name"],
+    "additionalProperties": False,
+    "title": "A king",
+}
+KING_NOW = {"name": 'a"\\\n\u20ac', "age": 77, "kind": "wölf", "gold": -1.5e-07, "heirs": [True],
+            "id": "ab-é", "king": {"of": [1, "x"]}}  # fmt: skip
+
+
+def test_every_text_of_a_schema_fits_it():
+    automaton = automaton_of(pattern_of(KING))
+    for seed in range(20):
+        text = random_text(automaton, seed, steps=200)
+        value = json.loads(text)
+        assert list(value) == list(KING["properties"])
+        assert len(value["name"]) <= 5
+        assert 1 <= value["age"] <= 120
+        assert value["kind"] in ("king", "wölf")
+        assert type(value["gold"]) in (int, float)
+        assert len(value["heirs"]) <= 2
+        assert re.fullmatch("[a-z]{2}-.", value["id"])
+        assert value["king"] in (None, {"of": [1, "x"]})
+        text.encode()  # no half of a UTF-16 pair
+
+
+def test_a_value_that_fits_is_among_the_texts_as_python_writes_it():
+    automaton = automaton_of(pattern_of(KING))
+    assert fits(automaton, json.dumps(KING_NOW, ensure_ascii=False).encode())
+    for wrong in ({"age": 121}, {"age": 0}, {"name": "longer"}, {"kind": "witch"}, {"gold": True},
+                  {"heirs": [True] * 3}, {"id": 'ab-"'}, {"king": False}):  # fmt: skip
+        assert not fits(automaton, json.dumps(KING_NOW | wrong).encode()), wrong
+
+
+bounds = st.none() | st.integers(-130, 130)
+
+
+@given(bounds, bounds, st.sampled_from(["integer", "number"]))
+def test_bounds_of_numbers_are_exact(low, high, kind):
+    if low is not None and high is not None:
+        low, high = sorted([low, high])
+    known = {"minimum": low, "maximum": high}
+    schema = {"type": kind} | {name: value for name, value in known.items() if value is not None}
+    automaton = automaton_of(pattern_of(schema))
+    least, most = -1e9 if low is None else low, 1e9 if high is None else high
+    for value in range(-150, 151):
+        assert fits(automaton, str(value).encode()) == (least <= value <= most)
+        for part in (".0", ".5", ".05"):
+            found = float(f"{value}{part}")
+            wanted = kind == "number" and least <= found <= most
+            assert fits(automaton, f"{value}{part}".encode()) == wanted
+    assert not any(fits(automaton, text) for text in (b"00", b"01", b"-01", b"", b"-", b"1."))
+
+
+@pytest.mark.parametrize(("least", "most"), [(0, None), (0, 0), (0, 2), (1, 1), (2, None), (2, 4)])
+def test_arrays_and_strings_have_their_lengths(least, most):
+    many = {"minItems": least} | ({} if most is None else {"maxItems": most})
+    array = automaton_of(pattern_of({"type": "array", "items": {"const": 7}, **many}))
+    long = {name.replace("Items", "Length"): value for name, value in many.items()}
+    string = automaton_of(pattern_of({"type": "string", **long}))
+    for n in range(7):
+        within = least <= n <= (9 if most is None else most)
+        assert fits(array, json.dumps([7] * n).encode()) == within
+        assert fits(string, f'"{"é" * n}"'.encode()) == within
+
+
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        ({"$ref": "#/x"}, r"'\$ref' is not supported"),
+        ({"type": ["string", "null"]}, "'anyOf'"),
+        ({"type": "string", "format": "date"}, "'format' is not supported with type 'string'"),
+        ({"type": "string", "pattern": "^a$", "maxLength": 3}, "together with a length"),
+        ({"type": "string", "pattern": "a"}, r"from \^ to \$"),
+        ({"type": "integer", "multipleOf": 3}, "'multipleOf'"),
+        ({"type": "number", "minimum": 0.5}, "a whole number here, not 0.5"),
+        ({"type": "integer", "minimum": 3, "maximum": 2}, "at least 3 and at most 2"),
+        ({"type": "object"}, "needs 'properties'"),
+        ({"type": "object", "properties": {"a": A_STRING}, "required": ["b"]}, "'b' is required"),
+        ({"type": "array"}, "'items'"),
+        ({"type": "array", "items": A_STRING, "maxItems": -1}, "from 0 to 1000, not -1"),
+        ({"type": "string", "minLength": 3, "maxLength": 2}, "less than 'minLength', 3"),
+        ({"enum": []}, "a list that isn't empty"),
+        ({"const": 1, "minimum": 0}, "'minimum' is not supported with const"),
+        ({"type": "date"}, "'date'"),
+        ({}, "needs a type"),
+        (True, "A schema is an object"),
+    ],
+)
+def test_a_schema_that_is_not_supported_is_refused_by_name(schema, told):
+    with pytest.raises(ValueError, match=told):
+        pattern_of(schema)
+
+
+odd = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from([*KEYWORDS, "^a$"]),
+    lambda inner: st.lists(inner, max_size=2)
+    | st.dictionaries(st.sampled_from(["a", *KING, *set().union(*KEYWORDS.values())]), inner)
+    | st.fixed_dictionaries({"type": st.sampled_from([*KEYWORDS]), "items": inner})
+    | st.builds(lambda kind, word, value: {"type": kind, word: value},
+                st.sampled_from([*KEYWORDS]), st.sampled_from(["minimum", "required", "pattern",
+                "properties", "maxItems", "maxLength", "anyOf", "enum", "const"]), inner),
+    max_leaves=6,
+)  # fmt: skip
+
+
+@given(odd)
+def test_any_schema_is_a_pattern_or_refused_with_a_sentence(schema):
+    with suppress(ValueError):
+        pattern_of(schema)
+
+
+# ------------------------------------------------------------------------------------ generation
+
+SMALL = CONFIGS[2]  # a vocabulary of 40: EOS, letters and syllables, and columns without a token
+SYLLABLES = [b"", *(bytes([b]) for b in b"abcdefgh0123456789-"), b"ab", b"abc", b"ba", b"-0", b"19"]
+LANGUAGES = ["(ab|c)*d?", "(abc|bad|cab)+", "abcabc", "a*", "abc-(0|19)+-ab(c|d)", "19-0|ba"]
+prompts = st.lists(st.lists(st.integers(0, 39), min_size=1, max_size=8), min_size=1, max_size=4)
+
+
+def choose(logits: Tensor, numbers: Sequence[int]) -> list[int]:
+    """Greedy, but every other request ends as soon as it may."""
+    ending = [[EOS] if number % 2 and logits[row, EOS] > NEVER else []
+              for row, number in enumerate(numbers)]  # fmt: skip
+    return [end[0] if end else int(row.argmax()) for end, row in zip(ending, logits, strict=True)]
+
+
+def naive(seed, prompt, number, automaton, limit, jumps) -> list[list[int]]:
+    """Compute all tokens again for each one, and ask the automaton about the whole vocabulary.
+
+    Return each chosen token with those that are forced after it.
+    """
+    rounds, new = list[list[int]](), list[int]()
+    while len(new) < limit and EOS not in new:
+        state = after(automaton, text_of(new, SYLLABLES))
+        ends = {t: after(automaton, text, state) for t, text in enumerate(SYLLABLES) if text}
+        mask = torch.tensor([[ends.get(token) is None for token in range(SMALL.vocab_size)]])
+        mask[0, EOS] = state not in automaton.accepting
+        logits = naive_logits(SMALL, seed, [prompt + new])
+        [token] = choose(logits.masked_fill(mask, NEVER), [number])
+        forced = [] if token == EOS else jumps[ends[token]]
+        rounds.append([token, *forced][: limit - len(new)])
+        new += rounds[-1]
+    return rounds
+
+
+@given(prompts, st.integers(0, 3), st.sampled_from(LANGUAGES), st.integers(0, 11))
+def test_rows_are_those_of_the_naive_loop_in_one_pass_a_step(prompts, seed, pattern, limit):
+    automaton = automaton_of(parse(pattern))
+    model, index = model_of(CachedLMHead, SMALL, seed), token_index(automaton, SYLLABLES)
+    never = [[]] * len(automaton.edges)
+    expected = [
+        [token for [token] in naive(seed, prompt, number, automaton, limit, never)]
+        for number, prompt in enumerate(prompts)
+    ]
+    with shapes_of_forwards(model) as shapes:
+        rows = lab_14.PaddedRows(model, prompts, max(limit, 1))
+        assert lab_14.generate_constrained(rows, automaton, index, limit, EOS, choose) == expected
+    decodes = range(max(map(len, expected)) - 1)
+    running = [sum(len(new) > step + 1 for new in expected) for step in decodes]
+    assert shapes[1:] == [(count, 1) for count in running]
+    for new in expected:
+        assert new[-1:] != [EOS] or fits(automaton, text_of(new, SYLLABLES))
+
+
+def test_rows_that_do_not_fit_the_context_are_refused():
+    with pytest.raises(ValueError, match="don't fit the context of 20 tokens"):
+        lab_14.PaddedRows(model_of(CachedLMHead, SMALL, 0), [[1] * 8, [1] * 10], 11)
+
+
+# ------------------------------------------------------------------------------ jumping forward
+
+
+@given(st.lists(st.text("abc", max_size=6), min_size=1, max_size=4), st.text("ab", max_size=3))
+def test_what_is_forced_is_the_beginning_of_all_texts(texts, begun):
+    whole = [begun + text for text in texts]
+    automaton = automaton_of(parse("|".join(whole)))
+    text, state = lab_14.forced(automaton, 0)
+    alike = [len(set(letters)) == 1 for letters in zip(*whole, strict=False)]
+    assert text.decode() == whole[0][: [*alike, False].index(False)]
+    assert state == after(automaton, text)
+
+
+def test_a_loop_is_forced_once():
+    loop = Automaton([{97: 1}, {98: 2}, {99: 1}, {}], frozenset([3]))
+    assert lab_14.forced(loop, 0) == (b"abc", 1)
+    assert lab_14.forced(Automaton([{97: 0}], frozenset()), 0) == (b"a", 0)
+
+
+def test_a_token_is_held_back_where_a_longer_one_may_come():
+    vocabulary = [b"", b" the", b" k", b" king", b" night", b"i", b" th", b"e k", b" the knot"]
+    index = token_index(automaton_of(parse(" the k(ing|night)")), vocabulary)
+    states = {b"": 0, b" the": 4, b" th": 3}
+
+    def hold_back(*tokens):
+        return lab_14.hold_back(tokens, vocabulary, lambda before: index[states[before]])
+
+    assert hold_back(1, 2) == [1]  # " king" goes beyond " k"; " the knot" isn't allowed
+    assert hold_back(1) == [1]
+    assert hold_back() == []
+    vocabulary.append(b" the ki")
+    index = token_index(automaton_of(parse(" the k(ing|night)")), vocabulary)
+    assert hold_back(1, 2) == []
+    assert hold_back(6, 7) == []
+
+
+def encode(text: str) -> list[int]:
+    """The longest token first, as a tokenizer of its own kind."""
+    ids, rest = [], text.encode()
+    while rest:
+        ids.append(max((t for t, s in enumerate(SYLLABLES) if s and rest.startswith(s)),
+                       key=lambda token: len(SYLLABLES[token])))  # fmt: skip
+        rest = rest[len(SYLLABLES[ids[-1]]) :]
+    return ids
+
+
+@given(prompts, st.integers(0, 3), st.sampled_from(LANGUAGES), st.integers(1, 11))
+def test_jumps_take_one_pass_for_each_chosen_token(prompts, seed, pattern, limit):
+    automaton, model = automaton_of(parse(pattern)), model_of(CachedLMHead, SMALL, seed)
+    guide = IndexGuide(automaton, SYLLABLES, EOS)
+    jumps = [lab_14.jump(guide, state, encode) for state in range(len(automaton.edges))]
+    for state, tokens in enumerate(jumps):
+        assert lab_14.forced(automaton, state)[0].startswith(text_of(tokens, SYLLABLES))
+    expected = naive(seed, prompts[0], 0, automaton, limit, jumps)
+    with shapes_of_forwards(model) as shapes:
+        rounds = lab_14.generate_jumping(model, prompts[0], guide, jumps, limit, choose)
+    assert rounds == expected
+    assert shapes == [(1, len(new)) for new in [prompts[0], *rounds[:-1]]]
+
+
+def test_half_a_character_is_no_jump():
+    guide = IndexGuide(automaton_of(parse("[éè]")), [b"", b"\xc3", b"\xa9", b"\xa8"], EOS)
+    assert lab_14.jump(guide, 0, encode) == []
+
+
+# ---------------------------------------------------------------------- guides, and the stack
+
+
+@given(st.sampled_from(LANGUAGES), seeds)
+def test_a_constraint_masks_each_draft_as_if_the_drafts_before_it_were_there(pattern, seed):
+    draw, guide = random.Random(seed), IndexGuide(automaton_of(parse(pattern)), SYLLABLES, EOS)
+    constraint, logits = lab_14.Constraint(guide), torch.zeros(4, 40, dtype=torch.float64)
+    allowed = constraint.constrain(logits[:1])[0] > NEVER
+    first = draw.choice(allowed.nonzero().flatten().tolist())
+    wrong = (~allowed).nonzero()[-1].item()
+    rows = constraint.constrain(logits[:2], [first])
+    assert torch.equal(rows[0] > NEVER, allowed)
+    constraint.advance(first)
+    assert torch.equal(rows[1], constraint.constrain(logits[:1])[0])
+    assert constraint.constrain(logits, [wrong, first, first]).shape == logits.shape
+
+
+@given(st.sampled_from([*LANGUAGES, '"[^"]*"|-?[0-9]+']), st.lists(st.text('ab"1}', max_size=3)))
+def test_a_token_is_uncertain_if_it_leaves_the_region_in_an_accepting_state(pattern, texts):
+    region, vocabulary = automaton_of(parse(pattern)), [b"", *(text.encode() for text in texts)]
+    for state in range(len(region.edges)):
+        accepted, rejected, uncertain = lab_14.classify(region, state, vocabulary)
+        assert sorted([*accepted, *rejected, *uncertain]) == list(range(len(vocabulary)))
+        for token, text in enumerate(vocabulary):
+            stays = after(region, text, state) is not None
+            exits = any(
+                after(region, text[:n], state) in region.accepting for n in range(len(text))
+            )
+            fate = accepted if stays and text else uncertain if exits else rejected
+            assert token in fate
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-99, 99) | st.sampled_from([0.5, "", "a}", "é", "]"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("a]", max_size=2), inner),
+    max_leaves=8,
+)
+NESTED = NestedGuide(VOCABULARY, EOS)
+
+
+@given(values, seeds)
+def test_json_of_any_depth_is_allowed_token_by_token_to_its_end(value, seed):
+    draw, text, place = random.Random(seed), json.dumps(value, ensure_ascii=False), NESTED.start()
+    rest = text.encode()
+    while rest:
+        allowed = NESTED.allowed(place)
+        fitting = [t for t, piece in enumerate(VOCABULARY) if piece and rest.startswith(piece)]
+        if not fitting:
+            return  # the second half of a character is no token of its own
+        assert allowed[fitting].all()
+        token = draw.choice(fitting)
+        place, rest = NESTED.advance(place, token), rest[len(VOCABULARY[token]) :]
+    assert NESTED.allowed(place)[EOS]
+
+
+@given(seeds)
+def test_what_is_allowed_is_what_the_stack_lets_pass(seed):
+    draw, place, text = random.Random(seed), NESTED.start(), b""
+    while len(text) < 40:
+        allowed = NESTED.allowed(place).tolist()
+        passing = [NESTED.after(place, piece) is not None for piece in VOCABULARY]
+        assert allowed == [is_json(text), *passing[1:]]
+        options = [token for token, fine in enumerate(allowed) if fine]
+        token = draw.choice([t for t in options if VOCABULARY[t][:1] in b'"]}1'] or options)
+        if token == EOS:
+            break
+        place, text = NESTED.advance(place, token), text + VOCABULARY[token]
+
+
+def is_json(text: bytes) -> bool:
+    try:
+        return bool([json.loads(text)])
+    except ValueError:
+        return False
