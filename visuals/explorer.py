@@ -51,7 +51,8 @@ def explore(
     a sentence that is shown above the picture.
     """
     sentence = widgets.HTML()
-    picture = widgets.Image(format="png", layout=widgets.Layout(max_width="100%"))
+    own_size = widgets.Layout(max_width="100%", align_self="flex-start")  # else it is stretched
+    picture = widgets.Image(format="png", layout=own_size)
 
     def redraw(_: object = None) -> None:
         values = [control.value for control in sliders]
