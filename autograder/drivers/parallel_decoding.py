@@ -102,24 +102,16 @@ def keep(
                 return seen
             both = tuple(zip(before, (cache.keys, cache.values), strict=True))
             for place in range(int(length)):
-                held = told_of(*(origins(was, now, place) for was, now in both))
+                keys, values = (origin(was, now, place) for was, now in both)
+                held = f"holds the keys of {keys}, the values of {values}"
                 seen.append(Seen(f"Place {place}", held, f"after {call}"))
     return seen
 
 
-def origins(before: Tensor, now: Tensor, place: int) -> list[int | None]:
-    """The place that a layer's row comes from, layer by layer; None if it was in no place."""
-    found = []
-    for was, row in zip(before, now[..., place, :], strict=True):
-        same = (was == row.unsqueeze(-2)).all(dim=-1).flatten(0, -2).all(dim=0)
-        found.append(next(iter(same.nonzero().flatten().tolist()), None))
-    return found
-
-
-def told_of(keys: list[int | None], values: list[int | None]) -> str:
-    if len({*keys, *values}) == 1:
-        return f"holds the keys and values of place {keys[0]}"
-    return f"holds the keys of places {keys} and the values of {values}, layer by layer"
+def origin(before: Tensor, now: Tensor, place: int) -> str:
+    """The place before that held, in every layer, what is in this place now."""
+    same = (before == now[..., place : place + 1, :]).all(dim=-1).flatten(0, -2).all(dim=0)
+    return next((f"place {was}" for was in same.nonzero().flatten().tolist()), "no single place")
 
 
 def is_int(value: Any) -> bool:

@@ -1,5 +1,7 @@
 """Answers to lab 15's exercises: guesses, trees, paths, sampling, the loop, a pool, labels."""
 
+from types import SimpleNamespace
+
 import torch
 
 from solutions.decoding import draw
@@ -39,52 +41,13 @@ def identity_for_equality(guess, best):
 wrong(jacobi_step, "jacobi_step returns two lists, the certain tokens")(
     lambda *given: jacobi_step(*given)[0]
 )
-wrong(jacobi_step, "should be a list, not a tuple")(
-    lambda guess, best: tuple(map(tuple, jacobi_step(guess, best)))
-)
-wrong(jacobi_step, "Is a `return` missing?")(lambda guess, best: None)
 
 
 # ---------------------------------------------------------------------------------------- trees
 
-
-@right(tree_layout)
-def by_powers(parents):
-    """Steps to parents, until there is no further one."""
-    step = torch.zeros(len(parents), len(parents))
-    for node, parent in enumerate(parents):
-        if node:
-            step[node, parent] = 1
-    seen = torch.linalg.inv(torch.eye(len(parents)) - step).round()
-    return seen > 0, seen.sum(dim=1).long() - 1
-
-
 wrong(tree_layout, "What comes with the mask is a tensor of floats")(
     lambda parents: (tree_layout(parents)[0], tree_layout(parents)[1].double())
 )
-wrong(tree_layout, "tree_layout returns two tensors")(lambda parents: tree_layout(parents)[0])
-
-
-@right(accept_path)
-def the_last_of_equal_siblings(parents, tokens, best):
-    node, path = 0, [0]
-    while True:
-        right_ones = [
-            child
-            for child, parent in enumerate(parents)
-            if parent == node and tokens[child] == best[node]
-        ]
-        if not right_ones:
-            return path
-        node = right_ones[-1]
-        path.append(node)
-
-
-@wrong(accept_path, "Take `yield` out of it")
-def one_after_another(parents, tokens, best):
-    yield from accept_path(parents, tokens, best)
-
-
 wrong(accept_path, "The path should be a list, not a tuple.")(
     lambda *given: tuple(accept_path(*given))
 )
@@ -105,28 +68,12 @@ def with_rejected_rows_erased(self, start, path):
     self.length = end
 
 
-@right(TreeCache.keep)
-def with_new_memory(self, start, path):
-    require_path(path, self.length - start)
-    places = list(range(self.max_length))
-    places[start : start + len(path)] = [start + node for node in path]
-    self.reorder(torch.tensor([0]))
-    self.keys, self.values = self.keys[..., places, :], self.values[..., places, :]
-    self.length = start + len(path)
-
-
 @wrong(TreeCache.keep, "was refused with a ValueError")
 def without_the_given_check(self, start, path):
     rows, end = [start + node for node in path], start + len(path)
     self.keys[..., start:end, :] = self.keys[..., rows, :]
     self.values[..., start:end, :] = self.values[..., rows, :]
     self.length = end
-
-
-@wrong(TreeCache.keep)
-def with_a_mask_left_behind(self, start, path):
-    TreeCache.keep(self, start, path)
-    self.own = torch.zeros(2, 2, dtype=torch.bool)
 
 
 # ------------------------------------------------------------------------- sampling from a tree
@@ -145,12 +92,6 @@ def with_what_is_left_as_a_number(target, candidates, uniforms):
 
 
 @wrong(verify_candidates)
-def with_draws_of_its_own(target, candidates, uniforms):
-    token = int(torch.multinomial(target, 1))
-    return (candidates.index(token), token) if token in candidates else (None, token)
-
-
-@wrong(verify_candidates)
 def by_one_draw(target, candidates, uniforms):
     """The distribution is right, but the uniforms have other meanings."""
     token = int(draw(target[None], uniforms[-1:]))
@@ -160,25 +101,17 @@ def by_one_draw(target, candidates, uniforms):
 wrong(verify_candidates, "The next token is a Tensor; expected")(
     lambda *given: (verify_candidates(*given)[0], torch.tensor(verify_candidates(*given)[1]))
 )
-wrong(verify_candidates, "Is a `return` missing?")(lambda *given: None)
 
 
 # ------------------------------------------------------------------------------------ the loop
 
 
-class NoGuess:
-    nodes = 1
-
-    def propose(self, ids, depth, kv_cache):
-        return Tree(ids[-1])
-
-    def learn(self, best, path):
-        pass
-
-
 @wrong(generate_tree, "`ids` in call 1 of `propose` is missing")
 def plain_decode_told_as_calls(target, proposer, *given, **named):
-    return generate_tree(target, NoGuess(), *given, **named)
+    no_guess = SimpleNamespace(
+        nodes=1, propose=lambda ids, *_: Tree(ids[-1]), learn=lambda *_: None
+    )
+    return generate_tree(target, no_guess, *given, **named)
 
 
 @wrong(generate_tree, "forward calls")
@@ -190,27 +123,10 @@ def each_branch_in_a_forward_of_its_own(target, *given, **named):
     return found
 
 
-@wrong(generate_tree, "Does the loop end?")
-def without_an_end(target, proposer, prompt, *given, **named):
-    kv_cache = new_tree_cache(target, len(prompt))
-    while True:
-        new_logits(target, prompt, kv_cache)
-        kv_cache.truncate(0)
-
-
 wrong(generate_tree, "What it returned")(lambda *given, **named: generate_tree(*given, **named).ids)
 
 
 # --------------------------------------------------------------------------- a pool, and labels
-
-
-@right(NGramPool.add)
-def with_a_dict_as_an_order(self, gram):
-    if len(gram) != self.n:
-        raise ValueError("This is no n-gram of the pool.")
-    rest = tuple(gram[1:])
-    newest_first = dict.fromkeys([rest, *self.grams.get(gram[0], ())])
-    self.grams[gram[0]] = list(newest_first)[: self.size]
 
 
 @wrong(NGramPool.add)
@@ -220,28 +136,7 @@ def with_the_callers_own_list(self, gram):
     self.grams[gram[0]] = [gram, *known][: self.size]
 
 
-@wrong(NGramPool.add)
-def by_its_digits(self, gram):
-    known = {"".join(map(str, rest)): rest for rest in self.grams.get(gram[0], [])}
-    known.pop("".join(map(str, gram[1:])), None)
-    self.grams[gram[0]] = [tuple(gram[1:]), *known.values()][: self.size]
-
-
-@right(head_labels)
-def one_by_one(own, heads):
-    batch, seq = own.shape
-    labels = torch.full((batch, seq, heads), -100)
-    for text in range(batch):
-        for place in range(seq):
-            for head in range(min(heads, seq - place - 1)):
-                labels[text, place, head] = own[text, place + 1 + head]
-    return labels
-
-
 @wrong(head_labels, "Head 0 learns the token that the LM head gives already")
 def one_position_short(own, heads):
     padded = torch.nn.functional.pad(own, (0, heads), value=-100)
     return padded.unfold(1, heads, 1)[:, : own.shape[1]]
-
-
-wrong(head_labels, "of shape [1, 3]")(lambda own, heads: head_labels(own, heads)[..., 0])
