@@ -42,10 +42,8 @@ def words(value: Any) -> str:
 
 
 def named(tokens: Any, eos: int | None = None) -> str:
-    """Tokens in words, in order; if there are many, only the first ones."""
+    """Tokens in words, in order."""
     names = ["EOS" if token == eos else str(token) for token in sorted(tokens)]
-    if len(names) > 8:
-        return f"{len(names)} tokens ({', '.join(names[:8])}, ...)"
     return f"token{'s' * (len(names) != 1)} {', '.join(names)}" if names else "no token"
 
 
@@ -91,7 +89,7 @@ def derivative(
 ) -> list[Seen]:
     """Read every text of up to `longest` bytes; then find the expressions that can be reached.
 
-    most: more of these than are needed by an attempt that builds with `then`, `either` and `star`.
+    most: more of these than are needed by an attempt that builds with `then` and `either`.
     """
 
     def after(regex: Regex, byte: int) -> Regex:
@@ -175,8 +173,6 @@ class Texts:
                 f"{len(self.texts)}, and it was given {len(tokens)}."
             )
         self.texts = [[*text, token] for text, token in zip(self.texts, tokens, strict=True)]
-        if max(map(len, self.texts), default=0) > len(self.embedding):
-            raise ValueError("`rows.append` was called more often than there are new tokens.")
         self.logits = self.computed()
 
 

@@ -1,6 +1,6 @@
 """The exercises of lab 14: choices, masks, derivatives, an index, generation, jumps, regions."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,6 @@ from solutions import constrained as reference
 from solutions.grammars.regex import parse
 
 Generator = torch.Generator
-NEVER = float("-inf")
 
 
 def letters(generator: Generator) -> Callable[[str], str]:
@@ -33,6 +32,14 @@ def tokens_of(words: str) -> list[str]:
 def machine(pattern: str) -> dict[str, Any]:
     automaton = reference.automaton_of(parse(pattern))
     return {"edges": automaton.edges, "accepting": sorted(automaton.accepting)}
+
+
+def machine_after(pattern: str, text: str) -> dict[str, Any]:
+    """A machine, and its state after a text with one character for each byte."""
+    given, state = machine(pattern), 0
+    for byte in text.encode("latin-1"):
+        state = given["edges"][state][byte]
+    return {**given, "state": state}
 
 
 def random_machine(generator: Generator, states: int) -> dict[str, Any]:
@@ -72,78 +79,43 @@ def choice_cases(generator: Generator) -> list[Case]:
         case("one choice, which is complete", "a", "a"),
         case("one choice, in its middle", "abc", "a"),
         case("two choices that begin alike", "ab ac", "a"),
-        case("two other choices that begin alike", "cb cf", "c"),
-        case("two choices, and no token so far", "ab cd", ""),
-        case("two choices, and one of them is left", "abc dbe", "ab"),
         case("one choice begins another", "a ab", "a"),
-        case("one choice begins another, in the other order", "abc ab", "ab"),
         case("one choice begins another, and the longer one is complete", "a ab", "ab"),
-        case("the same choice twice", "ab ab", "a"),
         case("two choices go on with the same token", "abc abd", "a"),
         case("the text begins no choice", "ab ac", "d"),
-        case("the text has left its choice in the middle", "abcd", "aec"),
         case("the text's tokens in another order", "abc", "ba"),
-        case("the text is longer than its choice", "a b", "ac"),
         case("the text is longer, and another choice goes on", "a abc", "ab"),
         case("EOS is in the text already", "a ab", "aE"),
         case("no choices", "", ""),
         case("a choice without tokens", ". a", ""),
-        case("a choice with a token that comes twice", "aba", "ab"),
         case("another token after one that comes twice", "abac", "aba"),
-        case("a choice of one token, three times", "aaa", "aa"),
         case("token 0 comes next", "a0 b0", "a"),
-        case("a choice that begins with token 0", "0a bc", "0"),
         case("EOS is token 0", "ab a", "a", eos="0"),
         case("six choices", "abc abd ab bcd aecd f", "ab"),
-        case("six choices, and no token so far", "abc abd bcd aecd f gh", ""),
     ]
 
 
 def constrain_cases(generator: Generator) -> list[Case]:
     def case(
-        label: str, rows: str, padding: int = 0, shift: float = 0.0, never: str = "", **scale: float
+        label: str, rows: str, padding: int = 0, shift: float = 0.0, best: int | None = None
     ) -> Case:
-        """Rows as "110 010": 1 is allowed. padding: further columns. never: as rows, 1 is -inf."""
-        allowed = mask(rows)
+        """Rows as "110 010": 1 is allowed. padding: further columns. best: the likeliest one."""
+        allowed = torch.tensor([[flag == "1" for flag in row] for row in rows.split()])
         batch, n = allowed.shape
-        logits = scale.get("scale", 2.0) * normal(generator, batch, n + padding) + shift
-        if never:
-            logits[:, :n][mask(never)] = NEVER
+        logits = 2.0 * normal(generator, batch, n + padding) + shift
+        if best is not None:
+            logits[:, best] = 9.0
         return Case(label, {"logits": logits, "allowed": allowed})
 
-    def mask(rows: str) -> torch.Tensor:
-        return torch.tensor([[flag == "1" for flag in row] for row in rows.split()])
-
-    def best(label: str, column: int, rows: str, padding: int = 0) -> Case:
-        """The largest logit of each row is in this column."""
-        made = case(label, rows, padding)
-        made.data["logits"][:, column] = 9.0
-        return made
-
-    wide = "".join("10"[draw(generator, 0, 1)] for _ in range(298))
-    far = case("logits that are far apart", "1101 0111")
-    far.data["logits"][:] = torch.tensor([[-120.0, 800.0, 3.0, -1e4], [1.5, 0.0, -900.0, 0.25]])
-    double = case("", "10110 01001").data
-    single = Case("two rows in float32", {**double, "logits": double["logits"].float()})
     return [
         case("one row, two of three tokens", "110"),
-        case("one row, another two of three tokens", "011"),
-        case("one row, all tokens", "1111"),
         case("one row, one token", "00010"),
         case("two rows", "11010 01011"),
         case("two other rows", "00110 10001"),
-        best("the likeliest token isn't allowed", 1, "10110 10011"),
+        case("the likeliest token isn't allowed", "10110 10011", best=1),
         case("all logits below 0", "11010 01011", shift=-20.0),
-        case("all logits above 0", "11010 01011", shift=20.0),
         case("three columns that belong to no token", "1101 0111", padding=3),
-        case("one column that belongs to no token, all others allowed", "1111 1111", padding=1),
-        best("the largest logits are in such a column", -1, "10110 10011", padding=2),
-        case("-inf among the allowed logits", "11110 01111", never="01000 00010"),
-        case("-inf among the others", "11010 01110", never="00100 10000"),
-        far,
-        single,
-        case("a vocabulary of 300 tokens", f"{wide}01 01{wide}"),
-        case("large logits in five rows", "101 010 111 001 100", scale=1e5),
+        case("the largest logits are in such a column", "10110 10011", padding=2, best=-1),
     ]
 
 
@@ -158,49 +130,24 @@ def derivative_cases(generator: Generator) -> list[Case]:
         known = {"pattern": own, "alphabet": [*other(alphabet).encode("latin-1")]}
         return Case(label, {**known, "longest": longest, "most": 2 * most + 5})
 
-    def random_pattern(depth: int) -> str:
-        if depth == 0:
-            return "abc"[draw(generator, 0, 2)]
-        one, two = random_pattern(depth - 1), random_pattern(draw(generator, 0, depth - 1))
-        return [f"{one}{two}", f"({one}|{two})", f"({one})*{two}", f"({one})?{two}"][
-            draw(generator, 0, 3)
-        ]
-
-    def wild(label: str) -> Case:
-        def fits(pattern: str) -> bool:
-            return 4 <= len(reference.automaton_of(parse(pattern)).edges) <= 12
-
-        return case(label, until(fits, lambda: random_pattern(4)))
-
     return [
         case("one byte", "a", "ab"),
         case("two bytes", "ab", "ab"),
         case("two other bytes", "cd", "cd"),
-        case("any of two bytes", "[ab]", "abc", 2),
         case("all bytes but one", "[^a]", "ab", 2),
-        case("three bytes", "abc"),
-        case("either of two texts", "ab|ba", "ab"),
         case("either of two texts that begin alike", "ab|ac"),
         case("the first part may be empty", "a?b", "ab"),
-        case("the first two parts may be empty", "a?b?c", longest=4),
         case("both parts may be empty", "a?b?", "ab", 4),
-        case("a byte any number of times", "a*", "ab", 4),
         case("two bytes any number of times", "(ab)*", "ab", 5),
         case("a byte once or several times", "a+", "ab", 4),
         case("two loops, one after the other", "a*b*", "ab", 5),
-        case("a loop, then a byte that is in it, too", "a*a", "ab", 4),
         case("a loop of loops", "(a*b*)*", "ab", 4),
         case("a loop of two texts", "(a|ba)*", "ab", 5),
         case("a loop, then an ending", "(a|b)*abb", "ab", 5),
         case("a loop whose body may be empty", "(a?b?)*c", longest=4),
-        case("two to three times", "(ab?){2,3}", "ab", 5),
         case("an option within another", "(a(b|c?)|b)c", longest=4),
-        case("two options, each with two texts", "(a|ab)(c|bc)", longest=4),
         case("only the empty text", "", "a", 2),
-        case("a character of two bytes", "é", "\u00c3\u00a9a", 3),
         case("characters of two bytes", "[é-ü]a|è*", "\u00c3\u00a8\u00a9a", 3),
-        wild("a random pattern"),
-        wild("another random pattern"),
     ]
 
 
@@ -222,37 +169,25 @@ def index_cases(generator: Generator) -> list[Case]:
     json = r'\[\{"a": "[bc]*"\}(, \{"a": "[bc]*"\})?\]'
     return [
         case("one token of one byte", "a", "a"),
-        case("two tokens of one byte", "ab", "a b"),
         case("a token of two bytes", "ab", "a b ab"),
-        case("another token of two bytes", "cd", "c d cd"),
         case("a token that ends in the middle", "abcd", "ab cd bc c"),
         case("a token whose last byte doesn't fit", "abc", "abd ab c abc"),
-        case("a token whose first byte doesn't fit", "abc", "dab bc a"),
-        case("a token whose middle doesn't fit", "abc", "adc a bc"),
-        case("a token that is longer than any text", "ab", "abc abb ab"),
         case("one byte any number of times", "a*b", "a aa aaa ab aab b ba"),
-        case("two bytes any number of times", "(ab)*", "ab a b ba aba bab abab"),
         case("a token without bytes", "ab", "~ a b ab"),
         case("two tokens with the same bytes", "ab", "a a b ab ab"),
         case("two texts that begin alike", "ab|ac", "ab ac a b c"),
         case("the empty text, and nothing else", "", "a ~"),
         case("a state in which no token fits", "abc", "a ab ca"),
-        case("no token fits anywhere", "ab", "c d"),
         case("no tokens", "ab", ""),
-        case("a space", "a b", "a b _b _ a_ _a"),
         case("halves of a character", "aé", "a \u00c3 \u00a9 \u00c3\u00a9 a\u00c3 \u00a9a"),
-        case("halves of other characters", "[é-ü]", "\u00c3 \u00a9 \u00bc \u00c3\u00bc"),
         case("quotes and brackets", json, '[{" a ": _" bc "} "}] }] " ", }, {" [ b'),
         case("the end of a text, and a token that goes beyond it", "a|ab", "a ab abb b"),
         wild("five states in no order", 5),
         wild("five other states in no order", 5),
-        wild("eight states in no order", 8),
     ]
 
 
 # ---------------------------------------------------------------------- generating under a mask
-
-NewTokens = list[list[str]]
 
 
 def generation_cases(generator: Generator) -> list[Case]:
@@ -261,27 +196,25 @@ def generation_cases(generator: Generator) -> list[Case]:
         pattern: str,
         ranks: list[list[int]] | None,
         new: int = 4,
-        wanted: Callable[[NewTokens], bool] = lambda texts: True,
+        ends: Sequence[int] = (),
         words: str = "a b c d ab cd",
-        prompts: str = "",
+        prompts: Sequence[int] = (),
         padding: int = 0,
         eos: int | None = None,
-        more: int = 0,
     ) -> Case:
-        """A case for which wanted(each row's new tokens, as text) holds; E is EOS.
+        """ranks: as a Chooser has them. prompts: the length of each.
 
-        ranks: as a Chooser has them. prompts: the length of each. more: tokens that never fit.
+        ends: after how many tokens each row has EOS; 0 for those that haven't.
         """
-        known = [*tokens_of(words), *(f"#{number}" for number in range(more))]
-        lengths = [*map(int, prompts.split())] or [2] * len(ranks or [])
+        known, lengths = tokens_of(words), prompts or [2] * len(ranks or [])
 
-        def drawn() -> tuple[dict[str, Any], NewTokens]:
+        def drawn() -> dict[str, Any]:
             order = [known[i] for i in torch.randperm(len(known), generator=generator).tolist()]
             place = draw(generator, 0, len(known)) if eos is None else eos
             vocabulary = [*order[:place], "", *order[place:]]
             automaton, columns = machine(pattern), len(vocabulary) + padding
             index = reference.token_index(automaton_in(automaton), drivers.bytes_of(vocabulary))
-            data = {
+            return {
                 "prompts": [[draw(generator, 0, columns - 1) for _ in range(n)] for n in lengths],
                 "embedding": normal(generator, max(lengths) + new, columns, 4),
                 "head": normal(generator, 4, columns),
@@ -291,54 +224,35 @@ def generation_cases(generator: Generator) -> list[Case]:
                 "eos": place,
                 **({} if ranks is None else {"ranks": ranks}),
             }
+
+        def fits(data: Mapping[str, Any]) -> bool:
             seen = drivers.generate_constrained(reference.generate_constrained, **data)
-            ids = [record.value for record in seen if record.what == "The list of new tokens"]
-            return data, [[vocabulary[token] or "E" for token in new] for new in ids]
+            texts = [record.value for record in seen if record.what == "The list of new tokens"]
+            found = [len(text) if text[-1:] == [data["eos"]] else 0 for text in texts]
+            return not ends or found == [*ends]
 
-        return Case(label, until(lambda found: wanted(found[1]), drawn)[0])
-
-    def ends(*lengths: int) -> Callable[[NewTokens], bool]:
-        """Rows that end with EOS after so many tokens; 0 for those that don't."""
-
-        def wanted(texts: NewTokens) -> bool:
-            return [len(text) if text[-1:] == ["E"] else 0 for text in texts] == [*lengths]
-
-        return wanted
-
-    def differ(texts: NewTokens) -> bool:
-        return len({text[0] for text in texts}) == len(texts)
+        return Case(label, until(fits, drawn))
 
     loop, four = "(a|b|cd)+", [[0, 0, 0, -1], [0, -1], [1, 1, 1, 1, -1], [1, 0, -1]]
     return [
         case("one row, one text of one token", "a", [[0]], 3, words="a b"),
         case("one row, two texts", "ab|ac", [[0]], 3),
-        case("another row, two texts", "ab|ac", [[1]], 3),
-        case("two rows in different states", "ab|cd*", [[0], [1]], 3, differ, "a b c d"),
-        case("two other rows in different states", "ab|cd*", [[0], [1]], 3, differ, "a b c d"),
+        case("two rows in different states", "ab|cdcd", [[0], [1]], 5, [3, 5], "a b c d"),
+        case("two other rows in different states", "ab|cdcd", [[0], [1]], 5, [3, 5], "a b c d"),
         case("one row, and only one new token", loop, [[0]], 1),
         case("no new tokens", loop, [[0], [0]], 0),
-        case("EOS may come, and doesn't", loop, [[1]], 4, ends(0)),
-        case("EOS may come, and does", loop, [[0, 0, -1]], 5, ends(3)),
-        case("EOS comes as the last of the new tokens", loop, [[0, 0, 0, -1]], 4, ends(4)),
-        case("EOS comes first", "a*", [[-1]], 3, ends(1)),
+        case("EOS comes as the last of the new tokens", loop, [[0, 0, 0, -1]], 4, [4]),
+        case("EOS comes first", "a*", [[-1]], 3, [1]),
         case("nothing but EOS may come after the text", "ab|cd", [[1], [0]], 5, words="ab c d"),
-        case("the first of three rows ends", loop, [[0, -1], [0, 1], [1]], 4, ends(2, 0, 0)),
-        case("the middle row of three ends", loop, [[1], [0, -1], [0]], 4, ends(0, 2, 0)),
-        case("the last of three rows ends", loop, [[0], [1], [0, 0, -1]], 4, ends(0, 0, 3)),
-        case("two rows end at the same time", loop, [[0, -1], [1], [0, -1]], 4, ends(2, 0, 2)),
-        case("all rows end at the same time", loop, [[0, 0, -1], [1, 0, -1]], 6, ends(3, 3)),
-        case("four rows end one after the other", loop, four, 6, ends(4, 2, 5, 3)),
+        case("the middle row of three ends", loop, [[1], [0, -1], [0]], 4, [0, 2, 0]),
+        case("the last of three rows ends", loop, [[0], [1], [0, 0, -1]], 4, [0, 0, 3]),
+        case("four rows end one after the other", loop, four, 6, [4, 2, 5, 3]),
         case("the limit ends a row in the middle of a text", "abcdab", [[0]], 3, words="a b c d"),
-        case("tokens far from the likeliest", loop, [[4], [3]], 4, ends(0, 0)),
-        case("prompts of different lengths", loop, [[0], [1], [0]], 3, prompts="1 4 2"),
+        case("prompts of different lengths", loop, [[0], [1], [0]], 3, prompts=[1, 4, 2]),
         case("columns that belong to no token", loop, [[0], [1]], 3, padding=5),
-        case("token 0 is EOS", loop, [[0, 0, -1], [1]], 4, ends(3, 0), eos=0),
-        case(
-            "a vocabulary of 300 tokens", loop, [[0, 0, -1], [1]], 4, ends(3, 0), eos=280, more=293
-        ),
+        case("token 0 is EOS", loop, [[0, 0, -1], [1]], 4, [3, 0], eos=0),
         case("a token of several bytes", "(ab)+c", [[0], [1]], 4, words="a b c ab abc ba bab"),
-        case("without `choose`", loop, None, 4, prompts="2"),
-        case("without `choose`, two rows, and one ends", loop, None, 5, ends(3, 0), prompts="2 2"),
+        case("without `choose`, two rows, and one ends", loop, None, 5, [3, 0], prompts=[2, 2]),
     ]
 
 
@@ -349,61 +263,29 @@ def forced_cases(generator: Generator) -> list[Case]:
     other = letters(generator)
 
     def case(label: str, pattern: str, after: str = "") -> Case:
-        """The state after these bytes of a text."""
-        given, state = machine(other(pattern)), 0
-        for byte in other(after).encode("latin-1"):
-            state = given["edges"][state][byte]
-        return Case(label, {**given, "state": state})
+        return Case(label, machine_after(other(pattern), other(after)))
 
-    def drawn(label: str, edges: list[dict[str, int]], *accepting: int, state: int = 0) -> Case:
+    def drawn(label: str, edges: list[dict[str, int]], *accepting: int) -> Case:
         own = [{ord(other(byte)): end for byte, end in out.items()} for out in edges]
-        return Case(label, {"edges": own, "accepting": [*accepting], "state": state})
+        return Case(label, {"edges": own, "accepting": [*accepting], "state": 0})
 
-    def wild(label: str, least: int) -> Case:
-        """A state in a random order, with at least so many bytes after it."""
-
-        def found() -> Mapping[str, Any]:
-            size = 9
-            edges = [{ord("a"): draw(generator, 0, size - 1)} for _ in range(size)]
-            edges[draw(generator, 0, size - 1)][ord("b")] = 0
-            accepting = [draw(generator, 1, size - 1)]
-            return {"edges": edges, "accepting": accepting, "state": draw(generator, 0, size - 1)}
-
-        def wanted(data: Mapping[str, Any]) -> bool:
-            return len(reference.forced(automaton_in(data), data["state"])[0]) >= least
-
-        return Case(label, until(wanted, found))
-
-    loop = [{"a": 1}, {"b": 2}, {"c": 1}]
     return [
         case("one byte", "a"),
         case("three bytes", "abc"),
-        case("three other bytes", "dca"),
         case("the end of the text", "ab", "ab"),
-        case("in the middle of a text", "abcd", "ab"),
         case("two bytes may come", "ab|cd"),
         case("two bytes may come, and lead to the same state", "[ab]c"),
         case("three bytes, then two may come", "abc(a|b)"),
-        case("after two bytes, one of two may come", "ab[cd]a"),
         case("the text may end in the first state", "(ab)?"),
         case("the text may end after two bytes", "ab(cd)?"),
-        case("the text may end, and begins again", "(ab)*"),
         case("the text may end, and one byte may repeat", "ab*"),
-        case("a byte that may repeat", "a*b"),
         case("the bytes of a character", "é"),
-        case("after half a character", "aéb", "a\u00c3"),
         case("half a character is forced", "[é-ü]"),
         case("the opening of an object", r'\{"name": "[ab]*"\}'),
-        case("the middle of an object", r'\{"a": [01], "b": [01]\}', '{"'),
         drawn("a loop of one state", [{"a": 0}]),
-        drawn("a loop of two states", [{"a": 1}, {"b": 0}]),
-        drawn("a loop after one byte", loop),
-        drawn("a loop, from its middle", loop, state=2),
+        drawn("a loop after one byte", [{"a": 1}, {"b": 2}, {"c": 1}]),
         drawn("a loop through an accepting state", [{"a": 1}, {"b": 2}, {"c": 0}], 2),
-        drawn("a state without edges", [{"a": 1}, {}], state=1),
         drawn("states in another order", [{"d": 3}, {}, {"b": 1}, {"a": 2}], 1),
-        wild("nine states in no order", 3),
-        wild("nine other states in no order", 3),
     ]
 
 
@@ -424,32 +306,21 @@ def held_cases(generator: Generator) -> list[Case]:
     return [
         case("one token, and none is longer", "a(b|c)", "a", "b c"),
         case("one token, and a longer one may come", "a(b|c)", "a", "b c ab"),
-        case("another token, and a longer one may come", "d(a|b)", "d", "a b da"),
-        case("two tokens, and none is longer", "ab(c|d)", "a|b", "c d"),
         case("two tokens, and the last may be longer", "ab(c|d)", "a|b", "c d bc"),
         case("two other tokens, and the last may be longer", "dc(a|b)", "d|c", "a b ca"),
         case("a longer token covers both", "ab(c|d)", "a|b", "c d abd"),
-        case("a longer token covers the last two of three", "abc(a|d)", "a|b|c", "d bcd"),
         case("longer tokens at two places", "abc(a|d)", "a|b|c", "d bcd ca"),
-        case("longer tokens at two other places", "abc(a|d)", "a|b|c", "d abca bcd"),
         case("a longer token that may not come", "ab(c|d)", "a|b", "c d ba bb"),
         case("a longer token that may come elsewhere only", "aba(c|d)|ca", "c|a", "ab ad"),
         case("a longer token that may come after the text only", "ab(bc|d)", "a|b", "c d bc"),
         case("a token that covers exactly the rest", "abc(a|d)", "a|b|c", "bc d"),
-        case("a token that covers exactly all", "ab(c|d)", "a|b", "ab c"),
         case("a longer token that ends before the end", "abcd(a|b)", "a|b|c|d", "ab bc abc"),
-        case("the last token begins like the first", "aba(c|d)", "a|b|a", "ac c"),
-        case("a token may be longer at its first place only", "aa(c|d)", "a|a", "aac c"),
-        case("the same token three times", "aaa(b|c)", "a|a|a", "ab"),
         case(
             "the king, or the knight", "_the_k(ing|night)".replace("_", " "), "_the|_k", "_king i n"
         ),
-        case("many longer tokens", "ab(c|d)+", "a|b", "bc bd bcc abcd"),
         case("no tokens", "[ab]c", "", "a b ac bc"),
         case("quotes and brackets", r'"\}(, |\])', '"|}', '"} }] "}, ,'),
-        case("a longer token with quotes", r'"a": "[bc]*"', '"|a|":|_"', '_"b _ b c'),
         case("half a character", "a[é-ü]", "a|\u00c3", "\u00c3\u00a9 \u00a9"),
-        case("half a character, and no longer token", "a[é-ü]", "a|\u00c3", "\u00a9 \u00bc"),
     ]
 
 
@@ -460,10 +331,8 @@ def region_cases(generator: Generator) -> list[Case]:
     other = letters(generator)
 
     def case(label: str, region: str, words: str, after: str = "") -> Case:
-        given, state = machine(other(region)), 0
-        for byte in other(after).encode("latin-1"):
-            state = given["edges"][state][byte]
-        return Case(label, {**given, "state": state, "vocabulary": tokens_of(other(words))})
+        given = machine_after(other(region), other(after))
+        return Case(label, {**given, "vocabulary": tokens_of(other(words))})
 
     def wild(label: str, states: int) -> Case:
         given = random_machine(generator, states)
@@ -476,29 +345,19 @@ def region_cases(generator: Generator) -> list[Case]:
     pieces = '" "} "}] ", }] } , ] a ab a" a"} "a" 1 12 1} 1, 12.5 .5 .5} 1.} [ [[ [1 {" tr ~'
     return [
         case("one byte", "a", "a b"),
-        case("one other byte", "c", "c d"),
         case("a token that goes beyond the end", "a", "a ab b"),
-        case("a token that goes far beyond the end", "ab", "ab abcdd aba a"),
-        case("a token that leaves too early", "abc", "ab abd abca c"),
         case("a token without bytes", "a", "~ a"),
         case("in a state where the region may be left", "ab?", "b c bc ~ cb", "a"),
-        case("where it must be left", "a", "a b ab ~", "a"),
         case("where it may be left, and goes on", "a+", "a aa ab b ba aab", "a"),
         case("it could have been left before", "a(bc)?", "ab abd abc abcd a", ""),
-        case("it could have been left two bytes before", "a(bcd)?", "abca abcd abc ad", ""),
-        case("it can be left only at the end", "abc", "abc ab abcd bcd c"),
         case("from the middle", "abc", "bc b bcd bd c", "a"),
         case("halves of a character", "é", "\u00c3 \u00a9 \u00c3\u00a9 \u00c3\u00a9a \u00c3a"),
         case("a value of JSON, at its beginning", value, pieces),
         case("in a string", value, pieces, '"a'),
-        case("after a string", value, pieces, '"a"'),
         case("in a number", value, pieces, "12"),
-        case("after the point of a number", value, pieces, "12."),
-        case("after a bracket", value, pieces, "["),
         case("no tokens", "a", ""),
         wild("five states in no order", 5),
         wild("five other states in no order", 5),
-        wild("eight states in no order", 8),
     ]
 
 

@@ -22,9 +22,6 @@ def allowed_choices(choices, generated, eos):
 
 
 def constrain(logits, allowed):
-    if not allowed.any(dim=-1).all():
-        row = int((~allowed.any(dim=-1)).nonzero()[0, 0])
-        raise ValueError(f"Row {row} allows no token.")
     ### BEGIN SOLUTION
     missing = logits.shape[-1] - allowed.shape[-1]
     padded = torch.nn.functional.pad(allowed, (0, missing), value=False)
@@ -65,30 +62,24 @@ def token_index(automaton, vocabulary):
 
 def generate_constrained(rows, automaton, index, max_new_tokens, eos, choose=likeliest):
     ### BEGIN SOLUTION
-    running = dict.fromkeys(range(len(rows.logits)), 0)
-    texts = {number: [] for number in running}
-    step = 0
-    while running and step < max_new_tokens:
-        masks = []
-        for state in running.values():
-            tokens = {*index[state]} | ({eos} if state in automaton.accepting else set())
-            masks.append([token in tokens for token in range(rows.logits.shape[1])])
-        logits = constrain(rows.logits, torch.tensor(masks))
-        chosen = dict(zip(running, choose(logits, list(running)), strict=True))
-        places = []
-        for place, (number, state) in enumerate([*running.items()]):
-            token = chosen[number]
+    texts, states = [[] for _ in rows.logits], dict.fromkeys(range(len(rows.logits)), 0)
+    for step in range(max_new_tokens):
+        masks = torch.full(rows.logits.shape, False)
+        for mask, state in zip(masks, states.values(), strict=True):
+            mask[[*index[state], *[eos] * (state in automaton.accepting)]] = True
+        numbers = list(states)
+        chosen = choose(constrain(rows.logits, masks), numbers)
+        for number, token in zip(numbers, chosen, strict=True):
             texts[number].append(token)
-            if token == eos:
-                del running[number]
-            else:
-                running[number] = index[state][token]
-                places.append(place)
-        step += 1
-        if running and step < max_new_tokens:
-            rows.become(places)
-            rows.append([chosen[number] for number in running])
-    return list(texts.values())
+            state = states.pop(number)
+            if token != eos:
+                states[number] = index[state][token]
+        places = [place for place, number in enumerate(numbers) if number in states]
+        if not states or step == max_new_tokens - 1:
+            break
+        rows.become(places)
+        rows.append([texts[number][-1] for number in states])
+    return texts
     ### END SOLUTION
 
 
