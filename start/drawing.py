@@ -106,7 +106,7 @@ class Map:
         state = f"all {of} passed ✓" if count == of else f"{count} of {of} passed"
         lines = [f"{duration(lesson.minutes)} · {state}"]
         lines += [f'<span class="red">{red} red again</span>'] if red else []
-        lines += [f"builds on {numbers(bases)}"] if bases else []
+        lines += [lesson.when or f"builds on {numbers(bases)}"] if bases else []
         here = '<span class="here">you are here</span>' if lesson == self.here else ""
         name = f'<span class="hidden">Lab {lesson.number}: </span>{escape(title(lesson))}'
         small = "".join(f"<small>{text}</small>" for text in lines)

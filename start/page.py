@@ -102,7 +102,7 @@ def row_of(lesson: Lesson, way: str) -> str:
         "lab": f'<a href="{way}">{lesson.number} · {title(lesson)}</a>',
         "what it wins": f"<b>{html.escape(lesson.figure)}</b> {html.escape(lesson.wins)}",
         "time": duration(lesson.minutes),
-        "builds on": numbers(bases) or "–",
+        "builds on": lesson.when or numbers(bases) or "–",
         "passed": f"{len(progress.passed)} of {len(progress.states)}"
         + (f', <span class="red">{red} red again</span>' if red else ""),
         "points": f"{earned} of {points}",

@@ -31,7 +31,7 @@ REGION = re.compile(
 ATTRIBUTE = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|\d+)')
 PROMISE = re.compile(r"about (?:(\d+) hours?)? ?(?:(\d+) minutes)? in all")
 USED = re.compile(r'mine\("(\w+)"\)|^from solutions\.(\w+)', re.MULTILINE)
-HEAD = re.compile(r'^    (track|figure|wins): "(.*)"$', re.MULTILINE)
+HEAD = re.compile(r'^    (track|when|figure|wins): "(.*)"$', re.MULTILINE)
 CARD = {"exercise": str, "title": str, "points": int, "difficulty": int, "minutes": int}
 QUESTION = {"answer": str, "points": int}
 
@@ -57,8 +57,9 @@ class Lesson:
     """name: of its file, "02_kv_cache". questions: the points of each question in prose.
 
     minutes: how long the lab takes, as its text promises. uses: the names of the solutions that
-    its notebook imports. track, figure, wins: from the lesson's head; where the lab belongs in the
-    course, what it wins as one figure, and what the figure means. A bundle has none of these.
+    its notebook imports. track, when, figure, wins: from the lesson's head; where the lab belongs in
+    the course, when to do it if that isn't after the labs before it, what it wins as one figure, and
+    what the figure means. A bundle has none of these.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Lesson:
     minutes: int = 0
     uses: frozenset[str] = frozenset()
     track: str = ""
+    when: str = ""
     figure: str = ""
     wins: str = ""
 

@@ -137,6 +137,11 @@ def test_each_lab_is_once_on_each_map_and_once_in_the_table(read):
         assert links.count(lesson.notebook) == 3 + (lesson.lab == "generate")
 
 
+def test_both_maps_and_the_table_say_which_lab_needs_no_other(read):
+    text, _ = read()
+    assert text.count("at any time") == sum(bool(lab.when) for lab in lessons().values()) * 3 == 3
+
+
 def heights():
     ways = dict.fromkeys(drawing.lessons(), "")
     return [int(h) for h in re.findall(r'viewBox="0 0 \d+ (\d+)"', drawing.Map(None, ways).html())]
