@@ -66,7 +66,7 @@ class Rebuilt:
         """Whether the student changed its solution cell, or names it in an own cell before."""
         before = self.before(exercise)
         solution = [cell for cell in before if cell.solution][-1]
-        name = re.compile(rf"\b{exercise.split('.')[1]}\b")
+        name = re.compile(rf"(?<![.\w]){exercise.split('.')[1]}\b")  # no method of that name
         others = [cell for cell in before if cell.own and not cell.solution]
         return solution.own or any(name.search(text) for cell in others for text in cell.sources)
 

@@ -149,6 +149,7 @@ BEGIN = """
 %env MINE_FOLDER={folder}/mine
 import timing.stopwatch
 timing.stopwatch.MANY = timing.stopwatch.FEW = 1
+timing.stopwatch.disturb = lambda *_: False
 %reset -f
 __spec__ = None  # %reset takes it away, and a process that is started looks for it
 """
@@ -156,7 +157,7 @@ __spec__ = None  # %reset takes it away, and a process that is started looks for
 
 def execute(notebook, kernel, folder):
     """As a student runs all of it, with no name of the notebook before it; what passes is kept in
-    the folder. What is timed runs once: the numbers don't count.
+    the folder. What is timed runs once, also beside other tests: the numbers don't count.
     """
     notebook.cells.insert(0, nbformat.v4.new_code_cell(BEGIN.format(folder=folder)))
     kernel.nb = notebook
