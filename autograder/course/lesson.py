@@ -57,9 +57,9 @@ class Lesson:
     """name: of its file, "02_kv_cache". questions: the points of each question in prose.
 
     minutes: how long the lab takes, as its text promises. uses: the names of the solutions that
-    its notebook imports. track, when, figure, wins: from the lesson's head; where the lab belongs in
-    the course, when to do it if that isn't after the labs before it, what it wins as one figure, and
-    what the figure means. A bundle has none of these.
+    its notebook imports. From the lesson's head: track, where the lab belongs in the course; when
+    to do it, if that isn't after the labs that it uses; figure, what it wins as one figure, and
+    wins, what the figure means. A bundle has none of these.
     """
 
     name: str
