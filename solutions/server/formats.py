@@ -10,11 +10,10 @@ import functools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool
-from pydantic import BaseModel, ConfigDict, Field
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -22,35 +21,6 @@ from solutions.grammars.json_schema import pattern_of
 
 if TYPE_CHECKING:  # what a server runs of lab 14 is handed in: it may be a learner's
     from solutions.constrained import Automaton
-
-
-class NamedSchema(BaseModel):
-    """A schema, and what OpenAI's clients send with it. Answers always keep to the schema."""
-
-    schema_: dict[str, Any] = Field(alias="schema")
-    name: str = ""
-    description: str | None = None
-    strict: bool | None = None
-
-
-class TextFormat(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    type: Literal["text"]
-
-    def automaton(self, lab: Any) -> None:
-        """Return None: any text is allowed."""
-
-
-class SchemaFormat(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    type: Literal["json_schema"]
-    json_schema: NamedSchema
-
-    def automaton(self, lab: Any) -> SentAutomaton:
-        """Return the automaton of the schema. Raises ValueError for one that isn't supported."""
-        return compiled(lab.automaton_of, json.dumps(self.json_schema.schema_))
 
 
 @dataclass(frozen=True)
@@ -63,6 +33,7 @@ class SentAutomaton:
 
 @functools.lru_cache(64)
 def compiled(automaton_of: Callable[[Any], Automaton], schema: str) -> SentAutomaton:
+    """Return the automaton of a schema. Raises ValueError for one that isn't supported."""
     try:
         return SentAutomaton(schema, automaton_of(pattern_of(json.loads(schema))))
     except RecursionError:

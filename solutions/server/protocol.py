@@ -3,13 +3,12 @@
 Source: OpenAI, "API reference" (completions, chat completions, error codes).
 """
 
+import json
 import time
 from typing import Annotated, Any, Literal
 
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
-
-from solutions.server.formats import SchemaFormat, TextFormat
 
 TYPES = {  # of an error, by its status; any other is an invalid request
     401: "authentication_error",
@@ -57,6 +56,28 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
+class NamedSchema(BaseModel):
+    """A schema, and what OpenAI's clients send with it. Answers always keep to the schema."""
+
+    schema_: dict[str, Any] = Field(alias="schema")
+    name: str = ""
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextFormat(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text"]
+
+
+class SchemaFormat(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
 class Sampling(BaseModel):
     """What both kinds of requests have in common. speculation: whether to draft tokens (ours).
 
@@ -82,6 +103,12 @@ class Sampling(BaseModel):
     stream_options: StreamOptions | None = None
     speculation: bool = False
     user: str | None = None  # OpenAI's way to tell users apart; not used
+
+    @property
+    def answer_schema(self) -> str | None:
+        """The JSON schema that the answer must fit, as text; None for any answer."""
+        asked = self.response_format
+        return json.dumps(asked.json_schema.schema_) if isinstance(asked, SchemaFormat) else None
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 from solutions.decoding import SamplingParams
 from solutions.server.engine_process import EngineProcess
 from solutions.server.engine_thread import EngineThread
-from solutions.server.formats import SentAutomaton
+from solutions.server.formats import SentAutomaton, compiled
 from solutions.server.loaded import read_tokenizer
 from solutions.server.messages import EngineFault, Output, Request, TokenLogprob
 from solutions.server.metrics import Metrics
@@ -118,20 +118,20 @@ class Service:
 
     async def automaton_of(self, body: CompletionBody | ChatBody) -> SentAutomaton | None:
         """Return the automaton of the form that the answer is asked for in. Raises Refusal."""
-        if body.response_format is None:
+        schema = body.answer_schema
+        if schema is None:
             return None
+        if self.facts.eos_token_id is None:
+            told = "This model has no token that ends a text, so no format can be kept."
+            raise Refusal(400, told, param="response_format")
         try:  # in a thread, because it may take seconds
-            lab = self.labs("constrained")
-            automaton = await asyncio.to_thread(body.response_format.automaton, lab)
+            automaton_of = self.labs("constrained").automaton_of
+            return await asyncio.to_thread(compiled, automaton_of, schema)
         except ValueError as error:  # a sentence of lab 14
             raise Refusal(400, str(error), param="response_format") from None
         except ModuleNotFoundError:
             told = "Formats are kept by lab 14's code, which this copy of the course lacks."
             raise Refusal(400, told, param="response_format") from None
-        if automaton is not None and self.facts.eos_token_id is None:
-            told = "This model has no token that ends a text, so no format can be kept."
-            raise Refusal(400, told, param="response_format")
-        return automaton
 
     def admit(
         self, body: CompletionBody | ChatBody, automaton: SentAutomaton | None = None

@@ -619,3 +619,9 @@ def test_a_replica_that_can_not_start_is_told():
     assert ended.returncode == 1
     assert "Replica 1 has ended before it could serve." in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_a_router_starts_without_pytorch():
+    code = "import sys, solutions.server.router_app; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

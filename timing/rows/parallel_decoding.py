@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gpt import read_config
 from solutions.parallel.proposers import Heads, HeadsTree
 from solutions.parallel.trees import Decoded
-from solutions.speculative import Round, first_layers
+from solutions.speculative import Round
 from timing.peers.row import Absent
 from timing.rows.bench import Bench, Own, Rows
+from timing.rows.speculative import draft_for
 from timing.table import kv_bytes
 from timing.table.runs import Ids, Prepared, Rounds
 from timing.table.workloads import LENGTHS
@@ -38,14 +38,8 @@ def by_trees(bench: Bench, about: str, models: list[Any], new_proposer: NewPropo
 
 
 def tree(bench: Bench) -> Rounds:
-    """Prepare it with the model's draft model, or else with the model's own first layers."""
     lab, model = bench.lab("parallel_decoding"), bench.quick()
-    beside = bench.folder.with_name(f"{bench.folder.name}-draft")
-    if beside.is_dir():
-        draft, name = Bench(beside, bench.device).quick(), beside.name
-    else:
-        layers = max(1, read_config(bench.folder).n_layer // 6)
-        draft, name = first_layers(model, layers), f"the model's first layers ({layers})"
+    draft, name = draft_for(bench, model)
     about = f"trees of drafts from {name}, {TREE} below a node, one forward pass each"
     return by_trees(
         bench, about, [model, draft], lambda models, end: lab.ModelTree(models[1], end, TREE)

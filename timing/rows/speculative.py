@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpt import read_config
-from solutions.speculative import Round
+from solutions.speculative import Round, first_layers
 from timing.rows.bench import Bench, Own, Rows
 from timing.table import kv_bytes
 from timing.table.runs import Ids, Rounds
@@ -13,15 +13,18 @@ from timing.table.workloads import LENGTHS, SAMPLED
 MODEL_DRAFTS, NGRAM_DRAFTS = 6, 8  # in a round, at most
 
 
-def speculative(bench: Bench) -> Rounds:
-    """Prepare it with the model's draft model, or else with the model's own first layers."""
-    lab, model = bench.lab("speculative"), bench.quick()
+def draft_for(bench: Bench, model: Any) -> tuple[Any, str]:
+    """Return the model's draft model, or else the model's own first layers; and its name."""
     beside = bench.folder.with_name(f"{bench.folder.name}-draft")
     if beside.is_dir():
-        draft, name = Bench(beside, bench.device).quick(), beside.name
-    else:
-        layers = max(1, read_config(bench.folder).n_layer // 6)
-        draft, name = lab.first_layers(model, layers), f"the model's first layers ({layers})"
+        return Bench(beside, bench.device).quick(), beside.name
+    layers = max(1, read_config(bench.folder).n_layer // 6)
+    return first_layers(model, layers), f"the model's first layers ({layers})"
+
+
+def speculative(bench: Bench) -> Rounds:
+    lab, model = bench.lab("speculative"), bench.quick()
+    draft, name = draft_for(bench, model)
 
     def generate(models: Sequence[Any], prompt: Ids, limit: int, *how: Any) -> list[Round]:
         target, small = models
