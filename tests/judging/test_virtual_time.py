@@ -37,7 +37,7 @@ HANGS = {
     "it sleeps again and again": ("while True:\n    await asyncio.sleep(1)", ENDLESS),
     "it lets other tasks run": ("while True:\n    await asyncio.sleep(0)", ENDLESS),
     "it waits for nothing": ("await asyncio.Event().wait()", STUCK),
-    "it waits for a thread": ("await asyncio.to_thread(print)", STUCK),
+    "it waits for a thread": ("import time\nawait asyncio.to_thread(time.sleep, 1)", STUCK),
     "it refuses to be canceled": (
         """
         while True:
