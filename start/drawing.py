@@ -12,13 +12,17 @@ from autograder.course.lesson import Lesson, builds_on, lessons
 from autograder.notebook.passed import Progress, progress_in
 from start.words import duration, numbers, title
 
-TRACKS = {"core": "The core", "text": "Text", "serving": "Serving", "bytes": "Fewer bytes"}
+TRACKS = {
+    **{"core": "The core", "text": "Text", "serving": "Serving", "bytes": "Fewer bytes"},
+    "scale": "Larger models",
+}
 RADIUS = 14  # of a station
 COLUMN, ROW = 224, 92  # from one station to the next
 LEFT, TOP = 20, 62  # of the first station
 TITLE = 44  # from a track's title down to its first station
 BRANCH = 30  # how far a branch runs along the line that it leaves
 CORNER = 18
+LEGEND = 168  # the height of the explanation, in a column
 
 Point = tuple[float, float]
 
@@ -41,9 +45,12 @@ class Map:
         return self.wide() + self.narrow()
 
     def wide(self) -> str:
-        """The core is a row, and its line goes on to the other tracks, which are columns."""
+        """The core is a row, and its line goes on to the other tracks, which are columns.
+
+        The explanation is below the shortest of them.
+        """
         (core, row), *others = tracks().items()
-        columns = max(len(row), 1 + len(others))
+        columns = max(len(row), len(others))
         right, bus = LEFT + columns * COLUMN - BRANCH, TOP + 128
         lefts = [LEFT + COLUMN * i for i in range(columns - len(others), columns)]
         places = [(LEFT + COLUMN * i, TOP) for i in range(len(row))]
@@ -55,8 +62,10 @@ class Map:
             places = [(x, bus + 36 + TITLE + ROW * i) for i in range(len(labs))]
             lines.append(line([(x + BRANCH, bus), (x, bus), places[-1]], track))
             stops += self.column(track, labs, places)
-        height = bus + TITLE + ROW * max(len(labs) for _, labs in others) + 16
-        parts = [*lines, *stops, legend(bus + 4, COLUMN - 40, height - bus)]
+        bottoms = [bus + TITLE + ROW * len(labs) + 16 for _, labs in others]
+        top, x = min(zip(bottoms, lefts, strict=True))
+        height = max(*bottoms, top + LEGEND)
+        parts = [*lines, *stops, legend((x, top), COLUMN - 40, height - top)]
         return drawing("wide", right + 10, height, parts)
 
     def narrow(self) -> str:
@@ -71,7 +80,7 @@ class Map:
             lines.append(line([(LEFT + BRANCH / 2, y), (LEFT + BRANCH, y), places[-1]], track))
             stops += self.column(track, labs, places)
             y += BRANCH + TITLE + ROW * len(labs)
-        return drawing("narrow", 330, y + 70, [*lines, *stops, legend(y - 20, 300, 90)])
+        return drawing("narrow", 330, y + 70, [*lines, *stops, legend((LEFT, y - 20), 300, 90)])
 
     def column(self, track: str, labs: list[Lesson], places: Sequence[Point]) -> list[str]:
         (x, y), *_ = places
@@ -121,9 +130,10 @@ def drawing(kind: str, width: float, height: float, parts: list[str]) -> str:
     )
 
 
-def legend(y: float, width: float, height: float) -> str:
+def legend(place: Point, width: float, height: float) -> str:
+    x, y = place
     return (
-        f'<foreignObject x="{LEFT - RADIUS}" y="{y}" width="{width}" height="{height}">'
+        f'<foreignObject x="{x - RADIUS}" y="{y}" width="{width}" height="{height}">'
         '<div class="legend">A ring fills as the exercises of a lab pass, and is a disk when all '
         'have. <b class="red">!</b> marks a check that passed and has failed since. You can begin '
         "with any lab: it brings along the code that it builds on.</div></foreignObject>"

@@ -112,14 +112,20 @@ PATHS = (
     ),
     CoursePath(
         "A term of fifteen weeks",
-        "The whole course: two labs in the first week, then one a week.",
+        "The engine, its server and larger models: two labs in the first week, then one a week.",
         "week",
         (
             *(("generate", "kv_cache"), ("batching",), ("paged_attention",), ("decoding",)),
             *(("speculative",), ("engine",), ("prefix_caching",), ("disaggregation",)),
             *(("quantization",), ("kv_reduction",), ("flash_attention",), ("serving",)),
-            *(("constrained",), ("parallel_decoding",), ("tokenizer",)),
+            *(("moe",), ("parallelism",), ("estimating",)),
         ),
+    ),
+    CoursePath(
+        "Half a year",
+        "The whole course: two labs in the first week, then one a week.",
+        "week",
+        (("generate", "kv_cache"), *((lab,) for lab in list(lessons())[2:])),
     ),
 )
 

@@ -11,6 +11,7 @@ import pytest
 from autograder.course.lesson import LESSONS, lessons
 from autograder.course.reference import GIVEN, ROOT, import_name, parts_of
 from autograder.judging.catalogue import CATALOGUES
+from start.drawing import TRACKS
 from tests.common.house import imports
 from timing.table import techniques
 
@@ -137,7 +138,7 @@ def in_minutes(found: re.Match | None) -> int | None:
 def test_what_a_lab_wins_was_measured(lab: str) -> None:
     """Its numbers are in docs/results.md; its figure, if it is a ratio, is that of the two."""
     lesson = lessons()[lab]
-    assert lesson.track in ("core", "text", "serving", "bytes")
+    assert lesson.track in TRACKS
     results = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     numbers = re.findall(r"\b\d[\d,.]*\d\b", lesson.wins)
     assert all(re.search(rf"(?<![\d,.]){re.escape(n)}(?![\d,]|\.\d)", results) for n in numbers)

@@ -35,6 +35,9 @@ GIVEN = {
     "serving": ("simulated/clock", "simulated/service"),
     "constrained": ("grammars/regex", "grammars/json_schema"),
     "parallel_decoding": ("parallel/trees", "parallel/proposers"),
+    "moe": ("ranks/group", "experts/layers", "experts/splitting"),
+    "parallelism": ("ranks/schedules", "ranks/processes", "ranks/tensor_parallel"),
+    "estimating": ("estimates/shapes",),
 }
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

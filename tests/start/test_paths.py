@@ -6,7 +6,7 @@ from autograder.course.lesson import lessons
 from autograder.course.reference import ROOT
 from start.paths import PATHS, table
 
-SHORT, DAY, EVENINGS, TERM = PATHS
+SHORT, DAY, EVENINGS, TERM, WHOLE = PATHS
 
 
 def test_the_times_are_those_of_the_titles():
@@ -14,7 +14,8 @@ def test_the_times_are_those_of_the_titles():
     assert DAY.minutes <= 8 * 60
     assert len(EVENINGS.sittings) == 5
     assert len(TERM.sittings) == 15
-    assert all(lesson.minutes <= 5 * 60 for lesson in TERM.labs)
+    assert len(WHOLE.sittings) <= 26
+    assert all(lesson.minutes <= 5 * 60 for lesson in WHOLE.labs)
 
 
 def test_a_path_of_whole_labs_takes_their_minutes():
@@ -31,7 +32,8 @@ def test_every_lab_is_in_a_path_or_named_as_left_out():
     assert SHORT.left_out.startswith("labs 3–")
     assert EVENINGS.left_out.startswith("labs 5, 6, 8–")
     assert DAY.left_out.endswith("7 exercises of labs 3, 4, the written questions")
-    assert TERM.left_out == "nothing"
+    assert TERM.left_out == "labs 14–16"
+    assert WHOLE.left_out == "nothing"
 
 
 def test_the_workshops_page_has_the_same_paths():

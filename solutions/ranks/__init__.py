@@ -1,0 +1,1 @@
+"""Labs 17 and 18, given: ranks that exchange tensors."""

@@ -1,0 +1,168 @@
+"""Answers to lab 19's exercises: counts of a shape, times on a machine, laws of the loss."""
+
+import math
+
+import torch
+
+from solutions.estimating import (
+    compute_optimal,
+    fit_law,
+    forward_flops,
+    kv_bytes,
+    max_rate,
+    parameters,
+    plan,
+    step_time,
+)
+from tests.common.attempts import right, wrong
+
+# -------------------------------------------------------------------------------------- of a shape
+
+
+@right(parameters)
+def with_more_keys(shape):
+    count = parameters(shape)
+    return {**count, "blocks": count["matrices"] + count["vectors"]}
+
+
+@wrong(parameters, "`head` is missing.")
+def without_a_head_that_is_tied(shape):
+    count = parameters(shape)
+    return {name: number for name, number in count.items() if name != "head" or number}
+
+
+wrong(parameters, "What it returned is the number ", "; expected: it is a dict.")(
+    lambda shape: parameters(shape)["total"]
+)
+
+
+@wrong(parameters, "`matrices` is ")
+def four_widths_in_an_mlp(shape):
+    more = shape.dense_layers * 3 * shape.width * (4 * shape.width - shape.ff)
+    return {**parameters(shape), "matrices": parameters(shape)["matrices"] + more}
+
+
+@wrong(forward_flops, "What it returned is ")
+def two_per_active_parameter_and_kaplans_attention(shape, new, context):
+    weights = parameters(shape)["active"] - shape.width * shape.vocab
+    return 2 * new * weights + 2 * shape.layers * shape.width * new * (context + new)
+
+
+@wrong(kv_bytes, "What it returned is ")
+def a_megabyte_a_token(shape, tokens, width):
+    return 2**20 * tokens
+
+
+# ------------------------------------------------------------------------------------ on a machine
+
+
+@wrong(step_time, "What it returned is ")
+def as_a_prefill(shape, machine, batch, new, context, width):
+    return step_time(shape, machine, batch, new + context, 0, width)
+
+
+@right(plan)
+def with_a_whole_number_as_a_float(*given):
+    batch, price = plan(*given)
+    return [float(batch), torch.tensor(price, dtype=torch.float64)]
+
+
+@wrong(plan, "plan returns two numbers, the batch and the price; this is an int.")
+def without_a_price(*given):
+    return plan(*given)[0]
+
+
+@wrong(plan, "The price is 0; expected inf.")
+def nothing_for_nothing(*given):
+    batch, price = plan(*given)
+    return batch, price if batch else 0
+
+
+@right(max_rate)
+def as_requests_a_slot(slots, ttft, tpot, new_tokens):
+    return slots * (ttft - tpot + tpot * new_tokens) ** -1
+
+
+# ----------------------------------------------------------------------------------- scaling laws
+
+
+@right(fit_law)
+def with_numbers_as_tensors(params, tokens, loss):
+    return {name: torch.tensor(number) for name, number in fit_law(params, tokens, loss).items()}
+
+
+@right(fit_law)
+def as_the_replication_does(params, tokens, loss):
+    """The sum of Huber losses of the logarithms, by L-BFGS, with tight tolerances."""
+    x, y, target = (numbers.double().log() for numbers in (params, tokens, loss))
+    x, y, middle = x - x.mean(), y - y.mean(), (params.log().mean(), tokens.log().mean())
+    found = torch.tensor([-0.5, -0.5, -0.5, 0.5, 0.5], dtype=torch.float64, requires_grad=True)
+    search = torch.optim.LBFGS(
+        [found], max_iter=400, tolerance_grad=1e-10, tolerance_change=1e-14,
+        line_search_fn="strong_wolfe",
+    )  # fmt: skip
+
+    def error():
+        search.zero_grad()
+        e, a, b, alpha, beta = found
+        terms = torch.stack([e.expand(len(x)), a - alpha * x, b - beta * y])
+        errors = torch.nn.functional.huber_loss(
+            terms.logsumexp(0), target, reduction="sum", delta=1e-3
+        )
+        lost = 1e6 * errors
+        lost.backward()
+        return lost
+
+    search.step(error)
+    e, a, b, alpha, beta = found.tolist()
+    a, b = (f + p * float(m) for f, p, m in zip((a, b), (alpha, beta), middle, strict=True))
+    law = {"E": math.exp(e), "A": math.exp(a), "B": math.exp(b)}
+    return {**law, "alpha": alpha, "beta": beta}
+
+
+@wrong(fit_law, "What it returned has no number for E; expected: it has all five numbers.")
+def without_a_floor(params, tokens, loss):
+    law = fit_law(params, tokens, loss)
+    del law["E"]
+    return law
+
+
+@wrong(fit_law, "`alpha` to two decimals is ")
+def exponents_off_by_a_little(params, tokens, loss):
+    law = fit_law(params, tokens, loss)
+    return {**law, "alpha": law["alpha"] * 1.05}
+
+
+wrong(fit_law, "What it returned is a tuple; expected: it has all five numbers.")(
+    lambda *runs: tuple(fit_law(*runs).values())
+)
+
+
+@wrong(compute_optimal, "compute_optimal returns two numbers, the params and the tokens; this is ")
+def params_alone(law, flops):
+    return compute_optimal(law, flops)[0]
+
+
+@wrong(compute_optimal, "The number of params is ")
+def kaplans_exponent(law, flops):
+    params = compute_optimal(law, 6e20)[0] * (flops / 6e20) ** 0.73
+    return params, flops / (6 * params)
+
+
+EQUIVALENT = {
+    "estimating.plan": {
+        "max(0, free // kv_bytes(shape, context, width)) -> "
+        "max(-1, free // kv_bytes(shape, context, width))": "a range up to -1 is empty, too",
+    },
+    "estimating.fit_law": {
+        "(center + reach * torch.cartesian_prod(GRID, GRID)).clamp(0.001, 2) -> "
+        "(center + reach * torch.cartesian_prod(GRID, GRID)).clamp(0.001, 3)": "none is above 2",
+        "center + reach * torch.cartesian_prod(GRID, GRID) -> "
+        "center - reach * torch.cartesian_prod(GRID, GRID)": "the grid is symmetric",
+        "found[best, :, 0] -> found[best, :, -1]": "there is one column",
+        "powers[0] -> powers[-1]": "only its shape counts",
+        "powers[0] -> powers[1]": "only its shape counts",
+        "torch.ones(2, dtype=torch.float64) -> torch.ones(1, dtype=torch.float64)": "broadcast",
+        "torch.ones(2, dtype=torch.float64) -> torch.ones(2)": "1 is exact in float32",
+    },
+}

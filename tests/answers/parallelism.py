@@ -1,0 +1,181 @@
+"""Answers to lab 18's exercises: a ring, parts of a model, a cut vocabulary, stages, a batch."""
+
+import torch
+import torch.nn.functional as F
+
+from solutions.parallelism import (
+    attend_heads,
+    causal_attention,
+    data_parallel_gradient,
+    layer_norm,
+    layer_weights,
+    pipeline,
+    ring_all_reduce,
+    sequence_parallel,
+    shard,
+    tensor_parallel_block,
+    vocab_parallel_embedding,
+    vocab_parallel_logprob,
+)
+from tests.common.attempts import right, wrong
+
+# ------------------------------------------------------------------------------------- the ring
+
+
+@right(ring_all_reduce)
+def with_lists(x, group):
+    size, parts = group.size, [part.tolist() for part in x.tensor_split(group.size)]
+    before, after = (group.rank - 1) % size, (group.rank + 1) % size
+    for step in range(2 * size - 2):
+        going, coming = ((group.rank - step - back) % size for back in (0, 1))
+        sent, like = x.new_tensor(parts[going]), x.new_tensor(parts[coming])
+        if group.rank == size - 1:
+            came = group.recv(like, before)
+            group.send(sent, after)
+        else:
+            group.send(sent, after)
+            came = group.recv(like, before)
+        parts[coming] = (came + like if step < size - 1 else came).tolist()
+    return x.new_tensor([number for part in parts for number in part])
+
+
+@wrong(ring_all_reduce, "`send` on rank 0 of 2 isn't called; expected: it goes to rank 1.")
+def by_the_group(x, group):
+    return group.all_reduce(x)
+
+
+@wrong(ring_all_reduce, "`send` on rank 0 of 3 goes to rank 1 and 2; expected: it goes to rank 1.")
+def to_every_other_rank(x, group):
+    total = x
+    for gap in range(1, group.size):
+        after, before = (group.rank + gap) % group.size, (group.rank - gap) % group.size
+        for turn in range(group.size):
+            if turn == group.rank:
+                group.send(x, after)
+            if turn == before:
+                total = total + group.recv(x, before)
+    return total
+
+
+@wrong(ring_all_reduce, "Rank 0 has returned", "and rank 1 waits in send of float64 [2] to rank 0")
+def rank_0_only_sends(x, group):
+    if group.rank == 0 and group.size > 1:
+        group.send(x.tensor_split(group.size)[0], 1)
+        return x
+    return ring_all_reduce(x, group)
+
+
+@wrong(ring_all_reduce, "`x` is changed in place")
+def added_in_place(x, group):
+    summed = ring_all_reduce(x, group)
+    return x.copy_(summed)
+
+
+# ------------------------------------------------------------------------- a rank's part of GPT-2
+
+
+@right(shard)
+def everything_copied(weights, rank, size, config):
+    return {name: weight.clone() for name, weight in shard(weights, rank, size, config).items()}
+
+
+@wrong(shard, "`shard` on rank 3 of 4 went through; expected: it was refused")
+def without_the_given_check(weights, rank, size, config):
+    return shard(weights, rank, size, config) if config.n_head % size == 0 else {}
+
+
+wrong(shard, "shard returns a dict of weights by name; this is a list.")(
+    lambda *given: list(shard(*given).values())
+)
+
+
+def block_with(summed):
+    """A block whose row layers are summed in a certain way; `summed(partial, bias, group)`."""
+
+    def block(hidden, part, layer, config, group, attend=causal_attention):
+        own, eps = layer_weights(part, layer), config.layer_norm_epsilon
+        normed = layer_norm(hidden, own, "ln_1", eps)
+        projected = normed @ own["attn.c_attn.weight"] + own["attn.c_attn.bias"]
+        attended = attend_heads(projected, config.head_dim, attend)
+        bias = own["attn.c_proj.bias"]
+        hidden = hidden + summed(attended @ own["attn.c_proj.weight"], bias, group)
+        normed = layer_norm(hidden, own, "ln_2", eps)
+        inner = F.gelu(normed @ own["mlp.c_fc.weight"] + own["mlp.c_fc.bias"], approximate="tanh")
+        bias = own["mlp.c_proj.bias"]
+        return hidden + summed(inner @ own["mlp.c_proj.weight"], bias, group)
+
+    return block
+
+
+right(tensor_parallel_block)(
+    block_with(lambda x, bias, group: group.all_reduce(x + bias * (group.rank == 0)))
+)
+right(tensor_parallel_block)(block_with(lambda x, b, group: group.all_reduce(x + b / group.size)))
+wrong(tensor_parallel_block, "The calls on rank 0 of 2 are 2 of `all_gather`")(
+    block_with(lambda x, bias, group: sum(group.all_gather(x)) + bias)
+)
+wrong(tensor_parallel_block, "rank 0 waits in", "all ranks must make the same collective calls")(
+    block_with(lambda x, b, g: (g.all_gather if g.rank else g.all_reduce)(x)[0] + b)
+)
+
+
+# ----------------------------------------------------------------------------- a cut vocabulary
+
+
+@right(vocab_parallel_embedding)
+def as_a_product(ids, part, group):
+    if ids.min() < 0 or ids.max() >= group.size * len(part):
+        raise ValueError("This id is not in the vocabulary.")
+    whole = F.one_hot(ids, group.size * len(part)).to(part.dtype)
+    return group.all_reduce(whole.chunk(group.size, dim=-1)[group.rank] @ part)
+
+
+@right(vocab_parallel_logprob)
+def shifted_by_another_number(local, targets, group):
+    return vocab_parallel_logprob(local + 7, targets, group)
+
+
+@wrong(vocab_parallel_logprob, "is 15 numbers for 5 rows, by `all_gather`", "is at most 3 a row")
+def gathered_numbers(local, targets, group):
+    return vocab_parallel_logprob(local, targets, group)
+
+
+# ------------------------------------------------------------------ positions, stages, and a batch
+
+
+@wrong(sequence_parallel, "The number of calls of `layer`")
+def a_layer_for_each_rank(hidden, norm, layer, group):
+    normed = torch.cat(group.all_gather(norm(hidden)), dim=1)
+    parts = [layer(normed).chunk(group.size, dim=1)[rank] for rank in range(group.size)]
+    return hidden + group.reduce_scatter(parts)
+
+
+@right(pipeline)
+def tuples_of_lists(*given):
+    return tuple(tuple([kind, i] for kind, i in order) for order in pipeline(*given))
+
+
+wrong(pipeline, 'Each step of a stage is a pair like ("F", 0); this is \'F0\'.')(
+    lambda *given: [[f"{kind}{i}" for kind, i in order] for order in pipeline(*given)]
+)
+wrong(pipeline, "The schedule", "a generator expression")(
+    lambda *given: (order for order in pipeline(*given))
+)
+wrong(pipeline, "Stage 0 is a generator expression")(
+    lambda *given: [(step for step in order) for order in pipeline(*given)]
+)
+
+
+@right(data_parallel_gradient)
+def with_gathered_counts(local_sum, tokens, group):
+    total = sum(count.item() for count in group.all_gather(torch.tensor([tokens])))
+    if total == 0:
+        raise ValueError("There is no token.")
+    return group.all_reduce(local_sum / total)
+
+
+wrong(data_parallel_gradient, "has the right numbers in torch.float64; expected torch.float32")(
+    lambda local_sum, *given: data_parallel_gradient(local_sum.double(), *given)
+)
+
+EQUIVALENT: dict[str, dict[str, str]] = {}

@@ -1,0 +1,138 @@
+"""What a call between two processes costs, and what that predicts for a tensor-parallel model.
+
+    python -m timing.wire
+
+The time of a call is modeled as alpha + beta * bytes: alpha is what every call costs, however
+little it sends, and beta is the time per byte. Both are fitted to measured calls. Then a decode
+step and a prefill are predicted, as half of their time in one process and the time of the calls and
+bytes that they count, and measured. Because labs import this module, it imports no solution before
+`main`; a group is what the functions are given.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+
+from timing.cores import OtherPrograms, disturb
+from timing.machine import processor_name
+
+SIZES = [4**k for k in range(5, 13)]  # bytes of a call, 1 KB to 16 MB
+REPEATS, SECONDS = 50, 0.5  # calls of each size, and when to be content with fewer
+RANKS, CONTEXT, PREFILL = 2, 256, 512
+MODEL, CPU = "fable", torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Wire:
+    """alpha: seconds per call. beta: seconds per byte that a rank hands in."""
+
+    alpha: float
+    beta: float
+
+    def seconds(self, calls: float, sent: float) -> float:
+        return calls * self.alpha + sent * self.beta
+
+
+def call_seconds(group: Any, kind: str, sizes: Sequence[int] = SIZES) -> dict[int, float]:
+    """Return the median time of a call, by its bytes: "all_reduce", or "send" to the next rank.
+
+    All ranks run this. A message goes to rank 1 and back, which is two sends.
+    """
+    found = {}
+    for size in sizes:
+        x, times = torch.ones(size // 4), list[float]()
+        while len(times) < REPEATS and sum(times) < SECONDS:
+            group.all_reduce(x[:1])  # so that all start together
+            start = time.perf_counter()
+            if kind == "all_reduce":
+                group.all_reduce(x)
+            elif group.rank == 0:
+                group.send(x, 1)
+                group.recv(x, 1)
+            elif group.rank == 1:
+                group.recv(x, 0)
+                group.send(x, 0)
+            own = torch.tensor([time.perf_counter() - start])
+            times.append(float(group.all_reduce(own, "max")))  # the same on all, so all stop
+        found[size] = median(times) / (2 if kind == "send" else 1)
+    return found
+
+
+def fitted(seconds: Mapping[int, float]) -> Wire:
+    """Return the model with the least squares of relative errors, so that small calls count too."""
+    sizes = torch.tensor(list(seconds), dtype=torch.float64)
+    times = torch.tensor(list(seconds.values()), dtype=torch.float64)
+    relative = torch.stack([1 / times, sizes / times], dim=1)
+    return Wire(
+        *torch.linalg.lstsq(relative, torch.ones_like(times)[:, None]).solution[:, 0].tolist()
+    )
+
+
+def step_seconds(group: Any, model: Any, kv_cache: Any, new: int) -> tuple[float, int, int]:
+    """Return the median time of a forward pass over `new` tokens, its calls, and the bytes sent."""
+    positions = kv_cache.length + torch.arange(new)[None]
+    times, length = [], kv_cache.length
+    for _ in range(REPEATS // 5):
+        kv_cache.truncate(length)
+        group.all_reduce(torch.ones(1))
+        calls, sent = group.calls.total(), group.sent.total()
+        start = time.perf_counter()
+        with torch.inference_mode():
+            model.transformer(positions % 7, positions, kv_cache)
+        times.append(time.perf_counter() - start)
+    return median(times), group.calls.total() - calls, group.sent.total() - sent
+
+
+def steps(group: Any, functions: Any) -> dict[str, tuple[float, int, int]]:
+    """Measure a decode step and a prefill on this rank's part of the model."""
+    from solutions.kv_cache import KVCache
+    from solutions.ranks.tensor_parallel import TensorParallelLMHead
+
+    model = TensorParallelLMHead.from_pretrained(MODEL, group, functions)
+    decode, prefill = (KVCache(model.config, 1, n) for n in (CONTEXT + 1, PREFILL))
+    step_seconds(group, model, decode, CONTEXT)  # fills the cache
+    return {
+        f"a decode step after {CONTEXT} tokens": step_seconds(group, model, decode, 1),
+        f"a prefill of {PREFILL} tokens": step_seconds(group, model, prefill, PREFILL),
+    }
+
+
+def main() -> None:
+    from solutions import parallelism as lab
+    from solutions.ranks.processes import Processes
+    from solutions.ranks.tensor_parallel import Functions
+
+    cut = Functions(lab.shard, lab.vocab_parallel_embedding, lab.tensor_parallel_block)
+    print(f"{processor_name(CPU)}, {RANKS} processes with 1 thread each, torch {torch.__version__}")
+    with OtherPrograms() as others, Processes(RANKS, is_checked=False) as ranks:
+        wires = {}
+        for kind in ("send", "all_reduce"):
+            times = ranks.run(call_seconds, kind)[0]
+            wires[kind] = wire = fitted(times)
+            off = max(abs(wire.seconds(1, size) / times[size] - 1) for size in times)
+            print(
+                f"{kind}: {1e6 * wire.alpha:.0f} µs per call and {1e-9 / wire.beta:.2f} GB/s; the "
+                f"model is off by up to {off:.0%}."
+            )
+            print("  " + ", ".join(f"{n // 1024:,} KB {1e6 * t:,.0f} µs" for n, t in times.items()))
+        both = ranks.run(steps, cut)[0]
+        with Processes(1, is_checked=False) as one:
+            alone = one.run(steps, cut)[0]
+    for name, (measured, calls, sent) in both.items():
+        single, wired = alone[name][0], wires["all_reduce"].seconds(calls, sent)
+        predicted = single / RANKS + wired
+        print(
+            f"{name}: {1e3 * single:.2f} ms in one process. Predicted for {RANKS}: "
+            f"{1e3 * predicted:.2f} ms, of which {1e3 * wired:.2f} for {calls} calls with {sent:,} "
+            f"bytes; measured: {1e3 * measured:.2f} ms."
+        )
+    if disturb(others.cores, RANKS):
+        print(f"Other programs kept {others.cores:.1f} cores busy: these times are too long.")
+
+
+if __name__ == "__main__":
+    main()
