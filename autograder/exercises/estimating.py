@@ -13,7 +13,7 @@ from autograder.drivers import estimating as drivers
 from autograder.judging.draws import draw, until
 from autograder.judging.exercise import Case, Exercise, case_of
 from solutions import estimating as reference
-from solutions.estimates.shapes import CARDS, MODELS, Machine, Shape
+from solutions.estimates.shapes import MODELS, Machine, Shape
 
 Runs = Float[Tensor, " runs"]
 
@@ -28,16 +28,16 @@ PARTS: dict[str, Callable[[Generator, dict[str, Any]], dict[str, Any]]] = {
     "multi-query": lambda g, shape: {"kv_heads": 1},
     "wide": lambda g, shape: {"head_dim": shape["head_dim"] + draw(g, 1, 3)},
     "more": lambda g, shape: {"more_vectors": draw(g, 5, 20)},
-    "experts": lambda g, shape: {
-        **{"ff": 0, "expert_layers": shape["layers"], "experts": draw(g, 5, 9)},
-        **{"experts_per_token": draw(g, 2, 4), "expert_ff": draw(g, 5, 9)},
-    },
+    "experts": lambda g, shape: (
+        {"ff": 0, "expert_layers": shape["layers"], "experts": draw(g, 5, 9)}
+        | {"experts_per_token": draw(g, 2, 4), "expert_ff": draw(g, 5, 9)}
+    ),
     "dense": lambda g, shape: {"ff": draw(g, 20, 30), "expert_layers": shape["layers"] - 1},
     "shared": lambda g, shape: {"shared_experts": draw(g, 1, 2)},
-    "latent": lambda g, shape: {
-        **{"latent_weights": draw(g, 300, 600), "latent_width": draw(g, 5, 12)},
-        "latent_products": draw(g, 90, 140),
-    },
+    "latent": lambda g, shape: (
+        {"latent_weights": draw(g, 300, 600), "latent_width": draw(g, 5, 12)}
+        | {"latent_products": draw(g, 90, 140)}
+    ),
 }
 GPT2, LLAMA = "biased learned", "grouped"
 DEEPSEEK = "experts dense shared latent more"
@@ -45,11 +45,9 @@ DEEPSEEK = "experts dense shared latent more"
 
 def sizes(generator: Generator, parts: str) -> dict[str, Any]:
     """A small shape with these parts: the fields that aren't the default."""
-    head_dim = draw(generator, 3, 6)
-    shape = {
-        **{"vocab": draw(generator, 30, 60), "width": 4 * head_dim, "layers": 3},
-        **{"heads": 4, "kv_heads": 4, "head_dim": head_dim, "ff": draw(generator, 50, 70)},
-    }
+    head_dim = draw(generator, 3, 5)
+    shape: dict[str, Any] = {"vocab": draw(generator, 25, 40), "width": 4 * head_dim, "layers": 3}
+    shape |= {"heads": 4, "kv_heads": 4, "head_dim": head_dim, "ff": draw(generator, 35, 50)}
     for part in parts.split():
         shape |= PARTS[part](generator, shape)
     return shape
@@ -88,9 +86,10 @@ def parameters_cases(generator: Generator) -> list[Case]:
 
 
 def flops_cases(generator: Generator) -> list[Case]:
+    made = case_of("shape", "new", "context")
+
     def case(label: str, new: int, context: int, parts: str = "") -> Case:
-        data = {"shape": sizes(generator, parts), "new": new, "context": context}
-        return Case(label, data)
+        return made(label, sizes(generator, parts), new, context)
 
     return [
         case("one token, no context", 1, 0),
@@ -107,14 +106,15 @@ def flops_cases(generator: Generator) -> list[Case]:
         case("experts, 5 tokens", 5, 6, "grouped experts dense shared"),
         case("latent attention", 4, 5, "latent more"),
         case("latent attention, experts, a dense layer", 3, 9, DEEPSEEK),
-        Case("fable, 256 tokens", {"shape": published("fable"), "new": 256, "context": 0}),
+        made("fable, 256 tokens", published("fable"), 256, 0),
     ]
 
 
 def kv_cases(generator: Generator) -> list[Case]:
+    made = case_of("shape", "tokens", "width")
+
     def case(label: str, tokens: int, width: int, parts: str = "") -> Case:
-        data = {"shape": sizes(generator, parts), "tokens": tokens, "width": width}
-        return Case(label, data)
+        return made(label, sizes(generator, parts), tokens, width)
 
     names = "OPT-13B", "Llama-3-8B", "DeepSeek-V3"
     return [
@@ -128,11 +128,14 @@ def kv_cases(generator: Generator) -> list[Case]:
         case("experts", 8, 2, "experts dense"),
         case("latent attention", 3, 2, "latent"),
         case("latent attention, two query heads share a KV head", 11, 1, "latent grouped"),
-        *(Case(n, {"shape": published(n), "tokens": 1, "width": 2}) for n in names),
+        *(made(name, published(name), 1, 2) for name in names),
     ]
 
 
 # ----------------------------------------------------------------------------------- on a machine
+
+# A toy, because a function that is lent for a grade takes no number above it: see grading/near.py.
+LARGEST = 100_000
 
 
 def limits(machine: Machine, *more: str) -> dict[str, float]:
@@ -142,14 +145,16 @@ def limits(machine: Machine, *more: str) -> dict[str, float]:
 
 def waiting(generator: Generator, longer: str, step: Callable[[Machine], float]) -> Machine:
     """A machine on which one side of a step takes two to four times as long as the other."""
-    one = Machine(1.0, 1.0, 10**9)
+    one = Machine(1.0, 1.0, LARGEST)
     computing, reading = step(replace(one, bandwidth=math.inf)), step(replace(one, flops=math.inf))
-    apart, seconds = draw(generator, 20, 40) / 10, draw(generator, 1, 9) / 1000
+    apart, seconds = draw(generator, 20, 40) / 10, draw(generator, 40, 90)
     factor = 1 / apart if longer == "computing" else apart
-    return Machine(factor * computing / seconds, reading / seconds, 10**9)
+    return Machine(factor * computing / seconds, reading / seconds, LARGEST)
 
 
 def step_cases(generator: Generator) -> list[Case]:
+    made = case_of("shape", "machine", "batch", "new", "context", "width")
+
     def case(
         label: str, longer: str, parts: str, batch: int, new: int, context: int, width: int = 2
     ) -> Case:
@@ -159,14 +164,8 @@ def step_cases(generator: Generator) -> list[Case]:
             given = batch, new, context, width
             return reference.step_time(Shape(**shape), machine, *given)
 
-        data = {"shape": shape, "machine": limits(waiting(generator, longer, step))}
-        data |= {"batch": batch, "new": new, "context": context, "width": width}
-        return Case(f"{label}; {longer} takes longer", data)
-
-    def known(name: str, card: str, *given: int) -> Case:
-        names = "batch", "new", "context", "width"
-        data = {"shape": published(name), "machine": limits(CARDS[card])}
-        return Case(f"{name} on a card", {**data, **dict(zip(names, given, strict=True))})
+        machine = limits(waiting(generator, longer, step))
+        return made(f"{label}; {longer} takes longer", shape, machine, batch, new, context, width)
 
     read, compute = "reading", "computing"
     return [
@@ -187,8 +186,6 @@ def step_cases(generator: Generator) -> list[Case]:
         case("experts, a prefill of 6 tokens", read, "experts", 2, 6, 0),
         case("shared experts, a dense layer", read, "experts dense shared", 3, 1, 2),
         case("latent attention, experts", read, DEEPSEEK, 2, 1, 30, 1),
-        known("Llama-3-8B", "H100", 64, 1, 4000, 2),
-        known("Mixtral-8x7B", "A100", 8, 1, 1000, 2),
     ]
 
 
@@ -212,16 +209,14 @@ def plan_cases(generator: Generator) -> list[Case]:
         shape = sizes(generator, parts)
         free = fitting * reference.kv_bytes(Shape(**shape), context, width) + spare
         memory = width * reference.parameters(Shape(**shape))["total"] + free
-        flops, bandwidth = (2.0**40, 2.0**20) if longer == "reading" else (2.0**20, 2.0**40)
+        flops, bandwidth = (2.0**16, 2.0**10) if longer == "reading" else (2.0**10, 2.0**16)
         price = draw(generator, 5, 60) / 10
         machine = Machine(flops, bandwidth, memory, price_per_hour=price)
         seconds = reference.step_time(Shape(**shape), machine, at or 99, 1, context - 1, width)
         data = {"shape": shape, "machine": limits(machine, "price_per_hour"), "context": context}
         return Case(label, {**data, "width": width, "tpot_limit": limit * seconds})
 
-    some, most = draw(generator, 5, 9), draw(generator, 15, 25)
-    card = limits(CARDS["H100"], "price_per_hour")
-    llama = {"shape": published("Llama-3-8B"), "machine": card, "context": 2500, "width": 2}
+    some, most = draw(generator, 5, 9), draw(generator, 12, 16)
     return [
         case("one sequence fits exactly", "", 8, 1),
         case("memory for one lacks a byte", "", 8, 1, -1),
@@ -230,19 +225,17 @@ def plan_cases(generator: Generator) -> list[Case]:
         case("memory for several, and a byte more", LLAMA, 12, some, 1),
         case("the weights fill the memory", LLAMA, 12, 0),
         case("the weights don't fit", LLAMA, 12, -2),
-        case("the limit is what some need", "", 30, most, at=some),
-        case("the limit is a little less than some need", LLAMA, 30, most, at=some, limit=0.9999),
+        case("the limit is what some need", "", 10, most, at=some),
+        case("the limit is a little less than some need", LLAMA, 20, most, at=some, limit=0.9999),
         case("the limit is what one needs", LLAMA, 9, most, at=1),
         case("a step of one takes longer than the limit", LLAMA, 9, most, at=1, limit=0.999),
         case("a context of one token", "", 1, some),
         case("computing takes longer", LLAMA, 16, most, at=some, longer="computing"),
         case("computing takes longer, no limit", LLAMA, 16, some, 3, longer="computing"),
-        case("experts", "grouped experts", 25, most, at=some, limit=1.0001, width=1),
+        case("experts", "grouped experts", 15, most, at=some, limit=1.0001, width=1),
         case("experts, no limit", "multi-query experts shared", 4, some, 5),
-        case("a tied head, four bytes a number", GPT2, 14, some, 2, width=4),
+        case("a tied head, four bytes a number", GPT2, 3, some, 2, width=4),
         case("latent attention", DEEPSEEK, 40, most, at=some, limit=1.0001),
-        Case("Llama-3-8B on a card, at most 20 ms a token", {**llama, "tpot_limit": 0.02}),
-        Case("Llama-3-8B on a card, at most 8 ms a token", {**llama, "tpot_limit": 0.008}),
     ]
 
 
@@ -265,11 +258,6 @@ def rate_cases(generator: Generator) -> list[Case]:
 MIDDLE = 1e8, 1e10  # params and tokens of the runs
 
 
-def settled(value: float, digits: int) -> bool:
-    """Whether a number is this clearly rounded to so many digits."""
-    return abs(value * 10**digits - round(value * 10**digits)) < 0.2
-
-
 def law(generator: Generator, alpha: int, beta: int, floor: int = 18) -> dict[str, float]:
     """A law with about these hundredths as exponents, and tenths as its floor E."""
     exponents = [e / 100 + draw(generator, -2, 2) / 1000 + 0.0005 for e in (alpha, beta)]
@@ -281,14 +269,10 @@ def law(generator: Generator, alpha: int, beta: int, floor: int = 18) -> dict[st
 
 def fit_cases(generator: Generator) -> list[Case]:
     def case(
-        label: str,
-        exponents: Sequence[int],
-        models: int = 3,
-        noise: float = 0.0,
-        unit: float = 1.0,
+        label: str, about: Sequence[int], models: int = 3, noise: float = 0.0, unit: float = 1.0
     ) -> Case:
         """Runs of so many models, each with so many sizes of data, in any order."""
-        true = law(generator, *exponents)
+        true = law(generator, *about)
         each = torch.linspace(-1, 1, models, dtype=torch.float64)
         factors = 10.0 ** torch.cartesian_prod(each, each)
         order = torch.randperm(len(factors), generator=generator)
@@ -300,14 +284,19 @@ def fit_cases(generator: Generator) -> list[Case]:
 
         def place(factor: float) -> list[float]:
             """Sizes around this many times the middle, where the loss is clearly rounded."""
-            shifted = (factor * m * draw(generator, 50, 200) / 100 / unit for m in MIDDLE)
-            return [float(f"{size:.3g}") for size in shifted]
 
-        def is_settled(place: list[float]) -> bool:
-            sizes = (torch.tensor(size, dtype=torch.float64) for size in place)
-            return settled(float(reference.predicted_loss(fitted, *sizes)), digits)
+            def drawn() -> list[float]:
+                shifted = (factor * m * draw(generator, 50, 200) / 100 / unit for m in MIDDLE)
+                return [float(f"{size:.3g}") for size in shifted]
 
-        places = [until(is_settled, lambda f=factor: place(f)) for factor in (1, 0.2, 20, 100)]
+            def is_settled(place: list[float]) -> bool:
+                sizes = torch.tensor(place, dtype=torch.float64)
+                steps = 10**digits * float(reference.predicted_loss(fitted, *sizes))
+                return abs(steps - round(steps)) < 0.2
+
+            return until(is_settled, drawn)
+
+        places = [place(factor) for factor in (1, 0.2, 20, 100)]
         return Case(label, {**runs, "places": places, "digits": digits, "is_exact": not noise})
 
     return [

@@ -176,14 +176,23 @@ def read_shape(path: Path) -> Shape:
         raise ValueError(f"{path}: {error}") from error
 
 
+LIKE_LLAMA = {"hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"}
+
+
 def shape_of(config: Config) -> Shape:
-    """Return the shape that a config describes."""
+    """Return the shape that a config describes, of a multimodal model that of its text part.
+
+    A type that isn't listed is read as Llama's if it has the same entries and none about experts.
+    Its count may then be off by some norms.
+    """
+    config = config.get("text_config", config)
     kind = config.get("model_type")
-    if kind not in READERS:
+    if kind not in READERS and (not config.keys() >= LIKE_LLAMA or "expert" in str(config.keys())):
         raise ValueError(
-            f"A model of type {kind!r} can't be read. There are {', '.join(sorted(READERS))}."
+            f"A model of type {kind!r} can't be read. There are {', '.join(sorted(READERS))}, and "
+            "dense models like Llama."
         )
-    return READERS[kind](config)
+    return READERS.get(kind, llama)(config)
 
 
 def gpt2(config: Config) -> Shape:
@@ -250,6 +259,19 @@ def mixtral(config: Config) -> Shape:
     )
 
 
+def qwen3_moe(config: Config) -> Shape:
+    shape, every = qwen3(config), config.get("decoder_sparse_step", 1)
+    dense = config.get("mlp_only_layers") or []
+    sparse = [i for i in range(shape.layers) if i not in dense and (i + 1) % every == 0]
+    return replace(
+        shape,
+        expert_layers=len(sparse),
+        experts=config.get("num_experts") or config["num_local_experts"],
+        experts_per_token=config["num_experts_per_tok"],
+        expert_ff=config["moe_intermediate_size"],
+    )
+
+
 def deepseek_v3(config: Config) -> Shape:
     shape = llama({**config, "head_dim": config["v_head_dim"], "attention_bias": False})
     width, heads, rank = shape.width, shape.heads, config["kv_lora_rank"]
@@ -284,6 +306,7 @@ READERS: dict[Any, Callable[[Config], Shape]] = {
     "mistral": llama,
     "qwen2": qwen2,
     "qwen3": qwen3,
+    "qwen3_moe": qwen3_moe,
     "mixtral": mixtral,
     "deepseek_v3": deepseek_v3,
 }

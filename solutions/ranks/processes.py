@@ -235,7 +235,8 @@ class Processes:
         for rank in range(self.size):
             here, there = SPAWN.Pipe()
             setting = Setting(rank, self.size, self.folder.name, self.seconds, self.is_checked)
-            process = SPAWN.Process(target=serve, args=(setting, there), daemon=True)
+            given = {"args": (setting, there), "name": f"rank {rank}", "daemon": True}
+            process = SPAWN.Process(target=serve, **given)
             self.doors.append(here)
             process.start()
             self.processes.append(process)

@@ -16,7 +16,16 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from gpt import SHIPPED, GPTConfig, GPTLMHead
-from solutions.estimates.shapes import CARDS, MODELS, Machine, Shape, read_shape, shape_of, together
+from solutions.estimates.shapes import (
+    CARDS,
+    LIKE_LLAMA,
+    MODELS,
+    Machine,
+    Shape,
+    read_shape,
+    shape_of,
+    together,
+)
 from solutions.estimating import (
     LAWS,
     bootstrap,
@@ -60,6 +69,8 @@ def gpt_shape(config: GPTConfig) -> Shape:
 SMALL = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4}
 FEWER = {**SMALL, "intermediate_size": 24, "num_key_value_heads": 2}
 EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 4}
+QWEN = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 6}
+QWEN = {**QWEN, "decoder_sparse_step": 2, "mlp_only_layers": [1]}
 RANKS = {"q_lora_rank": 6, "kv_lora_rank": 5, "qk_nope_head_dim": 3, "qk_rope_head_dim": 2}
 MANY = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1}
 DENSE = {"moe_intermediate_size": 6, "n_shared_experts": 2, "first_k_dense_replace": 1}
@@ -76,6 +87,8 @@ CONFIGS = [
         ("mistral", FEWER),
         ("qwen2", FEWER),
         ("qwen3", {**FEWER, "head_dim": 6}),
+        ("qwen3_moe", {**FEWER, "head_dim": 6, **QWEN}),
+        ("phi3", {**FEWER, "pad_token_id": None}),  # is read as Llama's
         ("mixtral", {**FEWER, **EXPERTS}),
         ("deepseek_v3", LATENT),
         ("deepseek_v3", {**LATENT, "q_lora_rank": None}),
@@ -387,6 +400,7 @@ def test_too_few_runs_are_refused():
     ("changes", "told"),
     [
         ({"model_type": "mamba"}, "'mamba' can't be read. There are deepseek_v3"),
+        ({"model_type": "dbrx", **dict.fromkeys(LIKE_LLAMA, 8), "experts": 2}, "'dbrx' can't be"),
         ({"num_experts_per_tok": 9}, "9 of 4 experts"),
         ({"num_key_value_heads": 3}, "can't share 3 KV heads"),
         ({"num_hidden_layers": 0}, "layers = 0"),

@@ -4,12 +4,12 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from multiprocessing import active_children
 from pathlib import Path
-from tempfile import gettempdir
 
 import pytest
 import torch
@@ -36,23 +36,37 @@ ROOM = 32, 8, 24, 3
 ONES = torch.ones(2)
 
 
-def every_call(group):
-    x = torch.arange(6.0).view(2, 3) + group.rank
-    results = [group.all_reduce(x), group.all_reduce(x.T, "max"), *group.all_gather(x.T)]
-    results += [group.all_reduce(x.sum()), group.all_reduce(x[:0]), group.all_reduce(x.int())]
-    results += [group.reduce_scatter([x * rank for rank in range(group.size)])]
-    results += group.all_to_all([x[: group.rank, :to] for to in range(group.size)])
-    results += group.all_to_all([x.long()[0, 0]] * group.size)
-    for given in (x.T, x[:0], x.double()):
-        if group.rank == 0:
-            group.send(given, group.size - 1)
-        elif group.rank == group.size - 1:
-            results.append(group.recv(torch.zeros_like(given), 0))
-    return [(str(y.dtype), y.tolist()) for y in results], group.calls, group.sent
+def every_call():
+    """Return a function that makes every call. One of this module's own would be imported by each
+    process, with all that is imported here."""
+
+    def work(group):
+        x = torch.arange(6.0).view(2, 3) + group.rank
+        results = [group.all_reduce(x), group.all_reduce(x.T, "max"), *group.all_gather(x.T)]
+        results += [group.all_reduce(x.sum()), group.all_reduce(x[:0]), group.all_reduce(x.int())]
+        results += [group.reduce_scatter([x * rank for rank in range(group.size)])]
+        results += group.all_to_all([x[: group.rank, :to] for to in range(group.size)])
+        results += group.all_to_all([x.long()[0, 0]] * group.size)
+        for given in (x.T, x[:0], x.double()) if group.size > 1 else ():
+            if group.rank == 0:
+                group.send(given, group.size - 1)
+            elif group.rank == group.size - 1:
+                results.append(group.recv(torch.zeros_like(given), 0))
+        return [(str(y.dtype), y.tolist()) for y in results], group.calls, group.sent
+
+    return work
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_folder(tmp_path_factory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("temporary")))
+        yield
 
 
 def left() -> list[object]:
-    return [*active_children(), *Path(gettempdir()).glob("ranks-*")]
+    processes = [process for process in active_children() if process.name.startswith("rank ")]
+    return [*processes, *Path(tempfile.gettempdir()).glob("ranks-*")]
 
 
 @pytest.fixture(scope="module")
@@ -65,16 +79,11 @@ def two() -> Iterator[Processes]:
 
 @pytest.mark.slow
 def test_processes_answer_as_one_thread_does(two):
-    assert two.run(every_call) == in_turns(2, every_call)
-    assert two.run(every_call) == in_turns(2, every_call)  # counted from 0 in each run
-    assert in_processes(3, every_call) == in_turns(3, every_call)
-    assert in_processes(1, every_call_alone) == in_turns(1, every_call_alone)
-
-
-def every_call_alone(group):
-    x = torch.ones(2)
-    results = [group.all_reduce(x), *group.all_gather(x), group.reduce_scatter([x])]
-    return [y.tolist() for y in [*results, *group.all_to_all([x])]], group.calls, group.sent
+    work = every_call()
+    for _ in range(2):  # counted from 0 in each run
+        assert two.run(work) == in_turns(2, work)
+    for size in (1, 3):
+        assert in_processes(size, work) == in_turns(size, work)
 
 
 @pytest.mark.slow
@@ -98,13 +107,12 @@ def test_processes_that_cannot_go_on_say_the_same(two, work):
     assert not left()
 
 
-class Odd(Exception):
-    def __init__(self, one: int, two: int) -> None:
-        super().__init__("odd")  # so it can't be read again
-
-
 @pytest.mark.slow
 def test_an_exception_comes_with_its_traceback(two):
+    class Odd(Exception):
+        def __init__(self, one: int, two: int) -> None:
+            super().__init__("odd")  # so it can't be unpickled
+
     def work(group, error):
         if group.rank == 1:
             raise error(1, 2)

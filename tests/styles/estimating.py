@@ -33,12 +33,12 @@ def parameters(shape):
             matrices += sum(mlp(shape, shape.ff))
         if shape.biases:
             vectors += outputs + narrow + narrow + shape.width + shape.ff + shape.width
-    counts = dict(
-        embedding=shape.vocab * shape.width + shape.positions * shape.width,
-        matrices=matrices + expert_matrices(shape),
-        vectors=vectors,
-        head=int(not shape.tied) * shape.vocab * shape.width,
-    )
+    counts = {
+        "embedding": shape.vocab * shape.width + shape.positions * shape.width,
+        "matrices": matrices + expert_matrices(shape),
+        "vectors": vectors,
+        "head": int(not shape.tied) * shape.vocab * shape.width,
+    }
     counts["total"] = sum(counts.values())
     sleeping = shape.experts - shape.experts_per_token
     counts["active"] = counts["total"] - sleeping * expert_weights(shape)
