@@ -106,8 +106,8 @@ def balance_loss(
     tokens, whether it was chosen or not. Tokens that aren't `real` are padding and count in
     neither. The loss is 1 if all experts have equal shares, and grows if the experts with many
     assignments have large probabilities, too. Its gradient reaches the router through P, because f
-    is a count. The arguments aren't changed. Raises ValueError if no token
-    is real. Source: Fedus et al., section 2.2.
+    is a count. The arguments aren't changed. Raises ValueError if no token is real.
+    Source: Fedus et al., section 2.2.
     """
     require_real(real)
     ### BEGIN SOLUTION
@@ -125,9 +125,9 @@ def capacity(tokens: int, k: int, experts: int, factor: float) -> int:
 def keep(chosen: Int[Tensor, "tokens k"], experts: int, capacity: int) -> Bool[Tensor, "tokens k"]:
     """Return which assignments are kept if each expert takes at most `capacity`.
 
-    All first choices come before all second choices, these before all third ones. Among choices of
-    the same rank, earlier tokens come first. In this order, each expert takes assignments until it
-    is full. The others are dropped. `chosen` isn't changed. Raises ValueError if the capacity is
+    All first choices come before all second choices, these before all third ones, and in each of
+    these groups earlier tokens come first. In this order, each expert takes assignments until it is
+    full. The others are dropped. `chosen` isn't changed. Raises ValueError if the capacity is
     below 0, or for a number outside the experts. Source: Lepikhin et al., algorithm 1.
     """
     require_capacity(capacity)
@@ -208,11 +208,12 @@ def summed(logits: Float[Tensor, "tokens experts"], k: int) -> tuple[Tensor, Ten
     return torch.ones_like(weights), chosen
 
 
+@torch.no_grad()
 def split(model: Model, experts: int, k: int, inputs: Sequence[Float[Tensor, "tokens d"]]) -> Model:
     """Return a model whose MLPs are split into experts, with a linear router in each layer.
 
     inputs: what each layer's MLP reads on some text. Neurons that are active together get into one
-    expert, and the router predicts how active the experts are.
+    expert. The router predicts how large the experts' outputs are.
     """
     made = copy.deepcopy(model)
     for block, rows in zip(blocks_of(made), inputs, strict=True):

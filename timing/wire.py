@@ -4,9 +4,9 @@
 
 The time of a call is modeled as alpha + beta * bytes: alpha is what every call costs, however
 little it sends, and beta is the time per byte. Both are fitted to measured calls. Then a decode
-step and a prefill are predicted, as half of their time in one process and the time of the calls and
-bytes that they count, and measured. Because labs import this module, it imports no solution before
-`main`; a group is what the functions are given.
+step and a prefill are predicted: the time that each rank computes, measured without any exchange,
+plus that of the calls and bytes that they count. Because labs import this module, it imports no
+solution by itself; its functions are given a group.
 """
 
 import time
@@ -21,8 +21,9 @@ from timing.cores import OtherPrograms, disturb
 from timing.machine import processor_name
 
 SIZES = [4**k for k in range(5, 13)]  # bytes of a call, 1 KB to 16 MB
-REPEATS, SECONDS = 50, 0.5  # calls of each size, and when to be content with fewer
-RANKS, CONTEXT, PREFILL = 2, 256, 512
+REPEATS = 100  # calls of each size
+RANKS, CONTEXT, STEPS = 2, 512, 15
+DECODE, PREFILL = f"a decode step after {CONTEXT} tokens", f"a prefill of {CONTEXT} tokens"
 MODEL, CPU = "fable", torch.device("cpu")
 
 
@@ -38,27 +39,30 @@ class Wire:
 
 
 def call_seconds(group: Any, kind: str, sizes: Sequence[int] = SIZES) -> dict[int, float]:
-    """Return the median time of a call, by its bytes: "all_reduce", or "send" to the next rank.
+    """Return the mean time of a call, by its bytes: "all_reduce", or "send" between ranks 0 and 1.
 
-    All ranks run this. A message goes to rank 1 and back, which is two sends.
+    All ranks run this. It is the mean, because some calls take several times as long as most, when
+    a process has to be woken up, and a forward pass pays for all of its calls.
     """
+
+    def call(x: torch.Tensor) -> None:
+        if kind == "all_reduce":
+            group.all_reduce(x)
+        elif group.rank == 0:
+            group.send(x, 1)
+            group.recv(x, 1)
+        elif group.rank == 1:
+            group.recv(x, 0)
+            group.send(x, 0)
+
     found = {}
     for size in sizes:
-        x, times = torch.ones(size // 4), list[float]()
-        while len(times) < REPEATS and sum(times) < SECONDS:
-            group.all_reduce(x[:1])  # so that all start together
-            start = time.perf_counter()
-            if kind == "all_reduce":
-                group.all_reduce(x)
-            elif group.rank == 0:
-                group.send(x, 1)
-                group.recv(x, 1)
-            elif group.rank == 1:
-                group.recv(x, 0)
-                group.send(x, 0)
-            own = torch.tensor([time.perf_counter() - start])
-            times.append(float(group.all_reduce(own, "max")))  # the same on all, so all stop
-        found[size] = median(times) / (2 if kind == "send" else 1)
+        x = torch.ones(size // 4)
+        call(x)  # so that all start together
+        start = time.perf_counter()
+        for _ in range(REPEATS):
+            call(x)
+        found[size] = (time.perf_counter() - start) / REPEATS / (2 if kind == "send" else 1)
     return found
 
 
@@ -72,33 +76,45 @@ def fitted(seconds: Mapping[int, float]) -> Wire:
     )
 
 
-def step_seconds(group: Any, model: Any, kv_cache: Any, new: int) -> tuple[float, int, int]:
-    """Return the median time of a forward pass over `new` tokens, its calls, and the bytes sent."""
+def step_seconds(group: Any, model: Any, kv_cache: Any, new: int) -> float:
+    """Return the median time of a forward pass over `new` tokens on this rank's part."""
     positions = kv_cache.length + torch.arange(new)[None]
     times, length = [], kv_cache.length
-    for _ in range(REPEATS // 5):
+    for _ in range(STEPS):
         kv_cache.truncate(length)
-        group.all_reduce(torch.ones(1))
-        calls, sent = group.calls.total(), group.sent.total()
+        group.all_reduce(torch.ones(1))  # so that all start together
         start = time.perf_counter()
         with torch.inference_mode():
             model.transformer(positions % 7, positions, kv_cache)
         times.append(time.perf_counter() - start)
-    return median(times), group.calls.total() - calls, group.sent.total() - sent
+    return median(times)
 
 
-def steps(group: Any, functions: Any) -> dict[str, tuple[float, int, int]]:
-    """Measure a decode step and a prefill on this rank's part of the model."""
+def steps(group: Any, functions: Any) -> dict[str, tuple[float, float, int, int]]:
+    """Measure a decode step and a prefill: for each the seconds with the exchange and without it,
+    the calls, and the bytes that this rank hands in."""
     from solutions.kv_cache import KVCache
+    from solutions.ranks.group import Group
     from solutions.ranks.tensor_parallel import TensorParallelLMHead
 
+    class Silent(Group):
+        """Counts the calls, but exchanges nothing."""
+
+        def answer(self, call: Any) -> list[Any]:
+            return call.parts
+
+    found = {}
     model = TensorParallelLMHead.from_pretrained(MODEL, group, functions)
-    decode, prefill = (KVCache(model.config, 1, n) for n in (CONTEXT + 1, PREFILL))
-    step_seconds(group, model, decode, CONTEXT)  # fills the cache
-    return {
-        f"a decode step after {CONTEXT} tokens": step_seconds(group, model, decode, 1),
-        f"a prefill of {PREFILL} tokens": step_seconds(group, model, prefill, PREFILL),
-    }
+    for name, context, new in (DECODE, CONTEXT, 1), (PREFILL, 0, CONTEXT):
+        kv_cache, silent = KVCache(model.config, 1, context + new), Silent(group.rank, group.size)
+        kv_cache.length = context
+        exchanging = step_seconds(group, model, kv_cache, new)
+        model.transformer.group, kv_cache.length = silent, context
+        computing = step_seconds(group, model, kv_cache, new)
+        model.transformer.group = group
+        calls, sent = silent.calls.total() // STEPS, silent.sent.total() // STEPS
+        found[name] = exchanging, computing, calls, sent
+    return found
 
 
 def main() -> None:
@@ -122,17 +138,18 @@ def main() -> None:
         both = ranks.run(steps, cut)[0]
         with Processes(1, is_checked=False) as one:
             alone = one.run(steps, cut)[0]
-    for name, (measured, calls, sent) in both.items():
-        single, wired = alone[name][0], wires["all_reduce"].seconds(calls, sent)
-        predicted = single / RANKS + wired
+    for name, (measured, computed, calls, sent) in both.items():
+        wired = wires["all_reduce"].seconds(calls, sent)
         print(
-            f"{name}: {1e3 * single:.2f} ms in one process. Predicted for {RANKS}: "
-            f"{1e3 * predicted:.2f} ms, of which {1e3 * wired:.2f} for {calls} calls with {sent:,} "
-            f"bytes; measured: {1e3 * measured:.2f} ms."
+            f"{name}: {1e3 * alone[name][0]:.2f} ms in one process. Predicted for {RANKS}: "
+            f"{1e3 * computed:.2f} to compute + {1e3 * wired:.2f} for {calls} calls with {sent:,} "
+            f"bytes = {1e3 * (computed + wired):.2f} ms; measured: {1e3 * measured:.2f} ms."
         )
     if disturb(others.cores, RANKS):
         print(f"Other programs kept {others.cores:.1f} cores busy: these times are too long.")
 
 
 if __name__ == "__main__":
-    main()
+    from timing import wire  # by this name, the processes find its functions
+
+    wire.main()

@@ -35,7 +35,7 @@ GIVEN = {
     "serving": ("simulated/clock", "simulated/service"),
     "constrained": ("grammars/regex", "grammars/json_schema"),
     "parallel_decoding": ("parallel/trees", "parallel/proposers"),
-    "moe": ("ranks/group", "experts/layers", "experts/splitting"),
+    "moe": ("ranks/group", "experts/layers", "experts/splitting", "experts/teaching", "experts/placement"),
     "parallelism": ("ranks/schedules", "ranks/processes", "ranks/tensor_parallel"),
     "estimating": ("estimates/shapes",),
 }

@@ -5,6 +5,7 @@ What a rank is given is its own copy, so no rank sees what another one has chang
 
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +13,16 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from autograder.drivers.seen import Attempt, Seen, bytes_of, in_numbers, kind_of, snapshot, tried
+from autograder.drivers.seen import (
+    Attempt,
+    Seen,
+    Strange,
+    bytes_of,
+    in_numbers,
+    kind_of,
+    snapshot,
+    tried,
+)
 from gpt import GPTConfig
 from solutions.ranks.group import Group, in_turns
 
@@ -82,14 +92,10 @@ def ring_all_reduce(attempt: Attempt, ranks: list[Own]) -> list[Seen]:
 def shard(
     attempt: Attempt, state: dict[str, Tensor], size: int, config: dict[str, Any]
 ) -> list[Seen]:
-    """The part of each rank, then of one rank too many. state: the weights of a model."""
-    seen = []
-    for rank in range(size + 1):
-        where = f"on rank {rank} of {size}"
-        part, went = tried(attempt, state, rank, size, GPTConfig(**config))
-        seen.append(Seen("`shard`", went, where))
-        if went != "went through" or rank == size:
-            continue
+    """The part of each rank, then what must be refused. state: the weights of a model."""
+    seen, known = list[Seen](), GPTConfig(**config)
+    for rank in range(size):
+        where, part = f"on rank {rank} of {size}", attempt(state, rank, size, known)
         if not isinstance(part, Mapping):
             raise TypeError(f"shard returns a dict of weights by name; this is {kind_of(part)}.")
         for name, whole in state.items():
@@ -100,6 +106,11 @@ def shard(
                 seen.append(Seen(f"The memory of `{name}`", f"holds {told}", where))
         others = [name for name in part if name not in state]
         seen.append(Seen("The list of other names", others, where))
+    for rank, name in ((size, "n_head"), (0, "n_head"), (0, "vocab_size")) if size > 1 else ():
+        more = known if rank else replace(known, **{name: getattr(known, name) + 1})
+        told = f"A call for rank {rank} of {size} with {more.n_head} heads and {more.vocab_size}"
+        _, went = tried(attempt, state, rank, size, more)
+        seen.append(Seen(f"{told} tokens in the vocabulary", went))
     return seen
 
 
@@ -193,7 +204,7 @@ def sequence_parallel(
 def pipeline(attempt: Attempt, stages: int, microbatches: int, kind: str) -> list[Seen]:
     """The order of each stage, then three calls that must be refused."""
     found = in_numbers(attempt(stages, microbatches, kind))
-    if not isinstance(found, (list, tuple)):
+    if type(found) not in (list, tuple):
         return [Seen("The schedule", found)]
     seen = [Seen("The schedule", f"is for {len(found)} stages")]
     seen += [Seen(f"Stage {stage}", told_order(order)) for stage, order in enumerate(found)]
@@ -204,10 +215,10 @@ def pipeline(attempt: Attempt, stages: int, microbatches: int, kind: str) -> lis
 
 def told_order(order: Any) -> str:
     """A stage's order in words: "does F0 F1 B0 B1"."""
-    if not isinstance(order, (list, tuple)):
-        return f"is {'None' if order is None else kind_of(order)}"
+    if type(order) not in (list, tuple):
+        return f"is {order if isinstance(order, Strange) else kind_of(order)}"
     for step in order:
-        if not isinstance(step, (list, tuple)) or len(step) != 2:
+        if type(step) not in (list, tuple) or len(step) != 2:
             raise TypeError(f'Each step of a stage is a pair like ("F", 0); this is {step!r}.')
     return f"does {' '.join(f'{kind}{i}' for kind, i in order) or 'nothing'}"
 

@@ -71,8 +71,6 @@ def shard_cases(generator: Generator) -> list[Case]:
         case("three ranks, six heads", 3, SIX),
         case("four ranks, four heads", 4, FOUR),
         case("six ranks, six heads", 6, SIX),
-        case("four ranks, six heads", 4, replace(SIX, vocab_size=16)),
-        case("three ranks, 20 tokens in the vocabulary", 3, replace(SIX, vocab_size=20)),
     ]
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from gpt import Linear
 from solutions.experts.layers import Choose, ExpertMLP, Mix, MoE, loads
 
-STEPS, BATCH, RATE = 400, 512, 3e-3
+STEPS, BATCH, RATE = 400, 256, 3e-3
 
 
 def new_layer(

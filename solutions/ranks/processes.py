@@ -34,6 +34,7 @@ Result = TypeVar("Result")
 SPAWN = get_context("spawn")  # the processes inherit nothing from the parent, on any system
 OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 MOST_DIMS = 8  # of a part in an all_to_all
+START = 60.0  # seconds that the processes wait for the last one to start
 GRACE = 5.0  # seconds that a process has to end by itself
 
 # ------------------------------------------------------------------------------------ the calls
@@ -161,7 +162,7 @@ def serve(setting: Setting, door: Connection) -> None:
     meeting = Path(setting.folder, "ranks").as_uri()
     ranks = {"rank": setting.rank, "world_size": setting.size}
     try:
-        with connected("gloo", setting.seconds, init_method=meeting, **ranks):
+        with connected("gloo", max(setting.seconds, START), init_method=meeting, **ranks):
             door.send_bytes(cloudpickle.dumps(Returned(None)))
             while True:
                 door.send_bytes(outcome(door.recv_bytes(), setting, door))
@@ -235,8 +236,9 @@ class Processes:
         for rank in range(self.size):
             here, there = SPAWN.Pipe()
             setting = Setting(rank, self.size, self.folder.name, self.seconds, self.is_checked)
-            given = {"args": (setting, there), "name": f"rank {rank}", "daemon": True}
-            process = SPAWN.Process(target=serve, **given)
+            process = SPAWN.Process(
+                target=serve, name=f"rank {rank}", args=(setting, there), daemon=True
+            )
             self.doors.append(here)
             process.start()
             self.processes.append(process)

@@ -36,12 +36,6 @@ wrong(parameters, "What it returned is the number ", "; expected: it is a dict."
 )
 
 
-@wrong(parameters, "`matrices` is ")
-def four_widths_in_an_mlp(shape):
-    more = shape.dense_layers * 3 * shape.width * (4 * shape.width - shape.ff)
-    return {**parameters(shape), "matrices": parameters(shape)["matrices"] + more}
-
-
 @wrong(forward_flops, "What it returned is ")
 def two_per_active_parameter_and_kaplans_attention(shape, new, context):
     weights = parameters(shape)["active"] - shape.width * shape.vocab
@@ -127,20 +121,9 @@ def without_a_floor(params, tokens, loss):
     return law
 
 
-@wrong(fit_law, "`alpha` to two decimals is ")
-def exponents_off_by_a_little(params, tokens, loss):
-    law = fit_law(params, tokens, loss)
-    return {**law, "alpha": law["alpha"] * 1.05}
-
-
-wrong(fit_law, "What it returned is a tuple; expected: it has all five numbers.")(
+wrong(fit_law, "What it returned is a tuple; expected")(
     lambda *runs: tuple(fit_law(*runs).values())
 )
-
-
-@wrong(compute_optimal, "compute_optimal returns two numbers, the params and the tokens; this is ")
-def params_alone(law, flops):
-    return compute_optimal(law, flops)[0]
 
 
 @wrong(compute_optimal, "The number of params is ")

@@ -127,7 +127,7 @@ def with_another_order_in_w_out(*given):
 
 
 @right(exchange)
-def with_counts_first(hidden, weights, chosen, owner, share, group):
+def with_counts_first(hidden, weights, chosen, owner, local, group):
     require_owners(owner, group.size)
     own = [(owner[chosen] == rank).any(dim=1) for rank in range(group.size)]
     counts = [int(count) for count in group.all_to_all([mask.sum() for mask in own])]
@@ -135,29 +135,29 @@ def with_counts_first(hidden, weights, chosen, owner, share, group):
         torch.cat(group.all_to_all([part[mask] for mask in own]))
         for part in (hidden, weights, chosen)
     ]
-    back = torch.cat(group.all_to_all(share(*came).split(counts)))
+    back = torch.cat(group.all_to_all(local(*came).split(counts)))
     places = torch.cat([mask.nonzero()[:, 0] for mask in own])
     return torch.zeros_like(hidden).index_add(0, places, back)
 
 
 @wrong(exchange, "It raised Stuck: Rank 0 waits in send", "each send needs a recv")
-def that_sends_first(hidden, weights, chosen, owner, share, group):
+def that_sends_first(hidden, weights, chosen, owner, local, group):
     for other in range(group.size):
         if other != group.rank:
             group.send(hidden, other)
-    return exchange(hidden, weights, chosen, owner, share, group)
+    return exchange(hidden, weights, chosen, owner, local, group)
 
 
 @wrong(exchange, "It raised Stuck", "the same collective calls, in the same order")
-def in_another_order(hidden, weights, chosen, owner, share, group):
+def in_another_order(hidden, weights, chosen, owner, local, group):
     if group.rank:
         group.all_gather(hidden[:0])
-    return exchange(hidden, weights, chosen, owner, share, group)
+    return exchange(hidden, weights, chosen, owner, local, group)
 
 
 @wrong(exchange, "What it returned on rank 0", "got 0, expected")
-def for_experts_of_this_rank_only(hidden, weights, chosen, owner, share, group):
-    return share(hidden, weights, chosen)
+def for_experts_of_this_rank_only(hidden, weights, chosen, owner, local, group):
+    return local(hidden, weights, chosen)
 
 
 @right(hops)
@@ -166,3 +166,20 @@ def as_a_tensor(routes, owner):
 
 
 wrong(hops)(lambda routes, owner: hops(routes, owner) / len(routes.flatten()))
+
+
+# ------------------------------------------------------------- mutants that do the same by right
+
+MASK, ROWS = "(ranks == rank).any(dim=1).nonzero()", "hidden, weights and chosen have equal lengths"
+EQUIVALENT = {
+    "moe.route": {
+        "logits.softmax(dim=-1).topk(k, dim=-1) -> logits.softmax(dim=-1).topk(k)": (
+            "topk takes the last dimension by default"
+        ),
+    },
+    "moe.exchange": {
+        f"{MASK}[:, 0] -> {MASK}[:, -1]": "there is one column",
+        "came[0] -> came[1]": ROWS,
+        "came[0] -> came[-1]": ROWS,
+    },
+}

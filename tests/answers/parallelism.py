@@ -1,5 +1,7 @@
 """Answers to lab 18's exercises: a ring, parts of a model, a cut vocabulary, stages, a batch."""
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 
@@ -45,16 +47,23 @@ def by_the_group(x, group):
 
 
 @wrong(ring_all_reduce, "`send` on rank 0 of 3 goes to rank 1 and 2; expected: it goes to rank 1.")
-def to_every_other_rank(x, group):
-    total = x
-    for gap in range(1, group.size):
-        after, before = (group.rank + gap) % group.size, (group.rank - gap) % group.size
-        for turn in range(group.size):
-            if turn == group.rank:
-                group.send(x, after)
-            if turn == before:
-                total = total + group.recv(x, before)
-    return total
+def without_a_ring(x, group):
+    """Each part goes straight to the rank that adds it up, and from there to all."""
+    rank, size, parts = group.rank, group.size, list(x.tensor_split(group.size))
+
+    def exchanged(gap, going, coming):
+        for turn in range(size):
+            if turn == rank:
+                group.send(parts[going], (rank + gap) % size)
+            if turn == (rank - gap) % size:
+                came = group.recv(parts[coming], turn)
+        return came
+
+    for gap in range(1, size):
+        parts[rank] = parts[rank] + exchanged(gap, (rank + gap) % size, rank)
+    for gap in range(1, size):
+        parts[(rank - gap) % size] = exchanged(gap, rank, (rank - gap) % size)
+    return torch.cat(parts)
 
 
 @wrong(ring_all_reduce, "Rank 0 has returned", "and rank 1 waits in send of float64 [2] to rank 0")
@@ -79,9 +88,9 @@ def everything_copied(weights, rank, size, config):
     return {name: weight.clone() for name, weight in shard(weights, rank, size, config).items()}
 
 
-@wrong(shard, "`shard` on rank 3 of 4 went through; expected: it was refused")
-def without_the_given_check(weights, rank, size, config):
-    return shard(weights, rank, size, config) if config.n_head % size == 0 else {}
+@wrong(shard, "A call for rank 0 of 2 with 7 heads", "went through; expected: it was refused")
+def heads_that_do_not_divide(weights, rank, size, config):
+    return shard(weights, rank, size, replace(config, n_head=size))
 
 
 wrong(shard, "shard returns a dict of weights by name; this is a list.")(
@@ -114,9 +123,11 @@ right(tensor_parallel_block)(block_with(lambda x, b, group: group.all_reduce(x +
 wrong(tensor_parallel_block, "The calls on rank 0 of 2 are 2 of `all_gather`")(
     block_with(lambda x, bias, group: sum(group.all_gather(x)) + bias)
 )
-wrong(tensor_parallel_block, "rank 0 waits in", "all ranks must make the same collective calls")(
-    block_with(lambda x, b, g: (g.all_gather if g.rank else g.all_reduce)(x)[0] + b)
-)
+wrong(
+    tensor_parallel_block,
+    "ank 0 waits in all_reduce",
+    "all ranks must make the same collective calls",
+)(block_with(lambda x, b, g: (g.all_gather if g.rank else g.all_reduce)(x)[0] + b))
 
 
 # ----------------------------------------------------------------------------- a cut vocabulary
@@ -135,9 +146,11 @@ def shifted_by_another_number(local, targets, group):
     return vocab_parallel_logprob(local + 7, targets, group)
 
 
-@wrong(vocab_parallel_logprob, "is 15 numbers for 5 rows, by `all_gather`", "is at most 3 a row")
-def gathered_numbers(local, targets, group):
-    return vocab_parallel_logprob(local, targets, group)
+@wrong(vocab_parallel_logprob, "is 14 numbers for 2 rows, by `all_gather` and `all_reduce`")
+def gathered_probabilities(local, targets, group):
+    logprobs = vocab_parallel_logprob(local, targets, group)
+    group.all_gather(logprobs[:, None].expand(local.shape).contiguous())
+    return logprobs
 
 
 # ------------------------------------------------------------------ positions, stages, and a batch
@@ -155,10 +168,10 @@ def tuples_of_lists(*given):
     return tuple(tuple([kind, i] for kind, i in order) for order in pipeline(*given))
 
 
-wrong(pipeline, 'Each step of a stage is a pair like ("F", 0); this is \'F0\'.')(
+wrong(pipeline, "Each step of a stage is a pair like (\"F\", 0); this is 'F0'.")(
     lambda *given: [[f"{kind}{i}" for kind, i in order] for order in pipeline(*given)]
 )
-wrong(pipeline, "The schedule", "a generator expression")(
+wrong(pipeline, "The schedule is a generator expression", "write `[")(
     lambda *given: (order for order in pipeline(*given))
 )
 wrong(pipeline, "Stage 0 is a generator expression")(
@@ -178,4 +191,15 @@ wrong(data_parallel_gradient, "has the right numbers in torch.float64; expected 
     lambda local_sum, *given: data_parallel_gradient(local_sum.double(), *given)
 )
 
-EQUIVALENT: dict[str, dict[str, str]] = {}
+GATHERED = "shifted.gather(1, columns.masked_fill(absent, 0)[:, None])[:, {}]"
+EQUIVALENT = {
+    "parallelism.shard": {
+        "weight.chunk(size, dim=0) -> weight.chunk(size)": "0 is the default",
+    },
+    "parallelism.vocab_parallel_embedding": {
+        "rows.masked_fill(absent, 0) -> rows.masked_fill(absent, -1)": "zeros replace that row",
+    },
+    "parallelism.vocab_parallel_logprob": {
+        f"{GATHERED.format(0)} -> {GATHERED.format(-1)}": "there is one column",
+    },
+}

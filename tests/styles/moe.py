@@ -81,7 +81,7 @@ def split_mlp(w_in, b_in, w_out, expert_of, experts):
     ### END SOLUTION
 
 
-def exchange(hidden, weights, chosen, owner, share, group):
+def exchange(hidden, weights, chosen, owner, local, group):
     require_owners(owner, group.size)
     ### BEGIN SOLUTION
     d, k = hidden.shape[1], chosen.shape[1]
@@ -89,7 +89,7 @@ def exchange(hidden, weights, chosen, owner, share, group):
     wanted = [(owner[chosen] == rank).sum(dim=1) > 0 for rank in range(group.size)]
     arrived = group.all_to_all([packed[mask] for mask in wanted])
     rows, shares, experts = torch.cat(arrived).split([d, k, k], dim=1)
-    made, start, answers = share(rows, shares, experts.long()), 0, []
+    made, start, answers = local(rows, shares, experts.long()), 0, []
     for part in arrived:
         answers.append(made[start : start + len(part)])
         start += len(part)

@@ -31,6 +31,7 @@ def ring_all_reduce(x, group):
 
 def shard(weights, rank, size, config):
     require_divisible(config, rank, size)
+
     ### BEGIN SOLUTION
     def own(length):
         return slice(rank * length // size, (rank + 1) * length // size)
@@ -52,6 +53,7 @@ def shard(weights, rank, size, config):
 
 def tensor_parallel_block(hidden, part, layer, config, group, attend=causal_attention):
     own, eps = layer_weights(part, layer), config.layer_norm_epsilon
+
     ### BEGIN SOLUTION
     def linear(given, name):
         return torch.nn.functional.linear(given, own[f"{name}.weight"].T, own[f"{name}.bias"])
@@ -102,6 +104,7 @@ def sequence_parallel(hidden, norm, layer, group):
 
 def pipeline(stages, microbatches, kind):
     require_pipeline(stages, microbatches, kind)
+
     ### BEGIN SOLUTION
     def order(most):
         """Go forward while fewer than `most` are held, else back."""

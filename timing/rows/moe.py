@@ -5,9 +5,6 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from gpt import GPTLMHead
 from solutions.experts.layers import layers_of, take
 from solutions.experts.splitting import mlp_inputs
@@ -38,25 +35,18 @@ class Routed(Batches):
 
 @functools.cache  # both rows use the same experts
 def split_model(bench: Bench) -> Any:
-    inputs = mlp_inputs(bench.load(GPTLMHead), calibration(bench))
-    return bench.lab("moe").split(bench.load(), EXPERTS, EXPERTS, inputs)
-
-
-def calibration(bench: Bench) -> list[Tensor]:
-    """Return texts for the grouping, random ones if the model has no tokenizer."""
-    config = bench.load().config
-    length = min(LENGTH, config.n_positions)
-    try:
-        return passages(CALIBRATION, str(bench.folder), length)[:TEXTS]
-    except (OSError, ValueError):
-        return [torch.randint(config.vocab_size, (length,)) for _ in range(TEXTS)]
+    model = bench.load()
+    length = min(LENGTH, model.config.n_positions)
+    texts = passages(CALIBRATION, str(bench.folder), length)[:TEXTS]
+    inputs = mlp_inputs(bench.load(GPTLMHead), texts)
+    return bench.lab("moe").split(model, EXPERTS, EXPERTS, inputs)
 
 
 @functools.cache  # measuring a loss takes seconds
 def halved(bench: Bench) -> tuple[Any, Lossy]:
     model = copy.deepcopy(split_model(bench))
     take(model, HALF)
-    why, wins = f"a token uses {HALF} of {EXPERTS} experts", "half of the MLPs' products"
+    why, wins = f"a token uses {HALF} of {EXPERTS} experts", "half of the MLPs' work for a token"
     new_cache = functools.partial(KVCache, model.config, 1, model.config.n_positions, bench.device)
     lost = loss_of(model, bench.load(), bench.folder)
     return model, Lossy(why, Anew(model, new_cache), HAIR, wins, lost)

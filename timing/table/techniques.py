@@ -13,13 +13,16 @@ from timing.rows import (
     decoding,
     disaggregation,
     engine,
+    estimating,
     flash_attention,
     generate,
     hf,
     kv_cache,
     kv_reduction,
+    moe,
     paged_attention,
     parallel_decoding,
+    parallelism,
     prefix_caching,
     quantization,
     serving,
@@ -32,10 +35,10 @@ from timing.table.workloads import CHAT, EQUAL, LENGTHS, RAGGED, SAMPLED
 
 # In the order of the table: one request at a time, then many, then the engine in all its forms.
 LABS: tuple[Any, ...] = (
-    *(generate, kv_cache, decoding, speculative, parallel_decoding, tokenizer),
-    *(batching, paged_attention),
+    *(generate, kv_cache, decoding, speculative, parallel_decoding, tokenizer, moe),
+    *(batching, estimating, paged_attention),
     *(engine, prefix_caching, disaggregation, quantization, kv_reduction, flash_attention),
-    *(serving, constrained),
+    *(parallelism, serving, constrained),
 )
 TECHNIQUES: Rows = {name: row for lab in (*LABS, hf) for name, row in lab.ROWS.items()}
 OWN: list[Own] = [own for lab in LABS for own in getattr(lab, "OWN", [])]
