@@ -184,7 +184,7 @@ def isoflop_curves(
         axes.plot(size / 1e9, loss, **RING)
     logarithmic(axes, "x")
     left, right = axes.get_xlim()
-    axes.set(xlim=(left, right * (right / left) ** 0.2), xlabel="billions of parameters")
+    axes.set(xlim=(left, right * (right / left) ** 0.15), xlabel="billions of parameters")
     axes.set_title("loss; rings: the best size for each budget")
     axes.grid(axis="y")
     return figure

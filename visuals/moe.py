@@ -150,7 +150,7 @@ def loads_in_training(history: Mapping[str, Float[Tensor, "steps experts"]]) -> 
         bands = shares.T.tolist()
         axes.stackplot(range(len(shares)), bands, colors=colors, edgecolor="white", lw=0.4)
         axes.set(xlim=(0, len(shares) - 1), ylim=(0, 1), xlabel="step", title=name, yticks=[])
-        axes.set_xticks([0, len(shares) - 1])
+        axes.set_xticks([0, len(shares) // 2])
     panels[0].set_yticks([0, 0.5, 1], ["0", "50%", "100%"])
     return figure
 

@@ -35,7 +35,10 @@ GIVEN = {
     "serving": ("simulated/clock", "simulated/service"),
     "constrained": ("grammars/regex", "grammars/json_schema"),
     "parallel_decoding": ("parallel/trees", "parallel/proposers"),
-    "moe": ("ranks/group", "experts/layers", "experts/splitting", "experts/teaching", "experts/placement"),
+    "moe": (
+        "ranks/group",
+        *(f"experts/{name}" for name in ("layers", "splitting", "teaching", "placement")),
+    ),
     "parallelism": ("ranks/schedules", "ranks/processes", "ranks/tensor_parallel"),
     "estimating": ("estimates/shapes",),
 }

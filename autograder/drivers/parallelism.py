@@ -13,16 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from autograder.drivers.seen import (
-    Attempt,
-    Seen,
-    Strange,
-    bytes_of,
-    in_numbers,
-    kind_of,
-    snapshot,
-    tried,
-)
+from autograder.drivers.seen import Attempt, Seen, bytes_of, in_numbers, kind_of, snapshot, tried
 from gpt import GPTConfig
 from solutions.ranks.group import Group, in_turns
 
@@ -216,7 +207,7 @@ def pipeline(attempt: Attempt, stages: int, microbatches: int, kind: str) -> lis
 def told_order(order: Any) -> str:
     """A stage's order in words: "does F0 F1 B0 B1"."""
     if type(order) not in (list, tuple):
-        return f"is {order if isinstance(order, Strange) else kind_of(order)}"
+        return f"is {order!r}"
     for step in order:
         if type(step) not in (list, tuple) or len(step) != 2:
             raise TypeError(f'Each step of a stage is a pair like ("F", 0); this is {step!r}.')

@@ -24,23 +24,6 @@ from tests.common.attempts import right, wrong
 # ------------------------------------------------------------------------------------- the ring
 
 
-@right(ring_all_reduce)
-def with_lists(x, group):
-    size, parts = group.size, [part.tolist() for part in x.tensor_split(group.size)]
-    before, after = (group.rank - 1) % size, (group.rank + 1) % size
-    for step in range(2 * size - 2):
-        going, coming = ((group.rank - step - back) % size for back in (0, 1))
-        sent, like = x.new_tensor(parts[going]), x.new_tensor(parts[coming])
-        if group.rank == size - 1:
-            came = group.recv(like, before)
-            group.send(sent, after)
-        else:
-            group.send(sent, after)
-            came = group.recv(like, before)
-        parts[coming] = (came + like if step < size - 1 else came).tolist()
-    return x.new_tensor([number for part in parts for number in part])
-
-
 @wrong(ring_all_reduce, "`send` on rank 0 of 2 isn't called; expected: it goes to rank 1.")
 def by_the_group(x, group):
     return group.all_reduce(x)
@@ -74,18 +57,7 @@ def rank_0_only_sends(x, group):
     return ring_all_reduce(x, group)
 
 
-@wrong(ring_all_reduce, "`x` is changed in place")
-def added_in_place(x, group):
-    summed = ring_all_reduce(x, group)
-    return x.copy_(summed)
-
-
 # ------------------------------------------------------------------------- a rank's part of GPT-2
-
-
-@right(shard)
-def everything_copied(weights, rank, size, config):
-    return {name: weight.clone() for name, weight in shard(weights, rank, size, config).items()}
 
 
 @wrong(shard, "A call for rank 0 of 2 with 7 heads", "went through; expected: it was refused")
@@ -139,11 +111,6 @@ def as_a_product(ids, part, group):
         raise ValueError("This id is not in the vocabulary.")
     whole = F.one_hot(ids, group.size * len(part)).to(part.dtype)
     return group.all_reduce(whole.chunk(group.size, dim=-1)[group.rank] @ part)
-
-
-@right(vocab_parallel_logprob)
-def shifted_by_another_number(local, targets, group):
-    return vocab_parallel_logprob(local + 7, targets, group)
 
 
 @wrong(vocab_parallel_logprob, "is 14 numbers for 2 rows, by `all_gather` and `all_reduce`")

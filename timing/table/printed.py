@@ -201,10 +201,10 @@ def show_words(
     kinds = {workload.name: workload.kind for workload, _ in plan}
     shown = [(row["technique"], kinds[row["workload"]]) for row in rows]
     for name, about in dict.fromkeys((name, prepared[kind, name].about) for name, kind in shown):
-        console.print(f"{name:<15}{about}")
+        console.print(f"{name:<16}{about}")
     console.print()
     for kind, workload in {workload.kind: workload for workload, _ in plan}.items():
-        console.print(f"{kind:<15}{workload.about}; speed-up over {workload.reference}")
+        console.print(f"{kind:<16}{workload.about}; speed-up over {workload.reference}")
     headers = {header for _, columns in tables(plan, rows) for header in columns}
     words = [sentence for header, sentence in WORDS.items() if header in headers]
     if CHAT in kinds.values():
@@ -217,7 +217,7 @@ def show_missing(console: Console, missing: Mapping[str, str]) -> None:
     if missing:
         console.print("\nNot on the table:")
     for name, reason in missing.items():
-        console.print(f"{name:<15}{reason}", soft_wrap=True)  # a command in it can be copied
+        console.print(f"{name:<16}{reason}", soft_wrap=True)  # a command in it can be copied
 
 
 def show_growth(
