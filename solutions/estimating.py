@@ -181,12 +181,12 @@ def plan(
     """
     require_tokens(context, 0)
     ### BEGIN SOLUTION
+    free = machine.memory - width * parameters(shape)["total"]
+    fitting = max(0, free // kv_bytes(shape, context, width))
 
     def seconds(batch: int) -> float:
         return step_time(shape, machine, batch, 1, context - 1, width)
 
-    free = machine.memory - width * parameters(shape)["total"]
-    fitting = max(0, free // kv_bytes(shape, context, width))
     batch = bisect_right(range(1, fitting + 1), tpot_limit, key=seconds)
     if batch == 0:
         return 0, math.inf

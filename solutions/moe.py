@@ -41,8 +41,9 @@ def route(
 
     The probabilities of a token are the softmax of its logits over all experts. Its experts are the
     k with the largest probabilities, and these are the weights. With `renormalize` they are divided
-    by their sum, so a token's weights add up to 1. `logits` isn't changed. Raises ValueError if k
-    is below 1 or above the number of experts. Source: Jiang et al., section 2.1.
+    by their sum, so a token's weights add up to 1. There may be no tokens. `logits` isn't changed.
+    Raises ValueError if k is below 1 or above the number of experts. Source: Jiang et al., section
+    2.1.
     """
     require_k(k, logits.shape[1])
     ### BEGIN SOLUTION
@@ -60,7 +61,8 @@ def dispatch(
 
     Assignment token * k + slot is `chosen[token, slot]`. The assignments of expert 0 come first,
     then those of expert 1, and so on; those of one expert are in ascending order. An expert without
-    tokens has count 0. `chosen` isn't changed. Raises ValueError for a number outside the experts.
+    tokens has count 0, and there may be no tokens at all. `chosen` isn't changed. Raises ValueError
+    for a number outside the experts.
     """
     require_chosen(chosen, experts)
     ### BEGIN SOLUTION
@@ -79,8 +81,8 @@ def moe_forward(
 
     An expert takes rows [n, d] and returns rows of the same shape. Call each expert at most once,
     with all of its rows together, and with no others: tokens * k rows in all. An expert without
-    tokens may be left out. A token's result doesn't depend on the other tokens. The arguments
-    aren't changed.
+    tokens may be left out, and there may be no tokens at all. A token's result doesn't depend on
+    the other tokens. The arguments aren't changed.
     """
     ### BEGIN SOLUTION
     order, counts = dispatch(chosen, len(experts))

@@ -161,8 +161,8 @@ def vocab_parallel_embedding(
 
     part: this rank's rows. Rank r holds the ids from r * len(part) up to (r + 1) * len(part),
     exclusive. Every rank gets the same ids and returns the whole result: one `all_reduce`, to which
-    a rank gives zeros for the ids that it doesn't hold. `ids` and `part` aren't changed. Raises
-    ValueError for an id outside the vocabulary.
+    a rank gives zeros for the ids that it doesn't hold. There is at least one id. `ids` and `part`
+    aren't changed. Raises ValueError for an id outside the vocabulary.
     """
     require_ids("token id", ids, group.size * len(part), "Is it the right tokenizer?")
     ### BEGIN SOLUTION
@@ -244,9 +244,10 @@ def sequence_parallel(
 ) -> Float[Tensor, "batch seq/size n_embd"]:
     """Return `hidden` plus what the layer adds to it, for this rank's positions only.
 
-    hidden: this rank's positions; rank 0 has the first ones. norm: works on each position alone.
-    layer: takes the normalized hidden states of all positions, [batch, seq, n_embd], and returns
-    this rank's partial sum for all positions, as a column layer and a row layer do; call it once.
+    hidden: this rank's positions; rank 0 has the first ones. norm: works on each position alone, so
+    call it on this rank's positions only. layer: takes the normalized hidden states of all
+    positions, [batch, seq, n_embd], and returns this rank's partial sum for all of them, as a column
+    layer and a row layer do; call it once.
     One `all_gather` before the layer and one `reduce_scatter` after it put the same bytes on the
     wire as the `all_reduce` that they replace, and between layers a rank holds only its own
     positions. `hidden` isn't changed. Source: Korthikanti et al., section 4.2.2.

@@ -28,7 +28,7 @@ ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 # Parts of a case that an engine allocates or computes as a whole. All others are slices there.
-WHOLE = {"pool", "kv", "store", "state", "tiles", "outputs", "lses"}
+WHOLE = {"pool", "kv", "store", "state", "tiles", "outputs", "lses", "chosen", "weights"}
 
 
 def as_in_an_engine(value: Any, whole: bool = False) -> Any:

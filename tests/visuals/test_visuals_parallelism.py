@@ -4,17 +4,7 @@ import pytest
 import torch
 
 import visuals.parallelism as lab
-from tests.common.pictures import (
-    boxes,
-    curves,
-    heights,
-    legend_of,
-    names,
-    numbers_in,
-    read,
-    texts,
-    title_of,
-)
+from tests.common.pictures import boxes, curves, heights, legend_of, names, numbers_in, read, texts
 from tests.samples.parallelism import PARTS, PER_TOKEN, POINTS, RING, TWO, WHOLE, run
 
 # ---------------------------------------------------------------------------------------- the ring
@@ -79,8 +69,8 @@ def test_each_run_is_a_box_in_the_row_of_its_stage():
             (kind[0].upper(), left, right, round(low)) for kind, left, right, low, _ in drawn
         ] == [(run.kind, run.start, run.end, run.stage) for run in replay.runs]
         assert texts(axes) == [str(run.microbatch) for run in replay.runs]
-        assert title_of(axes).startswith(f"{name}: idle {replay.idle:.1%}")
-        assert numbers_in(title_of(axes).split(";")[1]) == replay.live
+        assert axes.get_title("left").startswith(f"{name}: idle {replay.idle:.1%}")
+        assert numbers_in(axes.get_title("left").split(";")[1]) == replay.live
 
 
 def test_a_long_schedule_has_no_numbers():
