@@ -270,8 +270,8 @@ def sequence_parallel_block(
     own, eps = layer_weights(part, layer), config.layer_norm_epsilon
 
     def attention(normed: Tensor) -> Tensor:
-        projected = normed @ own["attn.c_attn.weight"] + own["attn.c_attn.bias"]
-        return attend_heads(projected, config.head_dim) @ own["attn.c_proj.weight"]
+        qkv = normed @ own["attn.c_attn.weight"] + own["attn.c_attn.bias"]
+        return attend_heads(qkv, config.head_dim) @ own["attn.c_proj.weight"]
 
     def mlp(normed: Tensor) -> Tensor:
         inner = normed @ own["mlp.c_fc.weight"] + own["mlp.c_fc.bias"]

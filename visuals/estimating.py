@@ -220,8 +220,8 @@ RATIOS = {5: ":", 20: "-", 100: "--"}  # tokens per parameter, and their dashes
 def optima_cloud(drawn: Sequence[Point], marks: Mapping[str, Point]) -> Picture:
     """Draw the optimal sizes by which resampled fits would spend a budget.
 
-    drawn: (params, tokens) of each fit. marks: the same, by name. A line has equally many tokens per
-    parameter everywhere.
+    drawn: (params, tokens) of each fit. marks: the same, by name. Along a line, the tokens per
+    parameter are equal.
     """
     figure, (axes,) = new_figure(height=4)
     everything = [*drawn, *marks.values()]
