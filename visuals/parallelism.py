@@ -274,7 +274,13 @@ def wire_curve(alpha: float, beta: float, points: Mapping[float, float]) -> Pict
     axes.axhline(1000 * alpha, color=GRAY, ls=":", lw=1.5, label="α alone")
     axes.axvline(alpha / beta, color=SKY, ls="--", lw=1.5, label="as long for α as for the bytes")
     axes.set(xscale="log", yscale="log", xlabel="bytes on the wire", title="milliseconds per call")
-    axes.tick_params(which="minor", length=0)
+    axes.minorticks_off()
+    every = list(points)[::2]
+    axes.set_xticks(every, [f"{size / 1024:,.0f} KB" for size in every])
+    low, high = min([*curve, *measured]), max([*curve, *measured])
+    ticks = [n * 10**power for power in range(-4, 4) for n in (1, 2, 5)]
+    ticks = [tick for tick in ticks if low / 2 <= tick <= 2 * high]
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.grid(axis="y")
     legend_above(figure)
     return figure

@@ -325,6 +325,6 @@ EXERCISES = (
     Exercise("estimating.step_time", drivers.step_time, step_cases),
     Exercise("estimating.plan", drivers.plan, plan_cases),
     Exercise("estimating.max_rate", drivers.max_rate, rate_cases),
-    Exercise("estimating.fit_law", drivers.fit_law, fit_cases),
     Exercise("estimating.compute_optimal", drivers.compute_optimal, optimal_cases),
+    Exercise("estimating.fit_law", drivers.fit_law, fit_cases),
 )

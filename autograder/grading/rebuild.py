@@ -68,11 +68,15 @@ class Rebuilt:
         solution = [cell for cell in before if cell.solution][-1]
         name = re.compile(rf"(?<![.\w]){exercise.split('.')[1]}\b")  # no method of that name
         others = [cell for cell in before if cell.own and not cell.solution]
-        return solution.own or any(name.search(text) for cell in others for text in cell.sources)
+        texts = [QUOTED.sub('""', text) for cell in others for text in cell.sources]
+        return solution.own or any(name.search(text) for text in texts)
 
     def before(self, check: str) -> Sequence[CodeCell]:
         """Raises ValueError if the notebook has no such check."""
         return self.code[: [cell.grade_id for cell in self.code].index(check_id(check))]
+
+
+QUOTED = re.compile(r"""\"[^\"\n]*\"|'[^'\n]*'""")  # what is printed names no exercise
 
 
 def check_id(exercise: str) -> str:

@@ -100,7 +100,10 @@ def test_bytes_per_token_are_bars():
 
 
 def test_a_call_costs_its_latency_and_its_bytes_in_milliseconds():
-    curve, points, latency, _ = curves(lab.wire_curve(1e-4, 1e-9, POINTS).axes[0])
+    (axes,) = lab.wire_curve(1e-4, 1e-9, POINTS).axes
+    curve, points, latency, _ = curves(axes)
+    assert names(axes.xaxis) == ["1 KB", "1,024 KB"]
+    assert names(axes.yaxis) == ["0.05", "0.1", "0.2", "0.5", "1", "2"]
     assert curve[1024.0] == pytest.approx(0.1 + 1024e-6)
     assert points == {size: 1000 * took for size, took in POINTS.items()}
     assert set(latency.values()) == {0.1}
