@@ -246,8 +246,8 @@ def sequence_parallel(
 
     hidden: this rank's positions; rank 0 has the first ones. norm: works on each position alone, so
     call it on this rank's positions only. layer: takes the normalized hidden states of all
-    positions, [batch, seq, n_embd], and returns this rank's partial sum for all of them, as a column
-    layer and a row layer do; call it once.
+    positions, [batch, seq, n_embd], and returns this rank's partial sum for all of them, as a
+    column layer and a row layer do; call it once.
     One `all_gather` before the layer and one `reduce_scatter` after it put the same bytes on the
     wire as the `all_reduce` that they replace, and between layers a rank holds only its own
     positions. `hidden` isn't changed. Source: Korthikanti et al., section 4.2.2.

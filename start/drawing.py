@@ -13,7 +13,10 @@ from autograder.notebook.passed import Progress, progress_in
 from start.words import duration, numbers, title
 
 TRACKS = {
-    **{"core": "The core", "text": "Text", "serving": "Serving", "bytes": "Fewer bytes"},
+    "core": "The core",
+    "text": "Text",
+    "serving": "Serving",
+    "bytes": "Fewer bytes",
     "scale": "Larger models",
 }
 RADIUS = 14  # of a station

@@ -69,8 +69,8 @@ def gpt_shape(config: GPTConfig) -> Shape:
 SMALL = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4}
 FEWER = {**SMALL, "intermediate_size": 24, "num_key_value_heads": 2}
 EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 4}
-QWEN = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 6}
-QWEN = {**QWEN, "decoder_sparse_step": 2, "mlp_only_layers": [1]}
+EACH = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 6}
+QWEN: dict[str, Any] = {**EACH, "decoder_sparse_step": 2, "mlp_only_layers": [1]}
 RANKS = {"q_lora_rank": 6, "kv_lora_rank": 5, "qk_nope_head_dim": 3, "qk_rope_head_dim": 2}
 MANY = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1}
 DENSE = {"moe_intermediate_size": 6, "n_shared_experts": 2, "first_k_dense_replace": 1}
