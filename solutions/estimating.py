@@ -78,14 +78,6 @@ def experts_touched(shape: Shape, tokens: int) -> float:
     return shape.experts * (1 - (1 - shape.experts_per_token / shape.experts) ** tokens)
 
 
-def training_bytes(shape: Shape) -> int:
-    """Return the bytes of training with Adam in mixed precision, without activations: 16 each.
-
-    2 for a weight, 2 for its gradient, and 4 each for two moments and the weight in float32.
-    """
-    return 16 * parameters(shape)["total"]
-
-
 # --------------------------------------------------------------------------------- one sequence
 
 

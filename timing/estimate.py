@@ -176,7 +176,7 @@ def rows_of(
     rate = lab.max_rate(batch, batch * ttft, tpot, new)
     yield "with prompts", f"at most {number(rate, 2)} requests per second (Little's law)"
     if machine.price_per_hour:
-        yield "1,000 requests", f"${number(machine.price_per_hour / 3.6 / rate, 3)}"
+        yield "10⁶ requests", f"${number(machine.price_per_hour / 3600 / rate * 10**6, 2)}"
 
 
 def billions(count: int) -> str:
@@ -215,9 +215,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if cards < needed:
         parser.error(f"{args.model} doesn't fit: take --cards {needed}, or fewer bytes (--width).")
     machine = together(card, cards)
-    table = Table(
-        box=SIMPLE_HEAD, title=f"{args.model} on {cards} × {args.card}", show_header=False
-    )
+    where = "this machine" if args.card == THIS else f"{cards} × {args.card}"
+    table = Table(box=SIMPLE_HEAD, title=f"{args.model} on {where}", show_header=False)
     limit = args.tpot / 1e3 if args.tpot else math.inf
     for row in rows_of(lab, shape, machine, args.prompt, args.new, width, limit):
         table.add_row(*row)

@@ -79,9 +79,11 @@ def parameter_shares(counts: Mapping[str, Mapping[str, int]]) -> Picture:
             share = count[part] / count["total"]
             axes.barh(row, share, 0.72, left=left, **fill(look))
             if share >= WRITTEN:
-                write(axes, left + share / 2, row, f"{share:.0%}", fontsize=8.5, bbox=PLAIN)
+                write(axes, left + share / 2, row, f"{share:.1%}", fontsize=8.5, bbox=PLAIN)
             left += share
-        write_behind(axes, left, row, f"{count['total'] / 1e9:,.4g} billion", gap=5, fontsize=8.5)
+        size, unit = (1e9, "billion") if count["total"] >= 1e9 else (1e6, "million")
+        total = f"{count['total'] / size:,.3g} {unit}"
+        write_behind(axes, left, row, total, gap=5, fontsize=8.5)
     name_rows(axes, list(counts))
     axes.set(xlim=(0, 1.28), xticks=[])
     axes.spines[:].set_visible(False)
@@ -235,7 +237,7 @@ def optima_cloud(drawn: Sequence[Point], marks: Mapping[str, Point]) -> Picture:
     axes.plot(*zip(*cloud, strict=True), "o", ms=6, mfc="none", color=BLUE, label="resampled fits")
     for (name, point), marker in zip(marks.items(), "*s^D", strict=False):
         place = point[0] / 1e9, point[1] / 1e12
-        axes.plot(*place, marker, ms=12, color=ORANGE, mec=INK, ls="", label=name)
+        axes.plot(*place, marker, ms=10, color=ORANGE, mec=INK, ls="", label=name)
     logarithmic(axes, "x")
     logarithmic(axes, "y")
     axes.set(xlim=ends, ylim=(low / 2e12, high * 2 / 1e12))

@@ -17,11 +17,11 @@ from typing import Any
 class Shape:
     """The sizes of a decoder-only transformer.
 
-    vocab: tokens. width: numbers in a hidden state. heads: of the queries. kv_heads: of the keys
-    and values. ff: neurons of a dense MLP. gated: each neuron has weights from two input matrices
-    and to the output matrix, not from one. biases: each matrix of a block has a bias, and each
-    norm, too. tied: the head uses the token embedding. positions: learned position embeddings.
-    more_vectors: gains and biases in a layer's attention that the rules above don't give.
+    vocab: tokens. width: numbers in a hidden state. heads: query heads. kv_heads: KV heads.
+    head_dim: numbers in a query, key or value. ff: neurons of a dense MLP. gated: each neuron has
+    weights in three matrices, not in two. biases: each matrix of a block and each norm has a bias.
+    tied: the LM head is the token embedding. positions: learned position embeddings, or 0.
+    more_vectors: gains and biases of a layer that the other fields don't explain.
 
     Mixture of experts: expert_layers: how many layers have experts instead of a dense MLP. Each of
     these has `experts` with `expert_ff` neurons, of which a router chooses experts_per_token, and
@@ -138,7 +138,7 @@ MODELS = {
     ),
 }
 
-# Dense bfloat16, without sparsity, and the most power. Prices are round figures of what clouds
+# Dense bfloat16, without sparsity, and the highest power. Prices are round figures of what clouds
 # listed per hour in May 2026: they differ by a factor of two between clouds and change monthly.
 GB = 10**9
 CARDS = {

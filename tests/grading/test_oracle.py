@@ -94,7 +94,8 @@ def require_lab_1_right(jail: Jail, student: str = "ada") -> None:
     require_all_points(solved("generate"), "generate", jail, student=student)
 
 
-@pytest.mark.parametrize("make", [pytest.param(solved, marks=pytest.mark.slow), in_another_style])
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [pytest.param(solved, marks=pytest.mark.soak), in_another_style])
 @every_lab
 def test_what_is_right_earns_all_points(make, lab, jail):
     require_all_points(make(lab), lab, jail)

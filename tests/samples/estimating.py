@@ -8,8 +8,8 @@ from tests.samples import of
 from visuals import estimating as visuals
 
 COUNTS = {
-    "small": {"embedding": 300, "matrices": 650, "vectors": 50, "head": 0, "total": 1000},
-    "large": {"embedding": 50, "matrices": 890, "vectors": 10, "head": 50, "total": 1000},
+    "small": {"embedding": 3e6, "matrices": 65e5, "vectors": 5e5, "head": 0, "total": 1e7},
+    "large": {"embedding": 5e8, "matrices": 89e8, "vectors": 1e8, "head": 5e8, "total": 1e10},
 }
 
 

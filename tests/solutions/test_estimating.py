@@ -3,19 +3,17 @@
 import json
 import math
 import random
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from gpt import SHIPPED, GPTConfig, GPTLMHead
+from gpt import SHIPPED, GPTLMHead
 from solutions.estimates.shapes import (
     CARDS,
     LIKE_LLAMA,
@@ -42,7 +40,6 @@ from solutions.estimating import (
     ridge_batch,
     step_time,
     synthetic_runs,
-    training_bytes,
     worth,
 )
 from solutions.serving import SLO, RequestPool, Served, goodput, open_loop
@@ -51,17 +48,7 @@ from solutions.simulated.service import SLOTS, STEP, TOKEN, Request, SimulatedEn
 from timing.work import weight_bytes
 
 H100, LLAMA, MIXTRAL = CARDS["H100"], MODELS["Llama-3-8B"], MODELS["Mixtral-8x7B"]
-GPTS = st.builds(
-    lambda vocab, positions, heads, size, layers: GPTConfig(
-        vocab, positions, heads * size, layers, heads
-    ),
-    *(st.integers(1, most) for most in (9, 6, 3, 4, 3)),
-)
 SHAPES = st.sampled_from(list(MODELS.values()))
-
-
-def gpt_shape(config: GPTConfig) -> Shape:
-    return shape_of({"model_type": "gpt2", **asdict(config)})
 
 
 # ----------------------------------------------------------------------------------- parameters
@@ -69,8 +56,8 @@ def gpt_shape(config: GPTConfig) -> Shape:
 SMALL = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4}
 FEWER = {**SMALL, "intermediate_size": 24, "num_key_value_heads": 2}
 EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 4}
-EACH = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 6}
-QWEN: dict[str, Any] = {**EACH, "decoder_sparse_step": 2, "mlp_only_layers": [1]}
+QWEN: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 6}
+QWEN = {**QWEN, "decoder_sparse_step": 2, "mlp_only_layers": [1]}
 RANKS = {"q_lora_rank": 6, "kv_lora_rank": 5, "qk_nope_head_dim": 3, "qk_rope_head_dim": 2}
 MANY = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1}
 DENSE = {"moe_intermediate_size": 6, "n_shared_experts": 2, "first_k_dense_replace": 1}
@@ -84,7 +71,6 @@ CONFIGS = [
         ("opt", {**SMALL, "ffn_dim": 20, "word_embed_proj_dim": 16}),
         ("llama", FEWER),
         ("llama", {**FEWER, "head_dim": 6, **ALL_BIASES}),
-        ("mistral", FEWER),
         ("qwen2", FEWER),
         ("qwen3", {**FEWER, "head_dim": 6}),
         ("qwen3_moe", {**FEWER, "head_dim": 6, **QWEN}),
@@ -110,19 +96,10 @@ def test_parameters_are_those_of_transformers_own_model(config: Any, tmp_path):
     assert (count["vectors"], count["head"]) == (vectors, head)
 
 
-@given(GPTS)
-def test_parameters_are_those_of_our_model(config: GPTConfig):
-    model, count = GPTLMHead(config), parameters(gpt_shape(config))
-    assert count["total"] == sum(weight.numel() for weight in model.parameters())
-    embeddings = model.transformer.wte.weight, model.transformer.wpe.weight
-    assert count["embedding"] == sum(weight.numel() for weight in embeddings)
-
-
 def test_the_shipped_model_has_the_shape_and_the_counts_of_the_lesson():
     assert read_shape(SHIPPED / "fable" / "config.json") == MODELS["fable"]
     count = parameters(MODELS["fable"])
     assert (count["matrices"], count["total"]) == (9_437_184, 10_788_352)
-    assert training_bytes(MODELS["fable"]) == 172_613_632
 
 
 PUBLISHED = {  # parameters, and active ones, in billions
@@ -150,35 +127,18 @@ def test_the_shapes_with_experts_are_those_of_their_configs():
 # ---------------------------------------------------------------------------------------- FLOPs
 
 
-def by_rows(queries: Tensor, keys: Tensor, values: Tensor, **_: Any) -> Tensor:
-    """Attention of two matmuls per query, over the keys that it sees: a counter sees those."""
-    rows = []
-    for row in range(queries.shape[2]):
-        end = keys.shape[2] - queries.shape[2] + row + 1
-        scores = queries[:, :, row : row + 1] @ keys[:, :, :end].mT
-        rows.append(scores.softmax(-1) @ values[:, :, :end])
-    return torch.cat(rows, 2)
-
-
-@given(GPTS, st.data())
-def test_flops_are_those_that_a_counter_sees(config: GPTConfig, data):
-    new = data.draw(st.integers(1, config.n_positions))
-    model, positions = GPTLMHead(config), torch.arange(new)[None]
-    with pytest.MonkeyPatch.context() as patch, FlopCounterMode(display=False) as counter:
-        patch.setattr(F, "scaled_dot_product_attention", by_rows)
-        model(torch.zeros_like(positions), positions)
-    assert forward_flops(gpt_shape(config), new, 0) == counter.get_total_flops()
-
-
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.model_type)
-def test_one_token_of_transformers_takes_the_flops_that_a_counter_sees(config: Any):
+def test_a_step_of_transformers_takes_the_flops_that_a_counter_sees(config: Any):
     config._attn_implementation = config._experts_implementation = "eager"
     model, shape = AutoModelForCausalLM.from_config(config), shape_of(config.to_dict())
+    cache = model(torch.tensor([[3, 1, 2, 5]]), use_cache=True).past_key_values
     with FlopCounterMode(display=False) as counter:
-        model(torch.tensor([[3]]), use_cache=False)
-    if shape.latent_products:  # absorbed 4 heads * (5 + 2 + 5), but transformers expands: 3 + 2 + 7
+        model(torch.tensor([[3]]), past_key_values=cache)
+    expanded = 0  # of latents: transformers makes keys and values of all cached tokens again
+    if shape.latent_products:  # absorbed: 4 heads * (5 + 2 + 5); expanded: 4 heads * (3 + 2 + 7)
         assert shape.latent_products == 4 * 12
-    assert forward_flops(shape, 1, 0) == counter.get_total_flops()
+        expanded = 2 * 3 * 4 * 5 * 4 * (3 + 7)  # in 3 layers, of 4 tokens, from 5 numbers each
+    assert forward_flops(shape, 1, 4) + expanded == counter.get_total_flops()
 
 
 @given(SHAPES, st.integers(1, 300), st.integers(1, 300), st.integers(0, 5000))
@@ -238,13 +198,12 @@ def test_a_batch_reads_the_experts_that_it_touches():
 @pytest.mark.parametrize(("shape", "context"), [(LLAMA, 0), (MIXTRAL, 100), (LLAMA, 250)])
 def test_the_ridge_is_the_first_batch_that_waits_for_arithmetic(shape: Shape, context: int):
     found = int(ridge_batch(shape, H100, context, 2))
-    seconds = [
-        batch * forward_flops(shape, 1, context) / H100.flops for batch in (found - 1, found)
+    waits = [
+        step_time(shape, H100, batch, 1, context, 2)
+        == batch * forward_flops(shape, 1, context) / H100.flops
+        for batch in (found - 1, found)
     ]
-    both = [step_time(shape, H100, batch, 1, context, 2) for batch in (found - 1, found)]
-    assert both[0] > seconds[0]
-    assert both[1] == seconds[1]
-
+    assert waits == [False, True]
     assert ridge_batch(LLAMA, H100, 2000, 2) == math.inf
 
 
@@ -262,15 +221,6 @@ def test_the_plan_fills_the_memory_to_the_byte():
         assert plan(LLAMA, machine, 1000, 2, math.inf)[0] == expected
     for memory in (fitting(LLAMA, 1, 1000) - 1, 1):
         assert plan(LLAMA, replace(H100, memory=memory), 1000, 2, math.inf) == (0, math.inf)
-
-
-@pytest.mark.parametrize("shape", [LLAMA, MIXTRAL])
-def test_the_plan_meets_the_limit_of_the_tpot(shape: Shape):
-    machine = together(H100, 4)
-    limit = step_time(shape, machine, 40, 1, 799, 2)
-    assert plan(shape, machine, 800, 2, limit)[0] == 40
-    assert plan(shape, machine, 800, 2, math.nextafter(limit, 0))[0] == 39
-    assert plan(shape, machine, 800, 2, limit / 100) == (0, math.inf)
 
 
 @given(SHAPES, st.integers(1, 3000), st.integers(1, 4), st.floats(1e-3, 1))
@@ -355,18 +305,15 @@ def test_a_fit_is_the_same_in_any_unit_and_order():
         assert scaled[name] == pytest.approx(found[name], rel=1e-3)
 
 
-def test_noise_leaves_the_loss_and_spreads_the_optimum():
-    law = LAWS["replication"]
-    runs = synthetic_runs(law, BUDGETS, 10, 0.01)
+def test_resampled_fits_agree_on_the_loss_and_not_on_the_optimum():
+    law, ratios = LAWS["replication"], []
     params, tokens = compute_optimal(law, 1e23)  # 300 times the largest budget
-    ratios = []
-    for found in bootstrap(*runs, times=20):
+    for found in bootstrap(*synthetic_runs(law, BUDGETS, 10, 0.01), times=20):
         expected = predicted_loss(law, params, tokens)
         assert predicted_loss(found, params, tokens) == pytest.approx(expected, rel=0.05)
         best = compute_optimal(found, 1e23)
         ratios.append(best[1] / best[0])
     assert max(ratios) > 2 * min(ratios)
-    assert list(bootstrap(*runs, times=1)) == list(bootstrap(*runs, times=1))
 
 
 @pytest.mark.parametrize(
@@ -405,7 +352,6 @@ def test_too_few_runs_are_refused():
         ({"num_key_value_heads": 3}, "can't share 3 KV heads"),
         ({"num_hidden_layers": 0}, "layers = 0"),
         ({"hidden_size": 18, "head_dim": None}, "4 heads can't share a width of 18"),
-        ({"vocab_size": "40"}, "vocab = '40'"),
         ({"intermediate_size": None}, "ff = None"),
     ],
 )
@@ -428,6 +374,5 @@ def test_several_cards_are_one_machine_with_the_sum_of_each_limit():
     eight = together(H100, 8)
     assert (eight.memory, eight.flops / H100.flops) == (640 * 10**9, 8)
     assert worth(eight, 5600) == {"joule": 1, "dollar": 3600 * 5600 / 24}
-    assert worth(Machine(1, 1, 1), 10) == {"joule": math.inf, "dollar": math.inf}
     with pytest.raises(ValueError, match="above 0"):
         replace(H100, memory=0)

@@ -32,6 +32,8 @@ def test_each_part_of_a_model_has_its_share_and_its_name():
     ]
     shares = [numbers_in(text)[0] for text in texts(axes) if text.endswith("%")]
     assert shares == [30, 65, 89]  # smaller ones have no room for a number
+    totals = [text for text in texts(axes) if text.endswith("ion")]
+    assert totals == ["10 million", "10 billion"]
 
 
 def test_a_step_has_two_times_for_each_batch_and_a_ring_where_they_are_equal():
