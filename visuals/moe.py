@@ -79,8 +79,9 @@ def show_routes(words: Sequence[str], chosen: Choices, experts: int) -> Picture:
             axes.add_patch(Rectangle((expert - 0.46, row - 0.42), 0.92, 0.84, **look))
     name_rows(axes, [short(word) for word in words])
     counts = chosen.flatten().bincount(minlength=experts).tolist()
-    axes.set_xticks(range(experts), [f"{i}\n{count}" for i, count in enumerate(counts)])
-    axes.set(xlim=(-0.6, experts - 0.4), xlabel="expert, and its number of rows")
+    rows = ["1 row" if count == 1 else f"{count} rows" for count in counts]
+    axes.set_xticks(range(experts), [f"{i}\n{own}" for i, own in enumerate(rows)])
+    axes.set(xlim=(-0.6, experts - 0.4), xlabel="expert")
     bare(axes)
     draw_legend(figure, {kind: CHOICES[kind] for kind in kinds})
     return figure
@@ -129,7 +130,7 @@ def experts_touched(
     axes.set_xticks(list(measured), [str(batch) for batch in measured])
     axes.minorticks_off()
     axes.set(xlabel="requests in the batch", ylim=(0, 1.08 * experts))
-    axes.set_title(f"experts of a layer that a step reads, of {experts}")
+    axes.set_title(f"experts that a step reads, of the {experts} in a layer")
     axes.grid(axis="y")
     legend_above(figure)
     return figure
@@ -191,8 +192,8 @@ def capacity_at(
     counts = [chosen[which].bincount(minlength=experts).tolist() for which in (mask, ~mask)]
     for expert, (taken, dropped) in enumerate(zip(*counts, strict=True)):
         for kind, bottom, height in (
-            (KEPT, 0, taken),
             (FREE, taken, max(0, places - taken)),
+            (KEPT, 0, taken),
             (DROPPED, taken, dropped),
         ):
             if height:

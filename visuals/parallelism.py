@@ -196,7 +196,8 @@ def show_pipelines(replays: Mapping[str, Replay]) -> Picture:
         draw_pipeline(axes, replay, is_numbered=longest <= LONGEST)
         live = ", ".join(map(str, replay.live))
         axes.set_title(f"{name}: idle {replay.idle:.1%}; live microbatches: {live}", fontsize=9)
-        axes.set_xlim(0, longest)
+        axes.set_xlim(-0.003 * longest, 1.003 * longest)  # room for the outermost edges
+        axes.locator_params(axis="x", integer=True)
     panels[-1].set_xlabel("time; a forward takes 1, a backward 2")
     draw_legend(figure, KINDS)
     return figure

@@ -69,6 +69,9 @@ def test_each_run_is_a_box_in_the_row_of_its_stage():
             (kind[0].upper(), left, right, round(low)) for kind, left, right, low, _ in drawn
         ] == [(run.kind, run.start, run.end, run.stage) for run in replay.runs]
         assert texts(axes) == [str(run.microbatch) for run in replay.runs]
+        first, last = axes.get_xlim()  # no outermost edge is cut off
+        assert first < 0
+        assert last > replay.makespan
         assert axes.get_title("left").startswith(f"{name}: idle {replay.idle:.1%}")
         assert numbers_in(axes.get_title("left").split(";")[1]) == replay.live
 
