@@ -276,20 +276,6 @@ def exchange(
     ### END SOLUTION
 
 
-def on_rank(
-    group: Group,
-    hidden: Float[Tensor, "tokens d"],
-    weights: Float[Tensor, "tokens k"],
-    chosen: Int[Tensor, "tokens k"],
-    experts: Sequence[Expert],
-    owner: Int[Tensor, " experts"],
-) -> Float[Tensor, "own_tokens d"]:
-    """Do one rank's work: a slice of the tokens is its own, and so are some experts."""
-    own = torch.arange(len(hidden)).tensor_split(group.size)[group.rank]
-    local = local_experts(group.rank, experts, owner)
-    return exchange(hidden[own], weights[own], chosen[own], owner, local, group)
-
-
 def hops(routes: Int[Tensor, "tokens layers"], owner: Int[Tensor, "layers experts"]) -> int:
     """Return how often a token goes to another rank between one layer and the next.
 

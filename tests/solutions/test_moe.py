@@ -340,9 +340,13 @@ def test_experts_on_any_ranks_give_what_one_process_gives(
 
 @pytest.mark.parametrize("owner", [[0, 2], [-1, 0]])
 def test_an_owner_is_a_rank_of_the_group(owner: list[int]) -> None:
-    given = torch.randn(2, D), torch.ones(2, 1), torch.tensor([[0], [1]])
+    tokens = torch.randn(2, D), torch.ones(2, 1), torch.tensor([[0], [1]])
+
+    def no_share(rows: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        return rows
+
     with pytest.raises(ValueError, match="numbered 0 to 1"):
-        in_turns(2, moe.on_rank, *given, [Counted(0), Counted(1)], torch.tensor(owner))
+        in_turns(2, lambda group: moe.exchange(*tokens, torch.tensor(owner), no_share, group))
 
 
 def test_a_hop_is_a_change_of_rank_between_layers() -> None:
