@@ -34,7 +34,7 @@ labs:
 test:
 	@$(PYTHON) workbook.py test $(ARGS)
 
-# Lint, types and all tests, as continuous integration runs them: a quarter of an hour
+# Lint, types and all tests, as continuous integration runs them: forty minutes
 test-all:
 	@$(PYTHON) workbook.py test-all $(ARGS)
 
