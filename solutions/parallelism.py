@@ -409,15 +409,6 @@ def sum_of_losses(model: GPTLMHead, ids: Int[Tensor, " seq"]) -> Float[Tensor, "
 # ----------------------------------------------------------------------------- what the wire costs
 
 
-def seconds(calls: float, sent: float, alpha: float, beta: float) -> float:
-    """Return how long it takes to send some bytes in some calls.
-
-    alpha: seconds per call, however little it sends (the latency). beta: seconds per byte, 1 over
-    the bandwidth. Source: Hockney, "The communication challenge for MPP", 1994.
-    """
-    return calls * alpha + sent * beta
-
-
 def wire_bytes(group: Group) -> float:
     """Return the bytes that this rank has put on the wire, if all collectives are rings."""
     return sum(ring_bytes(kind, payload, group.size) for kind, payload in group.sent.items())

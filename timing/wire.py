@@ -29,7 +29,10 @@ MODEL, CPU = "fable", torch.device("cpu")
 
 @dataclass(frozen=True)
 class Wire:
-    """alpha: seconds per call. beta: seconds per byte that a rank hands in."""
+    """The time of calls. alpha: seconds per call. beta: seconds per byte that a rank hands in.
+
+    Source: Hockney, "The communication challenge for MPP", 1994.
+    """
 
     alpha: float
     beta: float

@@ -27,8 +27,8 @@ from visuals.style import (
     PALE_BLUE,
     PALE_GREEN,
     PALE_ORANGE,
-    PALE_PINK,
     PINK,
+    RANKS,
     RED,
     SKY,
     Look,
@@ -49,6 +49,13 @@ LONGEST = 9  # characters of a token that are shown
 def short(word: str) -> str:
     """Return a token's text for a label: without the space before it, and cut."""
     return visible(word.strip(" ") or word)[:LONGEST]
+
+
+def draw_lines(axes: Axes, lines: Mapping[str, Mapping[int, float]]) -> None:
+    """Draw a line with markers for each name, through its points."""
+    for (name, points), (color, dashes, marker) in zip(lines.items(), cycle(CURVES), strict=False):
+        line = f"{marker}{dashes}"
+        axes.plot(list(points), list(points.values()), line, color=color, ms=5, label=name)
 
 
 # ----------------------------------------------------------------------------- where tokens go
@@ -97,10 +104,7 @@ def losses_by_experts(losses: Mapping[str, Mapping[int, float]]) -> Picture:
     losses: in bits per byte, by the router's name and the number of experts.
     """
     figure, (axes,) = new_figure(height=3.0)
-    for (name, points), (color, dashes, marker) in zip(losses.items(), cycle(CURVES), strict=False):
-        ordered = dict(sorted(points.items()))
-        line = f"{marker}{dashes}"
-        axes.plot(list(ordered), list(ordered.values()), line, color=color, ms=5, label=name)
+    draw_lines(axes, {name: dict(sorted(points.items())) for name, points in losses.items()})
     axes.axhline(0, color=GRAY, lw=1)
     axes.set(xlabel="experts that compute, of each layer", title="bits per byte lost")
     axes.set_xticks(sorted({k for points in losses.values() for k in points}))
@@ -121,10 +125,7 @@ def experts_touched(
     at_random: what independent, even choices would touch.
     """
     figure, (axes,) = new_figure(height=3.0)
-    named = {"measured": measured, "independent, even choices": at_random}
-    for (name, points), (color, dashes, marker) in zip(named.items(), CURVES, strict=False):
-        line = f"{marker}{dashes}"
-        axes.plot(list(points), list(points.values()), line, color=color, ms=5, label=name)
+    draw_lines(axes, {"measured": measured, "independent, even choices": at_random})
     axes.axhline(experts, color=GRAY, lw=1)
     axes.set_xscale("log", base=2)
     axes.set_xticks(list(measured), [str(batch) for batch in measured])
@@ -218,14 +219,6 @@ def capacity_in_words(kept: Kept, experts: int) -> str:
 
 
 # -------------------------------------------------------------------------------------- hops
-
-RANKS: tuple[Look, ...] = (
-    (PALE_BLUE, BLUE, ""),
-    (PALE_ORANGE, ORANGE, "//"),
-    (PALE_PINK, PINK, ".."),
-    (PALE_GREEN, GREEN, "xx"),
-)
-
 
 @plt.rc_context(LOOK)
 def show_hops(

@@ -22,11 +22,9 @@ from visuals.style import (
     LOOK,
     ORANGE,
     PALE,
-    PALE_BLUE,
     PALE_GREEN,
     PALE_ORANGE,
-    PALE_PINK,
-    PINK,
+    RANKS,
     SKY,
     Look,
     Picture,
@@ -41,12 +39,6 @@ from visuals.style import (
 )
 
 WHOLE = "on every rank"
-RANKS: tuple[Look, ...] = (  # one for each rank
-    (PALE_BLUE, BLUE, ""),
-    (PALE_ORANGE, ORANGE, "////"),
-    (PALE_GREEN, GREEN, "...."),
-    (PALE_PINK, PINK, "xxxx"),
-)
 NEITHER: Look = (PALE, GRAY, "++")  # on some ranks, or on none
 
 # ------------------------------------------------------------------------------- steps of a ring

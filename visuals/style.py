@@ -34,6 +34,12 @@ PALE_PINK = "#F1D9E5"
 
 Look = tuple[str, str, str]  # face, edge and hatching: legible without color
 EMPTY: Look = "white", PALE, "////"  # an empty place
+RANKS: tuple[Look, ...] = (  # one for each rank
+    (PALE_BLUE, BLUE, ""),
+    (PALE_ORANGE, ORANGE, "////"),
+    (PALE_GREEN, GREEN, "...."),
+    (PALE_PINK, PINK, "xxxx"),
+)
 PLAIN = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # behind text on a hatching
 
 # Color, dashes and marker of lines that are compared.

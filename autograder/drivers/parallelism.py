@@ -49,7 +49,7 @@ def calls(results: Results) -> list[Seen]:
 
 
 def ring_all_reduce(attempt: Attempt, ranks: list[Own]) -> list[Seen]:
-    """Who sends to whom is looked at, and how much; the order in which parts go around isn't."""
+    """The ranks that each one sends to and hears from, and how much. Parts may go in any order."""
     made = defaultdict[int, list[tuple[str, int | None, int]]](list)  # kind, other rank, numbers
 
     def watched(x: Tensor, group: Group) -> Any:

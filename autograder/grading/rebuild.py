@@ -32,6 +32,7 @@ from autograder.notebook.cells import DEFINED
 MOST_CELLS = 2000
 MOST_TEXT = 10**6  # characters of all cells together
 MOST_PICTURES = 8 * 10**6  # characters in the pictures of a cell
+QUOTED = re.compile(r"""\"[^\"\n]*\"|'[^'\n]*'""")  # what is printed names no exercise
 SOLUTION, ANSWER, CHECK, GIVEN = "solution", "answer", "check", "given"  # kinds of cells
 BEFORE = -1  # the place of cells before the first released cell
 
@@ -74,9 +75,6 @@ class Rebuilt:
     def before(self, check: str) -> Sequence[CodeCell]:
         """Raises ValueError if the notebook has no such check."""
         return self.code[: [cell.grade_id for cell in self.code].index(check_id(check))]
-
-
-QUOTED = re.compile(r"""\"[^\"\n]*\"|'[^'\n]*'""")  # what is printed names no exercise
 
 
 def check_id(exercise: str) -> str:

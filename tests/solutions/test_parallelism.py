@@ -23,6 +23,7 @@ from solutions.parallelism import bytes_per_token, pipeline, shard, wire_bytes
 from solutions.ranks.group import Group, in_turns
 from solutions.ranks.schedules import replay
 from tests.common.engines import assert_same, model_of, naive
+from timing.wire import Wire
 
 CONFIG = GPTConfig(vocab_size=48, n_positions=16, n_embd=24, n_layer=2, n_head=12)
 DEEP = GPTConfig(vocab_size=16, n_positions=12, n_embd=8, n_layer=12, n_head=2)
@@ -331,4 +332,4 @@ def test_bytes_of_fable() -> None:
     }
     assert bytes_per_token(fable, 4)["tensor"] == 1.5 * 25 * 1024
     assert not any(bytes_per_token(fable, 1).values())
-    assert lab_18.seconds(25, 1e6, alpha=1e-5, beta=1e-9) == pytest.approx(1.25e-3)
+    assert Wire(alpha=1e-5, beta=1e-9).seconds(25, 1e6) == pytest.approx(1.25e-3)
