@@ -232,15 +232,15 @@ def predicted_loss(law: Law, params: Runs, tokens: Runs) -> Runs:
 
 
 GRID = torch.linspace(-1, 1, 9, dtype=torch.float64)
-ROUNDS = 24
+ROUNDS = 100
 
 
 def fit_law(params: Runs, tokens: Runs, loss: Runs) -> dict[str, float]:
     """Fit loss = E + A / params**alpha + B / tokens**beta by least squares, in float64.
 
     For given exponents the best E, A and B follow from linear least squares, so only alpha and beta
-    are searched, between 0 and 2: on a grid, then on finer ones around the best pair so far. The
-    result is the same in any unit of params and tokens, except for A and B.
+    are searched, between 0 and 2: on a grid around the best pair so far, which moves and becomes
+    finer. The result is the same in any unit of params and tokens, except for A and B.
     """
     require_runs(params, tokens, loss)
     ### BEGIN SOLUTION
@@ -254,7 +254,9 @@ def fit_law(params: Runs, tokens: Runs, loss: Runs) -> dict[str, float]:
         wanted = target.expand(len(columns), -1)[..., None]
         found = torch.linalg.lstsq(columns, wanted).solution
         best = (columns @ found - wanted).square().sum((1, 2)).argmin()
-        center, reach = exponents[best], 0.6 * reach
+        if (exponents[best] - center).abs().max() <= reach / 2:
+            reach /= 2
+        center = exponents[best]
     (alpha, beta), (floor, a, b) = center.tolist(), found[best, :, 0].tolist()
     scale = math.exp(alpha * float(x.mean())), math.exp(beta * float(y.mean()))
     return {"E": floor, "A": a * scale[0], "B": b * scale[1], "alpha": alpha, "beta": beta}

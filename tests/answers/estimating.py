@@ -132,6 +132,7 @@ def kaplans_exponent(law, flops):
     return params, flops / (6 * params)
 
 
+ROUND = "where every size of model has every size of data, the basin is round"
 EQUIVALENT = {
     "estimating.plan": {
         "max(0, free // kv_bytes(shape, context, width)) -> "
@@ -140,6 +141,12 @@ EQUIVALENT = {
     "estimating.fit_law": {
         "(center + reach * torch.cartesian_prod(GRID, GRID)).clamp(0.001, 2) -> "
         "(center + reach * torch.cartesian_prod(GRID, GRID)).clamp(0.001, 3)": "none is above 2",
+        "(exponents[best] - center).abs().max() <= reach / 2 -> "
+        "(exponents[best] - center).abs().max() < reach / 2": ROUND,
+        "reach / 2 -> reach * 2": ROUND,
+        "reach / 2 -> reach / 1": ROUND,
+        "reach / 2 -> reach / 3": ROUND,
+        "reach /= 2 -> reach /= 3": ROUND,
         "center + reach * torch.cartesian_prod(GRID, GRID) -> "
         "center - reach * torch.cartesian_prod(GRID, GRID)": "the grid is symmetric",
         "found[best, :, 0] -> found[best, :, -1]": "there is one column",
