@@ -1,7 +1,9 @@
 """Settings that every test shares."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator
+from zlib import crc32
 
 # Tests run in parallel, one process per core; more threads in each process would only interfere.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -13,7 +15,7 @@ from hypothesis import settings  # after the line above, which torch reads when 
 
 # No deadline, because a slow machine is no failure. The cases are the same every time, and fewer
 # with `make test`; `make soak` draws new ones.
-settings.register_profile("default", deadline=None, derandomize=True)
+settings.register_profile("default", deadline=None, derandomize=True, max_examples=50)
 settings.register_profile("quick", deadline=None, derandomize=True, max_examples=15)
 settings.register_profile("soak", deadline=None, max_examples=3000)
 settings.load_profile("default")
@@ -31,11 +33,14 @@ LONGEST = (
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put the longest files first. Leave out the soak tests without `make soak` or -m soak.
 
+    Where tests are chosen by -k or by name, none of their cases waits for its turn.
     The tests of a file run in one process, because they share what it makes, except for those that
     have a group of their own.
     """
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
+    if not config.getoption("-k") and not any("::" in argument for argument in config.args):
+        leave_to_soak(items)
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
@@ -44,6 +49,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [item for item in items if item.get_closest_marker("soak")]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
+
+
+def leave_to_soak(items: list[pytest.Item]) -> None:
+    """Of a test with the marker in_turn(3), every third case stays; each test begins elsewhere."""
+    numbers = Counter[str]()
+    for item in items:
+        turn = item.get_closest_marker("in_turn")
+        if turn is not None and item.get_closest_marker("soak") is None:
+            test = item.nodeid.partition("[")[0]
+            if (crc32(test.encode()) + numbers[test]) % turn.args[0]:
+                item.add_marker("soak")
+            numbers[test] += 1
 
 
 @pytest.fixture(scope="module")

@@ -1,18 +1,19 @@
 """Lines that would reveal a lab's answers."""
 
-from autograder.build import read_modules
-from autograder.course.lesson import LESSONS, lessons
+from autograder.course.lesson import lessons
+from autograder.course.reference import ROOT, lab_module
 
 
 def telling_lines(lab: str) -> list[str]:
     """Return the lines of a lab's solutions that are neither in gpt.py nor in an earlier lab."""
-    modules, labs = read_modules(LESSONS.parent), list(lessons())
-    earlier = [modules[name].lines for name in ("gpt", *labs[: labs.index(lab)])]
-    known = {line for lines in earlier for line in bare_lines("\n".join(lines))}
+    labs, module = list(lessons()), lab_module(lab)
+    earlier = ["\n".join(lab_module(other).lines) for other in labs[: labs.index(lab)]]
+    texts = [(ROOT / "gpt.py").read_text(encoding="utf-8"), *earlier]
+    known = {line for text in texts for line in bare_lines(text)}
     lines = [
         line
-        for solution in modules[lab].stretches
-        for line in bare_lines("\n".join(modules[lab].stretch(solution)))
+        for solution in module.stretches
+        for line in bare_lines("\n".join(module.stretch(solution)))
     ]
     return [line for line in lines if len(line) >= 12 and line not in known and line[0] != "#"]
 

@@ -26,10 +26,13 @@ TODO = 'raise NotImplementedError("This TODO is not written yet.")'
 FIRST = {exercise.lab: exercise for exercise in reversed(EXERCISES)}.values()
 
 every_exercise = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.name)
-# The quick tests take the first exercise of each lab.
+# The quick tests take the first exercise of each lab, the slow ones every third of the others.
 every_exercise_in_time = pytest.mark.parametrize(
     "exercise",
-    [e if e in FIRST else pytest.param(e, marks=pytest.mark.slow) for e in EXERCISES],
+    [
+        e if e in FIRST else pytest.param(e, marks=[pytest.mark.slow, pytest.mark.in_turn(3)])
+        for e in EXERCISES
+    ],
     ids=lambda e: e.name,
 )
 

@@ -13,7 +13,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbgrader.nbgraderformat import MetadataValidator
 
-from autograder.build import build, read_modules, stretches
+from autograder.build import build, read_modules, solve, stretches
 from autograder.course.lesson import lessons
 from autograder.course.reference import AuthorError
 from autograder.exercises import exercises
@@ -80,7 +80,7 @@ def test_another_process_builds_the_same_bytes(rebuilt, tmp_path):
     assert filecmp.cmpfiles(rebuilt, tmp_path, files, shallow=False)[0] == files
 
 
-def test_every_solution_has_an_exercise_and_every_exercise_a_check_cell(rebuilt):
+def test_every_solution_has_an_exercise_and_every_exercise_a_check_cell(rebuilt, modules):
     checked = [
         cell.source.split('"')[1]
         for name in NAMES
@@ -88,9 +88,7 @@ def test_every_solution_has_an_exercise_and_every_exercise_a_check_cell(rebuilt)
         if is_check(cell)
     ]
     assert checked
-    written = [
-        name for name in stretches(read_modules(LESSONS.parent)) if name.split(".")[0] in lessons()
-    ]
+    written = [name for name in stretches(modules) if name.split(".")[0] in lessons()]
     assert sorted(checked) == sorted(written) == sorted(exercises())
 
 
@@ -137,6 +135,11 @@ def test_a_lab_is_a_clean_notebook_that_nbgrader_takes(name):
 
 
 @pytest.fixture(scope="module")
+def modules():
+    return read_modules(LESSONS.parent)
+
+
+@pytest.fixture(scope="module")
 def kernel():
     """One for all labs: a kernel that imports torch takes seconds to start."""
     client = NotebookClient(nbformat.v4.new_notebook(), timeout=TIMEOUT)
@@ -166,6 +169,7 @@ def execute(notebook, kernel, folder):
 
 
 @pytest.mark.slow
+@pytest.mark.in_turn(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_lab_runs_up_to_its_first_check_which_says_not_attempted(name, kernel, tmp_path):
     lab = read(lab_path(name))
@@ -181,16 +185,24 @@ def test_a_lab_runs_up_to_its_first_check_which_says_not_attempted(name, kernel,
     assert "not attempted" in stopped.value.evalue
 
 
-# `make test` tries the first lab, too. Several processes share the others.
+# `make test` tries the first lab, too. Several processes share every second one of the others:
+# `make site` runs them all.
 SHARED = [
-    pytest.param(name, marks=[pytest.mark.slow, pytest.mark.xdist_group(f"notebooks-{place % 4}")])
+    pytest.param(
+        name,
+        marks=[
+            pytest.mark.slow,
+            pytest.mark.in_turn(2),
+            pytest.mark.xdist_group(f"notebooks-{place % 3}"),
+        ],
+    )
     for place, name in enumerate(NAMES[1:])
 ]
 
 
 @pytest.mark.parametrize("name", [NAMES[0], *SHARED])
-def test_a_solved_lab_runs_top_to_bottom_and_every_check_passes(name, rebuilt, kernel, tmp_path):
-    solved = read(source_path(name, rebuilt))
+def test_a_solved_lab_runs_top_to_bottom_and_every_check_passes(name, modules, kernel, tmp_path):
+    solved = solve(LESSONS / f"{name}.md", modules, exercises())
     execute(solved, kernel, tmp_path)
     checks = [cell for cell in solved.cells if is_check(cell)]
     assert checks

@@ -95,15 +95,17 @@ def require_lab_1_right(jail: Jail, student: str = "ada") -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [pytest.param(solved, marks=pytest.mark.soak), in_another_style])
+@pytest.mark.in_turn(5)
 @every_lab
+@pytest.mark.parametrize("make", [solved, in_another_style])
 def test_what_is_right_earns_all_points(make, lab, jail):
     require_all_points(make(lab), lab, jail)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in (1, 2))])
+@pytest.mark.in_turn(3)
 @every_exercise
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in (1, 2))])
 def test_another_style_is_right_in_this_process_too(exercise: Exercise, seed: int) -> None:
     attempt = names_in_another_style(exercise.lab)[exercise.attempt_name]
     assert judge(exercise, attempt, cases_of(exercise, seed)).status == PASSED
@@ -174,19 +176,15 @@ def half_wrong(jail: Jail) -> Callable[[str, int], Result]:
     return cache(lambda lab, half: grade(partly_wrong(lab, half), lab, jail))
 
 
-@pytest.mark.parametrize(
-    ("lab", "half"),  # of each lab one half each time, and the other in `make soak`
-    [
-        (lab, half) if number % 2 == half else pytest.param(lab, half, marks=pytest.mark.soak)
-        for number, lab in enumerate(LABS)
-        for half in (0, 1)
-    ],
-)
+@pytest.mark.in_turn(5)
+@every_lab
+@pytest.mark.parametrize("half", [0, 1])
 def test_a_misconception_costs_its_exercise_alone_and_is_told(lab, half, half_wrong):
     require_told(half_wrong(lab, half), wrongs_of(lab, half, 0))
 
 
 @pytest.mark.slow
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize(
     ("secrets", "every"),
     [(SECRETS[:1], 3), pytest.param(SECRETS[:4], 1, marks=pytest.mark.soak)],

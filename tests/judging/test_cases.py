@@ -46,6 +46,7 @@ COPIED = {
 
 
 @pytest.mark.slow
+@pytest.mark.in_turn(3)
 @every_exercise
 def test_what_is_handed_in_must_stay_as_it_was(exercise: Exercise) -> None:
     """The right solution, which then changes one of its arguments, is wrong."""
@@ -110,6 +111,7 @@ EXACT_TYPES = {"prefix_caching.RadixTree.evict", "tokenizer.train"}
 
 
 @pytest.mark.slow
+@pytest.mark.in_turn(3)
 @every_exercise
 def test_the_right_result_may_come_in_other_types(exercise: Exercise) -> None:
     """Numpy's numbers, and a list instead of a tuple. Tensors keep their dtype."""

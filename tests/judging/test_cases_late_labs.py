@@ -40,8 +40,9 @@ seeds = pytest.mark.parametrize("seed", range(3))
 
 
 @pytest.mark.slow
-@seeds
+@pytest.mark.in_turn(4)
 @every_exercise
+@seeds
 def test_rounding_decides_nothing(exercise: Exercise, seed: int) -> None:
     """What is looked at is 0 throughout, or large beside the errors of float64."""
     trial = trials(exercise, seed)[0]

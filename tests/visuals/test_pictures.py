@@ -73,6 +73,7 @@ def test_every_public_picture_is_in_the_table():
 
 
 @pytest.mark.slow
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("example", [pytest.param(one, id=one.name) for one in EXAMPLES])
 def test_a_picture_leaves_what_it_is_handed_and_is_not_kept_open(example):
     before, open_figures = pickle.dumps(example.handed), plt.get_fignums()
