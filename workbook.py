@@ -60,9 +60,9 @@ UNMET = (  # what precedes or follows a version that pip, and then uv, can't hav
 COMPILED = {"llama-cpp-python": "eight minutes on two cores"}  # measured; there are no wheels
 LABS, WORK = ROOT / "labs", ROOT / "work"
 FOR_LEARNERS = ROOT / ".jupyter"  # settings that hide nbgrader, whose panels are for instructors
-# Three processes on two cores, because one often waits for a browser or a sandbox; the order and
-# the groups are those of tests/conftest.py.
-PYTEST = ["-m", "pytest", "-n", "3", "--dist", "loadgroup", "--no-loadscope-reorder"]
+# Three processes on two cores, because one often waits for a browser or a sandbox. The tests of a
+# file run in one process, because they share what it makes; the order is that of tests/conftest.py.
+PYTEST = ["-m", "pytest", "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"]
 RECORD = ".labs.json"  # in work/: the hash that every released file had when it was copied
 
 

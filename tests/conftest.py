@@ -23,27 +23,22 @@ settings.load_profile("default")
 # Several processes share the files. The longest files come first, so that at the end no process is
 # busy with a long one while the others are idle.
 LONGEST = (
-    *("test_build", "test_exercises", "test_cluster", "test_answers", "test_oracle"),
-    *("test_hostile", "test_bundle", "test_mutants", "test_nbgrader", "test_browser"),
-    *("test_processes", "test_demo", "test_pictures", "test_site"),
+    *("test_notebooks", "test_exercises", "test_cluster", "test_hostile", "test_bundle"),
+    *("test_oracle", "test_answers", "test_nbgrader", "test_build", "test_mutants"),
+    *("test_browser", "test_processes", "test_demo", "test_pictures", "test_site"),
 )
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put the longest files first. Leave out the soak tests without `make soak` or -m soak.
 
     Where tests are chosen by -k or by name, none of their cases waits for its turn.
-    The tests of a file run in one process, because they share what it makes, except for those that
-    have a group of their own.
     """
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
     if not config.getoption("-k") and not any("::" in argument for argument in config.args):
         leave_to_soak(items)
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
     if config.getoption("--hypothesis-profile") == "soak" or "soak" in config.getoption("-m"):
         return
     left_out = [item for item in items if item.get_closest_marker("soak")]

@@ -9,11 +9,9 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError
 from nbgrader.nbgraderformat import MetadataValidator
 
-from autograder.build import build, read_modules, solve, stretches
+from autograder.build import build, read_modules, stretches
 from autograder.course.lesson import lessons
 from autograder.course.reference import AuthorError
 from autograder.exercises import exercises
@@ -23,7 +21,6 @@ from tests.common.telling import bare_lines, telling_lines
 ROOT = Path(__file__).resolve().parents[2]
 LESSONS = ROOT / "solutions" / "lessons"
 NAMES = sorted(path.stem for path in LESSONS.glob("*.md"))
-TIMEOUT = 300  # seconds for one cell, on a machine busy with other tests
 
 
 def test_there_are_lessons_to_look_at():
@@ -80,7 +77,7 @@ def test_another_process_builds_the_same_bytes(rebuilt, tmp_path):
     assert filecmp.cmpfiles(rebuilt, tmp_path, files, shallow=False)[0] == files
 
 
-def test_every_solution_has_an_exercise_and_every_exercise_a_check_cell(rebuilt, modules):
+def test_every_solution_has_an_exercise_and_every_exercise_a_check_cell(rebuilt):
     checked = [
         cell.source.split('"')[1]
         for name in NAMES
@@ -88,7 +85,9 @@ def test_every_solution_has_an_exercise_and_every_exercise_a_check_cell(rebuilt,
         if is_check(cell)
     ]
     assert checked
-    written = [name for name in stretches(modules) if name.split(".")[0] in lessons()]
+    written = [
+        name for name in stretches(read_modules(LESSONS.parent)) if name.split(".")[0] in lessons()
+    ]
     assert sorted(checked) == sorted(written) == sorted(exercises())
 
 
@@ -132,84 +131,6 @@ def test_a_lab_is_a_clean_notebook_that_nbgrader_takes(name):
     assert code
     assert all(cell.outputs == [] and cell.execution_count is None for cell in code)
     assert not any(cell.get("attachments") for cell in lab.cells)
-
-
-@pytest.fixture(scope="module")
-def modules():
-    return read_modules(LESSONS.parent)
-
-
-@pytest.fixture(scope="module")
-def kernel():
-    """One for all labs: a kernel that imports torch takes seconds to start."""
-    client = NotebookClient(nbformat.v4.new_notebook(), timeout=TIMEOUT)
-    with client.setup_kernel(env={**os.environ, "PYTHONPATH": str(ROOT)}):
-        yield client
-
-
-BEGIN = """
-%cd -q {folder}
-%env MINE_FOLDER={folder}/mine
-import timing.stopwatch
-timing.stopwatch.MANY = timing.stopwatch.FEW = 1
-timing.stopwatch.disturb = lambda *_: False
-%reset -f
-__spec__ = None  # %reset takes it away, and a process that is started looks for it
-"""
-
-
-def execute(notebook, kernel, folder):
-    """As a student runs all of it, with no name of the notebook before it; what passes is kept in
-    the folder. What is timed runs once, also beside other tests: the numbers don't count.
-    """
-    notebook.cells.insert(0, nbformat.v4.new_code_cell(BEGIN.format(folder=folder)))
-    kernel.nb = notebook
-    for index, cell in enumerate(notebook.cells):
-        kernel.execute_cell(cell, index)
-
-
-@pytest.mark.slow
-@pytest.mark.in_turn(4)
-@pytest.mark.parametrize("name", NAMES)
-def test_a_lab_runs_up_to_its_first_check_which_says_not_attempted(name, kernel, tmp_path):
-    lab = read(lab_path(name))
-    with pytest.raises(CellExecutionError) as stopped:
-        execute(lab, kernel, tmp_path)
-    failed = [
-        cell.id
-        for cell in lab.cells
-        if "error" in [output.output_type for output in cell.get("outputs", [])]
-    ]
-    assert failed == [next(cell.id for cell in lab.cells if is_check(cell))]
-    assert stopped.value.ename == "CheckFailed"
-    assert "not attempted" in stopped.value.evalue
-
-
-# `make test` tries the first lab, too. Several processes share every second one of the others:
-# `make site` runs them all.
-SHARED = [
-    pytest.param(
-        name,
-        marks=[
-            pytest.mark.slow,
-            pytest.mark.in_turn(2),
-            pytest.mark.xdist_group(f"notebooks-{place % 3}"),
-        ],
-    )
-    for place, name in enumerate(NAMES[1:])
-]
-
-
-@pytest.mark.parametrize("name", [NAMES[0], *SHARED])
-def test_a_solved_lab_runs_top_to_bottom_and_every_check_passes(name, modules, kernel, tmp_path):
-    solved = solve(LESSONS / f"{name}.md", modules, exercises())
-    execute(solved, kernel, tmp_path)
-    checks = [cell for cell in solved.cells if is_check(cell)]
-    assert checks
-    for cell in checks:
-        assert cell.execution_count is not None
-        kinds = {output.get("name", output.output_type) for output in cell.outputs}
-        assert not kinds & {"error", "stderr"}  # nbgrader scores either 0
 
 
 # ---------------------------------------------------------------------- the build on a small course
