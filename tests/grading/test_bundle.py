@@ -36,12 +36,12 @@ from tests.common.trials import EXERCISES, LABS, is_rejected, skeleton
 
 LEARNER = ROOT / "tests" / "common" / "learner.py"
 ALONE = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in repr(f)]\n"
-# The first lab each time, every sixth one where slow tests run: all bundles are made alike.
+# The first lab each time, every ninth one where slow tests run: all bundles are made alike.
 every_lab = pytest.mark.parametrize(
     "lab",
     [
         LABS[0],
-        *(pytest.param(lab, marks=[pytest.mark.slow, pytest.mark.in_turn(6)]) for lab in LABS[1:]),
+        *(pytest.param(lab, marks=[pytest.mark.slow, pytest.mark.in_turn(9)]) for lab in LABS[1:]),
     ],
 )
 

@@ -29,7 +29,7 @@ def test_a_right_answer_in_another_style_passes(answer: Answer) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 @every(attempts.WRONG)
 def test_a_wrong_answer_is_rejected_and_its_author_reads_why(answer: Answer) -> None:
     judgement = judge(answer.exercise, answer.attempt)

@@ -183,6 +183,7 @@ def test_its_first_misconception_is_rejected(exercise: Exercise, soon: None) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.in_turn(2)
 @every_exercise
 def test_every_misconception_is_diagnosed_as_itself(exercise: Exercise, soon: None) -> None:
     """It coincides with no other, changes no case, and is rejected on other cases too."""
@@ -251,6 +252,7 @@ ODD: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.slow
+@pytest.mark.in_turn(2)
 @every_exercise
 def test_whatever_is_returned_is_judged_with_a_sentence(exercise, soon, monkeypatch):
     trial = trials(exercise)[0]
