@@ -34,7 +34,7 @@ labs:
 test:
 	@$(PYTHON) workbook.py test $(ARGS)
 
-# Lint, types and all tests, as continuous integration runs them: forty minutes
+# Lint, types and all tests, as continuous integration runs them: twenty-five minutes
 test-all:
 	@$(PYTHON) workbook.py test-all $(ARGS)
 
