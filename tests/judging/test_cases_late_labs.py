@@ -41,8 +41,8 @@ seeds = pytest.mark.parametrize("seed", range(3))
 
 @pytest.mark.slow
 @pytest.mark.in_turn(4)
-@every_exercise
 @seeds
+@every_exercise
 def test_rounding_decides_nothing(exercise: Exercise, seed: int) -> None:
     """What is looked at is 0 throughout, or large beside the errors of float64."""
     trial = trials(exercise, seed)[0]

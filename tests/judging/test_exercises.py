@@ -82,8 +82,8 @@ def test_it_passes_while_every_other_one_of_its_lab_is_blank(exercise: Exercise)
 
 @pytest.mark.slow
 @pytest.mark.in_turn(3)
-@every_exercise
 @pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.soak)])
+@every_exercise
 def test_it_passes_beside_misconceptions_of_its_neighbors(exercise: Exercise, every: int) -> None:
     tried = 0
     for attempt, wrong in with_wrong_neighbors(exercise, every):

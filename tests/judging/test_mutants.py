@@ -22,8 +22,8 @@ for lab in iter_modules(answers.__path__):
 
 @pytest.mark.slow
 @pytest.mark.in_turn(4)
-@every_exercise
 @pytest.mark.parametrize("seeds", [1, pytest.param(5, marks=pytest.mark.soak)])
+@every_exercise
 def test_every_mutant_is_rejected(exercise: Exercise, seeds: int, monkeypatch) -> None:
     monkeypatch.setattr(judge, "SECONDS", 5.0)
     made = {mutant.change: attempt_of(exercise, mutant) for mutant in mutants(exercise)}
