@@ -257,6 +257,8 @@ def fit_law(params: Runs, tokens: Runs, loss: Runs) -> dict[str, float]:
         if (exponents[best] - center).abs().max() <= reach / 2:
             reach /= 2
         center = exponents[best]
+        if reach < 1e-6:
+            break
     (alpha, beta), (floor, a, b) = center.tolist(), found[best, :, 0].tolist()
     scale = math.exp(alpha * float(x.mean())), math.exp(beta * float(y.mean()))
     return {"E": floor, "A": a * scale[0], "B": b * scale[1], "alpha": alpha, "beta": beta}

@@ -147,6 +147,9 @@ EQUIVALENT = {
         "reach / 2 -> reach / 1": ROUND,
         "reach / 2 -> reach / 3": ROUND,
         "reach /= 2 -> reach /= 3": ROUND,
+        "break -> dropped": "more rounds change nothing",
+        "if reach < 1e-06: -> dropped": "more rounds change nothing",
+        "reach < 1e-06 -> reach <= 1e-06": "it is a power of 2, never a millionth",
         "center + reach * torch.cartesian_prod(GRID, GRID) -> "
         "center - reach * torch.cartesian_prod(GRID, GRID)": "the grid is symmetric",
         "found[best, :, 0] -> found[best, :, -1]": "there is one column",
