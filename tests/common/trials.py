@@ -26,6 +26,9 @@ TODO = 'raise NotImplementedError("This TODO is not written yet.")'
 FIRST = {exercise.lab: exercise for exercise in reversed(EXERCISES)}.values()
 
 every_exercise = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.name)
+every_seed = pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (1, 2))]
+)
 # The quick tests take the first exercise of each lab, the slow ones every third of the others.
 every_exercise_in_time = pytest.mark.parametrize(
     "exercise",

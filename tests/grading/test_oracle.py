@@ -34,6 +34,7 @@ from tests.common.trials import (
     cases_of,
     every_exercise,
     every_exercise_in_time,
+    every_seed,
     frozen,
     trials_on,
 )
@@ -104,7 +105,7 @@ def test_what_is_right_earns_all_points(make, lab, jail):
 
 @pytest.mark.slow
 @pytest.mark.in_turn(3)
-@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in (1, 2))])
+@every_seed
 @every_exercise
 def test_another_style_is_right_in_this_process_too(exercise: Exercise, seed: int) -> None:
     attempt = names_in_another_style(exercise.lab)[exercise.attempt_name]

@@ -39,6 +39,7 @@ from tests.common.trials import (
     cell,
     every_exercise,
     every_exercise_in_time,
+    every_seed,
     frozen,
     is_rejected,
     ran_out_of_time,
@@ -58,7 +59,7 @@ def test_the_exercises_are_those_that_the_solutions_mark(lab: str) -> None:
 # ------------------------------------------------------------------------------- what is right
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in (1, 2))])
+@every_seed
 @every_exercise
 def test_the_reference_passes(exercise: Exercise, seed: int) -> None:
     with warnings.catch_warnings():
@@ -186,7 +187,8 @@ def test_its_first_misconception_is_rejected(exercise: Exercise, soon: None) -> 
 @pytest.mark.in_turn(2)
 @every_exercise
 def test_every_misconception_is_diagnosed_as_itself(exercise: Exercise, soon: None) -> None:
-    """It coincides with no other, changes no case, and is rejected on other cases too."""
+    """It coincides with no other, and with itself when it is run again up to the first case in
+    which it is wrong; it changes no case, and is rejected on other cases too."""
     trial = trials(exercise)[0]
     cases = [frozen(dict(case.data)) for case in trial.cases]
     first = {form: trial.outcomes(wrong) for form, wrong in forms(exercise)}
@@ -199,8 +201,12 @@ def test_every_misconception_is_diagnosed_as_itself(exercise: Exercise, soon: No
     for form, wrong in forms(exercise):
         before = trial.first_wrong(first[form])
         assert before is not None, f"{form} passes"
-        if not ran_out_of_time(before):
-            assert is_rejected(exercise, wrong, seed=1), f"{form} passes on other cases"
+        if ran_out_of_time(before):
+            continue
+        after = trial.told_by(wrong)
+        assert after is not None, f"{form} passes when it is run again"
+        assert coincide(exercise, after, before), f"{form} differs from run to run"
+        assert is_rejected(exercise, wrong, seed=1), f"{form} passes on other cases"
     assert [frozen(dict(case.data)) for case in trial.cases] == cases
 
 
