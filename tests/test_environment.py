@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import workbook
-from tests.common.house import imports
+from autograder.course.imports import imports
 
 ROOT = Path(__file__).resolve().parent.parent
 NOT_OURS = {

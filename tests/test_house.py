@@ -8,11 +8,11 @@ from pathlib import Path
 import jupytext
 import pytest
 
+from autograder.course.imports import imports
 from autograder.course.lesson import LESSONS, lessons
 from autograder.course.reference import GIVEN, ROOT, import_name, parts_of
 from autograder.judging.catalogue import CATALOGUES
 from start.drawing import TRACKS
-from tests.common.house import imports
 from timing.table import techniques
 
 LABS = list(lessons())

@@ -21,10 +21,10 @@ from packaging.requirements import Requirement
 
 import workbook
 from autograder import colab
+from autograder.course.imports import imports
 from autograder.course.lesson import lessons
 from autograder.course.reference import ROOT
 from tests.common.files import tree
-from tests.common.house import imports
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTRAS = PROJECT["project"]["optional-dependencies"]

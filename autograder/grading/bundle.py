@@ -6,13 +6,13 @@ misconceptions, which a check needs, are recorded (judging/recorded.py). The sam
 gives the same bytes.
 """
 
-import ast
 import io
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from autograder.course.imports import files_used
 from autograder.course.lesson import LESSONS, REGION, Lesson, lessons
 from autograder.course.reference import RECORDS, ROOT, import_name, lab_module, parts_of
 from autograder.exercises import exercises
@@ -172,28 +172,4 @@ def modules(lab: str, own: Iterable[Exercise], skeleton: str) -> set[Path]:
         *(f"import {f.__module__}" for e in own for f in (e.driver, e.compare, e.services)),
     ]
     code = [cell.source for cell in release_of(lab).cells if cell.cell_type == "code"]
-    left = [PROGRAMS, skeleton, *looked_up, *map(python_of, code)]
-    found: set[Path] = set()
-    while left:
-        files = {file for name in imported(left.pop()) for file in files_named(name)}
-        new = files - found - withheld
-        found |= new
-        left += [file.read_text(encoding="utf-8") for file in new]
-    return found
-
-
-def imported(source: str) -> Iterator[str]:
-    """Yield the full names of everything that a module imports, anywhere in it."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-def files_named(name: str) -> Iterator[Path]:
-    """Yield the course's files that an import of this name runs, packages first."""
-    place = ROOT
-    for part in name.split("."):
-        place /= part
-        yield from (p for p in (place / "__init__.py", place.with_suffix(".py")) if p.exists())
+    return files_used([PROGRAMS, skeleton, *looked_up, *map(python_of, code)], withheld)
