@@ -1,9 +1,8 @@
 """Settings that every test shares."""
 
 import os
-from collections import Counter
 from collections.abc import Iterator
-from zlib import crc32
+from typing import Any
 
 # Tests run in parallel, one process per core; more threads in each process would only interfere.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -13,6 +12,8 @@ os.environ.setdefault("PRODUCTS", "F.linear")
 import pytest
 from hypothesis import settings  # after the line above, which torch reads when it is imported
 
+from tests.common import turns
+
 # No deadline, because a slow machine is no failure. The cases are the same every time, and fewer
 # with `make test`; `make soak` draws new ones.
 settings.register_profile("default", deadline=None, derandomize=True, max_examples=50)
@@ -20,13 +21,20 @@ settings.register_profile("quick", deadline=None, derandomize=True, max_examples
 settings.register_profile("soak", deadline=None, max_examples=3000)
 settings.load_profile("default")
 
-# Several processes share the files. The longest files come first, so that at the end no process is
-# busy with a long one while the others are idle.
+# Several processes share the tests, a unit at a time. The longest units come first, so that at the
+# end no process is busy with a long one while the others are idle.
 LONGEST = (
-    *("test_notebooks", "test_exercises", "test_cluster", "test_hostile", "test_bundle"),
-    *("test_oracle", "test_answers", "test_nbgrader", "test_build", "test_mutants"),
-    *("test_browser", "test_processes", "test_demo", "test_pictures", "test_site"),
+    *("test_notebooks", "test_hostile", "test_cluster", "test_bundle", "test_exercises"),
+    *("test_answers", "test_mutants", "test_cases", "test_cases_late_labs", "test_oracle"),
+    *("test_nbgrader", "test_build", "test_browser", "test_processes", "test_demo"),
+    *("test_pictures", "test_site"),
 )
+TURNS = pytest.StashKey[list[str]]()  # what was left out, in lines
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # the processes of pytest-xdist are told
+        turns.settle()
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at -m
@@ -37,25 +45,33 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
-    if not config.getoption("-k") and not any("::" in argument for argument in config.args):
-        leave_to_soak(items)
     if config.getoption("--hypothesis-profile") == "soak" or "soak" in config.getoption("-m"):
         return
-    left_out = [item for item in items if item.get_closest_marker("soak")]
-    config.hook.pytest_deselected(items=left_out)
+    left_out = {item for item in items if item.get_closest_marker("soak")}
+    if not config.getoption("-k") and not any("::" in argument for argument in config.args):
+        thinned = turns.thin(items)
+        left_out.update(thinned.left_out)
+        config.stash[TURNS] = thinned.report()
+    config.hook.pytest_deselected(items=[*left_out])
     items[:] = [item for item in items if item not in left_out]
 
 
-def leave_to_soak(items: list[pytest.Item]) -> None:
-    """Of a test with the marker in_turn(3), every third case stays; each test begins elsewhere."""
-    numbers = Counter[str]()
-    for item in items:
-        turn = item.get_closest_marker("in_turn")
-        if turn is not None and item.get_closest_marker("soak") is None:
-            test = item.nodeid.partition("[")[0]
-            if (crc32(test.encode()) + numbers[test]) % turn.args[0]:
-                item.add_marker("soak")
-            numbers[test] += 1
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["turns"] = session.config.stash.get(TURNS, [])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Hear from a process of pytest-xdist what was left out; all of them say the same."""
+    node.config.stash[TURNS] = getattr(node, "workeroutput", {}).get("turns", [])
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if lines := config.stash.get(TURNS, []):
+        terminalreporter.section("large grids")
+        terminalreporter.write_line("\n".join(lines))
 
 
 @pytest.fixture(scope="module")

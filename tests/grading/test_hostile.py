@@ -27,26 +27,11 @@ SECONDS = 2.0  # of processor time for an exercise; the reference needs tenths
 MOST_MEMORY = 1_500_000_000  # bytes
 HONEST = Submission("ada", "generate", as_bytes(solved("generate")))
 
-EVERY = 5  # of a family, so many are tried by `make soak` for one that is tried each time
 WHOLE = {"honest", "spoiled", "lending", "reaching"}  # families of which all are tried each time
 CLASS = {"spoiled", "left behind", "lending", "kills"}  # those that might cost others something
-
-
-def samples() -> list[Hostile]:
-    """Every fifth of most families, and all of the others."""
-    numbers = Counter[str]()
-    found = []
-    for hostile in CORPUS:
-        if hostile.family in WHOLE or numbers[hostile.family] % EVERY == 0:
-            found.append(hostile)
-        numbers[hostile.family] += 1
-    return found
-
-
-SAMPLES = samples()
 every_submission = pytest.mark.parametrize(
     "hostile",
-    [pytest.param(h, marks=() if h in SAMPLES else pytest.mark.soak) for h in CORPUS],
+    [pytest.param(h, marks=() if h.family in WHOLE else pytest.mark.in_turn(5)) for h in CORPUS],
     ids=lambda h: f"{h.family}-{h.name}",
 )
 
