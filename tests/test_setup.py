@@ -405,15 +405,17 @@ def test_uv_installs_the_same_where_it_is_on_the_path(commands, monkeypatch):
     assert commands[-1] == [*with_uv, *workbook.WHOLE_PROJECT, "--constraint", "constraints.txt"]
 
 
-def test_uv_run_needs_no_environment_for_workbook_py(tmp_path):
-    for name in ("workbook.py", "pyproject.toml"):
-        shutil.copy(ROOT / name, tmp_path)
-    header = (tmp_path / "workbook.py").read_text().partition("# /// script\n")[2]
+def test_uv_run_needs_no_environment_for_workbook_py():
+    header = (ROOT / "workbook.py").read_text().partition("# /// script\n")[2]
     inline = tomllib.loads(header.partition("# ///\n")[0].replace("# ", ""))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert inline == {"requires-python": project["requires-python"]}
-    if shutil.which("uv") is None:
-        pytest.skip("the rest needs uv on the path")
+
+
+@pytest.mark.needs("uv")
+def test_uv_run_leaves_no_environment_of_its_own(tmp_path):
+    for name in ("workbook.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
     before = tree(tmp_path)
     subprocess.run(["uv", "run", "workbook.py", "--help"], cwd=tmp_path, check=True)
     assert tree(tmp_path) == before
@@ -458,14 +460,11 @@ def prepare_metadata_for_build_editable(folder, settings=None):
 """
 
 
-@pytest.fixture(params=["pip", "uv"])
+@pytest.fixture(params=[pytest.param(it, marks=pytest.mark.needs(it)) for it in ("pip", "uv")])
 def soup(request, tmp_path, monkeypatch):
     """A project that needs one package. Returns the page of the index that should list it."""
     if request.param == "pip":
-        pytest.importorskip("pip", reason="uv made this environment")
         monkeypatch.setattr(shutil, "which", {"uv": None}.get)
-    elif shutil.which("uv") is None:
-        pytest.skip("there is no uv on the path")
     build = 'requires = []\nbuild-backend = "backend"\nbackend-path = ["."]'
     (tmp_path / "pyproject.toml").write_text(f"[build-system]\n{build}")
     (tmp_path / "backend.py").write_text(BACKEND)
@@ -621,6 +620,7 @@ def test_an_unknown_command_prints_the_commands(capsys):
     assert workbook.main(["--help"]) == 0
 
 
+@pytest.mark.needs("make")
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
@@ -634,8 +634,6 @@ def test_an_unknown_command_prints_the_commands(capsys):
     ],
 )
 def test_make_hands_everything_to_workbook(command, expected):
-    if shutil.which("make") is None:
-        pytest.skip("there is no make on this machine")
     # If `make test ARGS=…` runs this test, make passes these variables on to the commands it runs.
     outside = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     outside |= {"ARGS": "of another command", "JUPYTER_ARGS": "of another command"}

@@ -998,8 +998,7 @@ def test_without_a_tokenizer_there_are_many_requests_alone_and_a_loss_is_unknown
     assert result["losses"] == {}
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.needs("cuda")
 def test_on_a_gpu_the_counts_are_the_same(table):
     techniques = ",".join(name for name in TECHNIQUES if name not in ("hf", "mine"))
     args = "--workloads", ",".join(KINDS), "--tokens", "4", "--techniques", techniques
