@@ -488,10 +488,16 @@ def test(python: Path, arguments: list[str]) -> int:
 
 
 def test_all(python: Path, arguments: list[str]) -> int:
-    lint = run(python, "-m", "ruff", "check", ".")
-    types = run(python, "-m", "mypy")
-    tests = run(python, *PYTEST, *arguments)
-    return lint or types or tests
+    """Run lint and types beside the tests, and show after these what they found."""
+    beside = [
+        launch(python, "-m", *check, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        for check in (["ruff", "check", "."], ["mypy"])
+    ]
+    status = run(python, *PYTEST, *arguments)
+    for check in beside:
+        print(check.communicate()[0].decode(errors="replace"), end="", flush=True)
+        status = status or check.returncode
+    return status
 
 
 def program(*command: str) -> Callable[[Path, list[str]], int]:

@@ -730,6 +730,18 @@ def test_make_hands_everything_to_workbook(command, expected):
     assert shown.stdout.split() == ["python3.99", "workbook.py", *expected.split()]
 
 
+@pytest.mark.parametrize("failing", [None, "ruff", "mypy", "pytest"])
+def test_lint_and_types_run_beside_the_tests_and_are_told_after_them(
+    monkeypatch, tmp_path, capfd, failing
+):
+    for module in ("ruff", "mypy", "pytest"):
+        code = f"print('{module} has ended'); exit({module == failing})"
+        (tmp_path / f"{module}.py").write_text(code)
+    monkeypatch.setattr(workbook, "ROOT", tmp_path)
+    assert workbook.test(Path(sys.executable), ["-x"]) == (failing is not None)
+    assert capfd.readouterr().out.split(" has ended\n") == ["pytest", "ruff", "mypy", ""]
+
+
 def test_a_command_runs_in_the_projects_folder_with_its_programs_first(capfd):
     told = "import os; print(os.getcwd(), os.environ['PATH'], os.environ['MORE']); exit(3)"
     process = workbook.launch(Path(sys.executable), "-c", told, variables={"MORE": "is here"})
