@@ -179,9 +179,10 @@ while True:
     time.sleep(1)
 """
 OPEN = """
-import sys
+import signal, sys
 from pathlib import Path
 import workbook
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # even if these tests run under nohup
 workbook.ROOT, workbook.LABS, workbook.WORK = Path(), Path("labs"), Path("work")
 workbook.environment = lambda _: Path(sys.executable)
 sys.exit(workbook.main(["lab", *sys.argv[1:]]))
