@@ -233,12 +233,15 @@ def install() -> None:
 def installer(*arguments: str) -> list[str]:
     """Return the command that installs into .venv, in the versions of constraints.txt."""
     into = ["--python", str(VENV_PYTHON)]
+    # pip would compile every module, in a third of its time. uv leaves that to Python, which does
+    # it on first import, if it may keep the result.
+    later = [] if sys.dont_write_bytecode else ["--no-compile"]
     if uv := shutil.which("uv"):
         command = [uv, "pip", "install", *into]
     elif is_installed("pip", [packages_folder()]):
-        command = [str(VENV_PYTHON), "-m", "pip", "install"]
+        command = [str(VENV_PYTHON), "-m", "pip", "install", *later]
     else:  # uv made .venv, or Python is as Debian ships it: pip then installs from outside
-        command = [sys.executable, "-m", "pip", *into, "install"]
+        command = [sys.executable, "-m", "pip", *into, "install", *later]
     return [*command, *arguments, "--constraint", "constraints.txt"]
 
 

@@ -405,6 +405,12 @@ def test_pip_works_from_outside_where_the_environment_has_none(commands):
     assert workbook.installer()[:4] == [str(workbook.VENV_PYTHON), "-m", "pip", "install"]
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_pip_leaves_compiling_to_python_where_python_may_keep_it(commands, monkeypatch, kept):
+    monkeypatch.setattr(sys, "dont_write_bytecode", not kept)
+    assert ("--no-compile" in workbook.installer()) == kept
+
+
 def test_uv_installs_the_same_where_it_is_on_the_path(commands, monkeypatch):
     monkeypatch.setattr(shutil, "which", {"uv": "bin/uv"}.get)
     workbook.install()
