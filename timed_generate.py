@@ -299,7 +299,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = with_choice(parser.parse_args(argv))
     set_threads(args.threads)
     products.always = args.products or products.always
-    racers = RACERS
+    racers: Sequence[str] = RACERS
     if (args.mine or args.race) and not has_solved():
         new_console().print(
             "No exercise of yours has passed its check yet, so `mine` is left out: make lab\n"

@@ -1,6 +1,7 @@
 """A test without its tool is skipped with a reason, or fails where the tool is promised."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ def without(monkeypatch):
     def ending(tool: str, ci: str) -> str:
         monkeypatch.setenv("CI", ci)
         marks = [pytest.mark.needs("here"), pytest.mark.needs("here", tool)]
-        item = SimpleNamespace(iter_markers=lambda name: [m for m in marks if m.name == name])
+        item: Any = SimpleNamespace(iter_markers=lambda name: [m for m in marks if m.name == name])
         try:
             tools.require(item)
         except (pytest.skip.Exception, pytest.fail.Exception) as end:
