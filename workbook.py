@@ -57,6 +57,8 @@ UNMET = (  # what precedes or follows a version that pip, and then uv, can't hav
     r"(?<=The user requested \(constraint\) )\S+"
     r"|(?<=no version of )\S+|\S+(?= has no | depends on Python)"
 )
+# The installer's trouble is with the network, a certificate, a disk or a file, not with versions.
+UV_TROUBLE, PIP_TROUBLE = 2, r"Retrying \(|OSError|\[Errno "
 COMPILED = {"llama-cpp-python": "eight minutes on two cores"}  # measured; there are no wheels
 LABS, WORK = ROOT / "labs", ROOT / "work"
 FOR_LEARNERS = ROOT / ".jupyter"  # settings that hide nbgrader, whose panels are for instructors
@@ -92,6 +94,9 @@ def main(arguments: list[str]) -> int:
     except Refused as refusal:
         print(refusal, file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("\nStopped. Nothing half-made was left: run the same command again.", file=sys.stderr)
+        return 130
 
 
 # ------------------------------------------------------------------------------------ environment
@@ -115,6 +120,10 @@ def environment(extras: list[str]) -> Path:
     if installed_here():
         require_packages(extras)
         return Path(sys.executable)
+    # Its folders come before those of .venv: a PyTorch there, of ROS or a cluster, would be used,
+    # and pip would leave out ours. A Python that the user has set up keeps the variable, because
+    # that Python may find its packages by it.
+    os.environ.pop("PYTHONPATH", None)
     set_up()
     for extra in set(extras) - set(EXTRAS):
         install_missing(optional(extra))
@@ -198,27 +207,41 @@ def fingerprint() -> str:
 
 
 def install() -> None:
+    """Create .venv and install everything into it. Raises Refused if that fails."""
+    uv = shutil.which("uv")
+    ensurepip, pip = map(importlib.util.find_spec, ("ensurepip", "pip"))
+    if not (uv or ensurepip or pip):
+        raise Refused(
+            f"The set-up needs uv or pip, and {sys.executable} has no pip. Install one of them "
+            "(Debian and Ubuntu: apt install python3-venv)."
+        )
     try:
         links = os.name != "nt"  # a copy of the Python that uv brings doesn't start on macOS
-        pip = not shutil.which("uv") and importlib.util.find_spec("ensurepip") is not None
-        venv.create(VENV, symlinks=links, with_pip=pip)
-        subprocess.run(installer(*WHOLE_PROJECT), cwd=ROOT, check=True)
+        venv.create(VENV, symlinks=links, with_pip=bool(ensurepip and not uv))
+        errors = None if uv else subprocess.PIPE  # uv draws its progress bars there, pip doesn't
+        done = subprocess.run(installer(*WHOLE_PROJECT), cwd=ROOT, stderr=errors)
     except (subprocess.CalledProcessError, OSError) as error:
-        raise Refused(
-            f"\nThe set-up failed ({error}); the installer's own message is above. No half-made "
-            f".venv was left behind. {what_to_do(unmet_constraints())}"
-        ) from error
+        raise Refused(f"The set-up failed: {error}. {what_to_do([])}") from error
+    told = (done.stderr or b"").decode(errors="replace")
+    print(told, end="", file=sys.stderr)
+    if status := done.returncode:
+        is_trouble = status == UV_TROUBLE or re.search(PIP_TROUBLE, told)
+        advice = what_to_do([] if is_trouble else unmet_constraints())
+        raise Refused(f"\nThe set-up failed; the installer's own message is above. {advice}")
 
 
 def installer(*arguments: str) -> list[str]:
     """Return the command that installs into .venv, in the versions of constraints.txt."""
     into = ["--python", str(VENV_PYTHON)]
+    # pip would compile every module, in a third of its time. uv leaves that to Python, which does
+    # it on first import, if it may keep the result.
+    later = [] if sys.dont_write_bytecode else ["--no-compile"]
     if uv := shutil.which("uv"):
         command = [uv, "pip", "install", *into]
     elif is_installed("pip", [packages_folder()]):
-        command = [str(VENV_PYTHON), "-m", "pip", "install"]
+        command = [str(VENV_PYTHON), "-m", "pip", "install", *later]
     else:  # uv made .venv, or Python is as Debian ships it: pip then installs from outside
-        command = [sys.executable, "-m", "pip", *into, "install"]
+        command = [sys.executable, "-m", "pip", *into, "install", *later]
     return [*command, *arguments, "--constraint", "constraints.txt"]
 
 
@@ -229,13 +252,10 @@ def packages_folder() -> str:
 def unmet_constraints() -> list[str]:
     """Return the lines of constraints.txt that can't be met.
 
-    Runs the installer once more without installing anything, because its output can't be both shown
-    live, with progress bars, and parsed. Only wheels are allowed: a version that has no wheel for
-    this Python is the other reason why an installation fails.
+    Runs the installer once more without installing anything, silently, because uv's output can't be
+    both shown live, with progress bars, and parsed. Only wheels are allowed: a version that has no
+    wheel for this Python is the other reason why an installation fails.
     """
-    if not VENV_PYTHON.exists():
-        return []
-    print("\nChecking which lines of constraints.txt can't be met.", flush=True)
     command = installer("--dry-run", "--only-binary", ":all:", *WHOLE_PROJECT)
     asked = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     named = re.findall(UNMET, " ".join(asked.stdout.decode(errors="replace").split()))
@@ -250,10 +270,12 @@ def normalized(line: str) -> str:
 
 
 def what_to_do(lines: list[str]) -> str:
+    nothing_left = "No half-made .venv was left behind."
     if not lines:
-        return "Remove the cause and run the same command again."
+        return f"{nothing_left} Remove the cause and run the same command again."
     return (
-        "These versions in constraints.txt don't exist for this Python or this system:\n"
+        f"{nothing_left} These versions in constraints.txt don't exist for this Python or this "
+        "system:\n"
         + "".join(f"    {line}\n" for line in lines)
         + "Delete these lines from constraints.txt and run the same command again. Versions within "
         "the ranges in pyproject.toml are then installed instead."
@@ -469,10 +491,16 @@ def test(python: Path, arguments: list[str]) -> int:
 
 
 def test_all(python: Path, arguments: list[str]) -> int:
-    lint = run(python, "-m", "ruff", "check", ".")
-    types = run(python, "-m", "mypy")
-    tests = run(python, *PYTEST, *arguments)
-    return lint or types or tests
+    """Run lint and types beside the tests, and show after these what they found."""
+    beside = [
+        launch(python, "-m", *check, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        for check in (["ruff", "check", "."], ["mypy"])
+    ]
+    status = run(python, *PYTEST, *arguments)
+    for check in beside:
+        print(check.communicate()[0].decode(errors="replace"), end="", flush=True)
+        status = status or check.returncode
+    return status
 
 
 def program(*command: str) -> Callable[[Path, list[str]], int]:

@@ -74,7 +74,9 @@ def bits_per_byte(
     """
     window = model.config.n_positions
     nats, scored = 0.0, 1  # nothing predicts the first token
-    for end in tqdm(window_ends(len(tokens), window, stride), "bits per byte", leave=False):
+    for end in tqdm(
+        window_ends(len(tokens), window, stride), "bits per byte", leave=False, disable=None
+    ):
         inputs = tokens[max(0, end - window) : end].unsqueeze(0)
         position_ids = torch.arange(inputs.shape[1]).unsqueeze(0)
         new = end - scored
@@ -209,7 +211,7 @@ def in_turns(
     The first prompt is continued once beforehand as a warm-up, which isn't counted.
     """
     tallies = {name: Tally() for name in ways}
-    for turn, prompt in enumerate(tqdm([prompts[0], *prompts], about, leave=False)):
+    for turn, prompt in enumerate(tqdm([prompts[0], *prompts], about, leave=False, disable=None)):
         texts = {}
         for name, way in ways.items():
             generator = torch.Generator().manual_seed(turn)
@@ -253,7 +255,7 @@ def forward_times(target: CachedLMHead, drafts: dict[str, CachedLMHead]) -> Time
     """
     sizes_of = {"target": TARGET_SIZES, **dict.fromkeys(drafts, DRAFT_SIZES)}
     times: Times = {}
-    for turn in tqdm(range(ROUNDS + 1), "forward times", leave=False):
+    for turn in tqdm(range(ROUNDS + 1), "forward times", leave=False, disable=None):
         for name, model in {"target": target, **drafts}.items():
             sizes = sizes_of[name]
             kv_cache = new_cache(model, CACHED + max(sizes))
@@ -373,7 +375,7 @@ def main() -> None:
         report_speculation(f"{about}, {how}", tallies)
     longer = [
         generate(target, torch.tensor([prompt]), OWN_TEXT)[0].tolist()
-        for prompt in tqdm(prompts, "its own text", leave=False)
+        for prompt in tqdm(prompts, "its own text", leave=False, disable=None)
     ]
     tallies = in_turns(target, ways, longer, GREEDY, "on its own text")
     report_speculation(f"{about} and {OWN_TEXT} of the target's own, greedy", tallies)

@@ -167,7 +167,7 @@ def own_text(
     prompt, new = max(1, context // 32), max(1, context // 16)
     starts = draw_windows(tokens, context, seed, OWN_EXAMPLES)[:, :prompt]
     written = []
-    for prompts in tqdm(starts.split(128), "the teacher's own text", leave=False):
+    for prompts in tqdm(starts.split(128), "the teacher's own text", leave=False, disable=None):
         ids = teacher.generate(
             prompts,
             attention_mask=torch.ones_like(prompts),
@@ -324,7 +324,9 @@ def train(args: argparse.Namespace) -> None:
     batch = max(1, TOKENS_PER_STEP // args.context)
     own = own_text(teacher, tokens, args.context, args.seed) if teacher else None
     step_loss = torch.compile(loss_of, dynamic=False) if args.compile else loss_of
-    progress = trange(first_step, args.steps, initial=first_step, total=args.steps, unit="step")
+    progress = trange(
+        first_step, args.steps, initial=first_step, total=args.steps, unit="step", disable=None
+    )
     for step in progress:
         seed = args.seed * 1_000_003 + step
         if own is not None and step >= OWN_TEXT_FROM * args.steps:

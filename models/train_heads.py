@@ -39,14 +39,14 @@ def own_text(
 ) -> Int[Tensor, "examples length"]:
     """Return short prompts from the text with the model's greedy continuations."""
     prompts = draw_windows(tokens, PROMPT, SEED, examples)[:, :PROMPT]
-    parts = tqdm(prompts.split(128), "the model's own text", leave=False)
+    parts = tqdm(prompts.split(128), "the model's own text", leave=False, disable=None)
     return torch.cat([generate(model, part, NEW) for part in parts])
 
 
 def train(heads: Heads, model: CachedLMHead, texts: Int[Tensor, "examples length"]) -> None:
     """Train the heads in place. The texts of a step depend only on the number of the step."""
     optimizer = torch.optim.AdamW(heads.parameters(), lr=LR, weight_decay=0.0)
-    for step in (progress := trange(STEPS, unit="step")):
+    for step in (progress := trange(STEPS, unit="step", disable=None)):
         generator = torch.Generator().manual_seed(SEED * 1_000_003 + step)
         chosen = torch.randint(len(texts), (BATCH,), generator=generator)
         nats = heads_loss(heads, model, texts[chosen])

@@ -82,7 +82,7 @@ def logits_of(
 
 def bits_of(model: CachedLMHead, texts: Sequence[Passage]) -> Float[Tensor, " passages"]:
     """Return the bits per byte of the second half of the context, given all tokens before it."""
-    shown: Any = tqdm(texts, "bits per byte", leave=False)
+    shown: Any = tqdm(texts, "bits per byte", leave=False, disable=None)
     return bits_per_byte(partial(logits_of, model), shown, MODEL, model.config.n_positions // 2)
 
 
@@ -95,7 +95,7 @@ def uptrain(
     """
     model.requires_grad_(True)
     optimizers = new_optimizers(model, lr)
-    progress = trange(steps, desc="uptraining", unit="step", leave=False)
+    progress = trange(steps, desc="uptraining", unit="step", leave=False, disable=None)
     for step in progress:
         examples = draw_windows(tokens, model.config.n_positions, SEED * 1_000_003 + step, batch)
         with torch.autocast("cpu", torch.bfloat16):

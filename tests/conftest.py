@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings  # after the line above, which torch reads when it is imported
 
 from tests.common import turns
+from tests.common.tools import require as pytest_runtest_setup  # noqa: F401
 
 # No deadline, because a slow machine is no failure. The cases are the same every time, and fewer
 # with `make test`; `make soak` draws new ones.

@@ -1,5 +1,6 @@
 """Every lab is complete, imports run one way, and the promised minutes are right."""
 
+import ast
 import re
 from importlib import import_module
 from itertools import chain
@@ -163,3 +164,19 @@ def test_prose_is_spelled_as_in_america(file: Path) -> None:
     names = r"```.*?```|`[^`]*`|^    .*?$|<!--.*?-->|^## \w+\.\S+$"  # of code
     text = re.sub(names, "", file.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
     assert BRITISH.findall(text) == []
+
+
+# --------------------------------------------------------------------------------------- its logs
+
+
+def test_progress_bars_are_for_terminals() -> None:
+    """In a log, a bar is one long line of all its states."""
+    bars = {
+        f"{path}:{node.lineno}": {word.arg: ast.unparse(word.value) for word in node.keywords}
+        for folder in (".", "autograder", "docs", "models", "solutions", "start", "timing")
+        for path in (ROOT / folder).glob("*.py" if folder == "." else "**/*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("tqdm", "trange")
+    }
+    assert len(bars) > 10
+    assert [place for place, words in bars.items() if words.get("disable") != "None"] == []

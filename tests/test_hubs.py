@@ -103,6 +103,7 @@ def in_colab(cell: str, folder: Path, times: int = 1) -> subprocess.CompletedPro
     )
 
 
+@pytest.mark.needs("git")
 def test_in_colab_the_cell_fetches_the_course_and_keeps_what_colab_has(repository, tmp_path):
     played = in_colab(colab.cell("02_kv_cache", repository.as_uri()), tmp_path)
     assert played.returncode == 0, played.stderr
@@ -117,6 +118,7 @@ def test_in_colab_the_cell_fetches_the_course_and_keeps_what_colab_has(repositor
     assert kept == {name: f"=={colab.version(name)}" for name in ("torch", "transformers", "numpy")}
 
 
+@pytest.mark.needs("git")
 def test_the_cell_may_run_twice_and_keeps_what_was_written(repository, tmp_path):
     cell = colab.cell("02_kv_cache", repository.as_uri())
     assert in_colab(cell, tmp_path).returncode == 0
@@ -205,17 +207,9 @@ def test_the_image_holds_nothing_that_git_ignores():
     assert {"/.git", *ignored} <= set(lines(".dockerignore"))
 
 
-def has_docker() -> bool:
-    try:
-        return subprocess.run(["docker", "info"], capture_output=True, timeout=20).returncode == 0
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-
-
+@pytest.mark.needs("docker")
 @pytest.mark.slow
 def test_the_image_builds_and_runs():
-    if not has_docker():
-        pytest.skip("Docker does not run here")
     built = subprocess.run(["docker", "build", "--quiet", "."], cwd=ROOT, stdout=subprocess.PIPE)
     assert built.returncode == 0
     run = ["docker", "run", "--rm", built.stdout.decode().strip()]

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -178,9 +179,10 @@ while True:
     time.sleep(1)
 """
 OPEN = """
-import sys
+import signal, sys
 from pathlib import Path
 import workbook
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # even if these tests run under nohup
 workbook.ROOT, workbook.LABS, workbook.WORK = Path(), Path("labs"), Path("work")
 workbook.environment = lambda _: Path(sys.executable)
 sys.exit(workbook.main(["lab", *sys.argv[1:]]))
@@ -382,10 +384,15 @@ def test_a_killed_update_is_undone(project, monkeypatch):
 def commands(tmp_path, monkeypatch):
     """Set up without installing anything. Returns the commands that would install."""
     commands = []
+
+    def run(command, **_):
+        commands.append(command)
+        return SimpleNamespace(returncode=0, stderr=b"")
+
     monkeypatch.setattr(workbook, "VENV", tmp_path / ".venv")
     monkeypatch.setattr(workbook, "VENV_PYTHON", tmp_path / ".venv/python")
     monkeypatch.setattr(shutil, "which", {"uv": None}.get)
-    monkeypatch.setattr(subprocess, "run", lambda command, **_: commands.append(command))
+    monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr(workbook.venv, "create", lambda folder, **options: folder.mkdir())
     return commands
 
@@ -398,6 +405,12 @@ def test_pip_works_from_outside_where_the_environment_has_none(commands):
     assert workbook.installer()[:4] == [str(workbook.VENV_PYTHON), "-m", "pip", "install"]
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_pip_leaves_compiling_to_python_where_python_may_keep_it(commands, monkeypatch, kept):
+    monkeypatch.setattr(sys, "dont_write_bytecode", not kept)
+    assert ("--no-compile" in workbook.installer()) == kept
+
+
 def test_uv_installs_the_same_where_it_is_on_the_path(commands, monkeypatch):
     monkeypatch.setattr(shutil, "which", {"uv": "bin/uv"}.get)
     workbook.install()
@@ -405,18 +418,90 @@ def test_uv_installs_the_same_where_it_is_on_the_path(commands, monkeypatch):
     assert commands[-1] == [*with_uv, *workbook.WHOLE_PROJECT, "--constraint", "constraints.txt"]
 
 
-def test_uv_run_needs_no_environment_for_workbook_py(tmp_path):
-    for name in ("workbook.py", "pyproject.toml"):
-        shutil.copy(ROOT / name, tmp_path)
-    header = (tmp_path / "workbook.py").read_text().partition("# /// script\n")[2]
+def test_uv_run_needs_no_environment_for_workbook_py():
+    header = (ROOT / "workbook.py").read_text().partition("# /// script\n")[2]
     inline = tomllib.loads(header.partition("# ///\n")[0].replace("# ", ""))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert inline == {"requires-python": project["requires-python"]}
-    if shutil.which("uv") is None:
-        pytest.skip("the rest needs uv on the path")
+
+
+@pytest.mark.needs("uv")
+def test_uv_run_leaves_no_environment_of_its_own(tmp_path):
+    for name in ("workbook.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
     before = tree(tmp_path)
     subprocess.run(["uv", "run", "workbook.py", "--help"], cwd=tmp_path, check=True)
     assert tree(tmp_path) == before
+
+
+def test_without_uv_and_pip_the_set_up_says_how_to_get_one(commands, monkeypatch):
+    monkeypatch.setattr(workbook.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(workbook.Refused, match="apt install python3-venv"):
+        workbook.install()
+    assert commands == []
+    assert not workbook.VENV.exists()
+
+
+@pytest.fixture
+def with_uv(tmp_path):
+    """Return a function that starts a set-up, in a folder of its own, with such a program as uv."""
+    if os.name == "nt":
+        pytest.skip("Windows has no scripts for sh")
+    for name in ("workbook.py", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+
+    def start(script):
+        uv = tmp_path / "programs" / "uv"
+        uv.parent.mkdir()
+        uv.write_text(f"#!/bin/sh\n{script}\n")
+        uv.chmod(0o755)
+        return subprocess.Popen(
+            [sys.executable, "-S", "workbook.py", "timed"],  # -S hides an installed workbook
+            cwd=tmp_path,
+            env={**os.environ, "PATH": f"{uv.parent}:{os.defpath}", "PYTHONPATH": "of ROS"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    return start
+
+
+def test_ctrl_c_stops_a_set_up_in_a_sentence_and_leaves_nothing(with_uv, tmp_path):
+    with with_uv("echo It installs.; exec sleep 60") as set_up:
+        while set_up.stdout.readline() != "It installs.\n":
+            assert set_up.poll() is None
+        os.killpg(set_up.pid, signal.SIGINT)  # a terminal sends it to all processes in it
+        _, told = set_up.communicate()
+    assert set_up.returncode == 130
+    assert told == "\nStopped. Nothing half-made was left: run the same command again.\n"
+    assert not {".venv", ".venv.old"} & {path.name for path in tmp_path.iterdir()}
+
+
+@pytest.mark.parametrize(("status", "asked"), [(1, 2), (2, 1)])
+def test_the_installer_is_asked_again_unless_it_could_not_reach_what_it_needs(
+    with_uv, tmp_path, status, asked
+):
+    with with_uv(f'echo "asked $PYTHONPATH" >>asked; echo why >&2; exit {status}') as set_up:
+        told, error = set_up.communicate()
+    assert set_up.returncode == 1
+    assert told == "Setting up .venv. PyTorch is large, so this may take some minutes.\n"
+    assert error.startswith("why\n\nThe set-up failed; the installer's own message is above. ")
+    assert error.endswith(" run the same command again.\n")
+    assert (tmp_path / "asked").read_text() == "asked \n" * asked  # and saw no other's packages
+
+
+def test_a_set_up_that_fails_before_the_installer_runs_names_the_cause_alone(commands, monkeypatch):
+    def read_only(folder, **options):
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr(workbook.venv, "create", read_only)
+    with pytest.raises(workbook.Refused) as refused:
+        workbook.install()
+    assert str(refused.value).startswith("The set-up failed: [Errno 13] Permission denied: ")
+    assert "installer" not in str(refused.value)
+    assert commands == []
 
 
 @pytest.mark.slow
@@ -458,19 +543,22 @@ def prepare_metadata_for_build_editable(folder, settings=None):
 """
 
 
-@pytest.fixture(params=["pip", "uv"])
+@pytest.fixture(params=[pytest.param(it, marks=pytest.mark.needs(it)) for it in ("pip", "uv")])
 def soup(request, tmp_path, monkeypatch):
     """A project that needs one package. Returns the page of the index that should list it."""
     if request.param == "pip":
-        pytest.importorskip("pip", reason="uv made this environment")
         monkeypatch.setattr(shutil, "which", {"uv": None}.get)
-    elif shutil.which("uv") is None:
-        pytest.skip("there is no uv on the path")
     build = 'requires = []\nbuild-backend = "backend"\nbackend-path = ["."]'
     (tmp_path / "pyproject.toml").write_text(f"[build-system]\n{build}")
     (tmp_path / "backend.py").write_text(BACKEND)
     page = tmp_path / "index" / "some-soup" / "index.html"
     page.parent.mkdir(parents=True)
+    source = tmp_path / "some_soup-4.1"
+    source.mkdir()
+    shutil.copy(tmp_path / "pyproject.toml", source)
+    (source / "backend.py").write_text("1 / 0")
+    with tarfile.open(page.with_name(f"{source.name}.tar.gz"), "w:gz") as archive:
+        archive.add(source, source.name)
     (tmp_path / "constraints.txt").write_text("# ours\nanother==2\nSome_Soup==4.1\n")
     for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
         monkeypatch.delenv(name)
@@ -482,7 +570,7 @@ def soup(request, tmp_path, monkeypatch):
     monkeypatch.setattr(workbook, "ROOT", tmp_path)
     monkeypatch.setattr(workbook, "VENV", tmp_path / ".venv")
     monkeypatch.setattr(workbook, "VENV_PYTHON", tmp_path / ".venv" / VENV_PYTHON)
-    monkeypatch.setattr(workbook.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(workbook.importlib.util, "find_spec", lambda name: name == "pip")
     return page
 
 
@@ -621,6 +709,7 @@ def test_an_unknown_command_prints_the_commands(capsys):
     assert workbook.main(["--help"]) == 0
 
 
+@pytest.mark.needs("make")
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
@@ -634,8 +723,6 @@ def test_an_unknown_command_prints_the_commands(capsys):
     ],
 )
 def test_make_hands_everything_to_workbook(command, expected):
-    if shutil.which("make") is None:
-        pytest.skip("there is no make on this machine")
     # If `make test ARGS=…` runs this test, make passes these variables on to the commands it runs.
     outside = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     outside |= {"ARGS": "of another command", "JUPYTER_ARGS": "of another command"}
@@ -648,6 +735,18 @@ def test_make_hands_everything_to_workbook(command, expected):
         check=True,
     )
     assert shown.stdout.split() == ["python3.99", "workbook.py", *expected.split()]
+
+
+@pytest.mark.parametrize("failing", [None, "ruff", "mypy", "pytest"])
+def test_lint_and_types_run_beside_the_tests_and_are_told_after_them(
+    monkeypatch, tmp_path, capfd, failing
+):
+    for module in ("ruff", "mypy", "pytest"):
+        code = f"print('{module} has ended'); exit({module == failing})"
+        (tmp_path / f"{module}.py").write_text(code)
+    monkeypatch.setattr(workbook, "ROOT", tmp_path)
+    assert workbook.test(Path(sys.executable), ["-x"]) == (failing is not None)
+    assert capfd.readouterr().out.split(" has ended\n") == ["pytest", "ruff", "mypy", ""]
 
 
 def test_a_command_runs_in_the_projects_folder_with_its_programs_first(capfd):

@@ -3,7 +3,6 @@
 One whole site is built from lab 1's executed notebook; the other labs have no outputs there.
 """
 
-import os
 import re
 from html import unescape
 from pathlib import Path
@@ -21,7 +20,7 @@ from docs.site.grafted import CODE, STATE, VIEW, grafted
 from docs.site.leaks import leaks
 from docs.site.links import rewritten
 from docs.site.pages import write_pages
-from tests.common.browser import browser_page, find_browser
+from tests.common.browser import browser_page
 
 SECRET = "keys = torch.cat([kv_cache[0], keys], dim=2)"  # a line of lab 2's solution
 
@@ -161,13 +160,12 @@ def test_the_solutions_are_there_only_if_asked_for(tmp_path):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    if "CI" not in os.environ:
-        pytest.importorskip("sphinx", reason="The extra `site` isn't installed")
     from docs.site.built import build
 
     return build(tmp_path_factory.mktemp("site"), executed.executed(["01_generate"]))
 
 
+@pytest.mark.needs("sphinx")
 @pytest.mark.slow
 def test_a_site_with_a_solution_is_found_out(site):
     from docs.site.built import leaked
@@ -184,6 +182,7 @@ def pages_of(site: Path) -> dict[Path, str]:
     return {page: page.read_text(encoding="utf-8") for page in pages}
 
 
+@pytest.mark.needs("sphinx")
 @pytest.mark.slow
 def test_every_link_leads_somewhere(site):
     pages, broken = pages_of(site.resolve()), []
@@ -204,9 +203,6 @@ def test_every_link_leads_somewhere(site):
 @pytest.fixture(scope="module")
 def page(site):
     """A page in a browser, with the site's files and nothing else to fetch."""
-    if find_browser() is None:
-        reason = "no Chromium or Chrome on the path; install one to run the tests in a browser"
-        pytest.fail(reason) if "CI" in os.environ else pytest.skip(reason)
     with browser_page() as page:
         fetched, page.site = [], site
         page.on("request", lambda request: fetched.append(request.url))
@@ -218,8 +214,8 @@ def go(page, path):
     page.goto(f"{page.site.as_uri()}/{path}")
 
 
+@pytest.mark.needs("sphinx", "chromium")
 @pytest.mark.slow
-@pytest.mark.browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_page_is_wider_than_a_phone(page, scheme):
     page.emulate_media(color_scheme=scheme)
@@ -231,15 +227,15 @@ def test_no_page_is_wider_than_a_phone(page, scheme):
         assert (sum(map(int, re.findall(r"\d+", ground)[:3])) > 384) == (scheme == "light"), path
 
 
+@pytest.mark.needs("sphinx", "chromium")
 @pytest.mark.slow
-@pytest.mark.browser
 def test_search_finds_words_in_a_lab(page):
     go(page, "search.html?q=block+table")
     expect(page.locator("#search-results a", has_text="paged attention").first).to_be_visible()
 
 
+@pytest.mark.needs("sphinx", "chromium")
 @pytest.mark.slow
-@pytest.mark.browser
 def test_the_run_on_the_front_page_moves_and_can_be_paused(page):
     page.emulate_media(reduced_motion="no-preference")
     go(page, "index.html")
@@ -253,8 +249,8 @@ def test_the_run_on_the_front_page_moves_and_can_be_paused(page):
     assert run.locator(".served").last.evaluate("one => getComputedStyle(one).opacity") == "1"
 
 
+@pytest.mark.needs("sphinx", "chromium")
 @pytest.mark.slow
-@pytest.mark.browser
 def test_the_survey_is_sorted_by_a_column(page):
     go(page, "docs/survey.html")
     table = page.locator("article table").first

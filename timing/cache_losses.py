@@ -152,7 +152,7 @@ def lines(
     title, rows = table
     yield f"| {title} | loss, bits per byte | KB |"
     yield "|---|---:|---:|"
-    for row in tqdm(rows, title, leave=False):
+    for row in tqdm(rows, title, leave=False, disable=None):
         kv_cache = row.new_cache()
         streamed = row.model or model, lambda held=kv_cache: held, texts, SCORED, row.chunk, MODEL
         lost = loss(streamed_bits(*streamed), compared)

@@ -253,7 +253,7 @@ def tables(model: GPTLMHead, calibration: Sequence[Passage]) -> Iterator[Losses]
 def lines(table: Losses, texts: Sequence[Passage], compared: Tensor) -> Iterator[str]:
     yield f"| {table.title} | bits | loss, bits per byte | bits per weight | MB |"
     yield "|---|---:|---:|---:|---:|"
-    for row in tqdm(table.rows, table.title, leave=False):
+    for row in tqdm(table.rows, table.title, leave=False, disable=None):
         made, bits = row.make()
         lost = loss(bits_per_byte(logits_of(made), texts, MODEL, SCORED), compared)
         size = bits * table.numbers / 8e6

@@ -5,7 +5,6 @@ Used by test_browser.py, and by docs/screenshots.py, which takes the pictures fo
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -20,9 +19,10 @@ from typing import Any
 from playwright.sync_api import Locator, Page, expect, sync_playwright
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
+from tests.common.tools import find_browser
+
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT = 120_000  # milliseconds; a machine under load is slow
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 LAUNCH = [
     "--no-sandbox",  # none is available as root in a container
     "--disable-gpu",
@@ -36,10 +36,6 @@ SETTINGS = {
     "@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
     "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},  # every cell in the page
 }
-
-
-def find_browser() -> str | None:
-    return next((path for path in map(shutil.which, BROWSERS) if path), None)
 
 
 @contextmanager

@@ -42,10 +42,10 @@ from autograder.grading.results import NotGraded, Result
 from autograder.grading.secret import key_of
 from autograder.grading.submission import Submission
 from tests.common import mortal
-from tests.common.jailed import jailed, untimed
+from tests.common.graded import untimed
 from tests.hostile.notebooks import released, solved
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.needs("bwrap"), pytest.mark.slow]
 
 SECRET = bytes(range(32))
 LESSON = lessons()["generate"]
@@ -63,9 +63,9 @@ CLASS = [
 POINTS = {"ada": FULL, "bob": 0, mortal.DIES_ONCE: FULL, "dan": 0, "gus\udcff": FULL}
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def sandbox():
-    with jailed() as jail:
+    with Jail() as jail:
         yield jail
 
 

@@ -1,25 +1,17 @@
 """nbgrader's formgrader in a real browser, as an instructor goes through it."""
 
-import os
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
 
-from tests.common.browser import browser_page, find_browser
+from tests.common.browser import browser_page
 from tests.common.course import Course
 
 LAB = "01_generate"
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        find_browser() is None and "CI" not in os.environ, reason="there is no Chromium or Chrome"
-    ),
-]
 
-
+@pytest.mark.needs("chromium")
 @pytest.mark.slow
 def test_a_submission_is_graded_by_its_button_and_its_prose_by_hand(tmp_path: Path) -> None:
     course = Course(tmp_path)

@@ -14,7 +14,7 @@ from autograder.grading.oracle import grade_one
 from autograder.grading.results import Result, from_json, to_json
 from autograder.grading.secret import key_of
 from autograder.grading.submission import Submission, read_submission
-from tests.common.jailed import jailed, lost
+from tests.common.graded import lost
 from tests.hostile import CORPUS
 from tests.hostile.notebooks import Hostile, as_bytes, solved
 from tests.hostile.reaching import WALLS
@@ -38,7 +38,7 @@ every_submission = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module")
 def jail():
-    with jailed(seconds=SECONDS) as jail:
+    with Jail(seconds=SECONDS) as jail:
         require_walls(jail)
         yield jail
 
@@ -97,6 +97,7 @@ def words(result: Result, exercise: str | None) -> str:
     return " ".join([*mark.paragraphs, *(part for row in mark.rows for part in row)])
 
 
+@pytest.mark.needs("bwrap")
 @every_submission
 def test_every_score_is_exact_and_says_why(hostile, results):
     result = results(hostile).result
@@ -104,6 +105,7 @@ def test_every_score_is_exact_and_says_why(hostile, results):
     assert hostile.says in words(result, hostile.exercise)
 
 
+@pytest.mark.needs("bwrap")
 @every_submission
 def test_the_grader_keeps_its_memory_and_who_comes_next_all_points(hostile, results):
     found = results(hostile)
@@ -111,6 +113,7 @@ def test_the_grader_keeps_its_memory_and_who_comes_next_all_points(hostile, resu
     assert found.next is None or lost(found.next) == {}
 
 
+@pytest.mark.needs("bwrap")
 @every_submission
 def test_what_is_told_can_be_kept_and_shown(hostile, results):
     result = results(hostile).result
@@ -120,6 +123,7 @@ def test_what_is_told_can_be_kept_and_shown(hostile, results):
     assert all(text.isprintable() and len(text) < 5000 for text in told)
 
 
+@pytest.mark.needs("bwrap")
 @pytest.mark.soak
 @pytest.mark.parametrize("hostile", [h for h in CORPUS if h.family in CLASS], ids=lambda h: h.name)
 def test_seven_classmates_of_an_attacker_have_full_marks(hostile, jail):

@@ -26,7 +26,7 @@ from autograder.judging import judge as judge_module
 from autograder.judging.catalogue import Misconception
 from autograder.judging.exercise import Case, Exercise
 from autograder.judging.judge import NOT_ATTEMPTED, PASSED, WRONG, judge
-from tests.common.jailed import jailed, lost, untimed
+from tests.common.graded import lost, untimed
 from tests.common.styles import in_another_style, names_in_another_style
 from tests.common.trials import (
     EXERCISES,
@@ -59,7 +59,7 @@ every_lab = pytest.mark.parametrize("lab", LABS)
 
 @pytest.fixture(scope="module")
 def jail() -> Iterator[Jail]:
-    with jailed(seconds=SOON) as jail:
+    with Jail(seconds=SOON) as jail:
         yield jail
 
 
@@ -95,6 +95,7 @@ def require_lab_1_right(jail: Jail, student: str = "ada") -> None:
     require_all_points(solved("generate"), "generate", jail, student=student)
 
 
+@pytest.mark.needs("bwrap")
 @pytest.mark.slow
 @pytest.mark.in_turn(5)
 @every_lab
@@ -112,6 +113,7 @@ def test_another_style_is_right_in_this_process_too(exercise: Exercise, seed: in
     assert judge(exercise, attempt, cases_of(exercise, seed)).status == PASSED
 
 
+@pytest.mark.needs("bwrap")
 @every_lab
 def test_the_released_notebook_earns_nothing_and_is_not_attempted(lab: str, jail: Jail) -> None:
     result = grade(released(lab), lab, jail)
@@ -177,6 +179,7 @@ def half_wrong(jail: Jail) -> Callable[[str, int], Result]:
     return cache(lambda lab, half: grade(partly_wrong(lab, half), lab, jail))
 
 
+@pytest.mark.needs("bwrap")
 @pytest.mark.in_turn(5)
 @every_lab
 @pytest.mark.parametrize("half", [0, 1])
@@ -234,6 +237,7 @@ def test_a_submission_is_tried_on_cases_of_its_own(exercise: Exercise) -> None:
     assert any(values(content=content) != own for content in (b"his", b"another", b"a third"))
 
 
+@pytest.mark.needs("bwrap")
 @pytest.mark.parametrize(
     "lab",
     [lab if lab == "decoding" else pytest.param(lab, marks=pytest.mark.soak) for lab in LABS],
@@ -246,6 +250,7 @@ def test_the_same_submission_comes_to_the_same_result(lab, jail, half_wrong):
 # ------------------------------------------------------------------------- a student's statements
 
 
+@pytest.mark.needs("bwrap")
 def test_a_statement_costs_what_needs_it(jail: Jail) -> None:
     notebook = solved("kv_cache")
     prepend(notebook, MASK, "raise SystemExit('nobody needs me')")
@@ -260,10 +265,11 @@ def test_a_statement_costs_what_needs_it(jail: Jail) -> None:
 # -------------------------------------------------------------------------- one sandbox for several
 
 
+@pytest.mark.needs("bwrap")
 @pytest.mark.slow
 def test_a_clean_sandbox_serves_the_next_submission_and_no_other_does(monkeypatch):
     started = count_starts(monkeypatch)
-    with jailed() as jail:
+    with Jail() as jail:
         before = len(started)
         for student in ("ada", "bob"):
             require_lab_1_right(jail, student)
@@ -279,10 +285,11 @@ def test_a_clean_sandbox_serves_the_next_submission_and_no_other_does(monkeypatc
     assert all(not sandbox.runs() for sandbox in started)
 
 
+@pytest.mark.needs("bwrap")
 @pytest.mark.slow
 def test_without_the_filter_of_system_calls_nobody_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     started = count_starts(monkeypatch)
-    with jailed() as jail:
+    with Jail() as jail:
         jail.__dict__["filter"] = b""
         for number in (1, 2):
             before = len(started)
@@ -303,6 +310,7 @@ def breaks(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
     monkeypatch.setattr(Sandbox, "begin", broken)
 
 
+@pytest.mark.needs("bwrap")
 @pytest.mark.slow
 def test_what_ends_before_the_attempt_has_begun_is_tried_once_more(jail, monkeypatch):
     """And where no attempt comes to begin there is no zero."""
@@ -314,6 +322,7 @@ def test_what_ends_before_the_attempt_has_begun_is_tried_once_more(jail, monkeyp
     require_lab_1_right(jail)
 
 
+@pytest.mark.needs("bwrap")
 @pytest.mark.slow
 def test_where_the_sandbox_dies_under_an_attempt_it_is_tried_once_more(jail, monkeypatch):
     """The kernel may have taken it, for memory that others use."""
@@ -358,6 +367,7 @@ def refused(*_: object, **__: object) -> None:
     ids=["no bubblewrap", "no processes", "a course that the sandbox would show"],
 )
 def test_where_no_sandbox_can_be_had_it_says_why(name, value, told, monkeypatch):
+    monkeypatch.setattr("autograder.grading.jail.shutil.which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(f"autograder.grading.jail.{name}", value)
     with pytest.raises(JailError, match=told):
         Jail().__enter__()
@@ -376,6 +386,7 @@ def test_unsandboxed_it_grades_and_says_so(monkeypatch: pytest.MonkeyPatch) -> N
 # ------------------------------------------------------------------------------- for a whole class
 
 
+@pytest.mark.needs("bwrap")
 @pytest.mark.soak
 @every_lab
 def test_every_right_solution_earns_all_points_under_twenty_secrets(lab: str, jail: Jail) -> None:
@@ -385,6 +396,7 @@ def test_every_right_solution_earns_all_points_under_twenty_secrets(lab: str, ja
         require_all_points(in_another_style(lab), lab, jail, secret)
 
 
+@pytest.mark.needs("bwrap")
 @pytest.mark.soak
 @every_lab
 def test_every_misconception_is_told_after_the_whole_way(lab: str, jail: Jail) -> None:
@@ -398,6 +410,7 @@ def test_every_misconception_is_told_after_the_whole_way(lab: str, jail: Jail) -
 MEGABYTE = 1 << 20
 
 
+@pytest.mark.needs("bwrap")
 @pytest.mark.soak
 def test_the_grader_does_not_grow_with_the_class(jail: Jail) -> None:
     memory = []

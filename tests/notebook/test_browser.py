@@ -2,7 +2,6 @@
 
 import inspect
 import json
-import os
 import shutil
 
 import pytest
@@ -13,7 +12,6 @@ from solutions.generate import generate
 from tests.common.browser import (
     browser_page,
     cell,
-    find_browser,
     open_notebook,
     paste_over,
     run_all,
@@ -23,16 +21,7 @@ from tests.common.browser import (
 
 LAB = "01_generate/generate.ipynb"
 
-pytestmark = pytest.mark.browser
-
-
-@pytest.fixture(scope="module")
-def browser_is_there():
-    if find_browser() is None:
-        reason = "no Chromium or Chrome on the path; install one to run the tests in a browser"
-        if os.environ.get("CI"):
-            pytest.fail(f"CI is set, and there is {reason}")
-        pytest.skip(reason)
+pytestmark = pytest.mark.needs("chromium")
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +30,7 @@ def work(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def address(browser_is_there, work):
+def address(work):
     with serve(work, work.parent) as address:
         yield address
 

@@ -1,7 +1,6 @@
 """The page in a real browser: it writes, stops, colors, shows the engine and says what is wrong."""
 
 import json
-import os
 import re
 from types import SimpleNamespace
 
@@ -9,24 +8,20 @@ import pytest
 from playwright.sync_api import expect, sync_playwright
 
 from solutions.server.here import serve_here
-from tests.common.browser import LAUNCH, find_browser
+from tests.common.browser import LAUNCH
 from tests.common.clients import body
+from tests.common.tools import find_browser
 
 HOSTILE = "<img src=x onerror=\"document.title='taken'\"><b>bold</b>"
 LOST = "The connection to the server was lost."
 BUSY = {"error": {"message": "Too many requests are waiting. Try again later."}}
 BROKEN = {"error": {"message": "The replica that wrote this answer has failed."}}
 
-pytestmark = pytest.mark.browser
+pytestmark = pytest.mark.needs("chromium")
 
 
 @pytest.fixture(scope="module")
 def browser():
-    if find_browser() is None:
-        reason = "no Chromium or Chrome on the path; install one to run the tests in a browser"
-        if os.environ.get("CI"):
-            pytest.fail(f"CI is set, and there is {reason}")
-        pytest.skip(reason)
     with sync_playwright() as playwright:
         expect.set_options(timeout=30_000)
         browser = playwright.chromium.launch(executable_path=find_browser(), args=LAUNCH)

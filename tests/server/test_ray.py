@@ -20,9 +20,7 @@ import pytest
 from tests.common.clients import body, events
 from tests.server.test_faults import eventually
 
-pytest.importorskip("ray", reason="needs the extra `ray`, which `make` doesn't install")
-
-pytestmark = pytest.mark.soak
+pytestmark = [pytest.mark.needs("ray"), pytest.mark.soak]
 ROOT = Path(__file__).resolve().parents[2]
 CLIENTS = 8
 

@@ -649,16 +649,13 @@ def test_each_part_is_asked() -> None:
     assert asked == {"next_token_probs": 3, "verify": 3, "verify_greedy": 3}
 
 
-ON_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
-
 @pytest.mark.parametrize("k", [0, 2])
 @pytest.mark.parametrize(
     ("device", "dtype"),
     [
         ("cpu", torch.float32),
         ("cpu", torch.bfloat16),
-        pytest.param("cuda", torch.float64, marks=[pytest.mark.gpu, ON_A_GPU]),
+        pytest.param("cuda", torch.float64, marks=pytest.mark.needs("cuda")),
     ],
     ids=str,
 )

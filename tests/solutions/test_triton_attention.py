@@ -1,6 +1,5 @@
 """The Triton kernel of lab 12 against the tiles that a learner writes, on a GPU or interpreted."""
 
-import importlib.util
 import os
 import sys
 from collections.abc import Callable
@@ -12,11 +11,7 @@ from torch import Tensor
 
 from solutions.flash_attention import attend_in_tiles
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-needs_triton = pytest.mark.skipif(
-    not HAS_TRITON, reason='triton is not installed: pip install -e ".[gpu]", on Linux'
-)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +33,7 @@ def parts(heads: int, q_len: int, k_len: int, head_dim: int) -> tuple[Tensor, Te
     return random(q_len), random(k_len), random(k_len)
 
 
-@needs_triton
+@pytest.mark.needs("triton")
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -57,7 +52,7 @@ def test_the_kernel_does_what_the_tiles_do(kernel, sizes):
         torch.testing.assert_close(one, other, rtol=0, atol=5e-6)
 
 
-@needs_triton
+@pytest.mark.needs("triton")
 def test_scores_in_the_thousands_do_not_overflow(kernel: Callable[..., Any]) -> None:
     queries, keys, values = parts(1, 20, 20, 16)
     given = 100 * queries.round(), 10 * keys.round(), values
@@ -65,7 +60,7 @@ def test_scores_in_the_thousands_do_not_overflow(kernel: Callable[..., Any]) -> 
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-5)
 
 
-@needs_triton
+@pytest.mark.needs("triton")
 @pytest.mark.parametrize("sizes", [(1, 4, 4, 8), (1, 4, 4, 24), (1, 5, 4, 16)])
 def test_what_it_cannot_do_is_refused(kernel, sizes):
     with pytest.raises(ValueError, match="The kernel takes heads of 16, 32, 64 or more"):

@@ -1,18 +1,13 @@
 """The start page in JupyterLab, in a real browser."""
 
-import os
-
 import pytest
 from playwright.sync_api import expect
 
-from tests.common.browser import SETTINGS, browser_page, find_browser, serve
+from tests.common.browser import SETTINGS, browser_page, serve
 
 
-@pytest.mark.browser
+@pytest.mark.needs("chromium")
 @pytest.mark.slow
-@pytest.mark.skipif(
-    find_browser() is None and "CI" not in os.environ, reason="there is no Chromium or Chrome"
-)
 def test_a_link_opens_a_lab_and_coming_back_shows_what_has_passed(tmp_path, pass_all, monkeypatch):
     monkeypatch.delitem(SETTINGS, "@jupyterlab/notebook-extension/tracker")  # as a learner has it
     pass_all("generate.generate")

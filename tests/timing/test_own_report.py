@@ -2,7 +2,6 @@
 
 import base64
 import json
-import os
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -15,7 +14,7 @@ import pytest
 from autograder.course.lesson import lessons
 from autograder.course.reference import ROOT
 from autograder.notebook.passed import kept_file, red_file
-from tests.common.browser import browser_page, find_browser
+from tests.common.browser import browser_page
 from timing import report
 from timing.kept_rows import keep
 from timing.report import __main__ as command
@@ -223,10 +222,7 @@ def test_a_notebook_can_write_it_without_waiting_for_torch():
 
 
 @pytest.mark.slow
-@pytest.mark.browser
-@pytest.mark.skipif(
-    find_browser() is None and "CI" not in os.environ, reason="there is no Chromium or Chrome"
-)
+@pytest.mark.needs("chromium")
 def test_a_phone_shows_it_without_a_request_or_an_error(work):
     begin(work, "engine", {"image/svg+xml": SVG})
     time_rows(("mine", 2400.0), ("cached", 300.0), ("a technique with a long name", 3000.0))

@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from gpt import GPTLMHead, load_tokenizer, read_config
 from solutions import generate as lab1
 from tests.common.checkpoints import write_tiny
 from tests.common.commands import resize
+from tests.common.tools import ABSENCE
 from timing.peers.catalogue import PEERS, Peer, missing
 from timing.peers.row import PeerRow
 from timing.peers.worker import PeerFailed, Worker, Workers
@@ -401,15 +401,14 @@ def test_peers_where_none_would_run_are_refused(table, capsys):
 # ------------------------------------------------------------------------------- the real engines
 
 
-def installed(name: str) -> pytest.param:
-    absent = [package for module, package in PEERS[name].modules.items() if not find_spec(module)]
-    needs = "a GPU" if PEERS[name].needs_cuda else " and ".join(absent)
-    skip = pytest.mark.skipif(bool(needs), reason=f"{name} needs {needs}")
-    return pytest.param(name, marks=[skip, pytest.mark.slow])
+def with_its_needs(name: str) -> pytest.param:
+    needed = [module for module in PEERS[name].modules if module in ABSENCE]
+    needed += ["cuda"] if PEERS[name].needs_cuda else []
+    return pytest.param(name, marks=[pytest.mark.needs(tool) for tool in needed])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [installed(name) for name in PEERS])
+@pytest.mark.parametrize("name", [with_its_needs(name) for name in PEERS])
 def test_a_real_engine_writes_what_the_naive_loop_writes(tiny, naive, name):
     prompts, limits = [[5, 6, 7], [8] * 9, [11], [12, 13], [14]], [6, 3, 9, 1, 12]
     expected = [continued(naive, p, n) for p, n in zip(prompts, limits, strict=True)]
@@ -427,7 +426,7 @@ def test_a_real_engine_writes_what_the_naive_loop_writes(tiny, naive, name):
                     assert outputs == expected
 
 
-@pytest.mark.skipif(find_spec("gguf") is None, reason="needs gguf")
+@pytest.mark.needs("gguf")
 @pytest.mark.parametrize("precision", ["float32", "q8_0"])
 def test_a_gguf_file_holds_the_model_and_its_tokenizer(tiny, naive, tmp_path, precision):
     import gguf

@@ -859,6 +859,17 @@ def test_mine_is_what_the_checks_kept(table, kept):
     assert "your KVCache (lab 2)" in printed
 
 
+def test_with_nothing_solved_a_sentence_says_so_and_no_row_is_added(table, kept, tiny, capsys):
+    printed, result = table("--tokens", "3", "--techniques", "naive", "--mine")
+    assert [row["technique"] for row in result["rows"]] == ["naive"]
+    assert printed.startswith("No exercise of yours has passed its check yet")
+    assert "mine(" not in printed
+    timed_generate.main(["--model", str(tiny), "--race", "--tokens", "2"])
+    raced = capsys.readouterr().out
+    assert raced.startswith("No exercise of yours has passed its check yet")
+    assert raced.count("tok/s") == 2
+
+
 NAIVE_LOOP, TUPLES = {"generate": ["generate"]}, {"kv_cache": ["generate_threaded"]}
 CACHE, ROUNDS = {"kv_cache": ["KVCache"]}, {"speculative": ["generate_speculative"]}
 ENGINE, CODES = {"engine": ["Engine"]}, {"quantization": ["absmax"]}
@@ -908,6 +919,7 @@ def written(monkeypatch) -> Callable[[dict[str, list[str]]], None]:
             return module
 
         monkeypatch.setattr("autograder.check.mine", mine)
+        monkeypatch.setattr(timed_generate, "has_solved", lambda: True)
 
     return write
 
@@ -998,8 +1010,7 @@ def test_without_a_tokenizer_there_are_many_requests_alone_and_a_loss_is_unknown
     assert result["losses"] == {}
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.needs("cuda")
 def test_on_a_gpu_the_counts_are_the_same(table):
     techniques = ",".join(name for name in TECHNIQUES if name not in ("hf", "mine"))
     args = "--workloads", ",".join(KINDS), "--tokens", "4", "--techniques", techniques

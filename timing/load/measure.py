@@ -87,7 +87,9 @@ class Measurement:
         arrivals: Arrivals,
         rate: float | None = None,
     ) -> Load:
-        with tqdm(total=len(requests), desc=name, unit="answer", leave=False) as progress:
+        with tqdm(
+            total=len(requests), desc=name, unit="answer", leave=False, disable=None
+        ) as progress:
             self.client.on_answer = progress.update
             answers = await open_run(self.client, self.lab, requests, arrivals)
         return self.load(name, answers, rate)

@@ -102,6 +102,6 @@ def bits_of(
     texts = passages(model=str(folder), length=length)[:PASSAGES]
     found = [
         streamed_bits(model, new_cache, [text], length // 2, length, str(folder))
-        for text in tqdm(texts, "bits per byte", leave=False)
+        for text in tqdm(texts, "bits per byte", leave=False, disable=None)
     ]
     return torch.cat(found)

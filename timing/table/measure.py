@@ -108,7 +108,9 @@ def timed_runs(
         for name in rotated(names, repeat)
     ]
     rows = [(workload, name) for workload, names in plan for name in names]
-    with tqdm(total=len(verifying) + len(timing), unit="run", leave=False) as progress:
+    with tqdm(
+        total=len(verifying) + len(timing), unit="run", leave=False, disable=None
+    ) as progress:
         for workload, name in verifying:
             progress.set_description(f"verify {name}, {workload.name}")
             found = verified(workload, name)
