@@ -146,9 +146,7 @@ def test_what_a_clock_has_stopped_is_tried_once_more_alone(
     assert turns_taken == ["together", "alone", "together"]
 
 
-def test_what_starves_twice_is_not_graded(
-    jail: Jail, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_starves_twice_is_not_graded(jail: Jail, monkeypatch: pytest.MonkeyPatch) -> None:
     slow(monkeypatch, 2 * LOOK, lambda: True)
     monkeypatch.setattr(Patience, "look", lambda patience: Starved)
     with pytest.raises(JailError, match=f"too busy: {LOOP} got hardly any processor time"):

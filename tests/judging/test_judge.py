@@ -122,12 +122,12 @@ def test_a_debugger_works_after_an_attempt_was_stopped() -> None:
     assert subprocess.run(command, cwd=ROOT, check=False, timeout=60).returncode == 0
 
 
-WAITS = {
+WAITS: dict[str, Callable[[], Any]] = {
     "sleeps": lambda: time.sleep(10**6),
     "a lock": lambda: [lock.acquire() for lock in [threading.Lock()] * 2],
     "an input": lambda: os.read(os.pipe()[0], 1),
     "a thread": lambda: Event().wait(),
-    "sleeps again and again": lambda: [time.sleep(0.05) for _ in range(10**6)],
+    "sleeps again and again": lambda: deque(map(time.sleep, itertools.repeat(0.05))),
 }
 
 

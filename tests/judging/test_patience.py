@@ -34,8 +34,8 @@ def ended(steps: Iterable[Step]) -> tuple[type[TookTooLong] | None, int]:
     state: tuple[bool | None, bool] = (True, False)
     patience = Patience(LIMIT, LIMIT, lambda: used, lambda: state[0], lambda: state[1], lambda: now)
     looks = 0
-    for passed, work, *last in steps:
-        now, used, state, looks = now + passed, used + work, (last[0], last[1]), looks + 1
+    for passed, work, can_run, asked in steps:
+        now, used, state, looks = now + passed, used + work, (can_run, asked), looks + 1
         if error := patience.look():
             return error, looks
     return None, looks
@@ -96,6 +96,7 @@ def test_only_its_own_work_and_waiting_count(steps: list[Step]) -> None:
 
 @given(st.lists(st.builds(sleeps, PASSED) | HONEST | st.builds(is_asked, PASSED), max_size=200))
 def test_waiting_counts_in_all_and_no_look_counts_more_than_one_in_time(steps: list[Step]) -> None:
-    waited = sum(min(passed, LOOK) for passed, _, can_run, asked in steps if not can_run | asked)
+    idle = (passed for passed, _, can_run, asked in steps if not (can_run or asked))
+    waited = sum(min(passed, LOOK) for passed in idle)
     is_ended = ended(steps)[0] is Waited
     assert is_ended == (waited > LIMIT) or waited == pytest.approx(LIMIT)
