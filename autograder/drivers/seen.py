@@ -345,7 +345,7 @@ UNUSED_SEED = 2**40 + 15  # no case hands over a generator with it
 
 @contextmanager
 def torch_as_it_is() -> Iterator[None]:
-    """Put back the settings of torch that an attempt may change: defaults, and the random state.
+    """Put back what an attempt may change of torch: defaults, the random state, and the threads.
 
     An attempt that draws numbers of its own draws the same ones each time, so that its mistake can
     be recognized.
@@ -355,7 +355,7 @@ def torch_as_it_is() -> Iterator[None]:
         torch.get_default_device(),
         torch.get_rng_state(),
     )
-    grad = torch.is_grad_enabled()
+    grad, threads = torch.is_grad_enabled(), torch.get_num_threads()
     torch.manual_seed(UNUSED_SEED)
     try:
         yield
@@ -364,3 +364,4 @@ def torch_as_it_is() -> Iterator[None]:
         torch.set_default_device(None if device.type == "cpu" else device)
         torch.set_rng_state(state)
         torch.set_grad_enabled(grad)
+        torch.set_num_threads(threads)

@@ -39,7 +39,7 @@ def bounded(seconds: float) -> Iterator[None]:
     over = time.clock_gettime(clock) + seconds
     with (
         memory_bounded(),
-        interrupted(TooMuchHere, lambda: time.clock_gettime(clock) > over),
+        interrupted(lambda: TooMuchHere if time.clock_gettime(clock) > over else None),
     ):
         yield
 

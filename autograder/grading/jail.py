@@ -28,6 +28,7 @@ from autograder.course.lesson import lessons
 from autograder.course.reference import GIVEN, ROOT, SOLUTIONS, parts_of
 from autograder.grading.refused import writing_temporary
 from autograder.grading.temporary import Temporary
+from autograder.judging.patience import can_run
 
 COURSE, SCRATCH = Path("/course"), Path("/scratch")  # in the sandbox
 NOBODY = 65534
@@ -437,13 +438,13 @@ class Sandbox:
                 total += sum(process.cpu_times()[:4])
         return total
 
-    def waits_for_a_disk(self) -> bool:
-        """Whether a process waits for a disk, for example to load a library on a busy machine."""
-        for process in self.processes():
-            with suppress(psutil.Error):
-                if process.status() == psutil.STATUS_DISK_SLEEP:
-                    return True
-        return False
+    def can_run(self) -> bool | None:
+        """Return whether a process in the sandbox works, or would if it had a processor.
+
+        Waiting for a disk doesn't count, because the system says the same of a process that waits
+        for a child, which can sleep forever.
+        """
+        return can_run(process.pid for process in self.processes())
 
     def expect(self, message: bytes) -> None:
         try:

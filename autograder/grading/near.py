@@ -1,9 +1,8 @@
-"""The trusted end of the wire: what an attempt may ask for, and how long the grader waits."""
+"""The trusted end of the wire: what an attempt may ask for."""
 
 import dataclasses
 import math
 import socket
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType, SimpleNamespace
@@ -13,57 +12,17 @@ import torch
 from torch import Tensor
 
 from autograder.drivers.seen import Strange
-from autograder.grading.jail import Sandbox
 from autograder.judging.exercise import Lends
 from autograder.judging.failure import TooMuchWork
+from autograder.judging.interrupt import LOOK
 from autograder.sandbox.peer import Far, Message, Peer
 from autograder.sandbox.shown import ShownModel
 from autograder.sandbox.wire import WireError
 
-TICK = 0.25  # seconds between two looks at a silent process
-IDLE = 10.0  # seconds without work, after which no answer is expected any more
-WORK = 0.02  # seconds of processor time that count as work
-HURRY = 6  # clock time allowed, in multiples of the processor time: other processes run too
 MOST_QUESTIONS = 20_000  # of one run
 LARGEST = 100_000  # of the numbers in a question that may be sizes
 LARGEST_PRODUCT = 10_000_000  # of the largest of them and their number
 MOST_FOR_A_MODEL, MOST_FOR_OTHERS = 1 << 15, 1 << 13  # numbers in all
-
-
-class Stopped(Exception):
-    """Why the grader stopped waiting for an attempt."""
-
-
-class Watch:
-    """Watches a sandbox while the grader waits for an answer from it.
-
-    idle: seconds in which it has not worked. waited: seconds for which the grader has waited.
-    """
-
-    def __init__(self, sandbox: Sandbox, seconds: float) -> None:
-        self.sandbox, self.seconds = sandbox, seconds
-        self.start = self.busy = sandbox.used()
-        self.began = self.looked = time.monotonic()
-        self.idle = self.waited = 0.0
-
-    def look(self) -> None:
-        """Raise Stopped if there is nothing to wait for."""
-        now = time.monotonic()
-        if now - self.looked < TICK:
-            return
-        self.looked, used = now, self.sandbox.used()
-        self.waited += TICK
-        if used - self.start > 1.2 * self.seconds + 1 or now - self.began > HURRY * self.seconds:
-            raise Stopped(f"It was stopped after {self.seconds:.0f} seconds. Does every loop end?")
-        # Counted in looks, not by the clock: between two looks it may have waited for an answer.
-        works = used - self.busy > WORK or self.sandbox.waits_for_a_disk()
-        self.idle = 0.0 if works else self.idle + TICK
-        self.busy = max(self.busy, used) if self.idle == 0 else self.busy
-        if self.idle > min(IDLE, self.seconds):
-            raise Stopped(
-                "It was stopped: it waited for something that never comes (a lock, an input, an "
-                "endless sleep)."
-            )
 
 
 class Lent:
@@ -81,15 +40,12 @@ class Lent:
 class Near(Peer):
     """The oracle's end. module: the lab's reference, whose functions take its small classes."""
 
-    def __init__(self, connection: socket.socket, watch: Watch, module: ModuleType) -> None:
+    def __init__(self, connection: socket.socket, module: ModuleType) -> None:
         super().__init__(connection)
-        connection.settimeout(TICK)
-        self.watch, self.module = watch, module
+        connection.settimeout(LOOK)
+        self.module = module
         self.questions = 0
         self.numbers: dict[BaseException, int | None] = {}  # of errors that came over the wire
-
-    def tick(self) -> None:
-        self.watch.look()
 
     def allows(self, thing: Any, verb: str, name: str) -> bool:
         return thing.lends.allows(verb, name)

@@ -5,6 +5,7 @@ before its turn, and never touches the gradebook. What comes back from it is dat
 with what the reference does.
 """
 
+import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,16 +23,25 @@ from autograder.exercises import exercises
 from autograder.grading.bounds import bounded
 from autograder.grading.foreign import shown
 from autograder.grading.jail import Jail, JailError, Sandbox
-from autograder.grading.near import Lent, Near, Stopped, Watch
+from autograder.grading.near import Lent, Near
 from autograder.grading.rebuild import Rebuilt, rebuild
 from autograder.grading.release import heading_of, release_of
 from autograder.grading.results import Mark, Result
 from autograder.grading.secret import Key
 from autograder.grading.submission import Submission
+from autograder.grading.turns import turn
 from autograder.grading.version import course_version
 from autograder.judging.draws import model_seed
 from autograder.judging.exercise import Case, Driver, Exercise, Outcome, Service
-from autograder.judging.failure import Failure, TooMuchWork
+from autograder.judging.failure import (
+    Failure,
+    Starved,
+    TookTooLong,
+    TooMuchWork,
+    Waited,
+    told,
+)
+from autograder.judging.interrupt import interrupted
 from autograder.judging.judge import (
     NOT_ATTEMPTED,
     NOTHING_YET,
@@ -43,6 +53,7 @@ from autograder.judging.judge import (
     lent,
     limited,
 )
+from autograder.judging.patience import Patience, can_run
 from autograder.judging.source import given_statements
 from autograder.notebook.verdict import rows
 from autograder.sandbox.notebook import global_names
@@ -55,6 +66,7 @@ MOST_NUMBERS = 6  # of four digits and more that the words of an attempt may hol
 NUMBER = re.compile(r"\d[\d.]{3,}")
 MOST_DRAWS = 10  # of cases for one exercise with the same models; one in ten fails at most
 MOST_MODELS = 10
+IDLE = 10.0  # seconds in all that an attempt may wait for something else than a processor
 
 
 def grade_one(submission: Submission, key: Key, jail: Jail) -> Result:
@@ -219,11 +231,20 @@ class There(Attempt):
     def outcomes(
         self, driver: Driver, cases: Sequence[Case], expected: Sequence[Outcome]
     ) -> list[Outcome]:
-        """Raises JailError where the attempt never came to run, for which it can't be blamed."""
-        run = self.run(driver, cases, expected)
-        if not run.is_whole:
-            self.trying.leave()
+        """Raises JailError where the attempt never came to run, for which it can't be blamed.
+
+        Where the cause of its end may be another, it is tried once more, alone.
+        """
+        with turn(alone=False):
             run = self.run(driver, cases, expected)
+        if run.is_doubtful:
+            if not run.is_whole:
+                self.trying.leave()
+            with turn(alone=True):
+                run = self.run(driver, cases, expected)
+        if run.stopped_by is Starved:
+            self.trying.leave()
+            raise JailError(TOO_BUSY.format(self.exercise.name))
         if not run.begun:
             self.trying.leave()
             raise JailError("Two sandboxes ended before the attempt in them had begun.")
@@ -250,16 +271,18 @@ class There(Attempt):
     def run(self, driver: Driver, cases: Sequence[Case], expected: Sequence[Outcome]) -> "Run":
         """Try the cases, up to the one at which the attempt is stopped."""
         trying, jail, run = self.trying, self.trying.jail, Run()
-        seconds = jail.seconds if trying.spent < jail.budget else jail.seconds / 5
+        share = 1 if trying.spent < jail.budget else 1 / 5
+        seconds = jail.seconds * share
         sandbox = trying.enter()
-        watch = Watch(sandbox, seconds)
         began = time.thread_time()
         try:
             with sandbox.begin() as connection, bounded(seconds):
-                near = Near(connection, watch, self.exercise.module)
-                self.converse(near, run, driver, cases, expected, seconds)
-        except (Stopped, TooMuchWork) as error:
-            run.stop(str(error))
+                near = Near(connection, self.exercise.module)
+                run.patience = patience(near, sandbox, seconds, IDLE * share)
+                with interrupted(run.patience.look):
+                    self.converse(near, run, driver, cases, expected, seconds)
+        except (TookTooLong, TooMuchWork) as error:
+            run.stop(told(error, seconds), type(error))
         except Gone:
             run.stop(GONE)
         except MemoryError:
@@ -274,7 +297,7 @@ class There(Attempt):
         if not clean:
             trying.leave()
         self.seconds += used
-        trying.spent += max(used, watch.waited / 4) + here  # others may want the processor too
+        trying.spent += used + run.waited + here
         return run
 
     def converse(
@@ -322,19 +345,45 @@ class Run:
     """What came of trying some cases.
 
     begun: whether it came as far as the student's code. sandbox_lives: whether the sandbox was
-    there at the end. Where one of them isn't so, the cause may lie outside that code.
+    there at the end. stopped_by: the class of what stopped it.
     """
 
     outcomes: list[Outcome] = field(default_factory=list)
     begun: bool = False
     sandbox_lives: bool = True
+    patience: Patience | None = None
+    stopped_by: type[BaseException] | None = None
 
     @property
     def is_whole(self) -> bool:
         return self.begun and self.sandbox_lives
 
-    def stop(self, why: str) -> None:
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether the cause of its end may lie outside the student's code, as with a clock."""
+        return not self.is_whole or self.stopped_by in (Waited, Starved)
+
+    @property
+    def waited(self) -> float:
+        return self.patience.waited if self.patience else 0.0
+
+    def stop(self, why: str, by: type[BaseException] | None = None) -> None:
         self.outcomes.append(Outcome(failure=Failure(why, stopped=True)))
+        self.stopped_by = by
+
+
+def patience(near: Near, sandbox: Sandbox, seconds: float, idle: float) -> Patience:
+    """Limit the work and the waiting of all processes in a sandbox.
+
+    They are right to wait for an answer from this process. So they wait in vain only while it waits
+    for them, and has no message from them that it would read if it had a processor.
+    """
+
+    def either_can_run() -> bool | None:
+        return can_run([os.getpid()]) or sandbox.can_run()
+
+    work = 1.2 * seconds + 1  # the process itself keeps to `seconds`
+    return Patience(work, idle, sandbox.used, either_can_run, lambda: not near.awaits)
 
 
 @cache
@@ -351,6 +400,10 @@ def needed(exercise: Exercise) -> dict[str, Any]:
     return {name: function for name, function in lent(exercise).items() if name in found}
 
 
+TOO_BUSY = (
+    "This machine is too busy: {} got hardly any processor time, neither the first time nor alone. "
+    "Grade again when other programs leave it some."
+)
 TOO_LARGE = "It was stopped: its result takes more memory than an attempt may use."
 GONE = (
     "Its process ended before it answered: it exited Python, crashed, or used more memory than it "

@@ -19,7 +19,24 @@ class TooMuchWork(BaseException):
 
 
 class TookTooLong(BaseException):
-    """Stops an attempt that does not end."""
+    """Stops an attempt that does not end: by its processor time."""
+
+
+class Waited(TookTooLong):
+    """Stops an attempt that waits for something that never comes."""
+
+
+class Starved(TookTooLong):
+    """Stops an attempt that gets hardly any processor time."""
+
+
+WAITED = (
+    "It was stopped: it waited for something that never comes (a lock, an input, an endless sleep)."
+)
+STARVED = (
+    "It was stopped after many times as long as it should take. Does every loop end? Or this "
+    "machine is very busy: run the check again."
+)
 
 
 @dataclass(frozen=True)
@@ -54,8 +71,12 @@ def failure_of(error: BaseException, path: str, attempt: Any, seconds: float) ->
 
 def told(error: BaseException, seconds: float) -> str:
     """An exception in words."""
+    if issubclass(type(error), Waited):
+        return WAITED
+    if issubclass(type(error), Starved):
+        return STARVED
     if issubclass(type(error), TookTooLong):
-        return f"It was stopped after {seconds:.0f} seconds. Does every loop end?"
+        return f"It was stopped after {seconds:.0f} seconds of work. Does every loop end?"
     if issubclass(type(error), TooMuchWork):
         return str(error)
     words = words_of(error)

@@ -1,12 +1,13 @@
 """Judge an attempt: run it and the reference on every case, and say what is wrong with it."""
 
+import os
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import takewhile
 from typing import Any
 
@@ -25,8 +26,9 @@ from autograder.exercises import exercises
 from autograder.judging.catalogue import Misconception
 from autograder.judging.compare import Difference
 from autograder.judging.exercise import ONCE_MORE, Case, Driver, Exercise, Outcome
-from autograder.judging.failure import Failure, TookTooLong, failure_of, line_of, words_of
+from autograder.judging.failure import Failure, failure_of, line_of, words_of
 from autograder.judging.interrupt import interrupted
+from autograder.judging.patience import Patience, can_run
 from autograder.judging.source import (
     exercise_function,
     given_statements,
@@ -39,8 +41,8 @@ from autograder.judging.verdicts import NOT_ATTEMPTED, PASSED, WRONG
 from autograder.lending.borrowed import borrowed
 
 TIMES_THE_WORK, MORE_WORK = 4, 64  # than the reference's, before an attempt is stopped
-SECONDS = 10.0  # for all cases together, of which the reference needs hundredths
-PATIENCE = 3600.0  # with the reference, on a machine however busy
+SECONDS = 10.0  # of work for all cases together, of which the reference needs hundredths
+SECONDS_FOR_REFERENCE = 3600.0
 
 CHANGES_BY_ITSELF = (
     "The same input gives another result the second time. Either your code draws random numbers, "
@@ -134,7 +136,7 @@ class Here(Attempt):
 
     def again(self, driver: Driver, case: Case) -> Outcome:
         with judging:
-            return run(self.exercise, driver, self.code, case, time.monotonic() + SECONDS)
+            return run(self.exercise, driver, self.code, case, patience())
 
     def has_own_code(self) -> bool:
         function = exercise_function(self.exercise.path, self.code)
@@ -170,6 +172,21 @@ def require_outside() -> None:
         raise SystemExit(INSIDE)
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let PyTorch work with one thread in the block, as in a grade.
+
+    On a busy machine, the threads of one operation wait for each other most of the time.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@one_thread()
 def judge(
     exercise: Exercise, attempt: Attempt | Any, cases: Sequence[Case] | None = None
 ) -> Judgement:
@@ -340,17 +357,17 @@ def run_all(
 ) -> list[Outcome]:
     """Run an attempt on the cases in turn, and stop it if it does not end.
 
-    Its work is limited by the work that was expected. One deadline holds for all cases, so that an
-    endless loop is waited for once.
+    Its work is limited by the work that was expected. One limit of time holds for all cases, so
+    that an endless loop is waited for once.
     """
-    over = time.monotonic() + (SECONDS if expected else PATIENCE)
+    limit = patience(SECONDS if expected else SECONDS_FOR_REFERENCE)
     outcomes: list[Outcome] = []
     for i, case in enumerate(cases):
         if outcomes and was_stopped(outcomes[-1]):  # it would be stopped again, and again
             outcomes.append(outcomes[-1])
         else:
             work = expected[i].counts if expected else None
-            outcomes.append(run(exercise, driver, attempt, case, over, work))
+            outcomes.append(run(exercise, driver, attempt, case, limit, work))
     return outcomes
 
 
@@ -364,7 +381,7 @@ def run(
     driver: Driver,
     attempt: Any,
     case: Case,
-    over: float,
+    limit: Patience,
     work: Mapping[str, Mapping[str, int]] | None = None,
 ) -> Outcome:
     """Run one attempt on one case. Whatever it changes, the case stays as it was.
@@ -378,7 +395,7 @@ def run(
         services[name].limit(counts)
     functions = lent(exercise)  # before `try`: an error in a lab's module isn't the attempt's
     try:
-        with torch_as_it_is(), lending(attempt, functions), deadline(over):
+        with torch_as_it_is(), lending(attempt, functions), interrupted(limit.look):
             own = notebook_of(attempt)
             seen = driver(attempt, **data, **{n: borrowed(s, own) for n, s in services.items()})
             records = plain_records(seen)
@@ -436,9 +453,10 @@ def changed_part(now: Any, before: Any, path: str = "") -> str | None:
     return next((found for p, n, b in parts if (found := changed_part(n, b, p))), None)
 
 
-def deadline(over: float) -> AbstractContextManager[None]:
-    """Raise TookTooLong in the block when the clock has passed `over`, and until it gives up."""
-    return interrupted(TookTooLong, lambda: time.monotonic() > over)
+def patience(seconds: float | None = None) -> Patience:
+    """With an attempt in this process, whose threads all count. seconds: SECONDS if not given."""
+    seconds = SECONDS if seconds is None else seconds
+    return Patience(seconds, seconds, time.process_time, partial(can_run, [os.getpid()], "RD"))
 
 
 # ---------------------------------------------------------------------------------- comparing

@@ -8,6 +8,7 @@ other. So a model over there may call a cache over here.
 import builtins
 import dataclasses
 import socket
+from collections.abc import Callable
 from typing import Any
 
 from autograder.drivers.seen import kind_of, plain
@@ -22,12 +23,17 @@ class Gone(ConnectionError):
 
 
 class Peer:
-    """One end of a wire. shared: own objects that the other side may ask, by number."""
+    """One end of a wire.
+
+    shared: own objects that the other side may ask, by number. awaits: whether it is waiting for
+    the other side.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.shared: list[Any] = []
         self.waiting = 0  # own questions without an answer
+        self.awaits = False
 
     # ------------------------------------------------------------------------ what differs by side
 
@@ -43,20 +49,12 @@ class Peer:
         """How an object that is no plain data is sent."""
         return {"strange": kind_of(value)}
 
-    def tick(self) -> None:
-        """Called again and again while something is awaited of the other side."""
-
     # ------------------------------------------------------------------------------------ messages
 
     def send(self, kind: str, content: Any) -> None:
         left = memoryview(packed([kind, content], self.away))
         while left:
-            try:
-                left = left[self.connection.send(left) :]
-            except TimeoutError:
-                self.tick()
-            except OSError:
-                raise Gone from None
+            left = left[self.awaited(self.connection.send, left) :]
 
     def receive(self) -> Message:
         """The next message that is no question; questions are answered on the way."""
@@ -73,17 +71,25 @@ class Peer:
     def exactly(self, size: int) -> bytes:
         found = bytearray()
         while len(found) < size:
-            try:
-                part = self.connection.recv(min(size - len(found), 1 << 20))
-                if not part:
-                    raise Gone
-                found += part
-            except TimeoutError:
-                pass
-            except OSError:
-                raise Gone from None
-            self.tick()
+            part = self.awaited(self.connection.recv, min(size - len(found), 1 << 20))
+            if not part:
+                raise Gone
+            found += part
         return bytes(found)
+
+    def awaited(self, move: Callable[[Any], Any], given: Any) -> Any:
+        """Send or receive a part of a message, however long the other side takes."""
+        self.awaits = True
+        try:
+            while True:
+                try:
+                    return move(given)
+                except TimeoutError:  # so that it can be interrupted
+                    pass
+        except OSError:
+            raise Gone from None
+        finally:
+            self.awaits = False
 
     # ----------------------------------------------------------------------------------- questions
 

@@ -2,7 +2,6 @@
 
 import itertools
 import linecache
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -14,10 +13,9 @@ from torch import Tensor
 
 from autograder.course.reference import lab_module
 from autograder.exercises import exercises
-from autograder.judging import judge
 from autograder.judging.exercise import Case, Driver, Exercise, Outcome
 from autograder.judging.failure import TookTooLong
-from autograder.judging.judge import difference, run, run_all
+from autograder.judging.judge import difference, patience, run, run_all
 
 EXERCISES = list(exercises().values())
 LABS = list(dict.fromkeys(exercise.lab for exercise in EXERCISES))
@@ -84,9 +82,9 @@ class Trial:
 
     def told_by(self, attempt: Any) -> Outcome | None:
         """Return the attempt's outcome on the first case where it differs from the reference."""
-        over = time.monotonic() + judge.SECONDS
+        limit = patience()
         for case, expected in zip(self.cases, self.expected, strict=True):
-            got = run(self.exercise, self.driver, attempt, case, over, expected.counts)
+            got = run(self.exercise, self.driver, attempt, case, limit, expected.counts)
             if difference(self.exercise, got, expected) is not None:
                 return got
         return None

@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from autograder.course.lesson import lessons
+from autograder.grading import oracle
 from autograder.grading.jail import Jail
 from autograder.grading.local import graded_here
 from autograder.grading.oracle import grade_one
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.slow
 
 SECRET = bytes(range(32))
 SECONDS = 2.0  # of processor time for an exercise; the reference needs tenths
+IDLE = 2.0  # of waiting
 MOST_MEMORY = 1_500_000_000  # bytes
 HONEST = Submission("ada", "generate", as_bytes(solved("generate")))
 
@@ -38,7 +40,8 @@ every_submission = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module")
 def jail():
-    with Jail(seconds=SECONDS) as jail:
+    with pytest.MonkeyPatch.context() as patch, Jail(seconds=SECONDS) as jail:
+        patch.setattr(oracle, "IDLE", IDLE)
         require_walls(jail)
         yield jail
 

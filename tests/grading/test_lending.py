@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from threading import Thread
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -72,8 +72,7 @@ def over_the_wire(thing: Service) -> Iterator[Any]:
     """As an attempt in the sandbox has it."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        watch: Any = SimpleNamespace(look=lambda: None)
-        near = Near(ours, watch, ModuleType("reference"))
+        near = Near(ours, ModuleType("reference"))
         side = Thread(target=near.receive, daemon=True)
         peer = Child(theirs)
         side.start()

@@ -30,7 +30,7 @@ HANGS = {
         while True:
             pass
         """,
-    "sleeps": "time.sleep(10 ** 6)",
+    "sleeps": "time.sleep(10 ** 6)  # told: It was stopped: it waited for something",
     "sleeps, and wakes up now and then so that it looks busy": """
         while True:
             time.sleep(0.2)

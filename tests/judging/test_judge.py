@@ -2,7 +2,9 @@
 
 import itertools
 import math
+import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -12,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -24,9 +27,11 @@ from torch import Tensor
 from autograder.course.reference import ROOT
 from autograder.drivers.seen import NUMBER_TYPES, Seen, Strange, as_in_an_engine, lending, plain
 from autograder.exercises import exercises
+from autograder.judging import interrupt
 from autograder.judging import judge as judge_module
 from autograder.judging.exercise import ONCE_MORE
-from autograder.judging.failure import TookTooLong
+from autograder.judging.failure import WAITED, TookTooLong
+from autograder.judging.interrupt import interrupted
 from autograder.judging.judge import (
     CHANGES_BY_ITSELF,
     NOT_ATTEMPTED,
@@ -34,12 +39,12 @@ from autograder.judging.judge import (
     STILL_RAISES,
     WRONG,
     changed_part,
-    deadline,
     judge,
 )
 from autograder.notebook.verdict import verdict_card
 from solutions.generate import Metrics, generate, metrics
 from tests.common.attempts import as_attempt
+from tests.common.starved import either_way
 from tests.common.trials import cell, frozen
 
 GENERATE, METRICS = exercises()["generate.generate"], exercises()["generate.metrics"]
@@ -62,7 +67,7 @@ def test_a_loop_without_an_end_is_stopped_and_leaves_nothing_behind(soon: None) 
     threads = threading.active_count()
     judgement = judge(METRICS, endless)
     assert judgement.status == WRONG
-    assert "stopped after 0 seconds. Does every loop end?" in judgement.message
+    assert "stopped after 0 seconds of work. Does every loop end?" in judgement.message
     assert threading.active_count() == threads
 
 
@@ -77,30 +82,31 @@ def test_what_refuses_to_be_stopped_is_stopped_again() -> None:
         while True:
             pass
 
-    with pytest.raises(TookTooLong), deadline(time.monotonic()):
+    with pytest.raises(TookTooLong), interrupted(lambda: TookTooLong):
         stubborn()
 
 
-def test_a_block_that_ends_with_the_deadline_leaves_no_late_exception() -> None:
-    threads = threading.active_count()
+def test_a_block_that_ends_as_it_is_stopped_leaves_no_late_exception(monkeypatch) -> None:
+    monkeypatch.setattr(interrupt, "LOOK", 3e-4)
+    threads, handler = threading.active_count(), signal.getsignal(signal.SIGURG)
     for offset in range(-20, 60):
-        over = time.monotonic() + 3e-4
-        with suppress(TookTooLong), deadline(over):
-            while time.monotonic() < over + offset * 1e-5:
+        with suppress(TookTooLong), interrupted(lambda: TookTooLong):
+            over = time.monotonic() + 3e-4 + offset * 1e-5
+            while time.monotonic() < over:
                 pass
         assert threading.active_count() == threads
+        assert signal.getsignal(signal.SIGURG) == handler
 
 
 TRACED = """
-import sys, time
+import sys
 from contextlib import suppress
-from autograder.judging.exercise import ONCE_MORE
 from autograder.judging.failure import TookTooLong
-from autograder.judging.judge import deadline
+from autograder.judging.interrupt import interrupted
 
-for over in (time.monotonic() + 100, time.monotonic()):
-    with suppress(TookTooLong), deadline(over):
-        while over < time.monotonic() + 50:
+for error in (None, TookTooLong):
+    with suppress(TookTooLong), interrupted(lambda: error):
+        while error:
             pass
 
 def followed():
@@ -111,9 +117,59 @@ followed()
 """
 
 
-def test_a_debugger_works_after_a_deadline() -> None:
+def test_a_debugger_works_after_an_attempt_was_stopped() -> None:
     command = [sys.executable, "-c", TRACED]
     assert subprocess.run(command, cwd=ROOT, check=False, timeout=60).returncode == 0
+
+
+WAITS: dict[str, Callable[[], Any]] = {
+    "sleeps": lambda: time.sleep(10**6),
+    "a lock": lambda: [lock.acquire() for lock in [threading.Lock()] * 2],
+    "an input": lambda: os.read(os.pipe()[0], 1),
+    "a thread": lambda: Event().wait(),
+    "sleeps again and again": lambda: deque(map(time.sleep, itertools.repeat(0.05))),
+}
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_what_waits_in_vain_is_stopped_and_told(name: str, soon: None) -> None:
+    def waiting(start: float, token_times: list[float]) -> None:
+        WAITS[name]()
+
+    judgement = judge(METRICS, waiting)
+    assert (judgement.message, judgement.stopped) == (WAITED, True)
+
+
+STARVED = """
+import time
+from autograder.exercises import exercises
+from autograder.judging import judge
+
+exercise = exercises()["generate.generate"]
+judge.judge(exercise, exercise.reference)
+judge.SECONDS = 1.0
+print("ready", flush=True)
+input()
+began = time.monotonic()
+print(judge.judge(exercise, exercise.reference).message, flush=True)
+assert time.monotonic() - began > judge.SECONDS
+"""
+
+
+@pytest.mark.slow
+@either_way
+def test_a_right_attempt_passes_without_processor_time(starve: Any) -> None:
+    """The time for it passes several times over meanwhile."""
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", STARVED]
+    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        with starve(process.pid):
+            print(file=process.stdin, flush=True)
+            assert process.stdout.readline() == "Right on every case.\n"
+    assert process.returncode == 0
 
 
 def test_a_loop_without_an_end_that_asks_the_model_is_stopped_by_its_work() -> None:
@@ -150,6 +206,31 @@ def test_what_an_attempt_changes_in_torch_is_put_back() -> None:
     before = state()
     assert judge(METRICS, meddling).status == PASSED
     assert state() == before
+
+
+@pytest.fixture
+def three_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
+def test_torch_has_one_thread_in_a_judgement_alone(error: Any, three_threads: None) -> None:
+    found = []
+
+    def counting(start: float, token_times: list[float]) -> Metrics:
+        found.append(torch.get_num_threads())
+        torch.set_num_threads(2)
+        if error:
+            raise error
+        return metrics(start, token_times)
+
+    with suppress(KeyboardInterrupt):
+        judge(METRICS, counting)
+    assert {*found} == {1}
+    assert torch.get_num_threads() == 3
 
 
 def test_a_notebook_has_its_own_functions_back_even_after_an_error() -> None:

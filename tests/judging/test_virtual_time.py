@@ -18,7 +18,7 @@ from tests.common.trials import cell
 OPEN_LOOP = exercises()["serving.open_loop"]
 POOL, FAILOVER = exercises()["serving.RequestPool.stream"], exercises()["serving.with_failover"]
 ENDLESS, STUCK = "runs without end; expected: it comes to an end.", "waits for something that never"
-STOPPED = "It was stopped after 0 seconds. Does every loop end?"
+STOPPED = "It was stopped after 0 seconds of work. Does every loop end?"
 
 
 @pytest.fixture

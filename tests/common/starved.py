@@ -1,0 +1,81 @@
+"""Starve processes of the processor, whatever else the machine does."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+CPU = Path("/sys/fs/cgroup/cpu")  # version 1
+UNIFIED = Path("/sys/fs/cgroup")  # version 2
+PERIOD, SHARE = 0.1, 0.03  # seconds, and the part of them in which a starved process works
+
+
+def family(pid: int) -> list[int]:
+    """Return a process and all that it has started."""
+    process = psutil.Process(pid)
+    return [process.pid, *(child.pid for child in process.children(recursive=True))]
+
+
+@contextmanager
+def by_quota(pid: int) -> Iterator[None]:
+    """Give a process, and all that it has started, a share of one core.
+
+    Skips the test where no cgroup can be made.
+    """
+    top, file, quota = CPU, "cpu.cfs_quota_us", str(int(1e6 * PERIOD * SHARE))
+    if not CPU.is_dir():
+        top, file, quota = UNIFIED, "cpu.max", f"{quota} {int(1e6 * PERIOD)}"
+    group = top / f"starved-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / file).write_text(quota)
+        move(pid, group)
+    except OSError as error:
+        with suppress(OSError):
+            group.rmdir()
+        pytest.skip(f"no quota of the processor can be had: {error}")
+    try:
+        yield
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            move(pid, top)
+        group.rmdir()
+
+
+def move(pid: int, group: Path) -> None:
+    for each in family(pid):
+        with suppress(ProcessLookupError):  # it has ended
+            (group / "cgroup.procs").write_text(str(each))
+
+
+@contextmanager
+def by_stops(pid: int) -> Iterator[None]:
+    """Stop a process, not those that it has started, most of the time."""
+    done = threading.Event()
+
+    def stop_and_continue() -> None:
+        with suppress(ProcessLookupError):
+            while not done.wait(PERIOD * SHARE):
+                os.kill(pid, signal.SIGSTOP)
+                done.wait(PERIOD * (1 - SHARE))
+                os.kill(pid, signal.SIGCONT)
+
+    thread = threading.Thread(target=stop_and_continue)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+WAYS: dict[str, Callable[[int], AbstractContextManager[None]]] = {
+    "a quota": by_quota,
+    "stopped": by_stops,
+}
+either_way = pytest.mark.parametrize("starve", WAYS.values(), ids=[*WAYS])
