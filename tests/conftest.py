@@ -52,7 +52,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("-k") and not any("::" in argument for argument in config.args):
         thinned = turns.thin(items)
         left_out.update(thinned.left_out)
-        config.stash[TURNS] = thinned.report()
+        config.stash[TURNS] = thinned.report() if thinned.tried else []
     config.hook.pytest_deselected(items=[*left_out])
     items[:] = [item for item in items if item not in left_out]
 
