@@ -15,10 +15,10 @@ from hypothesis import settings  # after the line above, which torch reads when 
 from tests.common import turns
 from tests.common.tools import require as pytest_runtest_setup  # noqa: F401
 
-# No deadline, because a slow machine is no failure. The cases are the same every time, and fewer
-# with `make test`; `make soak` draws new ones.
-settings.register_profile("default", deadline=None, derandomize=True, max_examples=50)
-settings.register_profile("quick", deadline=None, derandomize=True, max_examples=15)
+# No deadline, because a slow machine is no failure. Random cases follow from the turn; there are
+# fewer with `make test`; `make soak` draws new ones.
+settings.register_profile("default", deadline=None, database=None, max_examples=50)
+settings.register_profile("quick", deadline=None, database=None, max_examples=15)
 settings.register_profile("soak", deadline=None, max_examples=3000)
 settings.load_profile("default")
 
@@ -33,9 +33,16 @@ LONGEST = (
 TURNS = pytest.StashKey[list[str]]()  # what was left out, in lines
 
 
+@pytest.hookimpl(tryfirst=True)  # before Hypothesis asks for its seed
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # the processes of pytest-xdist are told
         turns.settle()
+    if config.getoption("--hypothesis-profile") != "soak":
+        config.option.hypothesis_seed = config.option.hypothesis_seed or turns.seed()
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> turns.ByUnit:
+    return turns.ByUnit(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at -m

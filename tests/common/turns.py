@@ -27,6 +27,7 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 from autograder.course.imports import files_used
 from autograder.course.lesson import Lesson, lessons
@@ -58,6 +59,12 @@ def git(*arguments: str) -> str:
 
 def turn_now() -> str:
     return os.environ.get("TURN") or git("rev-list", "--count", "HEAD") or "0"
+
+
+def seed() -> str:
+    """Return the seed of a run's random cases."""
+    turn = os.environ["TURN"]
+    return "0" if turn == ALL else turn
 
 
 def begin() -> str:
@@ -208,6 +215,22 @@ def test_of(item: pytest.Item) -> str:
     return item.nodeid.partition("[")[0]
 
 
+# ----------------------------------------------------------------------------------------- units
+
+
+class ByUnit(LoadFileScheduling):
+    """Hand the tests to processes a unit at a time: a file, or what tests/judging says of a lab.
+
+    The tests of a unit share what is made for it: the cases of an exercise, and what the reference
+    does with them.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file, _, test = nodeid.partition("::")
+        lab = re.search(rf"\b({'|'.join(lessons())})\b", test.partition("[")[2])
+        return f"tests/judging/{lab[0]}" if lab and file.startswith("tests/judging/") else file
+
+
 # ----------------------------------------------------------------------------------- twelve turns
 
 
@@ -238,10 +261,12 @@ def main() -> int:
     for test in sorted({test_of(item) for item in cases}):
         own = [item for item in cases if test_of(item) == test]
         counts = sorted(sum(item in run.tried for item in own) for run in runs)
-        never = sum(times[item] == 0 for item in own)
-        print(f"{len(own):6,} {counts[0]:6,} to {counts[-1]:<5,} {never:5,}  {test}")
+        missed = sum(times[item] == 0 for item in own)
+        print(f"{len(own):6,} {counts[0]:6,} to {counts[-1]:<5,} {missed:5,}  {test}")
     exercises = {name for lesson in lessons().values() for name in lesson.cards}
-    proved = [{subject_of(i) for i in run.tried if i.originalname in GRIDS} for run in runs]
+    proved = [
+        {subject_of(i) for i in run.tried if i.name.partition("[")[0] in GRIDS} for run in runs
+    ]
     outside = [len(exercises - found) for found in proved]
     never = exercises.difference(*proved)
     print(f"{len(exercises)} exercises. In none of the three main grids, turn by turn: {outside}")
