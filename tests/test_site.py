@@ -15,7 +15,7 @@ from playwright.sync_api import expect
 
 from autograder.course.lesson import lessons
 from autograder.course.reference import ROOT, AuthorError
-from docs.site import executed
+from autograder.executed import QUICK, execute, kept, new_kernel, run_and_keep
 from docs.site.animation import described, draw, lives, runs
 from docs.site.grafted import CODE, STATE, VIEW, grafted
 from docs.site.leaks import leaks
@@ -97,17 +97,6 @@ def test_an_unknown_widget_is_refused_by_name():
         view(box(widget("ColorPicker")))
 
 
-def test_a_notebook_runs_again_only_if_the_code_has_changed(tmp_path, monkeypatch):
-    ran = []
-    monkeypatch.setattr(executed, "KEPT", tmp_path)
-    monkeypatch.setattr(executed, "run", ran.append)
-    for code in ("one", "one", "other"):
-        monkeypatch.setattr(executed, "digest_of_code", lambda code=code: code)
-        executed.executed_one("01_generate")
-    assert len(ran) == 2
-    assert len(list(tmp_path.iterdir())) == 1
-
-
 # --------------------------------------------------------------------- leaks, links, the picture
 
 
@@ -165,7 +154,14 @@ def site(tmp_path_factory):
         pytest.importorskip("sphinx", reason="The extra `site` isn't installed")
     from docs.site.built import build
 
-    return build(tmp_path_factory.mktemp("site"), executed.executed(["01_generate"]))
+    lesson = lessons()["generate"]
+
+    def run(notebook):
+        with new_kernel() as kernel:
+            execute(notebook, kernel, tmp_path_factory.mktemp("notebook"), QUICK)
+
+    solved = kept(lesson, QUICK) or run_and_keep(lesson, QUICK, run)
+    return build(tmp_path_factory.mktemp("site"), {lesson.name: solved})
 
 
 @pytest.mark.slow
