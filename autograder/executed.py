@@ -148,18 +148,20 @@ timing.stopwatch.disturb = lambda *_: False
 @contextmanager
 def new_kernel() -> Iterator[NotebookClient]:
     """Start a kernel, which takes seconds to import torch and may run several notebooks."""
-    # Sockets of files, which no other user can read; the kernel warns of others. Windows has none.
-    transport = "tcp" if os.name == "nt" else "ipc"
-    client = NotebookClient(
-        new_notebook(),
-        timeout=SECONDS,
-        record_timing=False,
-        coalesce_streams=True,  # or each token that a cell prints would be a line of its own
-        config=Config(KernelManager={"transport": transport}),
-    )
     variables = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    with client.setup_kernel(env={**os.environ, **variables}):
-        yield client
+    with tempfile.TemporaryDirectory() as folder:
+        # Its sockets are files here, which only this user can open; it warns of ports, which others
+        # can. Windows has ports only.
+        sockets = {} if os.name == "nt" else {"transport": "ipc", "ip": f"{folder}/socket"}
+        client = NotebookClient(
+            new_notebook(),
+            timeout=SECONDS,
+            record_timing=False,
+            coalesce_streams=True,  # or each token that a cell prints would be a line of its own
+            config=Config(KernelManager=sockets),
+        )
+        with client.setup_kernel(env={**os.environ, **variables}):
+            yield client
 
 
 def execute(notebook: NotebookNode, kernel: NotebookClient, folder: Path, kind: str) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from autograder.course.lesson import lessons
 from autograder.course.reference import ROOT, AuthorError
 from docs.site.built import build
-from docs.site.runs import executed
+from docs.site.notebooks import executed
 
 BUILD, SITE = ROOT / "build" / "site", ROOT / "site"
 

@@ -37,6 +37,7 @@ def test_a_lab_runs_up_to_its_first_check_which_says_not_attempted(lesson, kerne
     assert failed == [checks(lab)[0].id]
     assert stopped.value.ename == "CheckFailed"
     assert "not attempted" in stopped.value.evalue
+    assert checks(lab)[0].source in stopped.value.__notes__[0]
 
 
 # `make test` tries the first lab, `make test-all` every third one of the others, too, and `make

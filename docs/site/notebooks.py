@@ -23,28 +23,28 @@ def executed(lessons: Iterable[Lesson]) -> dict[str, NotebookNode]:
     found = {lesson.name: notebook for lesson in lessons if (notebook := kept(lesson, WHOLE))}
     waiting = [lesson for lesson in lessons if lesson.name not in found]
     running: dict[Future[NotebookNode], tuple[Lesson, float]] = {}
-    print(f"{len(found)} of {len(lessons)} notebooks are kept from an earlier run.", flush=True)
-    line = ""
+    if found:
+        say(f"Kept, because nothing that they use has changed: {', '.join(found)}.")
     with ThreadPoolExecutor() as pool:
         while waiting or running:
             while waiting and len(running) < (os.cpu_count() or 1):
                 lesson = waiting.pop(0)
                 running[pool.submit(run_alone, lesson)] = lesson, time.perf_counter()
-            names = ", ".join(lesson.name for lesson, _ in running.values())
-            print(f"{line}Running {names}.", flush=True)
+            say(f"Running {', '.join(lesson.name for lesson, _ in running.values())}.")
             ended = next(as_completed(running))
             lesson, start = running.pop(ended)
             number = len(lessons) - len(waiting) - len(running)
             line = f"{number} of {len(lessons)}: {lesson.name}, {time.perf_counter() - start:.0f} s"
             try:
                 found[lesson.name] = ended.result()
-                line += ". "
+                say(line)
             except FAILURES as error:
-                print(f"{line}, FAILED. {described(error)}", flush=True)
-                line = ""
-    if line:
-        print(line, flush=True)
+                say(f"{line}, failed. {described(error)}")
     return found
+
+
+def say(line: str) -> None:
+    print(line, flush=True)  # also where the output is a file
 
 
 def run_alone(lesson: Lesson) -> NotebookNode:
