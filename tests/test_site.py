@@ -4,17 +4,21 @@ One whole site is built from lab 1's executed notebook; the other labs have no o
 """
 
 import re
+import sys
 from html import unescape
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 from playwright.sync_api import expect
 
 from autograder.course.lesson import lessons
 from autograder.course.reference import ROOT, AuthorError
-from docs.site import executed
+from autograder.executed import QUICK, execute, kept, new_kernel, run_and_keep
+from docs.site import __main__ as command
+from docs.site import notebooks
 from docs.site.animation import described, draw, lives, runs
 from docs.site.grafted import CODE, STATE, VIEW, grafted
 from docs.site.leaks import leaks
@@ -96,15 +100,32 @@ def test_an_unknown_widget_is_refused_by_name():
         view(box(widget("ColorPicker")))
 
 
-def test_a_notebook_runs_again_only_if_the_code_has_changed(tmp_path, monkeypatch):
-    ran = []
-    monkeypatch.setattr(executed, "KEPT", tmp_path)
-    monkeypatch.setattr(executed, "run", ran.append)
-    for code in ("one", "one", "other"):
-        monkeypatch.setattr(executed, "digest_of_code", lambda code=code: code)
-        executed.executed_one("01_generate")
-    assert len(ran) == 2
-    assert len(list(tmp_path.iterdir())) == 1
+# ------------------------------------------------------------------------- running the notebooks
+
+
+def test_a_cell_that_fails_is_named_and_costs_only_its_own_outputs(tmp_path, monkeypatch, capsys):
+    def run_alone(lesson):
+        if lesson.lab == "batching":
+            error = CellExecutionError("", "ValueError", "no such slot")
+            error.add_note("Code cell 3, which begins 'x = 1':")
+            raise error
+        return lesson.lab
+
+    shown = {}
+    monkeypatch.setattr(sys, "argv", ["docs.site"])
+    monkeypatch.setattr(notebooks, "kept", lambda lesson, _: lesson.number == 1)
+    monkeypatch.setattr(notebooks, "run_alone", run_alone)
+    monkeypatch.setattr(command, "build", lambda folder, solved, _: shown.update(solved))
+    monkeypatch.setattr(command, "replace", lambda *_: None)
+    monkeypatch.setattr(command, "SITE", tmp_path)
+    assert command.main() == 1
+    assert {*shown} == {lesson.name for lesson in lessons().values()} - {"03_batching"}
+    printed = capsys.readouterr()
+    failed = r"of 19: 03_batching, 0 s, failed. Code cell 3, which .*:\n +ValueError: no such slot"
+    assert re.search(failed, printed.out)
+    assert re.findall(r"^(\d+) of 19", printed.out, re.MULTILINE) == [str(n) for n in range(2, 20)]
+    assert re.findall(r"Kept.*: (.*)\.", printed.out) == ["01_generate"]
+    assert "03_batching" in printed.err
 
 
 # --------------------------------------------------------------------- leaks, links, the picture
@@ -162,7 +183,14 @@ def test_the_solutions_are_there_only_if_asked_for(tmp_path):
 def site(tmp_path_factory):
     from docs.site.built import build
 
-    return build(tmp_path_factory.mktemp("site"), executed.executed(["01_generate"]))
+    lesson = lessons()["generate"]
+
+    def run(notebook):
+        with new_kernel() as kernel:
+            execute(notebook, kernel, tmp_path_factory.mktemp("notebook"), QUICK)
+
+    solved = kept(lesson, QUICK) or run_and_keep(lesson, QUICK, run)
+    return build(tmp_path_factory.mktemp("site"), {lesson.name: solved})
 
 
 @pytest.mark.needs("sphinx")
@@ -170,9 +198,8 @@ def site(tmp_path_factory):
 def test_a_site_with_a_solution_is_found_out(site):
     from docs.site.built import leaked
 
-    assert leaked(site) == []
     (site / "planted.js").write_text(SECRET)
-    assert leaked(site) == [f"planted.js: {SECRET}"]
+    assert leaked(site) == [f"planted.js: {SECRET}"]  # and nothing else
     (site / "planted.js").unlink()
 
 
@@ -216,15 +243,18 @@ def go(page, path):
 
 @pytest.mark.needs("sphinx", "chromium")
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_no_page_is_wider_than_a_phone(page, scheme):
-    page.emulate_media(color_scheme=scheme)
+def test_no_page_is_wider_than_a_phone_in_the_dark_and_in_the_light(page):
     page.set_viewport_size({"width": 420, "height": 900})
     for path in pages_of(page.site):
+        page.emulate_media(color_scheme="dark")
         page.goto(path.as_uri())
-        assert page.evaluate("document.documentElement.scrollWidth") <= 420, path
-        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        assert (sum(map(int, re.findall(r"\d+", ground)[:3])) > 384) == (scheme == "light"), path
+        for scheme in ("dark", "light"):
+            page.emulate_media(color_scheme=scheme)
+            expect(page.locator("html")).to_have_attribute("data-theme", scheme)
+            assert page.evaluate("document.documentElement.scrollWidth") <= 420, path
+            ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+            bright = sum(map(int, re.findall(r"\d+", ground)[:3])) > 384
+            assert bright == (scheme == "light"), path
 
 
 @pytest.mark.needs("sphinx", "chromium")

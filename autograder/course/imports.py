@@ -1,6 +1,7 @@
-"""Which files of the project a piece of code uses, read from its import statements.
+"""Which files of the project a piece of code uses, read from its imports.
 
-Nothing is run. A module that is looked up by a name made at run time isn't seen: name it yourself.
+Nothing is run: an import is a statement, or `import_module` with a name in quotes. A module that is
+looked up by a name made at run time isn't seen: name it yourself.
 """
 
 import ast
@@ -15,11 +16,14 @@ def imported(source: str) -> set[str]:
     """Return the full names of everything that a module imports, anywhere in it."""
     found = set()
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "a relative import"
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        match node:
+            case ast.Import():
+                found |= {alias.name for alias in node.names}
+            case ast.ImportFrom():
+                assert node.level == 0, "a relative import"
+                found |= {f"{node.module}.{alias.name}" for alias in node.names}
+            case ast.Call(func=ast.Name("import_module"), args=[ast.Constant(str(name))]):
+                found.add(name)
     return found
 
 

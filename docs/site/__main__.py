@@ -2,7 +2,8 @@
 
 The site is static: open site/index.html, or publish the folder. Every lab is on it as a student
 gets it, with the pictures and outputs of the solved notebook. A site that holds a line of a
-solution is refused. What the notebooks showed is kept in build/ and used until the code changes.
+solution is refused. What a notebook showed is kept in build/ until something that it uses changes.
+If a cell fails, that lab's page has no outputs, and the command ends with status 1.
 """
 
 import argparse
@@ -14,7 +15,7 @@ from pathlib import Path
 from autograder.course.lesson import lessons
 from autograder.course.reference import ROOT, AuthorError
 from docs.site.built import build
-from docs.site.executed import executed
+from docs.site.notebooks import executed
 
 BUILD, SITE = ROOT / "build" / "site", ROOT / "site"
 
@@ -27,8 +28,7 @@ def main() -> int:
     with_solutions = parser.parse_args().with_solutions
     start = time.perf_counter()
     try:
-        print("Running the notebooks, unless nothing has changed since the last time.", flush=True)
-        solved = executed(lesson.name for lesson in lessons().values())
+        solved = executed(lessons().values())
         print(f"Building the pages, after {time.perf_counter() - start:.0f} s.", flush=True)
         html = build(BUILD, solved, with_solutions)
         replace(SITE, html)
@@ -38,7 +38,10 @@ def main() -> int:
     files = [path for path in SITE.rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files) / 1e6
     print(f"site/index.html, after {time.perf_counter() - start:.0f} s: {size:.0f} MB in all.")
-    return 0
+    failed = [lesson.name for lesson in lessons().values() if lesson.name not in solved]
+    if failed:
+        print(f"Without outputs, because a cell failed: {', '.join(failed)}.", file=sys.stderr)
+    return 1 if failed else 0
 
 
 def replace(site: Path, html: Path) -> None:

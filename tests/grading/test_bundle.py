@@ -257,14 +257,14 @@ def objects_of(lab: str) -> str:
 
 @pytest.mark.slow
 def test_a_solved_notebook_runs_in_it_top_to_bottom(tmp_path: Path) -> None:
-    folder = unpacked("decoding", tmp_path)  # the lab that takes the least time
-    where = folder / "work" / "05_decoding"
+    folder = unpacked("tokenizer", tmp_path)  # the lab that takes the least time
+    where = folder / "work" / "16_tokenizer"
     where.mkdir(parents=True)
-    notebook = solve(LESSONS / "05_decoding.md", read_modules(SOLUTIONS), exercises())
+    notebook = solve(LESSONS / "16_tokenizer.md", read_modules(SOLUTIONS), exercises())
     client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(where)}})
     client.execute(env=environment(folder))
-    kept = sorted(path.name for path in (folder / "work" / ".mine" / "decoding").iterdir())
-    assert len(kept) == len(lessons()["decoding"].cards)
+    kept = sorted(path.name for path in (folder / "work" / ".mine" / "tokenizer").iterdir())
+    assert len(kept) == len(lessons()["tokenizer"].cards)
 
 
 # ---------------------------------------------------------------- what stands for the reference
