@@ -5,7 +5,7 @@ PYTHON ?= python3
 ARGS =
 JUPYTER_ARGS =
 
-.PHONY: help lab timed serve site labs test test-all soak
+.PHONY: help lab timed serve site labs test test-rest test-all soak
 
 help:
 	@$(PYTHON) workbook.py --help
@@ -34,7 +34,11 @@ labs:
 test:
 	@$(PYTHON) workbook.py test $(ARGS)
 
-# Lint, types and all tests, as continuous integration runs them: twenty-five minutes
+# The tests that `make test` leaves out: slow ones, and those that need a browser or a sandbox
+test-rest:
+	@$(PYTHON) workbook.py test-rest $(ARGS)
+
+# Lint, types and all tests. Of large grids each run tries a share; TURN=all make test-all tries all
 test-all:
 	@$(PYTHON) workbook.py test-all $(ARGS)
 

@@ -6,6 +6,8 @@
     python3 workbook.py site     build the course's web site
     python3 workbook.py labs     build labs/ from solutions/
     python3 workbook.py test     lint, types and the quick tests
+    python3 workbook.py test-rest  the tests that `test` leaves out: slow ones, and those that need
+                                 a browser, a sandbox or another tool
     python3 workbook.py test-all lint, types and all tests
     python3 workbook.py soak     the tests, on many more random cases
 
@@ -62,8 +64,8 @@ UV_TROUBLE, PIP_TROUBLE = 2, r"Retrying \(|OSError|\[Errno "
 COMPILED = {"llama-cpp-python": "eight minutes on two cores"}  # measured; there are no wheels
 LABS, WORK = ROOT / "labs", ROOT / "work"
 FOR_LEARNERS = ROOT / ".jupyter"  # settings that hide nbgrader, whose panels are for instructors
-# Three processes on two cores, because one often waits for a browser or a sandbox. The tests of a
-# file run in one process, because they share what it makes; the order is that of tests/conftest.py.
+# Three processes on two cores, because one often waits for a browser or a sandbox. Which tests run in
+# one process, because they share what it makes, and in which order, is said in tests/conftest.py.
 PYTEST = ["-m", "pytest", "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"]
 RECORD = ".labs.json"  # in work/: the hash that every released file had when it was copied
 
@@ -80,8 +82,9 @@ def main(arguments: list[str]) -> int:
         "site": (program("-m", "docs.site"), ["lab", "grade", "site"]),
         "labs": (program("-m", "autograder.build"), ["grade"]),
         "test": (test, EXTRAS),
+        "test-rest": (program(*PYTEST, "-m", "slow or needs"), [*EXTRAS, "site"]),
         "test-all": (test_all, [*EXTRAS, "site"]),
-        "soak": (program(*PYTEST, "--hypothesis-profile=soak"), EXTRAS),
+        "soak": (program(*PYTEST, "--hypothesis-profile=soak"), [*EXTRAS, "site"]),
     }
     if not arguments or arguments[0] not in commands:
         print(__doc__)

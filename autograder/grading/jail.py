@@ -329,6 +329,8 @@ class Sandbox:
             try:
                 self.process = start(jail, lab, theirs.fileno())
             except OSError as error:
+                self.control.close()
+                self.log.close()
                 raise JailError(f"No process could be started for the sandbox: {error}.") from None
         self.root = psutil.Process(self.process.pid)
         self.expect(b"ready")

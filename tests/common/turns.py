@@ -188,6 +188,8 @@ def thin(items: Iterable[pytest.Item]) -> Thinned:
         for item in items
         if (mark := item.get_closest_marker("in_turn")) and not item.get_closest_marker("soak")
     }
+    if (most := max(shares.values(), default=1)) > TURNS:
+        raise pytest.UsageError(f"in_turn({most}) takes more than {TURNS} turns.")
     near = touched(list(shares))
     whole = set[pytest.Item]()
     for more in (near[0], near[1]):

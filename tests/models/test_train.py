@@ -57,7 +57,7 @@ def test_it_writes_a_folder_that_gpt_and_transformers_load_alike(text, tmp_path,
     printed, progress = capfd.readouterr()
     assert "bits/byte" in printed
     assert printed.count("Once upon a time") == 1
-    assert "8/8" in progress
+    assert "8/8" not in progress  # a bar is for terminals
     assert "longer than the specified maximum" not in printed + progress
 
     assert {weight.dtype for weight in weights(out).values()} == {torch.float16}
