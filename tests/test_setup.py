@@ -275,7 +275,7 @@ def test_settings_of_the_machine_stay_in_use(starts, monkeypatch):
         ("labs", "nbgrader", True),
         ("labs", "pytest", False),
         ("test", "pytest-xdist", True),
-        ("soak", "matplotlib", True),
+        ("test", "matplotlib", True),
     ],
 )
 def test_a_python_that_lacks_a_package_is_told_how_to_install_it(

@@ -17,24 +17,22 @@ from tests.common.turns import TURNS, changed_files, distance, is_due, thin
 EXERCISES = [name for lesson in lessons().values() for name in lesson.cards]
 
 
-class Case(SimpleNamespace):
+class Case:
     """A case of a grid, as pytest collects it."""
 
-    __hash__ = object.__hash__
+    path = ROOT / "tests" / "judging" / "test_mutants.py"
+
+    def __init__(self, exercise: str, every: int = 4) -> None:
+        self.nodeid = f"{self.path.name}::test_every_mutant_is_rejected[{exercise}]"
+        self.callspec = SimpleNamespace(params={"exercise": SimpleNamespace(name=exercise)})
+        self.every = every
 
     def get_closest_marker(self, name: str) -> Any:
         return SimpleNamespace(args=(self.every,)) if name == "in_turn" else None
 
 
 def case(exercise: str, every: int = 4) -> Any:
-    path = ROOT / "tests" / "judging" / "test_mutants.py"
-    params = {"exercise": SimpleNamespace(name=exercise)}
-    return Case(
-        nodeid=f"{path.name}::test_every_mutant_is_rejected[{exercise}]",
-        path=path,
-        callspec=SimpleNamespace(params=params),
-        every=every,
-    )
+    return Case(exercise, every)
 
 
 @pytest.fixture
