@@ -173,7 +173,7 @@ class Thinned:
         tried = Counter(test_of(item) for item in self.tried)
         touched = f"The change since {since} touches {self.touched:,} cases"
         if len(self.whole) < self.touched:
-            touched += f", too many for one run: the {len(self.whole):,} nearest were all tried"
+            touched += f", too many for one run: {len(self.whole):,} of them were tried for it"
         return [
             f"Turn {turn}: {tried.total():,} of {cases.total():,} cases. {touched}.",
             f"TURN={turn} repeats it, TURN=all tries all of them.",

@@ -23,7 +23,7 @@ def checks(notebook):
 
 
 @pytest.mark.slow
-@pytest.mark.in_turn(4)
+@pytest.mark.in_turn(6)
 @pytest.mark.parametrize("lesson", [FIRST, *OTHERS], ids=lambda lesson: lesson.name)
 def test_a_lab_runs_up_to_its_first_check_which_says_not_attempted(lesson, kernel, tmp_path):
     lab = nbformat.read(ROOT / "labs" / lesson.notebook, as_version=4)
@@ -40,9 +40,8 @@ def test_a_lab_runs_up_to_its_first_check_which_says_not_attempted(lesson, kerne
     assert checks(lab)[0].source in stopped.value.__notes__[0]
 
 
-# `make test` tries the first lab, `make test-all` every third one of the others, too, and `make
-# site` runs them all.
-IN_TURN = [pytest.mark.slow, pytest.mark.in_turn(3)]
+# `make test` tries the first lab. `make site` runs them all.
+IN_TURN = [pytest.mark.slow, pytest.mark.in_turn(6)]
 SHARE = [pytest.param(lesson, marks=IN_TURN) for lesson in OTHERS]
 
 

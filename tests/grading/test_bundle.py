@@ -36,7 +36,7 @@ from tests.common.trials import EXERCISES, LABS, is_rejected, skeleton
 
 LEARNER = ROOT / "tests" / "common" / "learner.py"
 ALONE = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in repr(f)]\n"
-# The first lab each time, every ninth one where slow tests run: all bundles are made alike.
+# All bundles are made alike.
 every_lab = pytest.mark.parametrize(
     "lab",
     [
@@ -280,6 +280,7 @@ def test_five_exercises_ask_for_something_of_their_own_lab() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exercise", STOOD_IN, ids=lambda e: e.name)
 def test_what_is_stood_in_for_sees_what_the_reference_sees(exercise, monkeypatch):
     monkeypatch.setattr("autograder.judging.judge.SECONDS", 5.0)

@@ -92,12 +92,14 @@ def require_all_entered(course: Course, capsys: pytest.CaptureFixture[str]) -> N
 # ----------------------------------------------------------------------------------- a locked one
 
 
+@pytest.mark.slow
 def test_a_gradebook_that_is_locked_at_the_start_is_told(course: Course, capsys) -> None:
     with locked(course, "EXCLUSIVE"):
         assert grade(capsys) == (1, f"nbgrader's gradebook, {course.gradebook}, {LOCKED}")
     require_all_entered(course, capsys)
 
 
+@pytest.mark.slow
 def test_one_that_is_locked_meanwhile_is_tried_once_and_costs_no_grade(course, capsys, monkeypatch):
     """Each try would wait for five seconds."""
     tried = calls_of_autograde(monkeypatch)
@@ -127,6 +129,7 @@ def calls_of_autograde(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 # ------------------------------------------------------------------------- no room, no right
 
 
+@pytest.mark.slow
 def test_a_full_gradebook_is_told_and_nothing_is_lost(course: Course, capsys) -> None:
     disk, writer = course.folder / "disk", (Gradebook, "update_or_create_student")
     with full_disk(disk, writer, partial(move_there, course.gradebook, disk)) as make_room:
@@ -149,6 +152,7 @@ def test_a_gradebook_that_can_only_be_read_is_told(course: Course, capsys, monke
     assert "can't be written to: attempt to write a readonly database. Check that you may" in said
 
 
+@pytest.mark.slow
 def test_no_room_for_nbgraders_copies_is_told(course: Course, capsys) -> None:
     with full_disk(course.folder / "autograded", (FilesWriter, "write")) as make_room:
         said = require_not_entered(course, capsys)
@@ -167,6 +171,7 @@ def require_not_entered(course: Course, capsys: pytest.CaptureFixture[str]) -> s
     return said
 
 
+@pytest.mark.slow
 def test_no_room_for_results_or_the_report_ends_it_with_a_sentence(course: Course, capsys) -> None:
     full = "{} can't be written to: " + f"{NO_ROOM}. Free space on its disk. {GOES_ON}"
     with full_disk(course.graded(LESSON)) as make_room:
@@ -206,6 +211,7 @@ class Killed(BaseException):
     """Stops nbgrader as a kill would: it puts nothing away."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stopped_by", "ends_with", "copies", "results"),
     [(Killed, 1, 3, 3), (KeyboardInterrupt, 130, 0, 1)],  # nbgrader catches a KeyboardInterrupt
@@ -226,6 +232,7 @@ def test_one_that_was_stopped_before_it_entered_points_is_entered_again(
     require_all_entered(course, capsys)
 
 
+@pytest.mark.slow
 def test_an_earlier_notebook_that_is_handed_in_again_is_entered_again(course, capsys, monkeypatch):
     path = course.submitted / "ada" / LESSON.notebook
     earlier = path.read_bytes()

@@ -85,6 +85,7 @@ ALWAYS_GIVEN = {
 }
 
 
+@pytest.mark.in_turn(3)
 @every_exercise
 def test_a_default_is_needed(exercise: Exercise) -> None:
     """The right solution, without the default of one parameter, is wrong."""
@@ -144,6 +145,7 @@ ALL_SHAPES_DIFFER = {
 FUNCTIONS = [exercise for exercise in EXERCISES if not isinstance(exercise.reference, type)]
 
 
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("exercise", FUNCTIONS, ids=lambda e: e.name)
 def test_what_is_remembered_by_its_shape_is_wrong(exercise: Exercise) -> None:
     """A cache that survives from one call to the next, and looks at shapes and settings alone."""

@@ -84,6 +84,7 @@ HANGS = {
 }
 
 
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("name", HANGS)
 def test_what_never_ends_is_told_and_leaves_nothing_behind(name: str, soon: None) -> None:
     lines, message = HANGS[name]
@@ -115,6 +116,7 @@ async def never_yields(self: Any, request: Any) -> Any:
     yield request
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [yields_forever, never_yields])
 def test_a_stream_without_end_is_told(stream: Any, soon: None) -> None:
     assert ENDLESS in judge(POOL, as_attempt(POOL, stream)).message

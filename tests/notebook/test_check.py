@@ -274,6 +274,7 @@ def run_script(source: str) -> subprocess.CompletedProcess:
     )
 
 
+@pytest.mark.slow
 def test_a_script_stops_at_a_failed_check_without_a_traceback() -> None:
     ran = run_script(SCRIPT)
     assert ran.returncode == 1
@@ -284,6 +285,7 @@ def test_a_script_stops_at_a_failed_check_without_a_traceback() -> None:
     assert "not reached" not in ran.stdout
 
 
+@pytest.mark.slow
 def test_other_errors_of_a_script_keep_their_traceback() -> None:
     ran = run_script("import autograder.check\n1 / 0")
     assert ran.returncode == 1
@@ -713,6 +715,7 @@ def test_a_class_with_two_exercises_is_yours_when_both_have_passed(tmp_path, cap
     assert inspect.unwrap(module.generate).__globals__["KVCache"] is module.KVCache
 
 
+@pytest.mark.slow
 def test_the_newest_class_that_passes_both_is_taken(tmp_path, capsys):
     whole = from_source(tmp_path, "KVCache", kv_cache_source(TRUNCATE))
     check("kv_cache.KVCache.attend", whole)

@@ -109,6 +109,7 @@ def test_a_client_that_doesnt_read_is_dropped_and_stops_no_other(monkeypatch):
 # ------------------------------------------------------------------------------------- many
 
 
+@pytest.mark.slow
 def test_500_clients_at_once_are_answered_or_refused(server):
     def ask(number: int) -> int:
         with connected(server, max_tokens=2, prompt=f"Number {number}") as opened:

@@ -610,6 +610,7 @@ class AddingManager(BlockManager):
         self.free_blocks += [block for block in table if not self.ref_counts[block]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "parts",
     [

@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 import torch
 
 from tests.common.checkpoints import write_tiny
@@ -10,6 +11,7 @@ from timing import cache_losses
 from timing.cache_losses import evenly, first_head
 
 
+@pytest.mark.slow
 def test_every_way_has_its_row(tmp_path, monkeypatch, capsys):
     write_tiny(tmp_path, n_positions=64, n_embd=32)
     sizes = {"LENGTH": 64, "SCORED": 16, "KEPT": (32, 16), "FEW": 40, "GROUP": 8, "RECENT": 8}

@@ -23,6 +23,7 @@ def ways(monkeypatch):
     monkeypatch.setattr(levers, "times_of", lambda weights: times)
 
 
+@pytest.mark.slow
 def test_every_lever_has_a_row_and_a_time_for_each_number_of_requests(capsys):
     levers.main()
     parts = re.split(r"\n\n(?=all products|chosen|\| operation)", capsys.readouterr().out)

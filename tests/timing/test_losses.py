@@ -61,6 +61,7 @@ def text(tiny: Path) -> torch.Tensor:
 # ----------------------------------------------------------------------------- what is printed
 
 
+@pytest.mark.slow
 def test_every_table_has_all_its_rows(capsys):
     losses.main()
     about, *tables = capsys.readouterr().out.split("\n\n")

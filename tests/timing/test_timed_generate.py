@@ -744,6 +744,7 @@ SABOTEURS: dict[str, tuple[str, str, Sabotage, str]] = {
 }
 
 
+@pytest.mark.in_turn(4)
 @pytest.mark.parametrize("saboteur", SABOTEURS)
 def test_a_saboteur_is_never_timed(table, narrow, monkeypatch, capsys, saboteur):
     row, kind, sabotage, told = SABOTEURS[saboteur]
@@ -924,6 +925,7 @@ def written(monkeypatch) -> Callable[[dict[str, list[str]]], None]:
     return write
 
 
+@pytest.mark.in_turn(4)
 @pytest.mark.parametrize(("yours", "kind", "about", "like"), MINE)
 def test_mine_is_the_newest_that_is_written(table, written, yours, kind, about, like):
     written(yours)

@@ -96,6 +96,7 @@ def test_html_closes_what_it_opens(example):
 SMALLEST = 7  # pixels of a letter's height where a figure is as wide as a narrow window: 480
 
 
+@pytest.mark.in_turn(3)
 @pytest.mark.slow
 def test_text_is_legible_in_a_narrow_window(shown):
     _, figure = shown
@@ -104,6 +105,7 @@ def test_text_is_legible_in_a_narrow_window(shown):
         assert pixels * text.get_fontsize() >= SMALLEST or not text.get_text()
 
 
+@pytest.mark.in_turn(3)
 def test_nothing_leaves_the_figure_and_no_text_lies_on_another(shown):
     _, figure = shown
     drawn = figure.get_tightbbox()

@@ -156,6 +156,7 @@ def test_moving_a_slider_draws_the_mask_that_it_stands_for(monkeypatch):
     assert torch.equal(mask, window_mask(positions, positions, 3, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("window", "sinks"), [(1, 0), (4, 0), (4, 2), (10, 10), (1, 10)])
 def test_the_words_tell_how_many_rows_a_cache_holds(window, sinks):
     cache = WindowCache(1, window, sinks)
