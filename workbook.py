@@ -64,8 +64,8 @@ UV_TROUBLE, PIP_TROUBLE = 2, r"Retrying \(|OSError|\[Errno "
 COMPILED = {"llama-cpp-python": "eight minutes on two cores"}  # measured; there are no wheels
 LABS, WORK = ROOT / "labs", ROOT / "work"
 FOR_LEARNERS = ROOT / ".jupyter"  # settings that hide nbgrader, whose panels are for instructors
-# Three processes on two cores, because one often waits for a browser or a sandbox. Which tests share
-# a process, and with it what they make, and in which order they run, tests/conftest.py says.
+# Three processes on two cores, because one often waits for a browser or a sandbox. Which tests run
+# in one process, and so share what they make, and in which order: tests/conftest.py says it.
 PYTEST = ["-m", "pytest", "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"]
 RECORD = ".labs.json"  # in work/: the hash that every released file had when it was copied
 
