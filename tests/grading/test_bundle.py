@@ -41,7 +41,7 @@ every_lab = pytest.mark.parametrize(
     "lab",
     [
         LABS[0],
-        *(pytest.param(lab, marks=[pytest.mark.slow, pytest.mark.in_turn(9)]) for lab in LABS[1:]),
+        *(pytest.param(lab, marks=[pytest.mark.slow, pytest.mark.in_turn(12)]) for lab in LABS[1:]),
     ],
 )
 

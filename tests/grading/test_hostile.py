@@ -29,11 +29,10 @@ IDLE = 2.0  # of waiting
 MOST_MEMORY = 1_500_000_000  # bytes
 HONEST = Submission("ada", "generate", as_bytes(solved("generate")))
 
-WHOLE = {"honest", "spoiled", "lending", "reaching"}  # families of which all are tried each time
 CLASS = {"spoiled", "left behind", "lending", "kills"}  # those that might cost others something
 every_submission = pytest.mark.parametrize(
     "hostile",
-    [pytest.param(h, marks=() if h.family in WHOLE else pytest.mark.in_turn(5)) for h in CORPUS],
+    [pytest.param(h, marks=pytest.mark.in_turn(6)) for h in CORPUS],
     ids=lambda h: f"{h.family}-{h.name}",
 )
 

@@ -97,7 +97,7 @@ def require_lab_1_right(jail: Jail, student: str = "ada") -> None:
 
 @pytest.mark.needs("bwrap")
 @pytest.mark.slow
-@pytest.mark.in_turn(5)
+@pytest.mark.in_turn(6)
 @every_lab
 @pytest.mark.parametrize("make", [solved, in_another_style])
 def test_what_is_right_earns_all_points(make, lab, jail):
@@ -105,7 +105,7 @@ def test_what_is_right_earns_all_points(make, lab, jail):
 
 
 @pytest.mark.slow
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 @every_seed
 @every_exercise
 def test_another_style_is_right_in_this_process_too(exercise: Exercise, seed: int) -> None:
@@ -180,7 +180,7 @@ def half_wrong(jail: Jail) -> Callable[[str, int], Result]:
 
 
 @pytest.mark.needs("bwrap")
-@pytest.mark.in_turn(5)
+@pytest.mark.in_turn(6)
 @every_lab
 @pytest.mark.parametrize("half", [0, 1])
 def test_a_misconception_costs_its_exercise_alone_and_is_told(lab, half, half_wrong):
@@ -188,7 +188,7 @@ def test_a_misconception_costs_its_exercise_alone_and_is_told(lab, half, half_wr
 
 
 @pytest.mark.slow
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 @pytest.mark.parametrize(
     ("secrets", "every"),
     [(SECRETS[:1], 3), pytest.param(SECRETS[:4], 1, marks=pytest.mark.soak)],

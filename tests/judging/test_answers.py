@@ -20,7 +20,7 @@ def every(answers: list[Answer]) -> pytest.MarkDecorator:
 
 
 @pytest.mark.slow
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 @every(attempts.RIGHT)
 def test_a_right_answer_in_another_style_passes(answer: Answer) -> None:
     for seed in range(2):

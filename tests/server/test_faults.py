@@ -4,6 +4,7 @@ After each test the server must be whole: `server` looks at it.
 """
 
 import json
+import resource
 import signal
 import socket
 import time
@@ -15,6 +16,15 @@ import pytest
 
 from solutions.server.here import serve_here
 from tests.common.clients import body, connected, events, is_whole
+
+
+@pytest.fixture(scope="module", autouse=True)
+def many_files():
+    """Both ends of a thousand connections are open here, and many users begin with 1,024 files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4096, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def read_until(opened: socket.socket, wanted: bytes) -> bytes:
