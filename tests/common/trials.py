@@ -27,7 +27,7 @@ every_exercise = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.
 every_seed = pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (1, 2))]
 )
-# The quick tests take the first exercise of each lab, the slow ones a quarter of the others in turn.
+# The quick tests take the first exercise of each lab, the slow ones a quarter of the others.
 every_exercise_in_time = pytest.mark.parametrize(
     "exercise",
     [
