@@ -3,8 +3,8 @@
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -23,27 +23,28 @@ def family(pid: int) -> list[int]:
 
 @contextmanager
 def by_quota(pid: int) -> Iterator[None]:
-    """Give a process, and all that it has started, a share of one core.
+    """Give a process, and all that it has started, a share of one core."""
+    with new_group() as group:
+        move(pid, group)
+        try:
+            yield
+        finally:
+            with suppress(psutil.NoSuchProcess):
+                move(pid, group.parent)
 
-    Skips the test where no cgroup can be made.
-    """
+
+@contextmanager
+def new_group() -> Iterator[Path]:
+    """Make a cgroup with a share of one core. Raises OSError if none can be had."""
     top, file, quota = CPU, "cpu.cfs_quota_us", str(int(1e6 * PERIOD * SHARE))
     if not CPU.is_dir():
         top, file, quota = UNIFIED, "cpu.max", f"{quota} {int(1e6 * PERIOD)}"
     group = top / f"starved-{os.getpid()}"
+    group.mkdir()
     try:
-        group.mkdir()
         (group / file).write_text(quota)
-        move(pid, group)
-    except OSError as error:
-        with suppress(OSError):
-            group.rmdir()
-        pytest.skip(f"no quota of the processor can be had: {error}")
-    try:
-        yield
+        yield group
     finally:
-        with suppress(psutil.NoSuchProcess):
-            move(pid, top)
         group.rmdir()
 
 
@@ -74,8 +75,10 @@ def by_stops(pid: int) -> Iterator[None]:
         thread.join()
 
 
-WAYS: dict[str, Callable[[int], AbstractContextManager[None]]] = {
-    "a quota": by_quota,
-    "stopped": by_stops,
-}
-either_way = pytest.mark.parametrize("starve", WAYS.values(), ids=[*WAYS])
+either_way = pytest.mark.parametrize(
+    "starve",
+    [
+        pytest.param(by_quota, id="a quota", marks=pytest.mark.needs("quota")),
+        pytest.param(by_stops, id="stopped"),
+    ],
+)

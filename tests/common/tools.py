@@ -71,6 +71,16 @@ def without_cuda() -> str:
     return "" if torch.cuda.is_available() else "there is no CUDA device"
 
 
+def without_quota() -> str:
+    from tests.common.starved import new_group
+
+    try:
+        with new_group():
+            return ""
+    except OSError as error:
+        return f"no quota of the processor can be set, as root can in a writable cgroup: {error}"
+
+
 def find_browser() -> str | None:
     return next((path for path in map(shutil.which, BROWSERS) if path), None)
 
@@ -83,6 +93,7 @@ ABSENCE: dict[str, Callable[[], str]] = {
     "make": program("apt install make", "make"),
     "uv": program("docs.astral.sh/uv says how to install it", "uv"),
     "cuda": without_cuda,
+    "quota": without_quota,
     "ctranslate2": package("ctranslate2", "make timed ARGS=--peers installs it"),
     "gguf": package("gguf", "make timed ARGS=--peers installs it"),
     "llama_cpp": package("llama_cpp", "make timed ARGS=--peers installs it"),

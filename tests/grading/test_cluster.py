@@ -164,7 +164,10 @@ class Graders:
     deaths: Path
 
 
-@pytest.fixture(scope="module", params=["here", "there"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.in_turn(2)) for name in ("here", "there")],
+)
 def graders(request, folder):
     deaths = folder / request.param
     if request.param == "here":
