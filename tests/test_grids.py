@@ -81,6 +81,15 @@ def test_a_run_says_what_it_left_out_and_how_to_repeat_it(run):
     assert f"{len(tried)} of   {len(EXERCISES)}  test_mutants.py" in text
 
 
+def test_what_is_about_no_exercise_has_its_turn_by_its_own_number():
+    hostile = SimpleNamespace(exercise="generate.generate", name="it forges", lab="generate")
+    item = case("moe.keep")
+    item.callspec.params = {"hostile": hostile}
+    assert turns.subject_of(item) == ""
+    item.callspec.params = {"answer": SimpleNamespace(exercise=SimpleNamespace(name="moe.keep"))}
+    assert turns.subject_of(item) == "moe.keep"
+
+
 # ----------------------------------------------------------------------------------- the change
 
 

@@ -97,7 +97,9 @@ def settle() -> None:
 def subject_of(item: pytest.Item) -> str:
     """Return the name of the exercise or lab that a case tries, or ""."""
     for value in item.callspec.params.values() if hasattr(item, "callspec") else ():
-        value = value.lab if isinstance(value, Lesson) else getattr(value, "exercise", value)
+        value = value.lab if isinstance(value, Lesson) else value
+        exercise = getattr(value, "exercise", None)  # of an answer
+        value = exercise if hasattr(exercise, "name") else value
         name = value if isinstance(value, str) else getattr(value, "name", "")
         if name.split(".")[0] in lessons():
             return name
