@@ -131,7 +131,7 @@ def broken(name, source):
 # Files that are no notebook, and what is said of them.
 UNREADABLE = {
     "a pickle in place of a notebook": (
-        "no notebook",
+        "be read as a notebook",
         lambda n: b"cos\nsystem\n(S'touch /tmp/forged'\ntR.",
     ),
     "JSON nested without end": ("too many parts", lambda n: b'{"cells": ' + b"[" * 1_000_000),
