@@ -376,11 +376,15 @@ def patience(near: Near, sandbox: Sandbox, seconds: float, idle: float) -> Patie
     """Limit the work and the waiting of all processes in a sandbox.
 
     They are right to wait for an answer from this process. So they wait in vain only while it waits
-    for them, and has no message from them that it would read if it had a processor.
+    for them, and has no message from them that it would read if it had a processor. Threads are
+    looked at one after the other, and between two of them this process may be stopped, so a message
+    that has moved meanwhile also tells that they work.
     """
 
     def either_can_run() -> bool | None:
-        return can_run([os.getpid()]) or sandbox.can_run()
+        moves = near.moves
+        found = can_run([os.getpid()]) or sandbox.can_run()
+        return True if near.moves != moves or near.is_spoken_to() else found
 
     work = 1.2 * seconds + 1  # the process itself keeps to `seconds`
     return Patience(work, idle, sandbox.used, either_can_run, lambda: not near.awaits)

@@ -7,6 +7,7 @@ other. So a model over there may call a cache over here.
 
 import builtins
 import dataclasses
+import select
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -25,15 +26,16 @@ class Gone(ConnectionError):
 class Peer:
     """One end of a wire.
 
-    shared: own objects that the other side may ask, by number. awaits: whether it is waiting for
-    the other side.
+    shared: own objects that the other side may ask, by number. awaits: what it is waiting to do,
+    send or receive. moves: the parts of messages that it has sent or received.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.shared: list[Any] = []
         self.waiting = 0  # own questions without an answer
-        self.awaits = False
+        self.awaits: Callable[[Any], Any] | None = None
+        self.moves = 0
 
     # ------------------------------------------------------------------------ what differs by side
 
@@ -79,7 +81,7 @@ class Peer:
 
     def awaited(self, move: Callable[[Any], Any], given: Any) -> Any:
         """Send or receive a part of a message, however long the other side takes."""
-        self.awaits = True
+        self.awaits = move
         try:
             while True:
                 try:
@@ -89,7 +91,12 @@ class Peer:
         except OSError:
             raise Gone from None
         finally:
-            self.awaits = False
+            self.awaits, self.moves = None, self.moves + 1
+
+    def is_spoken_to(self) -> bool:
+        """Return whether it is about to receive something, or the end of the connection."""
+        reads = self.awaits == self.connection.recv
+        return reads and bool(select.select([self.connection], [], [], 0)[0])
 
     # ----------------------------------------------------------------------------------- questions
 
