@@ -66,7 +66,7 @@ LABS, WORK = ROOT / "labs", ROOT / "work"
 FOR_LEARNERS = ROOT / ".jupyter"  # settings that hide nbgrader, whose panels are for instructors
 # Three processes on two cores, because one often waits for a browser or a sandbox. Which tests run
 # in one process, and so share what they make, and in which order: tests/conftest.py says it.
-PYTEST = ["-m", "pytest", "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"]
+PYTEST = ["-m", "pytest", "-n", "3"]
 RECORD = ".labs.json"  # in work/: the hash that every released file had when it was copied
 
 

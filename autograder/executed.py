@@ -93,8 +93,9 @@ def kept(lesson: Lesson, kind: str) -> NotebookNode | None:
 
     Returns None if none is kept.
     """
+    own = digest(lesson)
     for better in KINDS[: KINDS.index(kind) + 1]:
-        if (path := place(lesson, better)).exists():
+        if (path := place(lesson, better, own)).exists():
             return with_outputs(solved(lesson), nbformat.read(path, as_version=4))
     return None
 
@@ -107,13 +108,13 @@ def with_outputs(notebook: NotebookNode, ran: NotebookNode) -> NotebookNode:
     return notebook
 
 
-def place(lesson: Lesson, kind: str) -> Path:
-    return KEPT / f"{lesson.name}-{kind}-{digest(lesson)}.ipynb"
+def place(lesson: Lesson, kind: str, own: str) -> Path:
+    return KEPT / f"{lesson.name}-{kind}-{own}.ipynb"
 
 
 def run_and_keep(lesson: Lesson, kind: str, run: Callable[[NotebookNode], None]) -> NotebookNode:
     """Run the solved notebook and keep it in place of older ones. If `run` fails, those stay."""
-    path, notebook = place(lesson, kind), solved(lesson)
+    path, notebook = place(lesson, kind, digest(lesson)), solved(lesson)
     run(notebook)
     KEPT.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=KEPT) as folder:

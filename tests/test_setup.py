@@ -189,6 +189,19 @@ sys.exit(workbook.main(["lab", *sys.argv[1:]]))
 """
 
 
+def in_a_terminal(folder, *arguments, **variables):
+    """Start Python there in a session of its own, as a terminal does, which sends Ctrl-C to all."""
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env={**os.environ, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
 @pytest.fixture
 def open_workbook(labs, work, tmp_path):
     """Run `workbook.py lab` with a module that only prints and waits instead of JupyterLab."""
@@ -196,18 +209,9 @@ def open_workbook(labs, work, tmp_path):
         pytest.skip("Windows has no signals to send")
     (tmp_path / "jupyterlab.py").write_text(JUPYTERLAB)
     workbook.copy_labs(labs, work)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
 
     def start(*arguments):
-        return subprocess.Popen(
-            [sys.executable, "-c", OPEN, *arguments],
-            cwd=tmp_path,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        return in_a_terminal(tmp_path, "-c", OPEN, *arguments, PYTHONPATH=str(ROOT))
 
     return start
 
@@ -455,15 +459,9 @@ def with_uv(tmp_path):
         uv.parent.mkdir()
         uv.write_text(f"#!/bin/sh\n{script}\n")
         uv.chmod(0o755)
-        return subprocess.Popen(
-            [sys.executable, "-S", "workbook.py", "timed"],  # -S hides an installed workbook
-            cwd=tmp_path,
-            env={**os.environ, "PATH": f"{uv.parent}:{os.defpath}", "PYTHONPATH": "of ROS"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        path = f"{uv.parent}:{os.defpath}"  # -S hides an installed workbook
+        command = "-S", "workbook.py", "timed"
+        return in_a_terminal(tmp_path, *command, PATH=path, PYTHONPATH="of ROS")
 
     return start
 

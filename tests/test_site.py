@@ -16,7 +16,7 @@ from playwright.sync_api import expect
 
 from autograder.course.lesson import lessons
 from autograder.course.reference import ROOT, AuthorError
-from autograder.executed import QUICK, execute, kept, new_kernel, run_and_keep
+from autograder.executed import QUICK, kept
 from docs.site import __main__ as command
 from docs.site import notebooks
 from docs.site.animation import described, draw, lives, runs
@@ -184,12 +184,7 @@ def site(tmp_path_factory):
     from docs.site.built import build
 
     lesson = lessons()["generate"]
-
-    def run(notebook):
-        with new_kernel() as kernel:
-            execute(notebook, kernel, tmp_path_factory.mktemp("notebook"), QUICK)
-
-    solved = kept(lesson, QUICK) or run_and_keep(lesson, QUICK, run)
+    solved = kept(lesson, QUICK) or notebooks.run_alone(lesson, QUICK)
     return build(tmp_path_factory.mktemp("site"), {lesson.name: solved})
 
 

@@ -47,14 +47,14 @@ def say(line: str) -> None:
     print(line, flush=True)  # also where the output is a file
 
 
-def run_alone(lesson: Lesson) -> NotebookNode:
+def run_alone(lesson: Lesson, kind: str = WHOLE) -> NotebookNode:
     """Run a notebook in a kernel of its own: what it shows depends on no other."""
 
     def run(notebook: NotebookNode) -> None:
         with new_kernel() as kernel, tempfile.TemporaryDirectory() as folder:
-            execute(notebook, kernel, Path(folder), WHOLE)
+            execute(notebook, kernel, Path(folder), kind)
 
-    return run_and_keep(lesson, WHOLE, run)
+    return run_and_keep(lesson, kind, run)
 
 
 def described(error: Exception) -> str:

@@ -2,13 +2,18 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import psutil
 import pytest
+
+from autograder.course.reference import ROOT
 
 CPU = Path("/sys/fs/cgroup/cpu")  # version 1
 UNIFIED = Path("/sys/fs/cgroup")  # version 2
@@ -73,6 +78,29 @@ def by_stops(pid: int) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
+
+
+def answered(
+    script: str, starve: Callable[[int], AbstractContextManager[None]]
+) -> tuple[str, float]:
+    """Run a script that prints "ready", and then for each line that it reads a line, or ends.
+
+    Return its first answer, for which it is starved, and the seconds until then.
+    """
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        began = time.monotonic()
+        with starve(process.pid):
+            print(file=process.stdin, flush=True)
+            answer = process.stdout.readline()
+        seconds = time.monotonic() - began
+        print(file=process.stdin, flush=True)
+    assert process.returncode == 0
+    return answer, seconds
 
 
 either_way = pytest.mark.parametrize(

@@ -39,11 +39,11 @@ DAY = 24 * 3600
 MOST_TOUCHED = 8  # a change that touches more than one case in eight is tried in turns, as ever
 LAB_FOLDERS = ("autograder/drivers", "autograder/exercises", "visuals")
 OWN = r"(autograder|solutions|tests|visuals)/.*\b(\d\d_|test_|test_visuals_)?{lab}\.(py|md)"
-GRIDS = {  # the three that prove an exercise's judge: right, wrong, and under a secret
+GRIDS = (  # the three that prove an exercise's judge: right, wrong, and under a secret
     "test_every_misconception_is_diagnosed_as_itself",
     "test_every_mutant_is_rejected",
     "test_no_misconception_passes_under_any_secret",
-}
+)
 
 
 # ---------------------------------------------------------------------- the turn and the change
@@ -130,29 +130,22 @@ def modules_of(lab: str) -> list[str]:
     return [f"solutions/{part}.py" for part in (*parts_of(lab), *GIVEN.get(lab, ()))]
 
 
-@cache
-def used_by_lab(lab: str) -> frozenset[str]:
-    files = [*modules_of(lab), *(f"{folder}/{lab}.py" for folder in LAB_FOLDERS)]
-    return used_by_files(tuple(ROOT / file for file in files))
-
-
-@cache
-def used_by_files(files: tuple[Path, ...]) -> frozenset[str]:
-    """Return the paths of these files and of all that they import."""
-    used = files_used(file.read_text(encoding="utf-8") for file in files)
-    return frozenset(file.relative_to(ROOT).as_posix() for file in {*files, *used})
-
-
 def distance(item: pytest.Item, changed: Sequence[str]) -> int | None:
     """Return how near a change is to a case.
 
     0: a file of its lab has changed. 1: one that these files or its test import. None: neither.
     """
-    lab = subject_of(item).split(".")[0]
+    return distance_of(item.path, subject_of(item).split(".")[0], tuple(changed))
+
+
+@cache
+def distance_of(test: Path, lab: str, changed: tuple[str, ...]) -> int | None:
     if lab and any(is_own(file, lab) for file in changed):
         return 0
-    used = used_by_files((item.path,)) | (used_by_lab(lab) if lab else frozenset())
-    return None if used.isdisjoint(changed) else 1
+    own = [*modules_of(lab), *(f"{folder}/{lab}.py" for folder in LAB_FOLDERS)] if lab else []
+    files = {test, *(ROOT / file for file in own)}
+    files |= files_used(file.read_text(encoding="utf-8") for file in files)
+    return 1 if any(ROOT / file in files for file in changed) else None
 
 
 # --------------------------------------------------------------------------------------- thinning
@@ -268,9 +261,7 @@ def main() -> int:
         missed = sum(times[item] == 0 for item in own)
         print(f"{len(own):6,} {counts[0]:6,} to {counts[-1]:<5,} {missed:5,}  {test}")
     exercises = {name for lesson in lessons().values() for name in lesson.cards}
-    proved = [
-        {subject_of(i) for i in run.tried if i.name.partition("[")[0] in GRIDS} for run in runs
-    ]
+    proved = [{subject_of(i) for i in run.tried if test_of(i).endswith(GRIDS)} for run in runs]
     outside = [len(exercises - found) for found in proved]
     never = exercises.difference(*proved)
     print(f"{len(exercises)} exercises. In none of the three main grids, turn by turn: {outside}")

@@ -1,7 +1,5 @@
 """Grading on a busy machine: what is right keeps its points, and what waits in vain is ended."""
 
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -11,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from autograder.course.reference import ROOT
 from autograder.grading import oracle, turns
 from autograder.grading.jail import Jail, JailError
 from autograder.grading.near import Near
@@ -24,7 +21,7 @@ from autograder.judging.failure import WAITED, Starved, TookTooLong, Waited
 from autograder.judging.interrupt import LOOK
 from autograder.judging.patience import Patience
 from tests.common.graded import lost
-from tests.common.starved import either_way
+from tests.common.starved import answered, either_way
 from tests.hostile.notebooks import LOOP, as_bytes, both, solved
 
 IDLE = 0.6  # seconds
@@ -91,19 +88,9 @@ def test_a_right_solution_keeps_its_points_without_processor_time(
     starve: Callable[[int], AbstractContextManager[None]],
 ) -> None:
     """The time for it passes many times over meanwhile."""
-    pipe = subprocess.PIPE
-    command = [sys.executable, "-c", GRADER]
-    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as grader:
-        assert grader.stdin is not None
-        assert grader.stdout is not None
-        assert grader.stdout.readline() == "ready\n"
-        began = time.monotonic()
-        with starve(grader.pid):
-            print(file=grader.stdin, flush=True)
-            assert grader.stdout.readline() == "{}\n"
-        assert time.monotonic() - began > 2 * IDLE
-        print(file=grader.stdin, flush=True)
-    assert grader.returncode == 0
+    answer, seconds = answered(GRADER, starve)
+    assert answer == "{}\n"
+    assert seconds > 2 * IDLE
 
 
 def slow(monkeypatch: pytest.MonkeyPatch, seconds: float, is_slow: Callable[[], bool]) -> None:
