@@ -1,9 +1,10 @@
 """Limits for the grader's own time and memory that a student's code may cost.
 
-The functions lent to an attempt run in the grader, on arguments from the attempt. near.py checks
-the sizes of these arguments first; the limits here hold whatever they are.
+The functions lent to an attempt run in the grader, on arguments from the attempt, and so does all
+that looks at its results. Their sizes are checked first; the limits here hold whatever they are.
 """
 
+import mmap
 import resource
 import sys
 import threading
@@ -28,18 +29,22 @@ class TooMuchHere(TooMuchWork):
         )
 
 
+class TooMuchToJudge(BaseException):
+    """Raised if an attempt's results take too long to be judged."""
+
+
 @contextmanager
-def bounded(seconds: float) -> Iterator[None]:
+def bounded(seconds: float, error: type[BaseException] = TooMuchHere) -> Iterator[None]:
     """Limit this thread's processor time and the process's memory in the block.
 
-    Raises TooMuchHere after `seconds` of processor time, and MemoryError (in PyTorch:
-    RuntimeError) if the process takes MEMORY bytes more than at the start.
+    Raises `error` after `seconds` of processor time, and MemoryError (in PyTorch: RuntimeError) if
+    the process takes MEMORY bytes more than at the start.
     """
     clock = time.pthread_getcpuclockid(threading.get_ident())
     over = time.clock_gettime(clock) + seconds
     with (
         memory_bounded(),
-        interrupted(lambda: TooMuchHere if time.clock_gettime(clock) > over else None),
+        interrupted(lambda: error if time.clock_gettime(clock) > over else None),
     ):
         yield
 
@@ -58,3 +63,17 @@ def memory_bounded() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (before, hard))
+
+
+def is_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out: PyTorch raises a RuntimeError, a system call an OSError."""
+    return isinstance(error, MemoryError) or "allocate memory" in str(error)
+
+
+def machine_has_room() -> bool:
+    """Whether the machine gives this process as much memory as the limit here would let it take."""
+    try:
+        mmap.mmap(-1, MEMORY).close()
+        return True
+    except OSError:
+        return False

@@ -13,6 +13,7 @@ from typing import Self
 
 import torch
 
+from autograder.grading.bounds import is_of_memory
 from autograder.grading.jail import Jail, JailError
 from autograder.grading.oracle import grade_one
 from autograder.grading.refused import writing_temporary
@@ -103,11 +104,6 @@ def graded_or_not(submission: Submission, key: Key, jail: Jail) -> Result | NotG
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(last.filename).name}, line {last.lineno}"
         return NotGraded(f"Grading it failed: {type(error).__name__} in {where}: {error}")
-
-
-def is_of_memory(error: Exception) -> bool:
-    """Whether memory ran out: PyTorch raises a RuntimeError, a system call an OSError."""
-    return isinstance(error, MemoryError) or "allocate memory" in str(error)
 
 
 def died(exitcode: int | None) -> NotGraded:

@@ -18,9 +18,14 @@ import torch
 
 from autograder.course.lesson import lessons
 from autograder.course.reference import lab_module
-from autograder.drivers.seen import Seen
+from autograder.drivers.seen import Seen, Strange, plain, torch_as_it_is
 from autograder.exercises import exercises
-from autograder.grading.bounds import bounded
+from autograder.grading.bounds import (
+    TooMuchToJudge,
+    bounded,
+    is_of_memory,
+    machine_has_room,
+)
 from autograder.grading.foreign import shown
 from autograder.grading.jail import Jail, JailError, Sandbox
 from autograder.grading.near import Lent, Near
@@ -40,14 +45,17 @@ from autograder.judging.failure import (
     TooMuchWork,
     Waited,
     told,
+    words_of,
 )
 from autograder.judging.interrupt import interrupted
 from autograder.judging.judge import (
     NOT_ATTEMPTED,
     NOTHING_YET,
     PASSED,
+    WRONG,
     Attempt,
     Judgement,
+    ReferenceFails,
     changed_part,
     judge,
     lent,
@@ -67,6 +75,7 @@ NUMBER = re.compile(r"\d[\d.]{3,}")
 MOST_DRAWS = 10  # of cases for one exercise with the same models; one in ten fails at most
 MOST_MODELS = 10
 IDLE = 10.0  # seconds in all that an attempt may wait for something else than a processor
+JUDGING = 60.0  # seconds of this process for one exercise; honest ones need a few
 
 
 def grade_one(submission: Submission, key: Key, jail: Jail) -> Result:
@@ -125,6 +134,11 @@ class Trying:
     spent: float = 0.0
     remarks: list[str] = field(default_factory=list)
 
+    @property
+    def share(self) -> float:
+        """The part of its limits that an exercise still has."""
+        return 1 if self.spent < self.jail.budget else 1 / 5
+
     def __enter__(self) -> None:
         pass
 
@@ -168,11 +182,31 @@ class Trying:
         for number in range(MOST_MODELS):
             with models_of(self.key, number):
                 if cases := self.cases(exercise, number):
-                    judgement = judge(exercise, attempt, cases)
+                    judgement = self.judged(exercise, attempt, cases)
                     if judgement.uncompared:
                         self.remarks.append(f"{exercise.name}: {readable(judgement.message)}")
                     return judgement
         raise RuntimeError(f"No cases of {exercise.name} could be drawn from this secret.")
+
+    def judged(self, exercise: Exercise, attempt: "There", cases: Sequence[Case]) -> Judgement:
+        """Judge within limits. An error about the attempt's results costs it the exercise.
+
+        Raises what has another cause: JailError, ReferenceFails, OSError, too little memory.
+        """
+        began = time.thread_time()
+        try:
+            # Judging is stopped at any place, so torch's settings are put back around it.
+            with torch_as_it_is(), bounded(JUDGING * self.share, TooMuchToJudge):
+                return judge(exercise, attempt, cases)
+        except (JailError, ReferenceFails, OSError):
+            raise
+        except (Exception, TooMuchToJudge) as error:
+            self.leave()
+            if is_of_memory(error) and not machine_has_room():
+                raise
+            return Judgement(WRONG, not_judged(error), uncompared=True)
+        finally:
+            self.spent += time.thread_time() - began
 
     def cases(self, exercise: Exercise, number: int = 0) -> list[Case]:
         """What this submission is tried on: the same each time, and not known before.
@@ -187,6 +221,14 @@ class Trying:
             except RuntimeError:
                 continue
         return []
+
+
+def not_judged(error: BaseException) -> str:
+    if isinstance(error, TooMuchToJudge):
+        return "It was stopped: its results take too long to be judged."
+    if is_of_memory(error):
+        return "It was stopped: its results take more memory than judging them may use."
+    return f"The results can't be judged ({type(error).__name__}: {words_of(error)})."
 
 
 def said(judgement: Judgement) -> tuple[str, ...]:
@@ -271,10 +313,9 @@ class There(Attempt):
     def run(self, driver: Driver, cases: Sequence[Case], expected: Sequence[Outcome]) -> "Run":
         """Try the cases, up to the one at which the attempt is stopped."""
         trying, jail, run = self.trying, self.trying.jail, Run()
-        share = 1 if trying.spent < jail.budget else 1 / 5
+        share = trying.share
         seconds = jail.seconds * share
         sandbox = trying.enter()
-        began = time.thread_time()
         try:
             with sandbox.begin() as connection, bounded(seconds):
                 near = Near(connection, self.exercise.module)
@@ -289,7 +330,6 @@ class There(Attempt):
             run.stop(TOO_LARGE)
         except Exception as error:
             run.stop(f"What its process sent is no answer: {error}"[:500])
-        here = time.thread_time() - began
         try:
             used, clean = sandbox.end()
         except JailError:
@@ -297,7 +337,7 @@ class There(Attempt):
         if not clean:
             trying.leave()
         self.seconds += used
-        trying.spent += used + run.waited + here
+        trying.spent += used + run.waited
         return run
 
     def converse(
@@ -427,6 +467,8 @@ def outcome_of(near: Near, exercise: Exercise, case: Case, expected: Outcome) ->
     if kind == "failed":
         return Outcome(failure=failed(content))
     seen, after, shown = answered(kind, content)
+    if after.keys() != data.keys():
+        raise WireError("an answer has all parts of the case")
     counts = {name: service.counts() for name, service in services.items()}
     touched = [n for n, s in services.items() if not same_embeddings(s, shown.get(n))]
     changed = f"a weight of `{touched[0]}`" if touched else changed_part(after, data)
@@ -448,6 +490,9 @@ def answered(kind: str, content: Any) -> tuple[tuple[Seen, ...], dict[str, Any],
     seen, after, shown = (content.get(name) for name in ("seen", "data", "shown"))
     if not isinstance(seen, list) or not isinstance(shown, dict) or not isinstance(after, dict):
         raise WireError("an answer says what was seen")
+    seen = plain(seen)  # once more: who sent it may have left that out
+    if isinstance(seen, Strange):
+        raise WireError(f"what was seen is {seen.kind}")
     records = []
     for record in seen:
         if not isinstance(record, list) or len(record) != 3:

@@ -211,10 +211,12 @@ class Exercise:
         """What a student calls a part of a case that has changed: by the name of an argument."""
         *_, function = self.path.split(".")
         arguments = inspect.signature(attrgetter(self.path)(self.module)).parameters
-        first, *names = re.findall(r"[a-z_]+", place or "something")
-        if place is None or place.startswith("a weight") or first in arguments:
-            return place or "something"
-        known = [name for name in names if name in arguments]
+        names = re.findall(r"[a-z_]+", place or "")
+        if place is None or not names:
+            return "something"
+        if place.startswith("a weight") or names[0] in arguments:
+            return place
+        known = [name for name in names[1:] if name in arguments]
         return f"`{known[-1]}`" if known else f"something that `{function}` was given"
 
     @property

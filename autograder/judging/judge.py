@@ -87,6 +87,10 @@ class Judgement:
     uncompared: bool = False
 
 
+class ReferenceFails(RuntimeError):
+    """The reference does not run, for which no attempt is to blame."""
+
+
 class Uncompared(Exception):
     """The result of an attempt breaks the comparison."""
 
@@ -240,7 +244,7 @@ class Trial:
     ) -> "Trial":
         expected = right_outcomes(exercise, driver, cases)
         if fault := next((outcome.failure for outcome in expected if outcome.failure), None):
-            raise RuntimeError(f"The reference of {exercise.name} does not run.") from fault.error
+            raise ReferenceFails(f"The reference of {exercise.name} fails.") from fault.error
         got = attempt.outcomes(driver, cases, expected)
         return cls(exercise, driver, attempt, cases, expected, got)
 

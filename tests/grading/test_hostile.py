@@ -1,5 +1,6 @@
 """Hostile submissions, and honest ones that look odd: each gets the points that it must get."""
 
+import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,8 @@ pytestmark = pytest.mark.slow
 SECRET = bytes(range(32))
 SECONDS = 2.0  # of processor time for an exercise; the reference needs tenths
 IDLE = 2.0  # of waiting
-MOST_MEMORY = 1_500_000_000  # bytes
+MOST_MEMORY = 500_000_000  # bytes
+MOST_SECONDS = 20.0  # of the grader's own, for all exercises of a lab
 HONEST = Submission("ada", "generate", as_bytes(solved("generate")))
 
 CLASS = {"spoiled", "left behind", "lending", "kills"}  # those that might cost others something
@@ -58,10 +60,12 @@ def require_walls(jail):
 @dataclass(frozen=True)
 class Graded:
     """result: of a hostile submission. memory: bytes that the grader took above its start, at most.
-    next: the result of an honest one that came after it, where it tried to leave something."""
+    seconds: of processor time that it took. next: the result of an honest one that came after it,
+    where it tried to leave something."""
 
     result: Result
     memory: int
+    seconds: float
     next: Result | None
 
 
@@ -75,10 +79,13 @@ def results(jail, tmp_path_factory):
             submission = handed_in(hostile, tmp_path_factory.mktemp("submitted"))
             before = psutil.Process().memory_info().rss
             forget_peak()
+            began = time.thread_time()
             result = graded(submission, jail)
+            seconds = time.thread_time() - began
             memory = peak_bytes() - before
             leaves = hostile.family in ("spoiled", "left behind")
-            known[hostile.name] = Graded(result, memory, graded(HONEST, jail) if leaves else None)
+            after = graded(HONEST, jail) if leaves else None
+            known[hostile.name] = Graded(result, memory, seconds, after)
         return known[hostile.name]
 
     return graded_once
@@ -112,6 +119,7 @@ def test_every_score_is_exact_and_says_why(hostile, results):
 def test_the_grader_keeps_its_memory_and_who_comes_next_all_points(hostile, results):
     found = results(hostile)
     assert found.memory <= MOST_MEMORY
+    assert found.seconds <= MOST_SECONDS
     assert found.next is None or lost(found.next) == {}
 
 

@@ -78,6 +78,37 @@ SAID = {
                 wire.recv(1 << 16)
         """,
 }
+# Answers of its own to each case, through the end of the wire that the driver's process has.
+ANSWER = """
+def answer_all(value, data=None):
+    frame = sys._getframe()
+    while "peer" not in frame.f_locals:
+        frame = frame.f_back
+    peer, case = frame.f_locals["peer"], frame.f_locals["case"]
+    while True:
+        seen = [["The number of bytes", value, ""]]
+        peer.send("done", {"seen": seen, "data": data or case["data"], "shown": {}})
+        case = peer.receive()[1]
+
+
+---
+"""
+ANSWERS = {
+    "words that take long to be read as a value": "answer_all('is {' + '1:1,' * 500_000 + '}')",
+    "words that take much memory to be read": "answer_all('is [' + '[],' * 650_000 + ']')",
+    "a tensor of 60 MB instead of each number": """
+        answer_all(torch.zeros(60 << 20, dtype=torch.uint8))
+        # told: The number of bytes should be
+        """,
+    "a list of a hundred thousand lists": """
+        answer_all([[]] * 100_000)
+        # told: a list with more than 10,000 items
+        """,
+    "an answer without the parts of its case": """
+        answer_all(7, {"nothing": 0})
+        # told: an answer has all parts of the case
+        """,
+}
 # What is lent is misused, or what is returned can't be sent.
 LENT = {
     "the model is asked for its inside": """
@@ -143,6 +174,10 @@ CORPUS = [
     *(
         attempt(FAMILY, name, LOOP, WIRE + dedent(lines), others=True)
         for name, lines in SAID.items()
+    ),
+    *(
+        attempt(FAMILY, name, BYTES, ANSWER + dedent(lines), others=True)
+        for name, lines in ANSWERS.items()
     ),
     *attempts(FAMILY, LOOP, LENT),
     attempt(FAMILY, "a number of a million digits as the result", BYTES, DIGITS),

@@ -31,6 +31,7 @@ from autograder.judging.judge import (
     judge,
 )
 from autograder.judging.source import given_statements
+from autograder.judging.symptoms import MOST_WORDS
 from tests.common.attempts import as_attempt
 from tests.common.trials import (
     EXERCISES,
@@ -139,6 +140,12 @@ def test_a_seed_draws_the_same_cases_again_and_each_has_its_label(exercise: Exer
     once = drawn()
     assert once == drawn()
     assert len({label for label, _ in once}) == len(once) >= 1
+
+
+@every_exercise
+def test_what_its_driver_puts_into_words_is_short_enough_to_be_read(exercise: Exercise) -> None:
+    values = [record.value for right in trials(exercise)[0].expected for record in right.seen]
+    assert all(len(value) <= MOST_WORDS for value in values if isinstance(value, str))
 
 
 @pytest.mark.slow

@@ -12,7 +12,14 @@ from autograder.drivers.seen import Seen
 from autograder.exercises import exercises
 from autograder.judging.exercise import Case, Outcome
 from autograder.judging.judge import WRONG, judge
-from autograder.judging.symptoms import RULES, extreme, only_the_first, symptom
+from autograder.judging.symptoms import (
+    MOST_WORDS,
+    RULES,
+    extreme,
+    only_the_first,
+    symptom,
+    value_of,
+)
 from solutions.decoding import apply_top_k, next_token_probs
 
 EXERCISE = exercises()["decoding.apply_top_k"]
@@ -53,6 +60,12 @@ def test_each_rule_knows_its_symptom_and_no_other(name: str) -> None:
 def test_every_rule_has_an_example() -> None:
     rules = {rule.__name__ for rule in (only_the_first, *RULES)}
     assert set(SHOWN) == rules | {"other_dtype"}
+
+
+def test_words_longer_than_any_driver_uses_are_not_read_as_a_value() -> None:
+    assert value_of("is [1, 2]") == [1, 2]
+    long = f"is {[0] * MOST_WORDS}"
+    assert value_of(long) is long
 
 
 def test_what_is_changed_is_named() -> None:
