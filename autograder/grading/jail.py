@@ -47,7 +47,7 @@ ENVIRONMENT = {
 }
 # Of the kernel or the whole machine: any user can write some of these.
 SWITCHES = [f"/proc/{name}" for name in ("sys", "sysrq-trigger", "irq", "bus", "pressure")]
-WORKER = (sys.executable, "-P", "-m", "autograder.sandbox")
+WORKER = ("-P", "-m", "autograder.sandbox")
 # System calls that no student's code needs. The namespaces are in the way of all others.
 FORBIDDEN = (
     *("ptrace", "process_vm_readv", "process_vm_writev", "kcmp", "pidfd_getfd"),
@@ -264,26 +264,56 @@ def environment(course: Path, scratch: Path) -> dict[str, str]:
     return {**ENVIRONMENT, "PYTHONPATH": str(course), "HOME": str(scratch), "TMPDIR": str(scratch)}
 
 
-def python_folders() -> list[Path]:
+PYTHON = "bin", "lib", "lib64", "pyvenv.cfg"  # of its folder, and of an environment's
+SYSTEM = *("bin", "sbin", "lib", "lib32", "lib64"), *("local/bin", "local/lib", "local/lib64")
+
+
+def shown_paths() -> list[Path]:
+    """Return all that an attempt may read besides what is staged: the system and this Python."""
     prefixes = {Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)}
-    packages = {Path(p).resolve() for p in sys.path if p.endswith("-packages") and Path(p).is_dir()}
-    return sorted(prefixes | packages)
+    packages = {Path(p).resolve() for p in sys.path if p.endswith("-packages")}
+    shown = {prefix / part for prefix in prefixes for part in PYTHON} | packages
+    shown |= {Path("/usr", part) for part in SYSTEM}
+    shown = {path for path in shown if path.exists()}
+    return sorted(path for path in shown if shown.isdisjoint(path.parents))
 
 
 def require_course_apart() -> None:
     """Raise JailError if the answers are in a folder that the sandbox shows."""
-    for folder in (Path("/usr"), *python_folders()):
+    for folder in shown_paths():
         if ROOT.is_relative_to(folder):
             raise JailError(
                 f"The course is in {ROOT}, but a student's code can read all of {folder}, where "
                 "Python is, so it could read the answers too. Move the course to another folder "
                 "and grade from there."
             )
+        for inside in ("", "python*/*-packages/"):
+            for copy in folder.glob(f"{inside}{SOLUTIONS.name}/"):
+                raise JailError(
+                    f"A copy of the answers is in {copy}, where a student's code could read them. "
+                    "Uninstall the course there (pip uninstall inference-workbook), and install it "
+                    'from its folder with -e: pip install -e ".[grade]" -c constraints.txt'
+                )
+
+
+def interpreter() -> Path:
+    """Return this Python's path without links to its folder, which is shown where it really is."""
+    given = Path(sys.executable)
+    return given.parent.resolve() / given.name
+
+
+def link_outside(shown: list[Path]) -> Path | None:
+    """Return the first link on the way from this Python to its program that isn't shown."""
+    path = interpreter()
+    while path.is_symlink():
+        path = Path(os.path.normpath(path.parent / os.readlink(path)))
+        if not any(map(path.is_relative_to, shown)):
+            return path
+    return None
 
 
 def system_folders() -> Iterator[tuple[str, ...]]:
     """Yield bubblewrap's options that show the system and this Python, read-only."""
-    yield "--ro-bind", "/usr", "/usr"
     for name in ("/bin", "/sbin", "/lib", "/lib32", "/lib64"):
         path = Path(name)
         if path.is_symlink():
@@ -291,15 +321,18 @@ def system_folders() -> Iterator[tuple[str, ...]]:
         elif path.is_dir():
             yield "--ro-bind", name, name
     yield "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"
-    prefixes = python_folders()
-    if not any(prefix.is_relative_to("/tmp") for prefix in prefixes):
+    shown = shown_paths()
+    link = link_outside(shown)
+    paths = [*shown, *([link] if link else [])]
+    if not any(path.is_relative_to("/tmp") for path in paths):
         yield "--symlink", str(SCRATCH), "/tmp"
-    for prefix in prefixes:
-        if prefix.is_relative_to("/usr"):
-            continue
-        for parent in reversed(prefix.parents[:-1]):
+    for path in paths:
+        for parent in reversed(path.parents[:-1]):
             yield "--perms", "0755", "--dir", str(parent)  # otherwise only root could pass
-        yield "--ro-bind", str(prefix), str(prefix)
+        if path == link:
+            yield "--symlink", str(path.resolve()), str(path)
+        else:
+            yield "--ro-bind", str(path), str(path)
 
 
 def devices() -> Iterator[str]:
@@ -365,7 +398,7 @@ class Sandbox:
             passed.append(rules)
             command += ["--seccomp", str(rules)]
         user = new_user() if jail.is_root else os.geteuid()
-        command += ["--", *WORKER, str(control), str(SCRATCH), lab, str(user)]
+        command += ["--", str(interpreter()), *WORKER, str(control), str(SCRATCH), lab, str(user)]
         process = subprocess.Popen(
             command,
             pass_fds=passed,
@@ -392,7 +425,7 @@ class Sandbox:
             self.scratch = Temporary("attempt")
         scratch = self.scratch.path
         return subprocess.Popen(
-            [*WORKER, str(control), str(scratch), lab, str(os.geteuid())],
+            [sys.executable, *WORKER, str(control), str(scratch), lab, str(os.geteuid())],
             pass_fds=[control],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

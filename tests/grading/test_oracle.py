@@ -4,6 +4,8 @@ import ast
 import gc
 import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import cycle, islice
@@ -14,7 +16,7 @@ import psutil
 import pytest
 from nbformat import NotebookNode
 
-from autograder.course.reference import definitions, first_line
+from autograder.course.reference import ROOT, definitions, first_line
 from autograder.grading.jail import Jail, JailError, Sandbox
 from autograder.grading.oracle import Trying, grade_one, models_of
 from autograder.grading.rebuild import rebuild
@@ -362,7 +364,7 @@ def refused(*_: object, **__: object) -> None:
     [
         ("shutil.which", lambda name: None, r"apt install bubblewrap\).*--unsandboxed"),
         ("subprocess.Popen", refused, "No process could be started.*not permitted"),
-        ("ROOT", Path("/usr/src/course"), "The course is in /usr/src/course.*Move the course"),
+        ("ROOT", Path("/usr/lib/course"), "The course is in /usr/lib/course.*Move the course"),
     ],
     ids=["no bubblewrap", "no processes", "a course that the sandbox would show"],
 )
@@ -371,6 +373,39 @@ def test_where_no_sandbox_can_be_had_it_says_why(name, value, told, monkeypatch)
     monkeypatch.setattr(f"autograder.grading.jail.{name}", value)
     with pytest.raises(JailError, match=told):
         Jail().__enter__()
+
+
+def test_where_packages_hold_the_answers_it_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    for packages in ("site-packages", "lib/python3.11/site-packages"):
+        (tmp_path / packages / "solutions").mkdir(parents=True)
+    told = f"answers is in {tmp_path}/.*site-packages/solutions.*pip uninstall.*with -e"
+    for name, value in (("path", [f"{tmp_path}/site-packages"]), ("base_prefix", str(tmp_path))):
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, name, value)
+            with pytest.raises(JailError, match=told):
+                Jail().__enter__()
+
+
+@pytest.mark.needs("bwrap")
+@pytest.mark.slow
+def test_a_python_behind_links_runs_in_the_sandbox(tmp_path: Path) -> None:
+    """Its environment's folder is a link, and its program a link to a link in another folder."""
+    venv, links = tmp_path / "real", tmp_path / "links"
+    packages = venv / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    for folder in (venv / "bin", packages.parent, links):
+        folder.mkdir(parents=True)
+    packages.symlink_to(next(path for path in sys.path if path.endswith("site-packages")))
+    (links / "python").symlink_to(Path(sys.executable).resolve())
+    (venv / "bin" / "python").symlink_to(links / "python")
+    (venv / "pyvenv.cfg").write_text(f"home = {links}\n")
+    (tmp_path / "venv").symlink_to(venv)
+    script = "from autograder.grading.jail import Jail\nwith Jail(): print('made')"
+    command = [tmp_path / "venv" / "bin" / "python", "-c", script]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ran.stdout, ran.stderr) == ("made\n", "")
 
 
 @pytest.mark.slow
