@@ -12,6 +12,7 @@ import difflib
 import hashlib
 import json
 import re
+import subprocess
 import sys
 import tempfile
 import tomllib
@@ -344,6 +345,21 @@ def release(solved: Mapping[str, NotebookNode], gradebook: Path) -> dict[str, No
         return released
 
 
+def require_alembic() -> None:
+    """Raise AuthorError unless nbgrader can start `alembic`, with which it makes a gradebook.
+
+    Otherwise it would fail when all lessons are read, which takes minutes.
+    """
+    course_config(ROOT)  # puts this Python's programs on the path
+    try:
+        subprocess.run(["alembic", "--version"], capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise AuthorError(
+            f"nbgrader needs the program `alembic`, which can't be started: {error}. Activate the "
+            "course's environment (source .venv/bin/activate), and build again."
+        ) from None
+
+
 def refusal(name: str, gradebook: Path, result: dict) -> str:
     if "submissions associated" in result.get("log", ""):
         return (
@@ -416,6 +432,7 @@ def remove_stale(course: Path, written: list[Path]) -> None:
 
 def main() -> None:
     try:
+        require_alembic()
         catalogue.require_current()
         written = build(ROOT / "solutions" / "lessons", ROOT, exercises())
     except AuthorError as error:

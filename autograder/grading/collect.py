@@ -420,7 +420,9 @@ class Table:
             self.text = path.read_text(encoding="utf-8-sig") if path.exists() else ""
             rows = csv.DictReader(io.StringIO(self.text))
             self.columns = list(rows.fieldnames or COLUMNS)
-            self.known = {(row.get("id"), row.get("file")) for row in rows}
+            held = list(rows)
+            self.known = {(row.get("id"), row.get("file")) for row in held}
+            self.names = {row.get("id"): row.get("name") or "" for row in held}
         except (UnicodeDecodeError, csv.Error):
             self.columns = []
         if not set(COLUMNS) <= set(self.columns):

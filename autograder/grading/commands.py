@@ -1,6 +1,8 @@
 """The commands of `python -m autograder`."""
 
 import argparse
+import fcntl
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +15,7 @@ from autograder.grading import bundle as bundling
 from autograder.grading import collect as collecting
 from autograder.grading import report as reporting
 from autograder.grading.foreign import shown
-from autograder.grading.gradebook import NotEntered, entered, gradebook
+from autograder.grading.gradebook import NotEntered, entered, gradebook, name_students
 from autograder.grading.inventory import inventory
 from autograder.grading.jail import Jail
 from autograder.grading.local import graded_here
@@ -22,6 +24,11 @@ from autograder.grading.results import NotGraded, Result
 from autograder.grading.store import COURSE, Course
 from autograder.grading.submission import Submission
 from autograder.grading.temporary import remove_leftovers, write_whole
+
+ANOTHER = (
+    "Another grader is at work on the course in {}. Wait until it is done, or stop it. Then run "
+    "the same command again: what is graded by then is not graded again."
+)
 
 
 def grade(given: argparse.Namespace) -> int:
@@ -60,7 +67,7 @@ def grade_course(
     not_entered: dict[str, list[str]] = {}  # by reason
     known = entered(course, lesson)
     remove_leftovers(course.graded(lesson))
-    with bar(console) as progress, gradebook(course, lesson) as enter:
+    with only_grader(course), bar(console) as progress, gradebook(course, lesson) as enter:
         task = progress.add_task(lesson.name, total=len(submissions))
         for submission, result in graded(course, submissions, jail, jobs, scheduler, student):
             if isinstance(result, NotGraded):
@@ -73,6 +80,7 @@ def grade_course(
                 except NotEntered as error:
                     not_entered.setdefault(str(error), []).append(shown(submission.student))
             progress.advance(task)
+    name_students(course)
     for why, names in not_entered.items():
         console.print(f"nbgrader did not accept {', '.join(names)}: {why}", markup=False)
     if results:
@@ -84,6 +92,27 @@ def grade_course(
     for line in inventory(course.submitted, lesson).lines if student is None else ():
         console.print(line, markup=False)
     return 1 if not_entered or not_graded else 0
+
+
+@contextmanager
+def only_grader(course: Course) -> Iterator[None]:
+    """Hold the course's folder in the block. Raises Refused while another `grade` holds it.
+
+    Both would write nbgrader's copies of the same submissions. The system lets go of the folder
+    when the process ends, however it ends.
+    """
+    folder = os.open(course.folder, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(folder)
+        raise Refused(ANOTHER.format(course.folder)) from None
+    except OSError:  # a file system without locks
+        pass
+    try:
+        yield
+    finally:
+        os.close(folder)
 
 
 def graded(

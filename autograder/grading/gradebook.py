@@ -20,6 +20,7 @@ from traitlets.config import Config, PyFileConfigLoader
 
 from autograder.course.lesson import Lesson
 from autograder.grading import timestamp
+from autograder.grading.collect import Table
 from autograder.grading.refused import GOES_ON, Refused, not_written, writing_temporary
 from autograder.grading.store import Course
 from autograder.grading.temporary import Temporary
@@ -96,8 +97,9 @@ def entered(course: Course, lesson: Lesson) -> set[str]:
     Raises Refused if the gradebook doesn't have the lab, or can't be read.
     """
     try:
-        if course.gradebook.exists():
+        if course.gradebook.exists() and course.gradebook.stat().st_size:
             with Gradebook(f"sqlite:///{course.gradebook}") as known:
+                known.find_assignment(lesson.name)
                 submissions = known.assignment_submissions(lesson.name)
                 return {submission.student.id for submission in submissions}
     except MissingEntry:
@@ -112,6 +114,21 @@ def entered(course: Course, lesson: Lesson) -> set[str]:
         f"nbgrader's gradebook, {course.gradebook}, doesn't have {lesson.name}. Enter the labs: "
         "make labs"
     )
+
+
+def name_students(course: Course) -> None:
+    """Give students who have no name in nbgrader's gradebook the one in students.csv.
+
+    It goes whole into the last name: no platform says which part of it that is. Where it can't be
+    entered now, it is entered the next time.
+    """
+    with contextlib.suppress(DatabaseError, Refused):
+        names = Table(course.students).names
+        with Gradebook(f"sqlite:///{course.gradebook}") as known:
+            for student in known.students:
+                if student.id in names and not (student.first_name or student.last_name):
+                    student.first_name, student.last_name = "", names[student.id]
+            known.db.commit()
 
 
 # The errors of SQLite and the system if the course's folder can't be written to.

@@ -66,6 +66,10 @@ class Course:
             write_whole(path, to_json(result))
 
     @property
+    def students(self) -> Path:
+        return self.folder / "students.csv"
+
+    @property
     def gradebook(self) -> Path:
         return self.folder / "gradebook.db"
 

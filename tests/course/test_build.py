@@ -11,7 +11,7 @@ import nbformat
 import pytest
 from nbgrader.nbgraderformat import MetadataValidator
 
-from autograder.build import build, read_modules, stretches
+from autograder.build import build, main, read_modules, stretches
 from autograder.course.lesson import lessons
 from autograder.course.reference import AuthorError
 from autograder.exercises import exercises
@@ -263,6 +263,13 @@ def course(tmp_path, built) -> Course:
     (tmp_path / "autograder").mkdir()  # an empty gradebook takes seconds to make
     shutil.copy(built.root / "autograder" / "gradebook.db", tmp_path / "autograder")
     return course
+
+
+def test_where_nbgrader_could_make_no_gradebook_it_says_so_at_once(capsys, monkeypatch) -> None:
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(SystemExit, match=r"can't be started: .*alembic.* Activate the course's"):
+        main()
 
 
 def test_a_quoted_object_comes_whole_from_its_module(built):

@@ -19,7 +19,7 @@ from nbgrader.apps import NbGraderAPI
 
 from autograder.__main__ import main
 from autograder.grading import commands, demo
-from autograder.grading.gradebook import reason
+from autograder.grading.gradebook import name_students, reason
 from autograder.grading.plugins import ApplyResults
 from autograder.grading.store import Course
 from tests.common.disks import NO_ROOM, full_disk
@@ -202,6 +202,43 @@ def test_what_is_no_gradebook_is_told(course: Course, capsys) -> None:
     code, said = grade(capsys)
     assert (code, kept(course)) == (1, 0)
     assert "can't be read: file is not a database. Restore your last copy of it." in said
+
+
+def test_an_empty_file_is_no_gradebook(course: Course, capsys) -> None:
+    course.gradebook.write_bytes(b"")
+    code, said = grade(capsys)
+    assert (code, kept(course)) == (1, 0)
+    assert f"doesn't have {LESSON.name}. Enter the labs: make labs" in said
+
+
+def test_a_gradebook_without_the_lab_is_told(course: Course, capsys) -> None:
+    with Gradebook(f"sqlite:///{course.gradebook}") as known:
+        known.remove_assignment(LESSON.name)
+    assert "Enter the labs: make labs" in grade(capsys)[1]
+
+
+def test_while_one_grader_is_at_work_another_is_refused(course: Course, capsys) -> None:
+    with commands.only_grader(course):
+        code, said = grade(capsys)
+    assert (code, kept(course)) == (1, 0)
+    assert said == (
+        f"Another grader is at work on the course in {course.folder}. Wait until it is done, or "
+        "stop it. Then run the same command again: what is graded by then is not graded again."
+    )
+
+
+def test_students_get_their_names_from_the_table_unless_they_have_one(course: Course) -> None:
+    with Gradebook(f"sqlite:///{course.gradebook}") as known:
+        known.add_student("ada-7")
+        known.add_student("ben", first_name="Ben", last_name="Bold")
+        known.add_student("cleo")
+    rows = "id,name,file", "ada-7,Ada Lovelace,a.ipynb", "ben,Benjamin,b.ipynb"
+    course.students.write_text("\n".join(rows))
+    name_students(course)
+    with Gradebook(f"sqlite:///{course.gradebook}") as known:
+        found = {each.id: (each.last_name, each.first_name) for each in known.students}
+    assert found["ada-7"] == ("Ada Lovelace", "")
+    assert (found["ben"], found["cleo"]) == (("Bold", "Ben"), (None, None))
 
 
 # ----------------------------------------------------------------------- what nbgrader makes of it
