@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from io import BytesIO
 from itertools import takewhile
 from pathlib import Path
+from unicodedata import normalize
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
 from autograder.grading.clutter import is_clutter
@@ -51,11 +52,12 @@ class Allowance:
 class Entry:
     """A file in an archive, or an empty folder.
 
-    name: as in the archive. path: its parts; the last part is empty for a folder. For a name that
-    leads out of the archive, path has only the file and the folders before the first "..". time:
-    from the archive, in UTC, where this machine's time zone is assumed; None if there is none.
-    problem: why it is not read, if no honest download has such an entry. clutter: whether an
-    operating system or a tool left it there.
+    name: as in the archive. path: its parts, with every accented letter as one character (NFC),
+    however a system wrote it; the last part is empty for a folder. For a name that leads out of the
+    archive, path has only the file and the folders before the first "..". time: from the archive,
+    in UTC, where this machine's time zone is assumed; None if there is none. problem: why it is not
+    read, if no honest download has such an entry. clutter: whether an operating system or a tool
+    left it there.
     """
 
     name: str
@@ -100,7 +102,7 @@ def entries(archive: ZipFile) -> Iterator[Entry]:
 
 
 def path_of(info: ZipInfo) -> tuple[str, ...]:
-    parts = SEPARATOR.split(info.filename, maxsplit=MOST_FOLDERS)
+    parts = SEPARATOR.split(normalize("NFC", info.filename), maxsplit=MOST_FOLDERS)
     parts = [part for part in parts if part not in ("", ".")]
     if not leads_out(info):
         return tuple(parts)

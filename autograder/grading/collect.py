@@ -16,9 +16,10 @@ file gets an empty folder, so that the grader gives zero points with the reason.
 Every entry of an archive is accounted for: it is collected, it was collected before, it is left out
 for a reason, or it is counted as clutter (files that operating systems and tools leave).
 
-Times are in UTC; times in names and archives are assumed to be in this machine's time zone. If a
-name contains the time of the submission, it is written to timestamp.txt, where nbgrader finds late
-work. Canvas says LATE but not how late: the summary says so, and no penalty can follow from it.
+Times are in UTC; times in names and archives are assumed to be in this machine's time zone, which
+the summary names. If a name contains the time of the submission, it is written to timestamp.txt,
+where nbgrader finds late work, and the summary says what is doubtful about it. Canvas says LATE but
+not how late: the summary says so, and no penalty can follow from it.
 """
 
 import csv
@@ -26,6 +27,7 @@ import hashlib
 import io
 import os
 import re
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -69,11 +71,14 @@ TWICE_PACKED = "it is a zip archive inside a student's zip archive"
 class Placed:
     """file: its name in the archive. earlier: the folder of the version it replaced, or None."""
 
-    student: Student
+    handed_in: HandedIn
     lesson: str
     file: str
-    late: bool
     earlier: Path | None
+
+    @property
+    def student(self) -> Student:
+        return self.handed_in.student
 
 
 @dataclass(frozen=True)
@@ -108,6 +113,7 @@ class Collected:
             [
                 f"Collected {total}{again}.",
                 *per_lesson(self.placed),
+                *times(self.placed),
                 *replacements(self.placed),
                 *reasons(self.left_out),
                 *nothing_of(self.without),
@@ -350,10 +356,7 @@ def place(notebook: Notebook, folder: Path, found: Collected) -> None:
             return
         earlier = move_away(target)
     write(notebook, target)
-    handed_in = notebook.handed_in
-    found.placed.append(
-        Placed(handed_in.student, notebook.lesson.name, notebook.file, handed_in.late, earlier)
-    )
+    found.placed.append(Placed(notebook.handed_in, notebook.lesson.name, notebook.file, earlier))
 
 
 def in_the_way(folder: Path, lesson: Lesson) -> bool:
@@ -421,7 +424,7 @@ class Table:
             rows = csv.DictReader(io.StringIO(self.text))
             self.columns = list(rows.fieldnames or COLUMNS)
             held = list(rows)
-            self.known = {(row.get("id"), row.get("file")) for row in held}
+            self.known = {(row.get("id"), alike(row.get("file") or "")) for row in held}
             self.names = {row.get("id"): row.get("name") or "" for row in held}
         except (UnicodeDecodeError, csv.Error):
             self.columns = []
@@ -436,8 +439,9 @@ class Table:
         for each in work or files[:1]:
             values = (student.id, cell(student.name), cell(each.entry.name))
             row = dict(zip(COLUMNS, values, strict=True))
-            if (row["id"], row["file"]) not in self.known:
-                self.known.add((row["id"], row["file"]))
+            key = row["id"], alike(row["file"])
+            if key not in self.known:
+                self.known.add(key)
                 self.new.append(row)
 
     def write(self) -> None:
@@ -453,13 +457,35 @@ class Table:
             rows.writerows(self.new)
 
 
+def alike(file: str) -> str:
+    """Return a name in the form that is the same however its accents were written."""
+    return unicodedata.normalize("NFC", file)
+
+
 # ------------------------------------------------------------------------------------- the summary
 
 
 def per_lesson(placed: Sequence[Placed]) -> Iterator[str]:
     for lesson, number in sorted(Counter(each.lesson for each in placed).items()):
-        late = sum(each.late for each in placed if each.lesson == lesson)
+        late = sum(each.handed_in.late for each in placed if each.lesson == lesson)
         yield f"  {lesson}: {number}" + (f", {late} marked late" if late else "")
+
+
+def times(placed: Sequence[Placed]) -> Iterator[str]:
+    """Say of times in names in which zone they were read, and which of them are doubtful."""
+    files = defaultdict(list)
+    for each in placed:
+        if each.handed_in.time or each.handed_in.doubt:
+            files[each.handed_in.doubt].append(each.file)
+    if files:
+        yield (
+            f"Times in names were read as local times of this machine ({timestamp.zone()}). If the "
+            "platform has another time zone, move submitted/ away and collect again with TZ set: "
+            "TZ=Europe/Berlin python -m autograder collect ..."
+        )
+    for doubt, names in files.items():
+        if doubt:
+            yield f"Look at the time of {listed(names)}: {doubt}."
 
 
 def replacements(placed: Sequence[Placed]) -> Iterator[str]:

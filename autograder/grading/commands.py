@@ -15,7 +15,7 @@ from autograder.grading import bundle as bundling
 from autograder.grading import collect as collecting
 from autograder.grading import report as reporting
 from autograder.grading.foreign import shown
-from autograder.grading.gradebook import NotEntered, entered, gradebook, name_students
+from autograder.grading.gradebook import NotEntered, entered, gradebook
 from autograder.grading.inventory import inventory
 from autograder.grading.jail import Jail
 from autograder.grading.local import graded_here
@@ -80,7 +80,6 @@ def grade_course(
                 except NotEntered as error:
                     not_entered.setdefault(str(error), []).append(shown(submission.student))
             progress.advance(task)
-    name_students(course)
     for why, names in not_entered.items():
         console.print(f"nbgrader did not accept {', '.join(names)}: {why}", markup=False)
     if results:

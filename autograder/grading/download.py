@@ -28,10 +28,11 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 
 from autograder.grading.archive import LEADS_OUT, Entry
 from autograder.grading.clutter import is_clutter
+from autograder.grading.timestamp import from_local
 
 NUMBER = r"[0-9]{1,20}"
 MOODLE_STUDENT = rf"(?P<name>[^_]+)(?:_(?P<number>{NUMBER}))?_assignsubmission_(?:file|onlinetext)"
@@ -66,7 +67,8 @@ class HandedIn:
     """A student's file.
 
     path: the student's name for it, with the folders around it. upload: Canvas's number of the
-    upload. time: when it was handed in, in UTC, if the name contains it. late: if the name says so.
+    upload. time: when it was handed in, in UTC, if the name contains it. doubt: about that time,
+    or "". late: if the name says so.
     """
 
     student: Student
@@ -74,6 +76,7 @@ class HandedIn:
     path: tuple[str, ...]
     upload: int = 0
     time: datetime | None = None
+    doubt: str = ""
     late: bool = False
 
     @property
@@ -140,6 +143,7 @@ def by_file_names(matches: Sequence[tuple[Entry, re.Match[str]]]) -> list[Handed
     for entry, match in matches:
         said = match.groupdict()
         # In Blackboard a user's name may contain an underscore, and end like another user's.
+        time, doubt = from_local(said["time"]) if "time" in said else (None, "")
         whose = said["name"] if len(heads[said["name"]]) == 1 else said["head"]
         handed_in.append(
             HandedIn(
@@ -147,19 +151,12 @@ def by_file_names(matches: Sequence[tuple[Entry, re.Match[str]]]) -> list[Handed
                 entry,
                 (said["file"] or entry.file,),
                 upload=int(said.get("upload") or 0),
-                time=local_time(said["time"]) if "time" in said else None,
+                time=time,
+                doubt=doubt,
                 late=bool(said.get("late")),
             )
         )
     return handed_in
-
-
-def local_time(text: str) -> datetime | None:
-    """Return the time in a Blackboard name in UTC, assuming this machine's time zone."""
-    try:
-        return datetime.strptime(text, "%Y-%m-%d-%H-%M-%S").astimezone(UTC)
-    except (ValueError, OverflowError):
-        return None
 
 
 # --------------------------------------------------------------------------------------- ids

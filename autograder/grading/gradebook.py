@@ -36,7 +36,7 @@ def gradebook(course: Course, lesson: Lesson) -> Iterator[Callable[[str], None]]
 
     nbgrader grades the notebooks that it finds in a folder. It gets a folder with an empty notebook
     for each student, so that it finds every student but reads none of their files; the plug-ins
-    read the real notebook.
+    read the real notebook. At the end, students get their names.
     """
     with contextlib.ExitStack() as stack:
         with writing_temporary():
@@ -65,6 +65,7 @@ def gradebook(course: Course, lesson: Lesson) -> Iterator[Callable[[str], None]]
             raise NotEntered(f"{closed} {GOES_ON}")
 
         yield enter
+        name_students(course)
 
 
 def stage(course: Course, lesson: Lesson, staged: Path, student: str) -> None:

@@ -7,9 +7,10 @@ import re
 import stat
 import tempfile
 import time
+import unicodedata
 import zipfile
-from collections.abc import Callable
-from datetime import datetime, timedelta
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from nbgrader.coursedir import CourseDirectory
 
 from autograder.course.lesson import lessons
 from autograder.grading import archive as archives
+from autograder.grading import timestamp
 from autograder.grading.collect import Collected, collect
 from autograder.grading.download import student
 from autograder.grading.refused import Refused
@@ -98,6 +100,14 @@ class Course:
     def rows(self) -> list[dict[str, str]]:
         with self.table.open(encoding="utf-8", newline="") as file:
             return list(csv.DictReader(file))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def december() -> Iterator[None]:
+    """Let it be a month after the downloads, so that no time in them is in the future."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timestamp, "now", lambda: datetime(2026, 12, 20, tzinfo=UTC))
+        yield
 
 
 @pytest.fixture
@@ -218,6 +228,18 @@ def test_names_that_look_alike_stay_apart_on_every_disk(course: Course, names) -
 
 def test_a_name_is_the_same_student_however_its_accents_are_written() -> None:
     assert student("zoe\u0308").id == student("zo\u00eb").id
+
+
+def test_one_file_with_its_accents_written_in_two_ways_is_one(course: Course) -> None:
+    composed = "Zo\u00eb M\u00fcller_7_assignsubmission_file_/\u00fcbung kv_cache.ipynb"
+    decomposed = unicodedata.normalize("NFD", composed)
+    one = course.collect((composed, text("first")), lesson=KV_CACHE)
+    other = course.collect((decomposed, text("second")), when=NOON + HOUR, lesson=KV_CACHE)
+    assert one.placed[0].student == other.placed[0].student
+    assert [row["file"] for row in course.rows()] == [composed]
+    both = course.collect((composed, text("third")), (decomposed, text("4th")), lesson=KV_CACHE)
+    assert len(both.placed) + len(both.left_out) == 2
+    assert len({each.student for each in both.placed}) <= 1
 
 
 def test_a_file_that_nobody_is_named_on_is_left_out_with_what_to_do(course: Course) -> None:
@@ -467,7 +489,8 @@ def test_a_time_within_a_students_own_zip_decides_nothing_but_among_its_files(co
 
 @pytest.fixture
 def in_athens(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("TZ", "Europe/Athens")  # in November two hours ahead of UTC
+    """November is two hours ahead of UTC. The clocks change on March 29 and October 25, 2026."""
+    monkeypatch.setenv("TZ", "EET-2EEST,M3.5.0/3,M10.5.0/4")
     time.tzset()
     yield
     monkeypatch.undo()
@@ -486,9 +509,37 @@ def test_nbgrader_reads_when_an_attempt_was_handed_in(course: Course, in_athens)
     assert directory.get_existing_timestamp(str(earlier)) == datetime(2026, 11, 20, 8)
 
 
+@pytest.mark.skipif(not hasattr(time, "tzset"), reason="Windows has no TZ")
+@pytest.mark.parametrize(
+    ("named", "noted", "told"),
+    [
+        ("2026-11-20-10-00-00", "2026-11-20 08:00:00.000000 UTC", ""),
+        ("2026-10-25-03-30-00", "2026-10-25 00:30:00.000000 UTC", timestamp.TWICE),
+        ("2026-03-29-03-30-00", None, timestamp.NEVER),
+        ("2026-02-30-10-00-00", None, timestamp.NEVER),
+        ("2099-11-20-10-00-00", None, timestamp.FUTURE),
+        ("9999-12-31-23-59-59", None, timestamp.NEVER),
+    ],
+)
+def test_a_doubtful_time_is_told_with_the_zone_and_never_made_up(
+    named, noted, told, course: Course, in_athens
+) -> None:
+    name = ATTEMPT.replace(THEN, named)
+    said = str(course.collect(name))
+    file = course.submitted / "ada" / "02_kv_cache" / "timestamp.txt"
+    assert (file.read_text() if file.exists() else None) == noted
+    assert "local times of this machine (EET/EEST)" in said
+    assert (f"Look at the time of {name}: {told}." in said) == bool(told)
+    assert "Look at" in said or not told
+
+
+def test_where_no_name_has_a_time_no_zone_is_told(course: Course) -> None:
+    assert "local times" not in str(course.hand_in("mine"))
+
+
 def test_late_work_is_told_and_no_time_noted_where_the_name_tells_none(course: Course) -> None:
     collected = course.collect("ada_LATE_1_2_kv_cache.ipynb", "bob_2_98_kv_cache.ipynb")
-    assert [placed.late for placed in collected.placed] == [True, False]
+    assert [placed.handed_in.late for placed in collected.placed] == [True, False]
     assert "1 marked late" in str(collected)
     assert not list(course.submitted.rglob("timestamp.txt"))
 
