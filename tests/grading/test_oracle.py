@@ -403,7 +403,7 @@ def test_a_python_behind_links_runs_in_the_sandbox(tmp_path: Path) -> None:
     (venv / "pyvenv.cfg").write_text(f"home = {links}\n")
     (tmp_path / "venv").symlink_to(venv)
     script = "from autograder.grading.jail import Jail\nwith Jail(): print('made')"
-    command = [tmp_path / "venv" / "bin" / "python", "-c", script]
+    command = [str(tmp_path / "venv" / "bin" / "python"), "-c", script]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (ran.stdout, ran.stderr) == ("made\n", "")
 
