@@ -273,7 +273,7 @@ def shown_paths() -> list[Path]:
     prefixes = {Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)}
     packages = {Path(p).resolve() for p in sys.path if p.endswith("-packages")}
     shown = {prefix / part for prefix in prefixes for part in PYTHON} | packages
-    shown |= {Path("/usr", part) for part in SYSTEM}
+    shown |= {Path("/usr", part) for part in SYSTEM} | {interpreter().resolve()}
     shown = {path for path in shown if path.exists()}
     return sorted(path for path in shown if shown.isdisjoint(path.parents))
 
