@@ -14,8 +14,10 @@ from autograder.drivers.seen import (
     Seen,
     copied,
     form_of,
+    handle,
     kind_of,
     one_call,
+    sealed,
     uniforms_given,
 )
 
@@ -23,6 +25,8 @@ from autograder.drivers.seen import (
 @dataclass(frozen=True)
 class SamplingParams:
     """Has the fields and defaults of the notebook's class, and replaces it."""
+
+    __module__ = "builtins"  # whose names its methods have, instead of a driver's
 
     temperature: float = 1.0
     top_k: int | None = None
@@ -236,7 +240,7 @@ def step(
 ) -> list[Seen]:
     """Run a search of `steps` steps; after the last one it is done."""
     rows = Texts(prompt, embedding, head)
-    search = attempt(rows, prompt, **options)
+    search = attempt(handle(rows, "logits become append"), prompt, **options)
     seen: list[Seen] = []
     for number in range(1, steps + 1):
         rows.calls.clear()
@@ -306,7 +310,7 @@ class Pieces:
 
 def stop_at(attempt: Attempt, pieces: list[str], stops: list[str]) -> list[Seen]:
     source = Pieces(pieces)
-    text = attempt(source, stops)
+    text = attempt(iter(sealed(source.__next__), None), stops)
     if not isinstance(text, Iterator):
         return [Seen("What it returned", f"is {named(text)}")]
     seen = [Seen("What it returned", "is an iterator, as `yield` makes one")]

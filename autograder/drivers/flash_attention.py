@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from autograder.drivers.seen import Attempt, Seen, kind_of, snapshot, tensors_in, things
+from autograder.drivers.seen import Attempt, Seen, kind_of, sealed, snapshot, tensors_in, things
 from solutions.kernels.slow_memory import fast_numbers_for
 
 # ---------------------------------------------------------------------------------- what is held
@@ -52,7 +52,7 @@ class Holding:
             self.moves[str(name)] += 1
             stored(name, start, tile)
 
-        vars(memory).update(load=load, store=store)
+        vars(memory).update(load=sealed(load), store=sealed(store))
 
     def hand(self, tile: Tensor) -> Tensor:
         self.handed.append(ref(tile))
@@ -188,7 +188,7 @@ def split_decode(
         output = scores.softmax(dim=-1)[:, None] @ values[:, first:last]
         return output[:, 0], scores.logsumexp(dim=-1)
 
-    found = attempt(worker, length, parts)
+    found = attempt(sealed(worker), length, parts)
     times = Counter(key for first, last in given for key in range(first, last))
     wrong = [f"gives key {key} to {times[key]} workers" for key in range(length) if times[key] != 1]
     few, many = "is no more than there are", f"is {len(given)}, more than there are"
@@ -225,7 +225,7 @@ def paged_decode(
         read.append(int(block))
         return lend(pool[0, block]), lend(pool[1, block])
 
-    output = attempt(query, read_block, block_table, block_size, length)
+    output = attempt(query, sealed(read_block), block_table, block_size, length)
     same = [torch.allclose(*both, rtol=0, atol=0, equal_nan=True) for both in lent]
     return [
         Seen("The list of the blocks that were read", sorted(read)),
