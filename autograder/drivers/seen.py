@@ -348,9 +348,9 @@ def sealed(function: Callable[..., Any]) -> Callable[..., Any]:
     an attempt that is lent one could change what is counted there. A cache is a callable in C, and
     one without room keeps no result.
     """
-    opaque = lru_cache(maxsize=0)(function)
-    vars(opaque).clear()  # it also holds `function` itself
-    return opaque
+    cached = lru_cache(maxsize=0)(function)
+    vars(cached).clear()  # it also holds `function` itself
+    return cached
 
 
 def handle(thing: Any, names: str) -> Any:
@@ -367,11 +367,17 @@ def handle(thing: Any, names: str) -> Any:
         found = getattr(thing, name)
         return sealed(found) if callable(found) else copy.deepcopy(found)
 
+    return opaque("Lent", (), __getattr__=get)
+
+
+def opaque(name: str, bases: tuple[type, ...], **methods: Callable[..., Any]) -> Any:
+    """Return an object that has these methods, sealed, and in which nothing can be set."""
+
     def refuse(_: Any, name: str, value: Any) -> None:
         raise AttributeError(f"{name!r} can't be asked for.")
 
-    methods = {"__getattr__": sealed(get), "__setattr__": sealed(refuse)}
-    return type("Lent", (), {"__slots__": (), **methods})()
+    own = {name: sealed(method) for name, method in {**methods, "__setattr__": refuse}.items()}
+    return type(name, bases, {"__slots__": (), **own})()
 
 
 UNUSED_SEED = 2**40 + 15  # no case hands over a generator with it
