@@ -367,7 +367,7 @@ def handle(thing: Any, names: str) -> Any:
         found = getattr(thing, name)
         return sealed(found) if callable(found) else copy.deepcopy(found)
 
-    return opaque("Lent", (), __getattr__=get)
+    return opaque(type(thing).__name__, (), __getattr__=get)
 
 
 def opaque(name: str, bases: tuple[type, ...], **methods: Callable[..., Any]) -> Any:
