@@ -16,6 +16,7 @@ from autograder.drivers.seen import (
     kind_of,
     one_call,
     place_of,
+    sealed,
     snapshot,
     things,
 )
@@ -256,7 +257,7 @@ def admit_as_built(
         seen.extend(records)
         return returned
 
-    batcher.admit = watched
+    batcher.admit = sealed(watched)
     for what, *given in steps:
         if what == "submit":
             batcher.submit(*given)
@@ -325,7 +326,7 @@ def step(
     """With a cache that is lent and with `admit` replaced, so that neither is needed."""
 
     def prepare(batcher: Any) -> None:
-        batcher.kv_cache, batcher.admit = kv_cache, Admissions(batcher, admissions)
+        batcher.kv_cache, batcher.admit = kv_cache, sealed(Admissions(batcher, admissions))
 
     return stepped(attempt, prepare, **case)
 

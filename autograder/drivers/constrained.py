@@ -12,7 +12,18 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from autograder.drivers.seen import Attempt, Seen, form_of, kind_of, plain, snapshot, things, tried
+from autograder.drivers.seen import (
+    Attempt,
+    Seen,
+    form_of,
+    handle,
+    kind_of,
+    plain,
+    sealed,
+    snapshot,
+    things,
+    tried,
+)
 from solutions.grammars.regex import Regex, nullable, parse
 
 NEVER = float("-inf")
@@ -231,8 +242,9 @@ def generate_constrained(
     """Without ranks for a Chooser, the attempt's own default chooses."""
     rows = Texts(prompts, embedding, head)
     choose = Chooser(rows, ranks or [], eos)
-    given = rows, Automaton(edges, frozenset(accepting)), index, max_new_tokens, eos
-    found = attempt(*given, *([] if ranks is None else [choose]))
+    automaton = Automaton(edges, frozenset(accepting))
+    given = handle(rows, "logits become append"), automaton, index, max_new_tokens, eos
+    found = attempt(*given, *([] if ranks is None else [sealed(choose)]))
     several = isinstance(found, (list, tuple))
     return [
         *choose.seen,
@@ -271,7 +283,7 @@ def hold_back(
             state = edges[state][byte]
         return frozenset(index[state])
 
-    found = attempt(tokens, texts, allowed)
+    found = attempt(tokens, texts, sealed(allowed))
     return [Seen("The list of tokens", found), still(vocabulary, texts)]
 
 

@@ -14,8 +14,10 @@ from autograder.drivers.seen import (
     Seen,
     copied,
     form_of,
+    handle,
     kind_of,
     one_call,
+    opaque,
     uniforms_given,
 )
 
@@ -23,6 +25,8 @@ from autograder.drivers.seen import (
 @dataclass(frozen=True)
 class SamplingParams:
     """Has the fields and defaults of the notebook's class, and replaces it."""
+
+    __module__ = "builtins"  # whose names its methods have, instead of a driver's
 
     temperature: float = 1.0
     top_k: int | None = None
@@ -236,7 +240,7 @@ def step(
 ) -> list[Seen]:
     """Run a search of `steps` steps; after the last one it is done."""
     rows = Texts(prompt, embedding, head)
-    search = attempt(rows, prompt, **options)
+    search = attempt(handle(rows, "logits become append"), prompt, **options)
     seen: list[Seen] = []
     for number in range(1, steps + 1):
         rows.calls.clear()
@@ -293,9 +297,6 @@ class Pieces:
         self.left, self.given = iter(pieces), 0
         self.passed, self.before = "", list[str]()
 
-    def __iter__(self) -> "Pieces":
-        return self
-
     def __next__(self) -> str:
         if len(self.before) == self.given:  # after the end it may be asked again
             self.before.append(self.passed)
@@ -306,7 +307,8 @@ class Pieces:
 
 def stop_at(attempt: Attempt, pieces: list[str], stops: list[str]) -> list[Seen]:
     source = Pieces(pieces)
-    text = attempt(source, stops)
+    own = {"__iter__": lambda given: given, "__next__": lambda given: next(source)}
+    text = attempt(opaque("Pieces", (), **own), stops)
     if not isinstance(text, Iterator):
         return [Seen("What it returned", f"is {named(text)}")]
     seen = [Seen("What it returned", "is an iterator, as `yield` makes one")]

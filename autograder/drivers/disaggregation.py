@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Several
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from autograder.drivers.queues import by_number, numbered, outgoing, shown
 from autograder.drivers.queues import schedule as schedule
-from autograder.drivers.seen import Attempt, Seen, lending, one_call, snapshot
+from autograder.drivers.seen import Attempt, Seen, lending, one_call, sealed, snapshot
 from gpt import GPTConfig
 from solutions.decoding import GREEDY, SamplingParams
 from solutions.engine.engine import Engine
@@ -106,46 +107,56 @@ def unpack_kv(attempt: Attempt, pool: Pool, table: list[int], start: int, kv: Se
 VOCAB = 50
 
 
-class Told(EngineManager):
-    """A right manager that records the tokens given to `publish`."""
+@dataclass
+class Noted:
+    """What an engine is seen to do. told: by request, the tokens given to `publish`. asked: by
+    request, the chunks of a step that the runner was asked to compute."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        super().__init__(num_blocks, block_size)
-        self.told: dict[int, list[Any]] = {}
+    told: dict[int, list[Any]] = field(default_factory=dict)
+    asked: dict[int, Any] = field(default_factory=dict)
 
-    def publish(self, request: int, token_ids: Several[int], computed: int) -> None:
+
+def right_manager(noted: Noted, num_blocks: int, block_size: int) -> EngineManager:
+    """Return a right manager that notes the tokens given to `publish`."""
+    manager: Any = EngineManager(num_blocks, block_size)
+
+    def publish(request: int, token_ids: Several[int], computed: int) -> None:
         """Tokens after the computed ones don't matter."""
-        self.require_known(request)
-        self.told.setdefault(request, []).append(list(token_ids)[:computed])
+        manager.require_known(request)
+        noted.told.setdefault(request, []).append(list(token_ids)[:computed])
+
+    manager.publish = sealed(publish)
+    return manager
 
 
-class Serving(Scheduler):
-    """A right scheduler whose error names a request that it doesn't know."""
+def right_scheduler(manager: EngineManager, token_budget: int, max_running: int) -> Scheduler:
+    """Return a right scheduler whose error names a request that it doesn't know."""
+    scheduler: Any = Scheduler(manager, token_budget, max_running)
+    own = scheduler.retire
 
-    def retire(self, sequence: Sequence) -> None:
-        if sequence not in [*self.running, *self.waiting]:
+    def retire(sequence: Sequence) -> None:
+        if sequence not in [*scheduler.running, *scheduler.waiting]:
             raise ValueError(f"Request {sequence.number} ends, and it neither runs nor waits.")
-        super().retire(sequence)
+        own(sequence)
+
+    scheduler.retire = sealed(retire)
+    return scheduler
 
 
-class PlaceRunner:
-    """Stands for a runner: its logits depend only on the newest token and its place.
+def place_runner(pool: Tensor, manager: EngineManager, salt: int, noted: Noted) -> Any:
+    """Return a runner whose logits depend only on the newest token and its place."""
 
-    asked: by request, the chunks of a step that it was asked to compute.
-    """
+    def forward(batch: Iterable[Any]) -> dict[int, Float[Tensor, "wanted vocab"]]:
+        return {chunk.request: logits(chunk) for chunk in batch}
 
-    def __init__(self, pool: Tensor, manager: EngineManager, salt: int) -> None:
-        self.kv_cache = SimpleNamespace(cache=SimpleNamespace(pool=pool, manager=manager))
-        self.salt, self.asked = salt, dict[int, Any]()
-
-    def forward(self, batch: Iterable[Any]) -> dict[int, Float[Tensor, "wanted vocab"]]:
-        return {chunk.request: self.logits(chunk) for chunk in batch}
-
-    def logits(self, chunk: Any) -> Float[Tensor, "wanted vocab"]:
+    def logits(chunk: Any) -> Float[Tensor, "wanted vocab"]:
         ids, start, wanted = list(chunk.ids), chunk.start, chunk.wanted
-        self.asked[chunk.request] = {"ids": ids, "start": start, "wanted": wanted}
-        rows = [logits_at(place, token, self.salt) for place, token in enumerate(ids, start)]
+        noted.asked[chunk.request] = {"ids": ids, "start": start, "wanted": wanted}
+        rows = [logits_at(place, token, salt) for place, token in enumerate(ids, start)]
         return torch.stack(rows)[len(ids) - wanted :]
+
+    cache = SimpleNamespace(cache=SimpleNamespace(pool=pool, manager=manager))
+    return SimpleNamespace(kv_cache=cache, forward=sealed(forward))
 
 
 def logits_at(place: int, token: int, salt: int) -> Float[Tensor, " vocab"]:
@@ -168,10 +179,10 @@ def adopt(
     A request `comes` with a step. Without a `first_token` it is prefilled here; otherwise it is
     adopted. `writer` is lent to stand for unpack_kv; without it, the notebook's own is called.
     """
-    own = pool.clone()
-    manager = Told(*pool.shape[2:4])
-    scheduler = Serving(manager, token_budget, max_running)
-    runner: Any = PlaceRunner(own, manager, salt)
+    own, noted = pool.clone(), Noted()
+    manager = right_manager(noted, *pool.shape[2:4])
+    scheduler = right_scheduler(manager, token_budget, max_running)
+    runner = place_runner(own, manager, salt, noted)
     outputs: list[Any] = []
     engine = Engine(GPTConfig(VOCAB, n_positions=32), scheduler, runner, outputs.append)
     seen: list[Seen] = []
@@ -179,13 +190,13 @@ def adopt(
         for step in range(1, steps + 1):
             for request in requests:
                 if request["comes"] == step:
-                    seen += came(attempt, engine, own, request)
+                    seen += came(attempt, engine, own, request, noted)
             if not may_go_on(engine):
                 break
-            runner.asked.clear()
+            noted.asked.clear()
             outputs.clear()
             engine.step()
-            seen += stepped(engine, outputs, f"in step {step}", f"after step {step}")
+            seen += stepped(engine, noted, outputs, f"in step {step}", f"after step {step}")
     return seen
 
 
@@ -195,10 +206,12 @@ def unpacking(writer: Any) -> Callable[..., None]:
     def unpack_kv(pool: Tensor, table: Several[int], start: int, kv: Tensor) -> None:
         pool.copy_(writer.written(pool, list(table), start, kv))
 
-    return unpack_kv
+    return sealed(unpack_kv)
 
 
-def came(attempt: Attempt, engine: Any, pool: Pool, request: dict[str, Any]) -> Iterator[Seen]:
+def came(
+    attempt: Attempt, engine: Any, pool: Pool, request: dict[str, Any], noted: Noted
+) -> Iterator[Seen]:
     """The state of everything after a request has been adopted, and when it gained its token.
 
     `gain` sets the count of computed tokens itself, and may free the blocks. So both are looked at
@@ -212,8 +225,8 @@ def came(attempt: Attempt, engine: Any, pool: Pool, request: dict[str, Any]) -> 
     params = given.pop("params")
     message = Prefilled(**given, params=GREEDY if params is None else SamplingParams(**params))
     number, _ = reserve(engine, message.prompt, message.end)
-    manager, after = engine.scheduler.manager, f"after request {number} was adopted"
-    manager.told.clear()
+    after = f"after request {number} was adopted"
+    noted.told.clear()
     gaining: list[Seen] = []
     when = f"when request {number} gains its first new token"
 
@@ -224,7 +237,7 @@ def came(attempt: Attempt, engine: Any, pool: Pool, request: dict[str, Any]) -> 
     with patch.object(Sequence, "extend", noting(Sequence.extend, note)):
         attempt(engine, number, message)
     yield Seen("The pool", pool.clone(), after)
-    yield Seen("The tokens given to `publish`, by request,", shown(manager.told), after)
+    yield Seen("The tokens given to `publish`, by request,", shown(noted.told), after)
     yield from state(engine, after)
     yield from gaining
 
@@ -238,7 +251,7 @@ def noting(
         note(sequence)
         return extend(sequence, tokens)
 
-    return extended
+    return sealed(extended)
 
 
 def state(engine: Any, where: str) -> Iterator[Seen]:
@@ -256,8 +269,10 @@ def may_go_on(engine: Any) -> bool:
     return {*numbered(scheduler.running), *numbered(scheduler.waiting)} == {*engine.sequences}
 
 
-def stepped(engine: Any, outputs: list[Any], where: str, after: str) -> Iterator[Seen]:
-    yield Seen("What the runner is asked for, by request,", shown(engine.runner.asked), where)
+def stepped(
+    engine: Any, noted: Noted, outputs: list[Any], where: str, after: str
+) -> Iterator[Seen]:
+    yield Seen("What the runner is asked for, by request,", shown(noted.asked), where)
     yield outgoing(outputs, where)
     yield from state(engine, after)
 

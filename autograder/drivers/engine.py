@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from autograder.drivers.queues import by_number, numbered, outgoing, shown
 from autograder.drivers.queues import schedule as schedule
-from autograder.drivers.seen import Seen
+from autograder.drivers.seen import Seen, handle, sealed
 from gpt import GPTConfig
 from solutions.decoding import GREEDY, SamplingParams
 from solutions.engine.sequence import Sequence
@@ -98,31 +99,29 @@ class Failing:
         return False
 
 
-class Queue(deque[Sequence]):
-    """The waiting requests. came: all that ever joined at the end; they get the drafter then."""
+def queue(drafter: Any, came: list[Sequence]) -> deque[Sequence]:
+    """Return the queue of waiting requests. came: gets all that ever join at the end; there they
+    get the drafter."""
 
-    def __init__(self, drafter: Prescribed | None) -> None:
-        super().__init__()
-        self.drafter = drafter
-        self.came: list[Sequence] = []
+    def append(self: deque[Sequence], sequence: Sequence) -> None:
+        sequence.drafter = drafter
+        came.append(sequence)
+        deque.append(self, sequence)
 
-    def append(self, sequence: Sequence) -> None:
-        sequence.drafter = self.drafter
-        self.came.append(sequence)
-        super().append(sequence)
+    return type("Queue", (deque,), {"append": sealed(append)})()
 
 
 class Planned:
     """A scheduler that repeats what a right one did, step by step.
 
-    turns: the requests preempted and admitted, and the plan. calls: the calls of `schedule`.
+    turns: the requests preempted and admitted, and the plan. calls: the calls of `schedule`. came:
+    all requests that ever waited.
     """
 
-    def __init__(
-        self, turns: Turns, token_budget: int, runner: TextRunner, drafter: Prescribed | None
-    ) -> None:
-        self.turns, self.token_budget, self.waiting = turns, token_budget, Queue(drafter)
-        self.running: list[Sequence] = []
+    def __init__(self, turns: Turns, token_budget: int, runner: TextRunner, drafter: Any) -> None:
+        self.turns, self.token_budget = turns, token_budget
+        self.came: list[Sequence] = []
+        self.waiting, self.running = queue(drafter, self.came), list[Sequence]()
         self.manager = Told(runner, self.running)
         self.preemptions = self.calls = 0
 
@@ -155,6 +154,13 @@ class Planned:
             number = sequence.number
             raise ValueError(f"Request {number} neither runs nor waits: has it ended already?")
         (self.running if sequence in self.running else self.waiting).remove(sequence)
+
+    def shown(self) -> SimpleNamespace:
+        """Return what an engine has of it: both queues themselves, and nothing that is counted."""
+        queues = {"waiting": self.waiting, "running": self.running}
+        calls = {name: sealed(getattr(self, name)) for name in ("schedule", "retire")}
+        room = {"token_budget": self.token_budget, "require_room": sealed(self.require_room)}
+        return SimpleNamespace(**queues, **calls, **room, manager=handle(self.manager, "publish"))
 
 
 class Told:
@@ -191,10 +197,11 @@ def step(
     None. The outputs of a step that raises may come with the next step.
     """
     runner, outputs = TextRunner(salt), list[Any]()
-    drafter = Prescribed(requests) if k else None
+    drafter = handle(Prescribed(requests), "propose truncate") if k else None
     scheduler = Planned(turns, token_budget, runner, drafter)
-    new_drafter = None if drafter is None else lambda: drafter
-    engine = attempt(GPTConfig(**config), scheduler, runner, outputs.append, new_drafter, k)
+    new_drafter = None if drafter is None else sealed(lambda: drafter)
+    parts = scheduler.shown(), handle(runner, "forward"), sealed(outputs.append)
+    engine = attempt(GPTConfig(**config), *parts, new_drafter, k)
     seen: list[Seen] = []
     for number in range(1, len(turns) + 1):
         arrive(engine, requests, number)
@@ -202,7 +209,8 @@ def step(
         failed = has_failed(engine)
         how = "passes the error of `stop` on" if failed else "raises nothing"
         seen.append(Seen("`step`", how, f"in step {number}"))
-        seen += stepped(engine, None if failed else outputs, rows, number)
+        passed = None if failed else outputs
+        seen += stepped(engine, scheduler, runner.batches, passed, rows, number)
         if not failed:
             outputs.clear()
         runner.batches, scheduler.manager.told = [], {}
@@ -210,7 +218,7 @@ def step(
         *seen,
         Seen("The number of calls of `schedule`", scheduler.calls, "in all"),
         Seen("`sequences`, by number,", shown(sorted(engine.sequences)), "at the end"),
-        *by_number(scheduler.waiting.came, "at the end"),
+        *by_number(scheduler.came, "at the end"),
     ]
 
 
@@ -221,7 +229,7 @@ def arrive(engine: Any, requests: list[dict[str, Any]], step: int) -> None:
             given = request["params"]
             params = GREEDY if given is None else SamplingParams(**given)
             rest = params, request["seed"], request["eos_token_id"]
-            stop = None if request["fails"] is None else Failing(request["fails"])
+            stop = None if request["fails"] is None else sealed(Failing(request["fails"]))
             engine.submit(request["prompt"], request["max_new_tokens"], *rest, stop)
     for number, request in enumerate(requests):
         if request["aborted"] == step:
@@ -237,23 +245,30 @@ def has_failed(engine: Any) -> bool:
     return False
 
 
-def stepped(engine: Any, outputs: list[Any] | None, rows: int, step: int) -> Iterator[Seen]:
+def stepped(
+    engine: Any,
+    scheduler: Planned,
+    batches: list[dict[int, dict[str, Any]]],
+    outputs: list[Any] | None,
+    rows: int,
+    step: int,
+) -> Iterator[Seen]:
     """What happened in a step. outputs: None for a step that raised, which may write no trace.
 
     rows: of the trace before the step.
     """
-    where, batches = f"in step {step}", engine.runner.batches
+    where = f"in step {step}"
     asked = {request: chunk for batch in batches for request, chunk in batch.items()}
     yield Seen("The number of forward passes", len(batches), where)
     yield Seen("What the runner receives, by request,", shown(asked), where)
     if outputs is not None:
         yield outgoing(outputs, where)
-    published = engine.scheduler.manager.told
+    published = scheduler.manager.told
     yield Seen("What `publish` receives, by request,", shown(published), where)
     if outputs is not None:
         added = [plain_row(row) for row in list(engine.trace)[rows:]]
         yield Seen("What is added to the trace", shown(added), where)
-    both = [numbered(engine.scheduler.running), numbered(engine.scheduler.waiting)]
+    both = [numbered(scheduler.running), numbered(scheduler.waiting)]
     yield Seen("[`running`, `waiting`], by number,", shown(both), f"after step {step}")
 
 

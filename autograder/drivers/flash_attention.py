@@ -4,7 +4,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -12,13 +12,23 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from autograder.drivers.seen import Attempt, Seen, kind_of, snapshot, tensors_in, things
+from autograder.drivers.seen import (
+    Attempt,
+    Seen,
+    handle,
+    kind_of,
+    sealed,
+    snapshot,
+    tensors_in,
+    things,
+)
 from solutions.kernels.slow_memory import fast_numbers_for
 
 # ---------------------------------------------------------------------------------- what is held
 
 TIMES = 3  # how many times a tile of each may be held, because names keep earlier ones
 SPARE = 16  # numbers, for the smallest tiles
+SHOWN = "fast_numbers load store result"  # of slow memory
 DEEPEST = 4  # lists in lists that are looked into
 
 
@@ -36,10 +46,11 @@ class Holding:
         self.handed: list[ref[Tensor]] = []
         self.moves: Counter[str] = Counter()
 
-    def watch(self, memory: Any) -> None:
+    def watch(self, memory: Any) -> Any:
         """Look at each load and store, and count the tiles wherever they are kept.
 
-        The memory itself reports each, also if an attempt gets past these two methods.
+        Returns what an attempt has of the memory. The memory itself reports each move, also if an
+        attempt gets past that.
         """
         memory.watch(lambda: self.look(sys._getframe(1)))
         loaded, stored = memory.load, memory.store
@@ -52,7 +63,8 @@ class Holding:
             self.moves[str(name)] += 1
             stored(name, start, tile)
 
-        vars(memory).update(load=load, store=store)
+        own = {"load": load, "store": store, "result": memory.result}
+        return handle(SimpleNamespace(**own, fast_numbers=memory.fast_numbers), SHOWN)
 
     def hand(self, tile: Tensor) -> Tensor:
         self.handed.append(ref(tile))
@@ -138,8 +150,7 @@ def flash_attention(
     tile = min(block_q, q_len), min(block_k, k_len)
     tiles = -(-q_len // block_q), -(-k_len // block_k)
     holding = Holding(flash_attention, math.prod(heads) * fast_numbers_for(head_dim, *tile))
-    holding.watch(memory)
-    attempt(memory, q_len, k_len, head_dim, block_q, block_k)
+    attempt(holding.watch(memory), q_len, k_len, head_dim, block_q, block_k)
     return [
         Seen("The output that is stored", memory.result("output")),
         Seen("The lse that is stored", memory.result("lse")),
@@ -188,7 +199,7 @@ def split_decode(
         output = scores.softmax(dim=-1)[:, None] @ values[:, first:last]
         return output[:, 0], scores.logsumexp(dim=-1)
 
-    found = attempt(worker, length, parts)
+    found = attempt(sealed(worker), length, parts)
     times = Counter(key for first, last in given for key in range(first, last))
     wrong = [f"gives key {key} to {times[key]} workers" for key in range(length) if times[key] != 1]
     few, many = "is no more than there are", f"is {len(given)}, more than there are"
@@ -225,7 +236,7 @@ def paged_decode(
         read.append(int(block))
         return lend(pool[0, block]), lend(pool[1, block])
 
-    output = attempt(query, read_block, block_table, block_size, length)
+    output = attempt(query, sealed(read_block), block_table, block_size, length)
     same = [torch.allclose(*both, rtol=0, atol=0, equal_nan=True) for both in lent]
     return [
         Seen("The list of the blocks that were read", sorted(read)),

@@ -22,6 +22,7 @@ from autograder.drivers.seen import (
     one_by_one,
     one_call,
     place_of,
+    sealed,
     tried,
 )
 from gpt import GPTConfig, GPTModel
@@ -37,33 +38,38 @@ causal_mask = one_call(__name__, "causal_mask", "The mask", "query_positions key
 
 
 def threaded_attention(attempt: Attempt, config: Config, idx: int, **case: Any) -> list[Seen]:
-    return through_chunks(attempt(GPTConfig(**config), idx), **case)
+    return through_chunks(attempt(GPTConfig(**config), idx), [], **case)
 
 
 def threaded_block(attempt: Attempt, config: Config, idx: int, **case: Any) -> list[Seen]:
-    block = attempt(GPTConfig(**config), idx)
-    block.attn = StandIn(GPTConfig(**config), idx)
-    return through_chunks(block, **case)
+    block, calls = attempt(GPTConfig(**config), idx), list[int]()
+    block.attn = stand_in(GPTConfig(**config), idx, calls)
+    return through_chunks(block, calls, **case)
 
 
 def threaded_model(attempt: Attempt, config: Config, **case: Any) -> list[Seen]:
-    model = attempt(GPTConfig(**config))
-    model.h = stand_ins(GPTConfig(**config))
-    return through_chunks(model, **case)
+    model, calls = attempt(GPTConfig(**config)), list[int]()
+    model.h = stand_ins(GPTConfig(**config), calls)
+    return through_chunks(model, calls, **case)
 
 
 def threaded_lm_head(attempt: Attempt, config: Config, **case: Any) -> list[Seen]:
-    head = attempt(GPTConfig(**config))
-    head.transformer = StandInModel(GPTConfig(**config))
-    return through_chunks(head, **case)
+    head, calls = attempt(GPTConfig(**config)), list[int]()
+    head.transformer = stand_in_model(GPTConfig(**config), calls)
+    return through_chunks(head, calls, **case)
 
 
 @torch.no_grad()
 def through_chunks(
-    layer: nn.Module, weights: dict[str, Tensor], prompts: list[Prompt], in_turns: bool
+    layer: nn.Module,
+    calls: list[int],
+    weights: dict[str, Tensor],
+    prompts: list[Prompt],
+    in_turns: bool,
 ) -> list[Seen]:
     """One prompt after another, or a chunk of each in turn, as an engine may serve them.
 
+    calls: the layer of each call of an inner layer, which adds it.
     The first call for the first prompt passes None as the cache; for the others it leaves it out.
     """
     dtype = float_type(weights)
@@ -74,7 +80,6 @@ def through_chunks(
     handed: list[list[Any]] = [[None], *([] for _ in prompts[1:])]
     returned: list[tuple[Any, list[Seen]]] = []
     computed = [0] * len(prompts)
-    inner = [module for module in layer.modules() if isinstance(module, StandIn)]
     for number, given in order_of(prompts, in_turns):
         start, end = computed[number], computed[number] + next(iter(given.values())).shape[1]
         where, computed[number] = f"{tokens(start, end - 1)} of prompt {number + 1}", end
@@ -91,8 +96,7 @@ def through_chunks(
         if len(new_cache) == 1:
             return seen  # no cache that the next chunk could get
         seen.append(Seen("The output", output, f"for {where}"))
-        calls = sum(module.calls for module in inner)
-        seen.append(Seen("The number of calls of the inner layers", calls, f"after {where}"))
+        seen.append(Seen("The number of calls of the inner layers", len(calls), f"after {where}"))
         same = all(unchanged(was, cache_seen(now, was[0].where)) for now, was in returned)
         state = "is unchanged" if same else "has changed"
         seen.append(Seen("A cache from an earlier call,", state, f"after the call for {where},"))
@@ -144,52 +148,50 @@ def unchanged(before: list[Seen], after: list[Seen]) -> bool:
     )
 
 
-class StandIn(nn.Module):
-    """Replaces an inner layer: a sum over all tokens so far, and a cache of the right form.
+def stand_in(config: GPTConfig, idx: int, calls: list[int]) -> nn.Module:
+    """Replace an inner layer: a sum over all tokens so far, and a cache of the right form.
 
     Each layer sums something different, so using one layer instead of another shows.
     """
 
-    def __init__(self, config: GPTConfig, idx: int) -> None:
-        super().__init__()
-        self.idx, self.n_head, self.calls = idx, config.n_head, 0
-        self.attn = SimpleNamespace(idx=idx)  # as a block has it
-
     def forward(
-        self,
-        hidden: Float[Tensor, "batch q_len n_embd"],
-        kv_cache: tuple[Tensor, Tensor] | None = None,
+        hidden: Float[Tensor, "batch q_len n_embd"], kv_cache: tuple[Tensor, Tensor] | None = None
     ) -> Any:
-        self.calls += 1
-        keys = hidden.unflatten(-1, (self.n_head, -1)).transpose(1, 2)
-        pair = keys, torch.sin(keys + self.idx)
+        calls.append(idx)
+        keys = hidden.unflatten(-1, (config.n_head, -1)).transpose(1, 2)
+        pair = keys, torch.sin(keys + idx)
         if kv_cache is not None:
             pair = torch.cat([kv_cache[0], pair[0]], 2), torch.cat([kv_cache[1], pair[1]], 2)
         total = pair[1].cumsum(dim=2)[:, :, -hidden.shape[1] :]
         return total.transpose(1, 2).flatten(2), pair
 
+    layer: Any = nn.Module()
+    layer.idx, layer.attn = idx, SimpleNamespace(idx=idx)  # a block has it in its `attn`
+    layer.forward = sealed(forward)
+    return layer
 
-def stand_ins(config: GPTConfig) -> nn.ModuleList:
-    return nn.ModuleList(StandIn(config, idx) for idx in range(config.n_layer))
+
+def stand_ins(config: GPTConfig, calls: list[int]) -> nn.ModuleList:
+    return nn.ModuleList(stand_in(config, idx, calls) for idx in range(config.n_layer))
 
 
-class StandInModel(GPTModel):
-    """Replaces the model: every layer reads the embeddings, and the last one gives the output."""
-
-    def __init__(self, config: GPTConfig) -> None:
-        super().__init__(config)
-        self.h = stand_ins(config)
+def stand_in_model(config: GPTConfig, calls: list[int]) -> GPTModel:
+    """Replace the model: every layer reads the embeddings, and the last one gives the output."""
+    model: Any = GPTModel(config)
+    model.h = stand_ins(config, calls)
 
     def forward(
-        self,
         inputs: Int[Tensor, "batch q_len"],
         position_ids: Int[Tensor, "batch q_len"],
         kv_cache: list[Any] | None = None,
     ) -> Any:
-        hidden = self.embed(inputs, position_ids)
-        handed = [None] * len(self.h) if kv_cache is None else kv_cache
-        found = [layer(hidden, pair) for layer, pair in zip(self.h, handed, strict=True)]
+        hidden = model.embed(inputs, position_ids)
+        handed = [None] * len(model.h) if kv_cache is None else kv_cache
+        found = [layer(hidden, pair) for layer, pair in zip(model.h, handed, strict=True)]
         return found[-1][0], [pair for _, pair in found]
+
+    model.forward = sealed(forward)
+    return model
 
 
 # -------------------------------------------------------------------------------- the loop, bytes

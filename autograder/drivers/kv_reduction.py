@@ -22,6 +22,7 @@ from autograder.drivers.seen import (
     kind_of,
     lending,
     one_call,
+    sealed,
     snapshot,
     tensors_in,
     things,
@@ -215,18 +216,16 @@ def read_back(kept: Any) -> Any:
 COPIERS = {"pack_kv": pack_kv, "unpack_kv": unpack_kv}
 
 
-class Reused(BlockManager):
-    """A right manager in a busy pool: another request overwrites freed blocks at once.
+def overwriting(manager: BlockManager, pool: Tensor) -> Callable[[int], None]:
+    """Return the `free` of a busy pool: before it returns, others overwrite the freed blocks."""
+    free = manager.free
 
-    It has done so before `free` returns.
-    """
+    def freed(request_id: int) -> None:
+        free(request_id)
+        for block in manager.free_blocks:
+            pool[:, :, block] = -1.0
 
-    pool: Tensor
-
-    def free(self, request_id: int) -> None:
-        super().free(request_id)
-        for block in self.free_blocks:
-            self.pool[:, :, block] = -1.0
+    return sealed(freed)
 
 
 def a_cache(
@@ -239,10 +238,10 @@ def a_cache(
 
     requests: for each, its number of tokens, or as text the request whose fork it is.
     """
-    manager = Reused(*pool.shape[2:4])
+    manager: Any = BlockManager(*pool.shape[2:4])
     cache = PagedCache(GPTConfig(**config), manager, dtype=pool.dtype)
     cache.pool.copy_(pool)
-    manager.pool = cache.pool
+    manager.free = overwriting(manager, cache.pool)
     manager.free_blocks.clear()
     manager.free_blocks.extend(order)
     for request, tokens in requests.items():

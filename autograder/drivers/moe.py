@@ -11,8 +11,17 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from autograder.drivers.seen import Attempt, Seen, form_of, one_call, snapshot, things
-from solutions.ranks.group import Group, in_turns
+from autograder.drivers.seen import (
+    Attempt,
+    Seen,
+    form_of,
+    handle,
+    one_call,
+    sealed,
+    snapshot,
+    things,
+)
+from solutions.ranks.group import SHOWN, Group, in_turns
 
 Rows = Float[Tensor, "rows d"]
 Weights = Float[Tensor, "rows k"]
@@ -78,7 +87,7 @@ def moe_forward(
 ) -> list[Seen]:
     """The result, then the rows of each expert."""
     experts = [Counted(expert, *both) for both in zip(w_in, w_out, strict=True)]
-    seen = [Seen("What it returned", attempt(hidden, weights, chosen, experts))]
+    seen = [Seen("What it returned", attempt(hidden, weights, chosen, [*map(sealed, experts)]))]
     return seen + [Seen(f"Expert {i}", e.told()) for i, e in enumerate(experts)]
 
 
@@ -197,7 +206,8 @@ def exchange(
     def work(group: Group) -> tuple[Any, str, str]:
         given, own = ranks[group.rank], Counted(local, w, owner == group.rank)
         sent = rows_counted(group, w.shape[1])
-        found = attempt(given["hidden"], given["weights"], given["chosen"], owner, own, group)
+        parts = given["hidden"], given["weights"], given["chosen"]
+        found = attempt(*parts, owner, sealed(own), handle(group, SHOWN))
         return snapshot(found), own.told(), f"sends {several(sent())} to other ranks"
 
     outputs, rows, sent = zip(*in_turns(len(ranks), work), strict=True)

@@ -16,6 +16,7 @@ from autograder.drivers.seen import (
     is_out_of_blocks,
     kind_of,
     one_call,
+    sealed,
 )
 from gpt import GPTConfig
 from solutions.batching import ContinuousBatcher, Request
@@ -160,8 +161,8 @@ def attend(
     manager = SimpleNamespace(
         num_blocks=num_blocks,
         block_size=block_size,
-        require_known=lambda request_id: None,
-        blocks_for=lambda num_tokens: -(-num_tokens // block_size),
+        require_known=sealed(lambda request_id: None),
+        blocks_for=sealed(lambda num_tokens: -(-num_tokens // block_size)),
     )
     cache = attempt(GPTConfig(**config), manager, dtype=float_type(pool))
     cache.pool.copy_(pool)

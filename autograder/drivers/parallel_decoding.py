@@ -19,10 +19,12 @@ from autograder.drivers.seen import (
     copied,
     float_type,
     form_of,
+    handle,
     kind_of,
     lending,
     notebook_of,
     plain,
+    sealed,
     snapshot,
     things,
     tried,
@@ -202,12 +204,13 @@ def generate_tree(
     keeper: is lent to stand for `TreeCache.keep`; without it, the notebook's own is called.
     """
     proposer, own = Prescribed(trees), notebook_of(attempt).get("new_tree_cache")
-    choose = None if rank is None else chooser(proposer, rank)
+    choose = None if rank is None else sealed(chooser(proposer, rank))
     given = {"choose": choose, "eos_token_id": eos_token_id}
     given = {name: value for name, value in given.items() if value is not None}
     lent = {} if keeper is None or own is None else {"new_tree_cache": keeping(keeper, own)}
     with lending(attempt, lent):
-        found = attempt(model, proposer, prompt, max_new_tokens, **given)
+        trees_of = handle(proposer, "nodes propose learn")
+        found = attempt(model, trees_of, prompt, max_new_tokens, **given)
     return [*proposer.seen, *decoded(found)]
 
 
@@ -221,10 +224,10 @@ def keeping(keeper: Any, own: Callable[..., Any]) -> Callable[..., Any]:
             held = keeper.kept(cache.keys, cache.values, cache.length, start, list(path))
             cache.keys, cache.values, cache.length = held
 
-        cache.keep = keep
+        cache.keep = sealed(keep)
         return cache
 
-    return new_tree_cache
+    return sealed(new_tree_cache)
 
 
 def decoded(found: Any) -> Iterator[Seen]:

@@ -4,7 +4,7 @@ What a rank is given is its own copy, so no rank sees what another one has chang
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,18 +13,32 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from autograder.drivers.seen import Attempt, Seen, bytes_of, in_numbers, kind_of, snapshot, tried
+from autograder.drivers.seen import (
+    Attempt,
+    Seen,
+    bytes_of,
+    handle,
+    in_numbers,
+    kind_of,
+    sealed,
+    snapshot,
+    tried,
+)
 from gpt import GPTConfig
-from solutions.ranks.group import Group, in_turns
+from solutions.ranks.group import SHOWN, Group, in_turns
 
 Own = Mapping[str, Any]  # what one rank is given, in the order of the arguments
 Results = list[tuple[Any, Group]]  # what each rank returned, and its group with the counts
 
 
-def on_each_rank(attempt: Attempt, ranks: list[Own]) -> Results:
-    return in_turns(
-        len(ranks), lambda group: (snapshot(attempt(*ranks[group.rank].values(), group)), group)
-    )
+def on_each_rank(
+    attempt: Attempt, ranks: list[Own], watch: Callable[[Group], None] = lambda group: None
+) -> Results:
+    def work(group: Group) -> tuple[Any, Group]:
+        watch(group)
+        return snapshot(attempt(*ranks[group.rank].values(), handle(group, SHOWN))), group
+
+    return in_turns(len(ranks), work)
 
 
 def place(group: Group) -> str:
@@ -52,7 +66,7 @@ def ring_all_reduce(attempt: Attempt, ranks: list[Own]) -> list[Seen]:
     """The ranks that each one sends to and hears from, and how much. Parts may go in any order."""
     made = defaultdict[int, list[tuple[str, int | None, int]]](list)  # kind, other rank, numbers
 
-    def watched(x: Tensor, group: Group) -> Any:
+    def watch(group: Group) -> None:
         own = group.make
 
         def make(kind: str, given: Any, other: int | None = None, op: str = "") -> list[Tensor]:
@@ -60,9 +74,8 @@ def ring_all_reduce(attempt: Attempt, ranks: list[Own]) -> list[Seen]:
             return own(kind, given, other, op)
 
         vars(group)["make"] = make
-        return attempt(x, group)
 
-    results = on_each_rank(watched, ranks)
+    results = on_each_rank(attempt, ranks, watch)
     seen, most = returned(results), -(-len(ranks[0]["x"]) // len(ranks))
     for _, group in results:
         notes = made[group.rank]
@@ -117,7 +130,7 @@ def tensor_parallel_block(
             near = torch.ones(q.shape[2], q.shape[2]).tril().triu(1 - (window or 0))
             return F.scaled_dot_product_attention(q, keys, values, attn_mask=near.bool())
 
-        more = [] if window is None else [attend]
+        more = [] if window is None else [sealed(attend)]
         return attempt(hidden, part, layer, GPTConfig(**config), group, *more)
 
     results, seen = on_each_rank(block, ranks), list[Seen]()
@@ -181,7 +194,7 @@ def sequence_parallel(
             layered[group.rank].append(given.clone())
             return F.gelu(given @ columns[group.rank]) @ rows[group.rank]
 
-        return attempt(hidden, norm, layer, group)
+        return attempt(hidden, sealed(norm), sealed(layer), group)
 
     results, seen = on_each_rank(work, ranks), list[Seen]()
     for _, group in results:

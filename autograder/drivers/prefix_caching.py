@@ -2,7 +2,9 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from operator import index
 from typing import Any, NamedTuple
 
@@ -13,6 +15,7 @@ from autograder.drivers.seen import (
     is_out_of_blocks,
     kind_of,
     plain,
+    sealed,
     things,
     tried,
 )
@@ -78,35 +81,38 @@ def admit(
     attempt: type, life: Steps, state: State, steps: Steps, texts: Texts, **pool: int
 ) -> list[Seen]:
     """The same, with a `match` and a `take_block` that are not the attempt's own."""
-    names = names_in(state)
-    manager = in_state(type(attempt.__name__, (Prescribed, attempt), {})(**pool), state, names)
+    names, prescribed = names_in(state), Prescribed(pool["block_size"])
+    own = {"match": sealed(prescribed.match), "take_block": sealed(prescribed.take_block)}
+    manager = in_state(type(attempt.__name__, (attempt,), own)(**pool), state, names)
     seen = []
     for number, (step, found) in enumerate(zip(steps, state["found"], strict=True), 1):
-        manager.text, manager.found, manager.taken = step[2], found, []
+        prescribed.text, prescribed.found, prescribed.taken = step[2], found, []
         seen += looked_at(manager, [step], names, number)
         where = f"after step {number}"
-        seen.append(Seen("What `take_block` has handed out", f"is {manager.taken}", where))
+        seen.append(Seen("What `take_block` has handed out", f"is {prescribed.taken}", where))
     return seen
 
 
+@dataclass
 class Prescribed:
-    """A base in front of an attempt's class, with a fixed `match` and `take_block` for its `admit`.
+    """A fixed `match` and `take_block` for the `admit` of a manager, which they are given first.
 
     text: the new request's. found: by salt, the blocks in which its beginning is known. taken: the
     blocks that `take_block` has handed out; their old contents stay in the books.
     """
 
-    text: list[int]
-    found: dict[str, list[int]]
-    taken: list[int]
+    block_size: int
+    text: list[int] = field(default_factory=list)
+    found: dict[str, list[int]] = field(default_factory=dict)
+    taken: list[int] = field(default_factory=list)
 
-    def match(self: Any, token_ids: Iterable[int], salt: bytes = b"") -> list[int]:
+    def match(self, manager: Any, token_ids: Iterable[int], salt: bytes = b"") -> list[int]:
         asked = list(token_ids)
         blocks = self.found.get(salt.decode(), []) if asked == self.text[: len(asked)] else []
         return blocks[: max(len(asked) - 1, 0) // self.block_size]
 
-    def take_block(self: Any) -> int:
-        self.taken.append(BlockManager.take_block(self))
+    def take_block(self, manager: Any) -> int:
+        self.taken.append(BlockManager.take_block(manager))
         return self.taken[-1]
 
 
@@ -241,19 +247,19 @@ class Placed(NamedTuple):
 MOST_READ = 2000  # times; the texts have some ten tokens
 
 
-class Watched(list[int]):
-    """A text that notices when a walk reads it for ever."""
+def watched(ids: list[int]) -> list[int]:
+    """Return a text that notices when a walk reads it for ever."""
+    read = count(1)
 
-    read = 0
-
-    def __getitem__(self, place: Any) -> Any:
-        self.read += 1
-        if self.read > MOST_READ:
+    def get(text: list[int], place: Any) -> Any:
+        if next(read) > MOST_READ:
             raise RuntimeError(
                 f"the walk has read the text {MOST_READ:,} times and does not end. Does `length` "
                 "grow in every turn of the loop?"
             )
-        return super().__getitem__(place)
+        return list.__getitem__(text, place)
+
+    return type("Text", (list,), {"__getitem__": sealed(get)})(ids)
 
 
 def walk(attempt: type, steps: list[list[Any]]) -> list[Seen]:
@@ -265,7 +271,7 @@ def walk(attempt: type, steps: list[list[Any]]) -> list[Seen]:
     before: list[Placed] = []
     for number, (method, ids, *blocks) in enumerate(steps, 1):
         call = f"`{method}({ids})`{f' (step {number})' if len(steps) > 1 else ''}"
-        returned = getattr(tree, method)(Watched(ids), *blocks)
+        returned = getattr(tree, method)(watched(ids), *blocks)
         placed = nodes_of(tree)
         if method == "insert":
             seen.append(Seen("The number of known tokens", returned, f"that {call} returned"))
@@ -299,7 +305,7 @@ def evict(
     """
     tree, seen = planted(attempt, walks, nodes), list[Seen]()
     for number, call in enumerate(calls, 1):
-        evicted = tree.evict(call["needed"], partial(is_unused, call["held"]))
+        evicted = tree.evict(call["needed"], sealed(partial(is_unused, call["held"])))
         told = f"`evict({call['needed']}, …)`{f' (call {number})' if len(calls) > 1 else ''}"
         blocks = f"is {in_order(evicted)}" if isinstance(evicted, list) else evicted
         seen.append(Seen("The list of blocks", blocks, f"that {told} returned"))

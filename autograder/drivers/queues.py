@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from inspect import unwrap
 from typing import Any
 
-from autograder.drivers.seen import Seen, Strange, in_numbers, kind_of
+from autograder.drivers.seen import Seen, Strange, in_numbers, kind_of, sealed
 from solutions.engine.managers import EngineManager
 from solutions.engine.sequence import Sequence
 from solutions.paged_attention import OutOfBlocks
@@ -48,27 +48,28 @@ def shown(value: Any) -> Any:
 # ------------------------------------------------------------------------------------- the queue
 
 
-class Pool(EngineManager):
-    """Lab 4's manager, for an engine. raises: the OutOfBlocks that the attempt's code catches.
+def pool_of(
+    raises: type[Exception], found: list[int], num_blocks: int, block_size: int
+) -> EngineManager:
+    """Return lab 4's manager, for an engine. raises: the OutOfBlocks that the attempt catches.
 
     found: how many tokens of each request the cache already holds when it is admitted.
     """
+    manager: Any = EngineManager(num_blocks, block_size)
+    own_admit, own_require_free = manager.admit, manager.require_free
 
-    def __init__(
-        self, num_blocks: int, block_size: int, raises: type[Exception], found: list[int]
-    ) -> None:
-        super().__init__(num_blocks, block_size)
-        self.raises, self.found = raises, found
+    def admit(request: int, *tokens: Any) -> int:
+        own_admit(request, *tokens)
+        return found[request]
 
-    def admit(self, request: int, *tokens: Any) -> int:
-        super().admit(request, *tokens)
-        return self.found[request]
-
-    def require_free(self, needed: int) -> None:
+    def require_free(needed: int) -> None:
         try:
-            super().require_free(needed)
+            own_require_free(needed)
         except OutOfBlocks as error:
-            raise self.raises(*error.args) from None
+            raise raises(*error.args) from None
+
+    manager.admit, manager.require_free = sealed(admit), sealed(require_free)
+    return manager
 
 
 def schedule(
@@ -83,7 +84,7 @@ def schedule(
     """
     names = getattr(unwrap(attempt.make_room), "__globals__", {})
     found = [request.get("found", 0) for request in requests]
-    manager = Pool(**pool, raises=names.get("OutOfBlocks", OutOfBlocks), found=found)
+    manager = pool_of(names.get("OutOfBlocks", OutOfBlocks), found, **pool)
     scheduler = attempt(manager, token_budget, max_running)
     sequences = [
         Sequence(number, list(request["ids"]), request["end"])

@@ -15,7 +15,17 @@ from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any
 
-from autograder.drivers.seen import Attempt, Seen, Strange, kind_of, notebook_of, one_call, plain
+from autograder.drivers.seen import (
+    Attempt,
+    Seen,
+    Strange,
+    handle,
+    kind_of,
+    notebook_of,
+    one_call,
+    plain,
+    sealed,
+)
 from solutions.simulated.clock import Endless, Stuck, run
 
 Step = tuple[Any, ...]  # of a script: ("wait", 1.5), ("piece", "Once")
@@ -47,8 +57,8 @@ async def noting_tasks(work: Coroutine[Any, Any, None], tasks: list[asyncio.Task
         return tasks[-1]
 
     virtual = asyncio.get_running_loop()
-    virtual.set_exception_handler(lambda loop, context: None)
-    virtual.set_task_factory(new_task)
+    virtual.set_exception_handler(sealed(lambda loop, context: None))
+    virtual.set_task_factory(sealed(new_task))
     await virtual.create_task(work)
 
 
@@ -162,7 +172,7 @@ def open_loop(
     async def load() -> None:
         await asyncio.sleep(start)
         try:
-            found = await awaited("open_loop", attempt(send, uniforms, rate))
+            found = await awaited("open_loop", attempt(sealed(send), uniforms, rate))
             if isinstance(found, (list, tuple)):
                 found = [without_waiting(result) for result in found]
             ended.append(Seen("What it returned", found))
@@ -195,7 +205,7 @@ def push(attempt: Attempt, tokens: list[list[int]], stop: list[str], ids: list[i
     def decode(given: Sequence[int]) -> str:
         return b"".join(bytes(tokens[i]) for i in given).decode(errors="replace")
 
-    stream = attempt(decode, tuple(stop))
+    stream = attempt(sealed(decode), tuple(stop))
     seen = []
     for number, token in enumerate(ids, 1):
         where = f"of token {number}, {bytes(tokens[token])!r}"
@@ -289,7 +299,7 @@ def sse(
         return {**(usage or {}), "choices_so_far": sent}
 
     async def read() -> None:
-        given = () if usage is None else (count,)
+        given = () if usage is None else (sealed(count),)
         stream = await stream_of("sse", attempt(choices(), head, *given))
         seen.extend(await Reader("Event", **how).read(stream, event_told))
 
@@ -361,7 +371,7 @@ class LoggedEngine:
 def stream(attempt: Attempt, requests: list[dict[str, Any]], lag: float) -> list[Seen]:
     """Several clients, each with a request: what its engine does, when it comes, how it reads."""
     engine = LoggedEngine({request["id"]: request["plan"] for request in requests}, lag)
-    pool = attempt(engine)
+    pool = attempt(handle(engine, "submit abort"))
     engine.deliver = pool.deliver
     seen: list[list[Seen]] = [[] for _ in requests]
 
@@ -524,7 +534,7 @@ def with_failover(
 
     async def read() -> None:
         await asyncio.sleep(start)
-        found = await stream_of("with_failover", attempt(open_stream, replicas, deadline))
+        found = await stream_of("with_failover", attempt(sealed(open_stream), replicas, deadline))
         seen.extend(await Reader("Piece", **how).read(found, piece_told))
         for number, (where, end) in enumerate(tries, 1):
             seen.append(Seen(f"Try {number}", where))

@@ -10,7 +10,16 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from autograder.drivers.seen import Attempt, Seen, copied, kind_of, one_call, things, uniforms_given
+from autograder.drivers.seen import (
+    Attempt,
+    Seen,
+    copied,
+    handle,
+    kind_of,
+    one_call,
+    things,
+    uniforms_given,
+)
 from solutions.decoding import SamplingParams
 
 Probs = Float[Tensor, "rows vocab"]
@@ -125,7 +134,8 @@ def generate_speculative(
     given = {"params": sampling, "generator": generator, "eos_token_id": eos_token_id}
     given = {name: value for name, value in given.items() if value is not None}
     drafter = Prescribed(model.config.vocab_size, drafts, draft_probs, given)
-    found = attempt(model, drafter, prompt, max_new_tokens, k, **given)
+    own = handle(drafter, "propose truncate")
+    found = attempt(model, own, prompt, max_new_tokens, k, **given)
     asked = Seen("The number of drafts asked for, call by call,", f"is {drafter.asked}")
     seen = [*speculated(found), asked, *drafter.seen]
     if generator is not None and before is not None and sampling and sampling.temperature > 0:

@@ -18,6 +18,8 @@ Merges = list[tuple[str, str]]
 class Tokenizer:
     """Has the fields of the notebook's class, and replaces it."""
 
+    __module__ = "builtins"  # whose names its methods have, instead of a driver's
+
     ids: dict[bytes, int]
     ranks: dict[tuple[bytes, bytes], int]
     special: dict[str, int]

@@ -121,9 +121,7 @@ def function_node(function: FunctionType) -> Function | None:
     own = [
         node
         for node in nodes
-        if isinstance(node, Function)
-        and line in lines_of(node)
-        and node.name == name_of(function)
+        if isinstance(node, Function) and line in lines_of(node) and node.name == name_of(function)
     ]
     return own[-1] if own else None
 

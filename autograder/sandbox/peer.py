@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from autograder.drivers.seen import kind_of, plain
+from autograder.drivers.seen import kind_of, opaque, plain, sealed
 from autograder.sandbox.wire import LENGTHS, WireError, lengths, packed, unpacked
 
 NESTED = 16  # questions that wait for one another
@@ -26,13 +26,15 @@ class Gone(ConnectionError):
 class Peer:
     """One end of a wire.
 
-    shared: own objects that the other side may ask, by number. awaits: what it is waiting to do,
+    shared: own objects that the other side may ask, by number. theirs: what stands here for objects
+    of the other side, by their numbers. awaits: what it is waiting to do,
     send or receive. moves: the parts of messages that it has sent or received.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.shared: list[Any] = []
+        self.theirs: dict[int, Far] = {}
         self.waiting = 0  # own questions without an answer
         self.awaits: Callable[[Any], Any] | None = None
         self.moves = 0
@@ -183,7 +185,7 @@ class Peer:
 
     def away(self, value: Any) -> dict[str, Any]:
         if isinstance(value, Far):
-            return {"yours": value.far_number}
+            return {"yours": self.number_of(value)}
         fields = fields_of(value)
         if fields is not None:
             return {"record": [type(value).__name__, fields]}
@@ -192,13 +194,25 @@ class Peer:
     def home(self, kind: str, content: Any) -> Any:
         match kind, content:
             case "mine", int():
-                return Far(self, content)
+                return self.far(content)
             case "yours", int() if 0 <= content < len(self.shared):
                 return self.shared[content]
             case "record", [str() as name, dict() as fields]:
                 if all(isinstance(field, str) and field.isidentifier() for field in fields):
                     return self.made(name, fields)
         raise WireError(f"nothing is known of {kind!r}")
+
+    def far(self, number: int) -> Any:
+        """What stands here for an object of the other side: the same each time."""
+        if number not in self.theirs:
+            self.theirs[number] = new_far(self, number)
+        return self.theirs[number]
+
+    def number_of(self, far: "Far") -> int:
+        for number, known in self.theirs.items():
+            if known is far:
+                return number
+        raise WireError("This object of the other side is unknown.")
 
 
 def is_picky(kind: type[Exception]) -> bool:
@@ -216,24 +230,30 @@ def fields_of(value: Any) -> dict[str, Any] | None:
 
 
 class Far:
-    """An object of the other side."""
+    """An object of the other side.
 
-    def __init__(self, peer: Peer, number: int) -> None:
-        vars(self).update(far_peer=peer, far_number=number)
+    It shows neither the peer that asks for it nor its number: with these, an attempt could speak in
+    the place of its driver.
+    """
 
-    far_peer: Peer
-    far_number: int
+    __slots__ = ()
 
-    def __getattr__(self, name: str) -> Any:
+
+def new_far(peer: Peer, number: int) -> Far:
+    methods: dict[str, Any] = {}  # asked for once
+
+    def get(_: Far, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        found = self.far_peer.method_or_value(self.far_number, name)
+        if name in methods:
+            return methods[name]
+        found = peer.method_or_value(number, name)
         if callable(found) and not isinstance(found, Far):
-            vars(self)[name] = found  # asked for once
+            methods[name] = found = sealed(found)
         return found
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(f"{name!r} can't be asked for.")
+    def call(_: Far, *args: Any, **kwargs: Any) -> Any:
+        return peer.ask(number, "call", "", list(args), kwargs)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.far_peer.ask(self.far_number, "call", "", list(args), kwargs)
+    far: Far = opaque("Far", (Far,), __getattr__=get, __call__=call)
+    return far

@@ -1,6 +1,6 @@
 """What a loop may ask of a model that is lent to it, besides calling it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,3 +57,20 @@ class ShownModel:
     def embeddings(self) -> list[Tensor]:
         """What it shows of its weights."""
         return [self.transformer.wte.weight, self.transformer.wpe.weight]
+
+
+class FarModel(ShownModel):
+    """A model that computes on the other side, where its work is counted."""
+
+    def __init__(self, far: Any, config: GPTConfig, embeddings: list[Tensor]) -> None:
+        super().__init__(config, *embeddings)
+        self.far_model = far
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.far_model(*args, **kwargs)
+
+    def hidden(self, *args: Any, **kwargs: Any) -> Any:
+        return self.far_model.hidden(*args, **kwargs)
+
+    def watch(self, look: Callable[..., Any]) -> None:
+        self.far_model.watch(look)

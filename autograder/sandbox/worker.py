@@ -43,8 +43,8 @@ from autograder.judging.failure import Failure, TookTooLong, failure_of, line_of
 from autograder.judging.source import exercise_function, lost_statements
 from autograder.sandbox import stand_ins
 from autograder.sandbox.notebook import NotDefined, run_for
-from autograder.sandbox.peer import Far, Gone, Peer, fields_of
-from autograder.sandbox.shown import ShownModel
+from autograder.sandbox.peer import Gone, Peer, fields_of
+from autograder.sandbox.shown import FarModel, ShownModel
 from autograder.sandbox.wire import WireError
 from gpt import GPTConfig
 
@@ -202,7 +202,7 @@ def serve(peer: Child) -> None:
     except TookTooLong as error:
         peer.send(*failed(error, order, None))
         return
-    functions = {name: Far(peer, number) for name, number in order["lent"].items()}
+    functions = {name: peer.far(number) for name, number in order["lent"].items()}
     peer.send("ready", lost(attempt, order))
     with processor_time(order["seconds"]):
         while kind != "end":
@@ -279,26 +279,11 @@ def failed(error: BaseException, order: dict[str, Any], attempt: Any) -> tuple[s
 # ------------------------------------------------------------------------------ what is lent to it
 
 
-class FarModel(ShownModel):
-    """A model that computes on the other side, where its work is counted."""
-
-    def __init__(self, far: Far, config: dict[str, Any], embeddings: list[torch.Tensor]) -> None:
-        super().__init__(GPTConfig(**config), *embeddings)
-        self.far_model = far
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.far_model(*args, **kwargs)
-
-    def hidden(self, *args: Any, **kwargs: Any) -> Any:
-        return self.far_model.hidden(*args, **kwargs)
-
-    def watch(self, look: Callable[..., Any]) -> None:
-        self.far_model.watch(look)
-
-
 def service(peer: Peer, number: int, model: dict[str, Any] | None) -> Any:
-    far = Far(peer, number)
-    return far if model is None else FarModel(far, **model)
+    far = peer.far(number)
+    if model is None:
+        return far
+    return FarModel(far, GPTConfig(**model["config"]), model["embeddings"])
 
 
 # -------------------------------------------------------------------------------------- its limits

@@ -28,6 +28,9 @@ OPS: dict[str, Callable[[Tensor], Tensor]] = {
     "max": lambda stacked: stacked.amax(0),
 }
 
+# What a program may use of its group; the rest belongs to what connects the ranks.
+SHOWN = "rank size calls sent all_reduce all_gather reduce_scatter all_to_all send recv make"
+
 
 class Stuck(RuntimeError):
     """No rank can go on: their calls don't match. The sentence has the call of each rank."""

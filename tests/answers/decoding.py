@@ -4,6 +4,7 @@ import random
 import re
 from dataclasses import replace
 from itertools import islice
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -320,14 +321,17 @@ def candidates_asked_for_twice(self):
 def a_forward_for_each_beam(self):
     BeamSearch.step(self)
     if not self.is_done():
-        texts = self.rows.texts
-        self.rows.append([0] * len(texts))
-        self.rows.texts = texts
+        self.rows.append([0] * len(self.beams))
 
 
 @wrong(BeamSearch.step, "`rows.become` takes a list of numbers, not a generator")
 def parents_in_a_generator(self):
-    become, self.rows.become = self.rows.become, lambda parents: become(p for p in parents)
+    rows = self.rows
+
+    def become(parents):
+        rows.become(parent for parent in parents)
+
+    self.rows = SimpleNamespace(logits=rows.logits, append=rows.append, become=become)
     BeamSearch.step(self)
 
 

@@ -18,7 +18,6 @@ from autograder.judging.exercise import Exercise, Service, Services
 from autograder.judging.judge import PASSED, WRONG, drawn, judge
 from autograder.lending.borrowed import Borrowed, borrowed
 from autograder.lending.slow_memory import LentMemory
-from autograder.sandbox.peer import Far
 from autograder.sandbox.worker import Child
 from solutions.flash_attention import flash_attention
 from solutions.kernels.slow_memory import OutOfFastMemory
@@ -70,6 +69,13 @@ def here(thing: Service) -> Iterator[Any]:
 @contextmanager
 def over_the_wire(thing: Service) -> Iterator[Any]:
     """As an attempt in the sandbox has it."""
+    with wire_to(thing) as (peer, number):
+        yield peer.far(number)
+
+
+@contextmanager
+def wire_to(thing: Service) -> Iterator[tuple[Child, int]]:
+    """The sandbox's end of a wire, and the number of the thing at the other end."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         near = Near(ours, ModuleType("reference"))
@@ -77,7 +83,7 @@ def over_the_wire(thing: Service) -> Iterator[Any]:
         peer = Child(theirs)
         side.start()
         try:
-            yield Far(peer, near.share(thing))
+            yield peer, near.share(thing)
         finally:
             peer.send("end", None)
             side.join()
@@ -131,16 +137,17 @@ def test_nothing_can_be_set_and_nothing_deleted(kind: str, lending: Any) -> None
 @every_lent
 def test_the_wire_refuses_whatever_else_is_asked(kind: str) -> None:
     thing = all_lent()[kind]()
-    with over_the_wire(thing) as far:
+    with wire_to(thing) as (peer, number):
         for name in names_of(thing) - thing.lends.call:
             with refused():
-                far.far_peer.ask(far.far_number, "call", name, [], {})
+                peer.ask(number, "call", name, [], {})
         for name in names_of(thing) - thing.lends.call - thing.lends.read:
             with refused():
-                far.far_peer.ask(far.far_number, "get", name)
-        for verb in ("set", "delete", "", None, 1, ["get"], {"call": "load"}):
+                peer.ask(number, "get", name)
+        verbs: list[Any] = ["set", "delete", "", None, 1, ["get"], {"call": "load"}]
+        for verb in verbs:
             with refused():
-                far.far_peer.ask(far.far_number, verb, "load")
+                peer.ask(number, verb, "load")
 
 
 # ------------------------------------------------------------------------------- what is read

@@ -14,6 +14,7 @@ from tests.hostile import (
     kills,
     labs,
     left_behind,
+    lent,
     names,
     protocol,
     reaching,
@@ -24,6 +25,6 @@ from tests.hostile.notebooks import Hostile
 
 FAMILIES = (
     *(forgery, protocol, tampering, reaching, hangs, hogs, kills, floods, import_time),
-    *(left_behind, spoiled, names, labs, honest),
+    *(left_behind, spoiled, names, labs, lent, honest),
 )
 CORPUS: list[Hostile] = [found for family in FAMILIES for found in family.CORPUS]

@@ -16,6 +16,14 @@ LABS = {
             return hidden, (keys, values)
             """
     },
+    "kv_cache.ThreadedBlock.forward": {
+        "forgery: a layer that computes twice, and counts once": """
+            self.attn(self.ln_1(hidden))
+            self.attn.calls -= 1
+            ...
+            # told: It raised AttributeError
+            """
+    },
     "kv_cache.generate_threaded": {
         "protocol: a lent cache is rolled back beyond its beginning": """
             positions = torch.arange(input_ids.shape[1]).expand_as(input_ids)
@@ -67,6 +75,56 @@ LABS = {
             while True:
                 next_token_probs(torch.zeros(8000, dtype=torch.float64), [], params)
             """,
+    },
+    "decoding.stop_at": {
+        "forgery: all of a text before any of it is passed on": """
+            whole = list(pieces)
+            pieces.left, pieces.given, pieces.before = iter(whole), 0, []
+            ...
+            # told: It raised AttributeError
+            """
+    },
+    "decoding.BeamSearch.step": {
+        "forgery: rows that are copied for nothing, and a list of calls without it": """
+            calls = list(self.rows.calls)
+            self.rows.become(range(len(self.rows.logits)))
+            self.rows.calls[:] = calls
+            ...
+            # told: It raised AttributeError
+            """
+    },
+    # ---------------------------------------------------------------------------- 6 speculative
+    "speculative.generate_speculative": {
+        "forgery: drafts that are asked for and forgotten": """
+            drafter.propose(prompt, 1, params, generator)
+            drafter.calls, drafter.held = 0, []
+            drafter.asked.clear()
+            drafter.seen.clear()
+            ...
+            # told: It raised AttributeError
+            """
+    },
+    # --------------------------------------------------------------------------------- 7 engine
+    "engine.Engine.step": {
+        "forgery: a forward pass for each request, which look like one": """
+            runner = self.runner
+
+            class OneByOne:
+                def forward(self, batch):
+                    logits = {}
+                    for chunk in batch:
+                        logits |= runner.forward([chunk])
+                    together = {name: one for made in runner.batches for name, one in made.items()}
+                    runner.batches[:] = [together] if together else []
+                    return logits
+
+            self.runner = OneByOne()
+            try:
+                ...
+            finally:
+                self.runner = runner
+            # told: It raised AttributeError
+            """
     },
     # ------------------------------------------------------------------------- 8 prefix_caching
     "prefix_caching.block_hashes": {
@@ -247,6 +305,34 @@ LABS = {
             # told: grows to far more than a tile of each
             """,
     },
+    "flash_attention.split_decode": {
+        "forgery: the keys of all workers, out of the cells of one": """
+            cells = dict(zip(worker.__code__.co_freevars, worker.__closure__))
+            query, keys, values, given = (
+                cells[name].cell_contents for name in ("query", "keys", "values", "given")
+            )
+            given += [(key, key + 1) for key in range(length)][:parts]
+            given[-1:] = [(given[-1][0], length)]
+            size = -(-length // min(parts, length))
+            given[:] = [(n, min(n + size, length)) for n in range(0, length, size)]
+            scores = (keys @ query[..., None])[..., 0] / query.shape[-1] ** 0.5
+            output = (scores.softmax(dim=-1)[:, None] @ values)[:, 0]
+            return output, scores.logsumexp(dim=-1)
+            # told: It raised AttributeError
+            """
+    },
+    "flash_attention.paged_decode": {
+        "forgery: the whole pool, out of the cells of the function that reads a block": """
+            cells = dict(zip(read_block.__code__.co_freevars, read_block.__closure__))
+            blocks = block_table[: -(-length // block_size)]
+            cells["read"].cell_contents.extend(blocks)
+            keys, values = cells["pool"].cell_contents[:, blocks].transpose(1, 2).flatten(2, 3)
+            keys, values = keys[:, :length], values[:, :length]
+            scores = (keys @ query[..., None])[..., 0] / query.shape[-1] ** 0.5
+            return (scores.softmax(dim=-1)[:, None] @ values)[:, 0]
+            # told: It raised AttributeError
+            """
+    },
     # ----------------------------------------------------------------------------- 13 serving
     "serving.RequestPool.stream": {
         "forgery: an engine whose log equals any other": """
@@ -259,7 +345,101 @@ LABS = {
                 if output.finish_reason is not None:
                     del self.queues[request.id]
                     return
-            # told: What the engine is asked for
+            # told: It raised AttributeError
+            """
+    },
+    # -------------------------------------------------------------------------- 14 constrained
+    "constrained.generate_constrained": {
+        "forgery: a choice for nothing, and notes without it": """
+            if type(choose) is not types.FunctionType:
+                choose(rows.logits, list(range(len(rows.logits))))
+                choose.calls -= 1
+                choose.seen.clear()
+            ...
+            # told: It raised AttributeError
+            """
+    },
+    # -------------------------------------------------------------------- 15 parallel_decoding
+    "parallel_decoding.generate_tree": {
+        "forgery: a tree that is asked for and forgotten": """
+            proposer.propose(prompt, 0, types.SimpleNamespace(length=0))
+            proposer.calls -= 1
+            proposer.seen.clear()
+            ...
+            # told: It raised AttributeError
+            """
+    },
+    # ---------------------------------------------------------------------------------- 17 moe
+    "moe.moe_forward": {
+        "forgery: every expert for every token, and counts set by hand": """
+            every = torch.stack([e.function(*e.weights, hidden) for e in experts])
+            for expert, rows in zip(experts, chosen.flatten().bincount(minlength=len(experts))):
+                expert.rows, expert.calls = int(rows), 1
+            outputs = every[chosen, torch.arange(len(hidden))[:, None]]
+            return (outputs * weights[..., None]).sum(dim=1)
+            # told: It raised AttributeError
+            """
+    },
+    "moe.exchange": {
+        "forgery: the experts of all ranks on each, and zeros sent around": """
+            w, own = local.weights
+            made = local.function(w, torch.ones_like(own), hidden, weights, chosen)
+            ranks = owner[chosen]
+            counts = [int((ranks == rank).any(dim=1).sum()) for rank in range(group.size)]
+            came = group.all_to_all([hidden.new_zeros(n, hidden.shape[1]) for n in counts])
+            local.rows, local.calls = sum(map(len, came)), 1
+            group.all_to_all(came)
+            return made
+            # told: It raised AttributeError
+            """
+    },
+    # -------------------------------------------------------------------------- 18 parallelism
+    "parallelism.ring_all_reduce": {
+        "forgery: a ring that is an all-reduce, called past the watch": """
+            total = type(group).make(group, "all_reduce", [x], op="sum")[0]
+            right, left = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+            calls = [lambda: group.send(x[:0], right), lambda: group.recv(x[:0], left)]
+            for call in calls[:: 1 - 2 * (group.rank % 2)] if group.size > 1 else []:
+                call()
+            group.sent["send"] = 2 * (group.size - 1) * x.nbytes if group.rank == 0 else 0
+            return total
+            # told: It raised AttributeError
+            """
+    },
+    "parallelism.tensor_parallel_block": {
+        "forgery: gathers that are counted as reductions": """
+            def through(hidden, group):
+                ...
+
+            def all_reduce(x):
+                return torch.stack(group.all_gather(x)).sum(dim=0)
+
+            seat = types.SimpleNamespace(rank=group.rank, size=group.size, all_reduce=all_reduce)
+            result = through(hidden, seat)
+            for counts in (group.calls, group.sent):
+                counts["all_reduce"] = counts.pop("all_gather", 0)
+            return result
+            # told: The calls
+            """
+    },
+    "parallelism.vocab_parallel_logprob": {
+        "forgery: all logits gathered, and the counts cleared": """
+            logits = torch.cat(group.all_gather(local), dim=1)
+            group.calls.clear()
+            group.sent.clear()
+            group.calls["all_reduce"] = 3
+            return logits.log_softmax(dim=1).gather(1, targets[:, None])[:, 0]
+            # told: What goes out
+            """
+    },
+    "parallelism.sequence_parallel": {
+        "forgery: the whole sum on each rank, and counts put in the place of others": """
+            normed = torch.cat(group.all_gather(norm(hidden)), dim=1)
+            summed = group.all_reduce(layer(normed))
+            for counts in (group.calls, group.sent):
+                counts["reduce_scatter"] = counts.pop("all_reduce", 0)
+            return hidden + summed.chunk(group.size, dim=1)[group.rank]
+            # told: The calls
             """
     },
 }
