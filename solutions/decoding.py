@@ -45,8 +45,8 @@ def require_top_k(k: int) -> None:
 def require_top_p(p: float) -> None:
     if not 1e-6 <= p <= 1:  # a lower one can be 0 in the dtype of the probabilities
         raise ValueError(
-            f"top-p is a probability from 1e-06 to 1, not {p}. To keep all tokens, leave it out; to "
-            "keep the likeliest one, use temperature 0."
+            f"top-p is a probability from 1e-06 to 1, not {p}. To keep all tokens, leave it out; "
+            "to keep the likeliest one, use temperature 0."
         )
 
 
