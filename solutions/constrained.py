@@ -247,7 +247,8 @@ class PaddedRows:
         self.forward(input_ids)
 
     def become(self, parents: Sequence[int]) -> None:
-        rows = torch.tensor(parents, device=self.position_ids.device)
+        rows = torch.tensor(parents, dtype=torch.long, device=self.position_ids.device)
+        self.logits = self.logits[rows]
         self.kv_cache.reorder(rows)
         self.kv_cache.attention_mask = self.kv_cache.attention_mask[rows]
         self.position_ids = self.position_ids[rows]

@@ -284,7 +284,8 @@ class CachedRows:
         self.forward([list(prompt)])
 
     def become(self, parents: Sequence[int]) -> None:
-        self.kv_cache.reorder(torch.tensor(parents, device=self.kv_cache.keys.device))
+        device = self.kv_cache.keys.device
+        self.kv_cache.reorder(torch.tensor(parents, dtype=torch.long, device=device))
 
     def append(self, tokens: Sequence[int]) -> None:
         self.forward([[token] for token in tokens])
