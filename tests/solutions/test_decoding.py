@@ -275,6 +275,13 @@ def both_rows(config: GPTConfig, seed: int, prompt: list[int], new: int, *pool: 
     return CachedRows(model, prompt, len(prompt) + new - 1), Family(model, prompt, *pool)
 
 
+def test_all_rows_may_leave() -> None:
+    rows, family = both_rows(CONFIGS[0], 0, [1, 2], 3, 8, 2)
+    for each in (rows, family):
+        each.become([])
+    assert rows.kv_cache.keys.shape[1] == family.manager.used_blocks == 0
+
+
 @given(continuations(), st.integers(1, 4), st.integers(1, 17), every_params, st.integers(0, 9))
 def test_a_sample_is_the_same_whoever_else_is_drawn(case, samples, block_size, params, first):
     _, _, prompt, new = case
