@@ -227,6 +227,8 @@ class PaddedRows:
     The rows have the same interface as lab 5's: `logits`, `become` and `append`.
     """
 
+    logits: Float[Tensor, "rows vocab"]
+
     def __init__(
         self, model: CachedLMHead, prompts: Sequence[Sequence[int]], max_new_tokens: int
     ) -> None:
