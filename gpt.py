@@ -269,7 +269,7 @@ def read_config(folder: Path) -> GPTConfig:
     """Read the shape of a checkpoint. Raises ValueError if its architecture is not GPT-2's."""
     path = first_existing(folder, ("config.json",), "configuration")
     try:
-        found = dict(json.loads(path.read_text(encoding="utf-8")))
+        found = {**json.loads(path.read_text(encoding="utf-8"))}
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path} is not a JSON object ({error}). Download it again.") from error
     gpt2 = {
@@ -294,6 +294,16 @@ def read_config(folder: Path) -> GPTConfig:
             f"{path} has impossible sizes ({config}): they must be whole numbers above 0, "
             "and n_embd must be a multiple of n_head."
         )
+    epsilon, eos = config.layer_norm_epsilon, config.eos_token_id
+    if not isinstance(epsilon, int | float) or not 0 <= epsilon < 1:
+        raise ValueError(
+            f"{path} has layer_norm_epsilon = {epsilon!r}: it must be a small number, such as 1e-5."
+        )
+    if not isinstance(eos, int | None):
+        raise ValueError(
+            f"{path} has eos_token_id = {eos!r}: in gpt.py one token ends a text. Write its id "
+            "there, or null for none."
+        )
     if found.get("n_inner") not in (None, 4 * config.n_embd):
         raise ValueError(
             f"{path} has n_inner = {found['n_inner']}; in gpt.py the MLP is four times as wide as "
@@ -305,17 +315,23 @@ def read_config(folder: Path) -> GPTConfig:
 def load_weights(model: GPTModel, folder: Path) -> None:
     """Load the folder's weights into `model`, whatever precision they are stored in."""
     path = first_existing(folder, WEIGHT_FILES, "weights")
+    found = read_weights(path)
     weights = {
         name.removeprefix("transformer."): weight
-        for name, weight in read_weights(path).items()
-        if not name.endswith(NOT_WEIGHTS) and name != "lm_head.weight"
+        for name, weight in found.items()
+        if not name.endswith(NOT_WEIGHTS)
     }
+    head = weights.pop("lm_head.weight", None)
     expected = model.state_dict()
     differing = [
         f"{name} is {shape_of(weights, name)}, not {shape_of(expected, name)}"
         for name in sorted(expected.keys() | weights.keys())
         if shape_of(weights, name) != shape_of(expected, name)
     ]
+    twice = [name for name in weights if {name, f"transformer.{name}"} <= found.keys()]
+    differing += [f"{name} is there with and without 'transformer.'" for name in twice]
+    if head is not None and not (differing or head.equal(weights["wte.weight"])):
+        differing = ["lm_head.weight, the head, is not wte.weight, the token embeddings"]
     if differing:
         raise ValueError(
             f"{path} is not the GPT-2 that its config.json describes: {differing[0]}"

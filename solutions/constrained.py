@@ -227,6 +227,8 @@ class PaddedRows:
     The rows have the same interface as lab 5's: `logits`, `become` and `append`.
     """
 
+    logits: Float[Tensor, "rows vocab"]
+
     def __init__(
         self, model: CachedLMHead, prompts: Sequence[Sequence[int]], max_new_tokens: int
     ) -> None:
@@ -247,7 +249,8 @@ class PaddedRows:
         self.forward(input_ids)
 
     def become(self, parents: Sequence[int]) -> None:
-        rows = torch.tensor(parents, device=self.position_ids.device)
+        rows = torch.tensor(parents, dtype=torch.long, device=self.position_ids.device)
+        self.logits = self.logits[rows]
         self.kv_cache.reorder(rows)
         self.kv_cache.attention_mask = self.kv_cache.attention_mask[rows]
         self.position_ids = self.position_ids[rows]

@@ -43,10 +43,10 @@ def require_top_k(k: int) -> None:
 
 
 def require_top_p(p: float) -> None:
-    if not 0 < p <= 1:
+    if not 1e-6 <= p <= 1:  # a lower one can be 0 in the dtype of the probabilities
         raise ValueError(
-            f"top-p is a probability above 0 and at most 1, not {p}. To keep all tokens, leave "
-            "it out."
+            f"top-p is a probability from 1e-06 to 1, not {p}. To keep all tokens, leave it out; "
+            "to keep the likeliest one, use temperature 0."
         )
 
 
@@ -56,10 +56,10 @@ def require_min_p(min_p: float) -> None:
 
 
 def require_penalty(penalty: float) -> None:
-    if not 0 < penalty < float("inf"):
+    if not 1e-5 <= penalty <= 1e5:  # beyond, logits would leave the range of float32
         raise ValueError(
-            f"A repetition penalty is a number above 0, not {penalty}. 1 means no penalty; above "
-            "1, repetition becomes less likely."
+            f"A repetition penalty is a number from 1e-05 to 100,000, not {penalty}. 1 means no "
+            "penalty; above 1, repetition becomes less likely."
         )
 
 
@@ -284,7 +284,8 @@ class CachedRows:
         self.forward([list(prompt)])
 
     def become(self, parents: Sequence[int]) -> None:
-        self.kv_cache.reorder(torch.tensor(parents, device=self.kv_cache.keys.device))
+        device = self.kv_cache.keys.device
+        self.kv_cache.reorder(torch.tensor(parents, dtype=torch.long, device=device))
 
     def append(self, tokens: Sequence[int]) -> None:
         self.forward([[token] for token in tokens])

@@ -388,7 +388,8 @@ def data_parallel_step(
     weights travel as one vector, which saves calls: PyTorch's DDP has buckets for the same reason.
     """
     model = copy.deepcopy(model).requires_grad_()
-    weights, own = list(model.parameters()), texts[group.rank :: group.size]
+    weights = list(model.parameters())
+    own = [ids for ids in texts[group.rank :: group.size] if len(ids) > 1]  # others have no loss
     local_sum = torch.zeros_like(parameters_to_vector(weights))
     for ids in own:
         with torch.enable_grad():

@@ -124,7 +124,7 @@ def pack(codes: UInt8[Tensor, "n_in n_out"]) -> UInt8[Tensor, "n_in/2 n_out"]:
 
     Raises ValueError if a code needs more than 4 bits, or if the number of rows is odd.
     """
-    if len(codes) % 2 or codes.max() > 15:
+    if len(codes) % 2 or (codes > 15).any():
         raise ValueError(
             f"Two codes go into a byte: the rows must be even in number, not {len(codes)}, and the "
             f"codes at most 15, not {int(codes.max())}."
@@ -320,6 +320,11 @@ def awq_scales(
 def require_numbers(values: Tensor, bits: int) -> None:
     if not 2 <= bits <= 8:
         raise ValueError(f"Codes have 2 to 8 bits, not {bits}.")
+    if values.dtype not in (torch.float32, torch.float64):
+        raise ValueError(
+            f"Quantize from float32 or float64, not from {values.dtype}: there the scale itself "
+            "would be rounded, and the largest weight could miss its code. Call .float() first."
+        )
     if values.numel() == 0 or not values.isfinite().all():
         raise ValueError(
             "Only finite numbers can be quantized, one or more; these hold a NaN or an infinity, "

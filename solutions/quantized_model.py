@@ -105,7 +105,7 @@ def in_bfloat16(
 ) -> Float[Tensor, "*rows n_out"]:
     """Call a kernel, which takes [rows, n_in] in bfloat16, and return what `hidden` would give."""
     product = multiply(hidden.flatten(0, -2).to(torch.bfloat16))
-    return product.view(*hidden.shape[:-1], -1).to(hidden.dtype)
+    return product.view(*hidden.shape[:-1], product.shape[-1]).to(hidden.dtype)
 
 
 class Int8Kernel(nn.Module):
@@ -131,7 +131,7 @@ class Int8Kernel(nn.Module):
         self.register_buffer("bias", bias)
 
     def forward(self, hidden: Float[Tensor, "*rows n_in"]) -> Float[Tensor, "*rows n_out"]:
-        return self.product()(hidden.flatten(0, -2)).view(*hidden.shape[:-1], -1)
+        return self.product()(hidden.flatten(0, -2)).view(*hidden.shape[:-1], len(self.bias))
 
     def product(self) -> Callable[[Float[Tensor, "rows n_in"]], Float[Tensor, "rows n_out"]]:
         """Return the product alone: in a small step, looking up a module's tensors takes longer."""

@@ -237,6 +237,10 @@ IMPOSSIBLE: list[dict[str, Any]] = [
     {"n_embd": "12"},
     {"vocab_size": None},
 ]
+REFUSED_ALONE: list[dict[str, Any]] = [
+    *({"layer_norm_epsilon": value} for value in (None, "1e-5", -1e-5, float("nan"), [1e-5])),
+    *({"eos_token_id": value} for value in ([0, 1], "0", 0.5)),
+]
 OTHER_SHAPES = [
     ({"n_embd": 24}, "h.0.attn.c_attn.bias is [36], not [72]"),
     ({"n_layer": 3}, "h.2.attn.c_attn.bias is absent, not [36]"),
@@ -253,7 +257,7 @@ GARBAGE = [b"", b"garbage", b"\x80\x02garbage", bytes(100)]
         ({CONFIG: None}, "has no configuration: expected config.json"),
         *(
             ({CONFIG: text}, "is not a JSON object")
-            for text in (b"", b"{", b"[1, 2]", b"3", b'"gpt2"', b"\xff")
+            for text in (b"", b"{", b"[]", b"[1, 2]", b'[["a", 1]]', b"3", b'"gpt2"', b"\xff")
         ),
         *(
             ({CONFIG: other.to_json_string().encode()}, f"model_type = {other.model_type!r}, where")
@@ -261,7 +265,7 @@ GARBAGE = [b"", b"garbage", b"\x80\x02garbage", bytes(100)]
         ),
         *(
             ({CONFIG: says}, f"{key} = {value!r}")
-            for says in OTHER_LOGITS
+            for says in (*OTHER_LOGITS, *REFUSED_ALONE)
             for key, value in says.items()
         ),
         *(({CONFIG: says}, "impossible sizes") for says in IMPOSSIBLE),
@@ -273,6 +277,19 @@ GARBAGE = [b"", b"garbage", b"\x80\x02garbage", bytes(100)]
 )
 def test_a_checkpoint_that_would_compute_something_else_is_refused(checkpoint, files, sentence):
     change(checkpoint, files)
+    assert sentence in refusal(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("lm_head.weight", "lm_head.weight, the head, is not wte.weight"),
+        ("wte.weight", "wte.weight is there with and without 'transformer.'"),
+    ],
+)
+def test_a_weight_that_no_forward_pass_would_use_is_refused(checkpoint, name, sentence):
+    weights = GPT2LMHeadModel.from_pretrained(checkpoint).state_dict()
+    as_bin(weights | {name: weights["lm_head.weight"] + 1}, checkpoint)
     assert sentence in refusal(checkpoint)
 
 

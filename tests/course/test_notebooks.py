@@ -6,7 +6,17 @@ from nbclient.exceptions import CellExecutionError
 
 from autograder.course.lesson import lessons
 from autograder.course.reference import ROOT
-from autograder.executed import QUICK, execute, kept, new_kernel, run_and_keep
+from autograder.executed import (
+    KEPT,
+    QUICK,
+    digest,
+    execute,
+    hash_of,
+    kept,
+    new_kernel,
+    run_and_keep,
+)
+from tests.common.styles import in_another_style
 
 FIRST, *OTHERS = lessons().values()
 
@@ -58,3 +68,16 @@ def test_a_solved_lab_runs_top_to_bottom_and_every_check_passes(lesson, request,
         assert cell.execution_count is not None
         kinds = {output.get("name", output.output_type) for output in cell.outputs}
         assert not kinds & {"error", "stderr"}  # nbgrader scores either 0
+
+
+@pytest.mark.slow
+@pytest.mark.in_turn(12)
+@pytest.mark.parametrize("lesson", [FIRST, *OTHERS], ids=lambda lesson: lesson.name)
+def test_a_lab_solved_in_another_style_runs_top_to_bottom(lesson, request, tmp_path):
+    """What passes the checks breaks no later cell. A pass holds until something used changes."""
+    styles = ROOT / "tests" / "styles" / f"{lesson.lab}.py"
+    passed = KEPT / f"{lesson.name}-style-{digest(lesson)}-{hash_of(styles)[:16]}"
+    if not passed.exists():
+        execute(in_another_style(lesson.lab), request.getfixturevalue("kernel"), tmp_path, QUICK)
+        passed.parent.mkdir(parents=True, exist_ok=True)
+        passed.touch()

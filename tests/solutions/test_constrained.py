@@ -374,6 +374,12 @@ def test_rows_are_those_of_the_naive_loop_in_one_pass_a_step(prompts, seed, patt
         assert new[-1:] != [EOS] or fits(automaton, text_of(new, SYLLABLES))
 
 
+def test_all_rows_may_leave():
+    rows = lab_14.PaddedRows(model_of(CachedLMHead, SMALL, 0), [[1] * 8, [1] * 10], 3)
+    rows.become([])
+    assert len(rows.logits) == len(rows.position_ids) == rows.kv_cache.keys.shape[1] == 0
+
+
 def test_rows_that_do_not_fit_the_context_are_refused():
     with pytest.raises(ValueError, match="don't fit the context of 20 tokens"):
         lab_14.PaddedRows(model_of(CachedLMHead, SMALL, 0), [[1] * 8, [1] * 10], 11)

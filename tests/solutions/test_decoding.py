@@ -147,6 +147,14 @@ def test_close_to_0_the_likeliest_token_wins_without_nan(batch: Any) -> None:
     assert greedy.max(-1).values.tolist() == greedy.sum(-1).tolist() == [1] * len(logits)
 
 
+@given(batches(), st.sampled_from([1e-5, 1e5]))
+def test_the_most_extreme_settings_still_give_a_distribution(batch: Any, penalty: float) -> None:
+    logits, ids = batch[0].float(), batch[1]
+    params = Params(temperature=1e-5, top_p=1e-6, min_p=1.0, repetition_penalty=penalty)
+    total = lab_5.next_token_probs(logits, ids, params).sum(-1)
+    torch.testing.assert_close(total, torch.ones(len(logits)))
+
+
 def test_no_token_is_lost_where_all_are_kept() -> None:
     """Those at the end have 1e-9 together, which float32 can't tell from nothing beside 1."""
     logits = torch.tensor([[0.0, -21, -22, -23]])
@@ -265,6 +273,13 @@ def both_rows(config: GPTConfig, seed: int, prompt: list[int], new: int, *pool: 
     """Rows over lab 2's cache, with no place to spare, and over lab 4's blocks."""
     model = model_of(CachedLMHead, config, seed)
     return CachedRows(model, prompt, len(prompt) + new - 1), Family(model, prompt, *pool)
+
+
+def test_all_rows_may_leave() -> None:
+    rows, family = both_rows(CONFIGS[0], 0, [1, 2], 3, 8, 2)
+    for each in (rows, family):
+        each.become([])
+    assert rows.kv_cache.keys.shape[1] == family.manager.used_blocks == 0
 
 
 @given(continuations(), st.integers(1, 4), st.integers(1, 17), every_params, st.integers(0, 9))
@@ -513,9 +528,9 @@ NAN, INFINITY = float("nan"), float("inf")
     [
         ("temperature", [-1, -1e-9, 1e-9, NAN, INFINITY], r"0 \(greedy\) or a number from 1e-05"),
         ("top_k", [0, -3], "keeps at least one token"),
-        ("top_p", [0, -0.1, 1.1, NAN], "a probability above 0 and at most 1"),
+        ("top_p", [0, 1e-46, -0.1, 1.1, NAN], "a probability from 1e-06 to 1"),
         ("min_p", [-0.1, 2, NAN], "a share from 0 to 1"),
-        ("repetition_penalty", [0, -1, NAN, INFINITY], "a number above 0"),
+        ("repetition_penalty", [0, 1e-39, -1, 2e5, NAN, INFINITY], "from 1e-05 to 100,000"),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused(name, values, sentence):

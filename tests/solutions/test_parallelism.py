@@ -305,10 +305,11 @@ def test_a_mean_over_no_tokens_is_refused() -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_a_training_step_is_that_of_one_process(size: int) -> None:
     model = model_of(GPTLMHead, CONFIG, 0)
-    texts, before = [IDS[0, :9], IDS[1, :4], IDS[1]], model.transformer.wte.weight.clone()
+    texts = [IDS[0, :9], IDS[1, :4], IDS[1], IDS[0, :1]]  # the last one has no loss
+    before = model.transformer.wte.weight.clone()
     results, groups = run(size, lab_18.data_parallel_step, model, texts, 0.1)
     alone = copy.deepcopy(model).requires_grad_()
-    logits = [alone(ids[None, :-1], torch.arange(len(ids) - 1)[None])[0] for ids in texts]
+    logits = [alone(ids[None, :-1], torch.arange(len(ids) - 1)[None])[0] for ids in texts[:3]]
     targets = torch.cat([ids[1:] for ids in texts])
     F.cross_entropy(torch.cat(logits), targets).backward()
     for name, weight in alone.named_parameters():

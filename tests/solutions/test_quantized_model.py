@@ -200,7 +200,7 @@ def test_an_error_on_the_way_leaves_the_model_alone() -> None:
 # ------------------------------------------------------------------------------------ the kernels
 
 
-@given(sizes, st.integers(1, 50), st.integers(1, 6), st.integers(0, 9))
+@given(sizes, st.integers(1, 50), st.integers(0, 6), st.integers(0, 9))
 def test_the_kernel_of_8_bits_is_the_quantized_layer(n_in, n_out, rows, seed):
     layer = QuantizedLinear.from_linear(linear(n_in, n_out, seed))
     kernel, hidden = (
@@ -312,7 +312,8 @@ class ByEngine:
             texts[output.request] += output.new_ids
 
         blocks = 32 + sum(map(len, prompts))
-        engine = new_engine(model, blocks, 4, 24, 4, receive, parts=self.parts)
+        # In some of its steps no prompt is computed to the end, and no logits are asked for.
+        engine = new_engine(model, blocks, 4, 5, 4, receive, parts=self.parts)
         for prompt, limit in zip(prompts, limits, strict=True):
             engine.submit(prompt, limit)
         engine.run()

@@ -74,10 +74,9 @@ def generate_constrained(rows, automaton, index, max_new_tokens, eos, choose=lik
             state = states.pop(number)
             if token != eos:
                 states[number] = index[state][token]
-        places = [place for place, number in enumerate(numbers) if number in states]
-        if not states or step == max_new_tokens - 1:
+        rows.become([place for place, number in enumerate(numbers) if number in states])
+        if not len(rows.logits) or step == max_new_tokens - 1:
             break
-        rows.become(places)
         rows.append([texts[number][-1] for number in states])
     return texts
     ### END SOLUTION

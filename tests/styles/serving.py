@@ -10,7 +10,7 @@ def gap(u, rate):
     return math.log(1 / (1 - u)) / rate
 
 
-def on_the_wire(**data):
+def as_sent(**data):
     return ("data: " + json.dumps(data) + "\n\n").encode()
 
 
@@ -70,11 +70,11 @@ async def sse(choices, head, usage=None):
         except Exception as error:
             failed = error
         else:
-            yield on_the_wire(choices=[choice], **head)
+            yield as_sent(choices=[choice], **head)
     if failed is not None:
-        yield on_the_wire(**error_body(failed))
+        yield as_sent(**error_body(failed))
     elif usage is not None:
-        yield on_the_wire(usage=usage(), choices=[], **head)
+        yield as_sent(usage=usage(), choices=[], **head)
     yield DONE
     ### END SOLUTION
 

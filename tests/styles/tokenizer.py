@@ -17,8 +17,10 @@ def kind_of_char(char):
 
 def run_length(text, start):
     """How many characters of one kind come in a row."""
-    kinds = [kind_of_char(char) for char in text[start:]]
-    return next((i for i, kind in enumerate(kinds) if kind != kinds[0]), len(kinds))
+    kind, end = kind_of_char(text[start]), start
+    while end < len(text) and kind_of_char(text[end]) == kind:
+        end += 1
+    return end - start
 
 
 def word_length(text, start):
@@ -136,13 +138,20 @@ def encode(text, tokenizer, allowed_special=()):
     ### END SOLUTION
 
 
+def is_begun(some):
+    """Whether later bytes, the lowest or the highest ones, make one character of these."""
+    ends = [byte * n for byte in (b"\x80", b"\xbf") for n in (1, 2, 3)]
+    whole = [(some + end).decode("utf-8", "replace") for end in ends]
+    return any(len(text) == 1 and text != "\ufffd" for text in whole)
+
+
 class StreamDecoder:
     def push(self, token):
         require_known([token], self.token_bytes)
         ### BEGIN SOLUTION
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        decoder.setstate((self.held, 0))
-        text = decoder.decode(self.token_bytes[token])
-        self.held, _ = decoder.getstate()
-        return text
+        data = self.held + self.token_bytes[token]
+        begun = [n for n in (3, 2, 1) if n <= len(data) and is_begun(data[-n:])]
+        certain = len(data) - max(begun, default=0)
+        self.held = data[certain:]
+        return data[:certain].decode("utf-8", "replace")
         ### END SOLUTION
