@@ -22,6 +22,7 @@ from solutions.server.formats import Guides
 from solutions.server.loaded import Loaded, read_tokenizer
 from solutions.server.messages import EngineFault, Output, Request, TokenLogprob
 from solutions.server.reading import PromptReader, read_prompts, scored
+from solutions.server.tokens import TokenBytes, stop_at
 
 Deliver = Callable[[list[tuple[str, Output | EngineFault]]], None]
 LOOK_EVERY = 0.15  # seconds between two views of a busy engine
@@ -118,9 +119,10 @@ class EngineThread:
                 self.engine.abort(self.numbers[came])
 
     def add(self, request: Request) -> None:
+        stop = stop_at(request.stops, self.bytes_of) if request.stops else None
         number = self.engine.submit(
             request.prompt, request.max_new_tokens, request.params, request.seed,
-            request.eos_token_id, salt=request.salt,
+            request.eos_token_id, stop, request.salt,
         )  # fmt: skip
         if not request.speculation:
             self.engine.inbox[-1].new_drafter = None  # type: ignore[union-attr]
@@ -130,6 +132,10 @@ class EngineThread:
         if request.reads != "nothing":
             self.readers[number] = PromptReader(request, self.engine.runner.lm_head)
         self.numbers[request.id], self.requests[number] = number, request
+
+    @functools.cached_property
+    def bytes_of(self) -> TokenBytes:
+        return TokenBytes(read_tokenizer(self.loaded.settings.model))
 
     @functools.cached_property
     def guides(self) -> Guides:

@@ -23,6 +23,7 @@ class Request:
     eos_token_id: int | None = None
     speculation: bool = False
     logprobs: int | None = None
+    stops: tuple[str, ...] = ()
     salt: bytes = b""
     automaton: SentAutomaton | None = None
     adjustments: Adjustments | None = None

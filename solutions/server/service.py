@@ -217,6 +217,7 @@ class Service:
                 eos_token_id=None if body.ignore_eos else self.facts.eos_token_id,
                 speculation=body.speculation,
                 logprobs=body.alternatives,
+                stops=tuple(body.stop),
                 automaton=automaton,
                 adjustments=adjustments,
                 reads=reads,
@@ -335,7 +336,7 @@ class Service:
     async def write_one(self, answer: Answer, index: int) -> AsyncGenerator[Piece, None]:
         request, body = answer.texts[index], answer.body
         grown = Growing(self.bytes_of)
-        text = self.lab.TextStream(grown, tuple(body.stop))
+        text = self.lab.TextStream(grown, request.stops)
         first = last = 0.0
         has_begun, count, reason = False, 0, None
         echoed = 0  # characters of the prompt that come before the answer

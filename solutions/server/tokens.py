@@ -1,7 +1,7 @@
 """A tokenizer's tokens as bytes, and the text that they make."""
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tokenizers import Tokenizer
 
@@ -36,6 +36,18 @@ class TokenBytes:
             return found.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in found)
+
+
+def stop_at(stops: Sequence[str], bytes_of: TokenBytes) -> Callable[[Sequence[int]], bool]:
+    """Return whether a text's newest token completes a stop string. Called after each token."""
+    wanted = [stop.encode() for stop in stops]
+    longest = max(map(len, wanted))  # a token is a byte or more
+
+    def has_stopped(ids: Sequence[int]) -> bool:
+        ending = b"".join(map(bytes_of, ids[-longest:]))
+        return any(stop in ending for stop in wanted)
+
+    return has_stopped
 
 
 class Growing:

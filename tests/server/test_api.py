@@ -132,6 +132,16 @@ def test_tokens_behind_a_stop_string_are_neither_counted_nor_reported(client, sp
     assert usage["completion_tokens"] == count
 
 
+@pytest.mark.parametrize("speculation", [False, True])
+def test_a_stop_string_ends_a_text_in_the_engine(server, client, naive, speculation, monkeypatch):
+    aborted = list[str]()
+    monkeypatch.setattr(server.app.state.service.engine, "abort", aborted.append)
+    stop = naive(BEGINNING, 24)[40:44]
+    given = body(max_tokens=900, stop=[stop], speculation=speculation)
+    assert client.post("/v1/completions", json=given).is_success
+    assert not aborted
+
+
 def test_text_offsets_are_the_same_streamed_and_whole_and_count_whole_characters(client):
     given = {"prompt": "She said: ", "max_tokens": 12, "logprobs": 0, "echo": True}
     half = '{"type": "string", "pattern": "^„Grüße“ an alle$"}'
