@@ -21,7 +21,6 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 TYPES = {  # of an error, by its status; any other is an invalid request
     401: "authentication_error",
@@ -237,7 +236,7 @@ class Message(Strict):
     @classmethod
     def in_parts(cls, content: Any, info: ValidationInfo) -> Any:
         if content == [] and info.data.get("role") != "assistant":
-            raise PydanticCustomError("missing", "the content is missing")
+            raise ValueError("the content is missing")
         return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
     @property

@@ -86,7 +86,8 @@ def sentence_of(error: RequestValidationError) -> tuple[str | None, str]:
         return path, f"{subject} would change the answer, and is not supported here."
     if first["type"] == "missing":
         return path, f"{subject} is missing."
-    return path, f"{subject}: {first['msg'][0].lower()}{first['msg'][1:]}."
+    told = first["msg"].removeprefix("Value error, ")
+    return path, f"{subject}: {told[0].lower()}{told[1:]}."
 
 
 def path_of(place: Sequence[str | int], body: Any) -> str:

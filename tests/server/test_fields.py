@@ -1,5 +1,7 @@
 """The rule for a request's fields: what changes nothing is accepted, the rest heeded or refused."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -8,7 +10,7 @@ from tests.common.clients import body
 
 CHAT = {"model": "fable", "max_tokens": 2, "messages": [{"role": "user", "content": "x"}]}
 
-IDLE = [
+IDLE: list[dict[str, Any]] = [
     {name: None}
     for name in ("temperature", "n", "stop", "stream", "min_p", "logit_bias", "tools", "a_new_one")
 ]
@@ -49,8 +51,8 @@ CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{
         ({"stream": "yes"}, "stream", "`stream`: "),
         ({"messages": [user("a"), user(7)]}, "messages[1].content", "(role 'user'): "),
         ({"messages": [user("")], "max_tokens": 0}, "max_tokens", "`max_tokens`"),
-        ({"messages": [{"role": "user"}]}, "messages[0].content", "(role 'user') is missing"),
-        ({"messages": [user(None)]}, "messages[0].content", "(role 'user') is missing"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "(role 'user'): the content"),
+        ({"messages": [user(None)]}, "messages[0].content", "(role 'user'): the content"),
         (
             {"messages": [user([{"type": "text", "text": "a"}, {"type": "image_url"}])]},
             "messages[0].content[1].type",
