@@ -15,6 +15,7 @@ from packaging.version import Version
 
 import workbook
 from autograder.course.imports import imports
+from tests.common.tools import CLIENTS
 
 ROOT = Path(__file__).resolve().parent.parent
 NOT_OURS = {
@@ -195,7 +196,7 @@ def test_every_package_that_is_imported_is_declared():
         (path.relative_to(ROOT).as_posix(), top)
         for path in our_files(".py")
         for top in {name.split(".")[0] for name in imports(path)}
-        if top not in sys.stdlib_module_names | OURS | PEER_MODULES
+        if top not in sys.stdlib_module_names | OURS | PEER_MODULES | set(CLIENTS)
         and not {canonicalize_name(name) for name in providers.get(top, [top])} & set(DIRECT)
     }
     assert undeclared == set()

@@ -1,8 +1,11 @@
 """The app that serves an engine: routes, streamed and whole answers, and what the page shows."""
 
 import asyncio
+import base64
 import json
+import sys
 import time
+from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
@@ -14,12 +17,20 @@ from solutions.server.engine_process import EngineProcess
 from solutions.server.engine_thread import EngineThread
 from solutions.server.messages import EngineFault
 from solutions.server.metrics import spread
-from solutions.server.protocol import ChatBody, CompletionBody, error_response, head_of
+from solutions.server.protocol import (
+    ChatBody,
+    CompletionBody,
+    EmbeddingBody,
+    error_response,
+    head_of,
+)
 from solutions.server.service import Answer, Piece, Service, joined
 from solutions.server.settings import Labs, Settings, reference
 from solutions.server.web import Events, page_response, plain_app, unless_left
 
 LOOK_EVERY = 0.2  # seconds between two events of /live
+LOOKS = ["GET", "HEAD"]
+OWNER = "inference-workbook"
 
 
 def new_app(
@@ -43,6 +54,7 @@ def new_app(
 
     app = plain_app(settings, lifespan)
     app.state.service = service
+    served = {"id": settings.name, "object": "model", "created": 0, "owned_by": OWNER}
 
     @app.exception_handler(EngineFault)
     async def fault(request: Request, error: Exception) -> Response:
@@ -73,19 +85,33 @@ def new_app(
         choices = [service.chat_choice(piece, is_whole=True) for piece in pieces or []]
         return JSONResponse({**head, "choices": choices, "usage": answer.usage()})
 
-    @app.get("/v1/models")
+    @app.post("/v1/embeddings")
+    async def embeddings(body: EmbeddingBody, request: Request) -> Response:
+        answer = service.admit(body.as_completion, is_embedding=True)
+        await unless_left(request.receive, whole(service, answer))
+        used = {"prompt_tokens": answer.prompt_tokens, "total_tokens": answer.prompt_tokens}
+        data = [
+            {"object": "embedding", "index": index, "embedding": encoded(body, embedding)}
+            for index, embedding in sorted(answer.embeddings.items())
+        ]
+        return JSONResponse({"object": "list", "data": data, "model": body.model, "usage": used})
+
+    @app.api_route("/v1/models", methods=LOOKS)
     async def models() -> dict[str, Any]:
-        name = service.settings.name
-        served = {"id": name, "object": "model", "created": 0, "owned_by": "inference-workbook"}
         return {"object": "list", "data": [served]}
 
-    @app.get("/health")
+    @app.api_route("/v1/models/{name:path}", methods=LOOKS)
+    async def model(name: str) -> dict[str, Any]:
+        service.require_model(name)
+        return served
+
+    @app.api_route("/health", methods=LOOKS)
     async def health() -> Response:
         if service.is_draining:
             return JSONResponse({"status": "draining"}, 503, {"retry-after": "5"})
         return JSONResponse({"status": "ok"})
 
-    @app.get("/metrics")
+    @app.api_route("/metrics", methods=LOOKS)
     async def metrics() -> Response:
         text = service.metrics.exposition(service.engine.view)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -94,7 +120,7 @@ def new_app(
     async def live() -> Response:
         return Events(views(service))
 
-    @app.get("/")
+    @app.api_route("/", methods=LOOKS)
     async def page() -> Response:
         return page_response()
 
@@ -109,13 +135,20 @@ async def whole(service: Service, answer: Answer) -> list[Piece]:
         return joined([piece async for piece in written])
 
 
+def encoded(body: EmbeddingBody, embedding: list[float]) -> list[float] | str:
+    """Return an embedding as numbers, or as the bytes of 32-bit floats in base64."""
+    if body.encoding_format == "float":
+        return embedding
+    floats = array("f", embedding)
+    if sys.byteorder == "big":
+        floats.byteswap()
+    return base64.b64encode(floats).decode()
+
+
 async def completion_choices(service: Service, answer: Answer) -> AsyncGenerator[Any, None]:
-    offsets: dict[int, int] = {}
     async with aclosing(service.write(answer)) as written:
         async for piece in written:
-            offset = offsets.get(piece.index, 0)
-            offsets[piece.index] = offset + len(piece.text)
-            yield service.completion_choice(piece, offset)
+            yield service.completion_choice(piece)
 
 
 async def chat_choices(service: Service, answer: Answer) -> AsyncGenerator[Any, None]:

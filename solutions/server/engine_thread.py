@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,6 +21,8 @@ from solutions.engine.engine import Output as EngineOutput
 from solutions.server.formats import Guides
 from solutions.server.loaded import Loaded, read_tokenizer
 from solutions.server.messages import EngineFault, Output, Request, TokenLogprob
+from solutions.server.reading import PromptReader, read_prompts, scored
+from solutions.server.tokens import TokenBytes, stop_at
 
 Deliver = Callable[[list[tuple[str, Output | EngineFault]]], None]
 LOOK_EVERY = 0.15  # seconds between two views of a busy engine
@@ -58,6 +60,7 @@ class EngineThread:
         self.constraints: dict[int, Any] = {}  # lab 14's, of requests with a format
         self.logprobs: dict[int, list[TokenLogprob]] = {}
         self.cached: dict[int, int] = {}
+        self.readers: dict[int, PromptReader] = {}  # of requests that ask about their prompt
         self.preempted: Counter[int] = Counter()
         self.steps, self.viewed = 0, 0.0
         self.watch()
@@ -116,16 +119,23 @@ class EngineThread:
                 self.engine.abort(self.numbers[came])
 
     def add(self, request: Request) -> None:
+        stop = stop_at(request.stops, self.bytes_of) if request.stops else None
         number = self.engine.submit(
             request.prompt, request.max_new_tokens, request.params, request.seed,
-            request.eos_token_id, salt=request.salt,
+            request.eos_token_id, stop, request.salt,
         )  # fmt: skip
         if not request.speculation:
             self.engine.inbox[-1].new_drafter = None  # type: ignore[union-attr]
         if request.automaton is not None:
             guide = self.guides.guide(request.automaton)
             self.constraints[number] = self.loaded.labs("constrained").Constraint(guide)
+        if request.reads != "nothing":
+            self.readers[number] = PromptReader(request, self.engine.runner.lm_head)
         self.numbers[request.id], self.requests[number] = number, request
+
+    @functools.cached_property
+    def bytes_of(self) -> TokenBytes:
+        return TokenBytes(read_tokenizer(self.loaded.settings.model))
 
     @functools.cached_property
     def guides(self) -> Guides:
@@ -168,11 +178,14 @@ class EngineThread:
             del self.requests[number], self.numbers[request.id]
             self.preempted.pop(number, None)
             self.constraints.pop(number, None)
+        reader = self.readers.pop(number, None)
         if output.finish_reason == "error":
             self.outputs.append((request.id, EngineFault()))
         elif output.finish_reason != "abort":
             cached = self.cached.pop(number, 0)
             sent = Output(request.id, output.new_ids, output.finish_reason, logprobs, cached)
+            if reader is not None:
+                sent = replace(sent, prompt_logprobs=reader.scores, embedding=reader.embedding())
             self.outputs.append((request.id, sent))
 
     # ------------------------------------------------------------------------ what is looked at
@@ -181,8 +194,15 @@ class EngineThread:
         """Let the engine's own methods note what no output says, and keep to each format."""
         engine = self.engine
         manager: Any = engine.scheduler.manager
-        choose, preempt = engine.choose, engine.scheduler.preempt
+        plain_choose, preempt = engine.choose, engine.scheduler.preempt
         admit: Any = manager.admit
+
+        def choose(sequence: Any, logits: torch.Tensor) -> list[int]:
+            adjustments = self.requests[sequence.number].adjustments
+            if adjustments is not None:
+                answer = sequence.ids[sequence.prompt_length :]
+                logits = adjustments.apply(logits, answer, sequence.drafts)
+            return plain_choose(sequence, logits)
 
         def noting_choose(sequence: Any, logits: torch.Tensor) -> list[int]:
             constraint = self.constraints.get(sequence.number)
@@ -212,6 +232,7 @@ class EngineThread:
         engine.choose = noting_choose  # type: ignore[method-assign]
         engine.scheduler.preempt = noting_preempt  # type: ignore[method-assign]
         manager.admit = noting_admit
+        read_prompts(engine.runner, self.readers)
 
     def look(self) -> None:
         """Renew the view of the engine as it is between two steps: plain data."""
@@ -248,13 +269,5 @@ class EngineThread:
 
 def logprobs_of(logits: torch.Tensor, ids: Sequence[int], alternatives: int) -> list[TokenLogprob]:
     """Return the logprob of each new token, of which all but the last are accepted drafts."""
-    rows = logits[: len(ids)].float().log_softmax(dim=-1)
-    chosen = rows.gather(1, torch.tensor(ids, device=rows.device)[:, None])[:, 0].tolist()
-    values, tokens = rows.topk(alternatives, dim=-1) if alternatives else (rows[:, :0],) * 2
-    tops = [
-        list(zip(*both, strict=True)) for both in zip(tokens.tolist(), values.tolist(), strict=True)
-    ]
-    return [
-        TokenLogprob(logprob, top, place < len(ids) - 1)
-        for place, (logprob, top) in enumerate(zip(chosen, tops, strict=True))
-    ]
+    *drafted, last = scored(logits, ids, alternatives)
+    return [*(replace(one, is_drafted=True) for one in drafted), last]

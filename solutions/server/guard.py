@@ -76,7 +76,10 @@ class Guard:
         key, given = self.settings.api_key, headers.get(b"authorization", b"")
         is_open = key is None or scope["path"] in OPEN_PATHS
         if not (is_open or hmac.compare_digest(given, f"Bearer {key}".encode())):
-            return error_response(401, "The API key is missing or wrong.", "invalid_api_key")
+            told = "The API key is missing or wrong."
+            return error_response(
+                401, told, "invalid_api_key", headers={"www-authenticate": "Bearer"}
+            )
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self.settings.max_body:
             return self.too_large()

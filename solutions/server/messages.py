@@ -1,15 +1,18 @@
 """What the server's event loop and the engine's thread send each other."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from solutions.decoding import SamplingParams
+from solutions.server.adjusting import Adjustments
 from solutions.server.formats import SentAutomaton
 
 
 @dataclass(frozen=True)
 class Request:
     """One text to write. logprobs: how many alternatives to report per token; None for nothing.
-    automaton: of the language that the text must belong to; None for any text.
+    automaton: of the language that the text must belong to; None for any text. reads: what is asked
+    of the prompt itself.
     """
 
     id: str
@@ -20,31 +23,41 @@ class Request:
     eos_token_id: int | None = None
     speculation: bool = False
     logprobs: int | None = None
+    stops: tuple[str, ...] = ()
     salt: bytes = b""
     automaton: SentAutomaton | None = None
+    adjustments: Adjustments | None = None
+    reads: Literal["nothing", "logprobs", "embedding"] = "nothing"
 
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """What the model thought of one token that it has written. top: the likeliest alternatives.
+    """What the model thought of one token of the text. top: the likeliest alternatives.
 
     is_drafted: whether it is a draft that was accepted.
     """
 
     logprob: float
     top: list[tuple[int, float]]
-    is_drafted: bool
+    is_drafted: bool = False
 
 
 @dataclass(frozen=True)
 class Output:
-    """A request's new tokens from one step. cached: prompt tokens that were found in the cache."""
+    """A request's new tokens from one step.
+
+    The first one also has what is known of the prompt. cached: how many of its tokens were found in
+    the cache. prompt_logprobs: of its tokens from the second on. embedding: the mean of its last
+    hidden states.
+    """
 
     request: str
     new_ids: list[int]
     finish_reason: str | None
     logprobs: list[TokenLogprob] = field(default_factory=list)
     cached: int = 0
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    embedding: list[float] = field(default_factory=list)
 
 
 class EngineFault(Exception):

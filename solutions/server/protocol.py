@@ -1,14 +1,26 @@
 """OpenAI's API: the bodies of requests, and errors of the types that its clients know.
 
-Source: OpenAI, "API reference" (completions, chat completions, error codes).
+One rule holds for every field: a value that changes nothing is accepted, and one that would change
+the answer is either heeded or refused. See `Strict`.
+
+Source: OpenAI, "API reference" (completions, chat completions, embeddings, error codes).
 """
 
 import json
 import time
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 TYPES = {  # of an error, by its status; any other is an invalid request
     401: "authentication_error",
@@ -17,10 +29,38 @@ TYPES = {  # of an error, by its status; any other is an invalid request
     500: "server_error",
     503: "server_error",
 }
-Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
-Stop = Annotated[str, Field(min_length=1, max_length=200)]
-NoPenalty = Annotated[float | None, Field(ge=0, le=0)]
 LONGEST_TEXT = 200_000  # characters of a prompt, far more than any context holds
+Text = Annotated[str, Field(max_length=LONGEST_TEXT)]
+Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+Texts = Annotated[list[Text], Field(min_length=1)] | Annotated[list[Ids], Field(min_length=1)]
+Stop = Annotated[str, Field(min_length=1, max_length=200)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Token = Annotated[str, Field(pattern=r"^\d{1,9}$")]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+WITHOUT_EFFECT = {  # on any answer, whatever their values are
+    "metadata",
+    "parallel_tool_calls",  # there are no tools
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "service_tier",
+    "store",
+    "user",
+}
+USUAL: dict[str, tuple[Any, ...]] = {  # values of fields that say what happens without them, too
+    "best_of": (1,),
+    "detokenize": (True,),
+    "function_call": ("none", "auto"),
+    "length_penalty": (1, 1.0),
+    "logprobs": (False,),
+    "modalities": (["text"],),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "tool_choice": ("none", "auto"),
+    "top_k": (-1, 0),
+    "truncate_prompt_tokens": (-1,),
+    "verbosity": ("medium",),
+}
 
 
 class Refusal(Exception):
@@ -44,16 +84,46 @@ def error_response(
     code: str | None = None,
     param: str | None = None,
     retry_after: float | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
     """Return an error as OpenAI's clients expect it. retry_after: in seconds, rounded up."""
     kind = TYPES.get(status, "invalid_request_error")
     body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
-    headers = {} if retry_after is None else {"retry-after": str(max(1, -int(-retry_after // 1)))}
+    headers = dict(headers or {})
+    if retry_after is not None:
+        headers["retry-after"] = str(max(1, -int(-retry_after // 1)))
     return JSONResponse(body, status, headers)
 
 
+class Strict(BaseModel):
+    """Knows all fields that may change the answer. Another one is refused, unless it does nothing.
+
+    null says nothing about any field. Of a field that isn't known here, neither does false, an
+    empty value, or what `USUAL` says happens anyway.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def without_idle_fields(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        return {name: value for name, value in body.items() if not cls.is_idle(name, value)}
+
+    @classmethod
+    def is_idle(cls, name: str, value: Any) -> bool:
+        if value is None or name in WITHOUT_EFFECT:
+            return True
+        if name not in cls.model_fields and value in (False, "", [], {}):
+            return True
+        return any(value == one and type(value) is type(one) for one in USUAL.get(name, ()))
+
+
 class StreamOptions(BaseModel):
-    include_usage: bool = False
+    """include_usage: whether a last event has the usage. Other options don't change the answer."""
+
+    include_usage: bool | None = False
 
 
 class NamedSchema(BaseModel):
@@ -78,31 +148,36 @@ class SchemaFormat(BaseModel):
     json_schema: NamedSchema
 
 
-class Sampling(BaseModel):
-    """What both kinds of requests have in common. speculation: whether to draft tokens (ours).
+def listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
 
-    A parameter that isn't here is refused: ignoring it would give another answer than was asked.
+
+class Sampling(Strict):
+    """What both kinds of requests have in common.
+
+    Beyond OpenAI's API, as vLLM has it: top_k, min_p, repetition_penalty; ignore_eos, to go on
+    after EOS; min_tokens, before which no EOS comes. Ours: speculation, whether to draft tokens.
     """
-
-    model_config = ConfigDict(extra="forbid")
 
     model: str
     max_tokens: int | None = Field(None, ge=1)
-    temperature: float | None = Field(1.0, ge=0, le=2)
-    top_p: float | None = Field(1.0, gt=0, le=1)
+    temperature: float = Field(1.0, ge=0, le=2)
+    top_p: float = Field(1.0, gt=0, le=1)
     top_k: int | None = Field(None, ge=1)
     min_p: float = Field(0.0, ge=0, le=1)
     repetition_penalty: float = Field(1.0, gt=0, le=10)
-    presence_penalty: NoPenalty = 0.0  # clients that know these send them even when they are off
-    frequency_penalty: NoPenalty = 0.0
-    n: int | None = Field(1, ge=1, le=16)
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    logit_bias: dict[Token, Bias] = Field(default={}, max_length=1000)
+    ignore_eos: bool = False
+    min_tokens: int = Field(0, ge=0)
+    n: int = Field(1, ge=1, le=16)
     response_format: Annotated[TextFormat | SchemaFormat, Field(discriminator="type")] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = None
+    stop: Annotated[list[Stop], BeforeValidator(listed), Field(max_length=4)] = []
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
-    stream: bool | None = False
-    stream_options: StreamOptions | None = None
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
     speculation: bool = False
-    user: str | None = None  # OpenAI's way to tell users apart; not used
 
     @property
     def answer_schema(self) -> str | None:
@@ -111,25 +186,17 @@ class Sampling(BaseModel):
         return json.dumps(asked.json_schema.schema_) if isinstance(asked, SchemaFormat) else None
 
     @property
-    def stops(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-
-    @property
     def include_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
+        return bool(self.stream_options.include_usage)
 
 
 class CompletionBody(Sampling):
-    """The body of POST /v1/completions."""
+    """The body of POST /v1/completions. echo: whether the prompt comes before the answer."""
 
-    prompt: (
-        Annotated[str, Field(max_length=LONGEST_TEXT)]
-        | Ids
-        | Annotated[list[Annotated[str, Field(max_length=LONGEST_TEXT)]], Field(min_length=1)]
-        | Annotated[list[Ids], Field(min_length=1)]
-    ) = ""
+    max_tokens: int | None = Field(None, ge=0)
+    prompt: Text | Ids | Texts = ""
     logprobs: int | None = Field(None, ge=0, le=5)
-    echo: Literal[False] | None = False
+    echo: bool = False
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
@@ -141,19 +208,40 @@ class CompletionBody(Sampling):
         return self.logprobs
 
 
-class TextPart(BaseModel):
+class EmbeddingBody(Strict):
+    """The body of POST /v1/embeddings."""
+
+    model: str
+    input: Text | Ids | Texts
+    encoding_format: Literal["float", "base64"] = "float"
+
+    @property
+    def as_completion(self) -> CompletionBody:
+        given = {"model": self.model, "prompt": self.input, "max_tokens": 0}
+        return CompletionBody.model_validate(given)
+
+
+class TextPart(Strict):
     type: Literal["text"]
-    text: str = Field(max_length=LONGEST_TEXT)
+    text: Text
 
 
-class Message(BaseModel):
+class Message(Strict):
+    """One message of a chat. Only the model's own may be empty."""
+
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, Field(max_length=LONGEST_TEXT)] | list[TextPart]
+    content: list[TextPart] = Field(default=[], validate_default=True)
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def in_parts(cls, content: Any, info: ValidationInfo) -> Any:
+        if content == [] and info.data.get("role") != "assistant":
+            raise ValueError("the content is missing")
+        return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
     @property
     def text(self) -> str:
-        parts = self.content
-        return parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        return "".join(part.text for part in self.content)
 
 
 class ChatBody(Sampling):
@@ -161,7 +249,7 @@ class ChatBody(Sampling):
 
     messages: list[Message] = Field(min_length=1, max_length=1000)
     max_completion_tokens: int | None = Field(None, ge=1)
-    logprobs: bool | None = False
+    logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=5)
 
     @property

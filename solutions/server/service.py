@@ -1,15 +1,16 @@
 """From a request's body to the pieces of its answer, through the lab's parts."""
 
 import asyncio
+import hashlib
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import Any
+from typing import Any, Literal
 
 from solutions.decoding import SamplingParams
+from solutions.server.adjusting import Adjustments
 from solutions.server.engine_process import EngineProcess
 from solutions.server.engine_thread import EngineThread
 from solutions.server.formats import SentAutomaton, compiled
@@ -18,30 +19,38 @@ from solutions.server.messages import EngineFault, Output, Request, TokenLogprob
 from solutions.server.metrics import Metrics
 from solutions.server.protocol import ChatBody, CompletionBody, Refusal, transcript
 from solutions.server.settings import Labs, Settings
-
-TORN = "\ufffd"  # as in lab 13, whose module a class doesn't get with the lab
+from solutions.server.tokens import Growing, TokenBytes
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of one text: what its newest tokens have added. index: which text of the answer."""
+    """A piece of one text: what its newest tokens have added. index: which text of the answer.
+
+    logprobs: of the tokens, if they are asked for; None for a token that nothing comes before.
+    offsets: for each token, how many characters of the text come before it.
+    """
 
     index: int
     text: str
     finish_reason: str | None
     ids: list[int]
-    logprobs: list[TokenLogprob]
+    logprobs: list[TokenLogprob | None]
+    offsets: list[int]
 
 
 @dataclass
 class Answer:
-    """An admitted request: its texts, each a request to the engine, and what they have used."""
+    """An admitted request: its texts, each a request to the engine, and what they have used.
+
+    embeddings: of the prompts, where these are asked for.
+    """
 
     body: CompletionBody | ChatBody
     texts: list[Request]
     prompt_tokens: int
     cached_tokens: int = 0
     completion_tokens: int = 0
+    embeddings: dict[int, list[float]] = field(default_factory=dict)
     arrived: float = field(default_factory=time.monotonic)
 
     @property
@@ -68,6 +77,7 @@ class Service:
         self.settings, self.lab, self.engine, self.labs = settings, lab, engine, labs
         self.facts, self.metrics = engine.facts, Metrics()
         self.tokenizer = read_tokenizer(settings.model)
+        self.bytes_of = TokenBytes(self.tokenizer)
         self.pool = lab.RequestPool(engine)
         self.admission = lab.Admission(settings.target_ttft, self.facts.prefill_rate)
         self.running: set[str] = set()
@@ -133,16 +143,23 @@ class Service:
             told = "Formats are kept by lab 14's code, which this copy of the course lacks."
             raise Refusal(400, told, param="response_format") from None
 
+    def require_model(self, name: str) -> None:
+        """Raise Refusal for a model that isn't served here."""
+        if name != self.settings.name:
+            told = f"The model {name[:100]!r} isn't served here; {self.settings.name!r} is."
+            raise Refusal(404, told, "model_not_found", "model")
+
     def admit(
-        self, body: CompletionBody | ChatBody, automaton: SentAutomaton | None = None
+        self,
+        body: CompletionBody | ChatBody,
+        automaton: SentAutomaton | None = None,
+        is_embedding: bool = False,
     ) -> Answer:
         """Turn a body into requests, and count their prompts. Raises Refusal."""
         if self.is_draining:
             raise Refusal(503, "The server is shutting down. Try another one.", retry_after=5)
-        if body.model != self.settings.name:
-            told = f"The model {body.model[:100]!r} isn't served here; {self.settings.name!r} is."
-            raise Refusal(404, told, "model_not_found", "model")
-        texts = self.texts_of(body, automaton)
+        self.require_model(body.model)
+        texts = self.texts_of(body, automaton, is_embedding)
         if self.waiting + len(texts) > self.settings.max_waiting:
             self.metrics.count("refused")
             raise Refusal(429, "Too many requests are waiting. Try again later.",
@@ -154,78 +171,119 @@ class Service:
             told = "The first token would take too long, because many requests are waiting."
             raise Refusal(429, told, "rate_limit_exceeded", retry_after=wait)
         self.waiting += len(texts)
-        answer = Answer(body, texts, tokens // (body.n or 1))
+        answer = Answer(body, texts, tokens // body.n)
         self.metrics.tokens("prompt", answer.prompt_tokens)
         self.running.add(answer.id)
         return answer
 
     def texts_of(
-        self, body: CompletionBody | ChatBody, automaton: SentAutomaton | None
+        self,
+        body: CompletionBody | ChatBody,
+        automaton: SentAutomaton | None,
+        is_embedding: bool,
     ) -> list[Request]:
+        reads: Literal["nothing", "logprobs", "embedding"] = "nothing"
         if isinstance(body, ChatBody):
-            prompts = [self.encode(transcript(body.messages))]
+            param = "messages"
+            prompts = [self.encode(transcript(body.messages), param)]
             asked = body.max_completion_tokens or body.max_tokens
             limit = asked or min(256, max(1, self.facts.n_positions - len(prompts[0])))
         else:
-            prompts = [self.ids_of(prompt) for prompt in body.prompts]
-            limit = body.max_tokens or 16
-        copies = body.n or 1
-        if len(prompts) * copies > self.settings.max_texts:
+            param = "input" if is_embedding else "prompt"
+            prompts = [self.ids_of(prompt, param) for prompt in body.prompts]
+            limit = 16 if body.max_tokens is None else max(1, body.max_tokens)
+            if is_embedding:
+                reads = "embedding"
+            elif body.echo and body.logprobs is not None:
+                reads = "logprobs"
+        if len(prompts) * body.n > self.settings.max_texts:
             told = f"A request is for at most {self.settings.max_texts} texts, prompts times n."
-            raise Refusal(400, told, param="n")
+            raise Refusal(400, told, param="n" if body.n > 1 else param)
         for prompt in prompts:
             if len(prompt) + limit > self.facts.n_positions:
-                raise Refusal(
-                    413,
-                    f"The prompt has {len(prompt)} tokens and max_tokens is {limit}, together more "
-                    f"than the model's context of {self.facts.n_positions}.",
-                    "context_length_exceeded",
-                )
-        params, answer_id = self.params_of(body), f"cmpl-{secrets.token_hex(8)}"
-        seed = secrets.randbits(62) if body.seed is None else body.seed % 2**63
+                told = f"The prompt has {len(prompt)} tokens and max_tokens is {limit}, together"
+                raise self.too_long(told, param)
+        self.require_ends(body, limit, automaton is not None)
+        params, adjustments = self.params_of(body), self.adjustments_of(body)
+        answer_id = f"cmpl-{secrets.token_hex(8)}"
+        seed = secrets.randbits(62) if body.seed is None else body.seed
         return [
             Request(
                 id=f"{answer_id}-{i}",
-                prompt=prompts[i // copies],
+                prompt=prompts[i // body.n],
                 max_new_tokens=limit,
                 params=params,
-                seed=(seed + i) % 2**63,
-                eos_token_id=self.facts.eos_token_id,
+                seed=seed_of(seed, i),
+                eos_token_id=None if body.ignore_eos else self.facts.eos_token_id,
                 speculation=body.speculation,
                 logprobs=body.alternatives,
+                stops=tuple(body.stop),
                 automaton=automaton,
+                adjustments=adjustments,
+                reads=reads,
+                # what is found in the cache isn't computed, so there would be nothing to read
+                salt=b"" if reads == "nothing" else f"{answer_id}-{i}".encode(),
             )
-            for i in range(len(prompts) * copies)
+            for i in range(len(prompts) * body.n)
         ]
+
+    def too_long(self, told: str, param: str) -> Refusal:
+        told = f"{told} more than the model's context of {self.facts.n_positions}."
+        return Refusal(400, told, "context_length_exceeded", param)
+
+    def require_ends(self, body: CompletionBody | ChatBody, limit: int, has_format: bool) -> None:
+        """Raise Refusal if the request says in two ways where the text ends."""
+        if body.min_tokens > limit:
+            told = f"min_tokens is {body.min_tokens}, but max_tokens is {limit}."
+            raise Refusal(400, told, param="min_tokens")
+        if body.min_tokens and body.stop:
+            told = "A stop string may end a text before min_tokens. Leave one of them out."
+            raise Refusal(400, told, param="min_tokens")
+        if has_format and (body.ignore_eos or body.min_tokens):
+            told = "A response_format says itself where the text ends. Leave `{}` out."
+            param = "ignore_eos" if body.ignore_eos else "min_tokens"
+            raise Refusal(400, told.format(param), param=param)
 
     def params_of(self, body: CompletionBody | ChatBody) -> SamplingParams:
         try:
             return SamplingParams(
-                temperature=1.0 if body.temperature is None else body.temperature,
+                temperature=body.temperature,
                 top_k=body.top_k,
-                top_p=1.0 if body.top_p is None else body.top_p,
+                top_p=body.top_p,
                 min_p=body.min_p,
                 repetition_penalty=body.repetition_penalty,
             )
         except ValueError as error:  # a sentence of lab 5
             raise Refusal(400, str(error)) from None
 
-    def encode(self, text: str) -> list[int]:
+    def adjustments_of(self, body: CompletionBody | ChatBody) -> Adjustments | None:
+        bias = {int(token): added for token, added in body.logit_bias.items()}
+        self.require_tokens(bias, "logit_bias")
+        eos = None if body.ignore_eos else self.facts.eos_token_id
+        adjustments = Adjustments(
+            body.presence_penalty, body.frequency_penalty, bias, body.min_tokens, eos
+        )
+        return None if adjustments == Adjustments(eos_token_id=eos) else adjustments
+
+    def encode(self, text: str, param: str) -> list[int]:
         """Return a text's tokens; those of an empty text are the one that begins every text."""
+        if len(text.encode()) > self.facts.n_positions * self.bytes_of.longest:
+            raise self.too_long(f"The prompt has {len(text):,} characters,", param)
         ids: list[int] = self.tokenizer.encode(text).ids
         return ids or [self.facts.eos_token_id or 0]
 
-    def ids_of(self, prompt: str | list[int]) -> list[int]:
+    def ids_of(self, prompt: str | list[int], param: str) -> list[int]:
         if isinstance(prompt, str):
-            return self.encode(prompt)
-        vocab = self.facts.vocab_size
-        if max(prompt) >= vocab:
-            told = f"Token {max(prompt)} isn't in the vocabulary, which has {vocab} tokens."
-            raise Refusal(400, told, param="prompt")
+            return self.encode(prompt, param)
+        self.require_tokens(prompt, param)
         return prompt
 
-    def decode(self, ids: list[int]) -> str:
-        return self.tokenizer.decode(ids, skip_special_tokens=True)
+    def require_tokens(self, ids: Collection[int], param: str) -> None:
+        """Raise Refusal for a token that the model doesn't have."""
+        vocab = self.facts.vocab_size
+        if max(ids, default=0) >= vocab:
+            told = f"Token {max(ids)} isn't in the vocabulary, which has {vocab} tokens."
+            raise Refusal(400, told, param=param)
 
     # ----------------------------------------------------------------------------------- writing
 
@@ -276,58 +334,85 @@ class Service:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def write_one(self, answer: Answer, index: int) -> AsyncGenerator[Piece, None]:
-        request = answer.texts[index]
-        text = self.lab.TextStream(Growing(self.decode), answer.body.stops)
+        request, body = answer.texts[index], answer.body
+        grown = Growing(self.bytes_of)
+        text = self.lab.TextStream(grown, request.stops)
         first = last = 0.0
-        count, reason = 0, None
+        has_begun, count, reason = False, 0, None
+        echoed = 0  # characters of the prompt that come before the answer
         try:
             async with aclosing(self.pool.stream(request)) as outputs:
                 async for output in outputs:
                     last = time.monotonic()
-                    if not count:
-                        first = last
-                        self.begin(answer, request, output, first)
-                    count += len(output.new_ids)
-                    answer.completion_tokens += len(output.new_ids)
-                    shown = "".join(map(text.push, output.new_ids))
+                    if not has_begun:
+                        has_begun, first = True, last
+                        self.begin(answer, index, output, first)
+                        if isinstance(body, CompletionBody) and body.echo:
+                            yield (prompt := self.prompt_piece(index, request, output))
+                            echoed = len(prompt.text)
+                        if body.max_tokens == 0:  # the engine always writes a token
+                            reason = "length"
+                            yield Piece(index, "", reason, [], [], [])
+                            break
+                    shown, offsets = "", list[int]()
+                    for token in output.new_ids:
+                        offsets.append(echoed + len(grown.text))
+                        shown += text.push(token)
+                        if text.has_stopped:
+                            break
+                    ids, logprobs = output.new_ids[: len(offsets)], output.logprobs[: len(offsets)]
+                    count += len(ids)
+                    answer.completion_tokens += len(ids)
                     reason = "stop" if text.has_stopped else output.finish_reason
                     if reason is not None:
                         shown += text.finish()
-                    if shown or output.logprobs or reason is not None:
-                        yield Piece(index, shown, reason, output.new_ids, output.logprobs)
+                    if shown or logprobs or reason is not None:
+                        yield Piece(index, shown, reason, ids, [*logprobs], offsets)
                     if reason is not None:
                         break
         finally:
-            if not count:  # it has left before its first token
+            if not has_begun:  # it has left before its first token
                 self.waiting -= 1
                 self.admission.release(len(request.prompt))
             self.metrics.tokens("completion" if reason else "aborted", count)
             if count > 1 and reason:
                 self.metrics.tpot((last - first) / (count - 1))
 
-    def begin(self, answer: Answer, request: Request, output: Output, now: float) -> None:
-        """Count a text's first token."""
+    def begin(self, answer: Answer, index: int, output: Output, now: float) -> None:
+        """Count a text's first token. Of the copies of a prompt, the first one counts it."""
         self.waiting -= 1
-        self.admission.release(len(request.prompt))
+        self.admission.release(len(answer.texts[index].prompt))
         self.metrics.ttft(now - answer.arrived)
-        self.metrics.tokens("cached", output.cached)
-        answer.cached_tokens += output.cached
+        if index % answer.body.n == 0:
+            self.metrics.tokens("cached", output.cached)
+            answer.cached_tokens += output.cached
+        if output.embedding:
+            answer.embeddings[index] = output.embedding
+
+    def prompt_piece(self, index: int, request: Request, output: Output) -> Piece:
+        """Return the prompt as the piece of a text that begins with it."""
+        grown, offsets = Growing(self.bytes_of), list[int]()
+        for place in range(len(request.prompt)):
+            offsets.append(len(grown.text))
+            text = grown(request.prompt[: place + 1])
+        logprobs = [] if request.reads == "nothing" else [None, *output.prompt_logprobs]
+        return Piece(index, text, None, request.prompt, logprobs, offsets)
 
     # --------------------------------------------------------------------- choices, as in the API
 
-    def completion_choice(self, piece: Piece, offset: int = 0) -> dict[str, Any]:
+    def completion_choice(self, piece: Piece) -> dict[str, Any]:
         logprobs = None
         if piece.logprobs:
-            tokens = [self.decode([token]) for token in piece.ids]
+            name = self.bytes_of.name
             logprobs = {
-                "tokens": tokens,
-                "token_logprobs": [one.logprob for one in piece.logprobs],
+                "tokens": [name(token) for token in piece.ids],
+                "token_logprobs": [one and one.logprob for one in piece.logprobs],
                 "top_logprobs": [
-                    {self.decode([token]): logprob for token, logprob in one.top}
+                    one and {name(token): logprob for token, logprob in one.top}
                     for one in piece.logprobs
                 ],
-                "text_offset": list(accumulate(map(len, tokens[:-1]), initial=offset)),
-                "drafted": [one.is_drafted for one in piece.logprobs],
+                "text_offset": piece.offsets,
+                "drafted": [one is not None and one.is_drafted for one in piece.logprobs],
             }
         return {
             "index": piece.index,
@@ -349,28 +434,19 @@ class Service:
             "finish_reason": piece.finish_reason,
         }
 
-    def chat_logprob(self, token: int, one: TokenLogprob) -> dict[str, Any]:
+    def chat_logprob(self, token: int, one: TokenLogprob | None) -> dict[str, Any]:
+        assert one is not None, "a chat's prompt isn't echoed"
+
         def entry(token: int, logprob: float) -> dict[str, Any]:
-            text = self.decode([token])
-            return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+            name, own = self.bytes_of.name(token), self.bytes_of(token)
+            return {"token": name, "logprob": logprob, "bytes": list(own)}
 
         return {**entry(token, one.logprob), "top_logprobs": [entry(*other) for other in one.top]}
 
 
-class Growing:
-    """Decodes a text that grows: only its newest tokens, after the last whole character.
-
-    A text of a thousand tokens would otherwise be decoded a thousand times.
-    """
-
-    def __init__(self, decode: Callable[[list[int]], str]) -> None:
-        self.decode, self.count, self.text = decode, 0, ""
-
-    def __call__(self, ids: list[int]) -> str:
-        text = self.text + self.decode(ids[self.count :])
-        if not text.endswith(TORN):
-            self.count, self.text = len(ids), text
-        return text
+def seed_of(seed: int, index: int) -> int:
+    """Return the seed of one text of a request, which no text of another seed shares."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {index}".encode()).digest()[:7])
 
 
 def joined(pieces: Sequence[Piece]) -> list[Piece]:
@@ -385,6 +461,7 @@ def joined(pieces: Sequence[Piece]) -> list[Piece]:
             parts[-1].finish_reason,
             [token for piece in parts for token in piece.ids],
             [one for piece in parts for one in piece.logprobs],
+            [offset for piece in parts for offset in piece.offsets],
         )
         for index, parts in sorted(texts.items())
     ]

@@ -4,7 +4,7 @@ import asyncio
 import base64
 import hashlib
 import re
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, Response
 from starlette.exceptions import HTTPException
 
-from solutions.server.guard import Guard
+from solutions.server.guard import Guard, TooLarge
 from solutions.server.protocol import Refusal, error_response
 from solutions.server.settings import Settings
 
@@ -44,8 +44,12 @@ def plain_app(settings: Settings, lifespan: Any) -> FastAPI:
 
     @app.exception_handler(HTTPException)
     async def unknown(request: Request, error: HTTPException) -> Response:
+        if isinstance(error.__cause__, TooLarge):  # the guard's, which knows what to answer
+            raise error.__cause__
         told = {404: "There is no such path.", 405: "This path takes another method."}
-        return error_response(error.status_code, told.get(error.status_code, "The request failed."))
+        told[400] = unreadable(error.__cause__)
+        sentence = told.get(error.status_code, "The request failed.")
+        return error_response(error.status_code, sentence, headers=error.headers)
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:
@@ -54,20 +58,66 @@ def plain_app(settings: Settings, lifespan: Any) -> FastAPI:
     return app
 
 
+def unreadable(cause: BaseException | None) -> str:
+    """Return a sentence about a body that can't be read as JSON, by the error that it gave."""
+    if isinstance(cause, UnicodeDecodeError):
+        return "The body isn't UTF-8."
+    if isinstance(cause, RecursionError):
+        return "The body is nested too deeply."
+    if isinstance(cause, ValueError):
+        return "The body has a number of too many digits."
+    return "The request failed."
+
+
 def sentence_of(error: RequestValidationError) -> tuple[str | None, str]:
     """Return which parameter of a body is wrong, and a sentence about the first thing that is."""
-    first = error.errors()[0]
-    place = [str(part) for part in first["loc"][1:]]
-    if first["type"] == "json_invalid" or not place:
+    first, body = error.errors()[0], error.body
+    if isinstance(body, bytes):
+        return None, "The body must be JSON, and its content type application/json."
+    if not isinstance(body, dict):
         return None, "The body must be a JSON object."
-    if place[0] == "prompt":
+    path = path_of(first["loc"][1:], body)
+    if path.startswith(("prompt", "input")):
+        param = first["loc"][1]
         told = "must be a text, a list of token ids, or a list of either, and not empty or too long"
-        return "prompt", f"`prompt` {told}."
+        return param, f"`{param}` {told}."
+    subject = f"`{path}`{of_the_role(first['loc'], body)}"
     if first["type"] == "extra_forbidden":
-        return place[0], f"`{place[0][:100]}` is not supported here."
+        return path, f"{subject} would change the answer, and is not supported here."
     if first["type"] == "missing":
-        return place[0], f"`{'.'.join(place)}` is missing."
-    return place[0], f"`{place[0]}`: {first['msg'][0].lower()}{first['msg'][1:]}."
+        return path, f"{subject} is missing."
+    told = first["msg"].removeprefix("Value error, ")
+    return path, f"{subject}: {told[0].lower()}{told[1:]}."
+
+
+def path_of(place: Sequence[str | int], body: Any) -> str:
+    """Return a place in a body as code writes it: `messages[1].content`.
+
+    Names of pydantic's own, of the members of a union, are left out: the body has nothing there.
+    """
+    path = ""
+    for step, part in enumerate(place):
+        is_last = step == len(place) - 1
+        if isinstance(part, int):
+            path += f"[{part}]" if isinstance(body, list) else ""
+        elif part != "[key]" and (is_last or (isinstance(body, dict) and part in body)):
+            path += f".{part[:100]}" if path else part[:100]
+        else:
+            continue
+        try:
+            body = body[part]
+        except (KeyError, IndexError, TypeError):
+            body = None
+    return path
+
+
+def of_the_role(place: Sequence[str | int], body: dict[str, Any]) -> str:
+    """Return whose message it is, for a place in one."""
+    if len(place) < 4 or place[1] != "messages" or place[-1] == "role":
+        return ""
+    message = body["messages"][place[2]]
+    role = message.get("role") if isinstance(message, dict) else None
+    return f" (role {role[:20]!r})" if isinstance(role, str) else ""
 
 
 def page_response() -> Response:

@@ -85,7 +85,10 @@ def find_browser() -> str | None:
     return next((path for path in map(shutil.which, BROWSERS) if path), None)
 
 
+CLIENTS = ("instructor", "langchain_openai", "litellm", "llm", "lm_eval", "pydantic_ai")
+
 ABSENCE: dict[str, Callable[[], str]] = {
+    **{name: package(name, "docs/serving.md says how to try it") for name in CLIENTS},
     "bwrap": without_sandbox,
     "chromium": program("install Chromium or Chrome", *BROWSERS),
     "docker": without_docker,

@@ -54,6 +54,24 @@ def test_our_own_parameters_go_in_the_extra_body(ai):
 
 def test_the_models_are_listed(ai):
     assert [model.id for model in ai.models.list()] == ["fable"]
+    assert ai.models.retrieve("fable").id == "fable"
+
+
+def test_embeddings_come_as_bytes_or_as_numbers(ai):
+    given = {"model": "fable", "input": ["The wolf", "a fox"]}
+    packed = ai.embeddings.create(**given)  # asks for base64 by itself
+    plain = ai.embeddings.create(**given, encoding_format="float")
+    for one, other in zip(packed.data, plain.data, strict=True):
+        assert one.embedding == pytest.approx(other.embedding, rel=1e-6)
+    assert packed.usage.prompt_tokens == plain.usage.total_tokens > 0
+
+
+def test_an_answer_may_be_sent_back_as_it_came(ai):
+    asked = [{"role": "user", "content": "Hello"}]
+    given = {"model": "fable", "max_tokens": 4}
+    answer = ai.chat.completions.create(**given, messages=asked).choices[0].message
+    again = ai.chat.completions.create(**given, messages=[*asked, answer, *asked])
+    assert again.choices[0].message.content
 
 
 @pytest.mark.parametrize(

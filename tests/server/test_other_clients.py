@@ -1,0 +1,132 @@
+"""Other clients of OpenAI's API, each where it is installed: docs/serving.md has a table.
+
+What the server refuses, it names, so that a client knows what to leave out.
+"""
+
+import json
+from importlib import import_module
+from typing import Annotated
+
+import pytest
+from pydantic import BaseModel, Field
+
+from tests.common.clients import BEGINNING
+
+pytestmark = pytest.mark.slow
+MESSAGES = [{"role": "user", "content": "Tell me about the wolf."}]
+
+
+class Animal(BaseModel):
+    is_tame: bool
+    legs: Annotated[int, Field(ge=0, le=8)]
+
+
+@pytest.mark.needs("langchain_openai")
+def test_langchain(server):
+    langchain = import_module("langchain_openai")
+    given = {"base_url": f"{server.url}/v1", "api_key": "none", "model": "fable", "max_retries": 0}
+    chat = langchain.ChatOpenAI(**given, max_tokens=60, presence_penalty=0.3)
+    assert chat.invoke("Hello").content
+    assert "".join(piece.content for piece in chat.stream("Hello"))
+    history = [("human", "Hello"), ("ai", ""), ("human", "And then?")]
+    assert chat.invoke(history).usage_metadata["output_tokens"]
+    assert isinstance(chat.with_structured_output(Animal).invoke("A wolf"), Animal)
+    assert langchain.OpenAI(**given, max_tokens=4).invoke("Hello")
+    embeddings = langchain.OpenAIEmbeddings(**given, check_embedding_ctx_length=False)
+    assert len(embeddings.embed_documents(["a wolf", "a fox"])) == 2
+    with pytest.raises(Exception, match=r"`tool_choice` would change the answer"):
+        chat.with_structured_output(Animal, method="function_calling").invoke("A wolf")
+
+
+@pytest.mark.needs("instructor")
+def test_instructor(server):
+    import openai
+
+    instructor = import_module("instructor")
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as ai:
+        client = instructor.from_openai(ai, mode=instructor.Mode.JSON_SCHEMA)
+        given = {"model": "fable", "messages": MESSAGES, "response_model": Animal}
+        assert client.chat.completions.create(**given, max_tokens=60, max_retries=0).legs >= 0
+        *_, last = client.chat.completions.create_partial(**given, max_tokens=60)
+        assert last.legs is not None
+
+
+@pytest.mark.needs("pydantic_ai")
+def test_pydantic_ai(server):
+    ai = import_module("pydantic_ai")
+    models = import_module("pydantic_ai.models.openai")
+    providers = import_module("pydantic_ai.providers.openai")
+    provider = providers.OpenAIProvider(base_url=f"{server.url}/v1", api_key="none")
+    model = models.OpenAIChatModel("fable", provider=provider)
+    settings = {"max_tokens": 60}
+    plain = ai.Agent(model, instructions="Be kind.", model_settings=settings)
+    first = plain.run_sync("Hello")
+    assert plain.run_sync("And then?", message_history=first.all_messages()).output
+    native = ai.Agent(model, output_type=ai.NativeOutput(Animal), model_settings=settings)
+    assert isinstance(native.run_sync("A wolf").output, Animal)
+
+
+@pytest.mark.needs("litellm")
+def test_litellm(server, monkeypatch):
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # or it asks the network for prices
+    litellm = import_module("litellm")
+    where = {"api_base": f"{server.url}/v1", "api_key": "none", "num_retries": 0}
+    given = {"messages": MESSAGES, **where, "max_tokens": 60}
+    answer = litellm.completion("openai/fable", **given, presence_penalty=0.3, seed=3)
+    assert answer.usage.completion_tokens > 0
+    pieces = litellm.completion("hosted_vllm/fable", **given, stream=True)
+    assert "".join(choice.delta.content or "" for piece in pieces for choice in piece.choices)
+    answer = litellm.completion("openai/fable", **given, response_format=Animal)
+    assert Animal.model_validate_json(answer.choices[0].message.content)
+    assert litellm.embedding("openai/fable", input=["a wolf"], **where).data
+
+
+@pytest.mark.needs("llm")
+def test_llm(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("LLM_USER_PATH", str(tmp_path))
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    own = [{"model_id": "fable", "model_name": "fable", "api_base": f"{server.url}/v1",
+            "supports_schema": True}]  # fmt: skip
+    (tmp_path / "extra-openai-models.yaml").write_text(json.dumps(own))  # which is YAML, too
+    model = import_module("llm").get_model("fable")
+    assert model.prompt("Hello", system="Be kind.", max_tokens=8, seed=3).text()
+    assert model.prompt("Hello", stream=False, max_tokens=8, frequency_penalty=0.5).text()
+    conversation = model.conversation()
+    for said in ("Hello", "And then?"):
+        assert conversation.prompt(said, max_tokens=8).text()
+    answer = model.prompt("A wolf", schema=Animal, max_tokens=60).text()
+    assert Animal.model_validate_json(answer)
+
+
+@pytest.mark.needs("lm_eval")
+def test_lm_eval_reads_the_perplexity_that_the_model_gives(server):
+    """A text's log-likelihood as the harness asks for it, and as the model computes it."""
+    import torch
+
+    from gpt import GPTLMHead, find_checkpoint, load_tokenizer
+
+    registry = import_module("lm_eval.api.registry")
+    import_module("lm_eval.models")
+    instance = import_module("lm_eval.api.instance").Instance
+    harness = registry.get_model("local-completions").create_from_arg_obj(
+        {
+            "model": "fable",
+            "base_url": f"{server.url}/v1/completions",
+            "tokenizer": str(find_checkpoint("fable")),
+            "max_length": 1024,
+        }
+    )
+    asked = [
+        instance("loglikelihood", {}, given, index)
+        for index, given in enumerate([(BEGINNING, " had three sons"), (BEGINNING, " had a wolf")])
+    ]
+    found = harness.loglikelihood(asked, disable_tqdm=True)
+    tokenizer, model = load_tokenizer("fable"), GPTLMHead.from_pretrained("fable")
+    for one, (likelihood, is_greedy) in zip(asked, found, strict=True):
+        start, ids = (tokenizer(text)["input_ids"] for text in (BEGINNING, "".join(one.args)))
+        inputs = torch.tensor([ids])
+        rows = model(inputs, torch.arange(len(ids))[None])[0, len(start) - 1 : -1].log_softmax(-1)
+        written = inputs[0, len(start) :]
+        expected = rows.gather(1, written[:, None]).sum().item()
+        assert likelihood == pytest.approx(expected, rel=1e-3)
+        assert is_greedy == bool((rows.argmax(-1) == written).all())
