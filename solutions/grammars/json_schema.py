@@ -1,223 +1,444 @@
-"""Lab 14, given: a JSON schema as a regular expression, and JSON of any depth as regions.
+"""Lab 14, given: a JSON schema as a regular expression.
 
 The text has the form that Python's `json.dumps` writes: `, ` and `: ` as separators, no other
 spaces, properties in the schema's order and all of them present. So every text of the pattern fits
 the schema, but not every text that fits the schema is one of the pattern.
+
+Source: JSON Schema, drafts 4 to 2020-12. Keywords that this module doesn't know only describe, as
+the standard says; those that it knows and can't keep are refused by name.
 """
 
 import json
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
+from urllib.parse import unquote
 
+from solutions.grammars.json_text import (
+    ANY_VALUE,
+    BOOLEAN,
+    CHARACTER,
+    COLON,
+    COMMA,
+    FORMATS,
+    FORMATS_OF_NUMBERS,
+    INTEGER,
+    NULL,
+    NUMBER,
+    REGIONS,
+    SCHEMA,
+    STRING,
+    Bounds,
+    Reference,
+    array,
+    mapping,
+    number,
+    quoted,
+    whole_number,
+    within,
+)
 from solutions.grammars.regex import (
     EMPTY,
-    LAST,
-    MOST,
     NOTHING,
-    Ranges,
+    AnyOf,
+    Either,
     Regex,
-    between,
+    Then,
     either,
     literal,
+    one_of,
     parse,
     repeat,
     then,
 )
-
-
-def quoted(characters: Regex) -> Regex:
-    return then(literal('"'), characters, literal('"'))
-
-
-QUOTE, BACKSLASH = ord('"'), ord("\\")
-ESCAPED: Ranges = [(0, 0x1F), (QUOTE, QUOTE), (BACKSLASH, BACKSLASH)]  # never bare in a string
-COMMA = literal(", ")
-HEX = "[0-9a-fA-F]"
-# One character of a string. The halves of a UTF-16 pair, \ud800 to \udfff, are no characters.
-CHARACTER = either(
-    parse(f"[\x20-{chr(LAST)}]", ESCAPED),
-    parse(r'\\["\\/bfnrt]'),
-    parse(rf"\\u([0-9a-cefA-CEF]{HEX}{{3}}|[dD][0-7]{HEX}{{2}})"),
+from solutions.grammars.schemas import (
+    DECIDED,
+    KEPT,
+    KEYWORDS,
+    KINDS,
+    Schema,
+    are_apart,
+    is_always_written,
+    kind_of,
+    kinds_of,
+    list_of,
+    merged,
+    misfits,
+    plain_part,
+    said_of,
 )
-STRING = quoted(repeat(CHARACTER, 0))
-INTEGER = parse("0|-?[1-9][0-9]*")
-FRACTION = r"(\.[0-9]+)?"
-NUMBER = parse(rf"-?(0|[1-9][0-9]*){FRACTION}([eE][+-]?[0-9]+)?")
-BOOLEAN, NULL = parse("true|false"), literal("null")
 
-# The keywords that are understood, by type; those that only describe are understood anywhere.
-KEYWORDS: dict[str, set[str]] = {
-    "object": {"properties", "required", "additionalProperties"},
-    "array": {"items", "minItems", "maxItems"},
-    "string": {"minLength", "maxLength", "pattern"},
-    "integer": {"minimum", "maximum"},
-    "number": {"minimum", "maximum"},
-    "boolean": set(),
-    "null": set(),
+__all__ = ["REGIONS", "pattern_of"]
+MOST_PARTS = 20_000  # schemas in a schema, with those that `allOf` and `$ref` lead to
+MOST_LEVELS = 64  # of schemas, one in the other
+BOUNDS = "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"
+CHOICES = {"const", "enum", "anyOf", "oneOf", "allOf", "$ref"}
+REFUSED = {
+    *("not", "if", "contains", "dependentSchemas", "unevaluatedItems", "unevaluatedProperties"),
+    *("$dynamicRef", "$recursiveRef"),
 }
-CHOICES = "const", "enum", "anyOf"
-DESCRIBING = {"title", "description", "default", "examples", "$schema", "$id", "$comment"}
 
 
-def pattern_of(schema: Mapping[str, Any]) -> Regex:
+def pattern_of(schema: Any, require: Callable[[Regex], object] = lambda regex: None) -> Regex:
     """Return the expression for texts that fit a JSON schema.
 
-    Known are objects, arrays, strings, integers, numbers, booleans, null, `const`, `enum` and
-    `anyOf`, with the keywords of KEYWORDS. Raises ValueError, with the keyword's name, for a schema
-    that asks for anything else.
+    require: called with the expression of each `pattern`; it may raise ValueError. Raises
+    ValueError for a schema that can't be kept. It names the keyword, and the place of the schema
+    that has it.
     """
-    if not isinstance(schema, Mapping):
-        raise ValueError(f"A schema is an object such as {{'type': 'string'}}, not {schema!r}.")
-    asked = set(schema) - DESCRIBING
-    for choice in CHOICES:
-        if choice in schema:
-            require_keywords(asked, {choice, "type"} if choice != "anyOf" else {choice}, choice)
-            return one_of(choice, schema[choice])
-    kind = schema.get("type")
-    if isinstance(kind, list):
-        raise ValueError(f"A list of types, {kind}, is not supported: write it as 'anyOf'.")
-    require_keywords(asked, {"type"} | KEYWORDS.get(str(kind), set()), f"type {kind!r}")
-    match kind:
-        case "object":
-            return object_of(schema)
-        case "array":
-            return array_of(schema)
-        case "string":
-            return string_of(schema)
-        case "integer" | "number":
-            return number_of(schema, kind)
-        case "boolean":
-            return BOOLEAN
-        case "null":
-            return NULL
-    raise ValueError(f"A schema needs a type of {sorted(KEYWORDS)}, not {kind!r}.")
+    try:
+        return Reader(schema, require).whole()
+    except RecursionError:
+        raise ValueError("The schema is nested too deeply. Use fewer levels.") from None
 
 
-def require_keywords(asked: set[str], known: set[str], what: str) -> None:
-    if unknown := sorted(asked - known):
-        raise ValueError(
-            f"The keyword {unknown[0]!r} is not supported with {what}. Leave it out, or describe "
-            f"the values with {sorted(known)}."
+class Located(ValueError):
+    """A sentence that says in which place of the schema."""
+
+
+class Reader:
+    """Reads one schema. root: the whole, in which `$ref` finds others. require: as above.
+
+    open: the places that are being read, with the options of the expression that will stand for
+    each. done: those that have been read, and which open ones they lead back to. back: the open
+    ones that what is being read leads back to.
+    """
+
+    def __init__(self, root: Any, require: Callable[[Regex], object]) -> None:
+        self.root, self.require = root, require
+        self.parts, self.path = 0, list[str]()
+        self.open = dict[str, Reference]()
+        self.done = dict[str, tuple[Regex, set[str]]]()
+        self.back = set[str]()
+        self.recursive = dict[str, Reference]()
+
+    def whole(self) -> Regex:
+        found = self.referred("#")
+        finite = with_texts(found) if self.recursive else set()
+        for place, reference in self.recursive.items():
+            if reference.target not in finite:
+                raise ValueError(
+                    f"The schema at {place} holds itself without an end. Let it be null there, or "
+                    "an array that may be empty, or don't require it."
+                )
+        return found
+
+    # -------------------------------------------------------------------- schemas and their places
+
+    def at(self, place: str, schema: Any) -> Regex:
+        """Return the expression of a schema at a place in the one that is being read."""
+        self.path.append(place)
+        try:
+            return self.pattern(schema)
+        except Located:
+            raise
+        except ValueError as error:
+            place = "/".join(self.path) if len(self.path) < 9 else f"…/{'/'.join(self.path[-8:])}"
+            raise Located(f"At #/{place}: {error}") from None
+        finally:
+            self.path.pop()
+
+    def referred(self, pointer: Any) -> Regex:
+        """Return the expression of the schema at a place of the root, read once.
+
+        If that is being read already, its options are made when a text comes to them.
+        """
+        if pointer in self.open:
+            self.back.add(pointer)
+            return Either(self.open[pointer])
+        if pointer not in self.done:
+            outer, self.back = self.back, set()
+            self.open[pointer] = Reference()
+            found = self.pattern(self.target(pointer))
+            itself = self.open.pop(pointer)
+            itself.target = found
+            if pointer in self.back:
+                self.recursive[pointer] = itself
+            self.done[pointer] = found, self.back - {pointer}
+            self.back = outer
+        found, back = self.done[pointer]
+        self.back |= back & self.open.keys()
+        return found
+
+    def target(self, pointer: Any) -> Any:
+        """Return the schema that `$ref` leads to."""
+        if not isinstance(pointer, str) or not f"{pointer}/".startswith("#/"):
+            raise ValueError(f"'$ref' leads to a place of this schema, '#/…', not to {pointer!r}.")
+        found = self.root
+        for part in unquote(pointer).split("/")[1:]:
+            key: Any = part.replace("~1", "/").replace("~0", "~")
+            try:
+                found = found[int(key) if isinstance(found, list) else key]
+            except (KeyError, IndexError, TypeError, ValueError):
+                raise ValueError(f"'$ref' leads to {pointer!r}, which isn't there.") from None
+        return found
+
+    def pattern(self, schema: Any) -> Regex:
+        asked = set(schema) & (KEPT | CHOICES | REFUSED) if isinstance(schema, Mapping) else set()
+        if len(self.path) > MOST_LEVELS:
+            raise ValueError(f"The schema is nested too deeply: at most {MOST_LEVELS} levels.")
+        if asked == {"$ref"}:
+            return self.referred(schema["$ref"])
+        if asked == {"anyOf"}:
+            options = list_of(schema, "anyOf")
+            return either(*(self.at(f"anyOf/{n}", option) for n, option in enumerate(options)))
+        if not (found := self.alternatives(schema)):
+            raise ValueError("No value fits this schema.")
+        return either(*map(self.plain_pattern, found))
+
+    def alternatives(self, schema: Any) -> list[Schema]:
+        """Return plain schemas: a value that fits one of them fits this one."""
+        self.count(1)
+        if isinstance(schema, bool):
+            return [{}] if schema else []
+        if not isinstance(schema, Mapping):
+            raise ValueError(f"A schema is an object such as {{'type': 'string'}}, not {schema!r}.")
+        if refused := sorted(REFUSED & set(schema)):
+            raise ValueError(f"The keyword {refused[0]!r} is not supported. Leave it out.")
+        found: list[Schema] = [plain_part(schema)]
+        if "$ref" in schema:
+            found = self.both(found, self.alternatives(self.target(schema["$ref"])))
+        for part in list_of(schema, "allOf") if "allOf" in schema else []:
+            found = self.both(found, self.alternatives(part))
+        if "anyOf" in schema:
+            options = map(self.alternatives, list_of(schema, "anyOf"))
+            found = self.both(found, [one for option in options for one in option])
+        if "oneOf" in schema:
+            each = [self.both(found, self.alternatives(one)) for one in list_of(schema, "oneOf")]
+            self.require_apart(each)
+            found = [one for option in each for one in option]
+        return found
+
+    def count(self, parts: int) -> None:
+        self.parts += parts
+        if self.parts > MOST_PARTS:
+            raise ValueError(
+                f"The schema has more than {MOST_PARTS:,} parts, with those that 'allOf', 'oneOf' "
+                "and '$ref' combine. Combine fewer."
+            )
+
+    def both(self, some: Sequence[Schema], others: Sequence[Schema]) -> list[Schema]:
+        """Return the alternatives for values that fit one of `some` and one of `others`."""
+        self.count(len(some) * len(others))
+        found = [merged(one, other) for one in some for other in others]
+        return [one for one in found if one.get("type") != [] and one.get("enum") != []]
+
+    def require_apart(self, options: Sequence[Sequence[Schema]]) -> None:
+        for first, one in enumerate(options):
+            for second, other in enumerate(options):
+                if first != second and not self.all_apart(one, other):
+                    raise ValueError(
+                        f"A value may fit both options {first} and {second} of 'oneOf', which asks "
+                        "for exactly one. Use 'anyOf', or a property with another 'const' in each."
+                    )
+
+    def all_apart(self, written: Sequence[Schema], others: Sequence[Schema]) -> bool:
+        """Return whether it is plain that no text written for one of some fits one of others."""
+        self.count(len(written) * len(others))
+        return all(
+            are_apart(one, other) or self.have_apart_properties(one, other)
+            for one in written
+            for other in others
         )
 
-
-def one_of(choice: str, options: Any) -> Regex:
-    """`const` has one value, `enum` a list of values, and `anyOf` a list of schemas."""
-    values = [options] if choice == "const" else options
-    if not isinstance(values, list) or not values:
-        raise ValueError(f"{choice!r} needs a list that isn't empty, not {options!r}.")
-    if choice == "anyOf":
-        return either(*(pattern_of(option) for option in values))
-    return either(
-        *(literal(json.dumps(value, ensure_ascii=False, allow_nan=False)) for value in values)
-    )
-
-
-def object_of(schema: Mapping[str, Any]) -> Regex:
-    properties: Any = schema.get("properties")
-    required = schema.get("required", [])
-    if not isinstance(properties, Mapping) or not properties or not isinstance(required, list):
-        raise ValueError("An object needs 'properties' with their schemas; 'required' is a list.")
-    if missing := [name for name in required if name not in list(properties)]:
-        raise ValueError(f"The property {missing[0]!r} is required, but it has no schema.")
-    members = [
-        then(literal(f"{json.dumps(name, ensure_ascii=False)}: "), pattern_of(value))
-        for name, value in properties.items()
-    ]
-    more = [then(COMMA, member) for member in members[1:]]
-    return then(literal("{"), members[0], *more, literal("}"))
-
-
-def array_of(schema: Mapping[str, Any]) -> Regex:
-    if "items" not in schema:
-        raise ValueError("An array needs 'items', the schema of its items.")
-    least, most = limits(schema, "minItems", "maxItems")
-    item = pattern_of(schema["items"])
-    more = repeat(then(COMMA, item), max(least - 1, 0), None if most is None else max(most - 1, 0))
-    filled = NOTHING if most == 0 else then(item, more)
-    return then(literal("["), either(filled, NOTHING if least else EMPTY), literal("]"))
-
-
-def string_of(schema: Mapping[str, Any]) -> Regex:
-    pattern = schema.get("pattern")
-    if pattern is None:
-        return quoted(repeat(CHARACTER, *limits(schema, "minLength", "maxLength")))
-    if "minLength" in schema or "maxLength" in schema:
-        raise ValueError("'pattern' together with a length is not supported: use (...){m,n} in it.")
-    if not (isinstance(pattern, str) and pattern.startswith("^") and pattern.endswith("$")):
-        raise ValueError(
-            f"The pattern {pattern!r} may match anywhere in the string, as JSON Schema defines it. "
-            "That is not supported: describe the whole string, from ^ to $."
+    def have_apart_properties(self, written: Schema, other: Schema) -> bool:
+        own, theirs = written.get("properties", {}), other.get("properties", {})
+        return kinds_of(written) == ["object"] and any(
+            self.all_apart(self.alternatives(own[name]), self.alternatives(theirs[name]))
+            for name in own
+            if name in theirs and is_always_written(name, written)
         )
-    return quoted(parse(pattern, ESCAPED))
+
+    # ------------------------------------------------------------------------ values of each type
+
+    def plain_pattern(self, schema: Schema) -> Regex:
+        kinds = kinds_of(schema)
+        if "enum" in schema:
+            return one_of(fitting(schema))
+        if kinds == KINDS and not set(schema) - {"type"}:
+            return ANY_VALUE
+        makers = {
+            "object": self.object_of,
+            "array": self.array_of,
+            "string": self.string_of,
+            "integer": number_of,
+            "number": number_of,
+            "boolean": lambda _: BOOLEAN,
+            "null": lambda _: NULL,
+        }
+        return either(*(makers[kind]({**schema, "type": kind}) for kind in kinds))
+
+    def object_of(self, schema: Schema) -> Regex:
+        least, most = limits(schema, "minProperties", "maxProperties")
+        required = schema.get("required", [])
+        names = self.named(schema, required)
+        if not names:
+            return self.mapping_of(schema, least, most)
+        require_dependencies(schema, names)
+        members, may_lack = list[Regex](), list[bool]()
+        for name, value in names.items():
+            outer, self.back = self.back, set()
+            pattern = self.at(f"properties/{name}", value)
+            members.append(then(literal(text_of(name)), COLON, pattern))
+            may_lack.append(bool(self.back) and name not in required)
+            self.back |= outer
+        if may_lack.count(False) < least or len(names) > (len(names) if most is None else most):
+            raise ValueError(
+                f"All {len(names)} properties are written. That must be between 'minProperties' "
+                "and 'maxProperties'."
+            )
+        return then(literal("{"), in_order(members, may_lack), literal("}"))
+
+    def named(self, schema: Schema, required: Any) -> dict[str, Any]:
+        """Return the properties that are written, with what is said of their values."""
+        names = {name: said_of(name, schema) for name in [*schema.get("properties", {}), *required]}
+        if forbidden := [name for name in required if names[name] is False]:
+            raise ValueError(f"The property {forbidden[0]!r} is required and forbidden.")
+        return {name: value for name, value in names.items() if value is not False}
+
+    def mapping_of(self, schema: Schema, least: int, most: int | None) -> Regex:
+        """Return the expression of an object whose names the schema leaves open."""
+        patterns = schema.get("patternProperties", {})
+        if least > 1 or len(patterns) > 1 or (patterns and "propertyNames" in schema):
+            raise ValueError(
+                "Names that are left open are supported with 'minProperties' up to 1, and with one "
+                "of 'patternProperties' or 'propertyNames'. Write 'properties'."
+            )
+        name, value = STRING, schema.get("additionalProperties", True)
+        for pattern, own in patterns.items():
+            name, value = self.string_of({"pattern": pattern}), own
+        if "propertyNames" in schema:
+            texts = self.both([{"type": ["string"]}], self.alternatives(schema["propertyNames"]))
+            name = either(*map(self.plain_pattern, texts))
+        if value is False:
+            return mapping(NOTHING, least, 0)
+        return mapping(then(name, COLON, self.at("additionalProperties", value)), least, most)
+
+    def array_of(self, schema: Schema) -> Regex:
+        least, most = limits(schema, "minItems", "maxItems")
+        items, rest = schema.get("prefixItems", []), schema.get("items", True)
+        if isinstance(rest, list):  # as in the drafts before 2020
+            items, rest = rest, schema.get("additionalItems", True)
+        if schema.get("uniqueItems") is True and most not in (0, 1):
+            raise ValueError("'uniqueItems' is not supported with several items. Leave it out.")
+        first = [self.at(f"items/{n}", item) for n, item in enumerate(items[:most])]
+        most = len(first) if rest is False else most
+        item = NOTHING if most == len(first) else self.at("items", rest)
+        if not first:
+            return array(item, least, most)
+        limit = None if most is None else most - len(first)
+        more = repeat(then(COMMA, item), max(least - len(first), 0), limit)
+        return then(literal("["), in_order(first, [False] * len(first)), more, literal("]"))
+
+    def string_of(self, schema: Schema) -> Regex:
+        least, most = limits(schema, "minLength", "maxLength")
+        pattern, known = schema.get("pattern"), schema.get("format")
+        if pattern is None and known is None:
+            return quoted(repeat(CHARACTER, least, most))
+        if known is not None and (known not in FORMATS or pattern is not None):
+            raise ValueError(
+                f"The format {known!r} is not supported{' beside a pattern' if pattern else ''}. "
+                f"Known are {', '.join(FORMATS)}."
+            )
+        found = parse(pattern or FORMATS[known or ""], SCHEMA, least, most)
+        if found is NOTHING:
+            raise ValueError(f"No text fits the pattern {pattern!r}.")
+        self.require(found)
+        return quoted(found)
 
 
-def limits(schema: Mapping[str, Any], lower: str, upper: str) -> tuple[int, int | None]:
+def in_order(members: Sequence[Regex], may_lack: Sequence[bool]) -> Regex:
+    """Return members one after the other, with commas between those that are there."""
+    begun: Regex = EMPTY  # what comes after a member
+    started: Regex = EMPTY  # what comes at the beginning
+    for member, lacks in zip(reversed(members), reversed(may_lack), strict=True):
+        with_member = then(member, begun)
+        started = either(with_member, started) if lacks else with_member
+        begun = either(then(COMMA, with_member), begun) if lacks else then(COMMA, with_member)
+    return started
+
+
+def with_texts(regex: Regex) -> set[Regex]:
+    """Return the parts of an expression that have a text, if no expression is read for ever."""
+    found, todo = [regex], {regex}
+    for part in found:  # which grows meanwhile
+        found += set(part.inner) - todo
+        todo |= set(part.inner)
+    finite, before = set[Regex](), -1
+    while len(finite) > before:
+        before = len(finite)
+        for part in reversed(found):
+            needed = all if isinstance(part, Then) else any
+            has_parts = bool(part.inner) and needed(inner in finite for inner in part.inner)
+            if part.has_empty or has_parts or (isinstance(part, AnyOf) and part is not NOTHING):
+                finite.add(part)
+    return finite
+
+
+# -------------------------------------------------------------------------- values of one type
+
+
+def text_of(value: Any) -> str:
+    """Return a value as JSON. Raises ValueError for one that JSON doesn't have."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except ValueError:
+        raise ValueError(
+            f"{repr(value)[:100]} can't be written in JSON, which has no NaN, no infinity and no "
+            "half of a UTF-16 pair."
+        ) from None
+    return text
+
+
+def fitting(schema: Schema) -> list[str]:
+    """Return the values of `enum` that fit the rest of a plain schema, as JSON."""
+    texts = {text_of(value): value for value in schema["enum"]}
+    fit = {text: value for text, value in texts.items() if not misfits(value, schema)}
+    if not fit:
+        raise ValueError(f"No value of {repr(schema['enum'])[:100]} fits the rest of the schema.")
+    beside = {word for value in fit.values() for word in KEYWORDS[kind_of(value)] & set(schema)}
+    if undecided := sorted(beside - DECIDED):
+        raise ValueError(f"The keyword {undecided[0]!r} is not supported beside these values.")
+    return list(fit)
+
+
+def require_dependencies(schema: Schema, names: Mapping[str, Any]) -> None:
+    asked = {**schema.get("dependencies", {}), **schema.get("dependentRequired", {})}
+    for name, others in asked.items():
+        if name in names and not (isinstance(others, list) and {*others} <= names.keys()):
+            raise ValueError(f"What depends on {name!r} can't be kept. Require it instead.")
+    if "propertyNames" in schema:
+        raise ValueError("'propertyNames' beside 'properties' is not supported. Leave it out.")
+
+
+def limits(schema: Schema, lower: str, upper: str) -> tuple[int, int | None]:
     least, most = schema.get(lower, 0), schema.get(upper)
-    for limit in (least, 0 if most is None else most):
-        if type(limit) is not int or not 0 <= limit <= MOST:
-            raise ValueError(f"{lower!r} and {upper!r} are from 0 to {MOST}, not {limit!r}.")
     if most is not None and most < least:
         raise ValueError(f"{upper!r} is {most}, which is less than {lower!r}, {least}.")
     return least, most
 
 
-def number_of(schema: Mapping[str, Any], kind: str) -> Regex:
+def number_of(schema: Schema) -> Regex:
     """Numbers within bounds are written without an exponent."""
-    low, high = schema.get("minimum"), schema.get("maximum")
-    if low is None and high is None:
-        return INTEGER if kind == "integer" else NUMBER
-    for bound in (low, high):
-        is_number = isinstance(bound, int | float) and abs(bound) < 1e18
-        if bound is not None and not (is_number and (kind == "integer" or bound == int(bound))):
-            raise ValueError(f"A bound of a number is a whole number here, not {bound!r}.")
-    low, high = low if low is None else math.ceil(low), high if high is None else math.floor(high)
-    if low is not None and high is not None and low > high:
-        raise ValueError(f"No {kind} is at least {low} and at most {high}.")
-    sign = NOTHING if low is not None and low >= 0 else literal("-")
-    zero = 0 if kind == "number" else 1  # there is a number -0.5, but -0 is written 0
-    below = magnitudes(kind, max(zero, -(high or 0)), None if low is None else -low)
-    above = magnitudes(kind, max(0, low or 0), high)
-    return either(then(sign, below), above)
-
-
-def magnitudes(kind: str, low: int, high: int | None) -> Regex:
-    """Numbers without a sign, from `low` to `high`; None means without an upper limit."""
-    if kind == "integer":
-        return whole_numbers(low, high)
-    if high is None:
-        return then(whole_numbers(low, None), parse(FRACTION))
-    inside = then(whole_numbers(low, high - 1), parse(FRACTION))
-    return either(inside, then(whole_numbers(max(low, high), high), parse(r"(\.0+)?")))
-
-
-def whole_numbers(low: int, high: int | None) -> Regex:
-    digits = len(str(low))
-    if high is None:
-        longer = then(parse("[1-9]"), repeat(parse("[0-9]"), digits))
-        return either(whole_numbers(low, 10**digits - 1), longer)
-    ends = [
-        (max(low, 10 ** (count - 1) if count > 1 else 0), min(high, 10**count - 1))
-        for count in range(digits, len(str(high)) + 1)
-    ]
-    zero, nine = b"09"
-    pairs = [(str(first).encode(), str(last).encode()) for first, last in ends if first <= last]
-    return either(*(between(first, last, zero, nine) for first, last in pairs))
-
-
-# ----------------------------------------------------------------------------- JSON of any depth
-
-# What may come next, up to the end of a value or to a bracket: a regular language, whatever else is
-# open. The name says where: at the start, after an opening bracket, or after a value, and in which
-# bracket.
-VALUE = either(STRING, NUMBER, BOOLEAN, NULL, literal("["), literal("{"))
-MEMBER = then(STRING, literal(": "), VALUE)
-REGIONS: dict[str, Regex] = {
-    "": VALUE,
-    "[": either(VALUE, literal("]")),
-    "{": either(MEMBER, literal("}")),
-    "[,": either(then(COMMA, VALUE), literal("]")),
-    "{,": either(then(COMMA, MEMBER), literal("}")),
-    ",": EMPTY,  # after a value, and no bracket is open: the end
-}
+    is_whole, known = schema["type"] == "integer", schema.get("format")
+    step = schema.get("multipleOf", 1)
+    if step != 1 or ("multipleOf" in schema and not is_whole):
+        raise ValueError(f"'multipleOf' {step!r} is not supported. Leave it out.")
+    if known is not None and known not in FORMATS_OF_NUMBERS:
+        raise ValueError(
+            f"The format {known!r} is not supported for numbers. Known are "
+            f"{', '.join(FORMATS_OF_NUMBERS)}."
+        )
+    ends = {word: Fraction(repr(schema[word])) for word in BOUNDS if word in schema}
+    bounds = within(
+        Bounds(ends.get("minimum"), ends.get("maximum")),
+        Bounds(ends.get("exclusiveMinimum"), ends.get("exclusiveMaximum"), True, True),
+        FORMATS_OF_NUMBERS[known] if known else Bounds(),
+    )
+    if bounds[:2] == (None, None):
+        return INTEGER if is_whole else NUMBER
+    found = whole_number(bounds) if is_whole else number(bounds)
+    if found is NOTHING:
+        raise ValueError(f"No {schema['type']} is within the bounds.")
+    return found

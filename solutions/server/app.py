@@ -21,6 +21,7 @@ from solutions.server.protocol import (
     ChatBody,
     CompletionBody,
     EmbeddingBody,
+    Refusal,
     error_response,
     head_of,
 )
@@ -64,9 +65,18 @@ def new_app(
     async def told(request: Request, error: Exception) -> Response:
         return error_response(503, str(error), retry_after=5)
 
+    async def admitted(body: CompletionBody | ChatBody, request: Request) -> Answer:
+        """Admit a request, with the form of its answer if it asks for one."""
+        if body.answer_schema is None:
+            return service.admit(body)
+        schema = await unless_left(request.receive, service.schema_of(body))
+        if schema is None:
+            raise Refusal(400, "The client has left.")
+        return service.admit(body, schema)
+
     @app.post("/v1/completions")
     async def completions(body: CompletionBody, request: Request) -> Response:
-        answer = service.admit(body, await service.automaton_of(body))
+        answer = await admitted(body, request)
         head = head_of("text_completion", answer.id, body.model)
         if body.stream:
             return EventStream(service, answer, completion_choices(service, answer), head)
@@ -76,7 +86,7 @@ def new_app(
 
     @app.post("/v1/chat/completions")
     async def chat(body: ChatBody, request: Request) -> Response:
-        answer = service.admit(body, await service.automaton_of(body))
+        answer = await admitted(body, request)
         if body.stream:
             head = head_of("chat.completion.chunk", answer.id, body.model)
             return EventStream(service, answer, chat_choices(service, answer), head)

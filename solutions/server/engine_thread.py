@@ -18,6 +18,7 @@ import torch
 
 from solutions.decoding import GREEDY
 from solutions.engine.engine import Output as EngineOutput
+from solutions.grammars.regex import EMPTY
 from solutions.server.formats import Guides
 from solutions.server.loaded import Loaded, read_tokenizer
 from solutions.server.messages import EngineFault, Output, Request, TokenLogprob
@@ -126,8 +127,8 @@ class EngineThread:
         )  # fmt: skip
         if not request.speculation:
             self.engine.inbox[-1].new_drafter = None  # type: ignore[union-attr]
-        if request.automaton is not None:
-            guide = self.guides.guide(request.automaton)
+        if request.schema is not None:
+            guide = self.guides.guide(request.schema)
             self.constraints[number] = self.loaded.labs("constrained").Constraint(guide)
         if request.reads != "nothing":
             self.readers[number] = PromptReader(request, self.engine.runner.lm_head)
@@ -177,13 +178,16 @@ class EngineThread:
         if output.finish_reason is not None:
             del self.requests[number], self.numbers[request.id]
             self.preempted.pop(number, None)
-            self.constraints.pop(number, None)
+        constraint = self.constraints.pop(number, None) if output.finish_reason else None
         reader = self.readers.pop(number, None)
         if output.finish_reason == "error":
             self.outputs.append((request.id, EngineFault()))
         elif output.finish_reason != "abort":
             cached = self.cached.pop(number, 0)
-            sent = Output(request.id, output.new_ids, output.finish_reason, logprobs, cached)
+            reason = output.finish_reason
+            if constraint is not None and constraint.state is EMPTY:
+                reason = "stop"  # there was room for the whole text, though not for EOS
+            sent = Output(request.id, output.new_ids, reason, logprobs, cached)
             if reader is not None:
                 sent = replace(sent, prompt_logprobs=reader.scores, embedding=reader.embedding())
             self.outputs.append((request.id, sent))

@@ -1,16 +1,18 @@
 """Answers in a given form: `response_format` of a request, as masks on the engine's logits.
 
-A JSON schema becomes an automaton before its request is admitted. Masks are computed in the engine,
-each when a request first comes to its state: of a schema's states, an answer visits few.
+Nothing is computed before a text needs it. A schema becomes an expression of lab 14, whose size is
+that of the schema. The state of a text is what remains of the expression, and the mask of a state
+is computed when a text first comes to it: of a schema's states, an answer visits few.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool
@@ -18,26 +20,57 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from solutions.grammars.json_schema import pattern_of
+from solutions.grammars.regex import (
+    EMPTY,
+    NOTHING,
+    AnyOf,
+    Counted,
+    Either,
+    Regex,
+    Star,
+    Then,
+    at_most,
+    byte_classes,
+    repeat,
+    star,
+    then,
+)
+from solutions.server.settings import reference
 
-if TYPE_CHECKING:  # what a server runs of lab 14 is handed in: it may be a learner's
-    from solutions.constrained import Automaton
+MOST_MASKS, MOST_STATES = 2000, 50_000  # kept from one request to the next
+MOST_FOR_A_BYTE = 1000  # expressions that may be made
+MOST_FOR_A_MASK = 200_000
+Derivative = Callable[[Regex, int], Regex]
 
 
-@dataclass(frozen=True)
-class SentAutomaton:
-    """An automaton on its way to the engine. schema: its source, by which the engine knows it."""
-
-    schema: str
-    automaton: Automaton = field(repr=False)
+def derivative_of(lab: Any) -> Derivative:
+    """Return lab 14's function. Notebooks of earlier releases don't hand theirs over."""
+    return getattr(lab, "derivative", None) or reference("constrained").derivative
 
 
-@functools.lru_cache(64)
-def compiled(automaton_of: Callable[[Any], Automaton], schema: str) -> SentAutomaton:
-    """Return the automaton of a schema. Raises ValueError for one that isn't supported."""
+@functools.lru_cache(256)
+def read_format(derivative: Derivative, schema: str) -> Regex | str:
+    """Return the expression of a schema; for one that isn't supported, a sentence that says why."""
     try:
-        return SentAutomaton(schema, automaton_of(pattern_of(json.loads(schema))))
-    except RecursionError:
-        raise ValueError("The schema is nested too deeply. Use fewer levels.") from None
+        return pattern_of(json.loads(schema), functools.partial(require_quick, derivative))
+    except ValueError as error:
+        return str(error)
+
+
+def require_quick(derivative: Derivative, regex: Regex) -> None:
+    """Raise ValueError if reading a byte takes long in a text that is ambiguous on purpose."""
+    some_bytes, seen = [members[-1] for members in byte_classes(regex)][:8], set[Regex]()
+    for _ in range(20):
+        seen.add(regex)
+        with at_most(MOST_FOR_A_BYTE, "Reading a character of the pattern"):
+            after = {derivative(regex, byte) for byte in some_bytes} - seen
+        regex = max(after, key=options_of, default=NOTHING)
+
+
+def options_of(regex: Regex) -> int:
+    while isinstance(regex, Then):
+        regex = regex.first
+    return len(regex.options) if isinstance(regex, Either) else 0
 
 
 class Names:
@@ -52,7 +85,7 @@ class Names:
         return self.size
 
 
-@dataclass
+@dataclass(eq=False)
 class Node:
     """Where some bytes lead in a trie. tokens: those that have exactly these bytes."""
 
@@ -72,53 +105,161 @@ def trie_of(vocabulary: Sequence[bytes]) -> Node:
     return root
 
 
-class TrieGuide:
-    """Lab 14's guide for a regular language, without an index.
+class Region(NamedTuple):
+    """What an expression allows, whatever comes after it.
 
-    A state's mask is computed when it is first asked for, from the tokens whose paths in the trie
-    are paths in the automaton too. trie: of the vocabulary.
+    mask: the tokens that begin its texts. exits: the nodes at which one of its texts has ended
+    within a token, by the byte that comes next in the token.
     """
 
-    def __init__(
-        self, automaton: Automaton, vocabulary: Sequence[bytes], trie: Node, eos: int
-    ) -> None:
-        self.automaton, self.vocabulary, self.trie, self.eos = automaton, vocabulary, trie, eos
-        self.masks: dict[int, Bool[Tensor, " vocab"]] = {}
+    mask: Bool[Tensor, " vocab"]
+    exits: dict[int, list[Node]]
 
-    def start(self) -> int:
-        return 0
 
-    def allowed(self, state: int) -> Bool[Tensor, " vocab"]:
-        if state not in self.masks:
-            tokens = [self.eos] if state in self.automaton.accepting else []
-            todo = [(self.trie, state)]
-            for node, place in todo:  # which grows meanwhile
+class Masks:
+    """The masks of expressions, for one vocabulary. derivative: lab 14's, perhaps a learner's.
+
+    Most of an answer is strings, and their inside is the same expression everywhere. So the mask of
+    `Then(first, second)` is put together: from the region of `first`, computed once for all
+    schemas, and from the tokens that go on into `second`.
+    """
+
+    def __init__(self, vocabulary: Sequence[bytes], eos: int, derivative: Derivative) -> None:
+        self.vocabulary, self.eos, self.derivative = vocabulary, eos, derivative
+        self.root, self.longest = trie_of(vocabulary), max(map(len, vocabulary))
+        self.forget()
+
+    def forget(self) -> None:
+        self.edges: dict[Regex, dict[int, Regex]] = defaultdict(dict)
+        self.firsts: dict[Regex, frozenset[int]] = {}
+        self.regions: dict[Regex, Region] = {}
+        self.kept: dict[Regex, Bool[Tensor, " vocab"]] = {}
+
+    def after(self, regex: Regex, byte: int) -> Regex:
+        """Return what remains of an expression after a byte."""
+        edges = self.edges[regex]
+        if byte not in edges:
+            edges[byte] = self.derivative(regex, byte)
+        return edges[byte]
+
+    def first_bytes(self, regex: Regex) -> frozenset[int]:
+        """Return the bytes that its texts begin with."""
+        if regex not in self.firsts:
+            match regex:
+                case AnyOf(allowed):
+                    found = allowed
+                case Then(first, second):
+                    found = self.first_bytes(first)
+                    found |= self.first_bytes(second) if first.has_empty else frozenset()
+                case Either(options):
+                    found = frozenset().union(*map(self.first_bytes, options))
+                case Star(body):
+                    found = self.first_bytes(body)
+                case _:
+                    found = frozenset()
+            self.firsts[regex] = found
+        return self.firsts[regex]
+
+    def allowed(self, regex: Regex) -> Bool[Tensor, " vocab"]:
+        """Return the tokens that may come next, EOS among them if the text may end."""
+        with at_most(MOST_FOR_A_MASK, "A mask of the format"):
+            return self.mask(regex)
+
+    def mask(self, regex: Regex) -> Bool[Tensor, " vocab"]:
+        if regex not in self.kept:
+            self.kept[regex] = self.computed(regex)
+        return self.kept[regex]
+
+    def computed(self, regex: Regex) -> Bool[Tensor, " vocab"]:
+        if (near := self.near(regex)) is not regex:
+            return self.mask(near)
+        first, rest = (regex.first, regex.second) if isinstance(regex, Then) else (regex, EMPTY)
+        if isinstance(first, Either) and not isinstance(first.given, Counted):
+            return torch.stack([self.mask(then(one, rest)) for one in first.options]).any(dim=0)
+        region = self.region(first)
+        mask, tokens = region.mask.clone(), list[int]()
+        for byte in self.first_bytes(rest) & region.exits.keys():
+            remains = self.after(rest, byte)
+            for node in region.exits[byte]:
                 tokens += node.tokens
-                edges = self.automaton.edges[place]
-                children = node.children.items()
-                todo += [(child, edges[byte]) for byte, child in children if byte in edges]
-            self.masks[state] = torch.zeros(len(self.vocabulary), dtype=torch.bool)
-            self.masks[state][tokens] = True
-        return self.masks[state]
+                tokens += self.read(remains, node)[0] if node.children else []
+        mask[tokens] = True
+        if first.has_empty and rest is not EMPTY:
+            mask |= self.mask(rest)
+        mask[self.eos] = regex.has_empty
+        return mask
 
-    def advance(self, state: int, token: int) -> int:
-        for byte in self.vocabulary[token]:
-            state = self.automaton.edges[state][byte]
+    def read(self, regex: Regex, node: Node) -> tuple[list[int], list[Node]]:
+        """Read an expression on from a node: return the tokens, and where a text has ended."""
+        tokens, exits = list[int](), [node] if regex.has_empty else []
+        todo = [(regex, node)]
+        for remains, place in todo:  # which grows meanwhile
+            for byte in self.first_bytes(remains) & place.children.keys():
+                child, after = place.children[byte], self.after(remains, byte)
+                tokens += child.tokens
+                if child.children:
+                    todo.append((after, child))
+                    exits += [child] if after.has_empty else []
+        return tokens, exits
+
+    def region(self, regex: Regex) -> Region:
+        if regex not in self.regions:
+            tokens, exits = self.read(regex, self.root)
+            mask, by_byte = torch.zeros(len(self.vocabulary), dtype=torch.bool), defaultdict(list)
+            mask[tokens] = True
+            for exit_ in exits:
+                for byte, child in exit_.children.items() if exit_ is not self.root else ():
+                    by_byte[byte].append(child)
+            self.regions[regex] = Region(mask, by_byte)
+        return self.regions[regex]
+
+    def near(self, regex: Regex) -> Regex:
+        """Return an expression with the same mask, and without what no token is long enough for."""
+        parts, least = list[Regex](), 0
+        while least <= self.longest and regex is not EMPTY:
+            first, regex = (
+                (regex.first, regex.second) if isinstance(regex, Then) else (regex, EMPTY)
+            )
+            parts.append(self.counted_no_further(first))
+            least += not first.has_empty
+        return then(*parts)
+
+    def counted_no_further(self, regex: Regex) -> Regex:
+        if not isinstance(regex, Either) or not isinstance(regex.given, Counted):
+            return regex
+        body, least, most = regex.given
+        if not least and most > self.longest:
+            return star(body)
+        return repeat(body, min(least, self.longest + 1), min(most, self.longest + 1))
+
+
+class FormatGuide:
+    """Lab 14's guide for a schema. A state is an expression: what remains to be written."""
+
+    def __init__(self, regex: Regex, masks: Masks) -> None:
+        self.regex, self.masks = regex, masks
+
+    def start(self) -> Regex:
+        return self.regex
+
+    def allowed(self, state: Regex) -> Bool[Tensor, " vocab"]:
+        return self.masks.allowed(state)
+
+    def advance(self, state: Regex, token: int) -> Regex:
+        for byte in self.masks.vocabulary[token]:
+            state = self.masks.after(state, byte)
         return state
 
 
 class Guides:
-    """The guides of an engine's latest schemas. lab: lab 14's names. eos: ends a text."""
+    """The guides of an engine. lab: lab 14's names. eos: ends a text."""
 
     def __init__(self, lab: Any, tokenizer: Tokenizer, eos: int) -> None:
-        self.vocabulary, self.eos = lab.vocabulary_bytes(Names(tokenizer)), eos
-        self.trie = trie_of(self.vocabulary)
-        self.kept: dict[str, TrieGuide] = {}
+        self.masks = Masks(lab.vocabulary_bytes(Names(tokenizer)), eos, derivative_of(lab))
 
-    def guide(self, sent: SentAutomaton, most: int = 16) -> TrieGuide:
-        if sent.schema not in self.kept:
-            for oldest in list(self.kept)[: len(self.kept) + 1 - most]:
-                del self.kept[oldest]
-            new = TrieGuide(sent.automaton, self.vocabulary, self.trie, self.eos)
-            self.kept[sent.schema] = new
-        return self.kept[sent.schema]
+    def guide(self, schema: str) -> FormatGuide:
+        if len(self.masks.kept) > MOST_MASKS or len(self.masks.edges) > MOST_STATES:
+            self.masks.forget()
+        regex = read_format(self.masks.derivative, schema)
+        assert isinstance(regex, Regex), "others are refused before they are sent"
+        return FormatGuide(regex, self.masks)

@@ -5,13 +5,12 @@ from typing import Literal
 
 from solutions.decoding import SamplingParams
 from solutions.server.adjusting import Adjustments
-from solutions.server.formats import SentAutomaton
 
 
 @dataclass(frozen=True)
 class Request:
     """One text to write. logprobs: how many alternatives to report per token; None for nothing.
-    automaton: of the language that the text must belong to; None for any text. reads: what is asked
+    schema: the JSON schema that the text must fit, as text; None for any text. reads: what is asked
     of the prompt itself.
     """
 
@@ -25,7 +24,7 @@ class Request:
     logprobs: int | None = None
     stops: tuple[str, ...] = ()
     salt: bytes = b""
-    automaton: SentAutomaton | None = None
+    schema: str | None = None
     adjustments: Adjustments | None = None
     reads: Literal["nothing", "logprobs", "embedding"] = "nothing"
 

@@ -141,6 +141,14 @@ class TextFormat(BaseModel):
     type: Literal["text"]
 
 
+class ObjectFormat(BaseModel):
+    """Any JSON object."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["json_object"]
+
+
 class SchemaFormat(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
@@ -172,7 +180,9 @@ class Sampling(Strict):
     ignore_eos: bool = False
     min_tokens: int = Field(0, ge=0)
     n: int = Field(1, ge=1, le=16)
-    response_format: Annotated[TextFormat | SchemaFormat, Field(discriminator="type")] | None = None
+    response_format: (
+        Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")] | None
+    ) = None
     stop: Annotated[list[Stop], BeforeValidator(listed), Field(max_length=4)] = []
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     stream: bool = False
@@ -182,8 +192,12 @@ class Sampling(Strict):
     @property
     def answer_schema(self) -> str | None:
         """The JSON schema that the answer must fit, as text; None for any answer."""
-        asked = self.response_format
-        return json.dumps(asked.json_schema.schema_) if isinstance(asked, SchemaFormat) else None
+        match self.response_format:
+            case SchemaFormat(json_schema=named):
+                return json.dumps(named.schema_)
+            case ObjectFormat():
+                return json.dumps({"type": "object"})
+        return None
 
     @property
     def include_usage(self) -> bool:

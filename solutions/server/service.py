@@ -5,6 +5,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -13,7 +14,7 @@ from solutions.decoding import SamplingParams
 from solutions.server.adjusting import Adjustments
 from solutions.server.engine_process import EngineProcess
 from solutions.server.engine_thread import EngineThread
-from solutions.server.formats import SentAutomaton, compiled
+from solutions.server.formats import derivative_of, read_format
 from solutions.server.loaded import read_tokenizer
 from solutions.server.messages import EngineFault, Output, Request, TokenLogprob
 from solutions.server.metrics import Metrics
@@ -83,6 +84,7 @@ class Service:
         self.running: set[str] = set()
         self.waiting = 0  # texts that have no token yet
         self.is_draining = False
+        self.reading = ThreadPoolExecutor(1, "formats")
         self.began = time.monotonic()
 
     def start(self, died: Callable[[], None]) -> None:
@@ -100,6 +102,7 @@ class Service:
         self.engine.start()
 
     def stop(self) -> None:
+        self.reading.shutdown(wait=False, cancel_futures=True)
         self.engine.stop()
 
     async def drain(self, seconds: float) -> None:
@@ -126,22 +129,27 @@ class Service:
 
     # ------------------------------------------------------------------------------- admission
 
-    async def automaton_of(self, body: CompletionBody | ChatBody) -> SentAutomaton | None:
-        """Return the automaton of the form that the answer is asked for in. Raises Refusal."""
+    async def schema_of(self, body: CompletionBody | ChatBody) -> str | None:
+        """Return the schema that the answer is asked to fit. Raises Refusal if it isn't supported.
+
+        It is read in a thread of its own, one at a time. The work of each is limited, and one whose
+        client has left isn't begun.
+        """
         schema = body.answer_schema
         if schema is None:
             return None
         if self.facts.eos_token_id is None:
             told = "This model has no token that ends a text, so no format can be kept."
             raise Refusal(400, told, param="response_format")
-        try:  # in a thread, because it may take seconds
-            automaton_of = self.labs("constrained").automaton_of
-            return await asyncio.to_thread(compiled, automaton_of, schema)
-        except ValueError as error:  # a sentence of lab 14
-            raise Refusal(400, str(error), param="response_format") from None
+        try:
+            derivative = derivative_of(self.labs("constrained"))
         except ModuleNotFoundError:
             told = "Formats are kept by lab 14's code, which this copy of the course lacks."
             raise Refusal(400, told, param="response_format") from None
+        found = await self.loop.run_in_executor(self.reading, read_format, derivative, schema)
+        if isinstance(found, str):
+            raise Refusal(400, found, param="response_format")
+        return schema
 
     def require_model(self, name: str) -> None:
         """Raise Refusal for a model that isn't served here."""
@@ -152,14 +160,14 @@ class Service:
     def admit(
         self,
         body: CompletionBody | ChatBody,
-        automaton: SentAutomaton | None = None,
+        schema: str | None = None,
         is_embedding: bool = False,
     ) -> Answer:
         """Turn a body into requests, and count their prompts. Raises Refusal."""
         if self.is_draining:
             raise Refusal(503, "The server is shutting down. Try another one.", retry_after=5)
         self.require_model(body.model)
-        texts = self.texts_of(body, automaton, is_embedding)
+        texts = self.texts_of(body, schema, is_embedding)
         if self.waiting + len(texts) > self.settings.max_waiting:
             self.metrics.count("refused")
             raise Refusal(429, "Too many requests are waiting. Try again later.",
@@ -179,7 +187,7 @@ class Service:
     def texts_of(
         self,
         body: CompletionBody | ChatBody,
-        automaton: SentAutomaton | None,
+        schema: str | None,
         is_embedding: bool,
     ) -> list[Request]:
         reads: Literal["nothing", "logprobs", "embedding"] = "nothing"
@@ -203,7 +211,7 @@ class Service:
             if len(prompt) + limit > self.facts.n_positions:
                 told = f"The prompt has {len(prompt)} tokens and max_tokens is {limit}, together"
                 raise self.too_long(told, param)
-        self.require_ends(body, limit, automaton is not None)
+        self.require_ends(body, limit, schema is not None)
         params, adjustments = self.params_of(body), self.adjustments_of(body)
         answer_id = f"cmpl-{secrets.token_hex(8)}"
         seed = secrets.randbits(62) if body.seed is None else body.seed
@@ -218,7 +226,7 @@ class Service:
                 speculation=body.speculation,
                 logprobs=body.alternatives,
                 stops=tuple(body.stop),
-                automaton=automaton,
+                schema=schema,
                 adjustments=adjustments,
                 reads=reads,
                 # what is found in the cache isn't computed, so there would be nothing to read

@@ -15,7 +15,10 @@ SIZES = {"ROUNDS": 1, "SEEDS": 3, "PATTERNS": {"number": (r"-?[0-9](\.[0-9]+)?",
 def one_more(text: str, tokenizer) -> masks.Library:
     """Lab 14's masks in packed bits, and with one token that is allowed everywhere."""
     [token], vocabulary = tokenizer(text).input_ids, masks.vocabulary_bytes(tokenizer)
-    guide = partial(masks.IndexGuide, vocabulary=vocabulary, eos=tokenizer.eos_token_id)
+    eos = tokenizer.eos_token_id
+
+    def guide(regex):
+        return masks.IndexGuide(masks.automaton_of(regex), vocabulary, eos)
 
     def fill(request, row) -> None:
         mask = request.guide.allowed(request.state).clone()

@@ -23,9 +23,16 @@ import torch
 from torch import Tensor
 
 from gpt import load_tokenizer
-from solutions.constrained import Constraint, Guide, IndexGuide, automaton_of, vocabulary_bytes
-from solutions.grammars.regex import parse
-from solutions.server.formats import TrieGuide, trie_of
+from solutions.constrained import (
+    Constraint,
+    Guide,
+    IndexGuide,
+    automaton_of,
+    derivative,
+    vocabulary_bytes,
+)
+from solutions.grammars.regex import Regex, parse
+from solutions.server.formats import FormatGuide, Masks
 from timing.cores import usable_cores
 from timing.machine import processor_name
 from timing.stopwatch import undisturbed
@@ -60,9 +67,9 @@ class Own(Constraint):
         row.copy_(self.guide.allowed(self.state))
 
 
-def own(new_guide: Callable[..., Guide]) -> Library:
+def own(new_guide: Callable[[Regex], Guide]) -> Library:
     def new(pattern: str) -> Own:
-        return Own(new_guide(automaton_of(parse(pattern))))
+        return Own(new_guide(parse(pattern)))
 
     return Library(new, Own.fill, Own.advance, packed=False)
 
@@ -190,8 +197,10 @@ def main() -> None:
     vocabulary = vocabulary_bytes(tokenizer)
     given = {"vocabulary": vocabulary, "eos": tokenizer.eos_token_id}
     libraries = {
-        "lab 14, index": own(partial(IndexGuide, **given)),
-        "lab 14, trie": own(partial(TrieGuide, trie=trie_of(vocabulary), **given)),
+        "lab 14, index": own(lambda regex: IndexGuide(automaton_of(regex), **given)),
+        "the server's": own(
+            lambda regex: FormatGuide(regex, Masks(**given, derivative=derivative))
+        ),
     }
     cpu, cores = processor_name(torch.device("cpu")), usable_cores()
     print(f"{cpu}, cores: {cores}, threads: {torch.get_num_threads()}, torch {torch.__version__}")
