@@ -83,6 +83,8 @@ def new_app(
     async def health() -> Response:
         if service.is_draining:
             return JSONResponse({"status": "draining"}, 503, {"retry-after": "5"})
+        if time.monotonic() > service.engine.heard + settings.silent:
+            return JSONResponse({"status": "the engine hangs"}, 503, {"retry-after": "5"})
         return JSONResponse({"status": "ok"})
 
     @app.get("/metrics")

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import socket
 from types import FrameType
 from typing import Any
@@ -14,6 +15,7 @@ from solutions.server.settings import Settings
 
 MOST_HEAD = 65_536  # bytes of a request's target and headers
 MOST_HEADERS = 100
+NO_ADDRESS = errno.EADDRNOTAVAIL, socket.EAI_NONAME
 UNREADABLE = 400, "The request isn't valid HTTP."
 TOO_LATE = 408, "The rest of the request hasn't come in time."
 TOO_LARGE = 431, f"A request has at most {MOST_HEADERS} headers and {MOST_HEAD:,} bytes of them."
@@ -164,7 +166,7 @@ class PatientProtocol(HttpToolsProtocol):
 
 
 class DrainingServer(uvicorn.Server):
-    """Ends in two steps: at the first signal it drains, at the second it stops at once."""
+    """Ends in two steps: at the first signal it drains, at the second it breaks off what runs."""
 
     def __init__(self, app: Any, settings: Settings, drain: Any) -> None:
         protocol = type(
@@ -182,34 +184,33 @@ class DrainingServer(uvicorn.Server):
                 ws="none",
             )
         )
-        self.drain, self.seconds, self.is_draining = drain, settings.drain, False
+        self.drain, self.seconds = drain, settings.drain
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self.loop = asyncio.get_running_loop()
         await super().serve(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self.is_draining:
-            super().handle_exit(sig, frame)
-        else:
-            self.begin_to_stop()
+        self.begin_to_stop()
 
     def begin_to_stop(self) -> None:
         """Drain, then stop. May be called from any thread."""
-        self.is_draining = True
-        asyncio.run_coroutine_threadsafe(self.finish(), self.loop)
+        seconds, self.seconds = self.seconds, 0.0
+        asyncio.run_coroutine_threadsafe(self.finish(seconds), self.loop)
 
-    async def finish(self) -> None:
-        await self.drain(self.seconds)
+    async def finish(self, seconds: float) -> None:
+        await self.drain(seconds)
         self.should_exit = True
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """Return a listening socket; port 0 takes a free one. Raises ValueError if it is taken."""
+    """Return a listening socket; port 0 takes a free one. Raises ValueError if it can't listen."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, OverflowError) as error:
+        if getattr(error, "errno", None) in NO_ADDRESS:
+            raise ValueError(f"{host} isn't an address of this machine: give --host one.") from error
         raise ValueError(
             f"The server can't listen on {host}, port {port}: {error}. Take another port with "
             "--port, or 0 for any that is free."

@@ -23,7 +23,7 @@ from solutions.server.loaded import Loaded, read_tokenizer
 from solutions.server.messages import EngineFault, Output, Request, TokenLogprob
 
 Deliver = Callable[[list[tuple[str, Output | EngineFault]]], None]
-LOOK_EVERY = 0.15  # seconds between two views of a busy engine
+LOOK_EVERY, BEAT = 0.15, 1.0  # seconds between two views of a busy engine, and of an idle one
 WARM_UP = 256  # tokens of the prompt that measures how fast prompts are computed
 log = logging.getLogger("workbook")
 
@@ -42,7 +42,7 @@ class EngineThread:
     """Runs an engine. deliver: called in its thread, with all outputs of a step.
 
     view: the engine as it was after one of its latest steps, for the page and the metrics;
-    `on_view` is called when it is renewed.
+    `on_view` is called when it is renewed. heard: when that was, which shows whether it works.
     """
 
     def __init__(self, loaded: Loaded, deliver: Deliver = lambda outputs: None) -> None:
@@ -101,7 +101,7 @@ class EngineThread:
         while not self.is_stopped:
             if not (self.inbox or self.engine.has_work):
                 self.look()
-                self.wake.wait()
+                self.wake.wait(BEAT)
             self.wake.clear()
             self.take_in()
             if self.engine.has_work:
@@ -215,7 +215,7 @@ class EngineThread:
 
     def look(self) -> None:
         """Renew the view of the engine as it is between two steps: plain data."""
-        self.viewed = time.monotonic()
+        self.viewed = self.heard = time.monotonic()
         scheduler = self.engine.scheduler
         manager: Any = scheduler.manager
         known = getattr(manager, "block_hash", {})

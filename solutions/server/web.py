@@ -6,11 +6,13 @@ import hashlib
 import re
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, Response
 from starlette.exceptions import HTTPException
 
@@ -30,6 +32,11 @@ def plain_app(settings: Settings, lifespan: Any) -> FastAPI:
                   openapi_url=None)  # fmt: skip
     app.state.stop, app.state.fault = lambda: None, None
     app.add_middleware(Guard, settings=settings)
+    if settings.origins:  # a page of another origin asks before it calls, without a key
+        app.add_middleware(
+            CORSMiddleware, allow_origins=settings.origins, allow_methods=["*"],
+            allow_headers=["*"], expose_headers=["retry-after", "x-request-id"],
+        )  # fmt: skip
 
     @app.exception_handler(Refusal)
     async def refused(request: Request, refusal: Refusal) -> Response:
@@ -70,8 +77,9 @@ def sentence_of(error: RequestValidationError) -> tuple[str | None, str]:
     return place[0], f"`{place[0]}`: {first['msg'][0].lower()}{first['msg'][1:]}."
 
 
-def page_response() -> Response:
-    """Return the page, with a policy that allows only its own script and style."""
+@cache
+def page_and_policy() -> tuple[str, str]:
+    """Return the page, and a policy that allows only its own script and style."""
     html = PAGE.read_text(encoding="utf-8")
     hashes = {
         tag: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
@@ -82,6 +90,11 @@ def page_response() -> Response:
         "form-action 'none'; frame-ancestors 'none'; "
         + "; ".join(f"{tag}-src 'sha256-{digest}'" for tag, digest in hashes.items())
     )
+    return html, policy
+
+
+def page_response() -> Response:
+    html, policy = page_and_policy()
     return HTMLResponse(html, headers={"content-security-policy": policy})
 
 
