@@ -25,7 +25,6 @@ from typing import Any
 from solutions.server.connections import DrainingServer, allow_many_connections, listening
 from solutions.server.settings import LOOPBACK, TECHNIQUES, Settings, host_name
 
-
 KEY = "WORKBOOK_API_KEY"  # in the environment, where no list of processes shows it
 
 
@@ -53,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
     add("--target-ttft", type=float, default=Settings.target_ttft,
         help="refuse requests that would wait longer, in seconds (%(default)s)")  # fmt: skip
     add("--drain", type=float, default=Settings.drain,
-        help="how long running requests may go on after Ctrl+C, in seconds (%(default)s)")  # fmt: skip
+        help="how long requests may go on after Ctrl+C, in seconds (%(default)s)")  # fmt: skip
     return parsed
 
 

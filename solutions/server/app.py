@@ -41,7 +41,7 @@ def new_app(
         app.state.fault = "The engine's process has ended by itself, so the server has stopped."
         app.state.stop()
 
-    app = plain_app(settings, lifespan)
+    app = plain_app(settings, lifespan, service.metrics.responses)
     app.state.service = service
 
     @app.exception_handler(EngineFault)

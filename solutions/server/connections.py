@@ -12,7 +12,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from solutions.server.settings import Settings
 
-
 MOST_HEAD = 65_536  # bytes of a request's target and headers
 MOST_HEADERS = 100
 NO_ADDRESS = errno.EADDRNOTAVAIL, socket.EAI_NONAME
@@ -137,11 +136,11 @@ class PatientProtocol(HttpToolsProtocol):
         self.request_is_here()
         if self.is_in_head or not self.is_in_body:
             self.begin_unreadable()
-        self.cycle.scope["state"]["fault"] = fault  # type: ignore[typeddict-item]
+        self.cycle.scope["state"]["fault"] = fault
         self.cycle.message_event.set()
 
     def on_response_complete(self) -> None:
-        """After an error, wait a little before closing: unread bytes would make the client lose it."""
+        """After an error, wait a little before closing: with unread bytes, that would lose it."""
         super().on_response_complete()
         if self.is_broken and self.cycle.response_complete and not self.transport.is_closing():
             self.transport.write_eof()
@@ -210,7 +209,8 @@ def listening(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, OverflowError) as error:
         if getattr(error, "errno", None) in NO_ADDRESS:
-            raise ValueError(f"{host} isn't an address of this machine: give --host one.") from error
+            told = f"{host} isn't an address of this machine: give --host one."
+            raise ValueError(told) from error
         raise ValueError(
             f"The server can't listen on {host}, port {port}: {error}. Take another port with "
             "--port, or 0 for any that is free."

@@ -79,7 +79,7 @@ class EngineProcess:
 
     def send(self) -> None:
         """Write what is submitted to the pipe, which takes no more while the engine hangs."""
-        from solutions.server.messages import EngineFault
+        from solutions.server.messages import EngineFault, Request
 
         with contextlib.suppress(OSError):  # it has ended, which `listen` finds out
             while True:
@@ -90,7 +90,8 @@ class EngineProcess:
                     raise
                 except Exception:
                     log.exception("A request can't be sent to the engine.")
-                    self.deliver([(message.id, EngineFault())])
+                    if isinstance(message, Request):
+                        self.deliver([(message.id, EngineFault())])
 
     def listen(self) -> None:
         try:

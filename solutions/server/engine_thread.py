@@ -58,6 +58,8 @@ class EngineThread:
         self.constraints: dict[int, Any] = {}  # lab 14's, of requests with a format
         self.logprobs: dict[int, list[TokenLogprob]] = {}
         self.cached: dict[int, int] = {}
+        self.came: dict[int, float] = {}
+        self.queued: dict[int, float] = {}  # seconds from then until it had blocks
         self.preempted: Counter[int] = Counter()
         self.steps, self.viewed = 0, 0.0
         self.watch()
@@ -126,6 +128,7 @@ class EngineThread:
             guide = self.guides.guide(request.automaton)
             self.constraints[number] = self.loaded.labs("constrained").Constraint(guide)
         self.numbers[request.id], self.requests[number] = number, request
+        self.came[number] = time.monotonic()
 
     @functools.cached_property
     def guides(self) -> Guides:
@@ -164,15 +167,17 @@ class EngineThread:
         number = output.request
         request = self.requests[number]
         logprobs = self.logprobs.pop(number, [])[: len(output.new_ids)]
+        cached, queued = self.cached.pop(number, 0), self.queued.pop(number, 0.0)
         if output.finish_reason is not None:
             del self.requests[number], self.numbers[request.id]
             self.preempted.pop(number, None)
+            self.came.pop(number, None)
             self.constraints.pop(number, None)
         if output.finish_reason == "error":
             self.outputs.append((request.id, EngineFault()))
         elif output.finish_reason != "abort":
-            cached = self.cached.pop(number, 0)
-            sent = Output(request.id, output.new_ids, output.finish_reason, logprobs, cached)
+            reason = output.finish_reason
+            sent = Output(request.id, output.new_ids, reason, logprobs, cached, queued)
             self.outputs.append((request.id, sent))
 
     # ------------------------------------------------------------------------ what is looked at
@@ -207,6 +212,7 @@ class EngineThread:
             found = admit(request, *text)
             if not self.preempted[request]:
                 self.cached[request] = found
+                self.queued[request] = time.monotonic() - self.came[request]
             return found
 
         engine.choose = noting_choose  # type: ignore[method-assign]

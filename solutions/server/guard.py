@@ -82,7 +82,7 @@ class Guard:
             return error_response(400, "A request has one Host header.")
         host = headers.get(b"host", b"").decode("latin-1").lower()
         if re.sub(r":\d+$", "", host) not in self.hosts:
-            told = f"The server isn't known as {host[:100]!r}. If it should be, start it with --name."
+            told = f"The server isn't known as {host[:100]!r}. It can be, with --name."
             return error_response(403, told)
         origin = headers.get(b"origin", b"").decode("latin-1").lower()
         is_foreign = origin and origin not in (f"http://{host}", f"https://{host}")

@@ -38,13 +38,16 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class Output:
-    """A request's new tokens from one step. cached: prompt tokens that were found in the cache."""
+    """A request's new tokens from one step. With the first, cached: how many tokens of the prompt
+    were in the cache; queued: seconds until it had blocks.
+    """
 
     request: str
     new_ids: list[int]
     finish_reason: str | None
     logprobs: list[TokenLogprob] = field(default_factory=list)
     cached: int = 0
+    queued: float = 0.0
 
 
 class EngineFault(Exception):

@@ -66,7 +66,7 @@ class Service:
         self, settings: Settings, lab: Any, engine: EngineThread | EngineProcess, labs: Labs
     ) -> None:
         self.settings, self.lab, self.engine, self.labs = settings, lab, engine, labs
-        self.facts, self.metrics = engine.facts, Metrics()
+        self.facts, self.metrics = engine.facts, Metrics(settings.name)
         self.tokenizer = read_tokenizer(settings.model)
         self.pool = lab.RequestPool(engine)
         self.admission = lab.Admission(settings.target_ttft, self.facts.prefill_rate)
@@ -283,8 +283,10 @@ class Service:
         try:
             async with aclosing(self.pool.stream(request)) as outputs:
                 async for output in outputs:
-                    last = time.monotonic()
-                    if not count:
+                    before, last = last, time.monotonic()
+                    if count:
+                        self.metrics.gaps.observe(last - before)
+                    else:
                         first = last
                         self.begin(answer, request, output, first)
                     count += len(output.new_ids)
@@ -302,6 +304,7 @@ class Service:
                 self.waiting -= 1
                 self.admission.release(len(request.prompt))
             self.metrics.tokens("completion" if reason else "aborted", count)
+            self.metrics.ended(reason, count, last - answer.arrived)
             if count > 1 and reason:
                 self.metrics.tpot((last - first) / (count - 1))
 
@@ -311,6 +314,7 @@ class Service:
         self.admission.release(len(request.prompt))
         self.metrics.ttft(now - answer.arrived)
         self.metrics.tokens("cached", output.cached)
+        self.metrics.admitted(len(request.prompt), output.cached, output.queued)
         answer.cached_tokens += output.cached
 
     # --------------------------------------------------------------------- choices, as in the API

@@ -14,8 +14,10 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, Response
+from prometheus_client import Counter
 from starlette.exceptions import HTTPException
 
+from solutions.server.access import Access
 from solutions.server.guard import Guard
 from solutions.server.protocol import Refusal, error_response
 from solutions.server.settings import Settings
@@ -23,8 +25,8 @@ from solutions.server.settings import Settings
 PAGE = Path(__file__).with_name("page.html")
 
 
-def plain_app(settings: Settings, lifespan: Any) -> FastAPI:
-    """Return an app without routes whose errors are all of OpenAI's form.
+def plain_app(settings: Settings, lifespan: Any, responses: Counter) -> FastAPI:
+    """Return an app without routes whose errors are all of OpenAI's form. responses: counts them.
 
     `app.state.stop` ends the server; `app.state.fault` is then a sentence that says why.
     """
@@ -37,6 +39,7 @@ def plain_app(settings: Settings, lifespan: Any) -> FastAPI:
             CORSMiddleware, allow_origins=settings.origins, allow_methods=["*"],
             allow_headers=["*"], expose_headers=["retry-after", "x-request-id"],
         )  # fmt: skip
+    app.add_middleware(Access, responses=responses, log=settings.log)
 
     @app.exception_handler(Refusal)
     async def refused(request: Request, refusal: Refusal) -> Response:

@@ -1,0 +1,105 @@
+"""What an operator sees: figures for Prometheus, the access log, ids of requests."""
+
+import json
+import logging
+from itertools import pairwise
+
+import httpx2
+import pytest
+from fastapi import FastAPI
+from prometheus_client.parser import text_string_to_metric_families
+
+from solutions.server.here import RunningServer
+from solutions.server.metrics import TIMES, Metrics
+from solutions.server.settings import Settings
+from solutions.server.web import plain_app
+from tests.common.clients import body
+from tests.server.test_faults import eventually
+from tests.server.test_guard import no_drain
+
+VLLMS_BOARD = (  # what the Grafana board in vLLM's examples asks for, with its labels
+    *("e2e_request_latency_seconds_bucket", "inter_token_latency_seconds_bucket"),
+    *("time_to_first_token_seconds_bucket", "request_queue_time_seconds_sum"),
+    *("request_prompt_tokens_bucket", "request_generation_tokens_bucket"),
+    *("prompt_tokens_total", "generation_tokens_total", "kv_cache_usage_perc"),
+    *("num_requests_running", "num_requests_waiting", "request_success_total"),
+    *("num_preemptions_total", "prefix_cache_queries_total", "prefix_cache_hits_total"),
+    "request_time_per_output_token_seconds_bucket",
+)
+
+
+def figures(text: str) -> dict[tuple, float]:
+    """The value of each figure by its name and its labels' values, except the model's."""
+    return {
+        (sample.name, *(sample.labels[k] for k in sample.labels if k != "model_name")): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_figures_count_each_request_and_have_the_names_of_vllms_board(client):
+    before = figures(client.get("/metrics").text)
+    client.post("/v1/completions", json=body(max_tokens=5, n=2))
+    client.post("/v1/completions", json=body(n=99))
+    after = figures(client.get("/metrics").text)
+    grown = {name: after[name] - before[name] for name in after}  # so each was there before
+    assert {name for name, *_ in after} >= {f"vllm:{name}" for name in VLLMS_BOARD}
+    assert 'vllm:num_requests_running{model_name="fable"}' in client.get("/metrics").text
+    prompt = grown["workbook_tokens_total", "prompt"]
+    expected = {
+        ("workbook_tokens_total", "completion"): 10,
+        ("workbook_requests_total", "whole"): 1,
+        ("workbook_responses_total", "200"): 2,  # the figures, too
+        ("workbook_responses_total", "400"): 1,
+        ("vllm:request_success_total", "length"): 2,
+        ("vllm:time_to_first_token_seconds_count",): 2,
+        ("vllm:inter_token_latency_seconds_count",): 8,
+        ("vllm:e2e_request_latency_seconds_count",): 2,
+        ("vllm:request_queue_time_seconds_count",): 2,
+        ("vllm:request_generation_tokens_sum",): 10,
+        ("vllm:generation_tokens_total",): 10,
+        ("vllm:prompt_tokens_total",): prompt,
+        ("vllm:prefix_cache_queries_total",): 2 * prompt,
+    }
+    assert {name: grown[name] for name in expected} == expected
+
+
+def test_every_label_is_there_before_it_is_counted():
+    view = {"running": [], "waiting_total": 0, "pool": {"refs": [0], "cached": []}}
+    metrics = Metrics("fable")
+    text = metrics.exposition({**view, "preemptions": 0}).decode()
+    names = figures(text)
+    assert ("workbook_requests_total", "failed") in names
+    assert ("workbook_responses_total", "429") in names
+    metrics.count("refused")
+    assert figures(metrics.exposition({**view, "preemptions": 0}).decode()).keys() == names.keys()
+
+
+def test_a_quantile_is_off_by_half_at_most():
+    assert all(later <= 1.5 * earlier for earlier, later in pairwise(TIMES))
+
+
+@pytest.fixture
+def logged(caplog):
+    """A server without an engine that keeps a log, and the log."""
+    settings = Settings(log=True, api_key="secret")
+    app: FastAPI = plain_app(settings, None, Metrics("fable").responses)
+    log = logging.getLogger("workbook.access")
+    with RunningServer(app, settings, no_drain) as server:
+        log.handlers = [caplog.handler]  # instead of stderr
+        yield server.url, lambda: [json.loads(record.message) for record in caplog.records]
+
+
+def test_each_request_has_a_line_with_its_id_but_neither_its_text_nor_its_key(logged):
+    url, lines = logged
+    for count, given in enumerate([{"x-request-id": "my-1"}, {"x-request-id": "no\tid"}, {}]):
+        headers = {"authorization": "Bearer 12345", **given}
+        response = httpx2.post(f"{url}/v1/completions?text", json=body(), headers=headers)
+        eventually(lambda count=count: len(lines()) > count)
+        found = lines()[-1]
+        assert response.headers["x-request-id"] == found["id"]
+        assert (found["id"] == "my-1") == (given.get("x-request-id") == "my-1")
+        assert "\t" not in found["id"]
+        assert (found["method"], found["path"]) == ("POST", "/v1/completions")
+        assert (found["status"], found["bytes"]) == (401, len(response.content))
+        assert "12345" not in str(found)
