@@ -68,6 +68,7 @@ class Service:
         self.settings, self.lab, self.engine, self.labs = settings, lab, engine, labs
         self.facts, self.metrics = engine.facts, Metrics(settings.name)
         self.tokenizer = read_tokenizer(settings.model)
+        self.longest_token = max(len(token.encode()) for token in self.tokenizer.get_vocab())
         self.pool = lab.RequestPool(engine)
         self.admission = lab.Admission(settings.target_ttft, self.facts.prefill_rate)
         self.running: set[str] = set()
@@ -211,7 +212,17 @@ class Service:
             raise Refusal(400, str(error)) from None
 
     def encode(self, text: str) -> list[int]:
-        """Return a text's tokens; those of an empty text are the one that begins every text."""
+        """Return a text's tokens; those of an empty text are the one that begins every text.
+
+        Raises Refusal, before it computes any, if they must be more than the context has.
+        """
+        if len(text) > self.facts.n_positions * self.longest_token:
+            raise Refusal(
+                413,
+                f"The prompt has {len(text):,} characters, more than fit into the model's context "
+                f"of {self.facts.n_positions} tokens.",
+                "context_length_exceeded",
+            )
         ids: list[int] = self.tokenizer.encode(text).ids
         return ids or [self.facts.eos_token_id or 0]
 

@@ -143,6 +143,12 @@ def test_models_and_health(client):
     assert client.get("/health").json() == {"status": "ok"}
 
 
+def test_far_too_long_a_text_is_refused_before_it_is_tokenized(server, client, monkeypatch):
+    monkeypatch.setattr(server.app.state.service, "tokenizer", None)
+    response = client.post("/v1/completions", json=body(prompt="a" * 100_000))
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+
+
 def test_the_live_view_counts_what_it_shows(client):
     with client.stream("GET", "/live") as response:
         view = json.loads(next(response.iter_lines()).removeprefix("data: "))
