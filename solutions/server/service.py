@@ -16,6 +16,7 @@ from solutions.server.formats import SentAutomaton, compiled
 from solutions.server.loaded import read_tokenizer
 from solutions.server.messages import EngineFault, Output, Request, TokenLogprob
 from solutions.server.metrics import Metrics
+from solutions.server.pace import Pace
 from solutions.server.protocol import ChatBody, CompletionBody, Refusal, transcript
 from solutions.server.settings import Labs, Settings
 
@@ -71,6 +72,7 @@ class Service:
         self.longest_token = max(len(token.encode()) for token in self.tokenizer.get_vocab())
         self.pool = lab.RequestPool(engine)
         self.admission = lab.Admission(settings.target_ttft, self.facts.prefill_rate)
+        self.pace = Pace(self.facts.prefill_rate, settings.token_budget)
         self.running: set[str] = set()
         self.waiting = 0  # texts that have no token yet
         self.is_draining = False
@@ -323,6 +325,8 @@ class Service:
         """Count a text's first token."""
         self.waiting -= 1
         self.admission.release(len(request.prompt))
+        waiting = self.admission.backlog
+        self.admission.prefill_rate = self.pace.computed(len(request.prompt), waiting, now)
         self.metrics.ttft(now - answer.arrived)
         self.metrics.tokens("cached", output.cached)
         self.metrics.admitted(len(request.prompt), output.cached, output.queued)

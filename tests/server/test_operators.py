@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from solutions.server.here import RunningServer
 from solutions.server.metrics import TIMES, Metrics
+from solutions.server.pace import Pace
 from solutions.server.settings import Settings
 from solutions.server.web import plain_app
 from tests.common.clients import body
@@ -77,6 +78,19 @@ def test_every_label_is_there_before_it_is_counted():
 
 def test_a_quantile_is_off_by_half_at_most():
     assert all(later <= 1.5 * earlier for earlier, later in pairwise(TIMES))
+
+
+def test_the_rate_of_prompts_is_measured_only_while_steps_are_full():
+    pace = Pace(100.0, 256)
+    for second in range(5):
+        pace.computed(10, 20, second)  # 10 tokens per second came: that is no limit
+    assert pace.rate == 100
+    for second in range(5, 15):
+        pace.computed(1000, 2000, second)
+    assert pace.rate == pytest.approx(1000, rel=0.01)
+    pace.computed(1000, 0, 15)
+    pace.computed(10, 2000, 1015)  # nothing waited in between
+    assert pace.rate == pytest.approx(1000, rel=0.01)
 
 
 @pytest.fixture
