@@ -1,4 +1,4 @@
-"""What an operator sees: figures for Prometheus, the access log, ids of requests."""
+"""What an operator gives and sees: options, figures for Prometheus, the access log."""
 
 import json
 import logging
@@ -9,6 +9,7 @@ import pytest
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 
+import serve
 from solutions.server.here import RunningServer
 from solutions.server.metrics import TIMES, Metrics
 from solutions.server.pace import Pace
@@ -18,6 +19,7 @@ from tests.common.clients import body
 from tests.server.test_faults import eventually
 from tests.server.test_guard import no_drain
 
+ORIGIN = "http://localhost:3000"
 VLLMS_BOARD = (  # what the Grafana board in vLLM's examples asks for, with its labels
     *("e2e_request_latency_seconds_bucket", "inter_token_latency_seconds_bucket"),
     *("time_to_first_token_seconds_bucket", "request_queue_time_seconds_sum"),
@@ -117,3 +119,57 @@ def test_each_request_has_a_line_with_its_id_but_neither_its_text_nor_its_key(lo
         assert (found["method"], found["path"]) == ("POST", "/v1/completions")
         assert (found["status"], found["bytes"]) == (401, len(response.content))
         assert "12345" not in str(found)
+
+
+# ------------------------------------------------------------------------------------ options
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["--host", "nonsense", "--api-key", "a"], "nonsense isn't an address of this machine"),
+        (["--host", "192.0.2.1"], "Give it an --api-key"),
+        (["--host", "::1", "--port", "99999"], "can't listen on ::1"),  # and wants no key
+        (["--pool-mb", "-5"], "take 1 MB or more"),
+        (["--target-ttft", "-1"], "a number of seconds"),
+        (["--target-ttft", "nan"], "a number of seconds"),
+        (["--name", "http://lab.example"], "isn't a host's name"),
+    ],
+)
+def test_an_option_that_can_not_be_is_refused_with_a_sentence(capsys, args, told):
+    assert serve.main(["--port", "0", *args]) == 1
+    sentence = capsys.readouterr().err
+    assert told in sentence
+    assert len(sentence.splitlines()) == 1
+
+
+def test_the_key_may_be_in_a_file_or_the_environment_and_is_no_argument_of_replicas(
+    monkeypatch, tmp_path
+):
+    (tmp_path / "key").write_text("from a file\n")
+    monkeypatch.setenv(serve.KEY, "from the environment")
+    for args, expected in (
+        ([], "environment"),
+        (["--api-key-file", str(tmp_path / "key")], "file"),
+    ):
+        asked = serve.parser().parse_args(args)
+        assert asked.api_key.endswith(expected)
+        assert not any("from" in argument for argument in serve.arguments_for(asked))
+
+
+def test_a_page_of_a_named_origin_may_call_and_must_have_the_key():
+    settings = Settings(origins=(ORIGIN,), api_key="secret")
+    app = plain_app(settings, None, Metrics("fable").responses)
+    with RunningServer(app, settings, no_drain) as server, httpx2.Client() as client:
+
+        def answer(method: str, origin: str, **headers: str) -> tuple[int, str | None]:
+            given = {"origin": origin, "sec-fetch-site": "cross-site", **headers}
+            response = client.request(method, f"{server.url}/v1/models", headers=given)
+            return response.status_code, response.headers.get("access-control-allow-origin")
+
+        asking = {"access-control-request-method": "POST"}
+        assert answer("OPTIONS", ORIGIN, **asking) == (200, ORIGIN)
+        assert answer("OPTIONS", "http://evil.example", **asking) == (400, None)
+        assert answer("GET", ORIGIN) == (401, ORIGIN)
+        assert answer("GET", ORIGIN, authorization="Bearer secret") == (404, ORIGIN)
+        assert answer("GET", "http://evil.example", authorization="Bearer secret") == (403, None)
