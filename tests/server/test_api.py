@@ -149,6 +149,11 @@ def test_far_too_long_a_text_is_refused_before_it_is_tokenized(server, client, m
     assert response.json()["error"]["code"] == "context_length_exceeded"
 
 
+def test_a_body_without_a_length_is_refused_like_one_with_it(client):
+    pieces = iter([b'{"prompt": "', b"a" * 600_000, b"a" * 600_000])
+    assert client.post("/v1/completions", content=pieces).status_code == 413
+
+
 def test_the_live_view_counts_what_it_shows(client):
     with client.stream("GET", "/live") as response:
         view = json.loads(next(response.iter_lines()).removeprefix("data: "))
