@@ -73,11 +73,11 @@ class Client:
         self.left(len(given["prompt"]))
 
     def stalls(self) -> None:
-        given = {"prompt": [7] * self.dice.randint(1, 100), "max_tokens": 900}
-        with connected(self.raw, **given) as opened:
+        prompt = [7] * self.dice.randint(1, 100)
+        with connected(self.raw, prompt=prompt, max_tokens=900) as opened:
             read_until(opened, b"200 OK")
             time.sleep(self.dice.random())
-        self.left(len(given["prompt"]))
+        self.left(len(prompt))
 
     def errs(self) -> None:
         content = self.dice.choice([b"{", b"[]", b'{"model": 1}', json.dumps(body(n=99)).encode()])
