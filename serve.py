@@ -14,14 +14,18 @@ import argparse
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from solutions.server.connections import DrainingServer, allow_many_connections, listening
-from solutions.server.settings import LOOPBACK, TECHNIQUES, Settings
+from solutions.server.settings import LOOPBACK, TECHNIQUES, Settings, host_name
+
+KEY = "WORKBOOK_API_KEY"  # in the environment, where no list of processes shows it
 
 
 def parser() -> argparse.ArgumentParser:
@@ -36,15 +40,27 @@ def parser() -> argparse.ArgumentParser:
     add("--mine", action="store_true", help="use the solutions that passed their checks")
     add("--replicas", type=int, default=1, help="servers behind a router")
     add("--upstream", action="append", default=[], metavar="URL", help="a server to route to")
-    add("--api-key", help="clients must send it")
+    add("--api-key", default=os.environ.get(KEY), help=f"clients must send it; or set {KEY}")
+    add("--api-key-file", dest="api_key", type=content, metavar="FILE", help="the same, in a file")
     add("--name", action="append", default=[], help="a host name by which clients may call")
+    add("--origin", action="append", default=[], help="of pages on the web that may call")
+    add("--log", action="store_true", help="tell each request in a line of JSON on stderr")
     add("--threads", type=int, help="of the engine; by default all cores")
     add("--until-input-ends", action="store_true", help=argparse.SUPPRESS)  # for replicas
     add("--pool-mb", type=int, default=Settings.pool_bytes // 10**6,
         help="memory for keys and values (%(default)s)")  # fmt: skip
     add("--target-ttft", type=float, default=Settings.target_ttft,
         help="refuse requests that would wait longer, in seconds (%(default)s)")  # fmt: skip
+    add("--drain", type=float, default=Settings.drain,
+        help="how long requests may go on after Ctrl+C, in seconds (%(default)s)")  # fmt: skip
     return parsed
+
+
+def content(file: str) -> str:
+    try:
+        return Path(file).read_text().strip()
+    except (OSError, UnicodeError) as error:
+        raise argparse.ArgumentTypeError(f"it can't be read: {error}") from error
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -54,12 +70,14 @@ def main(arguments: Sequence[str]) -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1
+    except KeyboardInterrupt:  # before it serves
+        return 130
     return 0
 
 
 def serve(asked: argparse.Namespace) -> None:
     """Serve until a signal comes. Raises ValueError, with a sentence, for what can't be served."""
-    if asked.host not in LOOPBACK and not asked.api_key:
+    if host_name(asked.host) not in LOOPBACK and not asked.api_key:
         raise ValueError(
             f"On {asked.host}, other machines can use the server. Give it an --api-key, or listen "
             "on 127.0.0.1."
@@ -72,8 +90,11 @@ def serve(asked: argparse.Namespace) -> None:
         threads=asked.threads,
         pool_bytes=asked.pool_mb * 10**6,
         api_key=asked.api_key,
+        origins=tuple(asked.origin),
+        log=asked.log,
         hosts=(*asked.name, *([] if asked.host in ("0.0.0.0", "::") else [asked.host])),
         target_ttft=asked.target_ttft,
+        drain=asked.drain,
     )
     logging.basicConfig(format="%(levelname)s: %(message)s")
     allow_many_connections()
@@ -128,10 +149,15 @@ def one_server(
 def behind_router(
     asked: argparse.Namespace, settings: Settings, stack: contextlib.ExitStack
 ) -> tuple[Any, Any, str]:
-    from solutions.server.replicas import replicas
+    from solutions.server.replicas import STOP_WITHIN, replicas
     from solutions.server.router_app import new_router_app
 
-    urls = asked.upstream or stack.enter_context(replicas(asked.replicas, arguments_for(asked)))
+    urls = asked.upstream
+    if not urls:
+        if asked.api_key:
+            os.environ[KEY] = asked.api_key  # the replicas' too
+        starting = replicas(asked.replicas, arguments_for(asked), asked.drain + STOP_WITHIN)
+        urls = stack.enter_context(starting)
     app = new_router_app(settings, urls, labs_of(asked.mine)("serving"))
     what = f"{len(urls)} replicas of {asked.model}"
     if asked.upstream:
@@ -140,19 +166,20 @@ def behind_router(
 
 
 def arguments_for(asked: argparse.Namespace) -> list[str]:
-    """Return the arguments of each replica. They share the cores, and ask for the same API key."""
+    """Return the arguments of each replica. They share the cores."""
     from timing.cores import usable_cores
 
     threads = asked.threads or max(1, usable_cores() // asked.replicas)
     given = ["--model", asked.model, "--technique", asked.technique, "--threads", str(threads)]
     given += ["--target-ttft", str(asked.target_ttft), "--pool-mb", str(asked.pool_mb)]
-    given += ["--api-key", asked.api_key] if asked.api_key else []
+    given += ["--drain", str(asked.drain)]
     return [*given, *(["--mine"] if asked.mine else [])]
 
 
 def stop_when_input_ends() -> None:
     """Stop, as by SIGTERM, when the process that writes to the standard input closes it or ends."""
-    sys.stdin.buffer.read()
+    while os.read(0, 1024):  # not by `sys.stdin`, whose lock would keep the process from ending
+        pass
     signal.raise_signal(signal.SIGTERM)
 
 
@@ -168,4 +195,7 @@ def labs_of(mine: bool) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    status = main(sys.argv[1:])
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    os._exit(status)  # at once: to take PyTorch's modules apart takes a second

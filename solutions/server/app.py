@@ -53,7 +53,7 @@ def new_app(
         app.state.fault = "The engine's process has ended by itself, so the server has stopped."
         app.state.stop()
 
-    app = plain_app(settings, lifespan)
+    app = plain_app(settings, lifespan, service.metrics.responses)
     app.state.service = service
     served = {"id": settings.name, "object": "model", "created": 0, "owned_by": OWNER}
 
@@ -119,6 +119,8 @@ def new_app(
     async def health() -> Response:
         if service.is_draining:
             return JSONResponse({"status": "draining"}, 503, {"retry-after": "5"})
+        if time.monotonic() > service.engine.heard + settings.silent:
+            return JSONResponse({"status": "the engine hangs"}, 503, {"retry-after": "5"})
         return JSONResponse({"status": "ok"})
 
     @app.api_route("/metrics", methods=LOOKS)

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import signal
 import threading
+import time
 from collections.abc import Callable
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from solutions.server.settings import Labs, Settings
@@ -22,12 +25,15 @@ if TYPE_CHECKING:  # PyTorch is imported by both processes at the same time, onc
     from solutions.server.engine_thread import Deliver, EngineThread, Facts
     from solutions.server.messages import Request
 
+log = logging.getLogger("workbook")
+
 
 class EngineProcess:
     """What EngineThread is, in another process.
 
     deliver: called in a thread with the outputs of each step; `on_death` is called there if the
-    process ends by itself. Raises ValueError for a model that can't be loaded.
+    process ends by itself. Raises ValueError for a model that can't be loaded. No method waits for
+    the engine.
     """
 
     def __init__(self, settings: Settings, labs: Labs) -> None:
@@ -40,7 +46,7 @@ class EngineProcess:
         self.deliver: Deliver = lambda outputs: None
         self.on_death: Callable[[], object] = lambda: None
         self.is_stopped = False
-        self.writing = threading.Lock()
+        self.outbox: SimpleQueue[Request | str] = SimpleQueue()
 
     def wait(self) -> None:
         """Wait until the model is loaded."""
@@ -54,30 +60,44 @@ class EngineProcess:
         self.facts, self.view = came
 
     def start(self) -> None:
-        threading.Thread(target=self.listen, name="engine's outputs", daemon=True).start()
+        self.heard = time.monotonic()
+        for work in self.send, self.listen:
+            threading.Thread(target=work, name=f"engine: {work.__name__}", daemon=True).start()
 
     def stop(self) -> None:
+        """End the process. It has nothing to lose, and may hang."""
         self.is_stopped = True
-        self.send(None)
-        self.process.join(5)
         self.process.kill()
+        self.process.join(1)
         atexit.unregister(self.process.kill)
 
     def submit(self, request: Request) -> None:
-        self.send(request)
+        self.outbox.put(request)
 
     def abort(self, request_id: str) -> None:
-        self.send(request_id)
+        self.outbox.put(request_id)
 
-    def send(self, message: Request | str | None) -> None:
-        # If the process has ended, `listen` has found out or soon will.
-        with self.writing, contextlib.suppress(OSError):
-            self.pipe.send(message)
+    def send(self) -> None:
+        """Write what is submitted to the pipe, which takes no more while the engine hangs."""
+        from solutions.server.messages import EngineFault, Request
+
+        with contextlib.suppress(OSError):  # it has ended, which `listen` finds out
+            while True:
+                message = self.outbox.get()
+                try:
+                    self.pipe.send(message)
+                except OSError:
+                    raise
+                except Exception:
+                    log.exception("A request can't be sent to the engine.")
+                    if isinstance(message, Request):
+                        self.deliver([(message.id, EngineFault())])
 
     def listen(self) -> None:
         try:
             while True:
                 outputs, view = self.pipe.recv()
+                self.heard = time.monotonic()
                 if view is not None:
                     self.view = view
                 if outputs:
@@ -116,8 +136,8 @@ def serve_pipe(pipe: Connection, settings: Settings, labs: Labs) -> None:
 
 def take_messages(pipe: Connection, engine: EngineThread) -> None:
     with contextlib.suppress(EOFError, OSError):  # the server was killed
-        while (message := pipe.recv()) is not None:
-            engine.inbox.append(message)
+        while True:
+            engine.inbox.append(pipe.recv())
             engine.wake.set()
     engine.is_stopped = True
     engine.wake.set()

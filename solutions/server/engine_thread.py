@@ -26,7 +26,7 @@ from solutions.server.reading import PromptReader, read_prompts, scored
 from solutions.server.tokens import TokenBytes, stop_at
 
 Deliver = Callable[[list[tuple[str, Output | EngineFault]]], None]
-LOOK_EVERY = 0.15  # seconds between two views of a busy engine
+LOOK_EVERY, BEAT = 0.15, 1.0  # seconds between two views of a busy engine, and of an idle one
 WARM_UP = 256  # tokens of the prompt that measures how fast prompts are computed
 log = logging.getLogger("workbook")
 
@@ -45,7 +45,7 @@ class EngineThread:
     """Runs an engine. deliver: called in its thread, with all outputs of a step.
 
     view: the engine as it was after one of its latest steps, for the page and the metrics;
-    `on_view` is called when it is renewed.
+    `on_view` is called when it is renewed. heard: when that was, which shows whether it works.
     """
 
     def __init__(self, loaded: Loaded, deliver: Deliver = lambda outputs: None) -> None:
@@ -62,6 +62,8 @@ class EngineThread:
         self.logprobs: dict[int, list[TokenLogprob]] = {}
         self.cached: dict[int, int] = {}
         self.readers: dict[int, PromptReader] = {}  # of requests that ask about their prompt
+        self.came: dict[int, float] = {}
+        self.queued: dict[int, float] = {}  # seconds from then until it had blocks
         self.preempted: Counter[int] = Counter()
         self.steps, self.viewed = 0, 0.0
         self.watch()
@@ -105,7 +107,7 @@ class EngineThread:
         while not self.is_stopped:
             if not (self.inbox or self.engine.has_work):
                 self.look()
-                self.wake.wait()
+                self.wake.wait(BEAT)
             self.wake.clear()
             self.take_in()
             if self.engine.has_work:
@@ -133,6 +135,7 @@ class EngineThread:
         if request.reads != "nothing":
             self.readers[number] = PromptReader(request, self.engine.runner.lm_head)
         self.numbers[request.id], self.requests[number] = number, request
+        self.came[number] = time.monotonic()
 
     @functools.cached_property
     def bytes_of(self) -> TokenBytes:
@@ -175,19 +178,20 @@ class EngineThread:
         number = output.request
         request = self.requests[number]
         logprobs = self.logprobs.pop(number, [])[: len(output.new_ids)]
+        cached, queued = self.cached.pop(number, 0), self.queued.pop(number, 0.0)
         if output.finish_reason is not None:
             del self.requests[number], self.numbers[request.id]
             self.preempted.pop(number, None)
+            self.came.pop(number, None)
         constraint = self.constraints.pop(number, None) if output.finish_reason else None
         reader = self.readers.pop(number, None)
         if output.finish_reason == "error":
             self.outputs.append((request.id, EngineFault()))
         elif output.finish_reason != "abort":
-            cached = self.cached.pop(number, 0)
             reason = output.finish_reason
             if constraint is not None and constraint.state is EMPTY:
                 reason = "stop"  # there was room for the whole text, though not for EOS
-            sent = Output(request.id, output.new_ids, reason, logprobs, cached)
+            sent = Output(request.id, output.new_ids, reason, logprobs, cached, queued)
             if reader is not None:
                 sent = replace(sent, prompt_logprobs=reader.scores, embedding=reader.embedding())
             self.outputs.append((request.id, sent))
@@ -231,6 +235,7 @@ class EngineThread:
             found = admit(request, *text)
             if not self.preempted[request]:
                 self.cached[request] = found
+                self.queued[request] = time.monotonic() - self.came[request]
             return found
 
         engine.choose = noting_choose  # type: ignore[method-assign]
@@ -240,7 +245,7 @@ class EngineThread:
 
     def look(self) -> None:
         """Renew the view of the engine as it is between two steps: plain data."""
-        self.viewed = time.monotonic()
+        self.viewed = self.heard = time.monotonic()
         scheduler = self.engine.scheduler
         manager: Any = scheduler.manager
         known = getattr(manager, "block_hash", {})

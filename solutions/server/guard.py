@@ -8,13 +8,14 @@ comes from another origin is refused.
 Source: Fetch Standard, section 3.1 (Origin); OWASP, "Cross-site request forgery prevention".
 """
 
+import contextlib
 import hmac
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from solutions.server.protocol import error_response
-from solutions.server.settings import LOOPBACK, Settings
+from solutions.server.settings import LOOPBACK, Settings, host_name
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
@@ -29,8 +30,8 @@ HEADERS = [
 OPEN_PATHS = {"/", "/health"}  # without an API key
 
 
-class TooLarge(Exception):
-    """The body is longer than the server takes."""
+class Unread(Exception):
+    """The body is longer than the server takes, or can't be read to its end."""
 
 
 class Guard:
@@ -38,40 +39,55 @@ class Guard:
 
     def __init__(self, app: Any, settings: Settings) -> None:
         self.app, self.settings = app, settings
-        self.hosts = {*LOOPBACK, *settings.hosts}
+        self.hosts = {*LOOPBACK, *map(host_name, settings.hosts)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        has_started = False
+        has_started, size, refusal = False, 0, self.refusal(scope)
 
-        async def sent(message: Any) -> None:
+        async def answered(message: Any) -> None:
             nonlocal has_started
             if message["type"] == "http.response.start":
                 has_started = True
                 message = {**message, "headers": [*message["headers"], *HEADERS]}
             await send(message)
 
-        if refusal := self.refusal(scope):
-            await refusal(scope, receive, sent)
-            return
-        try:
-            await self.app(scope, self.limited(receive), sent)
-        except TooLarge:
-            if not has_started:
-                await self.too_large()(scope, receive, sent)
+        async def answered_by_app(message: Any) -> None:
+            if has_started or refusal is None:  # else the app only says that it got no body
+                await answered(message)
+
+        async def received() -> Any:
+            nonlocal size, refusal
+            message = await receive()
+            size += len(message.get("body", b""))
+            refusal = self.fault(scope, size)
+            if refusal is not None:
+                raise Unread
+            return message
+
+        if refusal is None:
+            with contextlib.suppress(Unread):
+                await self.app(scope, received, answered_by_app)
+        if refusal is not None and not has_started:
+            await refusal(scope, receive, answered)
 
     def refusal(self, scope: Scope) -> Any:
         """Return the error that answers a request which must not reach the app, or None."""
+        if fault := self.fault(scope):
+            return fault
         headers = dict(scope["headers"])
+        if [name for name, _ in scope["headers"]].count(b"host") > 1:
+            return error_response(400, "A request has one Host header.")
         host = headers.get(b"host", b"").decode("latin-1").lower()
-        name = re.sub(r":\d+$", "", host)
-        if name not in self.hosts:
-            return error_response(403, "The server isn't known by the name in the Host header.")
+        if re.sub(r":\d+$", "", host) not in self.hosts:
+            told = f"The server isn't known as {host[:100]!r}. It can be, with --name."
+            return error_response(403, told)
         origin = headers.get(b"origin", b"").decode("latin-1").lower()
         is_foreign = origin and origin not in (f"http://{host}", f"https://{host}")
-        if is_foreign or headers.get(b"sec-fetch-site") in (b"cross-site", b"same-site"):
+        is_cross_site = headers.get(b"sec-fetch-site") in (b"cross-site", b"same-site")
+        if (is_foreign or is_cross_site) and origin not in self.settings.origins:
             return error_response(403, "Requests from pages of another origin are refused.")
         key, given = self.settings.api_key, headers.get(b"authorization", b"")
         is_open = key is None or scope["path"] in OPEN_PATHS
@@ -81,24 +97,15 @@ class Guard:
                 401, told, "invalid_api_key", headers={"www-authenticate": "Bearer"}
             )
         length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > self.settings.max_body:
-            return self.too_large()
+        return self.fault(scope, int(length) if length.isdigit() else 0)
+
+    def fault(self, scope: Scope, size: int = 0) -> Any:
+        """Return the error that answers a request which can't be read to its end, or None.
+
+        size: bytes of its body. They are counted as they come, because a length may be left out.
+        """
+        if told := scope.get("state", {}).get("fault"):
+            return error_response(*told)
+        if size > self.settings.max_body:
+            return error_response(413, f"The body has more than {self.settings.max_body:,} bytes.")
         return None
-
-    def too_large(self) -> Any:
-        most = self.settings.max_body
-        return error_response(413, f"The body has more than {most:,} bytes.")
-
-    def limited(self, receive: Receive) -> Receive:
-        """Return a `receive` that counts the body's bytes, because a length may be left out."""
-        count = 0
-
-        async def received() -> Any:
-            nonlocal count
-            message = await receive()
-            count += len(message.get("body", b""))
-            if count > self.settings.max_body:
-                raise TooLarge
-            return message
-
-        return received

@@ -46,8 +46,8 @@ class Output:
     """A request's new tokens from one step.
 
     The first one also has what is known of the prompt. cached: how many of its tokens were found in
-    the cache. prompt_logprobs: of its tokens from the second on. embedding: the mean of its last
-    hidden states.
+    the cache. queued: seconds until it had blocks. prompt_logprobs: of its tokens from the second
+    on. embedding: the mean of its last hidden states.
     """
 
     request: str
@@ -55,6 +55,7 @@ class Output:
     finish_reason: str | None
     logprobs: list[TokenLogprob] = field(default_factory=list)
     cached: int = 0
+    queued: float = 0.0
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     embedding: list[float] = field(default_factory=list)
 

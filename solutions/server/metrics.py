@@ -3,49 +3,118 @@
 import math
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 
 LATEST = 200  # requests whose times the page's percentiles are made of
 SHOWN = 60  # of them that the page draws one by one
 WINDOW = 1.0  # seconds over which the page's tokens per second are counted
-BUCKETS = [0.001 * 2**power for power in range(16)]  # 1 ms to 33 s
+TIMES = [
+    round(step * 10.0**power, 4) for power in range(-3, 2) for step in (1, 1.5, 2, 3, 4, 6, 8)
+]  # 1 ms to 80 s, each at most half more than the one before
+LENGTHS = [2**power for power in range(17)]
+CODES = 200, 400, 401, 403, 404, 405, 408, 413, 429, 431, 499, 500, 503
+STATUSES = "whole", "refused", "failed", "left"
+KINDS = "prompt", "cached", "completion", "aborted"
 
 
 class Metrics:
-    def __init__(self) -> None:
+    """What Prometheus collects of one server. model: the name that is served.
+
+    Where a figure means what vLLM's does, it has vLLM's name and labels, so that boards and tools
+    for vLLM show it. Every label begins at 0: a rate misses what a counter is born with.
+    """
+
+    def __init__(self, model: str) -> None:
         self.registry = CollectorRegistry()
-        new: dict[str, Any] = {"registry": self.registry}
+        ProcessCollector(registry=self.registry)
+        self.model = model
+
+        def new(kind: Any, name: str, about: str, labels: Sequence[str] = (), **given: Any) -> Any:
+            found = kind(name, about, ["model_name", *labels], registry=self.registry, **given)
+            return found if labels else found.labels(model)
+
+        def times(name: str, about: str) -> Histogram:
+            return new(Histogram, f"vllm:{name}_seconds", about, buckets=TIMES)
+
+        def lengths(name: str, about: str) -> Histogram:
+            return new(Histogram, f"vllm:{name}_tokens", about, buckets=LENGTHS)
+
+        self.responses = response_counter("workbook", self.registry)
         about = "Requests that were whole, refused, failed, or left by their client"
-        self.requests = Counter("workbook_requests", about, ["status"], **new)
+        self.requests = new(Counter, "workbook_requests", about, ["status"])
         about = "Tokens of prompts, of prompts and found in the cache, of whole answers, of others"
-        self.all_tokens = Counter("workbook_tokens", about, ["kind"], **new)
-        new_times: dict[str, Any] = {"buckets": BUCKETS, **new}
-        self.ttfts = Histogram("workbook_ttft_seconds", "Time to first token", **new_times)
-        self.tpots = Histogram("workbook_tpot_seconds", "Time per output token", **new_times)
-        self.running = Gauge("workbook_running", "Requests that hold blocks", **new)
-        self.waiting = Gauge("workbook_waiting", "Requests that wait for blocks", **new)
-        self.blocks = Gauge("workbook_blocks", "Blocks of the pool", ["state"], **new)
-        self.preemptions = Counter("workbook_preemptions", "Preempted requests", **new)
-        self.totals = dict.fromkeys(["prompt", "cached", "completion", "aborted", "refused"], 0)
+        self.all_tokens = new(Counter, "workbook_tokens", about, ["kind"])
+        self.blocks = new(Gauge, "workbook_blocks", "Blocks of the pool", ["state"])
+        for labeled, values in (self.requests, STATUSES), (self.all_tokens, KINDS):
+            for value in values:
+                labeled.labels(model, value)
+
+        about = "Texts that have ended, by why they did"
+        self.finished = new(Counter, "vllm:request_success", about, ["finished_reason"])
+        for reason in "stop", "length", "abort":
+            self.finished.labels(model, reason)
+        self.ttfts = times("time_to_first_token", "From a request to its first token")
+        self.tpots = times("request_time_per_output_token", "Mean time per token after the first")
+        self.gaps = times("inter_token_latency", "Between the tokens of one step and of the next")
+        self.latencies = times("e2e_request_latency", "From a request to its last token")
+        self.queued = times("request_queue_time", "Until a text has blocks")
+        self.prompts = lengths("request_prompt", "Tokens of a prompt")
+        self.answers = lengths("request_generation", "Tokens of an answer")
+        self.prompt_tokens = new(Counter, "vllm:prompt_tokens", "Tokens of admitted prompts")
+        about = "Tokens that the engine has written, also those that no client got"
+        self.generated = new(Counter, "vllm:generation_tokens", about)
+        about = "Tokens of prompts that were looked for in the prefix cache"
+        self.looked_for = new(Counter, "vllm:prefix_cache_queries", about)
+        self.found = new(Counter, "vllm:prefix_cache_hits", "Of them, those that were found")
+        self.running = new(Gauge, "vllm:num_requests_running", "Texts that hold blocks")
+        self.waiting = new(Gauge, "vllm:num_requests_waiting", "Texts that wait for blocks")
+        self.usage = new(Gauge, "vllm:kv_cache_usage_perc", "The share of the blocks in use")
+        self.preemptions = new(Counter, "vllm:num_preemptions", "Preempted texts")
+
+        self.totals = dict.fromkeys([*KINDS, "refused"], 0)
         self.latest_ttft: deque[float] = deque(maxlen=LATEST)
         self.latest_tpot: deque[float] = deque(maxlen=LATEST)
         self.recent: deque[tuple[float, int]] = deque()
         self.preempted = 0
 
     def count(self, status: str) -> None:
-        self.requests.labels(status).inc()
+        self.requests.labels(self.model, status).inc()
         if status == "refused":
             self.totals["refused"] += 1
 
     def tokens(self, kind: str, count: int) -> None:
-        self.all_tokens.labels(kind).inc(count)
+        self.all_tokens.labels(self.model, kind).inc(count)
         self.totals[kind] += count
+        if kind == "prompt":
+            self.prompt_tokens.inc(count)
+
+    def admitted(self, prompt: int, cached: int, queued: float) -> None:
+        """Count a text's prompt: its tokens, those of them in the cache, the seconds it waited."""
+        self.prompts.observe(prompt)
+        self.looked_for.inc(prompt)
+        self.found.inc(cached)
+        self.queued.observe(queued)
+
+    def ended(self, reason: str | None, tokens: int, seconds: float) -> None:
+        """Count a text that has ended, or that its client has left (None)."""
+        self.finished.labels(self.model, reason or "abort").inc()
+        if reason is not None:
+            self.answers.observe(tokens)
+            self.latencies.observe(seconds)
 
     def came(self, count: int) -> None:
         """Count new tokens of all texts, with the time at which they came."""
+        self.generated.inc(count)
         now = time.monotonic()
         self.recent.append((now, count))
         while self.recent[0][0] < now - WINDOW:
@@ -71,10 +140,19 @@ class Metrics:
         self.waiting.set(view["waiting_total"])
         states = {"used": len(refs) - free, "cached": cached, "free": free - cached}
         for state, count in states.items():
-            self.blocks.labels(state).set(count)
+            self.blocks.labels(self.model, state).set(count)
+        self.usage.set(states["used"] / len(refs))
         self.preemptions.inc(view["preemptions"] - self.preempted)
         self.preempted = view["preemptions"]
         return generate_latest(self.registry)
+
+
+def response_counter(prefix: str, registry: CollectorRegistry) -> Counter:
+    """Return what counts answers by their status."""
+    counter = Counter(f"{prefix}_responses", "Answers of any kind", ["code"], registry=registry)
+    for code in CODES:
+        counter.labels(code)
+    return counter
 
 
 def spread(values: Iterable[float]) -> dict[str, Any]:

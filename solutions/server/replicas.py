@@ -12,14 +12,15 @@ from pathlib import Path
 SERVE = Path(__file__).resolve().parents[2] / "serve.py"
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before a replica is started again; it doubles
 STEADY = 60.0  # seconds after which a replica that dies is started again after the first pause
-STOP_WITHIN = 40.0  # seconds; a replica's running requests may take 30 of them
+STOP_WITHIN = 10.0  # seconds, after those that its running requests may take
 
 
 @contextmanager
-def replicas(count: int, arguments: Sequence[str]) -> Iterator[list[str]]:
+def replicas(count: int, arguments: Sequence[str], stop_within: float) -> Iterator[list[str]]:
     """Start servers with these arguments of serve.py, and yield their addresses.
 
-    In the end they finish their requests and stop. Raises ValueError if one can't be started.
+    In the end they finish their requests and stop, or are killed after so many seconds. Raises
+    ValueError if one can't be started.
     """
     started = [Replica(number + 1, arguments) for number in range(count)]
     try:
@@ -28,7 +29,7 @@ def replicas(count: int, arguments: Sequence[str]) -> Iterator[list[str]]:
         for replica in started:
             replica.stop()
         for replica in started:
-            replica.wait()
+            replica.wait(stop_within)
 
 
 class Replica:
@@ -91,7 +92,7 @@ class Replica:
         assert self.process.stdin is not None
         self.process.stdin.close()
 
-    def wait(self) -> None:
-        self.thread.join(STOP_WITHIN)
+    def wait(self, seconds: float) -> None:
+        self.thread.join(seconds)
         self.process.kill()
         self.thread.join()

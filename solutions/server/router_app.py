@@ -3,17 +3,19 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any
 
 import httpx2
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
-from solutions.server.metrics import spread
+from solutions.server.metrics import TIMES, response_counter, spread
 from solutions.server.protocol import Refusal, error_response
 from solutions.server.routing import CHECK_EVERY, Asked, RouterService, TooMuch, prompt_hashes
 from solutions.server.settings import Settings
@@ -39,10 +41,12 @@ def new_router_app(settings: Settings, urls: Sequence[str], lab: Any, pause: flo
         async with service.open():
             yield
 
-    app = plain_app(settings, lifespan)
-    app.state.router, app.state.fault = service, None
     registry = CollectorRegistry()
-    registry.register(Figures(service))
+    figures = Figures(service)
+    registry.register(figures)
+    ProcessCollector(registry=registry)
+    app = plain_app(settings, lifespan, response_counter("router", registry))
+    app.state.router, app.state.fault = service, None
 
     @app.post("/v1/completions")
     @app.post("/v1/chat/completions")
@@ -56,12 +60,12 @@ def new_router_app(settings: Settings, urls: Sequence[str], lab: Any, pause: flo
             prompt_hashes(body),
             is_stream=body.get("stream") is True,
         )
-        return PassedOn(service, asked)
+        return PassedOn(service, figures, asked)
 
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
         headers, healthy = passed_on(request), service.healthy()
-        told = await asyncio.gather(*(service.get(i, "/v1/models", headers) for i in healthy))
+        told = await asyncio.gather(*(service.get_json(i, "/v1/models", headers) for i in healthy))
         lists = [one["data"] for one in told if one and "data" in one]
         if not lists:
             return error_response(503, NO_ANSWER, retry_after=5)
@@ -76,8 +80,8 @@ def new_router_app(settings: Settings, urls: Sequence[str], lab: Any, pause: flo
         return JSONResponse({"status": "ok"})
 
     @app.get("/metrics")
-    async def metrics() -> Response:
-        text = generate_latest(registry)
+    async def metrics(request: Request) -> Response:
+        text = generate_latest(await with_replicas(registry, service, passed_on(request)))
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.get("/live")
@@ -93,21 +97,25 @@ def new_router_app(settings: Settings, urls: Sequence[str], lab: Any, pause: flo
 
 def passed_on(request: Request) -> dict[str, str]:
     """Return the headers that replicas get: the client's API key as it came, and no compression."""
-    key = request.headers.get("authorization")
-    return {"accept-encoding": "identity", **({"authorization": key} if key else {})}
+    key, request_id = request.headers.get("authorization"), request.state.request_id
+    own = {"accept-encoding": "identity", "x-request-id": request_id}
+    return {**own, **({"authorization": key} if key else {})}
 
 
 class PassedOn(Response):
     """An answer that a replica writes, sent as it comes. It is closed when its client leaves."""
 
-    def __init__(self, service: RouterService, asked: Asked) -> None:
+    def __init__(self, service: RouterService, figures: "Figures", asked: Asked) -> None:
         super().__init__()
-        self.service, self.asked, self.has_begun = service, asked, False
+        self.service, self.figures, self.asked = service, figures, asked
+        self.has_begun, self.arrived = False, time.monotonic()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         fault = await unless_left(receive, self.send_all(scope, receive, send))
         if self.asked.is_whole:  # even if the client has left since
             status = "whole" if self.asked.status == 200 else "refused"
+            if status == "whole":
+                self.figures.latencies.observe(time.monotonic() - self.arrived)
         else:
             status = fault or "left"
         self.service.counts[status] += 1
@@ -131,17 +139,21 @@ class PassedOn(Response):
         return None
 
     async def send_pieces(self, send: Any) -> None:
-        asked, arrived = self.asked, time.monotonic()
+        asked = self.asked
         async with aclosing(self.service.answer(asked)) as written:
             async for piece in written:
                 if not self.has_begun:
                     self.has_begun = True
                     if asked.is_stream:
-                        self.service.latest_ttft.append(time.monotonic() - arrived)
+                        self.note_first_piece(time.monotonic() - self.arrived)
                     headers = [(k.encode(), v.encode()) for k, v in asked.answer_headers.items()]
                     start = {"status": asked.status, "headers": headers}
                     await send({"type": "http.response.start", **start})
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
+
+    def note_first_piece(self, seconds: float) -> None:
+        self.service.latest_ttft.append(seconds)
+        self.figures.ttfts.observe(seconds)
 
     def excuse(self, error: Exception) -> Response:
         """Return what a client is told that gets no answer at all."""
@@ -162,9 +174,16 @@ class Figures:
 
     def __init__(self, service: RouterService) -> None:
         self.service = service
+        given: Any = {"registry": None, "buckets": TIMES}
+        about = "From a request to the first event of its stream"
+        self.ttfts = Histogram("router_time_to_first_token_seconds", about, **given)
+        about = "From a request to the end of its whole answer"
+        self.latencies = Histogram("router_request_latency_seconds", about, **given)
 
     def collect(self) -> Iterator[Metric]:
         service = self.service
+        yield from self.ttfts.collect()
+        yield from self.latencies.collect()
         about = "Requests that were whole, refused, failed, broken, or left by their client"
         ended = CounterMetricFamily("router_requests", about, labels=["status"])
         for status in ("whole", "refused", "failed", "broken", "left"):
@@ -182,6 +201,37 @@ class Figures:
             for number, seen in enumerate(service.seen(), start=1):
                 family.add_metric([str(number), seen["url"]], seen[value])
             yield family
+
+
+class Joined(Collector):
+    """Figures that have been collected already."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self.families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self.families
+
+
+async def with_replicas(
+    own: CollectorRegistry, service: RouterService, headers: dict[str, str]
+) -> CollectorRegistry:
+    """Return the router's figures and those of its replicas, each with the label `replica`."""
+    indexes = service.healthy()
+    told = await asyncio.gather(*(service.get(i, "/metrics", headers) for i in indexes))
+    families = {family.name: family for family in own.collect()}
+    for index, text in zip(indexes, told, strict=True):
+        with suppress(ValueError):  # it has no figures, or another form of them
+            for family in [*text_string_to_metric_families((text or b"").decode())]:
+                found = families.setdefault(
+                    family.name, Metric(family.name, family.documentation, family.type)
+                )
+                for sample in family.samples:
+                    labels = {**sample.labels, "replica": str(index + 1)}
+                    found.samples.append(sample._replace(labels=labels))
+    joined = CollectorRegistry()
+    joined.register(Joined(families.values()))
+    return joined
 
 
 async def views(service: RouterService, headers: dict[str, str]) -> AsyncGenerator[bytes, None]:

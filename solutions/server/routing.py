@@ -10,13 +10,15 @@ import re
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
+
+from solutions.server.protocol import error_response
 
 BLOCK = 64  # bytes of a prompt that are hashed together: some 16 tokens
 MOST_HASHES = 1024  # of one prompt
@@ -25,8 +27,11 @@ MOST_EVENT, MOST_ANSWER = 1_000_000, 16_000_000  # bytes
 LATEST = 200  # streams whose times the page's percentiles are made of
 CHECK_EVERY, CHECK_WITHIN = 1.0, 5.0  # seconds between two checks of health, and for one
 FIRST_EVENT = 60.0  # seconds for the first event of a stream over all replicas; then between two
+KEPT = 4.0  # seconds that an idle connection is kept: uvicorn closes one after 5
+END_WITHIN = 0.5  # seconds from the last event to the end of a stream
 WHOLE_ANSWER = 600.0  # seconds for an answer that isn't streamed
 
+FULL = bytes(error_response(429, "No replica has room. Try again later.").body)  # if it says less
 EVENT_END = re.compile(rb"\r?\n\r?\n")
 ERROR_EVENT = re.compile(rb'^data: ?\{\s*"error"', re.MULTILINE)
 FINISH_REASON = re.compile(rb'"finish_reason": ?"')
@@ -80,13 +85,13 @@ class RouterService:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Look after the replicas' health in the event loop that runs now.
-
-        Each request has a connection of its own: one that was kept may have died unseen, and that
-        would look like a replica's fault.
-        """
-        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
-        async with httpx2.AsyncClient(limits=limits, trust_env=False) as self.client:
+        """Look after the replicas' health in the event loop that runs now."""
+        kept = httpx2.Limits(max_connections=None, keepalive_expiry=KEPT)
+        new = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
+        async with (
+            httpx2.AsyncClient(limits=kept, trust_env=False) as self.client,
+            httpx2.AsyncClient(limits=new, trust_env=False) as self.new_client,
+        ):
             tasks = [asyncio.create_task(self.watch(i)) for i in range(len(self.urls))]
             try:
                 yield
@@ -147,10 +152,11 @@ class RouterService:
         try:
             async with (
                 asyncio.timeout(CHECK_WITHIN),
-                self.client.stream("GET", f"{self.urls[index]}/health", timeout=None) as response,
+                self.opened("GET", f"{self.urls[index]}/health", timeout=None) as response,
             ):
+                await bounded(response)
                 return response.status_code < 500
-        except (httpx2.HTTPError, TimeoutError):
+        except (httpx2.HTTPError, TimeoutError, TooMuch):
             return False
 
     def leave_out(self, index: int) -> None:
@@ -158,14 +164,18 @@ class RouterService:
         self.replicas[index].is_healthy = False
         self.replicas[index].known = Recent()
 
-    async def get(self, index: int, path: str, headers: dict[str, str]) -> Any:
-        """Return what a replica tells as JSON; None if it doesn't, or not in time."""
+    async def get(self, index: int, path: str, headers: dict[str, str]) -> bytes | None:
+        """Return what a replica tells; None if it doesn't, or not in time."""
         url, seconds = self.urls[index] + path, asyncio.timeout(CHECK_WITHIN)
         try:
-            async with seconds, self.client.stream("GET", url, headers=headers) as response:
-                return json.loads(await bounded(response)) if response.status_code == 200 else None
-        except (httpx2.HTTPError, TimeoutError, TooMuch, ValueError, RecursionError):
+            async with seconds, self.opened("GET", url, headers=headers) as response:
+                body = await bounded(response)
+                return body if response.status_code == 200 else None
+        except (httpx2.HTTPError, TimeoutError, TooMuch):
             return None
+
+    async def get_json(self, index: int, path: str, headers: dict[str, str]) -> Any:
+        return json_object(await self.get(index, path, headers) or b"")
 
     async def events(
         self, index: int, path: str, headers: dict[str, str]
@@ -179,6 +189,30 @@ class RouterService:
                         yield event
 
     # --------------------------------------------------------------------------------- answers
+
+    @asynccontextmanager
+    async def opened(self, *request: str, **given: Any) -> AsyncIterator[httpx2.Response]:
+        """Send a request and yield the response when its headers are there.
+
+        A kept connection may have died unseen, which is no fault of the replica: then the request
+        is sent again, on a new one. Raises httpx2.HTTPError.
+        """
+        is_new = False
+
+        async def note(event: str, about: dict[str, Any]) -> None:
+            nonlocal is_new
+            is_new = is_new or event.startswith("connection.connect_tcp")
+
+        async with AsyncExitStack() as stack:
+            first = self.client.stream(*request, **given, extensions={"trace": note})
+            try:
+                response = await stack.enter_async_context(first)
+            except (httpx2.NetworkError, httpx2.RemoteProtocolError):
+                if is_new:
+                    raise
+                again = self.new_client.stream(*request, **given)
+                response = await stack.enter_async_context(again)
+            yield response
 
     def answer(self, asked: Asked) -> AsyncGenerator[bytes, None]:
         """Return the bytes of an answer. Its first replica is chosen when they are first awaited.
@@ -216,7 +250,7 @@ class RouterService:
         asked.attempts += 1
         self.router.begin(index, asked.hashes)
         try:
-            async with self.client.stream(
+            async with self.opened(
                 "POST",
                 self.urls[index] + asked.path,
                 content=asked.body,
@@ -225,17 +259,21 @@ class RouterService:
             ) as response:
                 self.require_answer(index, response.status_code)
                 asked.status, asked.answer_headers = response.status_code, headers_of(response)
+                chunks = response.aiter_raw()
                 if is_event_stream(response):
-                    async with aclosing(answer_events(response.aiter_raw())) as pieces:
+                    async with aclosing(answer_events(chunks)) as pieces:
                         async for piece in pieces:
                             asked.is_whole = is_last(piece)
                             yield piece
+                    await read_to_end(chunks)
                     return
                 body = await bounded(response)
                 if response.status_code == 429:
-                    asked.refusal = body, asked.answer_headers
+                    is_told = json_object(body) is not None
+                    asked.refusal = body if is_told else FULL, asked.answer_headers
                     asked.refused_by.add(self.urls[index])
                     raise self.lab.ReplicaFault
+                self.require_object(index, response.status_code, body)
                 asked.is_whole = True
                 yield body
         except BrokenAnswer:
@@ -250,6 +288,13 @@ class RouterService:
         if status in (502, 503):  # it is draining or loading, or a proxy before it finds none
             self.leave_out(index)
         if status != 200 and not 400 <= status < 500:
+            raise self.fault(index)
+
+    def require_object(self, index: int, status: int, body: bytes) -> None:
+        """Raise a fault for a page of a proxy, say, or of another server on a wrong port."""
+        if json_object(body) is None:
+            if status == 200:
+                self.leave_out(index)
             raise self.fault(index)
 
     def fault(self, index: int) -> Exception:
@@ -332,6 +377,23 @@ async def bounded(response: httpx2.Response) -> bytes:
     return body
 
 
+def json_object(body: bytes) -> Any:
+    """Return the object that a body is in JSON; None if it is none."""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+async def read_to_end(chunks: AsyncIterator[bytes]) -> None:
+    """Read what follows the last event, so that the connection can be used again."""
+    with suppress(TimeoutError, httpx2.HTTPError):
+        async with asyncio.timeout(END_WITHIN):
+            async for _ in chunks:
+                pass
+
+
 async def events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
     """Yield events as they come, one or more at a time, each whole: an error can follow any.
 
@@ -377,7 +439,9 @@ def is_last(event: bytes) -> bool:
 
 
 def is_event_stream(response: httpx2.Response) -> bool:
-    return response.headers.get("content-type", "").startswith("text/event-stream")
+    """Whether a replica sends events. Compressed ones can't be told apart."""
+    is_plain = response.headers.get("content-encoding", "identity") == "identity"
+    return is_plain and response.headers.get("content-type", "").startswith("text/event-stream")
 
 
 def headers_of(response: httpx2.Response) -> dict[str, str]:

@@ -18,6 +18,7 @@ from solutions.server.formats import derivative_of, read_format
 from solutions.server.loaded import read_tokenizer
 from solutions.server.messages import EngineFault, Output, Request, TokenLogprob
 from solutions.server.metrics import Metrics
+from solutions.server.pace import Pace
 from solutions.server.protocol import ChatBody, CompletionBody, Refusal, transcript
 from solutions.server.settings import Labs, Settings
 from solutions.server.tokens import Growing, TokenBytes
@@ -76,11 +77,12 @@ class Service:
         self, settings: Settings, lab: Any, engine: EngineThread | EngineProcess, labs: Labs
     ) -> None:
         self.settings, self.lab, self.engine, self.labs = settings, lab, engine, labs
-        self.facts, self.metrics = engine.facts, Metrics()
+        self.facts, self.metrics = engine.facts, Metrics(settings.name)
         self.tokenizer = read_tokenizer(settings.model)
         self.bytes_of = TokenBytes(self.tokenizer)
         self.pool = lab.RequestPool(engine)
         self.admission = lab.Admission(settings.target_ttft, self.facts.prefill_rate)
+        self.pace = Pace(self.facts.prefill_rate, settings.token_budget)
         self.running: set[str] = set()
         self.waiting = 0  # texts that have no token yet
         self.is_draining = False
@@ -351,8 +353,10 @@ class Service:
         try:
             async with aclosing(self.pool.stream(request)) as outputs:
                 async for output in outputs:
-                    last = time.monotonic()
-                    if not has_begun:
+                    before, last = last, time.monotonic()
+                    if has_begun:
+                        self.metrics.gaps.observe(last - before)
+                    else:
                         has_begun, first = True, last
                         self.begin(answer, index, output, first)
                         if isinstance(body, CompletionBody) and body.echo:
@@ -383,17 +387,22 @@ class Service:
                 self.waiting -= 1
                 self.admission.release(len(request.prompt))
             self.metrics.tokens("completion" if reason else "aborted", count)
+            self.metrics.ended(reason, count, last - answer.arrived)
             if count > 1 and reason:
                 self.metrics.tpot((last - first) / (count - 1))
 
     def begin(self, answer: Answer, index: int, output: Output, now: float) -> None:
         """Count a text's first token. Of the copies of a prompt, the first one counts it."""
         self.waiting -= 1
-        self.admission.release(len(answer.texts[index].prompt))
+        prompt = len(answer.texts[index].prompt)
+        self.admission.release(prompt)
+        waiting = self.admission.backlog
+        self.admission.prefill_rate = self.pace.computed(prompt, waiting, now)
         self.metrics.ttft(now - answer.arrived)
         if index % answer.body.n == 0:
             self.metrics.tokens("cached", output.cached)
             answer.cached_tokens += output.cached
+        self.metrics.admitted(prompt, output.cached, output.queued)
         if output.embedding:
             answer.embeddings[index] = output.embedding
 

@@ -1,5 +1,6 @@
 """What a server may be told when it is started."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -12,6 +13,20 @@ TECHNIQUES = ("engine", "prefix", "int8")
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
+def host_name(text: str) -> str:
+    """Return a host's name or address as a Host header has it, in small letters, without a port.
+
+    Raises ValueError if it is neither.
+    """
+    text = text.lower()
+    if text.count(":") > 1 and not text.startswith("["):
+        text = f"[{text}]"
+    found = re.fullmatch(r"(\[[0-9a-f:.]+\]|[^][:/?#@\s]+)(:\d+)?", text)
+    if not found:
+        raise ValueError(f"{text!r} isn't a host's name. Give one such as lab.example.org.")
+    return found[1]
+
+
 def reference(lab: str) -> Any:
     return import_module(f"solutions.{lab}")
 
@@ -19,12 +34,14 @@ def reference(lab: str) -> Any:
 @dataclass(frozen=True)
 class Settings:
     """model: a name or a folder. hosts: names of the server, besides those of this machine itself.
+    origins: of pages on the web that may call it. log: whether each request is told on stderr.
     pool_bytes: memory for keys and values. draft_tokens: drafted in a step, at most, for a request
     that asks for speculation. max_waiting: texts without a token. max_texts: in one request.
 
     In seconds: target_ttft, above which requests are refused; stalled, after which a client that
     doesn't read is dropped; idle, after which one is that sends no whole request; drain, for which
-    running requests may go on after SIGTERM.
+    running requests may go on after SIGTERM; silent, after which an engine that says nothing counts
+    as hung.
     """
 
     model: str = "fable"
@@ -32,6 +49,8 @@ class Settings:
     threads: int | None = None
     api_key: str | None = None
     hosts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+    log: bool = False
     pool_bytes: int = 256_000_000
     block_size: int = 16
     token_budget: int = 256
@@ -44,6 +63,7 @@ class Settings:
     stalled: float = 30.0
     idle: float = 30.0
     drain: float = 30.0
+    silent: float = 5.0
 
     @property
     def name(self) -> str:
@@ -57,3 +77,9 @@ class Settings:
             )
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"An engine computes with 1 thread or more, not {self.threads}.")
+        if self.pool_bytes < 1:
+            raise ValueError("Keys and values need memory: take 1 MB or more.")
+        if not (self.target_ttft > 0 and self.drain >= 0):  # neither holds for NaN
+            raise ValueError("A time is a number of seconds, and that of the TTFT is above 0.")
+        for name in self.hosts:
+            host_name(name)

@@ -6,23 +6,27 @@ import hashlib
 import re
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, Response
+from prometheus_client import Counter
 from starlette.exceptions import HTTPException
 
-from solutions.server.guard import Guard, TooLarge
+from solutions.server.access import Access
+from solutions.server.guard import Guard
 from solutions.server.protocol import Refusal, error_response
 from solutions.server.settings import Settings
 
 PAGE = Path(__file__).with_name("page.html")
 
 
-def plain_app(settings: Settings, lifespan: Any) -> FastAPI:
-    """Return an app without routes whose errors are all of OpenAI's form.
+def plain_app(settings: Settings, lifespan: Any, responses: Counter) -> FastAPI:
+    """Return an app without routes whose errors are all of OpenAI's form. responses: counts them.
 
     `app.state.stop` ends the server; `app.state.fault` is then a sentence that says why.
     """
@@ -30,6 +34,12 @@ def plain_app(settings: Settings, lifespan: Any) -> FastAPI:
                   openapi_url=None)  # fmt: skip
     app.state.stop, app.state.fault = lambda: None, None
     app.add_middleware(Guard, settings=settings)
+    if settings.origins:  # a page of another origin asks before it calls, without a key
+        app.add_middleware(
+            CORSMiddleware, allow_origins=settings.origins, allow_methods=["*"],
+            allow_headers=["*"], expose_headers=["retry-after", "x-request-id"],
+        )  # fmt: skip
+    app.add_middleware(Access, responses=responses, log=settings.log)
 
     @app.exception_handler(Refusal)
     async def refused(request: Request, refusal: Refusal) -> Response:
@@ -44,8 +54,6 @@ def plain_app(settings: Settings, lifespan: Any) -> FastAPI:
 
     @app.exception_handler(HTTPException)
     async def unknown(request: Request, error: HTTPException) -> Response:
-        if isinstance(error.__cause__, TooLarge):  # the guard's, which knows what to answer
-            raise error.__cause__
         told = {404: "There is no such path.", 405: "This path takes another method."}
         told[400] = unreadable(error.__cause__)
         sentence = told.get(error.status_code, "The request failed.")
@@ -120,8 +128,9 @@ def of_the_role(place: Sequence[str | int], body: dict[str, Any]) -> str:
     return f" (role {role[:20]!r})" if isinstance(role, str) else ""
 
 
-def page_response() -> Response:
-    """Return the page, with a policy that allows only its own script and style."""
+@cache
+def page_and_policy() -> tuple[str, str]:
+    """Return the page, and a policy that allows only its own script and style."""
     html = PAGE.read_text(encoding="utf-8")
     hashes = {
         tag: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
@@ -132,6 +141,11 @@ def page_response() -> Response:
         "form-action 'none'; frame-ancestors 'none'; "
         + "; ".join(f"{tag}-src 'sha256-{digest}'" for tag, digest in hashes.items())
     )
+    return html, policy
+
+
+def page_response() -> Response:
+    html, policy = page_and_policy()
     return HTMLResponse(html, headers={"content-security-policy": policy})
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from solutions.server.here import RunningServer
 
@@ -54,7 +54,11 @@ def events(text: str) -> Iterator[Any]:
         yield json.loads(line.removeprefix("data: "))
 
 
-def connected(server: RunningServer, content: bytes = b"", **given: Any) -> socket.socket:
+class HasUrl(Protocol):
+    url: str
+
+
+def connected(server: HasUrl, content: bytes = b"", **given: Any) -> socket.socket:
     """A raw connection that has sent `content`, or else a request to stream `body(**given)`."""
     host, port = server.url.removeprefix("http://").split(":")
     if not content:

@@ -267,21 +267,23 @@ def test_a_chat_is_a_plain_transcript(client, naive):
     assert "".join(tops) == choice["message"]["content"]
 
 
-def test_models_health_and_metrics(client):
+def test_models_and_health(client):
     [listed] = client.get("/v1/models").json()["data"]
     assert listed == client.get("/v1/models/fable").json()
     assert listed["id"] == "fable"
     assert client.get("/v1/models/gpt-5").json()["error"]["code"] == "model_not_found"
     assert client.get("/health").json() == {"status": "ok"}
 
-    def counted(name: str) -> float:
-        lines = client.get("/metrics").text.splitlines()
-        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
-    names = 'workbook_tokens_total{kind="completion"}', "workbook_ttft_seconds_count"
-    before = [counted(name) for name in names]
-    client.post("/v1/completions", json=body(max_tokens=5, n=2))
-    assert [counted(name) for name in names] == [before[0] + 10, before[1] + 2]
+def test_far_too_long_a_text_is_refused_before_it_is_tokenized(server, client, monkeypatch):
+    monkeypatch.setattr(server.app.state.service, "tokenizer", None)
+    response = client.post("/v1/completions", json=body(prompt="a" * 100_000))
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_a_body_without_a_length_is_refused_like_one_with_it(client):
+    pieces = iter([b'{"prompt": "', b"a" * 600_000, b"a" * 600_000])
+    assert client.post("/v1/completions", content=pieces).status_code == 413
 
 
 def test_the_live_view_counts_what_it_shows(client):

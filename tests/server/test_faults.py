@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from solutions.server.here import serve_here
-from tests.common.clients import body, connected, events, is_whole
+from tests.common.clients import body, connected, events, is_whole, started
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -93,12 +93,6 @@ def test_malformed_requests_and_half_open_connections_stop_no_other(server, clie
     for one in opened:
         one.close()
     answers(client)
-
-
-@pytest.mark.slow
-def test_a_connection_without_a_whole_request_is_cut():
-    with serve_here(idle=0.2) as server, connected(server, b"POST /v1/comp") as opened:
-        assert opened.recv(100) == b""
 
 
 @pytest.mark.slow
@@ -264,6 +258,48 @@ def test_an_engine_that_dies_fails_its_requests_and_ends_the_server(process):
     assert started.wait(20) == 1
     told = "The engine's process has ended by itself, so the server has stopped.\n"
     assert started.stderr.read() == told
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_breaks_off_what_runs(process):
+    started, url = process
+    given = body(stream=True, max_tokens=900, prompt=["a"] * 16)
+    with (
+        httpx2.Client(base_url=url, timeout=60) as client,
+        client.stream("POST", "/v1/completions", json=given) as response,
+    ):
+        lines = response.iter_lines()
+        next(lines)
+        started.send_signal(signal.SIGINT)
+        eventually(lambda: httpx2.get(f"{url}/health").status_code == 503)
+        started.send_signal(signal.SIGINT)
+        *_, error, done = [line for line in lines if line]
+    assert "The server is shutting down." in error
+    assert done == "data: [DONE]"
+    assert started.wait(20) == 0
+    assert started.stderr.read() == ""
+
+
+@pytest.mark.slow
+def test_a_hung_engine_stops_neither_the_event_loop_nor_the_end():
+    with (
+        started("--drain", "1", "--target-ttft", "1000") as (process, url),
+        httpx2.Client(base_url=url) as client,
+    ):
+        children = psutil.Process(process.pid).children()
+        [engine] = [one for one in children if "spawn_main" in str(one.cmdline())]
+        engine.suspend()
+        long = body(stream=True, prompt=[list(range(900))] * 16)  # more than a pipe holds
+        with ThreadPoolExecutor(8) as pool:
+            asked = [pool.submit(client.post, "/v1/completions", json=long, timeout=60)
+                     for _ in range(8)]  # fmt: skip
+            eventually(lambda: client.get("/health").status_code == 503)
+            assert client.get("/health").json() == {"status": "the engine hangs"}
+            process.send_signal(signal.SIGTERM)
+            assert all("shutting down" in one.result().text for one in asked)
+        assert process.wait(20) == 0
+        assert process.stderr.read() == ""
+        assert not engine.is_running()
 
 
 @pytest.mark.slow

@@ -1,15 +1,18 @@
 """Who may call the server, and how much they may send."""
 
+import itertools
 import re
 
 import httpx2
 import pytest
 from fastapi import FastAPI, Request
+from fastapi.responses import StreamingResponse
 
 from solutions.server.guard import Guard
 from solutions.server.here import RunningServer
 from solutions.server.settings import Settings
-from tests.common.clients import body
+from tests.common.clients import body, connected
+from tests.server.test_faults import eventually, read_until
 
 
 async def no_drain(seconds: float) -> None:
@@ -18,8 +21,11 @@ async def no_drain(seconds: float) -> None:
 
 @pytest.fixture(scope="module")
 def guarded():
-    """A server without an engine, which takes a key, bodies of 100 bytes and another name."""
-    settings = Settings(api_key="secret", max_body=100, hosts=("story.example",), idle=0.3)
+    """A server without an engine, which takes a key, bodies of 100 bytes and other names."""
+    settings = Settings(
+        api_key="secret", max_body=100, idle=0.3, stalled=0.3,
+        hosts=("Story.Example", "lab.example:8000", "::2"),
+    )  # fmt: skip
     app = FastAPI()
     app.add_middleware(Guard, settings=settings)
 
@@ -31,6 +37,10 @@ def guarded():
     async def health() -> str:
         return "ok"
 
+    @app.get("/")
+    async def endless() -> StreamingResponse:
+        return StreamingResponse(itertools.repeat(b"a" * 1000))
+
     with RunningServer(app, settings, no_drain) as server:
         yield server
 
@@ -41,7 +51,8 @@ def call(guarded):
         yield client
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost:8000", "LOCALHOST", "story.example:80"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost:8000", "LOCALHOST", "story.example:80",
+                                  "Lab.example", "lab.example:8000", "[::2]:8000"])  # fmt: skip
 def test_the_servers_own_names_are_known(call, host):
     assert call.get("/health", headers={"host": host}).status_code == 200
 
@@ -91,6 +102,66 @@ def test_a_long_body_is_refused_whether_its_length_is_told_or_not(call):
         response = call.post("/v1/length", content=content)
         assert response.status_code == 413
         assert response.json()["error"]["message"] == "The body has more than 100 bytes."
+
+
+HEAD = b"host: localhost\r\nauthorization: Bearer secret\r\n"
+HEALTH = b"GET /health HTTP/1.1\r\n" + HEAD + b"\r\n"
+POST = b"POST /v1/length HTTP/1.1\r\n" + HEAD
+
+
+def statuses(server, content: bytes) -> list[int]:
+    """The statuses of all answers on one connection, until the server ends it."""
+    with connected(server, content) as opened:
+        read = b"".join(iter(lambda: opened.recv(65536), b""))
+    heads = re.findall(rb"HTTP/1.1 (\d+) .*?\r\n\r\n", read, re.DOTALL)
+    assert read.count(b"nosniff") == len(heads)  # each is an answer like any other
+    return list(map(int, heads))
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /health HTTP/1.1\r\n" + b"a: b\r\n" * 102,
+        b"GET /health HTTP/1.1\r\na: " + b"a" * 400_000,
+        b"GET /health HTTP/1.1\r\n" + (b"a: " + b"a" * 7000 + b"\r\n") * 12,
+        b"GET /" + b"a" * 70_000,
+    ],
+)
+def test_a_head_without_end_is_refused_before_the_key(guarded, head):
+    assert statuses(guarded, head) == [431]
+    assert statuses(guarded, HEALTH + head) == [200, 431]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"GET /hea", [408]),
+        (POST + b"content-length: 9\r\n\r\na", [408]),
+        (HEALTH + POST + b"content-length: 9\r\n\r\na", [200, 408]),
+        (POST + b"content-length: 1\r\n\r\na more", [200, 400]),
+        (POST + b"transfer-encoding: chunked\r\n\r\nnonsense", [400]),
+        (HEALTH + POST + b"transfer-encoding: chunked\r\n\r\nnonsense", [200, 400]),
+        (b"\r\n", []),
+        (b"GET /health HTTP/1.1\r\nhost: evil.example\r\n" + HEAD + b"\r\n\x00", [400, 400]),
+    ],
+)
+def test_what_can_not_be_read_is_told_after_the_answers_before_it(guarded, content, expected):
+    assert statuses(guarded, content) == expected
+
+
+def test_line_breaks_keep_no_connection_open(guarded):
+    with connected(guarded, HEALTH) as opened:
+        read_until(opened, b'"ok"')
+        opened.sendall(b"\r\n")
+        assert opened.recv(100) == b""
+
+
+def test_a_client_that_reads_nothing_is_dropped_even_if_it_asks_again(guarded):
+    connections = guarded.server.server_state.connections
+    with connected(guarded, HEALTH.replace(b"/health", b"/")) as opened:
+        eventually(lambda: any(one.flow.write_paused for one in list(connections)))
+        opened.sendall(HEALTH)
+        eventually(lambda: not connections, seconds=10)
 
 
 def test_every_answer_has_the_usual_headers(call):

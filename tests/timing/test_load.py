@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -160,8 +161,16 @@ def test_times_count_from_when_a_request_was_due():
     assert min(answer.lag, answer.served.ttft, answer.latency) >= 5
 
 
-def test_a_server_that_never_ends_is_given_up(monkeypatch):
-    monkeypatch.setattr("timing.load.client.GIVE_UP", 0.2)
+def test_several_tokens_in_an_event_are_divided_over_the_time_after_the_first_one():
+    usage = b'data: {"choices": [], "usage": {"completion_tokens": 16}}\n\n'
+    whole = EVENTS + piece("four") * 3 + piece("last", "length") + usage
+    served = asked_of(writing(whole), ask_now).served
+    assert (served.tokens, served.in_first) == (16, 4)
+    assert replace(served, first=1.0, last=1.24).tpot == pytest.approx(0.02)
+    assert replace(served, in_first=16).tpot is None
+
+
+def test_a_server_that_never_ends_is_given_up():
     is_over = asyncio.Event()
 
     async def reply(body, writer):
@@ -169,12 +178,13 @@ def test_a_server_that_never_ends_is_given_up(monkeypatch):
         await is_over.wait()
 
     async def use(client):
+        client.deadline = 0.2
         answer = await ask_now(client)
         is_over.set()
         return answer
 
     answer = asked_of(reply, use)
-    assert answer.why == "no whole answer within 0 s"
+    assert answer.why == "no whole answer within 0.2 s"
     assert not answer.served.is_whole
 
 
@@ -452,6 +462,31 @@ def test_a_trace_is_cut_to_the_seconds_or_to_the_requests(load, server, tmp_path
         _, result = load("--url", server.url, "--trace", str(path), *args)
         [found] = result["servers"][server.url]["loads"]
         assert (found["load"], found["sent"], found["whole"]) == ("trace", sent, sent)
+
+
+def test_requests_without_an_answer_end_at_a_deadline_and_are_counted_with_the_reason(load):
+    is_over = asyncio.Event()
+
+    async def reply(body, writer):
+        if body["max_tokens"] == 6:  # not one of those that measure a step
+            await is_over.wait()
+        writer.write(WHOLE)
+
+    async def run():
+        args = "--model", "gpt", "--users", "5", "--requests", "5", "--deadline", "1"
+        lengths = "--max-tokens", "6", "--slo-ttft", "1000000"
+        async with fake_server(reply) as url:
+            found = await asyncio.to_thread(load, "--url", url, *args, *lengths)
+            is_over.set()
+        return found
+
+    text, result = asyncio.run(run())
+    [server] = result["servers"].values()
+    [row] = server["loads"]
+    assert row["failures"] == {"no whole answer within 1 s": 5}
+    assert (row["sent"], row["failed"], row["good_share"]) == (5, 5, 0)
+    assert "each is given up after 1 s." in " ".join(text.split())
+    assert "5 failed: no whole answer within 1 s." in text
 
 
 def test_users_wait_in_a_closed_loop(load, server):

@@ -33,7 +33,7 @@ from gpt import find_checkpoint
 from serve import labs_of
 from solutions.server.connections import allow_many_connections
 from timing.command_line import Parser, new_console, plot_file, whole_number, writable_file
-from timing.load.client import Client, name_of_model
+from timing.load.client import DEADLINE, Client, name_of_model
 from timing.load.measure import Measurement
 from timing.load.printed import environment, show_environment
 from timing.load.requests import Drawer, Range, TracedRequest, read_trace
@@ -102,6 +102,8 @@ def new_parser() -> Parser:
     add("--seed", type=int, default=0, help="of prompts, lengths and arrivals (0)")
     add("--slo-ttft", type=positive, default=100.0, help="limit of the TTFT, in steps (100)")
     add("--slo-tpot", type=positive, default=5.0, help="limit of the TPOT, in steps (5)")
+    add("--deadline", type=positive, default=DEADLINE,
+        help="seconds after which a request is given up, as failed (%(default)g)")  # fmt: skip
     add("--lossy", action="store_true", help="measure a server whose greedy answers differ")
     add("--mine", action="store_true", help="with your own open_loop, percentile and goodput")
     add("--peers", action="store_true", help=f"start and measure {', '.join(SERVERS)}, in turn")
@@ -149,7 +151,7 @@ def measure(
     async def run() -> dict[str, Any]:
         name = model or await name_of_model(url, args.api_key)
         console.print(f"\n{name} at {url}")
-        async with Client(url, name, args.api_key) as client:
+        async with Client(url, name, args.api_key, args.deadline) as client:
             return await Measurement(args, lab, client).run(console)
 
     return asyncio.run(run())

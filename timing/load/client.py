@@ -11,8 +11,22 @@ import httpx2
 from solutions.serving import Served
 from timing.load.requests import Request
 
-GIVE_UP = 120.0  # seconds for one request, after which it counts as failed
+DEADLINE = 30.0  # seconds for one request, after which it counts as failed
 REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class ServedInEvents(Served):
+    """An answer whose events may hold several tokens. in_first: how many the first one held."""
+
+    in_first: int = 1
+
+    @property
+    def tpot(self) -> float | None:
+        """Seconds per token after the first event; None if it was the only one."""
+        if self.first is None or self.last is None or self.tokens <= self.in_first:
+            return None
+        return (self.last - self.first) / (self.tokens - self.in_first)
 
 
 @dataclass(frozen=True)
@@ -97,7 +111,8 @@ class Reading:
 
     def answer(self, due: float, sent: float, end: float) -> Answer:
         tokens = self.pieces if self.tokens is None else self.tokens
-        served = Served(due, self.first, self.last, tokens, is_whole=not self.why)
+        in_first = max(1, round(tokens / (self.pieces or 1)))  # as many as an event on average
+        served = ServedInEvents(due, self.first, self.last, tokens, not self.why, in_first)
         return Answer(served, sent, end, self.why, self.text, self.tokens is not None)
 
 
@@ -132,16 +147,19 @@ def sentence_of(body: Any) -> str:
 class Client:
     """Sends greedy requests to the server at `url`, over as many connections as it takes.
 
-    Neither proxies nor redirects are followed: requests go to this server or nowhere.
+    deadline: seconds, after which a request is given up. Neither proxies nor redirects are
+    followed: requests go to this server or nowhere.
     """
 
-    def __init__(self, url: str, model: str, api_key: str | None = None) -> None:
-        self.model = model
+    def __init__(
+        self, url: str, model: str, api_key: str | None = None, deadline: float = DEADLINE
+    ) -> None:
+        self.model, self.deadline = model, deadline
         self.on_answer: Callable[[], object] = lambda: None
         self.http = httpx2.AsyncClient(
             base_url=url,
             headers={"authorization": f"Bearer {api_key}"} if api_key else {},
-            timeout=GIVE_UP,
+            timeout=deadline,
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
             trust_env=False,
         )
@@ -166,7 +184,7 @@ class Client:
         }
         try:
             async with (
-                asyncio.timeout(GIVE_UP),
+                asyncio.timeout(self.deadline),
                 self.http.stream("POST", "/v1/completions", json=body) as response,
             ):
                 if response.status_code == 200:
@@ -175,7 +193,7 @@ class Client:
                 else:
                     read.why = await why_not(response)
         except TimeoutError:
-            read.why = f"no whole answer within {GIVE_UP:.0f} s"
+            read.why = f"no whole answer within {self.deadline:g} s"
         except httpx2.HTTPError as error:
             read.why = f"the connection failed ({type(error).__name__})"
         except (ValueError, KeyError, TypeError, AttributeError):

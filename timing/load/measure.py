@@ -1,7 +1,8 @@
 """All loads that were asked for, on one server."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -57,9 +58,11 @@ class Measurement:
     async def loads(self) -> list[Load]:
         args = self.args
         if args.users:
-            requests = self.drawer("users").requests(args.requests or ROUNDS_OF_USERS * args.users)
-            answers = await closed_run(self.client, requests, args.users)
-            return [self.load(f"{args.users} users", answers)]
+            name, count = f"{args.users} users", args.requests or ROUNDS_OF_USERS * args.users
+            requests = self.drawer("users").requests(count)
+            with self.progress(name, count):
+                answers = await closed_run(self.client, requests, args.users)
+            return [self.load(name, answers)]
         if args.trace:
             trace = [one for one in args.trace if args.requests or one[0] <= args.seconds]
             times, drawer = [at for at, *_ in trace[: args.requests]], self.drawer("trace")
@@ -87,12 +90,16 @@ class Measurement:
         arrivals: Arrivals,
         rate: float | None = None,
     ) -> Load:
-        with tqdm(
-            total=len(requests), desc=name, unit="answer", leave=False, disable=None
-        ) as progress:
-            self.client.on_answer = progress.update
+        with self.progress(name, len(requests)):
             answers = await open_run(self.client, self.lab, requests, arrivals)
         return self.load(name, answers, rate)
+
+    @contextmanager
+    def progress(self, name: str, count: int) -> Iterator[None]:
+        """Show on a terminal how many requests have ended."""
+        with tqdm(total=count, desc=name, unit="answer", leave=False, disable=None) as progress:
+            self.client.on_answer = progress.update
+            yield
 
     def load(self, name: str, answers: list[Answer], rate: float | None = None) -> Load:
         return Load(name, rate, answers, self.slo, self.lab)

@@ -61,7 +61,8 @@ def show_environment(console: Console, found: Mapping[str, Any], args: argparse.
     console.print(
         f"The generator: {found['processor']}, cores: {found['cores']}; {found['os']}, Python "
         f"{found['python']}, httpx2 {found['httpx2']}. A server on the same machine shares its "
-        f"cores.\nRequests: {'lengths of the trace' if args.trace else lengths}; seed {args.seed}."
+        f"cores.\nRequests: {'lengths of the trace' if args.trace else lengths}; seed {args.seed}; "
+        f"each is given up after {args.deadline:g} s."
     )
 
 

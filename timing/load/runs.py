@@ -1,6 +1,7 @@
 """What a server is measured by: its own step, its greedy answers, and loads of requests."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -185,6 +186,7 @@ class Load:
             "whole": len(served),
             "refused": refused,
             "failed": len(self.failures),
+            "failures": dict(Counter(self.failures)),
             "seconds": self.seconds,
             "req_per_s": len(served) / self.seconds,
             "tok_per_s": sum(one.tokens for one in served) / self.seconds,
