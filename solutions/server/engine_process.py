@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import logging
 import signal
 import threading
@@ -119,6 +120,7 @@ def serve_pipe(pipe: Connection, settings: Settings, labs: Labs) -> None:
     except ValueError as error:
         pipe.send(error)
         return
+    gc.freeze()  # what is loaded stays, so looking for garbage in it would only hold up a step
     sent: Any = None
 
     def send(outputs: Any) -> None:

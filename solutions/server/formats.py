@@ -38,8 +38,9 @@ from solutions.grammars.regex import (
 from solutions.server.settings import reference
 
 MOST_MASKS, MOST_STATES = 2000, 50_000  # kept from one request to the next
+MANY = 16  # ways to read a text so far
 MOST_FOR_A_BYTE = 1000  # expressions that may be made
-MOST_FOR_A_MASK = 200_000
+MOST_FOR_A_MASK = 20_000
 Derivative = Callable[[Regex, int], Regex]
 
 
@@ -171,11 +172,14 @@ class Masks:
         return self.kept[regex]
 
     def computed(self, regex: Regex) -> Bool[Tensor, " vocab"]:
-        if (near := self.near(regex)) is not regex:
-            return self.mask(near)
         first, rest = (regex.first, regex.second) if isinstance(regex, Then) else (regex, EMPTY)
         if isinstance(first, Either) and not isinstance(first.given, Counted):
-            return torch.stack([self.mask(then(one, rest)) for one in first.options]).any(dim=0)
+            options = {then(option, rest) for option in first.options}
+            if len(options) > MANY:
+                options = set(map(self.near, options))
+            return torch.stack(list(map(self.mask, options))).any(dim=0)
+        if (shorter := self.counted_no_further(first)) is not first:
+            return self.mask(then(shorter, rest))
         region = self.region(first)
         mask, tokens = region.mask.clone(), list[int]()
         for byte in self.first_bytes(rest) & region.exits.keys():
@@ -214,7 +218,10 @@ class Masks:
         return self.regions[regex]
 
     def near(self, regex: Regex) -> Regex:
-        """Return an expression with the same mask, and without what no token is long enough for."""
+        """Return an expression with the same mask, without what no token is long enough for.
+
+        Of many ways to read a text, most differ only there.
+        """
         parts, least = list[Regex](), 0
         while least <= self.longest and regex is not EMPTY:
             first, regex = (
