@@ -412,7 +412,8 @@ def test_the_replica_judges_what_a_prompt_may_be(new_router, prompt):
     assert fake.asked[0][2] == content
 
 
-def test_a_connection_is_kept_and_one_that_has_died_unseen_is_no_fault(new_router):
+def test_a_connection_is_kept_and_one_that_has_died_unseen_is_no_fault(new_router, monkeypatch):
+    monkeypatch.setattr(routing, "CHECK_EVERY", 60)  # a check uses the same connections
     used = []
 
     def keeps(connection):
