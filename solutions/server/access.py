@@ -32,7 +32,7 @@ class Access:
         began, status, size = time.monotonic(), LEFT, 0
         given = dict(scope["headers"]).get(b"x-request-id", b"")
         request_id = given if GIVEN_ID.fullmatch(given) else secrets.token_hex(8).encode()
-        scope["state"]["request_id"] = request_id.decode()
+        scope.setdefault("state", {})["request_id"] = request_id.decode()  # Ray leaves it out
 
         async def sent(message: Any) -> None:
             nonlocal status, size
