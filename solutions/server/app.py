@@ -27,10 +27,9 @@ from solutions.server.protocol import (
 )
 from solutions.server.service import Answer, Piece, Service, joined
 from solutions.server.settings import Labs, Settings, reference
-from solutions.server.web import Events, page_response, plain_app, unless_left
+from solutions.server.web import LOOKS, Events, page_response, plain_app, unless_left
 
 LOOK_EVERY = 0.2  # seconds between two events of /live
-LOOKS = ["GET", "HEAD"]
 OWNER = "inference-workbook"
 
 

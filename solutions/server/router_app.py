@@ -19,7 +19,7 @@ from solutions.server.metrics import TIMES, response_counter, spread
 from solutions.server.protocol import Refusal, error_response
 from solutions.server.routing import CHECK_EVERY, Asked, RouterService, TooMuch, prompt_hashes
 from solutions.server.settings import Settings
-from solutions.server.web import Events, page_response, plain_app, unless_left
+from solutions.server.web import LOOKS, Events, page_response, plain_app, unless_left
 
 LOOK_EVERY = 0.2  # seconds between two events of /live
 NO_ANSWER = "No replica could serve the request. Try again later."
@@ -50,6 +50,7 @@ def new_router_app(settings: Settings, urls: Sequence[str], lab: Any, pause: flo
 
     @app.post("/v1/completions")
     @app.post("/v1/chat/completions")
+    @app.post("/v1/embeddings")
     async def write(body: dict[str, Any], request: Request) -> Response:
         if service.is_draining:
             raise Refusal(503, f"{SHUTTING_DOWN} Try another one.", retry_after=5)
@@ -62,24 +63,35 @@ def new_router_app(settings: Settings, urls: Sequence[str], lab: Any, pause: flo
         )
         return PassedOn(service, figures, asked)
 
-    @app.get("/v1/models")
-    async def models(request: Request) -> Response:
+    async def known_models(request: Request) -> dict[str, Any]:
+        """Return the models of all replicas by their names. Raises Refusal if none answers."""
         headers, healthy = passed_on(request), service.healthy()
         told = await asyncio.gather(*(service.get_json(i, "/v1/models", headers) for i in healthy))
         lists = [one["data"] for one in told if one and "data" in one]
         if not lists:
-            return error_response(503, NO_ANSWER, retry_after=5)
-        found = {model["id"]: model for models in lists for model in models}
+            raise Refusal(503, NO_ANSWER, retry_after=5)
+        return {model["id"]: model for models in lists for model in models}
+
+    @app.api_route("/v1/models", methods=LOOKS)
+    async def models(request: Request) -> Response:
+        found = await known_models(request)
         return JSONResponse({"object": "list", "data": list(found.values())})
 
-    @app.get("/health")
+    @app.api_route("/v1/models/{name:path}", methods=LOOKS)
+    async def model(name: str, request: Request) -> Response:
+        found = await known_models(request)
+        if name not in found:
+            raise Refusal(404, f"No replica serves {name[:100]!r}.", "model_not_found", "model")
+        return JSONResponse(found[name])
+
+    @app.api_route("/health", methods=LOOKS)
     async def health() -> Response:
         if service.is_draining or not service.healthy():
             status = "draining" if service.is_draining else "no healthy replica"
             return JSONResponse({"status": status}, 503, {"retry-after": "5"})
         return JSONResponse({"status": "ok"})
 
-    @app.get("/metrics")
+    @app.api_route("/metrics", methods=LOOKS)
     async def metrics(request: Request) -> Response:
         text = generate_latest(await with_replicas(registry, service, passed_on(request)))
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -88,7 +100,7 @@ def new_router_app(settings: Settings, urls: Sequence[str], lab: Any, pause: flo
     async def live(request: Request) -> Response:
         return Events(views(service, passed_on(request)))
 
-    @app.get("/")
+    @app.api_route("/", methods=LOOKS)
     async def page() -> Response:
         return page_response()
 

@@ -22,6 +22,7 @@ from solutions.server.guard import Guard
 from solutions.server.protocol import Refusal, error_response
 from solutions.server.settings import Settings
 
+LOOKS = ["GET", "HEAD"]  # methods that change nothing
 PAGE = Path(__file__).with_name("page.html")
 
 

@@ -454,6 +454,9 @@ def test_the_models_are_those_of_all_replicas(new_router):
     _, client, fakes = new_router(works, works)
     models = [model["id"] for model in client.get("/v1/models").json()["data"]]
     assert models == ["fable", fakes[0].url, fakes[1].url]
+    assert client.get("/v1/models/fable").json() == {"id": "fable"}
+    assert client.get("/v1/models/other").json()["error"]["code"] == "model_not_found"
+    assert client.head("/health").status_code == 200
 
 
 def test_metrics_and_the_live_view_count_requests_and_failovers(new_router):
