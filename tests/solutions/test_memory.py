@@ -150,7 +150,7 @@ def test_shares_of_blocks_are_shares(lengths: list[Lengths], block_size: int) ->
     else:
         use = count_paged(lengths, manager)
         assert_shares(use, len(lengths))
-        assert use.filled > 1 / block_size or use.filled == 1
+        assert use.filled > 1 / block_size - 1e-9  # one token in each block, at the least
         assert block_size > 1 or (use.filled == 1 and use.never == 0)
 
 
