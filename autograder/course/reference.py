@@ -33,7 +33,9 @@ GIVEN = {
     ),
     "flash_attention": ("kernels/slow_memory", "kernels/triton_attention"),
     "serving": ("simulated/clock", "simulated/service"),
-    "constrained": ("grammars/regex", "grammars/json_schema"),
+    "constrained": tuple(
+        f"grammars/{name}" for name in ("regex", "json_text", "schemas", "json_schema")
+    ),
     "parallel_decoding": ("parallel/trees", "parallel/proposers"),
     "moe": (
         "ranks/group",

@@ -7,12 +7,27 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
+
+from pydantic import BaseModel, Field
 
 from solutions.server.here import RunningServer
 
 ROOT = Path(__file__).resolve().parents[2]
 BEGINNING = "Once upon a time there was a king who"
+
+
+class Animal(BaseModel):
+    is_tame: bool
+    legs: Annotated[int, Field(ge=0, le=8)]
+
+
+class Herd(BaseModel):
+    """A model of models. The schema refers to them, as clients write it."""
+
+    leader: Animal
+    others: Annotated[list[Animal], Field(max_length=2)]
+    rival: Animal | None
 
 
 def is_whole(server: RunningServer) -> bool:

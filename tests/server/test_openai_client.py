@@ -1,9 +1,11 @@
 """The unchanged `openai` client, as its own examples use it."""
 
+import json
+
 import openai
 import pytest
 
-from tests.common.clients import BEGINNING
+from tests.common.clients import BEGINNING, Herd
 
 
 @pytest.fixture
@@ -43,6 +45,24 @@ def test_a_chat_whole_and_streamed(ai):
     assert whole.role == "assistant"
     assert usage is not None
     assert usage.completion_tokens == 12
+
+
+def test_a_model_of_models_is_parsed(ai):
+    given = {"model": "fable", "messages": [{"role": "user", "content": "Tell me of the wolves."}]}
+    answer = ai.chat.completions.parse(**given, response_format=Herd, max_tokens=300)
+    assert isinstance(answer.choices[0].message.parsed, Herd)
+
+
+def test_a_json_object_is_asked_for_without_a_schema(ai):
+    answer = ai.completions.create(
+        model="fable",
+        prompt=BEGINNING,
+        max_tokens=12,
+        extra_body={"response_format": {"type": "json_object"}},
+    )
+    [choice] = answer.choices
+    assert choice.text.startswith("{")
+    assert choice.finish_reason == "length" or isinstance(json.loads(choice.text), dict)
 
 
 def test_our_own_parameters_go_in_the_extra_body(ai):

@@ -5,20 +5,13 @@ What the server refuses, it names, so that a client knows what to leave out.
 
 import json
 from importlib import import_module
-from typing import Annotated
 
 import pytest
-from pydantic import BaseModel, Field
 
-from tests.common.clients import BEGINNING
+from tests.common.clients import BEGINNING, Animal, Herd
 
 pytestmark = pytest.mark.slow
 MESSAGES = [{"role": "user", "content": "Tell me about the wolf."}]
-
-
-class Animal(BaseModel):
-    is_tame: bool
-    legs: Annotated[int, Field(ge=0, le=8)]
 
 
 @pytest.mark.needs("langchain_openai")
@@ -30,7 +23,8 @@ def test_langchain(server):
     assert "".join(piece.content for piece in chat.stream("Hello"))
     history = [("human", "Hello"), ("ai", ""), ("human", "And then?")]
     assert chat.invoke(history).usage_metadata["output_tokens"]
-    assert isinstance(chat.with_structured_output(Animal).invoke("A wolf"), Animal)
+    roomy = langchain.ChatOpenAI(**given, max_tokens=300)
+    assert isinstance(roomy.with_structured_output(Herd).invoke("Wolves"), Herd)
     assert langchain.OpenAI(**given, max_tokens=4).invoke("Hello")
     embeddings = langchain.OpenAIEmbeddings(**given, check_embedding_ctx_length=False)
     assert len(embeddings.embed_documents(["a wolf", "a fox"])) == 2
@@ -45,10 +39,10 @@ def test_instructor(server):
     instructor = import_module("instructor")
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as ai:
         client = instructor.from_openai(ai, mode=instructor.Mode.JSON_SCHEMA)
-        given = {"model": "fable", "messages": MESSAGES, "response_model": Animal}
-        assert client.chat.completions.create(**given, max_tokens=60, max_retries=0).legs >= 0
-        *_, last = client.chat.completions.create_partial(**given, max_tokens=60)
-        assert last.legs is not None
+        given = {"model": "fable", "messages": MESSAGES, "response_model": Herd, "max_tokens": 300}
+        assert client.chat.completions.create(**given, max_retries=0).leader.legs >= 0
+        *_, last = client.chat.completions.create_partial(**given)
+        assert last.leader.legs is not None
 
 
 @pytest.mark.needs("pydantic_ai")
@@ -62,8 +56,8 @@ def test_pydantic_ai(server):
     plain = ai.Agent(model, instructions="Be kind.", model_settings=settings)
     first = plain.run_sync("Hello")
     assert plain.run_sync("And then?", message_history=first.all_messages()).output
-    native = ai.Agent(model, output_type=ai.NativeOutput(Animal), model_settings=settings)
-    assert isinstance(native.run_sync("A wolf").output, Animal)
+    native = ai.Agent(model, output_type=ai.NativeOutput(Herd), model_settings={"max_tokens": 300})
+    assert isinstance(native.run_sync("Wolves").output, Herd)
 
 
 @pytest.mark.needs("litellm")
@@ -76,8 +70,9 @@ def test_litellm(server, monkeypatch):
     assert answer.usage.completion_tokens > 0
     pieces = litellm.completion("hosted_vllm/fable", **given, stream=True)
     assert "".join(choice.delta.content or "" for piece in pieces for choice in piece.choices)
-    answer = litellm.completion("openai/fable", **given, response_format=Animal)
-    assert Animal.model_validate_json(answer.choices[0].message.content)
+    given["max_tokens"] = 300
+    answer = litellm.completion("openai/fable", **given, response_format=Herd)
+    assert Herd.model_validate_json(answer.choices[0].message.content)
     assert litellm.embedding("openai/fable", input=["a wolf"], **where).data
 
 
@@ -94,8 +89,8 @@ def test_llm(server, tmp_path, monkeypatch):
     conversation = model.conversation()
     for said in ("Hello", "And then?"):
         assert conversation.prompt(said, max_tokens=8).text()
-    answer = model.prompt("A wolf", schema=Animal, max_tokens=60).text()
-    assert Animal.model_validate_json(answer)
+    answer = model.prompt("Wolves", schema=Herd, max_tokens=300).text()
+    assert Herd.model_validate_json(answer)
 
 
 @pytest.mark.needs("lm_eval")

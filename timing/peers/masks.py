@@ -74,7 +74,7 @@ def own(new_guide: Callable[[Regex], Guide]) -> Library:
     return Library(new, Own.fill, Own.advance, packed=False)
 
 
-def outlines_core(tokenizer: Any) -> Library:
+def outlines_core(tokenizer: Any, pattern_of: Callable[[str], str] = str) -> Library:
     from outlines_core import Guide, Index, Vocabulary
 
     tokens = {text: [token] for token, text in enumerate(vocabulary_bytes(tokenizer)) if text}
@@ -83,19 +83,24 @@ def outlines_core(tokenizer: Any) -> Library:
     def fill(guide: Any, row: Tensor) -> None:
         guide.write_mask_into(row.data_ptr(), row.numel(), row.element_size())
 
-    return Library(lambda pattern: Guide(Index(pattern, vocabulary)), fill, Guide.advance)
+    def new(asked: str) -> Any:
+        return Guide(Index(pattern_of(asked), vocabulary))
+
+    return Library(new, fill, partial(Guide.advance, return_tokens=False))
 
 
-def llguidance(tokenizer: Any, options: str = "") -> Library:
+def llguidance(tokenizer: Any, grammar_of: Callable[[str], str] = "start: /{}/".format) -> Library:
     from llguidance import LLMatcher, LLTokenizer
 
     own_tokenizer = LLTokenizer(tokenizer.backend_tokenizer.to_str())
 
-    def new(pattern: str) -> Any:
-        return LLMatcher(own_tokenizer, f"{options}start: /{pattern}/")
+    def new(asked: str) -> Any:
+        return LLMatcher(own_tokenizer, grammar_of(asked))
 
     def fill(matcher: Any, row: Tensor) -> None:
         matcher.unsafe_compute_mask_ptr(row.data_ptr(), row.nbytes)
+        if matcher.is_error():  # then the mask has EOS alone
+            raise ValueError(matcher.get_error())
 
     return Library(new, fill, LLMatcher.consume_token)
 
@@ -115,7 +120,9 @@ def xgrammar(tokenizer: Any) -> Library:
 PEERS: dict[str, Callable[[Any], Library]] = {  # by package, and option
     "outlines-core": outlines_core,
     "llguidance": llguidance,
-    "llguidance no_forcing": partial(llguidance, options='%llguidance {"no_forcing": true}\n'),
+    "llguidance no_forcing": partial(
+        llguidance, grammar_of='%llguidance {{"no_forcing": true}}\nstart: /{}/'.format
+    ),
     "xgrammar": xgrammar,
 }
 
@@ -190,8 +197,20 @@ def table(name: str, libraries: Mapping[str, Library], tokenizer: Any) -> None:
         print("".join(f"{key}: {one}\n" for one in differences[:1]), end="")
 
 
+def installed(peers: Mapping[str, Callable[[Any], Library]], tokenizer: Any) -> dict[str, Library]:
+    """Return those of the libraries that are installed, with their versions. Print the others."""
+    found = dict[str, Library]()
+    for name, new in peers.items():
+        package, _, option = name.partition(" ")
+        try:
+            found[f"{package} {version(package)} {option}".strip()] = new(tokenizer)
+        except ImportError as error:
+            print(f"{name} is left out ({error}). To install it: {INSTALL}")
+    return found
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="timing.masks", description=__doc__)
+    parser = argparse.ArgumentParser(prog="timing.peers.masks", description=__doc__)
     parse_with_threads(parser)
     tokenizer = load_tokenizer(MODEL)
     vocabulary = vocabulary_bytes(tokenizer)
@@ -204,12 +223,7 @@ def main() -> None:
     }
     cpu, cores = processor_name(torch.device("cpu")), usable_cores()
     print(f"{cpu}, cores: {cores}, threads: {torch.get_num_threads()}, torch {torch.__version__}")
-    for name, new in PEERS.items():
-        package, _, option = name.partition(" ")
-        try:
-            libraries[f"{package} {version(package)} {option}".strip()] = new(tokenizer)
-        except ImportError as error:
-            print(f"{name} is left out ({error}). To install it: {INSTALL}")
+    libraries |= installed(PEERS, tokenizer)
     for name in PATTERNS:
         table(name, libraries, tokenizer)
 
