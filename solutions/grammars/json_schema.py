@@ -22,6 +22,7 @@ from solutions.grammars.json_text import (
     COMMA,
     FORMATS,
     FORMATS_OF_NUMBERS,
+    FREE_FORMATS,
     INTEGER,
     NULL,
     NUMBER,
@@ -58,6 +59,7 @@ from solutions.grammars.schemas import (
     KINDS,
     Schema,
     are_apart,
+    are_names,
     is_always_written,
     kind_of,
     kinds_of,
@@ -138,7 +140,7 @@ class Reader:
         finally:
             self.path.pop()
 
-    def referred(self, pointer: Any) -> Regex:
+    def referred(self, pointer: str) -> Regex:
         """Return the expression of the schema at a place of the root, read once.
 
         If that is being read already, its options are made when a text comes to them.
@@ -160,10 +162,8 @@ class Reader:
         self.back |= back & self.open.keys()
         return found
 
-    def target(self, pointer: Any) -> Any:
+    def target(self, pointer: str) -> Any:
         """Return the schema that `$ref` leads to."""
-        if not isinstance(pointer, str) or not f"{pointer}/".startswith("#/"):
-            raise ValueError(f"'$ref' leads to a place of this schema, '#/…', not to {pointer!r}.")
         found = self.root
         for part in unquote(pointer).split("/")[1:]:
             key: Any = part.replace("~1", "/").replace("~0", "~")
@@ -178,13 +178,14 @@ class Reader:
         if len(self.path) > MOST_LEVELS:
             raise ValueError(f"The schema is nested too deeply: at most {MOST_LEVELS} levels.")
         if asked == {"$ref"}:
-            return self.referred(schema["$ref"])
+            return self.referred(pointer_of(schema))
         if asked == {"anyOf"}:
             options = list_of(schema, "anyOf")
             return either(*(self.at(f"anyOf/{n}", option) for n, option in enumerate(options)))
-        if not (found := self.alternatives(schema)):
+        found = either(*map(self.plain_pattern, self.alternatives(schema)))
+        if found is NOTHING:
             raise ValueError("No value fits this schema.")
-        return either(*map(self.plain_pattern, found))
+        return found
 
     def alternatives(self, schema: Any) -> list[Schema]:
         """Return plain schemas: a value that fits one of them fits this one."""
@@ -197,7 +198,7 @@ class Reader:
             raise ValueError(f"The keyword {refused[0]!r} is not supported. Leave it out.")
         found: list[Schema] = [plain_part(schema)]
         if "$ref" in schema:
-            found = self.both(found, self.alternatives(self.target(schema["$ref"])))
+            found = self.both(found, self.alternatives(self.target(pointer_of(schema))))
         for part in list_of(schema, "allOf") if "allOf" in schema else []:
             found = self.both(found, self.alternatives(part))
         if "anyOf" in schema:
@@ -333,6 +334,7 @@ class Reader:
     def string_of(self, schema: Schema) -> Regex:
         least, most = limits(schema, "minLength", "maxLength")
         pattern, known = schema.get("pattern"), schema.get("format")
+        known = None if known in FREE_FORMATS else known
         if pattern is None and known is None:
             return quoted(repeat(CHARACTER, least, most))
         if known is not None and (known not in FORMATS or pattern is not None):
@@ -340,11 +342,19 @@ class Reader:
                 f"The format {known!r} is not supported{' beside a pattern' if pattern else ''}. "
                 f"Known are {', '.join(FORMATS)}."
             )
-        found = parse(pattern or FORMATS[known or ""], SCHEMA, least, most)
+        asked = FORMATS[known] if known is not None else str(pattern)
+        found = parse(asked, SCHEMA, least, most)
         if found is NOTHING:
             raise ValueError(f"No text fits the pattern {pattern!r}.")
         self.require(found)
         return quoted(found)
+
+
+def pointer_of(schema: Schema) -> str:
+    pointer = schema["$ref"]
+    if not isinstance(pointer, str) or not f"{pointer}/".startswith("#/"):
+        raise ValueError(f"'$ref' leads to a place of this schema, '#/…', not to {pointer!r}.")
+    return pointer
 
 
 def in_order(members: Sequence[Regex], may_lack: Sequence[bool]) -> Regex:
@@ -406,7 +416,7 @@ def fitting(schema: Schema) -> list[str]:
 def require_dependencies(schema: Schema, names: Mapping[str, Any]) -> None:
     asked = {**schema.get("dependencies", {}), **schema.get("dependentRequired", {})}
     for name, others in asked.items():
-        if name in names and not (isinstance(others, list) and {*others} <= names.keys()):
+        if name in names and not (are_names(others) and {*others} <= names.keys()):
             raise ValueError(f"What depends on {name!r} can't be kept. Require it instead.")
     if "propertyNames" in schema:
         raise ValueError("'propertyNames' beside 'properties' is not supported. Leave it out.")
@@ -430,7 +440,7 @@ def number_of(schema: Schema) -> Regex:
             f"The format {known!r} is not supported for numbers. Known are "
             f"{', '.join(FORMATS_OF_NUMBERS)}."
         )
-    ends = {word: Fraction(repr(schema[word])) for word in BOUNDS if word in schema}
+    ends = {word: exact(schema[word]) for word in BOUNDS if word in schema}
     bounds = within(
         Bounds(ends.get("minimum"), ends.get("maximum")),
         Bounds(ends.get("exclusiveMinimum"), ends.get("exclusiveMaximum"), True, True),
@@ -442,3 +452,8 @@ def number_of(schema: Schema) -> Regex:
     if found is NOTHING:
         raise ValueError(f"No {schema['type']} is within the bounds.")
     return found
+
+
+def exact(value: float) -> Fraction:
+    """Return a bound as it is written, 0.1; a whole one as validators have it, in binary: 1e23."""
+    return Fraction(value) if value % 1 == 0 else Fraction(repr(value))

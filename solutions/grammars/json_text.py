@@ -107,7 +107,7 @@ ANY_VALUE = any_value()
 # --------------------------------------------------------------------------- numbers in bounds
 
 MORE = parse("[0-9]{1,9}")  # places; with many, a number could be rounded to its bound
-MORE_THAN_ZERO = parse("0{0,8}[1-9]")
+MORE_THAN_ZERO = parse("0{0,8}[1-9][0-9]{0,8}")
 
 
 class Bounds(NamedTuple):
@@ -200,7 +200,10 @@ def written(number: int, count: int, places: int) -> bytes:
 
 # ------------------------------------------------------------------------------ formats of texts
 
-YEAR, LEAP = r"\d{4}", r"(\d\d(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
+# Python's dates begin with the year 1.
+YEAR = r"([1-9]\d{3}|0[1-9]\d\d|00[1-9]\d|000[1-9])"
+FOURTH = "(0[48]|[2468][048]|[13579][26])"
+LEAP = rf"(\d\d{FOURTH}|{FOURTH}00)"
 DATE = (
     rf"({YEAR}-((0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)|"
     rf"02-(0[1-9]|1\d|2[0-8]))|{LEAP}-02-29)"
@@ -212,6 +215,8 @@ HOST = rf"{LABEL}(\.{LABEL}){{0,2}}"
 WORD = r"[a-zA-Z0-9_+\-]{1,20}"
 GROUP = r"[0-9a-fA-F]{1,4}"
 PATH_CHARACTER = r"([a-zA-Z0-9\-._~!$&'()*+,;=:@/]|%[0-9a-fA-F]{2})"
+PATH = rf"{PATH_CHARACTER}{{0,100}}"  # bounded, since Pydantic limits the length of a URL
+CLOCK = r"T(\d{1,3}H(\d{1,3}M(\d{1,3}S)?)?|\d{1,3}M(\d{1,3}S)?|\d{1,3}S)"
 FORMATS = {
     name: f"^({pattern})$"
     for name, pattern in {
@@ -222,9 +227,12 @@ FORMATS = {
         "email": rf"{WORD}(\.{WORD}){{0,2}}@{HOST}",
         "ipv4": rf"{BYTE}(\.{BYTE}){{3}}",
         "ipv6": rf"{GROUP}(:{GROUP}){{7}}|({GROUP}(:{GROUP}){{0,5}})?::({GROUP})?",
-        "uri": rf"(https?|ftp)://{HOST}(:[1-9]\d{{0,3}})?(/{PATH_CHARACTER}*)?(\?{PATH_CHARACTER}*)?(#{PATH_CHARACTER}*)?",
+        "uri": rf"https?://{HOST}(:[1-9]\d{{0,3}})?(/{PATH})?(\?{PATH})?(#{PATH})?",
+        "hostname": HOST,
+        "duration": rf"P(\d{{1,5}}D({CLOCK})?|{CLOCK})",
     }.items()
 }
+FREE_FORMATS = {"password", "binary", "path"}  # they only describe
 FORMATS_OF_NUMBERS = {  # of OpenAPI
     "int32": Bounds(Fraction(-(2**31)), Fraction(2**31 - 1)),
     "int64": Bounds(Fraction(-(2**63)), Fraction(2**63 - 1)),

@@ -509,7 +509,7 @@ def limited(parsed: Any, dialect: Dialect, least: int, most: int | None) -> Rege
 def anchored(items: list[tuple[Any, Any]], dialect: Dialect) -> Regex:
     """Translate a whole pattern. Its alternatives may have their own anchors."""
     *before, (op, argument) = items or [("", None)]
-    if str(op) == "BRANCH" and all(str(at) == "AT_BEGINNING" for _, at in before):
+    if str(op) == "BRANCH" and "(AT, AT_" in str(items):
         return either(*(anchored([*before, *branch], dialect) for branch in argument[1]))
     if str(op) == "SUBPATTERN" and not before and not any(argument[1:3]):
         return anchored(list(argument[3]), dialect)

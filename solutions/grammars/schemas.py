@@ -55,12 +55,17 @@ def is_bound(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value)
 
 
+def are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
 SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(
         ("properties", "patternProperties", "dependencies", "dependentRequired"),
         (lambda value: isinstance(value, Mapping), "an object"),
     ),
-    **dict.fromkeys(("required", "prefixItems"), (lambda value: isinstance(value, list), "a list")),
+    "required": (are_names, "a list of texts"),
+    "prefixItems": (lambda value: isinstance(value, list), "a list"),
     **dict.fromkeys(("pattern", "format"), (lambda value: isinstance(value, str), "a text")),
     **dict.fromkeys(
         ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),

@@ -5,11 +5,9 @@ uncertain is compared with the slow way to find it, and generation with the naiv
 """
 
 import json
-import math
 import random
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from itertools import product
 
 import pytest
@@ -22,11 +20,10 @@ from gpt import load_tokenizer
 from solutions import constrained as lab_14
 from solutions.constrained import Automaton, IndexGuide, NestedGuide, automaton_of, token_index
 from solutions.decoding import NEVER
-from solutions.grammars.json_schema import CHOICES, pattern_of
 from solutions.grammars.regex import LAST, Either, Then, characters, complement, literal, parse
-from solutions.grammars.schemas import KEYWORDS
 from solutions.kv_cache import CachedLMHead
 from tests.common.engines import CONFIGS, assert_same, model_of, naive_logits, shapes_of_forwards
+from tests.common.expressions import random_text
 
 DATE = r"(19|20)\d\d-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])"
 EOS = 0
@@ -47,17 +44,6 @@ def fits(automaton: Automaton, text: bytes) -> bool:
 
 def text_of(tokens: Sequence[int], vocabulary: Sequence[bytes] = VOCABULARY) -> bytes:
     return b"".join(vocabulary[token] for token in tokens)
-
-
-def random_text(automaton: Automaton, seed: int, steps: int = 40) -> str:
-    """A text of the language. After some steps it takes the shortest way to an end."""
-    far, draw, state, text = distances(automaton), random.Random(seed), 0, b""
-    while far[state] or (steps > 0 and automaton.edges[state] and draw.random() < 0.8):
-        out = automaton.edges[state]
-        options = [byte for byte in out if steps > 0 or far[out[byte]] < far[state]]
-        byte, steps = draw.choice(options), steps - 1
-        text, state = text + bytes([byte]), out[byte]
-    return text.decode()
 
 
 def distances(automaton: Automaton) -> dict[int, int]:
@@ -131,11 +117,12 @@ def test_a_pattern_has_the_texts_of_fullmatch(pattern):
      r"\x41\u00e9", "(a|)(?P<n>b)", r"[\]\-a]*", "a.c", DATE],
 )  # fmt: skip
 def test_classes_escapes_and_anchors_at_the_ends(pattern):
-    automaton = automaton_of(parse(pattern))
+    regex = parse(pattern)
+    automaton = automaton_of(regex)
     draw = random.Random(pattern)
     letters = "ab019 .-]Aé☺😀\n\té_zà\u0800\uffff\U00010000"
     texts = ["".join(draw.choices(letters, k=draw.randint(0, 4))) for _ in range(300)]
-    texts += [random_text(automaton, seed) for seed in range(20)]
+    texts += [random_text(regex, seed) for seed in range(20)]
     for text in texts:
         assert fits(automaton, text.encode()) == bool(re.fullmatch(pattern, text, re.ASCII)), text
 
@@ -219,124 +206,6 @@ def test_a_date_in_the_shipped_vocabulary():
     assert [token for token, text in enumerate(vocabulary) if not text] == [tokenizer.eos_token_id]
     index = token_index(automaton_of(parse(DATE)), vocabulary)
     assert (len(index), sum(map(len, index))) == (15, 65)
-
-
-# -------------------------------------------------------------------------------- JSON schemas
-
-A_STRING = {"type": "string", "maxLength": 5}
-TRUTHS = {"type": "array", "items": {"type": "boolean"}}
-OBJECT = {"type": "object", "properties": {"b": {"type": "null"}, "a": A_STRING}}
-
-
-@pytest.mark.parametrize(
-    ("schema", "fitting", "others"),
-    [
-        (A_STRING, ["", 'a"\\\n\u20ac'], ["longer", 3, None]),
-        ({"type": "string", "pattern": "^[a-z]{2}-.$"}, ["ab-é", 'ab-"'], ["ab-", "ab-cd"]),
-        ({"enum": ["king", "wölf"]}, ["king", "wölf"], ["witch", "kin"]),
-        (
-            {"anyOf": [{"type": "null"}, {"const": {"of": [1, "x"]}}]},
-            [None, {"of": [1, "x"]}],
-            [{}],
-        ),
-        ({"type": "number"}, [0, -1.5e-07, 12.25], [True, "1"]),
-        ({"type": "string", "minLength": 2}, ["éé", "é" * 9], ["", "é"]),
-        ({"type": "string", "minLength": 2, "maxLength": 4}, ["éé", "é" * 4], ["é", "é" * 5]),
-        (TRUTHS, [[], [True], [False] * 9], [[None]]),
-        (TRUTHS | {"maxItems": 0}, [[]], [[True]]),
-        (TRUTHS | {"minItems": 2}, [[True] * 2, [True] * 9], [[], [True]]),
-        (TRUTHS | {"minItems": 1, "maxItems": 2}, [[True], [False, True]], [[], [True] * 3]),
-        (OBJECT, [{"b": None, "a": "é"}], [{"a": "é", "b": None}, {"b": None}, {}]),
-        (OBJECT | {"required": ["b"], "title": "Two"}, [{"b": None, "a": ""}], [[]]),
-    ],
-)
-def test_the_texts_of_a_schema_are_the_values_that_fit_it(schema, fitting, others):
-    """As Python writes them. Each text is JSON, and fits when it is written again."""
-    automaton = automaton_of(pattern_of(schema))
-    written = [json.loads(random_text(automaton, seed)) for seed in range(20)]
-    finite = [value for value in written if value not in (math.inf, -math.inf)]
-    right, wrong = (
-        [json.dumps(value, ensure_ascii=False) for value in values]
-        for values in (fitting + finite, others)
-    )
-    for text in right + wrong:
-        assert fits(automaton, text.encode()) == (text in right), text
-
-
-bounds = st.none() | st.integers(-130, 130)
-
-
-@given(bounds, bounds, st.sampled_from(["integer", "number"]))
-def test_bounds_of_numbers_are_exact(low, high, kind):
-    if low is not None and high is not None:
-        low, high = sorted([low, high])
-    known = {"minimum": low, "maximum": high}
-    schema = {"type": kind} | {name: value for name, value in known.items() if value is not None}
-    automaton = automaton_of(pattern_of(schema))
-    least, most = -1e9 if low is None else low, 1e9 if high is None else high
-    for value in range(-150, 151):
-        assert fits(automaton, str(value).encode()) == (least <= value <= most)
-        for part in (".0", ".5", ".05"):
-            found = float(f"{value}{part}")
-            wanted = kind == "number" and least <= found <= most
-            assert fits(automaton, f"{value}{part}".encode()) == wanted
-    assert not any(fits(automaton, text) for text in (b"00", b"01", b"-01", b"", b"-", b"1."))
-
-
-@pytest.mark.parametrize(
-    ("schema", "told"),
-    [
-        ({"not": {}}, "'not' is not supported"),
-        ({"$ref": "#/x"}, "which isn't there"),
-        ({"$ref": "other.json"}, "a place of this schema"),
-        ({"type": "string", "format": "color"}, "format 'color' is not supported. Known are date"),
-        ({"type": "string", "pattern": "^(ab)+$", "maxLength": 3}, "other lengths"),
-        ({"type": "string", "pattern": "^\ud800$"}, "No text fits the pattern"),
-        ({"type": "integer", "minimum": 3, "maximum": 2}, "No integer is within the bounds"),
-        ({"type": "integer", "minimum": True}, "'minimum' is a finite number, not True"),
-        ({"type": "array", "items": A_STRING, "maxItems": -1}, "a whole number, 0 or more, not -1"),
-        ({"type": "array", "uniqueItems": True}, "'uniqueItems' is not supported"),
-        ({"enum": []}, "a list that isn't empty"),
-        ({"type": "integer", "enum": ["a", False]}, "No value of"),
-        ({"const": math.nan}, "no NaN, no infinity"),
-        ({"enum": ["\ud800"]}, "half of a UTF-16 pair"),
-        (False, "No value fits"),
-        (3, "A schema is an object"),
-        ({"oneOf": [{"minimum": 1}, {"maximum": 2}]}, "both options 0 and 1 of 'oneOf'"),
-        (
-            {"properties": {"a": {"items": {"type": "odd"}}}},
-            "At #/properties/a/items: A type is one of",
-        ),
-        (
-            {"properties": {"a": {"$ref": "#"}}, "required": ["a"]},
-            "The schema at # holds itself without an end",
-        ),
-        ({"type": "array", "items": {"anyOf": [{"$ref": "#"}]}, "minItems": 1}, "without an end"),
-    ],
-)
-def test_a_schema_that_is_not_supported_is_refused_by_name(schema, told):
-    with pytest.raises(ValueError, match=told):
-        pattern_of(schema)
-
-
-odd = st.recursive(
-    st.sampled_from([None, True, -1, 3, 0.5, "^a$", "a"]),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=2),
-        st.dictionaries(st.sampled_from(["a", *sorted(CHOICES)]), inner, max_size=1),
-        *(
-            st.fixed_dictionaries({"type": st.just(kind)}, optional=dict.fromkeys(words, inner))
-            for kind, words in KEYWORDS.items()
-        ),
-    ),
-    max_leaves=6,
-)
-
-
-@given(odd)
-def test_any_schema_is_a_pattern_or_refused_with_a_sentence(schema):
-    with suppress(ValueError):
-        pattern_of(schema)
 
 
 # ------------------------------------------------------------------------------------ generation
