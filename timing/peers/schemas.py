@@ -13,7 +13,6 @@ the token before it. A library reads the first schema once before it is timed.
 import argparse
 import json
 import multiprocessing
-import resource
 from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
@@ -32,7 +31,7 @@ from solutions.serving import percentile
 from timing.machine import processor_name
 from timing.peers.masks import MODEL, Library, Own, installed, llguidance, outlines_core
 
-SECONDS, BYTES = 10, 8 * 2**30  # that a process of its own may take for one schema
+SECONDS, BYTES = 5, 8 * 2**30  # that a process of its own may take for one schema
 HEADER = (
     "| | supported | valid accepted | invalid accepted | first mask, ms: p50 | p90 | worst | "
     "a mask, µs: mean | worst |"
@@ -147,6 +146,8 @@ def measured_in_child(library: Library, case: Case, size: int) -> Found | None:
     """Do the same in a process of its own. A schema that takes too much isn't supported."""
 
     def work(end: Connection) -> None:
+        import resource  # Windows has none
+
         resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
         resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
         end.send(measured(library, case, size))
