@@ -87,7 +87,10 @@ def moe_forward(
 ) -> list[Seen]:
     """The result, then the rows of each expert."""
     experts = [Counted(expert, *both) for both in zip(w_in, w_out, strict=True)]
-    seen = [Seen("What it returned", attempt(hidden, weights, chosen, [*map(sealed, experts)]))]
+    lent = [*map(sealed, experts)]
+    before = lent.copy()
+    seen = [Seen("What it returned", attempt(hidden, weights, chosen, lent))]
+    seen.append(Seen("`experts`", "is as it was" if lent == before else "is changed"))
     return seen + [Seen(f"Expert {i}", e.told()) for i, e in enumerate(experts)]
 
 

@@ -1,8 +1,9 @@
 """Lab 14, given: a JSON schema as a regular expression.
 
 The text has the form that Python's `json.dumps` writes: `, ` and `: ` as separators, no other
-spaces, properties in the schema's order and all of them present. So every text of the pattern fits
-the schema, but not every text that fits the schema is one of the pattern.
+spaces, and properties in the schema's order. If the schema says which are required, the others may
+be left out; if it doesn't, all are present. So every text of the pattern fits the schema, but not
+every text that fits the schema is one of the pattern.
 
 Source: JSON Schema, drafts 4 to 2020-12. Keywords that this module doesn't know only describe, as
 the standard says; those that it knows and can't keep are refused by name.
@@ -275,13 +276,13 @@ class Reader:
         names = self.named(schema, required)
         if not names:
             return self.mapping_of(schema, least, most)
-        require_dependencies(schema, names)
+        require_dependencies(schema)
         members, may_lack = list[Regex](), list[bool]()
         for name, value in names.items():
             outer, self.back = self.back, set()
             pattern = self.at(f"properties/{name}", value)
             members.append(then(literal(text_of(name)), COLON, pattern))
-            may_lack.append(bool(self.back) and name not in required)
+            may_lack.append(name not in required and ("required" in schema or bool(self.back)))
             self.back |= outer
         if may_lack.count(False) < least or len(names) > (len(names) if most is None else most):
             raise ValueError(
@@ -413,10 +414,11 @@ def fitting(schema: Schema) -> list[str]:
     return list(fit)
 
 
-def require_dependencies(schema: Schema, names: Mapping[str, Any]) -> None:
+def require_dependencies(schema: Schema) -> None:
     asked = {**schema.get("dependencies", {}), **schema.get("dependentRequired", {})}
     for name, others in asked.items():
-        if name in names and not (are_names(others) and {*others} <= names.keys()):
+        is_kept = are_names(others) and all(is_always_written(other, schema) for other in others)
+        if name in schema.get("properties", {}) and not is_kept:
             raise ValueError(f"What depends on {name!r} can't be kept. Require it instead.")
     if "propertyNames" in schema:
         raise ValueError("'propertyNames' beside 'properties' is not supported. Leave it out.")

@@ -12,7 +12,7 @@ import threading
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import accumulate
 from re import _parser  # type: ignore[attr-defined]  # Python's own parser of patterns
@@ -82,6 +82,8 @@ class Regex(metaclass=Interned):
     read the first byte of a text. inner: the expressions that this one is made of.
     """
 
+    hashed: int = field(init=False, repr=False)
+
     @cached_property
     def has_empty(self) -> bool:
         return True
@@ -95,14 +97,19 @@ class Regex(metaclass=Interned):
         return ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "hashed", hash(tuple(vars(self).values())))
         if self.depth > DEEPEST:
             raise ValueError(
                 f"The pattern is nested too deeply: reading a character takes more than {DEEPEST} "
                 "steps, one within the other. Use fewer groups, or fewer optional parts in a row."
             )
 
+    def __hash__(self) -> int:
+        """Return the same number in each run, so that the options of an `Either` keep an order."""
+        return self.hashed
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), tuple(getattr(self, name) for name in self.__dataclass_fields__)
+        return type(self), tuple(getattr(self, one.name) for one in fields(self) if one.init)
 
 
 @dataclass(frozen=True, eq=False)

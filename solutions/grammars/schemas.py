@@ -289,4 +289,6 @@ def is_always_written(name: str, schema: Schema) -> bool:
     """Return whether each text of a plain schema has a property, even if that may refer back."""
     value = schema.get("properties", {}).get(name, False)
     is_optional = isinstance(value, Mapping) and "$ref" in json.dumps(value)
-    return name in schema.get("required", []) or (value is not False and not is_optional)
+    if "required" in schema:
+        return name in schema["required"]
+    return value is not False and not is_optional
