@@ -1,16 +1,27 @@
 """Answers that keep to a JSON schema: alone, in batches, drafted, sampled, preempted."""
 
+import inspect
 import json
+import queue
+import random
 from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
 from tokenizers import Tokenizer
 
+from autograder.check import mine
+from autograder.notebook.passed import kept_file
 from gpt import find_checkpoint
 from solutions import constrained as lab_14
+from solutions.decoding import GREEDY
 from solutions.grammars.json_schema import pattern_of
-from solutions.server.formats import Guides
+from solutions.grammars.regex import at_most
+from solutions.server import formats
+from solutions.server.engine_process import EngineProcess
+from solutions.server.formats import Guides, read_format
+from solutions.server.messages import Request
+from solutions.server.settings import Settings
 
 KINDS = ["king", "queen", "witch", "wolf"]
 PERSON = {
@@ -109,6 +120,14 @@ def test_a_schema_that_isnt_supported_is_refused_with_a_sentence(client, schema,
     assert word in response.json()["error"]["message"]
 
 
+def test_a_whole_text_has_stopped_also_without_room_for_the_token_that_ends_it(client):
+    def greedy(**limit):
+        return asked(client, {"const": KINDS}, temperature=0, **limit)
+
+    tokens = greedy().json()["usage"]["completion_tokens"]
+    assert json.loads(finished(greedy(max_tokens=tokens - 1))) == KINDS
+
+
 @pytest.mark.parametrize(("kind", "fine"), [("text", True), ("json_object", True), ("xml", False)])
 def test_plain_text_is_a_format_too_and_others_are_refused(client, kind, fine):
     body = {"model": "fable", "prompt": PROMPT, "response_format": {"type": kind}}
@@ -125,9 +144,13 @@ SCHEMAS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.from_file(str(find_checkpoint("fable") / "tokenizer.json"))
+
+
 @pytest.mark.parametrize("schema", SCHEMAS)
-def test_masks_are_those_of_an_index(schema):
-    tokenizer = Tokenizer.from_file(str(find_checkpoint("fable") / "tokenizer.json"))
+def test_masks_are_those_of_an_index(schema, tokenizer):
     regex, guides = pattern_of(schema), Guides(lab_14, tokenizer, 0)
     index = lab_14.IndexGuide(lab_14.automaton_of(regex), guides.masks.vocabulary, 0)
     lazy = guides.guide(json.dumps(schema))
@@ -138,3 +161,100 @@ def test_masks_are_those_of_an_index(schema):
         some = allowed.nonzero().flatten().tolist()[:: max(1, int(allowed.sum()) // 5)]
         new = [(index.advance(state, token), lazy.advance(remains, token)) for token in some]
         pairs += [pair for pair in dict.fromkeys(new) if pair not in pairs][: 60 - len(pairs)]
+
+
+# ------------------------------------------------------------------------------------------ work
+
+
+def strings(*lengths):
+    fields = {f"field {n}": {"type": "string", "maxLength": most} for n, most in enumerate(lengths)}
+    return {"type": "object", "properties": fields}
+
+
+def pattern(text):
+    return {"type": "string", "pattern": text}
+
+
+LARGE = [
+    strings(10, 127, 10, 3, 50, 127),
+    strings(*[20] * 8),
+    strings(255, 1000, 10**9),
+    {"enum": [f"America/City {n * 7919 % 1000}" for n in range(430)]},
+    {"const": 19 * "abcdefghijklmnopqrstuvwxyz"},
+    {"properties": {f"property number {n}": {"type": "boolean"} for n in range(30)}},
+    {"anyOf": [{"properties": {"kind": {"const": n}, "x": {"type": "null"}}} for n in range(100)]},
+    {"properties": {"a": {"type": "boolean"}, "b": {"const": "x" * 350}}},
+    {"type": "integer", "minimum": -(2**53 - 1), "maximum": 2**53 - 1},
+    {"type": "integer", "minimum": 10**16},
+    *map(pattern, ["^(é|.{2}){0,60}$", "^[^x]*x[^y]{0,300}$", "[0-9]{1,300}x[0-9]{1,300}"]),
+]
+
+
+@pytest.mark.parametrize("schema", LARGE)
+def test_the_work_is_as_the_schema_is_long_however_much_it_repeats(schema, tokenizer, monkeypatch):
+    """Work is counted in expressions: for the schema, for each mask and for each token."""
+    text, draw = json.dumps(schema), random.Random(3)
+    most = 3000 + 3 * len(text)
+    monkeypatch.setattr(formats, "MOST_FOR_A_MASK", most)
+    read_format.cache_clear()
+    with at_most(most, "The schema"):
+        guide = Guides(lab_14, tokenizer, 0).guide(text)
+    state, token = guide.start(), -1
+    for _ in range(30):
+        token = draw.choice(guide.allowed(state).nonzero().flatten().tolist())
+        if token == 0:
+            break
+        with at_most(most, "A token"):
+            state = guide.advance(state, token)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["^(.*x){100}$", "^(a?){1000}a{1000}$", f"^{'a?' * 90}{'a' * 90}b$"],
+)
+def test_a_pattern_that_takes_long_is_refused_after_little_work_and_remembered(text):
+    schema = json.dumps(pattern(text))
+    read_format.cache_clear()
+    with at_most(5000, "The schema"):
+        told = read_format(lab_14.derivative, schema)
+    assert isinstance(told, str)
+    with at_most(0, "The schema again"):
+        assert read_format(lab_14.derivative, schema) == told
+
+
+def test_nothing_is_computed_before_a_text_comes_to_it_and_masks_are_forgotten(
+    tokenizer, monkeypatch
+):
+    monkeypatch.setattr(formats, "MOST_MASKS", 9)
+    guides, most = Guides(lab_14, tokenizer, 0), 0
+    for n in range(20):
+        guide = guides.guide(json.dumps({"enum": [f"{n} kings", f"{n} queens"]}))
+        assert len(guides.masks.kept) <= 9
+        before = len(guides.masks.kept)
+        guide.start()
+        assert len(guides.masks.kept) == before
+        guide.allowed(guide.start())
+        most = max(most, len(guides.masks.kept) - before)
+    assert most < 5
+
+
+@pytest.mark.slow
+def test_a_learners_own_lab_writes_formats_in_another_process(tmp_path, monkeypatch):
+    """Its classes can't be sent between processes: only the schema's text is."""
+    monkeypatch.setenv("MINE_FOLDER", str(tmp_path))
+    kept, own = kept_file("constrained.derivative"), inspect.getsource(lab_14.derivative)
+    kept.parent.mkdir(parents=True)
+    kept.write_text(f"{own}\n\nopen({str(tmp_path / 'read')!r}, 'w').close()\n")
+    engine, outputs = EngineProcess(Settings(model="fable", threads=1), mine), queue.Queue()
+    engine.deliver = outputs.put
+    engine.wait()
+    engine.start()
+    engine.submit(Request("one", [5, 6], 40, GREEDY, 1, 0, schema=json.dumps({"enum": KINDS})))
+    came, reason = [], None
+    while reason is None:
+        for _, output in outputs.get(timeout=120):
+            came, reason = came + output.new_ids, output.finish_reason
+    engine.stop()
+    vocabulary = Tokenizer.from_file(str(find_checkpoint("fable") / "tokenizer.json"))
+    assert json.loads(vocabulary.decode(came)) in KINDS
+    assert (tmp_path / "read").exists()

@@ -4,7 +4,9 @@ Languages are those of `re.fullmatch` and `json.loads`. What is allowed, forced,
 uncertain is compared with the slow way to find it, and generation with the naive loop.
 """
 
+import copy
 import json
+import pickle
 import random
 import re
 from collections.abc import Sequence
@@ -156,6 +158,7 @@ def test_a_range_of_characters_has_their_bytes(one, other, others):
         ("a*?", "a lazy repetition"),
         ("(?i)a", "a flag"),
         (r"a\p{L}", r"has \\p, which"),
+        (r"a\z", r"has \\z, which"),
         ("[[:alpha:]]", r"\[\[:alpha:\]\]"),
         ("(?<n>a)", "a group such as"),
         ("(?u)a", "a flag"),
@@ -170,6 +173,27 @@ def test_a_range_of_characters_has_their_bytes(one, other, others):
 def test_what_is_no_regular_expression_or_too_large_is_refused(pattern, told):
     with pytest.raises(ValueError, match=told):
         automaton_of(parse(pattern))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "states"),
+    [("x" * 350, 351), ("[0-9]{1,300}x[0-9]{1,300}", 602), ("(true|false){20}", 141)],
+)
+def test_the_size_of_an_automaton_is_no_depth(pattern, states):
+    assert len(automaton_of(parse(pattern)).edges) == states
+
+
+def test_a_double_sign_in_a_class_is_read_without_a_warning(recwarn):
+    assert fits(automaton_of(parse("[a&&b]")), b"&")
+    assert not recwarn
+
+
+@given(patterns)
+def test_equal_expressions_are_one_object_also_as_copies(pattern):
+    regex = parse(pattern)
+    assert parse(f"(?:{pattern})") is regex
+    assert copy.deepcopy(regex) is regex
+    assert pickle.loads(pickle.dumps(regex)) is regex
 
 
 def test_a_derivative_that_never_simplifies_ends_with_a_sentence(monkeypatch):
