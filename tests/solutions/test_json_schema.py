@@ -221,6 +221,10 @@ def test_the_texts_of_a_schema_are_the_values_that_fit_it(schema, fitting, other
         ({"enum": [1e400]}, "inf can't be written in JSON"),
         ({"type": "array", "items": False, "minItems": 1}, "No value fits"),
         ({"type": ["integer", "number"], "allOf": [{"type": "object"}]}, "No value fits"),
+        (
+            {"type": "string", "allOf": [{"oneOf": [{"minimum": 2}, {"maximum": 1}]}]},
+            "No value fits",  # a text would fit both
+        ),
         ({"required": [["a"]]}, "'required' is a list of texts"),
         ({"$ref": {}}, "'#/…', not to {}"),
         (
