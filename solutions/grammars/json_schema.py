@@ -208,7 +208,7 @@ class Reader:
         if "oneOf" in schema:
             each = [self.both(found, self.alternatives(one)) for one in list_of(schema, "oneOf")]
             self.require_apart(each)
-            found = [one for option in each for one in option]
+            found = [of_written_kinds(one) for option in each for one in option]
         return found
 
     def count(self, parts: int) -> None:
@@ -349,6 +349,11 @@ class Reader:
             raise ValueError(f"No text fits the pattern {pattern!r}.")
         self.require(found)
         return quoted(found)
+
+
+def of_written_kinds(schema: Schema) -> Schema:
+    """Say which types are written: the options of a `oneOf` are apart for values of these only."""
+    return schema if "enum" in schema else {**schema, "type": kinds_of(schema)}
 
 
 def pointer_of(schema: Schema) -> str:

@@ -166,8 +166,9 @@ def both(keyword: str, one: Any, other: Any) -> Any:
         return min(one, other)
     match keyword:
         case "type":
-            exact = [kind for kind in one if kind in other]
-            return exact or (["integer"] if {"number", "integer"} <= {*one, *other} else [])
+            exact, numbers = [kind for kind in one if kind in other], {"integer", "number"}
+            is_whole = numbers & {*one} and numbers & {*other} and not numbers & {*exact}
+            return [*exact, "integer"] if is_whole else exact
         case "enum":
             texts = set(map(json.dumps, other))
             return [value for value in one if json.dumps(value) in texts]

@@ -168,6 +168,11 @@ OBJECT = {"type": "object", "properties": {"b": {"type": "null"}, "a": A_STRING}
         ({"type": "string", "format": "date"}, ["0001-02-28", "2000-02-29"], ["0000-01-01"]),
         ({"type": "integer", "minimum": 0, "maximum": 1e23}, [10**22], [10**23]),
         ({"type": "string", "enum": ["a", None]}, ["a"], [None]),
+        (
+            {"type": ["number", "null"], "allOf": [{"type": ["integer", "null"]}]},
+            [1, None],
+            [1.5],
+        ),
         ({"type": ["integer", "null"], "enum": [1, False, "a", None]}, [1, None], [False, "a"]),
         ({"type": "string", "pattern": "^[a-z]{2}-.$"}, ["ab-é", 'ab-"'], ["ab-", "ab-cd"]),
         ({"enum": ["king", "wölf"]}, ["king", "wölf"], ["witch", "kin"]),
@@ -215,6 +220,11 @@ def test_the_texts_of_a_schema_are_the_values_that_fit_it(schema, fitting, other
         ({"const": math.nan}, "no NaN, no infinity"),
         ({"enum": [1e400]}, "inf can't be written in JSON"),
         ({"type": "array", "items": False, "minItems": 1}, "No value fits"),
+        ({"type": ["integer", "number"], "allOf": [{"type": "object"}]}, "No value fits"),
+        (
+            {"type": "string", "allOf": [{"oneOf": [{"minimum": 2}, {"maximum": 1}]}]},
+            "No value fits",  # a text would fit both
+        ),
         ({"required": [["a"]]}, "'required' is a list of texts"),
         ({"$ref": {}}, "'#/…', not to {}"),
         (
