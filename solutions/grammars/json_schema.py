@@ -338,13 +338,11 @@ class Reader:
         known = None if known in FREE_FORMATS else known
         if pattern is None and known is None:
             return quoted(repeat(CHARACTER, least, most))
-        if known is not None and (known not in FORMATS or pattern is not None):
-            raise ValueError(
-                f"The format {known!r} is not supported{' beside a pattern' if pattern else ''}. "
-                f"Known are {', '.join(FORMATS)}."
-            )
-        asked = FORMATS[known] if known is not None else str(pattern)
-        found = parse(asked, SCHEMA, least, most)
+        if known is not None and known not in FORMATS:
+            names = ", ".join(FORMATS)
+            raise ValueError(f"The format {known!r} is not supported. Known are {names}.")
+        # Beside a pattern, a format only describes: zod writes both, and means the pattern.
+        found = parse(FORMATS[known or ""] if pattern is None else pattern, SCHEMA, least, most)
         if found is NOTHING:
             raise ValueError(f"No text fits the pattern {pattern!r}.")
         self.require(found)

@@ -127,7 +127,7 @@ class Bounds(NamedTuple):
     def places(self) -> int:
         """The decimal places that it takes to write both ends."""
         ends = [end for end in self[:2] if end is not None]
-        return next(n for n in range(400) if all((end * 10**n).denominator == 1 for end in ends))
+        return next(n for n in range(16) if all((end * 10**n).denominator == 1 for end in ends))
 
     def magnitudes(self, places: int) -> tuple[int, int | None]:
         """Return the least and the greatest from 0 on, in units of the last decimal place."""

@@ -27,7 +27,7 @@ LARGEST = 2000  # characters of a pattern whose repetitions are written out
 
 
 class Work(threading.local):
-    """How many expressions this thread may still make. Where nobody counts, it has no limit."""
+    """How many steps this thread may still take. One makes an expression, or looks at one."""
 
     left = math.inf
 
@@ -36,22 +36,29 @@ WORK = Work()
 
 
 @contextmanager
-def at_most(expressions: int, what: str) -> Iterator[None]:
-    """Raise ValueError as soon as more expressions than these are made. what: makes them."""
+def at_most(steps: int, what: str) -> Iterator[None]:
+    """Raise ValueError as soon as more steps than these are taken. what: takes them."""
+    outside, allowed = WORK.left, min(steps, WORK.left)
     try:
-        WORK.left = expressions
+        WORK.left = allowed
         yield
     except TooMuchWork:
         raise ValueError(
-            f"{what} takes more than {expressions:,} steps. Repeat fewer times, or let a text fit "
-            "in one way only."
+            f"{what} takes more than {steps:,} steps. Repeat fewer times, or let a text fit in one "
+            "way only."
         ) from None
     finally:
-        WORK.left = math.inf
+        WORK.left = outside - allowed + WORK.left if outside < math.inf else math.inf
+
+
+def take_step() -> None:
+    WORK.left -= 1
+    if WORK.left < 0:
+        raise TooMuchWork
 
 
 class TooMuchWork(Exception):
-    """More expressions are made than were allowed."""
+    """More steps are taken than were allowed."""
 
 
 class Interned(type):
@@ -64,9 +71,7 @@ class Interned(type):
     lock = threading.Lock()
 
     def __call__(cls, *parts: Any) -> Any:
-        WORK.left -= 1
-        if WORK.left < 0:
-            raise TooMuchWork
+        take_step()
         with Interned.lock:
             found = Interned.kept.get((cls, *parts))
             if found is None:

@@ -7,6 +7,7 @@ and its `const` is an `enum` of one value.
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from functools import cache
 from typing import Any
 
@@ -21,6 +22,7 @@ from solutions.grammars.regex import (
     characters,
     parse,
     star,
+    take_step,
 )
 
 Schema = Mapping[str, Any]
@@ -52,7 +54,8 @@ def is_count(value: Any) -> bool:
 
 
 def is_bound(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    is_number = type(value) in (int, float) and math.isfinite(value) and abs(value) < 1e25
+    return is_number and (Fraction(repr(value)) * 10**15).denominator == 1
 
 
 def are_names(value: Any) -> bool:
@@ -73,7 +76,7 @@ SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     **dict.fromkeys(
         ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
-        (is_bound, "a finite number"),
+        (is_bound, "a number below 10^25, with at most 15 decimal places"),
     ),
 }
 
@@ -206,6 +209,7 @@ def said_of(name: str, schema: Schema) -> Any:
 
 def misfits(value: Any, schema: Schema) -> bool:
     """Return whether the type or the keywords in DECIDED forbid a value in a plain schema."""
+    take_step()
     kind = kind_of(value)
     told = schema.get("type", KINDS)
     if kind not in told and not (kind == "integer" and "number" in told):
@@ -232,6 +236,7 @@ def fits_pattern(text: str, pattern: str) -> bool:
 
     @cache
     def ends(regex: Regex, start: int) -> frozenset[int]:
+        take_step()
         starts = {start}
         while isinstance(regex, Then):
             starts = {end for place in starts for end in ends(regex.first, place)}
@@ -245,10 +250,13 @@ def fits_pattern(text: str, pattern: str) -> bool:
             case Either(options):
                 return {end for option in options for end in ends(option, start)}
             case Star(body):
-                found = [start]
+                found, seen = [start], {start}
                 for place in found:  # which grows meanwhile
-                    found += ends(body, place) - set(found)
-                return set(found)
+                    take_step()
+                    new = ends(body, place) - seen
+                    found += new
+                    seen |= new
+                return seen
         return {start}
 
     return len(read) in ends(parse(pattern, BARE), 0)

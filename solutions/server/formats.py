@@ -39,7 +39,8 @@ from solutions.server.settings import reference
 
 MOST_MASKS, MOST_STATES = 2000, 50_000  # kept from one request to the next
 MANY = 16  # ways to read a text so far
-MOST_FOR_A_BYTE = 1000  # expressions that may be made
+MOST_FOR_A_SCHEMA = 300_000  # steps, each a few microseconds
+MOST_FOR_A_BYTE = 1000
 MOST_FOR_A_MASK = 20_000
 Derivative = Callable[[Regex, int], Regex]
 
@@ -53,7 +54,8 @@ def derivative_of(lab: Any) -> Derivative:
 def read_format(derivative: Derivative, schema: str) -> Regex | str:
     """Return the expression of a schema; for one that isn't supported, a sentence that says why."""
     try:
-        return pattern_of(json.loads(schema), functools.partial(require_quick, derivative))
+        with at_most(MOST_FOR_A_SCHEMA, "The schema"):
+            return pattern_of(json.loads(schema), functools.partial(require_quick, derivative))
     except ValueError as error:
         return str(error)
 

@@ -4,6 +4,7 @@ import inspect
 import json
 import queue
 import random
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import openai
@@ -194,7 +195,7 @@ LARGE = [
 def test_the_work_is_as_the_schema_is_long_however_much_it_repeats(schema, tokenizer, monkeypatch):
     """Work is counted in expressions: for the schema, for each mask and for each token."""
     text, draw = json.dumps(schema), random.Random(3)
-    most = 3000 + 3 * len(text)
+    most = 10_000 + 3 * len(text)
     monkeypatch.setattr(formats, "MOST_FOR_A_MASK", most)
     read_format.cache_clear()
     with at_most(most, "The schema"):
@@ -220,6 +221,20 @@ def test_a_pattern_that_takes_long_is_refused_after_little_work_and_remembered(t
     assert isinstance(told, str)
     with at_most(0, "The schema again"):
         assert read_format(lab_14.derivative, schema) == told
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"enum": [f"{n:040}" for n in range(20_000)], "pattern": "(1*)*2"},
+        {"properties": {"a" * 10_000: {}}, "patternProperties": {"(a*)*b": False}},
+        {"allOf": [{"anyOf": [{"minLength": n}, {"maxLength": n}]} for n in range(20)]},
+    ],
+)
+def test_a_schema_that_takes_long_is_refused(schema):
+    told = read_format(lab_14.derivative, json.dumps(schema))
+    assert isinstance(told, str)
+    assert re.search("takes more than 300,000 steps|more than 20,000 parts", told)
 
 
 def test_nothing_is_computed_before_a_text_comes_to_it_and_masks_are_forgotten(
