@@ -11,6 +11,7 @@ the token before it. A library reads the first schema once before it is timed.
 """
 
 import argparse
+import gc
 import json
 import multiprocessing
 from collections.abc import Callable, Sequence
@@ -198,6 +199,7 @@ def main() -> None:
     tokenizer = load_tokenizer(MODEL)
     cases = cases_in(given.folder, given.every, tokenizer)
     libraries = {"the server": served(tokenizer), **installed(PEERS, tokenizer)}
+    gc.freeze()  # as the server's engine does, too, once all is loaded
     print(f"{processor_name(torch.device('cpu'))}, one thread; {len(cases)} schemas\n")
     print(HEADER)
     print("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
