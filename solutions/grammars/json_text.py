@@ -79,18 +79,18 @@ class Reference:
 
 def array(item: Regex, least: int = 0, most: int | None = None) -> Regex:
     """An array of `least` to `most` items; None means without an upper limit."""
-    limit = None if most is None else max(most - 1, 0)
-    filled = then(item, repeat(then(COMMA, item), max(least - 1, 0), limit))
-    inside = either(NOTHING if most == 0 else filled, NOTHING if least else EMPTY)
-    return then(literal("["), inside, literal("]"))
+    return then(literal("["), listed(item, least, most), literal("]"))
 
 
 def mapping(member: Regex, least: int = 0, most: int | None = None) -> Regex:
     """An object of `least` to `most` members, each a name, a colon and a value."""
+    return then(literal("{"), listed(member, least, most), literal("}"))
+
+
+def listed(part: Regex, least: int, most: int | None) -> Regex:
     limit = None if most is None else max(most - 1, 0)
-    filled = then(member, repeat(then(COMMA, member), max(least - 1, 0), limit))
-    inside = either(NOTHING if most == 0 else filled, NOTHING if least else EMPTY)
-    return then(literal("{"), inside, literal("}"))
+    filled = then(part, repeat(then(COMMA, part), max(least - 1, 0), limit))
+    return either(NOTHING if most == 0 else filled, NOTHING if least else EMPTY)
 
 
 def any_value() -> Regex:
