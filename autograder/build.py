@@ -27,11 +27,11 @@ from nbgrader.apps import NbGraderAPI
 from traitlets.config import Config, PyFileConfigLoader
 
 from autograder import colab
-from autograder.course.lesson import CARD, FILE, QUESTION, Card, read_card, require_attributes
-from autograder.course.reference import BEGIN, FILES, ROOT, AuthorError, Module, read_module
 from autograder.exercises import exercises
 from autograder.judging import catalogue
 from autograder.judging.exercise import Exercise
+from autograder.text.lesson import CARD, FILE, QUESTION, Card, read_card, require_attributes
+from autograder.text.reference import BEGIN, ROOT, AuthorError, Module, parts_of, read_module
 
 METADATA = {"code": {"from", "tags"}, "markdown": {*CARD, *QUESTION, "tags"}}
 KERNEL = {
@@ -71,8 +71,8 @@ def build(lessons: Path, course: Path, registry: Mapping[str, Exercise]) -> list
 
 def read_modules(folder: Path) -> dict[str, Module]:
     """Read the modules that lessons quote from: those of the course, and gpt.py."""
-    parts = {folder / f"{part}.py" for files in FILES.values() for part in files[:-1]}
     paths = [folder.parent / "gpt.py", *sorted(folder.rglob("*.py"))]
+    parts = {folder / f"{part}.py" for path in paths for part in parts_of(path.stem)[:-1]}
     return {p.stem: read_module(p) for p in paths if p.stem != "__init__" and p not in parts}
 
 

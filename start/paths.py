@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from autograder.course.lesson import Card, Lesson, lessons
+from autograder.text.lesson import Card, Lesson, lessons
 from start.words import duration, labeled
 
 QUESTION = 5  # minutes, as a lab's own minutes count each written question

@@ -4,9 +4,9 @@ import pytest
 from nbformat.v4 import new_output
 
 from autograder import executed
-from autograder.course.lesson import lessons
-from autograder.course.reference import ROOT
 from autograder.executed import QUICK, WHOLE, code_cells, files_needed, kept, run_and_keep, solved
+from autograder.text.lesson import lessons
+from autograder.text.reference import ROOT
 
 LESSON = lessons()["batching"]
 
@@ -75,7 +75,7 @@ def test_what_a_notebook_uses_is_found_without_an_import_statement_too():
     assert used("batching") >= {
         *("gpt.py", "constraints.txt", "models/fable/model.safetensors", "visuals/batching.py"),
         *("solutions/batching.py", "solutions/kv_cache.py", "autograder/check.py"),
-        *("autograder/exercises/batching.py", "autograder/drivers/batching.py"),
+        *("autograder/exercises/batching.py", "autograder/attempt/drivers/batching.py"),
         "solutions/generate.py",  # fetched by `mine`
     }
     assert used("serving") >= {

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autograder.course.lesson import lessons
-from autograder.course.reference import ROOT
+from autograder.text.lesson import lessons
+from autograder.text.reference import ROOT
 from tests.common import turns
 from tests.common.turns import TURNS, changed_files, distance, is_due, thin
 

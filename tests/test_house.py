@@ -9,10 +9,10 @@ from pathlib import Path
 import jupytext
 import pytest
 
-from autograder.course.imports import imports
-from autograder.course.lesson import LESSONS, lessons
-from autograder.course.reference import GIVEN, ROOT, import_name, parts_of
 from autograder.judging.catalogue import CATALOGUES
+from autograder.text.imports import files_used, imports
+from autograder.text.lesson import LESSONS, lessons
+from autograder.text.reference import ROOT, SOLUTIONS, importing, parts_of
 from start.drawing import TRACKS
 from timing.table import techniques
 
@@ -56,34 +56,12 @@ def test_a_lab_has_rows_on_the_table(lab: str) -> None:
 # ------------------------------------------------------------------------- imports run one way
 
 
-def ours(path: Path) -> set[str]:
-    return {name for name in imports(path) if (ROOT / name.split(".")[0]).is_dir()}
-
-
-SEEN = "autograder.drivers.seen"
-# Modules that the drivers of several labs share, by lab; each driver must be able to import them.
-SHARED = dict.fromkeys(("engine", "disaggregation"), ("autograder.drivers.queues",))
-
-
 @every_lab
 def test_a_lab_needs_earlier_solutions_only(lab: str) -> None:
-    given, own = GIVEN.get(lab, ()), parts_of(lab)
-    before = [(*GIVEN.get(other, ()), *parts_of(other)) for other in LABS[: LABS.index(lab)]]
-    earlier = [import_name(part) for part in (*chain(*before), *given)]
-    files = {f"solutions/{name}.py": earlier for name in given}
-    files |= {
-        f"solutions/{name}.py": [*earlier, *(import_name(other) for other in own[:number])]
-        for number, name in enumerate(own)
-    }
-    files |= {f"autograder/drivers/{lab}.py": [*earlier, *SHARED.get(lab, ()), SEEN]}
-    files |= {f"{name.replace('.', '/')}.py": [*earlier, SEEN] for name in SHARED.get(lab, ())}
-    for file, allowed in files.items():
-        doors = tuple(f"{name}." for name in allowed)
-        assert {name for name in ours(ROOT / file) if not f"{name}.".startswith(doors)} == set()
-
-
-def test_the_records_of_drivers_need_nothing_of_the_course() -> None:
-    assert ours(ROOT / "autograder" / "drivers" / "seen.py") == set()
+    later = LABS[LABS.index(lab) + 1 :]
+    answers = {SOLUTIONS / f"{part}.py" for part in chain(*map(parts_of, later))}
+    driver = f"import autograder.attempt.drivers.{lab}"
+    assert files_used([*importing([lab]), driver]).isdisjoint(answers)
 
 
 def test_no_test_module_imports_another() -> None:

@@ -6,10 +6,10 @@ A bundle has no such module for its own lab, but a record; see recorded.py.
 from functools import cache
 from importlib import import_module
 
-from autograder.course.lesson import lessons
-from autograder.course.reference import has_reference
 from autograder.judging.exercise import Exercise
 from autograder.judging.recorded import recorded_exercises
+from autograder.text.lesson import lessons
+from autograder.text.reference import has_reference
 
 
 @cache

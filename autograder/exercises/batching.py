@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from autograder.drivers import batching as drivers
+from autograder.attempt.drivers import batching as drivers
 from autograder.judging.comparisons import compare_with_work
 from autograder.judging.draws import (
     LAYERS,

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from autograder.drivers import constrained as drivers
+from autograder.attempt.drivers import constrained as drivers
 from autograder.judging.draws import draw, normal, until
 from autograder.judging.exercise import Case, Exercise
 from solutions import constrained as reference

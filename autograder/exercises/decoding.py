@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from autograder.drivers import decoding as drivers
+from autograder.attempt.drivers import decoding as drivers
 from autograder.judging.draws import draw, normal
 from autograder.judging.exercise import Case, Exercise, case_of
 from solutions import decoding as reference

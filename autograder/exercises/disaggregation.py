@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from autograder.drivers import disaggregation as drivers
-from autograder.drivers.disaggregation import VOCAB, logits_at
+from autograder.attempt.drivers import disaggregation as drivers
+from autograder.attempt.drivers.disaggregation import VOCAB, logits_at
 from autograder.exercises.engine import AT_ONCE, FIRST_RUNS, ROOM_FOR_TWO, SMALL, TWO_AND_ONE, Queue
 from autograder.judging.draws import draw, normal, prompt_ids, steps_in
 from autograder.judging.exercise import Case, Exercise, Lends, Service, in_float32, no_services

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from autograder.drivers import engine as drivers
-from autograder.drivers.engine import PRIME, Prescribed, TextRunner, logits_after
+from autograder.attempt.drivers import engine as drivers
+from autograder.attempt.drivers.engine import PRIME, Prescribed, TextRunner, logits_after
 from autograder.judging.draws import draw, number_or_word, steps_in, until
 from autograder.judging.exercise import Case, Exercise
 from gpt import GPTConfig

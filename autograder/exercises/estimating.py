@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from autograder.drivers import estimating as drivers
+from autograder.attempt.drivers import estimating as drivers
 from autograder.judging.draws import draw, until
 from autograder.judging.exercise import Case, Exercise, case_of
 from solutions import estimating as reference

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autograder.drivers import flash_attention as drivers
+from autograder.attempt.drivers import flash_attention as drivers
 from autograder.judging.comparisons import compare_with_traffic
 from autograder.judging.draws import draw, normal
 from autograder.judging.exercise import Case, Exercise, case_of

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from autograder.drivers import generate as drivers
+from autograder.attempt.drivers import generate as drivers
 from autograder.judging.comparisons import compare_ids
 from autograder.judging.draws import LOOP, prompt_ids, prompt_list, prompt_where
 from autograder.judging.exercise import Case, Exercise

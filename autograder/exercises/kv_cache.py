@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autograder.drivers import kv_cache as drivers
+from autograder.attempt.drivers import kv_cache as drivers
 from autograder.exercises.generate import generate_cases
 from autograder.judging.comparisons import compare_ids_from_a_cache
 from autograder.judging.draws import LAYERS, LOOP, draw, normal, prompt_ids, steps_in, weights_of

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autograder.drivers import kv_reduction as drivers
+from autograder.attempt.drivers import kv_reduction as drivers
 from autograder.exercises.disaggregation import HEAD_DIM, HEADS, LAYERS, a_pool
 from autograder.judging.draws import draw, normal, steps_in
 from autograder.judging.exercise import Case, Exercise

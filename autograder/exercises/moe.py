@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from autograder.drivers import moe as drivers
+from autograder.attempt.drivers import moe as drivers
 from autograder.judging.draws import normal
 from autograder.judging.exercise import Case, Exercise, case_of
 

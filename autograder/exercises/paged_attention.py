@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from autograder.drivers import paged_attention as drivers
-from autograder.drivers.paged_attention import Step
+from autograder.attempt.drivers import paged_attention as drivers
+from autograder.attempt.drivers.paged_attention import Step
 from autograder.judging.draws import LAYERS, draw, normal, prompt_list, steps_in, until
 from autograder.judging.exercise import Case, Exercise, Service
 from autograder.lending.cached import lend_cached_model

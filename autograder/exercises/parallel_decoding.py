@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from autograder.drivers import parallel_decoding as drivers
+from autograder.attempt.drivers import parallel_decoding as drivers
 from autograder.judging.comparisons import compare_with_work
 from autograder.judging.draws import (
     LAYERS,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autograder.drivers import parallelism as drivers
+from autograder.attempt.drivers import parallelism as drivers
 from autograder.judging.draws import draw, normal
 from autograder.judging.exercise import Case, Exercise
 from autograder.lending.services import random_weights

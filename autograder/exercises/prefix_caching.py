@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from autograder.drivers import prefix_caching as drivers
-from autograder.drivers.prefix_caching import Step, Text
+from autograder.attempt.drivers import prefix_caching as drivers
+from autograder.attempt.drivers.prefix_caching import Step, Text
 from autograder.judging.draws import draw, steps_in
 from autograder.judging.exercise import Case, Driver, Exercise
 from solutions import prefix_caching as reference

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int8, UInt8
 from torch import Tensor
 
-from autograder.drivers import quantization as drivers
+from autograder.attempt.drivers import quantization as drivers
 from autograder.judging.draws import draw, normal, until
 from autograder.judging.exercise import Case, Exercise, in_float32
 from solutions import quantization as reference

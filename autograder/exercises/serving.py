@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from autograder.drivers import serving as drivers
+from autograder.attempt.drivers import serving as drivers
 from autograder.judging.draws import draw, steps_in, until
 from autograder.judging.exercise import Case, Exercise, case_of
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from autograder.drivers import speculative as drivers
+from autograder.attempt.drivers import speculative as drivers
 from autograder.judging.comparisons import compare_with_work
 from autograder.judging.draws import LOOP, draw, normal, prompt_list, prompt_where, small_model
 from autograder.judging.exercise import Case, Exercise, case_of

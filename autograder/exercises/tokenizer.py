@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from autograder.drivers import tokenizer as drivers
+from autograder.attempt.drivers import tokenizer as drivers
 from autograder.judging.draws import draw
 from autograder.judging.exercise import Case, Exercise, case_of
 from solutions import tokenizer as reference

@@ -12,16 +12,15 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from autograder.course.imports import files_used
-from autograder.course.lesson import LESSONS, REGION, Lesson, lessons
-from autograder.course.reference import RECORDS, ROOT, import_name, lab_module, parts_of
 from autograder.exercises import exercises
 from autograder.grading.refused import Refused
-from autograder.grading.release import LABS, release_of
 from autograder.judging.exercise import Exercise, Record
 from autograder.judging.judge import drawn, run_all
 from autograder.judging.recorded import frame
-from autograder.sandbox.notebook import python_of
+from autograder.text.imports import files_used
+from autograder.text.lesson import LESSONS, REGION, Lesson, lessons
+from autograder.text.reference import RECORDS, ROOT, importing, lab_module, parts_of
+from autograder.text.release import LABS, code_of
 
 FOLDER = "inference-labs"  # in the zip; students unpack later labs over it
 AS_THEY_ARE = (
@@ -165,11 +164,10 @@ def modules(lab: str, own: Iterable[Exercise], skeleton: str) -> set[Path]:
     withheld |= {ROOT / f"solutions/{n}.py" for other in (lab, *later) for n in parts_of(other)}
     for other in later:
         withheld |= {ROOT / f"{f}/{other}.py" for f in ("visuals", "autograder/exercises")}
-        withheld.add(ROOT / f"autograder/drivers/{other}.py")
+        withheld.add(ROOT / f"autograder/attempt/drivers/{other}.py")
     looked_up = [
-        *(f"import {import_name(part)}" for other in earlier for part in parts_of(other)),
+        *importing(earlier),
         *(f"import autograder.exercises.{other}" for other in earlier),
         *(f"import {f.__module__}" for e in own for f in (e.driver, e.compare, e.services)),
     ]
-    code = [cell.source for cell in release_of(lab).cells if cell.cell_type == "code"]
-    return files_used([PROGRAMS, skeleton, *looked_up, *map(python_of, code)], withheld)
+    return files_used([PROGRAMS, skeleton, *looked_up, *code_of(lab)], withheld)

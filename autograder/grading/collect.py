@@ -36,12 +36,12 @@ from functools import cache
 from pathlib import Path
 from zipfile import ZipFile
 
-from autograder.course.lesson import Lesson, lessons
 from autograder.grading import refused, timestamp
 from autograder.grading.archive import Allowance, Entry, Refused, entries, open_archive, read
 from autograder.grading.clutter import passed_over
 from autograder.grading.download import HandedIn, Student, attributed
 from autograder.grading.foreign import cell, counted, listed, shown
+from autograder.text.lesson import Lesson, lessons
 
 COLUMNS = ["id", "name", "file"]  # of students.csv
 EARLIER, COLLECTED = ".earlier", ".collected"  # in a submission's folder, hidden from others

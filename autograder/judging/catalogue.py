@@ -29,7 +29,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from autograder.course.reference import AuthorError, Module, executed, lab_module, module_of
+from autograder.text.reference import AuthorError, Module, executed, lab_module, module_of
 
 CATALOGUES = Path(__file__).parents[1] / "misconceptions"
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from autograder.course.reference import ROOT, lab_module
+from autograder.text.reference import ROOT, lab_module
 from solutions.batching import (
     ContinuousBatcher,
     SlotCache,

@@ -18,8 +18,8 @@ from nbgrader.apps import NbGraderAPI
 from traitlets.config import PyFileConfigLoader
 
 from autograder.build import build
-from autograder.course.reference import ROOT
 from autograder.exercises import exercises
+from autograder.text.reference import ROOT
 from tests.common.browser import served
 
 FAKE = "tests.common.fake_results.result_for"

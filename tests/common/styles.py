@@ -10,8 +10,8 @@ from typing import Any
 
 from nbformat import NotebookNode
 
-from autograder.course.lesson import lessons
-from autograder.course.reference import ROOT, Module, lab_module, read_module
+from autograder.text.lesson import lessons
+from autograder.text.reference import ROOT, Module, lab_module, read_module
 from tests.common.trials import cell
 from tests.hostile.notebooks import insert, released, write
 

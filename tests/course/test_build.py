@@ -12,10 +12,10 @@ import pytest
 from nbgrader.nbgraderformat import MetadataValidator
 
 from autograder.build import build, main, read_modules, stretches
-from autograder.course.lesson import lessons
-from autograder.course.reference import AuthorError
 from autograder.exercises import exercises
 from autograder.judging.exercise import Exercise
+from autograder.text.lesson import lessons
+from autograder.text.reference import AuthorError
 from tests.common.telling import bare_lines, telling_lines
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -21,14 +21,14 @@ import pytest
 from nbclient import NotebookClient
 
 from autograder.build import read_modules, solve
-from autograder.course.lesson import LESSONS, lessons
-from autograder.course.reference import ROOT, SOLUTIONS, lab_module, parts_of
 from autograder.exercises import exercises
 from autograder.grading import bundle
 from autograder.grading.bundle import FOLDER, files_of, in_bundle, release, zipped
 from autograder.grading.refused import Refused
 from autograder.judging.judge import judge
 from autograder.judging.recorded import frames
+from autograder.text.lesson import LESSONS, lessons
+from autograder.text.reference import ROOT, SOLUTIONS, lab_module, parts_of
 from tests.common.files import tree
 from tests.common.mutants import attempt_of, mutants
 from tests.common.telling import bare_lines, telling_lines

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from autograder.build import build
-from autograder.course.reference import AuthorError
 from autograder.exercises import exercises
+from autograder.text.reference import AuthorError
 from tests.common.course import Course, text_of
 from tests.common.handed_in import code, label, notebook, prose, solved
 

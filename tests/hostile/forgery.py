@@ -73,7 +73,7 @@ CODE = {
             # told: The number of bytes is 0; expected
             """,
         "a record of what was seen takes another value": """
-            import autograder.drivers.seen as seen
+            import autograder.attempt.records as seen
             seen.plain = seen.plain_data = lambda value: True
             made = "The number of bytes", True, ""
             seen.Seen.__new__ = lambda cls, *_: tuple.__new__(cls, made)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from autograder.course.reference import AuthorError, Module, read_module
 from autograder.judging import catalogue as catalogue_module
 from autograder.judging.catalogue import catalogue, edited, misconceptions, parsed, require_current
+from autograder.text.reference import AuthorError, Module, read_module
 
 MODULE = '''"""A module."""
 

@@ -22,7 +22,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autograder.course.reference import fresh_copy
+from autograder.text.reference import fresh_copy
 from gpt import load_tokenizer
 from solutions.decoding import GREEDY, SamplingParams
 from solutions.engine import engine as lab_7

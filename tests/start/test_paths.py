@@ -2,8 +2,8 @@
 
 import pytest
 
-from autograder.course.lesson import lessons
-from autograder.course.reference import ROOT
+from autograder.text.lesson import lessons
+from autograder.text.reference import ROOT
 from start.paths import PATHS, table
 
 SHORT, DAY, EVENINGS, TERM, WHOLE = PATHS

@@ -29,7 +29,7 @@ import timing.machine
 import timing.table.measure
 import timing.table.verify
 import timing.table.workloads
-from autograder.course.reference import fresh_copy, module_file
+from autograder.text.reference import fresh_copy, module_file
 from gpt import GPTConfig, GPTLMHead, load_tokenizer, read_config
 from solutions import batching as lab3
 from solutions import constrained as lab14
