@@ -1,4 +1,4 @@
-"""The exercises, one module a lab: cases, drivers, comparison. Their prose is in the lessons.
+"""The exercises of all labs, from the cases.py of each. Their prose is in the lessons.
 
 A bundle has no such module for its own lab, but a record; see recorded.py.
 """
@@ -20,5 +20,5 @@ def exercises() -> dict[str, Exercise]:
 
 def of_lab(lab: str) -> tuple[Exercise, ...]:
     if has_reference(lab):
-        return import_module(f"{__name__}.{lab}").EXERCISES
+        return import_module(f"{lessons()[lab].package}.cases").EXERCISES
     return recorded_exercises(lab)

@@ -150,7 +150,7 @@ def test_workbook_refuses_the_pythons_that_pip_would_refuse():
 # ------------------------------------------------------------------------------------------ imports
 
 
-OURS = {"autograder", "docs", "gpt", "models", "serve", "solutions", "start", "tests",
+OURS = {"autograder", "course", "docs", "gpt", "models", "serve", "solutions", "start", "tests",
         "timed_generate", "timing", "visuals", "workbook"}  # fmt: skip
 # Labs use them: no solutions.
 MEASURING = {"timing.cores", "timing.stopwatch", "timing.threads", "timing.work"}

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from autograder.attempt.drivers import kv_cache as drivers
-from autograder.exercises.generate import generate_cases
 from autograder.judging.comparisons import compare_ids_from_a_cache
 from autograder.judging.draws import LAYERS, LOOP, draw, normal, prompt_ids, steps_in, weights_of
 from autograder.judging.exercise import Case, Exercise, Service, case_of
 from autograder.lending.naive import lend_model
 from autograder.lending.recomputing import lend_recomputing_model
+from course.lab01_generate.cases import generate_cases
 from gpt import GPTConfig
 from solutions.kv_cache import ThreadedLMHead
 

@@ -5,8 +5,16 @@ import torch
 import torch.nn.functional as F
 
 import visuals.kv_cache as lab
+from course.lab02_kv_cache.samples import (
+    KEYS,
+    MASKS,
+    ONE_HEAD,
+    QUERIES,
+    VALUES,
+    growing,
+    preallocated,
+)
 from tests.common.pictures import curves, dots, names, said, told, widths
-from tests.samples.kv_cache import KEYS, MASKS, ONE_HEAD, QUERIES, VALUES, growing, preallocated
 
 
 def image(axes, number: int = 0) -> torch.Tensor:

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import visuals.batching as lab
+from course.lab03_batching import samples as samples
 from tests.common.pictures import cells, curves, dots, names, numbers_in, told, widths
-from tests.samples import batching as samples
 from tests.samples import decode
 
 

@@ -7,8 +7,8 @@ from matplotlib.colors import to_rgba
 from matplotlib.patches import ConnectionPatch, Rectangle
 
 import visuals.paged_attention as lab
+from course.lab04_paged_attention.samples import BLOCK_WORDS, HELD, USES, block_manager
 from tests.common.pictures import heights, names, numbers_in, said, spans, texts
-from tests.samples.paged_attention import BLOCK_WORDS, HELD, USES, block_manager
 
 
 def test_the_card_is_as_wide_as_its_memory_and_names_every_part():

@@ -9,10 +9,10 @@ from matplotlib.colors import to_rgba
 from matplotlib.patches import FancyBboxPatch, PathPatch
 
 import visuals.decoding as lab
+from course.lab05_decoding.samples import BEAM_STEPS, SEARCH, probs_with, search
 from solutions.decoding import Candidate
 from tests.common.pictures import names, numbers_in, read, texts, title_of, told, widths
 from tests.samples import END, word
-from tests.samples.decoding import BEAM_STEPS, SEARCH, probs_with, search
 from visuals.decoding import ENDED, KEPT, MOST_STEPS, PRUNED
 from visuals.style import INK
 

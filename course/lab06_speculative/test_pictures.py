@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import visuals.speculative as lab
+from course.lab06_speculative import samples as samples
+from course.lab06_speculative.samples import ALL_ACCEPTED, CORRECTION, CUT, NO_DRAFT
 from solutions.speculative import Round
 from tests.common.pictures import curves, legend_of, numbers_in, read, texts
 from tests.samples import END
-from tests.samples import speculative as samples
-from tests.samples.speculative import ALL_ACCEPTED, CORRECTION, CUT, NO_DRAFT
 
 WORDS = ["<|end|>", " an", " old", " king", "\n", "&"]
 

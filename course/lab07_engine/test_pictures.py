@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 import visuals.engine as lab
+from course.lab07_engine.samples import SNAPSHOTS, TRACE
 from tests.common.pictures import cells, curves, marked, read, texts, told, widths
-from tests.samples.engine import SNAPSHOTS, TRACE
 from visuals.style import RED
 
 KINDS = {

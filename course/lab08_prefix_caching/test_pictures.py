@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 
 import visuals.prefix_caching as lab
+from course.lab08_prefix_caching import samples as samples
 from solutions.prefix_caching import Node
 from tests.common.pictures import (
     boxes,
@@ -19,7 +20,6 @@ from tests.common.pictures import (
     told,
 )
 from tests.samples import decode
-from tests.samples import prefix_caching as samples
 from visuals.prefix_caching import keep
 
 

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from autograder.attempt.drivers import disaggregation as drivers
 from autograder.attempt.drivers.disaggregation import VOCAB, logits_at
-from autograder.exercises.engine import AT_ONCE, FIRST_RUNS, ROOM_FOR_TWO, SMALL, TWO_AND_ONE, Queue
 from autograder.judging.draws import draw, normal, prompt_ids, steps_in
 from autograder.judging.exercise import Case, Exercise, Lends, Service, in_float32, no_services
 from autograder.lending.cached import lend_cached_model
 from autograder.lending.lent import Lent
+from course.lab07_engine.cases import AT_ONCE, FIRST_RUNS, ROOM_FOR_TWO, SMALL, TWO_AND_ONE, Queue
 from solutions.disaggregation import unpack_kv
 
 Request = dict[str, Any]

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import visuals.disaggregation as lab
+from course.lab09_disaggregation.samples import CHUNKS, EVENTS, LITTLE, POLICIES, TOKEN_TIMES, WHOLE
 from tests.common.pictures import boxes, curves, kind_of, marked, names, numbers_in, texts, told
-from tests.samples.disaggregation import CHUNKS, EVENTS, LITTLE, POLICIES, TOKEN_TIMES, WHOLE
 from visuals.disaggregation import DECODES, KINDS, NEWCOMER, OTHERS
 
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from torch import nn
 
+from course.lab07_engine.row import engine_of
 from gpt import GPTLMHead
 from timing.rows.bench import Bench, Own, Rows
-from timing.rows.engine import engine_of
 from timing.table.lossy import Lossy, in_8_bits, loss_of
 from timing.table.served import Served
 from timing.table.verify import COARSE_HAIR, ROUNDED

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import visuals.quantization as lab
+from course.lab10_quantization import samples as samples
 from tests.common.pictures import (
     boxes,
     curves,
@@ -16,7 +17,6 @@ from tests.common.pictures import (
     title_of,
     told,
 )
-from tests.samples import quantization as samples
 from tests.samples import randn
 
 

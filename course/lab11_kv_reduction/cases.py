@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from autograder.attempt.drivers import kv_reduction as drivers
-from autograder.exercises.disaggregation import HEAD_DIM, HEADS, LAYERS, a_pool
 from autograder.judging.draws import draw, normal, steps_in
 from autograder.judging.exercise import Case, Exercise
+from course.lab09_disaggregation.cases import HEAD_DIM, HEADS, LAYERS, a_pool
 
 # ----------------------------------------------------------------------------------------- bytes
 

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from course.lab07_engine.row import ENGINE_SIZE, room_for
 from solutions.engine.engine import Engine
 from solutions.kv_reduction import WindowCache
 from solutions.kv_variants.window_engine import windowed_engine
 from timing.rows.bench import Bench, Rows
-from timing.rows.engine import ENGINE_SIZE, room_for
 from timing.table.lossy import Anew, Lossy, loss_of
 from timing.table.served import Served
 from timing.table.verify import HAIR

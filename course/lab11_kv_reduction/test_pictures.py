@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import visuals.kv_reduction as lab
+from course.lab11_kv_reduction import samples as samples
 from solutions.kv_reduction import WindowCache, window_mask
 from tests.common.pictures import (
     boxes,
@@ -17,7 +18,6 @@ from tests.common.pictures import (
     texts,
     told,
 )
-from tests.samples import kv_reduction as samples
 from tests.samples import randn
 from visuals.kv_cache import show_masks
 

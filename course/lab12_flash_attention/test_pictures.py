@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
 import visuals.flash_attention as lab
+from course.lab12_flash_attention import samples as samples
 from solutions.flash_attention import hide_later_keys
 from tests.common.pictures import (
     boxes,
@@ -25,7 +26,6 @@ from tests.common.pictures import (
     told,
     widths,
 )
-from tests.samples import flash_attention as samples
 
 
 def test_bars_show_the_numbers_moved_and_held_and_a_line_shows_the_naive_way():

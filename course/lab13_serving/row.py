@@ -2,9 +2,9 @@
 
 from importlib.util import find_spec
 
+from course.lab07_engine.row import room_for
 from timing.peers.row import Absent
 from timing.rows.bench import Bench, Rows
-from timing.rows.engine import room_for
 from timing.table.runs import Prepared
 from timing.table.workloads import LENGTHS, RAGGED
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import visuals.serving as lab
+from course.lab13_serving import samples as samples
+from course.lab13_serving.samples import RECORDS, Record
 from solutions.serving import SLO, Served, goodput, percentile
 from tests.common.pictures import boxes, curves, legend_of, marked, numbers_in, texts, told, widths
-from tests.samples import serving as samples
-from tests.samples.serving import RECORDS, Record
 
 
 def test_a_bar_has_the_phases_that_a_request_reached_and_how_it_ended():

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import timed_generate
+from course.lab07_engine.row import engine
+from course.lab13_serving import row as row
 from solutions import serving
 from solutions.server.here import serve_here
 from tests.common.checkpoints import write_tiny
 from timing.peers.worker import PeerFailed
-from timing.rows import serving as row
 from timing.rows.bench import Bench
-from timing.rows.engine import engine
 from timing.table import over_http, workloads
 from timing.table.workloads import LENGTHS, RAGGED, Workload, ragged
 

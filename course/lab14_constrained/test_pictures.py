@@ -8,10 +8,10 @@ import torch
 from matplotlib.patches import Circle
 
 import visuals.constrained as lab
+from course.lab14_constrained.samples import LAUGH
 from solutions.constrained import automaton_of
 from solutions.grammars.regex import parse
 from tests.common.pictures import numbers_in, read, texts
-from tests.samples.constrained import LAUGH
 
 
 @pytest.mark.parametrize(

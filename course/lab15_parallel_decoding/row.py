@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from course.lab06_speculative.row import draft_for
 from solutions.parallel.proposers import Heads, HeadsTree
 from solutions.parallel.trees import Decoded
 from solutions.speculative import Round
 from timing.peers.row import Absent
 from timing.rows.bench import Bench, Own, Rows
-from timing.rows.speculative import draft_for
 from timing.table import kv_bytes
 from timing.table.runs import Ids, Prepared, Rounds
 from timing.table.workloads import LENGTHS

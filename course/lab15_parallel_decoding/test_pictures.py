@@ -6,10 +6,18 @@ from html import unescape
 import pytest
 
 import visuals.parallel_decoding as lab
+from course.lab15_parallel_decoding import samples as samples
+from course.lab15_parallel_decoding.samples import (
+    ALONE,
+    CALLS,
+    CHAIN,
+    ENDED,
+    PARENTS,
+    SECOND_BRANCH,
+    TREE,
+)
 from tests.common.pictures import boxes, curves, dots, legend_of, names, numbers_in, read, texts
 from tests.samples import END, word
-from tests.samples import parallel_decoding as samples
-from tests.samples.parallel_decoding import ALONE, CALLS, CHAIN, ENDED, PARENTS, SECOND_BRANCH, TREE
 
 
 def test_a_chain_of_calls_shows_text_confirmed_guesses_own_tokens_and_other_guesses():

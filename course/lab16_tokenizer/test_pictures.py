@@ -5,8 +5,8 @@ import re
 import pytest
 
 import visuals.tokenizer as lab
+from course.lab16_tokenizer import samples as samples
 from tests.common.pictures import boxes, curves, legend_of, numbers_in, read, texts, title_of
-from tests.samples import tokenizer as samples
 
 LOOKS = {"old": lab.OLD, "new": lab.NEW}
 

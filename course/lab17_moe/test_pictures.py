@@ -3,8 +3,8 @@
 import pytest
 
 import visuals.moe as lab
+from course.lab17_moe import samples as samples
 from tests.common.pictures import boxes, curves, legend_of, names, numbers_in, title_of
-from tests.samples import moe as samples
 
 
 def test_each_choice_is_in_the_row_of_its_token_and_the_column_of_its_expert():

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from course.lab07_engine.row import ENGINE_SIZE, room_for
 from gpt import GPTConfig, read_config
 from solutions.engine.engine import Engine
 from solutions.ranks.group import Group
@@ -14,7 +15,6 @@ from solutions.ranks.processes import Processes
 from solutions.ranks.tensor_parallel import Functions, TensorParallelLMHead, new_engine
 from timing.peers.row import Absent
 from timing.rows.bench import Bench, Rows
-from timing.rows.engine import ENGINE_SIZE, room_for
 from timing.table.runs import Prepared, Run
 from timing.table.served import Served
 from timing.table.workloads import RAGGED, Workload

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import visuals.parallelism as lab
+from course.lab18_parallelism.samples import PARTS, PER_TOKEN, POINTS, RING, TWO, WHOLE, run
 from tests.common.pictures import boxes, curves, heights, legend_of, names, numbers_in, read, texts
-from tests.samples.parallelism import PARTS, PER_TOKEN, POINTS, RING, TWO, WHOLE, run
 
 # ---------------------------------------------------------------------------------------- the ring
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from course.lab18_parallelism import row as row
 from gpt import GPTLMHead
 from solutions import parallelism
 from solutions.engine import engine
@@ -23,7 +24,6 @@ from solutions.ranks.processes import Processes, from_environment, in_processes
 from solutions.ranks.tensor_parallel import Functions, TensorParallelLMHead, engine_tokens
 from tests.common.checkpoints import write_tiny
 from timing import wire
-from timing.rows import parallelism as row
 from timing.rows.bench import Bench
 from timing.table.verify import Verifier
 from timing.table.workloads import RAGGED, Workload

@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 
+from course.lab07_engine.row import ENGINE_SIZE
 from solutions.batching import ContinuousBatcher
 from solutions.estimates.shapes import Machine, read_shape
 from timing import machine
 from timing.rows.bench import Bench, Rows
-from timing.rows.engine import ENGINE_SIZE
 from timing.table import kv_bytes
 from timing.table.runs import Continuous
 from timing.table.workloads import RAGGED, RAGGED_NEW, RAGGED_PROMPT, Workload

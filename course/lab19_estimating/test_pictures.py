@@ -5,8 +5,8 @@ import math
 import pytest
 
 import visuals.estimating as lab
+from course.lab19_estimating import samples as samples
 from tests.common.pictures import boxes, curves, legend_of, names, numbers_in, texts, title_of, told
-from tests.samples import estimating as samples
 from visuals.style import RING
 
 
