@@ -140,17 +140,16 @@ def one_server(
 
     from solutions.server.app import new_app
 
-    lab = labs("serving")
     engine.wait()
-    app = new_app(settings, lab, engine, labs)
+    app = new_app(settings, engine, labs)
     return app, app.state.service.drain, settings.name
 
 
 def behind_router(
     asked: argparse.Namespace, settings: Settings, stack: contextlib.ExitStack
 ) -> tuple[Any, Any, str]:
-    from solutions.server.replicas import STOP_WITHIN, replicas
-    from solutions.server.router_app import new_router_app
+    from solutions.router.app import new_router_app
+    from solutions.router.processes import STOP_WITHIN, replicas
 
     urls = asked.upstream
     if not urls:
@@ -158,7 +157,7 @@ def behind_router(
             os.environ[KEY] = asked.api_key  # the replicas' too
         starting = replicas(asked.replicas, arguments_for(asked), asked.drain + STOP_WITHIN)
         urls = stack.enter_context(starting)
-    app = new_router_app(settings, urls, labs_of(asked.mine)("serving"))
+    app = new_router_app(settings, urls, labs_of(asked.mine))
     what = f"{len(urls)} replicas of {asked.model}"
     if asked.upstream:
         what = ", ".join(urls)

@@ -1,11 +1,11 @@
 """What a server counts: for Prometheus, and for the page."""
 
-import math
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -155,12 +155,14 @@ def response_counter(prefix: str, registry: CollectorRegistry) -> Counter:
     return counter
 
 
-def spread(values: Iterable[float]) -> dict[str, Any]:
+def spread(values: Sequence[float]) -> dict[str, Any]:
     """Return times for the page: the newest ones, and their nearest-rank median and p95, if any."""
-    ordered = sorted(values)
-    ranks = {f"p{p}": math.ceil(p * len(ordered) / 100) for p in (50, 95)}
+    p50 = p95 = None
+    if values:
+        p50, p95 = np.percentile(values, (50, 95), method="inverted_cdf").tolist()
     return {
-        **{name: ordered[rank - 1] if ordered else None for name, rank in ranks.items()},
-        "count": len(ordered),
+        "p50": p50,
+        "p95": p95,
+        "count": len(values),
         "latest": [round(seconds, 4) for seconds in list(values)[-SHOWN:]],
     }

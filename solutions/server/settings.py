@@ -31,6 +31,11 @@ def reference(lab: str) -> Any:
     return import_module(f"solutions.{lab}")
 
 
+def with_lab(name: str, module: Any, labs: Labs = reference) -> Labs:
+    """Return `labs` with another module for one of them."""
+    return lambda lab: module if lab == name else labs(lab)
+
+
 @dataclass(frozen=True)
 class Settings:
     """model: a name or a folder. hosts: names of the server, besides those of this machine itself.

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import hashlib
+import json
 import re
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
@@ -13,7 +14,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import HTMLResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, Response
 from prometheus_client import Counter
 from starlette.exceptions import HTTPException
 
@@ -65,6 +66,19 @@ def plain_app(settings: Settings, lifespan: Any, responses: Counter) -> FastAPI:
         return error_response(500, "The server failed on this request.")
 
     return app
+
+
+def add_looks(app: FastAPI, service: Any) -> None:
+    """Add the routes that change nothing: methods of a server's or a router's service, the page."""
+    for path, endpoint in (
+        ("/v1/models", service.models),
+        ("/v1/models/{name:path}", service.model),
+        ("/health", service.health),
+        ("/metrics", service.figures),
+        ("/", page),
+    ):
+        app.api_route(path, methods=LOOKS)(endpoint)
+    app.get("/live")(service.live)
 
 
 def unreadable(cause: BaseException | None) -> str:
@@ -145,9 +159,27 @@ def page_and_policy() -> tuple[str, str]:
     return html, policy
 
 
-def page_response() -> Response:
+async def page() -> Response:
     html, policy = page_and_policy()
     return HTMLResponse(html, headers={"content-security-policy": policy})
+
+
+def health_response(status: str) -> Response:
+    """Return the answer to a look at the health, which is well if it is "ok"."""
+    if status == "ok":
+        return JSONResponse({"status": status})
+    return JSONResponse({"status": status}, 503, {"retry-after": "5"})
+
+
+class Exposition(Response):
+    """Figures for Prometheus."""
+
+    media_type = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def view_event(data: dict[str, Any]) -> bytes:
+    """Return an event of /live."""
+    return f"data: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
 
 
 class Events(Response):

@@ -1,6 +1,7 @@
 """The server's API: right texts, whole and streamed, and a sentence for bad input."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -276,9 +277,16 @@ def test_models_and_health(client):
 
 
 def test_far_too_long_a_text_is_refused_before_it_is_tokenized(server, client, monkeypatch):
-    monkeypatch.setattr(server.app.state.service, "tokenizer", None)
+    monkeypatch.setattr(server.app.state.service.requests, "tokenizer", None)
     response = client.post("/v1/completions", json=body(prompt="a" * 100_000))
     assert response.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_the_first_admission_of_lab_13_which_counts_nothing_is_enough(server, client, monkeypatch):
+    admit_all = SimpleNamespace(admit=lambda tokens: None, release=lambda tokens: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(server.app.state.service.requests, "admission", admit_all)
+        assert client.post("/v1/completions", json=body(max_tokens=2)).status_code == 200
 
 
 def test_a_body_without_a_length_is_refused_like_one_with_it(client):

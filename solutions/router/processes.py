@@ -22,7 +22,7 @@ def replicas(count: int, arguments: Sequence[str], stop_within: float) -> Iterat
     In the end they finish their requests and stop, or are killed after so many seconds. Raises
     ValueError if one can't be started.
     """
-    started = [Replica(number + 1, arguments) for number in range(count)]
+    started = [ReplicaProcess(number + 1, arguments) for number in range(count)]
     try:
         yield [replica.address.result() for replica in started]
     finally:
@@ -32,7 +32,7 @@ def replicas(count: int, arguments: Sequence[str], stop_within: float) -> Iterat
             replica.wait(stop_within)
 
 
-class Replica:
+class ReplicaProcess:
     """Runs a server, again and again, on the port that it took at first. address: of the first.
 
     The server stops when its standard input ends, and so it also does if this process is killed.

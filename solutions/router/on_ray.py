@@ -1,6 +1,6 @@
 """Serve on Ray: the same app in as many replicas as the load needs, on one machine or on many.
 
-    python -m solutions.server.on_ray --model fable --replicas 2 --port 8000
+    python -m solutions.router.on_ray --model fable --replicas 2 --port 8000
 
 Ray starts replicas where the cluster has room, sends each request to one that has few, adds some
 under load, and starts a replica again that has died. But it answers 500 for the requests that the
@@ -17,16 +17,15 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve.config import BackpressureConfig
 
-from solutions import serving
+from solutions.router.app import new_router_app
 from solutions.server.connections import DrainingServer, listening
-from solutions.server.router_app import new_router_app
 from solutions.server.settings import TECHNIQUES, Settings
 
 TRIES, PAUSE = 5, 0.5  # Ray's router, each time after a pause: it must notice first what has died
 
 
 def main(arguments: Sequence[str]) -> int:
-    parsed = argparse.ArgumentParser("python -m solutions.server.on_ray")
+    parsed = argparse.ArgumentParser("python -m solutions.router.on_ray")
     add = parsed.add_argument
     add("--model", default="fable", help="a shipped model, a folder, or a name on the hub")
     add("--technique", choices=TECHNIQUES, default="engine")
@@ -54,7 +53,7 @@ def serve_on_ray(port: int, given: dict[str, Any]) -> None:
         try:
             serve.run(deployed)
             settings, upstream = Settings(), [f"http://127.0.0.1:{inner}"] * TRIES
-            app = new_router_app(settings, upstream, serving, PAUSE)
+            app = new_router_app(settings, upstream, pause=PAUSE)
             print(f"Serving on Ray at http://127.0.0.1:{public.getsockname()[1]}", flush=True)
             DrainingServer(app, settings, app.state.router.drain).run([public])
         finally:
@@ -77,7 +76,7 @@ def application(given: dict[str, Any]) -> Any:
         from solutions.server.engine_thread import EngineThread
         from solutions.server.loaded import load
 
-        return new_app(settings, serving, EngineThread(load(settings)))
+        return new_app(settings, EngineThread(load(settings)))
 
     deployment = serve.deployment(
         serve.ingress(app)(),
