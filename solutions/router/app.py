@@ -110,8 +110,8 @@ class RouterService:
     async def known_models(self, request: Request) -> dict[str, Any]:
         """Return the models of all replicas by their names. Raises Refusal if none answers."""
         bodies = await self.replicas.get_all("/v1/models", headers_for(request))
-        told = [json_object(body) for _, body in bodies]
-        lists = [listed["data"] for listed in told if listed and "data" in listed]
+        answers = [json_object(body) for _, body in bodies]
+        lists = [answer["data"] for answer in answers if answer and "data" in answer]
         if not lists:
             raise Refusal(503, NO_ANSWER, retry_after=5)
         return {model["id"]: model for models in lists for model in models}
@@ -179,8 +179,8 @@ class RelayedAnswer(Response):
                     await self.send_pieces(send)
         except (lab.ReplicaFault, lab.ServiceError, TimeoutError) as error:
             if self.has_begun:
-                told = lab.ServiceError(SHUTTING_DOWN if service.is_draining else BROKEN)
-                last = lab.event(lab.error_body(told)) + b"data: [DONE]\n\n"
+                fault = lab.ServiceError(SHUTTING_DOWN if service.is_draining else BROKEN)
+                last = lab.event(lab.error_body(fault)) + b"data: [DONE]\n\n"
                 await send({"type": "http.response.body", "body": last})
                 return "broken"
             await self.excuse(error)(scope, receive, send)
@@ -209,5 +209,5 @@ class RelayedAnswer(Response):
             return Response(body, 429, headers)
         if isinstance(error, self.service.lab.ServiceError):
             return error_response(503, str(error), retry_after=1)
-        told = TOO_LATE if isinstance(error, TimeoutError) else NO_ANSWER
-        return error_response(503, told, retry_after=1)
+        sentence = TOO_LATE if isinstance(error, TimeoutError) else NO_ANSWER
+        return error_response(503, sentence, retry_after=1)

@@ -30,11 +30,11 @@ class Figures(Collector):
         self.replicas, self.counts = replicas, Counter[str]()
         self.latest_ttft: deque[float] = deque(maxlen=LATEST)
         self.began = time.monotonic()
-        given: Any = {"registry": None, "buckets": TIMES}
+        options: Any = {"registry": None, "buckets": TIMES}
         about = "From a request to the first event of its stream"
-        self.ttfts = Histogram("router_time_to_first_token_seconds", about, **given)
+        self.ttfts = Histogram("router_time_to_first_token_seconds", about, **options)
         about = "From a request to the end of its whole answer"
-        self.latencies = Histogram("router_request_latency_seconds", about, **given)
+        self.latencies = Histogram("router_request_latency_seconds", about, **options)
         self.registry = CollectorRegistry()
         self.registry.register(self)
         ProcessCollector(registry=self.registry)

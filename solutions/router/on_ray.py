@@ -33,21 +33,21 @@ def main(arguments: Sequence[str]) -> int:
     add("--most-replicas", type=int, default=0, help="under load; by default not more")
     add("--threads", type=int, default=1, help="of each replica, which Ray reserves cores for")
     add("--port", type=int, default=8000, help="on 127.0.0.1")
-    asked = vars(parsed.parse_args(arguments))
+    options = vars(parsed.parse_args(arguments))
     try:
-        serve_on_ray(asked.pop("port"), asked)
+        serve_on_ray(options.pop("port"), options)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1
     return 0
 
 
-def serve_on_ray(port: int, given: dict[str, Any]) -> None:
+def serve_on_ray(port: int, options: dict[str, Any]) -> None:
     """Serve on a port of this machine until a signal comes. Raises ValueError if it is taken."""
     with listening("127.0.0.1", port) as public:
         with listening("127.0.0.1", 0) as free:
             inner = free.getsockname()[1]
-        deployed = application(given)
+        deployed = application(options)
         ray.init(logging_level="WARNING", log_to_driver=False)
         serve.start(http_options={"host": "127.0.0.1", "port": inner})
         try:
@@ -61,15 +61,16 @@ def serve_on_ray(port: int, given: dict[str, Any]) -> None:
             ray.shutdown()
 
 
-def application(given: dict[str, Any]) -> Any:
+def application(options: dict[str, Any]) -> Any:
     """Return what Ray deploys. given: the options above without the port, and `names`, by which
     clients may call, as a cluster's configuration has them.
 
     Requests beyond what the replicas and the queue hold get a 429.
     """
-    given = {"replicas": 2, "most_replicas": 0, "threads": 1, "names": (), **given}
-    replicas, most, threads = (int(given.pop(f)) for f in ("replicas", "most_replicas", "threads"))
-    settings = Settings(threads=threads, hosts=tuple(given.pop("names")), **given)
+    options = {"replicas": 2, "most_replicas": 0, "threads": 1, "names": (), **options}
+    names = "replicas", "most_replicas", "threads"
+    replicas, most, threads = (int(options.pop(name)) for name in names)
+    settings = Settings(threads=threads, hosts=tuple(options.pop("names")), **options)
 
     def app() -> FastAPI:  # called in each replica
         from solutions.server.app import new_app

@@ -48,9 +48,9 @@ class ReplicaProcess:
 
     def started(self) -> subprocess.Popen[str]:
         """Start a process in a group of its own: Ctrl+C is for the router, which then drains."""
-        own = ["--port", self.port, "--until-input-ends"]
+        options = ["--port", self.port, "--until-input-ends"]
         return subprocess.Popen(
-            [sys.executable, str(SERVE), *own, *self.arguments],
+            [sys.executable, str(SERVE), *options, *self.arguments],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0,
         )  # fmt: skip
 
@@ -61,14 +61,14 @@ class ReplicaProcess:
             self.read_address()
             code = self.process.wait()
             if not self.address.done():
-                told = f"Replica {self.number} has ended before it could serve."
-                self.address.set_exception(ValueError(told))
+                sentence = f"Replica {self.number} has ended before it could serve."
+                self.address.set_exception(ValueError(sentence))
                 return
             pause = FIRST_PAUSE if time.monotonic() > began + STEADY else pause
             if not self.is_stopping.is_set():
                 how = f"by signal {-code}" if code < 0 else f"with status {code}"
-                told = f"Replica {self.number} has ended {how}. It starts again in {pause:g} s."
-                print(told, file=sys.stderr, flush=True)
+                sentence = f"Replica {self.number} has ended {how}. It starts again in {pause:g} s."
+                print(sentence, file=sys.stderr, flush=True)
             if self.is_stopping.wait(pause):
                 return
             pause = min(2 * pause, LONGEST_PAUSE)

@@ -98,10 +98,10 @@ class Relay:
         self.attempts += 1
         replicas.router.begin(index, request.hashes)
         most = httpx2.Timeout(request.seconds, connect=CHECK_WITHIN)
-        given = {"content": request.body, "headers": request.headers, "timeout": most}
+        options = {"content": request.body, "headers": request.headers, "timeout": most}
         try:
             async with (
-                replicas.opened(index, "POST", request.path, **given) as response,
+                replicas.opened(index, "POST", request.path, **options) as response,
                 aclosing(self.answer(index, response)) as pieces,
             ):
                 async for piece in pieces:

@@ -113,7 +113,7 @@ class Replicas:
 
     @asynccontextmanager
     async def opened(
-        self, index: int, method: str, path: str, **given: Any
+        self, index: int, method: str, path: str, **options: Any
     ) -> AsyncIterator[httpx2.Response]:
         """Send a request and yield the response when its headers are there.
 
@@ -127,13 +127,13 @@ class Replicas:
             is_new = is_new or event.startswith("connection.connect_tcp")
 
         async with AsyncExitStack() as stack:
-            first = self.client.stream(*request, **given, extensions={"trace": note})
+            first = self.client.stream(*request, **options, extensions={"trace": note})
             try:
                 response = await stack.enter_async_context(first)
             except (httpx2.NetworkError, httpx2.RemoteProtocolError):
                 if is_new:
                     raise
-                again = self.new_client.stream(*request, **given)
+                again = self.new_client.stream(*request, **options)
                 response = await stack.enter_async_context(again)
             yield response
 
@@ -141,11 +141,11 @@ class Replicas:
         self, index: int, path: str, headers: dict[str, str] | None = None
     ) -> tuple[int, bytes]:
         """Return the status and the body of an answer; 0 and nothing if there is none in time."""
-        given: Any = {"headers": headers, "timeout": None}
+        options: Any = {"headers": headers, "timeout": None}
         try:
             async with (
                 asyncio.timeout(CHECK_WITHIN),
-                self.opened(index, "GET", path, **given) as response,
+                self.opened(index, "GET", path, **options) as response,
             ):
                 return response.status_code, await bounded(response)
         except (httpx2.HTTPError, TimeoutError, TooMuch):

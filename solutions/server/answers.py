@@ -129,13 +129,13 @@ class Answers:
         try:
             unfinished = len(tasks)
             while unfinished:
-                came = await ready.get()
-                if isinstance(came, BaseException):
-                    raise came
-                if came is None:
+                piece = await ready.get()
+                if isinstance(piece, BaseException):
+                    raise piece
+                if piece is None:
                     unfinished -= 1
                 else:
-                    yield came
+                    yield piece
         finally:
             for task in tasks:
                 task.cancel()
@@ -218,13 +218,13 @@ class Answers:
             name = self.bytes_of.name
             logprobs = {
                 "tokens": [name(token) for token in piece.ids],
-                "token_logprobs": [one and one.logprob for one in piece.logprobs],
+                "token_logprobs": [scores and scores.logprob for scores in piece.logprobs],
                 "top_logprobs": [
-                    one and {name(token): logprob for token, logprob in one.top}
-                    for one in piece.logprobs
+                    scores and {name(token): logprob for token, logprob in scores.top}
+                    for scores in piece.logprobs
                 ],
                 "text_offset": piece.offsets,
-                "drafted": [one is not None and one.is_drafted for one in piece.logprobs],
+                "drafted": [bool(scores and scores.is_drafted) for scores in piece.logprobs],
             }
         return {
             "index": piece.index,
@@ -243,7 +243,7 @@ class Answers:
         logprobs = None
         if piece.logprobs:
             both = zip(piece.ids, piece.logprobs, strict=True)
-            logprobs = {"content": [self.chat_logprob(token, one) for token, one in both]}
+            logprobs = {"content": [self.chat_logprob(*token) for token in both]}
         return {
             "index": piece.index,
             name: {"role": "assistant", "content": piece.text},
@@ -251,14 +251,15 @@ class Answers:
             "finish_reason": piece.finish_reason,
         }
 
-    def chat_logprob(self, token: int, one: TokenLogprob | None) -> dict[str, Any]:
-        assert one is not None, "a chat's prompt isn't echoed"
+    def chat_logprob(self, token: int, scores: TokenLogprob | None) -> dict[str, Any]:
+        assert scores is not None, "a chat's prompt isn't echoed"
 
         def entry(token: int, logprob: float) -> dict[str, Any]:
             name, content = self.bytes_of.name(token), self.bytes_of(token)
             return {"token": name, "logprob": logprob, "bytes": list(content)}
 
-        return {**entry(token, one.logprob), "top_logprobs": [entry(*other) for other in one.top]}
+        tops = [entry(*top) for top in scores.top]
+        return {**entry(token, scores.logprob), "top_logprobs": tops}
 
     # ----------------------------------------------------------------------------------- answers
 
@@ -285,7 +286,7 @@ class Answers:
                 "".join(piece.text for piece in parts),
                 parts[-1].finish_reason,
                 [token for piece in parts for token in piece.ids],
-                [one for piece in parts for one in piece.logprobs],
+                [scores for piece in parts for scores in piece.logprobs],
                 [offset for piece in parts for offset in piece.offsets],
             )
             for index, parts in enumerate(texts)

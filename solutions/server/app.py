@@ -49,8 +49,8 @@ def new_app(
     service = Service(settings, engine, labs)
     app = plain_app(settings, service.open, service.metrics.responses)
     app.state.service = service
-    app.add_exception_handler(EngineFault, service.fault)
-    app.add_exception_handler(service.lab.ServiceError, service.told)
+    app.add_exception_handler(EngineFault, service.engine_fault)
+    app.add_exception_handler(service.lab.ServiceError, service.service_error)
     app.post("/v1/completions")(service.completions)
     app.post("/v1/chat/completions")(service.chat)
     app.post("/v1/embeddings")(service.embeddings)
@@ -117,10 +117,10 @@ class Service:
         while running and time.monotonic() < latest + 1:
             await asyncio.sleep(0.02)
 
-    async def fault(self, request: Request, error: Exception) -> Response:
+    async def engine_fault(self, request: Request, error: Exception) -> Response:
         return error_response(500, "The server failed on this request.")
 
-    async def told(self, request: Request, error: Exception) -> Response:
+    async def service_error(self, request: Request, error: Exception) -> Response:
         return error_response(503, str(error), retry_after=5)
 
     # ------------------------------------------------------------------------------- requests

@@ -38,10 +38,10 @@ def data_of(events: bytes) -> list[bytes]:
     Lines end at line breaks alone. `str.splitlines` would also break them at characters such as
     U+2028, which JSON may contain.
     """
-    found = []
+    contents = []
     for event in END.split(events):
         lines = [line.removesuffix(b"\r") for line in event.split(b"\n")]
         data = [line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:")]
         if data:
-            found.append(b"\n".join(data))
-    return found
+            contents.append(b"\n".join(data))
+    return contents

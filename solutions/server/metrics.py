@@ -39,9 +39,9 @@ class Metrics:
         ProcessCollector(registry=self.registry)
         self.model = model
 
-        def new(kind: Any, name: str, about: str, labels: Sequence[str] = (), **given: Any) -> Any:
-            found = kind(name, about, ["model_name", *labels], registry=self.registry, **given)
-            return found if labels else found.labels(model)
+        def new(kind: Any, name: str, about: str, labels: Sequence[str] = (), **more: Any) -> Any:
+            figure = kind(name, about, ["model_name", *labels], registry=self.registry, **more)
+            return figure if labels else figure.labels(model)
 
         def times(name: str, about: str) -> Histogram:
             return new(Histogram, f"vllm:{name}_seconds", about, buckets=TIMES)
@@ -74,8 +74,8 @@ class Metrics:
         about = "Tokens that the engine has written, also those that no client got"
         self.generated = new(Counter, "vllm:generation_tokens", about)
         about = "Tokens of prompts that were looked for in the prefix cache"
-        self.looked_for = new(Counter, "vllm:prefix_cache_queries", about)
-        self.found = new(Counter, "vllm:prefix_cache_hits", "Of them, those that were found")
+        self.queried = new(Counter, "vllm:prefix_cache_queries", about)
+        self.hits = new(Counter, "vllm:prefix_cache_hits", "Of them, those that were found")
         self.running = new(Gauge, "vllm:num_requests_running", "Texts that hold blocks")
         self.waiting = new(Gauge, "vllm:num_requests_waiting", "Texts that wait for blocks")
         self.usage = new(Gauge, "vllm:kv_cache_usage_perc", "The share of the blocks in use")
@@ -101,8 +101,8 @@ class Metrics:
     def admitted(self, prompt: int, cached: int, queued: float) -> None:
         """Count a text's prompt: its tokens, those of them in the cache, the seconds it waited."""
         self.prompts.observe(prompt)
-        self.looked_for.inc(prompt)
-        self.found.inc(cached)
+        self.queried.inc(prompt)
+        self.hits.inc(cached)
         self.queued.observe(queued)
 
     def ended(self, reason: str | None, tokens: int, seconds: float) -> None:

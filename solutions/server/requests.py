@@ -49,13 +49,13 @@ class Requests:
         if schema is None:
             return None
         if self.facts.eos_token_id is None:
-            told = "This model has no token that ends a text, so no format can be kept."
-            raise Refusal(400, told, param="response_format")
+            sentence = "This model has no token that ends a text, so no format can be kept."
+            raise Refusal(400, sentence, param="response_format")
         try:
             derivative = derivative_of(self.labs("constrained"))
         except ModuleNotFoundError:
-            told = "Formats are kept by lab 14's code, which this copy of the course lacks."
-            raise Refusal(400, told, param="response_format") from None
+            sentence = "Formats are kept by lab 14's code, which this copy of the course lacks."
+            raise Refusal(400, sentence, param="response_format") from None
         loop = asyncio.get_running_loop()
         regex = await loop.run_in_executor(self.format_reader, read_format, derivative, schema)
         if isinstance(regex, str):
@@ -69,12 +69,12 @@ class Requests:
         self.require_model(body.model)
         prompts, limit, param = self.prompts_of(body, is_embedding)
         if len(prompts) * body.n > self.settings.max_texts:
-            told = f"A request is for at most {self.settings.max_texts} texts, prompts times n."
-            raise Refusal(400, told, param="n" if body.n > 1 else param)
+            sentence = f"A request is for at most {self.settings.max_texts} texts, prompts times n."
+            raise Refusal(400, sentence, param="n" if body.n > 1 else param)
         for prompt in prompts:
             if len(prompt) + limit > self.facts.n_positions:
-                told = f"The prompt has {len(prompt)} tokens and max_tokens is {limit}, together"
-                raise self.too_long(told, param)
+                tokens = f"The prompt has {len(prompt)} tokens and max_tokens is {limit}, together"
+                raise self.too_long(tokens, param)
         self.require_ends(body, limit, schema is not None)
         params, adjustments = self.params_of(body), self.adjustments_of(body)
         reads = reads_of(body, is_embedding)
@@ -103,8 +103,8 @@ class Requests:
     def require_model(self, name: str) -> None:
         """Raise Refusal for a model that isn't served here."""
         if name != self.model:
-            told = f"The model {name[:100]!r} isn't served here; {self.model!r} is."
-            raise Refusal(404, told, "model_not_found", "model")
+            sentence = f"The model {name[:100]!r} isn't served here; {self.model!r} is."
+            raise Refusal(404, sentence, "model_not_found", "model")
 
     def prompts_of(self, body: Body, is_embedding: bool) -> tuple[list[list[int]], int, str]:
         """Return a body's prompts, the most tokens of each answer, and the prompts' field."""
@@ -133,25 +133,25 @@ class Requests:
         """Raise Refusal for a token that the model doesn't have."""
         vocab = self.facts.vocab_size
         if max(ids, default=0) >= vocab:
-            told = f"Token {max(ids)} isn't in the vocabulary, which has {vocab} tokens."
-            raise Refusal(400, told, param=param)
+            sentence = f"Token {max(ids)} isn't in the vocabulary, which has {vocab} tokens."
+            raise Refusal(400, sentence, param=param)
 
-    def too_long(self, told: str, param: str) -> Refusal:
-        told = f"{told} more than the model's context of {self.facts.n_positions}."
-        return Refusal(400, told, "context_length_exceeded", param)
+    def too_long(self, tokens: str, param: str) -> Refusal:
+        sentence = f"{tokens} more than the model's context of {self.facts.n_positions}."
+        return Refusal(400, sentence, "context_length_exceeded", param)
 
     def require_ends(self, body: Body, limit: int, has_format: bool) -> None:
         """Raise Refusal if the request says in two ways where the text ends."""
         if body.min_tokens > limit:
-            told = f"min_tokens is {body.min_tokens}, but max_tokens is {limit}."
-            raise Refusal(400, told, param="min_tokens")
+            sentence = f"min_tokens is {body.min_tokens}, but max_tokens is {limit}."
+            raise Refusal(400, sentence, param="min_tokens")
         if body.min_tokens and body.stop:
-            told = "A stop string may end a text before min_tokens. Leave one of them out."
-            raise Refusal(400, told, param="min_tokens")
+            sentence = "A stop string may end a text before min_tokens. Leave one of them out."
+            raise Refusal(400, sentence, param="min_tokens")
         if has_format and (body.ignore_eos or body.min_tokens):
-            told = "A response_format says itself where the text ends. Leave `{}` out."
+            sentence = "A response_format says itself where the text ends. Leave `{}` out."
             param = "ignore_eos" if body.ignore_eos else "min_tokens"
-            raise Refusal(400, told.format(param), param=param)
+            raise Refusal(400, sentence.format(param), param=param)
 
     def params_of(self, body: Body) -> SamplingParams:
         try:
@@ -183,14 +183,14 @@ class Requests:
         tokens = sum(len(text.prompt) for text in texts)
         wait = self.admission.admit(tokens)
         if wait is not None:
-            told = "The first token would take too long, because many requests are waiting."
-            raise self.full(told, wait)
+            sentence = "The first token would take too long, because many requests are waiting."
+            raise self.full(sentence, wait)
         self.waiting += len(texts)
         self.backlog += tokens
 
-    def full(self, told: str, retry_after: float) -> Refusal:
+    def full(self, sentence: str, retry_after: float) -> Refusal:
         self.metrics.count("refused")
-        return Refusal(429, told, "rate_limit_exceeded", retry_after=retry_after)
+        return Refusal(429, sentence, "rate_limit_exceeded", retry_after=retry_after)
 
     def release(self, text: Request) -> None:
         """Take a text off those that wait: it has its first token, or has left before that."""

@@ -21,10 +21,10 @@ def host_name(text: str) -> str:
     text = text.lower()
     if text.count(":") > 1 and not text.startswith("["):
         text = f"[{text}]"
-    found = re.fullmatch(r"(\[[0-9a-f:.]+\]|[^][:/?#@\s]+)(:\d+)?", text)
-    if not found:
+    match = re.fullmatch(r"(\[[0-9a-f:.]+\]|[^][:/?#@\s]+)(:\d+)?", text)
+    if not match:
         raise ValueError(f"{text!r} isn't a host's name. Give one such as lab.example.org.")
-    return found[1]
+    return match[1]
 
 
 def reference(lab: str) -> Any:

@@ -45,20 +45,21 @@ def plain_app(settings: Settings, lifespan: Any, responses: Counter) -> FastAPI:
 
     @app.exception_handler(Refusal)
     async def refused(request: Request, refusal: Refusal) -> Response:
-        return error_response(
-            refusal.status, str(refusal), refusal.code, refusal.param, refusal.retry_after
-        )
+        return refusal.response
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        param, told = sentence_of(error)
-        return error_response(400, told, param=param)
+        param, sentence = sentence_of(error)
+        return error_response(400, sentence, param=param)
 
     @app.exception_handler(HTTPException)
     async def unknown(request: Request, error: HTTPException) -> Response:
-        told = {404: "There is no such path.", 405: "This path takes another method."}
-        told[400] = unreadable(error.__cause__)
-        sentence = told.get(error.status_code, "The request failed.")
+        sentences = {
+            400: unreadable(error.__cause__),
+            404: "There is no such path.",
+            405: "This path takes another method.",
+        }
+        sentence = sentences.get(error.status_code, "The request failed.")
         return error_response(error.status_code, sentence, headers=error.headers)
 
     @app.exception_handler(Exception)
@@ -102,15 +103,17 @@ def sentence_of(error: RequestValidationError) -> tuple[str | None, str]:
     path = path_of(first["loc"][1:], body)
     if path.startswith(("prompt", "input")):
         param = first["loc"][1]
-        told = "must be a text, a list of token ids, or a list of either, and not empty or too long"
-        return param, f"`{param}` {told}."
+        return param, (
+            f"`{param}` must be a text, a list of token ids, or a list of either, and not empty or "
+            "too long."
+        )
     subject = f"`{path}`{of_the_role(first['loc'], body)}"
     if first["type"] == "extra_forbidden":
         return path, f"{subject} would change the answer, and is not supported here."
     if first["type"] == "missing":
         return path, f"{subject} is missing."
-    told = first["msg"].removeprefix("Value error, ")
-    return path, f"{subject}: {told[0].lower()}{told[1:]}."
+    sentence = first["msg"].removeprefix("Value error, ")
+    return path, f"{subject}: {sentence[0].lower()}{sentence[1:]}."
 
 
 def path_of(place: Sequence[str | int], body: Any) -> str:

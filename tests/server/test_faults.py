@@ -180,24 +180,6 @@ def test_only_so_many_requests_may_wait(server, client):
 # ------------------------------------------------------------------------------------- the engine
 
 
-@pytest.fixture
-def failing(server, monkeypatch):
-    """Let the forward pass of some step fail."""
-    runner = server.app.state.service.engine.engine.runner
-    forward, steps = runner.forward, []
-
-    def fail_at(step: int) -> None:
-        def failing_forward(batch):
-            steps.append(len(batch))
-            if len(steps) == step:
-                raise RuntimeError("a secret of the server")
-            return forward(batch)
-
-        monkeypatch.setattr(runner, "forward", failing_forward)
-
-    return fail_at
-
-
 def test_a_step_that_fails_ends_its_requests_with_an_error_event(client, failing):
     failing(5)
     text = client.post("/v1/completions", json=body(stream=True, max_tokens=50)).text
