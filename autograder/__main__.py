@@ -14,10 +14,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from autograder.course.lesson import Lesson, lessons
 from autograder.grading import commands, demo
 from autograder.grading.jail import JailError
 from autograder.grading.refused import GOES_ON, Refused
+from autograder.text.lesson import Lesson, lessons
 
 
 def main(arguments: list[str] | None = None) -> int:

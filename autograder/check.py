@@ -9,18 +9,18 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
-from autograder.drivers.seen import kind_of
+from autograder.attempt.notebook import global_names
+from autograder.attempt.plain import kind_of
+from autograder.attempt.source import definition
 from autograder.exercises import exercises
 from autograder.judging.exercise import Case, Exercise
 from autograder.judging.judge import PASSED, WRONG, judge
-from autograder.judging.source import definition
 from autograder.notebook import cells
 from autograder.notebook.card import VerdictCard, in_ipython, show
 from autograder.notebook.kept import keep, mine, note_red
 from autograder.notebook.passed import graded, state_of
 from autograder.notebook.progress import status
 from autograder.notebook.verdict import verdict_card
-from autograder.sandbox.notebook import global_names
 
 __all__ = ["CheckFailed", "Result", "check", "failing_case", "hint", "mine", "status"]
 

@@ -22,12 +22,12 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_notebook
 from traitlets.config import Config
 
+from autograder.attempt.notebook import python_of
 from autograder.build import read_modules, solve
-from autograder.course.imports import files_used
-from autograder.course.lesson import LESSONS, Lesson, lessons
-from autograder.course.reference import ROOT, SOLUTIONS, Module, import_name, parts_of
 from autograder.exercises import exercises
-from autograder.sandbox.notebook import python_of
+from autograder.text.imports import files_used
+from autograder.text.lesson import Lesson, lessons
+from autograder.text.reference import ROOT, SOLUTIONS, Module, importing
 
 KEPT = ROOT / "build" / "notebooks"
 # Kinds of runs, the better one first. A quick run times everything once: the numbers don't count.
@@ -41,7 +41,7 @@ LOOKED_UP = re.compile(r'\b(?:mine|labs)\("(\w+)"\)')  # a lab's solution, by th
 
 
 def solved(lesson: Lesson) -> NotebookNode:
-    return solve(LESSONS / f"{lesson.name}.md", modules(), exercises())
+    return solve(lesson.room / "lesson.md", modules(), exercises())
 
 
 @cache
@@ -70,11 +70,10 @@ def hash_of(file: Path) -> str:
 
 def files_needed(lab: str, code: Iterable[str]) -> set[Path]:
     """Return the files that the cells of a lab's notebook use, and its checks."""
-    texts = [*map(python_of, code), f"import autograder.exercises.{lab}"]
+    texts = [*map(python_of, code), f"import {lessons()[lab].package}.cases"]
     labs = {lab, *looked_up(texts)}
     while True:
-        parts = [part for name in labs for part in parts_of(name)]
-        found = files_used([*texts, *(f"import {import_name(part)}" for part in parts)])
+        found = files_used([*texts, *importing(labs)])
         more = labs | looked_up(file.read_text(encoding="utf-8") for file in found)
         if more == labs:
             return found | {path for pattern in ALWAYS_USED for path in ROOT.glob(pattern)}

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from autograder.course.reference import ROOT
+from autograder.text.reference import ROOT
 from start.notebook import write
 
 if __name__ == "__main__":

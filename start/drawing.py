@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from autograder.course.lesson import Lesson, builds_on, lessons
 from autograder.notebook.passed import Progress, progress_in
+from autograder.text.lesson import Lesson, builds_on, lessons
 from start.words import duration, numbers, title
 
 TRACKS = {

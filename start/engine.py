@@ -44,5 +44,5 @@ def bar(row: Row, share: float) -> str:
     return (
         f'<tr class="{"mine" if is_mine else ""}"><th scope="row">{name}</th>'
         f'<td><div style="width:{100 * share:.1f}%"></div></td>'
-        f'<td>{row["tok_per_s"]:,.0f} tok/s</td></tr>'
+        f"<td>{row['tok_per_s']:,.0f} tok/s</td></tr>"
     )

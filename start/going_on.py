@@ -1,7 +1,7 @@
 """Where a learner goes on: the lab, and a sentence about it."""
 
-from autograder.course.lesson import lessons
 from autograder.notebook.passed import RED, Progress, newest_lab, newest_pass, progress_in
+from autograder.text.lesson import lessons
 from start.words import duration, title
 
 

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from autograder.course.lesson import Card, lessons
 from autograder.notebook.passed import Progress, progress_in
+from autograder.text.lesson import Card, lessons
 
 
 def links(folder: Path) -> dict[str, str]:

@@ -5,9 +5,9 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from autograder.course.lesson import Lesson, builds_on, lessons
 from autograder.notebook.card import code_marked
 from autograder.notebook.passed import Progress, progress_in
+from autograder.text.lesson import Lesson, builds_on, lessons
 from start.drawing import Map
 from start.engine import your_engine
 from start.going_on import advice, next_progress

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from autograder.course.lesson import Card, Lesson, lessons
+from autograder.text.lesson import Card, Lesson, lessons
 from start.words import duration, labeled
 
 QUESTION = 5  # minutes, as a lab's own minutes count each written question
@@ -138,7 +138,3 @@ def table() -> str:
     ]
     head = [["path", "time", "contains", "leaves out"], ["---"] * 4]
     return "".join(f"| {' | '.join(row)} |\n" for row in [*head, *rows])
-
-
-if __name__ == "__main__":
-    print(table(), end="")

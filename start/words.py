@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from autograder.course.lesson import Lesson
+from autograder.text.lesson import Lesson
 
 
 def duration(minutes: int) -> str:

@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import workbook
-from autograder.course.imports import imports
+from autograder.text.imports import imports
 from tests.common.tools import CLIENTS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -150,7 +150,7 @@ def test_workbook_refuses_the_pythons_that_pip_would_refuse():
 # ------------------------------------------------------------------------------------------ imports
 
 
-OURS = {"autograder", "docs", "gpt", "models", "serve", "solutions", "start", "tests",
+OURS = {"autograder", "course", "docs", "gpt", "models", "serve", "solutions", "start", "tests",
         "timed_generate", "timing", "visuals", "workbook"}  # fmt: skip
 # Labs use them: no solutions.
 MEASURING = {"timing.cores", "timing.stopwatch", "timing.threads", "timing.work"}
@@ -162,7 +162,7 @@ MAY_IMPORT = {
     "solutions": {"gpt", "solutions"},
     "solutions/memory.py": set(),
     "start": {
-        *("start", "autograder.course", "timing.kept_rows"),
+        *("start", "autograder.text", "timing.kept_rows"),
         *("autograder.notebook.card", "autograder.notebook.passed"),
     },
     "timing": {"gpt", "solutions", "timing"},
@@ -173,19 +173,19 @@ MAY_IMPORT = {
     "timing/load/__main__.py": {"gpt", "serve", "solutions", "timing"},
     "timing/cores.py": set(),
     "timing/kept_rows.py": {"autograder.notebook.passed"},
-    "timing/report/__init__.py": {"autograder.course", "autograder.notebook.passed", "timing"},
-    "timing/report/__main__.py": {"autograder.course.reference", "timing"},
+    "timing/report/__init__.py": {"autograder.text", "autograder.notebook.passed", "timing"},
+    "timing/report/__main__.py": {"autograder.text.reference", "timing"},
     "timing/report/pictures.py": set(),
     "timing/stopwatch.py": {"timing.cores"},
     "timing/threads.py": MEASURING,
     "timing/work.py": set(),
     "visuals": {"visuals", "timing.machine"},
-    "autograder/course": {"autograder.course"},
-    "autograder/drivers": {"gpt", "solutions", "autograder.drivers"},
+    "autograder/attempt": {"gpt", "solutions", "autograder.attempt"},
+    "autograder/text": {"autograder.text", "autograder.attempt"},
     "autograder/judging": {
         *("gpt", "solutions"),
-        *(f"autograder.{room}" for room in ("course", "drivers", "exercises", "judging")),
-        *(f"autograder.{room}" for room in ("lending", "sandbox")),
+        *(f"autograder.{room}" for room in ("attempt", "exercises", "judging")),
+        *(f"autograder.{room}" for room in ("lending", "text")),
     },
 }
 

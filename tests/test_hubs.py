@@ -21,9 +21,9 @@ from packaging.requirements import Requirement
 
 import workbook
 from autograder import colab
-from autograder.course.imports import imports
-from autograder.course.lesson import lessons
-from autograder.course.reference import ROOT
+from autograder.text.imports import imports
+from autograder.text.lesson import lessons
+from autograder.text.reference import ROOT
 from tests.common.files import tree
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))

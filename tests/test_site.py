@@ -14,9 +14,9 @@ from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 from playwright.sync_api import expect
 
-from autograder.course.lesson import lessons
-from autograder.course.reference import ROOT, AuthorError
 from autograder.executed import QUICK, kept
+from autograder.text.lesson import lessons
+from autograder.text.reference import ROOT, AuthorError
 from docs.site import __main__ as command
 from docs.site import notebooks
 from docs.site.animation import described, draw, lives, runs

@@ -220,6 +220,7 @@ def capacity_in_words(kept: Kept, experts: int) -> str:
 
 # -------------------------------------------------------------------------------------- hops
 
+
 @plt.rc_context(LOOK)
 def show_hops(
     words: Sequence[str],

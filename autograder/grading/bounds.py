@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from autograder.judging.failure import TooMuchWork
+from autograder.attempt.failure import TooMuchWork
 from autograder.judging.interrupt import interrupted
 
 MEMORY = 1 << 30  # bytes above the start

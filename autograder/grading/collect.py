@@ -36,12 +36,12 @@ from functools import cache
 from pathlib import Path
 from zipfile import ZipFile
 
-from autograder.course.lesson import Lesson, lessons
 from autograder.grading import refused, timestamp
 from autograder.grading.archive import Allowance, Entry, Refused, entries, open_archive, read
 from autograder.grading.clutter import passed_over
 from autograder.grading.download import HandedIn, Student, attributed
 from autograder.grading.foreign import cell, counted, listed, shown
+from autograder.text.lesson import Lesson, lessons
 
 COLUMNS = ["id", "name", "file"]  # of students.csv
 EARLIER, COLLECTED = ".earlier", ".collected"  # in a submission's folder, hidden from others
@@ -322,7 +322,8 @@ def by_cells(content: bytes) -> Lesson | None:
     labs = Counter(labs_of_cells()[id] for id in ids if id in labs_of_cells())
     if labs:
         return lessons()[labs.most_common(1)[0][0]]
-    built = re.search(rb'"lesson": *"solutions/lessons/[0-9]{2}_(\w{1,100})\.md"', content)
+    place = rb"(?:course/lab|solutions/lessons/)[0-9]{2}_(\w{1,100})[./]"
+    built = re.search(rb'"lesson": *"' + place, content)
     return lessons().get(built[1].decode()) if built else None
 
 

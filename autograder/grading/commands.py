@@ -10,7 +10,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from autograder.course.lesson import Lesson
 from autograder.grading import bundle as bundling
 from autograder.grading import collect as collecting
 from autograder.grading import report as reporting
@@ -24,6 +23,7 @@ from autograder.grading.results import NotGraded, Result
 from autograder.grading.store import COURSE, Course
 from autograder.grading.submission import Submission
 from autograder.grading.temporary import remove_leftovers, write_whole
+from autograder.text.lesson import Lesson
 
 ANOTHER = (
     "Another grader is at work on the course in {}. Wait until it is done, or stop it. Then run "

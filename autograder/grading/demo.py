@@ -23,8 +23,6 @@ from rich.console import Console
 from rich.table import Table
 
 from autograder.build import read_modules, release, solve
-from autograder.course.lesson import LESSONS, lessons
-from autograder.course.reference import ROOT, SOLUTIONS, lab_module
 from autograder.exercises import exercises
 from autograder.grading import report as reporting
 from autograder.grading.commands import grade_course
@@ -32,10 +30,12 @@ from autograder.grading.foreign import shown
 from autograder.grading.gradebook import course_config, reason
 from autograder.grading.jail import Jail
 from autograder.grading.refused import Refused, writing_temporary
-from autograder.grading.release import release_of
 from autograder.grading.results import Result
 from autograder.grading.store import Course
 from autograder.judging.judge import WRONG
+from autograder.text.lesson import lessons
+from autograder.text.reference import ROOT, SOLUTIONS, lab_module
+from autograder.text.release import release_of
 
 LESSON = lessons()["generate"]
 SECONDS = 2.0  # of processor time for an exercise; the right solution needs a few tenths
@@ -235,7 +235,7 @@ def make_course(course: Course) -> None:
     """Make the folders of a course, and a gradebook that has this lab."""
     course.folder.mkdir()
     shutil.copyfile(CONFIG, course.folder / CONFIG.name)
-    solved = solve(LESSONS / f"{LESSON.name}.md", read_modules(SOLUTIONS), exercises())
+    solved = solve(LESSON.room / "lesson.md", read_modules(SOLUTIONS), exercises())
     release({LESSON.name: solved}, course.gradebook)
 
 

@@ -18,12 +18,12 @@ from nbgrader.apps import NbGraderAPI
 from sqlalchemy.exc import DatabaseError
 from traitlets.config import Config, PyFileConfigLoader
 
-from autograder.course.lesson import Lesson
 from autograder.grading import timestamp
 from autograder.grading.collect import Table
 from autograder.grading.refused import GOES_ON, Refused, not_written, writing_temporary
 from autograder.grading.store import Course
 from autograder.grading.temporary import Temporary
+from autograder.text.lesson import Lesson
 
 
 class NotEntered(RuntimeError):

@@ -15,11 +15,11 @@ from functools import cache
 from itertools import islice
 from pathlib import Path
 
-from autograder.course.lesson import Lesson, lessons
 from autograder.grading.clutter import is_clutter, passed_over
 from autograder.grading.collect import is_notebook, is_zip
 from autograder.grading.foreign import listed, shown
 from autograder.grading.submission import Unreadable, open_folder, students
+from autograder.text.lesson import Lesson, lessons
 
 MOST_STUDENTS = 100_000  # entries of submitted/
 MOST_ENTRIES = 5_000  # of a student's folder

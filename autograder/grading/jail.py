@@ -24,11 +24,12 @@ from typing import Any, Self
 
 import psutil
 
-from autograder.course.lesson import lessons
-from autograder.course.reference import GIVEN, ROOT, SOLUTIONS, parts_of
+from autograder.grading.border import shown_files
 from autograder.grading.refused import writing_temporary
 from autograder.grading.temporary import Temporary
 from autograder.judging.patience import can_run
+from autograder.text.lesson import lessons
+from autograder.text.reference import ROOT, SOLUTIONS
 
 COURSE, SCRATCH = Path("/course"), Path("/scratch")  # in the sandbox
 NOBODY = 65534
@@ -47,7 +48,7 @@ ENVIRONMENT = {
 }
 # Of the kernel or the whole machine: any user can write some of these.
 SWITCHES = [f"/proc/{name}" for name in ("sys", "sysrq-trigger", "irq", "bus", "pressure")]
-WORKER = ("-P", "-m", "autograder.sandbox")
+WORKER = ("-P", "-m", "autograder.attempt")
 # System calls that no student's code needs. The namespaces are in the way of all others.
 FORBIDDEN = (
     *("ptrace", "process_vm_readv", "process_vm_writev", "kcmp", "pidfd_getfd"),
@@ -224,7 +225,6 @@ class Jail:
             return file.read()
 
 
-SERVER = SOLUTIONS / "server"  # no exercise needs it, and it is built around right solutions
 numbers = itertools.count()
 
 
@@ -234,22 +234,8 @@ def new_user() -> int:
 
 
 def staged(lab: str, folder: Path) -> Path:
-    """Copy what an attempt at this lab may see: the drivers and the solutions of earlier labs."""
-    labs = list(lessons())
-    from_here = labs[labs.index(lab) :]
-    answers = {part for other in from_here for part in parts_of(other)}
-    hidden = answers | {part for other in from_here[1:] for part in GIVEN.get(other, ())}
-    hidden_files = {SOLUTIONS / f"{part}.py" for part in hidden}
-    own = ROOT / "autograder"
-    files = [ROOT / "gpt.py", own / "__init__.py"]
-    shown = set(SOLUTIONS.rglob("*.py")) - hidden_files
-    files += [path for path in shown if SERVER not in path.parents]
-    rooms = {"judging": ("failure", "source"), "course": ("reference",)}
-    files += [own / room / f"{m}.py" for room, ms in rooms.items() for m in ("__init__", *ms)]
-    files += [*(own / "sandbox").glob("*.py")]
-    drivers = "__init__.py", "seen.py", "queues.py", f"{lab}.py"
-    files += [own / "drivers" / name for name in drivers]
-    for path in files:
+    """Copy what an attempt at this lab may see."""
+    for path in shown_files(lab):
         target = folder / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autograder.drivers.seen import Strange
+from autograder.attempt.failure import TooMuchWork
+from autograder.attempt.peer import Far, Message, Peer
+from autograder.attempt.plain import Strange
+from autograder.attempt.shown import ShownModel
+from autograder.attempt.wire import WireError
 from autograder.judging.exercise import Lends
-from autograder.judging.failure import TooMuchWork
 from autograder.judging.interrupt import LOOK
-from autograder.sandbox.peer import Far, Message, Peer
-from autograder.sandbox.shown import ShownModel
-from autograder.sandbox.wire import WireError
 
 MOST_QUESTIONS = 20_000  # of one run
 LARGEST = 100_000  # of the numbers in a question that may be sizes

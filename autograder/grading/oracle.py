@@ -16,9 +16,22 @@ from typing import Any
 
 import torch
 
-from autograder.course.lesson import lessons
-from autograder.course.reference import lab_module
-from autograder.drivers.seen import Seen, Strange, plain, torch_as_it_is
+from autograder.attempt.around import torch_as_it_is
+from autograder.attempt.failure import (
+    Failure,
+    Starved,
+    TookTooLong,
+    TooMuchWork,
+    Waited,
+    told,
+    words_of,
+)
+from autograder.attempt.notebook import global_names
+from autograder.attempt.peer import Gone
+from autograder.attempt.plain import Strange, plain
+from autograder.attempt.records import Seen
+from autograder.attempt.shown import ShownModel
+from autograder.attempt.wire import WireError
 from autograder.exercises import exercises
 from autograder.grading.bounds import (
     TooMuchToJudge,
@@ -30,7 +43,6 @@ from autograder.grading.foreign import shown
 from autograder.grading.jail import Jail, JailError, Sandbox
 from autograder.grading.near import Lent, Near
 from autograder.grading.rebuild import Rebuilt, rebuild
-from autograder.grading.release import heading_of, release_of
 from autograder.grading.results import Mark, Result
 from autograder.grading.secret import Key
 from autograder.grading.submission import Submission
@@ -38,15 +50,7 @@ from autograder.grading.turns import turn
 from autograder.grading.version import course_version
 from autograder.judging.draws import model_seed
 from autograder.judging.exercise import Case, Driver, Exercise, Outcome, Service
-from autograder.judging.failure import (
-    Failure,
-    Starved,
-    TookTooLong,
-    TooMuchWork,
-    Waited,
-    told,
-    words_of,
-)
+from autograder.judging.given import given_statements
 from autograder.judging.interrupt import interrupted
 from autograder.judging.judge import (
     NOT_ATTEMPTED,
@@ -62,12 +66,10 @@ from autograder.judging.judge import (
     limited,
 )
 from autograder.judging.patience import Patience, can_run
-from autograder.judging.source import given_statements
 from autograder.notebook.verdict import rows
-from autograder.sandbox.notebook import global_names
-from autograder.sandbox.peer import Gone
-from autograder.sandbox.shown import ShownModel
-from autograder.sandbox.wire import WireError
+from autograder.text.lesson import lessons
+from autograder.text.reference import lab_module
+from autograder.text.release import heading_of, release_of
 
 MOST_TOLD = 600  # characters of a paragraph
 MOST_NUMBERS = 6  # of four digits and more that the words of an attempt may hold

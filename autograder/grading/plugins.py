@@ -19,15 +19,15 @@ from nbgrader.preprocessors import NbGraderPreprocessor
 from traitlets import Unicode
 from traitlets.utils.importstring import import_item
 
-from autograder.course.lesson import Lesson, lessons
 from autograder.grading import timestamp
 from autograder.grading.exchange import MOST_SECRET, SECRET
 from autograder.grading.foreign import HIDDEN
 from autograder.grading.rebuild import check_id, rebuild
-from autograder.grading.release import release_of
 from autograder.grading.results import RESULT, Mark, Result, result_id
 from autograder.grading.submission import Submission, read_beside, read_submission
 from autograder.notebook.card import VerdictCard
+from autograder.text.lesson import Lesson, lessons
+from autograder.text.release import release_of
 
 UNSANDBOXED = "Graded without a sandbox."
 

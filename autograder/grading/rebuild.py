@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
-from autograder.course.lesson import lessons
 from autograder.grading.submission import Cell, Submission, Unreadable, read_cells
 from autograder.notebook.cells import DEFINED
+from autograder.text.lesson import lessons
 
 MOST_CELLS = 2000
 MOST_TEXT = 10**6  # characters of all cells together

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
-from autograder.course.lesson import Lesson
 from autograder.grading.foreign import cell, counted, listed, shown
 from autograder.grading.inventory import Inventory
 from autograder.grading.results import Mark, Result
 from autograder.judging.catalogue import misconceptions
 from autograder.judging.judge import NOT_ATTEMPTED, PASSED, WRONG
 from autograder.notebook.card import COLORS, code_marked
+from autograder.text.lesson import Lesson
 
 # The measured difficulty is the first of these whose share of attempts has passed.
 DIFFICULTIES = {1: 0.9, 2: 0.75, 3: 0.5, 4: 0.25, 5: 0.0}

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from autograder.course.lesson import Lesson, lessons
-from autograder.course.reference import ROOT
 from autograder.grading.jail import Jail
 from autograder.grading.oracle import grade_one
 from autograder.grading.refused import writing
@@ -21,6 +19,8 @@ from autograder.grading.secret import kept_secret, key_of, secret_id
 from autograder.grading.submission import Submission, read_submission, students
 from autograder.grading.temporary import write_whole
 from autograder.grading.version import course_version
+from autograder.text.lesson import Lesson, lessons
+from autograder.text.reference import ROOT
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autograder.course.lesson import Lesson
 from autograder.grading.foreign import listed, shown
+from autograder.text.lesson import Lesson
 
 MOST_BYTES = 32 * 2**20  # of a notebook
 MOST_PARTS = 500_000  # lists and objects in a notebook: each takes the memory of many characters

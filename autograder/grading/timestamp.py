@@ -10,8 +10,8 @@ from pathlib import Path
 
 from nbgrader.utils import parse_utc
 
-from autograder.course.lesson import Lesson
 from autograder.grading.submission import read_beside
+from autograder.text.lesson import Lesson
 
 NAME = "timestamp.txt"
 MOST_BYTES = 100

@@ -3,23 +3,23 @@
 import hashlib
 from functools import cache
 
-from autograder.course.reference import ROOT
+from autograder.text.reference import ROOT
 
 PARTS = (
-    *("gpt.py", "solutions/**/*.py", "solutions/lessons/*.md", "labs/*/*.ipynb"),
-    *("autograder/*.py", "autograder/[!g]*/*.py", "autograder/misconceptions/*.md"),
+    *("gpt.py", "solutions/**/*.py", "labs/*/*.ipynb"),
+    *(f"autograder/{room}/**/*.py" for room in ("attempt", "judging", "lending", "text")),
+    *("autograder/exercises.py", "course/*/cases.py", "course/*/lesson.md", "course/*/wrong.md"),
+    "autograder/notebook/verdict.py",
     *(f"autograder/grading/{name}.py" for name in ("oracle", "near", "rebuild", "submission")),
+    *(f"autograder/grading/{name}.py" for name in ("border", "bounds", "jail", "foreign", "turns")),
 )
-# Building, a student's checks, displaying and keeping have no effect on a verdict.
-WITHOUT = ("__main__", "build", "card", "cells", "check", "kept", "nbgrader_config", "progress")
 
 
 @cache
 def course_version() -> str:
     """Return a hash of everything that a verdict depends on."""
     digest = hashlib.sha256()
-    found = (path for part in PARTS for path in ROOT.glob(part) if path.stem not in WITHOUT)
-    for path in sorted(found):
+    for path in sorted(path for part in PARTS for path in ROOT.glob(part)):
         digest.update(path.relative_to(ROOT).as_posix().encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:12]

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autograder.drivers.seen import Seen, Strange, kind_of
+from autograder.attempt.plain import Strange, kind_of
+from autograder.attempt.records import Seen
 
 # Relative to the largest expected value: rounding in float32 passes, and a mistake shows in the
 # first digits. Numbers of a less precise dtype are compared in that precision, so that the message

@@ -17,12 +17,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from autograder.course.lesson import Card, card_of
-from autograder.course.reference import module_of
-from autograder.drivers.seen import Seen, tensors_in
+from autograder.attempt.failure import Failure
+from autograder.attempt.records import Seen
+from autograder.attempt.tensors import tensors_in
 from autograder.judging.catalogue import Misconception, misconceptions
 from autograder.judging.compare import Difference, same_seen
-from autograder.judging.failure import Failure
+from autograder.text.lesson import Card, card_of
+from autograder.text.reference import module_of
 
 Driver = Callable[..., list[Seen]]
 

@@ -14,28 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autograder.drivers.seen import (
-    as_in_an_engine,
-    lending,
-    notebook_of,
-    plain,
-    plain_records,
-    torch_as_it_is,
-)
+from autograder.attempt.around import lending, notebook_of, torch_as_it_is
+from autograder.attempt.failure import Failure, failure_of, line_of, words_of
+from autograder.attempt.plain import plain
+from autograder.attempt.records import plain_records
+from autograder.attempt.source import exercise_function, lost_statements, unused_arguments
+from autograder.attempt.tensors import as_in_an_engine
 from autograder.exercises import exercises
 from autograder.judging.catalogue import Misconception
 from autograder.judging.compare import Difference
 from autograder.judging.exercise import ONCE_MORE, Case, Driver, Exercise, Outcome
-from autograder.judging.failure import Failure, failure_of, line_of, words_of
+from autograder.judging.given import given_statements, own_statements
 from autograder.judging.interrupt import interrupted
 from autograder.judging.patience import Patience, can_run
-from autograder.judging.source import (
-    exercise_function,
-    given_statements,
-    lost_statements,
-    own_statements,
-    unused_arguments,
-)
 from autograder.judging.symptoms import extreme, symptom
 from autograder.judging.verdicts import NOT_ATTEMPTED, PASSED, WRONG
 from autograder.lending.borrowed import borrowed

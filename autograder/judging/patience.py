@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from autograder.judging.failure import Starved, TookTooLong, Waited
+from autograder.attempt.failure import Starved, TookTooLong, Waited
 from autograder.judging.interrupt import LOOK
 
 LONGEST = 30  # seconds in all for each second of work or of waiting that is allowed

@@ -10,12 +10,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from autograder.course.reference import RECORDS
-from autograder.drivers.seen import Seen
+from autograder.attempt.failure import Failure
+from autograder.attempt.records import Seen
+from autograder.attempt.wire import LENGTHS, lengths, packed, unpacked
 from autograder.judging.catalogue import Misconception
 from autograder.judging.exercise import Case, Exercise, Outcome, Record
-from autograder.judging.failure import Failure
-from autograder.sandbox.wire import LENGTHS, lengths, packed, unpacked
+from autograder.text.reference import RECORDS
 
 
 def recorded_exercises(lab: str) -> tuple[Exercise, ...]:

@@ -4,8 +4,8 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+from autograder.attempt.shown import ShownModel
 from autograder.judging.exercise import Service
-from autograder.sandbox.shown import ShownModel
 
 
 class Borrowed:

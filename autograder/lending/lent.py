@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from autograder.attempt.failure import TooMuchWork
 from autograder.judging.exercise import Lends
-from autograder.judging.failure import TooMuchWork
 
 ASKED = "calls of `can_append`"
 

@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from autograder.attempt.failure import TooMuchWork
+from autograder.attempt.shown import ShownModel
 from autograder.judging.exercise import Lends
-from autograder.judging.failure import TooMuchWork
 from autograder.lending.lent import Watched
-from autograder.sandbox.shown import ShownModel
 from gpt import GPTConfig, GPTLMHead
 
 # By a part of the weight's name, times 1/sqrt(inputs); 1 for the others. With these, greedy output

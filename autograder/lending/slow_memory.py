@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from autograder.drivers.seen import kind_of
+from autograder.attempt.failure import TooMuchWork
+from autograder.attempt.plain import kind_of
 from autograder.judging.draws import hidden_normals
 from autograder.judging.exercise import Lends, Service
-from autograder.judging.failure import TooMuchWork
 from autograder.lending.lent import Lent, Watched
 from autograder.lending.services import MOVED
 from solutions.kernels.slow_memory import Memory, fast_numbers_for

@@ -8,7 +8,7 @@ import linecache
 import re
 from typing import Any
 
-from autograder.judging.source import undecorated
+from autograder.attempt.source import undecorated
 
 DEFINED = re.compile(r"^(?:async +)?(?:def|class) +(\w+)", re.MULTILINE)
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from autograder.course.reference import fresh_copy, has_reference
+from autograder.attempt.notebook import global_names
+from autograder.attempt.source import definition, function_of, name_of
 from autograder.exercises import exercises
 from autograder.judging.exercise import Exercise
 from autograder.judging.judge import PASSED, judge, require_outside
-from autograder.judging.source import definition, function_of, name_of
 from autograder.notebook.passed import graded, is_kept, kept_file, red_file
-from autograder.sandbox.notebook import global_names
+from autograder.text.reference import fresh_copy, has_reference
 
 NO_SOURCE = "# This exercise passed, but its source could not be found.\n"
 

@@ -8,9 +8,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from autograder.course.lesson import Card, Lesson, lessons
-from autograder.course.reference import ROOT
 from autograder.judging.verdicts import PASSED
+from autograder.text.lesson import Card, Lesson, lessons
+from autograder.text.reference import ROOT
 
 OPEN, RED = "open", "red again"  # the states that a check alone does not know
 

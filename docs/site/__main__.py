@@ -12,8 +12,8 @@ import sys
 import time
 from pathlib import Path
 
-from autograder.course.lesson import lessons
-from autograder.course.reference import ROOT, AuthorError
+from autograder.text.lesson import lessons
+from autograder.text.reference import ROOT, AuthorError
 from docs.site.built import build
 from docs.site.notebooks import executed
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nbformat import NotebookNode
 
-from autograder.course.reference import ROOT, AuthorError
+from autograder.text.reference import ROOT, AuthorError
 from docs.site.leaks import leaks
 from docs.site.pages import write_pages
 

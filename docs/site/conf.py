@@ -3,7 +3,7 @@
 import tomllib
 from typing import Any
 
-from autograder.course.reference import ROOT
+from autograder.text.reference import ROOT
 
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["workbook"]
 REPOSITORY = SETTINGS["repository"]

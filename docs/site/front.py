@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable, Mapping
 from html import escape
 
-from autograder.course.lesson import Lesson, lessons
-from autograder.course.reference import ROOT
+from autograder.text.lesson import Lesson, lessons
+from autograder.text.reference import ROOT
 from docs.site.animation import draw, runs
 from start.words import duration, title
 

@@ -11,7 +11,7 @@ from typing import Any
 from nbformat import NotebookNode
 from nbformat.v4 import new_output
 
-from autograder.course.reference import AuthorError
+from autograder.text.reference import AuthorError
 from docs.site.leaks import leaks
 
 VIEW = "application/vnd.jupyter.widget-view+json"

@@ -7,7 +7,7 @@ from functools import cache
 import nbformat
 
 from autograder.build import read_modules, stretches
-from autograder.course.reference import ROOT, SOLUTIONS
+from autograder.text.reference import ROOT, SOLUTIONS
 
 SHORTEST = 12  # characters; a shorter line, such as "return ids", tells nothing
 

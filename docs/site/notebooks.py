@@ -10,8 +10,8 @@ from pathlib import Path
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
-from autograder.course.lesson import Lesson
 from autograder.executed import FAILURES, WHOLE, execute, kept, new_kernel, run_and_keep
+from autograder.text.lesson import Lesson
 
 
 def executed(lessons: Iterable[Lesson]) -> dict[str, NotebookNode]:

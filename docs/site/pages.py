@@ -7,8 +7,8 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
-from autograder.course.lesson import lessons
-from autograder.course.reference import ROOT, SOLUTIONS
+from autograder.text.lesson import lessons
+from autograder.text.reference import ROOT, SOLUTIONS
 from docs.site.conf import REPOSITORY
 from docs.site.front import front_page
 from docs.site.grafted import grafted

@@ -5,10 +5,10 @@ Most students do well, and less well in exercises with a higher difficulty on th
 
 import random
 
-from autograder.course.lesson import Lesson
 from autograder.grading.results import Mark, Result
 from autograder.judging.catalogue import misconceptions
 from autograder.judging.judge import NOT_ATTEMPTED, PASSED, WRONG
+from autograder.text.lesson import Lesson
 
 NAMES = ["ada", "bob", "cat", "dan", "eve", "fay", "gus", "hal", "ida", "jon", "kim", "leo"]
 

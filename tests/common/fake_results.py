@@ -3,12 +3,12 @@
 from dataclasses import replace
 from pathlib import Path
 
-from autograder.course.lesson import lessons
 from autograder.grading.rebuild import rebuild
-from autograder.grading.release import release_of
 from autograder.grading.results import Result
 from autograder.grading.submission import Submission
 from autograder.judging.judge import NOT_ATTEMPTED, PASSED, WRONG
+from autograder.text.lesson import lessons
+from autograder.text.release import release_of
 from tests.common.fake_class import fake_mark, fake_result
 
 

@@ -8,12 +8,12 @@ import os
 import time
 from pathlib import Path
 
-from autograder.course.lesson import lessons
 from autograder.grading import local
 from autograder.grading.jail import Jail, JailError
 from autograder.grading.results import Result
 from autograder.grading.secret import Key
 from autograder.grading.submission import Submission
+from autograder.text.lesson import lessons
 from tests.common.fake_class import fake_result
 
 GONE, GONE_FOR_EVER, WAITS = "gone", "gone for ever", "waits"

@@ -5,8 +5,8 @@ import json
 import re
 from typing import Any
 
-from autograder.grading.release import release_of
 from autograder.grading.submission import Submission
+from autograder.text.release import release_of
 
 TODO = re.compile(r"# TODO: write this part\n *raise NotImplementedError\(.*\)")
 

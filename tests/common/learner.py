@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from autograder import check as checking
-from autograder.course.reference import import_name, parts_of
 from autograder.exercises import exercises
 from autograder.judging.judge import judge
+from autograder.text.reference import import_name, parts_of
 
 warnings.simplefilter("error")
 numbers = itertools.count(1)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from autograder.course.reference import executed, lab_module
 from autograder.judging.exercise import Exercise
+from autograder.text.reference import executed, lab_module
 
 SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autograder.course.reference import ROOT
+from autograder.text.reference import ROOT
 
 CPU = Path("/sys/fs/cgroup/cpu")  # version 1
 UNIFIED = Path("/sys/fs/cgroup")  # version 2

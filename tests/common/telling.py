@@ -1,7 +1,7 @@
 """Lines that would reveal a lab's answers."""
 
-from autograder.course.lesson import lessons
-from autograder.course.reference import ROOT, lab_module
+from autograder.text.lesson import lessons
+from autograder.text.reference import ROOT, lab_module
 
 
 def telling_lines(lab: str) -> list[str]:

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from autograder.course.reference import lab_module
+from autograder.attempt.failure import TookTooLong
 from autograder.exercises import exercises
 from autograder.judging.exercise import Case, Driver, Exercise, Outcome
-from autograder.judging.failure import TookTooLong
 from autograder.judging.judge import difference, patience, run, run_all
+from autograder.text.reference import lab_module
 
 EXERCISES = list(exercises().values())
 LABS = list(dict.fromkeys(exercise.lab for exercise in EXERCISES))

@@ -29,16 +29,17 @@ from pathlib import Path
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
-from autograder.course.imports import files_used
-from autograder.course.lesson import Lesson, lessons
-from autograder.course.reference import GIVEN, ROOT, parts_of
+from autograder.text.imports import files_used
+from autograder.text.lesson import Lesson, lessons
+from autograder.text.reference import ROOT, SOLUTIONS, importing
+from autograder.text.release import code_of
 
 TURNS = 12  # in a row, in which each case is tried
 ALL = "all"
 DAY = 24 * 3600
 MOST_TOUCHED = 8  # a change that touches more than one case in eight is tried in turns, as ever
-LAB_FOLDERS = ("autograder/drivers", "autograder/exercises", "visuals")
-OWN = r"(autograder|solutions|tests|visuals)/.*\b(\d\d_|test_|test_visuals_)?{lab}\.(py|md)"
+LAB_FOLDERS = ("autograder/attempt/drivers", "visuals")
+OWN = r"course/lab\d\d_{lab}/.*|(autograder|solutions|visuals)/(.*/)?{lab}\.py"
 GRIDS = (  # the three that prove an exercise's judge: right, wrong, and under a secret
     "test_every_misconception_is_diagnosed_as_itself",
     "test_every_mutant_is_rejected",
@@ -123,11 +124,17 @@ def is_due(number: int, every: int, turn: int) -> bool:
 
 def is_own(file: str, lab: str) -> bool:
     """Whether a file belongs to a lab: its module, lesson, cases, catalogue, answers and so on."""
-    return file in modules_of(lab) or re.match(OWN.format(lab=lab), file) is not None
+    return ROOT / file in modules_of(lab) or re.match(OWN.format(lab=lab), file) is not None
 
 
-def modules_of(lab: str) -> list[str]:
-    return [f"solutions/{part}.py" for part in (*parts_of(lab), *GIVEN.get(lab, ()))]
+@cache
+def modules_of(lab: str) -> frozenset[Path]:
+    """Return the files of `solutions` that a lab uses and no earlier one does."""
+    labs = list(lessons())
+    upto = labs[: labs.index(lab) + 1]
+    used = [files_used([*importing([name]), *code_of(name)]) for name in upto]
+    own = used[-1].difference(*used[:-1])
+    return frozenset(path for path in own if SOLUTIONS in path.parents)
 
 
 def distance(item: pytest.Item, changed: Sequence[str]) -> int | None:
@@ -142,8 +149,10 @@ def distance(item: pytest.Item, changed: Sequence[str]) -> int | None:
 def distance_of(test: Path, lab: str, changed: tuple[str, ...]) -> int | None:
     if lab and any(is_own(file, lab) for file in changed):
         return 0
-    own = [*modules_of(lab), *(f"{folder}/{lab}.py" for folder in LAB_FOLDERS)] if lab else []
-    files = {test, *(ROOT / file for file in own)}
+    files = {test}
+    if lab:
+        files |= {ROOT / folder / f"{lab}.py" for folder in LAB_FOLDERS} | modules_of(lab)
+        files |= {*lessons()[lab].room.glob("*.py")}
     files |= files_used(file.read_text(encoding="utf-8") for file in files)
     return 1 if any(ROOT / file in files for file in changed) else None
 

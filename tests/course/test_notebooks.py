@@ -4,8 +4,6 @@ import nbformat
 import pytest
 from nbclient.exceptions import CellExecutionError
 
-from autograder.course.lesson import lessons
-from autograder.course.reference import ROOT
 from autograder.executed import (
     KEPT,
     QUICK,
@@ -16,6 +14,8 @@ from autograder.executed import (
     new_kernel,
     run_and_keep,
 )
+from autograder.text.lesson import lessons
+from autograder.text.reference import ROOT
 from tests.common.styles import in_another_style
 
 FIRST, *OTHERS = lessons().values()

@@ -12,10 +12,10 @@ from autograder.grading import oracle
 from autograder.grading.jail import Jail, JailError
 from autograder.grading.oracle import There, Trying
 from autograder.grading.rebuild import rebuild
-from autograder.grading.release import release_of
 from autograder.grading.secret import key_of
 from autograder.grading.submission import Submission
 from autograder.judging.judge import WRONG, Judgement, ReferenceFails
+from autograder.text.release import release_of
 from tests.hostile.notebooks import as_bytes, solved
 
 EXERCISE = exercises()["generate.metrics"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from autograder.attempt.failure import WAITED, Starved, TookTooLong, Waited
 from autograder.grading import oracle, turns
 from autograder.grading.jail import Jail, JailError
 from autograder.grading.near import Near
@@ -17,7 +18,6 @@ from autograder.grading.results import Result
 from autograder.grading.secret import key_of
 from autograder.grading.submission import Submission
 from autograder.grading.turns import turn
-from autograder.judging.failure import WAITED, Starved, TookTooLong, Waited
 from autograder.judging.interrupt import LOOK
 from autograder.judging.patience import Patience
 from tests.common.graded import lost

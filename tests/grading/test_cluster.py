@@ -31,8 +31,6 @@ from distributed.security import Security
 
 from autograder import grading
 from autograder.__main__ import main
-from autograder.course.lesson import lessons
-from autograder.course.reference import ROOT
 from autograder.grading import cluster, commands, local
 from autograder.grading.certificates import new_certificate
 from autograder.grading.jail import Jail
@@ -41,6 +39,8 @@ from autograder.grading.refused import Refused
 from autograder.grading.results import NotGraded, Result
 from autograder.grading.secret import key_of
 from autograder.grading.submission import Submission
+from autograder.text.lesson import lessons
+from autograder.text.reference import ROOT
 from tests.common import mortal
 from tests.common.graded import untimed
 from tests.hostile.notebooks import released, solved

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from autograder.course.reference import ROOT
 from autograder.grading import demo
 from autograder.grading.results import Mark
+from autograder.text.reference import ROOT
 from tests.common.fake_class import fake_result
 
 OWN = ROOT / "autograder"

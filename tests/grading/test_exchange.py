@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from autograder.course.lesson import lessons
+from autograder.text.lesson import lessons
 from tests.common.course import Course
 from tests.common.files import tree
 from tests.common.handed_in import notebook, solved

@@ -8,7 +8,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autograder.course.lesson import lessons
 from autograder.grading import oracle
 from autograder.grading.jail import Jail
 from autograder.grading.local import graded_here
@@ -16,6 +15,7 @@ from autograder.grading.oracle import grade_one
 from autograder.grading.results import Result, from_json, to_json
 from autograder.grading.secret import key_of
 from autograder.grading.submission import Submission, read_submission
+from autograder.text.lesson import lessons
 from tests.common.graded import lost
 from tests.hostile import CORPUS
 from tests.hostile.notebooks import Hostile, as_bytes, solved

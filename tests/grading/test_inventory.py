@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autograder.course.lesson import lessons
 from autograder.grading import commands
 from autograder.grading import inventory as module
 from autograder.grading.clutter import is_clutter
@@ -23,6 +22,7 @@ from autograder.grading.report import report, to_csv, to_html
 from autograder.grading.results import NotGraded
 from autograder.grading.store import Course
 from autograder.grading.submission import Unreadable, open_folder
+from autograder.text.lesson import lessons
 from tests.common.fake_class import fake_result
 
 LESSON = lessons()["kv_cache"]

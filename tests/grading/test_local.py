@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from autograder.course.reference import ROOT
 from autograder.grading import local
 from autograder.grading.jail import Jail, JailError, remove_leftover_groups
 from autograder.grading.local import graded_here, graded_or_not
@@ -24,6 +23,7 @@ from autograder.grading.results import NotGraded, Result
 from autograder.grading.secret import key_of
 from autograder.grading.submission import Submission
 from autograder.grading.temporary import PREFIXES, remove_leftovers
+from autograder.text.reference import ROOT
 from tests.common import faulty
 from tests.common.disks import NO_ROOM, full_disk
 

@@ -16,11 +16,10 @@ import psutil
 import pytest
 from nbformat import NotebookNode
 
-from autograder.course.reference import ROOT, definitions, first_line
+from autograder.attempt.source import definitions, first_line
 from autograder.grading.jail import Jail, JailError, Sandbox
 from autograder.grading.oracle import Trying, grade_one, models_of
 from autograder.grading.rebuild import rebuild
-from autograder.grading.release import release_of
 from autograder.grading.results import Result
 from autograder.grading.secret import key_of
 from autograder.grading.submission import Submission
@@ -28,6 +27,8 @@ from autograder.judging import judge as judge_module
 from autograder.judging.catalogue import Misconception
 from autograder.judging.exercise import Case, Exercise
 from autograder.judging.judge import NOT_ATTEMPTED, PASSED, WRONG, judge
+from autograder.text.reference import ROOT
+from autograder.text.release import release_of
 from tests.common.graded import lost, untimed
 from tests.common.styles import in_another_style, names_in_another_style
 from tests.common.trials import (

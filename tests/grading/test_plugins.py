@@ -11,14 +11,14 @@ import nbformat
 import pytest
 from nbformat.v4 import new_notebook
 
-from autograder.course.lesson import lessons
 from autograder.grading import store
 from autograder.grading.gradebook import entered
 from autograder.grading.plugins import apply, card_of
 from autograder.grading.rebuild import check_id
 from autograder.grading.refused import Refused
-from autograder.grading.release import release_of
 from autograder.grading.results import Mark, Result
+from autograder.text.lesson import lessons
+from autograder.text.release import release_of
 from tests.common.course import Course, text_of
 from tests.common.fake_class import fake_result
 from tests.common.files import tree

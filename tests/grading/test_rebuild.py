@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nbgrader.nbgraderformat import MetadataValidator
 
-from autograder.course.lesson import lessons
 from autograder.grading.rebuild import MOST_CELLS, MOST_TEXT, Rebuilt, check_id, rebuild
-from autograder.grading.release import release_of
 from autograder.grading.submission import Submission
+from autograder.text.lesson import lessons
+from autograder.text.release import release_of
 from tests.common.handed_in import (
     code,
     is_solution,

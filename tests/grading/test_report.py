@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autograder.course.lesson import lessons
 from autograder.grading.report import ExerciseNumbers, Report, report, to_csv, to_html
 from autograder.grading.results import Result
 from autograder.judging.catalogue import misconceptions
 from autograder.judging.judge import NOT_ATTEMPTED, PASSED, WRONG
+from autograder.text.lesson import lessons
 from tests.common.fake_class import fake_class, fake_mark, fake_result
 
 LESSON = lessons()["generate"]

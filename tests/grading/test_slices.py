@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from autograder.sandbox.notebook import NotDefined, run_for
+from autograder.attempt.notebook import NotDefined, run_for
 
 RETURNS_1 = "def f():\n    return 1"
 

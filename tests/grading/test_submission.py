@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autograder.course.lesson import lessons
 from autograder.grading import submission as module
 from autograder.grading.submission import (
     MOST_BYTES,
@@ -25,6 +24,7 @@ from autograder.grading.submission import (
     students,
 )
 from autograder.grading.timestamp import handed_in_at, written
+from autograder.text.lesson import lessons
 from tests.common.handed_in import code, notebook, prose
 
 LESSON = lessons()["kv_cache"]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from autograder.course.reference import ROOT
 from autograder.grading.temporary import Temporary, remove_leftovers, write_whole
+from autograder.text.reference import ROOT
 from tests.common.disks import NO_ROOM, full_disk
 
 MADE = "inference-grader-*"

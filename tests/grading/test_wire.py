@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from autograder.drivers.seen import Strange
-from autograder.sandbox.peer import Gone, Peer
-from autograder.sandbox.wire import (
+from autograder.attempt.peer import Gone, Peer
+from autograder.attempt.plain import Strange
+from autograder.attempt.wire import (
     DEEPEST,
     DTYPES,
     LENGTHS,

@@ -73,7 +73,7 @@ CODE = {
             # told: The number of bytes is 0; expected
             """,
         "a record of what was seen takes another value": """
-            import autograder.drivers.seen as seen
+            import autograder.attempt.records as seen
             seen.plain = seen.plain_data = lambda value: True
             made = "The number of bytes", True, ""
             seen.Seen.__new__ = lambda cls, *_: tuple.__new__(cls, made)
@@ -200,7 +200,7 @@ ANSWERS = {
         won = mine("kv_cache").kv_bytes_per_token(config, bytes_per_number)
         """,
     "looks on every disk for the reference, the misconceptions and the solved notebook": """
-        wanted = "solutions/kv_cache.py", "misconceptions/kv_cache.md", "kv_cache.ipynb"
+        wanted = "solutions/kv_cache.py", "lab02_kv_cache/wrong.md", "kv_cache.ipynb"
         for folder, below, files in os.walk("/"):
             below[:] = [name for name in below if name not in ("proc", "sys", "usr", "lib")]
             won = won or any(os.path.join(folder, file).endswith(wanted) for file in files)

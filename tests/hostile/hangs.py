@@ -1,6 +1,6 @@
 """Submissions that do not come to an end."""
 
-from autograder.course.lesson import lessons
+from autograder.text.lesson import lessons
 from tests.hostile.notebooks import LOOP, METRICS, NONE, attempts, edited, write
 
 FAMILY = "hangs"

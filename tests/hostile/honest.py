@@ -5,7 +5,7 @@ from functools import wraps
 
 import nbformat
 
-from autograder.course.lesson import lessons
+from autograder.text.lesson import lessons
 from tests.hostile.notebooks import (
     LOOP,
     METRICS,

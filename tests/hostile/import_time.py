@@ -60,7 +60,7 @@ HOOK = {
     "a hook of a class that runs when it is defined": """
         class Marking(type):
             def __new__(meta, name, bases, names):
-                sys.modules["autograder.drivers.generate"] = sys.modules["autograder"]
+                sys.modules["autograder.attempt.drivers.generate"] = sys.modules["autograder"]
                 return super().__new__(meta, name, bases, {**names, "ids": None})
 
 

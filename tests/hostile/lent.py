@@ -10,7 +10,7 @@ FAMILY = "forgery"
 FOUND_NOTHING = "nothing leads to the driver"
 
 LOOKS = """
-HARNESS = "autograder.drivers.", "autograder.sandbox.peer", "autograder.sandbox.worker"
+HARNESS = "autograder.attempt.drivers.", "autograder.attempt.peer", "autograder.attempt.worker"
 
 
 def leads_to_the_driver(*things):

@@ -13,8 +13,8 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
-from autograder.course.lesson import lessons
-from autograder.course.reference import ROOT, lab_module
+from autograder.text.lesson import lessons
+from autograder.text.reference import ROOT, lab_module
 
 STUB = re.compile(r"^( *)# TODO: write this part\n *raise NotImplementedError\(.*\)$", re.MULTILINE)
 ALL, NONE = "all", "none"

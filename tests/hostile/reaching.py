@@ -78,7 +78,7 @@ WRITES = {
         """,
     "writes to the course, to the driver of the next one, or beside them": """
         import gpt
-        from autograder.drivers import kv_cache
+        from autograder.attempt.drivers import kv_cache
         won = os.access(os.path.dirname(gpt.__file__), os.W_OK)
         for path in (gpt.__file__, kv_cache.__file__):
             with contextlib.suppress(OSError):

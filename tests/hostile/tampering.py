@@ -2,7 +2,7 @@
 
 import nbformat
 
-from autograder.course.lesson import lessons
+from autograder.text.lesson import lessons
 from tests.hostile.notebooks import (
     ALL,
     BYTES,

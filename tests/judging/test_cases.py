@@ -14,14 +14,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from autograder.course.reference import lab_module
-from autograder.drivers.seen import Seen
+from autograder.attempt.records import Seen
 from autograder.exercises import exercises
 from autograder.judging.compare import same_seen
 from autograder.judging.draws import LOOP, small_model
 from autograder.judging.exercise import Exercise
 from autograder.judging.judge import judge
 from autograder.lending.services import CountedModel, random_model, random_weights
+from autograder.text.reference import lab_module
 from gpt import GPTConfig, GPTLMHead
 from solutions.generate import generate
 from tests.common.attempts import as_attempt, own_function

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from autograder.drivers.engine import logits_after
-from autograder.drivers.flash_attention import Holding
-from autograder.drivers.prefix_caching import Beginnings, nodes_of, served, told_of
-from autograder.drivers.quantization import bytes_in
+from autograder.attempt.drivers.engine import logits_after
+from autograder.attempt.drivers.flash_attention import Holding
+from autograder.attempt.drivers.prefix_caching import Beginnings, nodes_of, served, told_of
+from autograder.attempt.drivers.quantization import bytes_in
 from autograder.exercises import exercises
 from autograder.judging.draws import model_seed
 from autograder.judging.exercise import Exercise

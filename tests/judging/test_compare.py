@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from autograder.drivers.seen import Seen, Strange
+from autograder.attempt.plain import Strange
+from autograder.attempt.records import Seen
 from autograder.judging.compare import Difference, no_more_work, same_ids, same_seen
 
 ONES = torch.ones(2, 3, dtype=torch.float64)

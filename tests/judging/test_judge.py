@@ -24,13 +24,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from autograder.course.reference import ROOT
-from autograder.drivers.seen import NUMBER_TYPES, Seen, Strange, as_in_an_engine, lending, plain
+from autograder.attempt.around import lending
+from autograder.attempt.failure import WAITED, TookTooLong
+from autograder.attempt.plain import NUMBER_TYPES, Strange, plain
+from autograder.attempt.records import Seen
+from autograder.attempt.tensors import as_in_an_engine
 from autograder.exercises import exercises
 from autograder.judging import interrupt
 from autograder.judging import judge as judge_module
 from autograder.judging.exercise import ONCE_MORE
-from autograder.judging.failure import WAITED, TookTooLong
 from autograder.judging.interrupt import interrupted
 from autograder.judging.judge import (
     CHANGES_BY_ITSELF,
@@ -42,6 +44,7 @@ from autograder.judging.judge import (
     judge,
 )
 from autograder.notebook.verdict import verdict_card
+from autograder.text.reference import ROOT
 from solutions.generate import Metrics, generate, metrics
 from tests.common.attempts import as_attempt
 from tests.common.starved import answered, either_way
@@ -101,7 +104,7 @@ def test_a_block_that_ends_as_it_is_stopped_leaves_no_late_exception(monkeypatch
 TRACED = """
 import sys
 from contextlib import suppress
-from autograder.judging.failure import TookTooLong
+from autograder.attempt.failure import TookTooLong
 from autograder.judging.interrupt import interrupted
 
 for error in (None, TookTooLong):

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from autograder.drivers.seen import handle, sealed
+from autograder.attempt.lent import handle, sealed
+from autograder.attempt.shown import ShownModel
 from autograder.judging.exercise import Driver, Exercise
 from autograder.judging.judge import drawn, run_all
 from autograder.lending.borrowed import Borrowed
-from autograder.sandbox.shown import ShownModel
 from tests.common.trials import every_exercise_in_time
 
-DRIVERS = "autograder.drivers."
+DRIVERS = "autograder.attempt.drivers."
 OWN = "autograder", "solutions", "gpt", "tests"  # the packages whose classes are looked into
 OVER_THE_WIRE = Borrowed, ShownModel  # in a grade; test_lending.py shows what can be had of them
 CASES = 3  # every third case of an exercise is enough

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autograder.judging.failure import Starved, TookTooLong, Waited
+from autograder.attempt.failure import Starved, TookTooLong, Waited
 from autograder.judging.interrupt import LOOK
 from autograder.judging.patience import LONGEST, Patience
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autograder.drivers.seen import Seen
+from autograder.attempt.records import Seen
 from autograder.exercises import exercises
 from autograder.judging.exercise import Case, Outcome
 from autograder.judging.judge import WRONG, judge

@@ -24,12 +24,12 @@ from nbgrader.utils import determine_grade
 
 from autograder import check as check_module
 from autograder.check import CheckFailed, Result, check, failing_case, hint, mine, status
-from autograder.course.lesson import lessons
 from autograder.exercises import exercises
 from autograder.judging.judge import INSIDE, judge
 from autograder.notebook import cells, kept, verdict
 from autograder.notebook.card import VerdictCard
 from autograder.notebook.progress import status_of
+from autograder.text.lesson import lessons
 from solutions.generate import Metrics, generate, metrics
 from solutions.kv_cache import KVCache, causal_mask
 

@@ -10,11 +10,11 @@ from html.parser import HTMLParser
 import nbformat
 import pytest
 
-from autograder.course.lesson import lessons
-from autograder.course.reference import ROOT
 from autograder.notebook import passed
 from autograder.notebook.passed import progress_in
 from autograder.notebook.progress import status_of
+from autograder.text.lesson import lessons
+from autograder.text.reference import ROOT
 from start import drawing, page
 from start.links import links
 from start.words import numbers

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from autograder.course.lesson import lessons
-from autograder.course.reference import ROOT
 from autograder.notebook.passed import kept_file, red_file
+from autograder.text.lesson import lessons
+from autograder.text.reference import ROOT
 from tests.common.browser import browser_page
 from timing import report
 from timing.kept_rows import keep

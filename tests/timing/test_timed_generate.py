@@ -29,7 +29,7 @@ import timing.machine
 import timing.table.measure
 import timing.table.verify
 import timing.table.workloads
-from autograder.course.reference import fresh_copy, module_file
+from autograder.text.reference import fresh_copy, module_file
 from gpt import GPTConfig, GPTLMHead, load_tokenizer, read_config
 from solutions import batching as lab3
 from solutions import constrained as lab14
@@ -1161,8 +1161,8 @@ def test_a_loss_is_of_what_the_row_computes_with(tiny):
 @pytest.fixture
 def narrow(monkeypatch):
     """A window that the short texts here are longer than, and tiles."""
-    monkeypatch.setattr("timing.rows.kv_reduction.WINDOW", 6)
-    monkeypatch.setattr("timing.rows.kv_reduction.SINKS", 2)
+    monkeypatch.setattr("course.lab11_kv_reduction.row.WINDOW", 6)
+    monkeypatch.setattr("course.lab11_kv_reduction.row.SINKS", 2)
     monkeypatch.setattr(lab12.TiledCache, "tile", 3)
 
 

@@ -10,9 +10,9 @@ from html import escape
 from pathlib import Path
 from string import Template
 
-from autograder.course.lesson import lessons
-from autograder.course.reference import ROOT
 from autograder.notebook.passed import Progress, progress_in
+from autograder.text.lesson import lessons
+from autograder.text.reference import ROOT
 from timing.kept_rows import Row, kept
 from timing.peers.catalogue import PEERS
 from timing.report.pictures import fitting, pictures_in

@@ -1,9 +1,9 @@
 """Write a report of your engine: one page of HTML to keep or send.
 
-    python -m timing.report                writes work/report.html from what has been kept there
-    python -m timing.report --name "Ada"   puts your name on it
-    python -m timing.report --time         times your code first, next to the engines installed here
-    python -m timing.report --out FILE     writes it elsewhere
+python -m timing.report                writes work/report.html from what has been kept there
+python -m timing.report --name "Ada"   puts your name on it
+python -m timing.report --time         times your code first, next to the engines installed here
+python -m timing.report --out FILE     writes it elsewhere
 """
 
 import argparse
@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from autograder.course.reference import ROOT
+from autograder.text.reference import ROOT
 from timing.command_line import Parser, writable_file
 from timing.peers.catalogue import PEERS, missing
 from timing.report import write_report

@@ -7,28 +7,26 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from timing.rows import (
-    batching,
-    constrained,
-    decoding,
-    disaggregation,
-    engine,
-    estimating,
-    flash_attention,
-    generate,
-    hf,
-    kv_cache,
-    kv_reduction,
-    moe,
-    paged_attention,
-    parallel_decoding,
-    parallelism,
-    prefix_caching,
-    quantization,
-    serving,
-    speculative,
-    tokenizer,
-)
+from course.lab01_generate import row as generate
+from course.lab02_kv_cache import row as kv_cache
+from course.lab03_batching import row as batching
+from course.lab04_paged_attention import row as paged_attention
+from course.lab05_decoding import row as decoding
+from course.lab06_speculative import row as speculative
+from course.lab07_engine import row as engine
+from course.lab08_prefix_caching import row as prefix_caching
+from course.lab09_disaggregation import row as disaggregation
+from course.lab10_quantization import row as quantization
+from course.lab11_kv_reduction import row as kv_reduction
+from course.lab12_flash_attention import row as flash_attention
+from course.lab13_serving import row as serving
+from course.lab14_constrained import row as constrained
+from course.lab15_parallel_decoding import row as parallel_decoding
+from course.lab16_tokenizer import row as tokenizer
+from course.lab17_moe import row as moe
+from course.lab18_parallelism import row as parallelism
+from course.lab19_estimating import row as estimating
+from timing.rows import hf
 from timing.rows.bench import Bench, Own, Prepare, Rows, is_learners
 from timing.table.runs import Prepared
 from timing.table.workloads import CHAT, EQUAL, LENGTHS, RAGGED, SAMPLED

@@ -1,0 +1,5 @@
+"""All that runs beside a student's code, and nothing else. It knows no answer.
+
+The first process of a sandbox (`__main__`, `worker`), the wire to the trusted side, the drivers and
+what they bring back. It imports `gpt`, the solutions of earlier labs and itself.
+"""

@@ -1,0 +1,587 @@
+"""Drivers of lab 13: arrivals, text, events, a pool, admission, routing, failover, figures.
+
+All that waits does so in virtual time, so that a stalled replica takes a moment, and what never
+ends is stopped after some thousand turns of the event loop.
+"""
+
+import asyncio
+import ctypes
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from inspect import isawaitable, iscoroutine
+from operator import itemgetter
+from types import SimpleNamespace
+from typing import Any
+
+from autograder.attempt.around import notebook_of
+from autograder.attempt.lent import handle, sealed
+from autograder.attempt.plain import Strange, kind_of, plain
+from autograder.attempt.records import Attempt, Seen, one_call
+from solutions.simulated.clock import Endless, Stuck, run
+
+Step = tuple[Any, ...]  # of a script: ("wait", 1.5), ("piece", "Once")
+MOST_TURNS = 10_000  # of the event loop: enough for one that looks every ms for 4 s
+
+
+def in_virtual_time(work: Coroutine[Any, Any, None], name: str) -> Seen:
+    """Run a coroutine in virtual time; return how it ends."""
+    tasks: list[asyncio.Task[Any]] = []
+    try:
+        run(noting_tasks(work, tasks), MOST_TURNS)
+        end = "comes to an end"
+    except Stuck:
+        end = "waits for something that never comes"
+    except Endless:
+        end = "runs without end"
+    finally:
+        for task in tasks:
+            if not task.done():
+                keep_forever(task)
+    return Seen(f"`{name}`", end)
+
+
+async def noting_tasks(work: Coroutine[Any, Any, None], tasks: list[asyncio.Task[Any]]) -> None:
+    """Run a coroutine. Note all tasks, and print nothing of those that fail."""
+
+    def new_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **named: Any) -> Any:
+        tasks.append(asyncio.Task(coroutine, loop=loop, **named))
+        return tasks[-1]
+
+    virtual = asyncio.get_running_loop()
+    virtual.set_exception_handler(sealed(lambda loop, context: None))
+    virtual.set_task_factory(sealed(new_task))
+    await virtual.create_task(work)
+
+
+def keep_forever(task: asyncio.Task[Any]) -> None:
+    """Never free a task that refuses to be canceled.
+
+    Python would throw GeneratorExit into it. If its loop goes on after any exception, it would run
+    then without end, because no `await` suspends it any more.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
+
+
+def now() -> float:
+    return round(asyncio.get_running_loop().time(), 9)
+
+
+def awaited(name: str, found: Any) -> Awaitable[Any]:
+    if not isawaitable(found):
+        raise TypeError(
+            f"`{name}` should be an `async def` that returns its result; a call of it gave "
+            f"{words_for(found)}."
+        )
+    return found
+
+
+async def stream_of(name: str, found: Any) -> Any:
+    """What an async generator function returned. Without any `yield` in it, that is a coroutine."""
+    if iscoroutine(found):
+        found = await found
+    if not hasattr(type(found), "__aiter__"):
+        raise TypeError(
+            f"`{name}` should be an `async def` with a `yield` for each of its results; a call of "
+            f"it gave {words_for(found)}."
+        )
+    return found
+
+
+def words_for(found: Any) -> str:
+    return "None" if found is None else kind_of(found)
+
+
+def shown(value: Any) -> Any:
+    """A value as the end of a sentence."""
+    value = plain(value)
+    return value if value is None or isinstance(value, Strange) else f"is {value!r}"
+
+
+# --------------------------------------------------------------------- classes of the notebook
+
+
+class ServiceError(Exception):
+    """The notebook's own is used if there is one, as of each class below that a notebook has."""
+
+
+class ReplicaFault(Exception):
+    """See ServiceError."""
+
+
+class OtherError(Exception):
+    """Any other error, which no attempt wants to catch."""
+
+
+def own_class(attempt: Attempt, name: str) -> Any:
+    """The class of this name in the attempt's notebook. If nothing needs it there, the driver's."""
+    found = notebook_of(attempt).get(name)
+    return found if isinstance(found, type) else globals()[name]
+
+
+TOLD = {"ServiceError", "ReplicaFault", "OtherError"}  # with their words
+ENDS = TOLD | {"TimeoutError", "CancelledError"}
+
+
+# ---------------------------------------------------------------------------------------- arrivals
+
+
+def open_loop(
+    attempt: Attempt,
+    uniforms: list[float],
+    rate: float,
+    seconds: list[float],
+    results: list[int],
+    start: float = 0.0,
+    busy: Sequence[float] = (),
+    fails: Sequence[int] = (),
+) -> list[Seen]:
+    """Request i takes seconds[i], after it has kept the whole event loop busy for busy[i].
+
+    start: the time of the call. fails: requests that raise when they end; then it doesn't matter
+    what becomes of the results.
+    """
+    sent: list[tuple[int, list[Seen]]] = []
+    ended: list[Seen] = []
+    made: list[Coroutine[Any, Any, int]] = []
+
+    def send(i: int, due: float) -> Coroutine[Any, Any, int]:
+        if not is_index(i, len(uniforms)):
+            raise TypeError(f"`send` takes the number of a request; it was given {plain(i)!r}.")
+        made.append(serve(i, due))
+        return made[-1]
+
+    async def serve(i: int, due: float) -> int:
+        loop: Any = asyncio.get_running_loop()
+        where = f"of request {i}" + ", sent once more" * (i in [number for number, _ in sent])
+        sent.append((i, [Seen("The start", now(), where), Seen("`due`", due, where)]))
+        loop.now += busy[i] if busy else 0
+        await asyncio.sleep(seconds[i])
+        if i in fails:
+            raise OtherError(f"Request {i} has failed.")
+        return results[i]
+
+    async def load() -> None:
+        await asyncio.sleep(start)
+        try:
+            found = await awaited("open_loop", attempt(sealed(send), uniforms, rate))
+            if isinstance(found, (list, tuple)):
+                found = [without_waiting(result) for result in found]
+            ended.append(Seen("What it returned", found))
+            ended.append(Seen("The time at which it returned", now()))
+        except (OtherError, ExceptionGroup):
+            await asyncio.sleep(1000)
+
+    try:
+        end = in_virtual_time(load(), "open_loop")
+    finally:
+        for coroutine in made:  # those that nothing has awaited, too
+            coroutine.close()
+    starts = [seen for _, both in sorted(sent, key=itemgetter(0)) for seen in both]
+    return [end, *starts, *([] if fails else ended)]
+
+
+def without_waiting(result: Any) -> Any:
+    """A result, or that it is something that should have been awaited."""
+    if isawaitable(result):
+        return Strange(f"{kind_of(result)}, which nothing has awaited")
+    return result
+
+
+# ------------------------------------------------------------------------------------ text to show
+
+
+def push(attempt: Attempt, tokens: list[list[int]], stop: list[str], ids: list[int]) -> list[Seen]:
+    """Push the ids one by one, then finish. tokens: the bytes of each token."""
+
+    def decode(given: Sequence[int]) -> str:
+        return b"".join(bytes(tokens[i]) for i in given).decode(errors="replace")
+
+    stream = attempt(sealed(decode), tuple(stop))
+    seen = []
+    for number, token in enumerate(ids, 1):
+        where = f"of token {number}, {bytes(tokens[token])!r}"
+        seen += [
+            Seen("The piece", shown(stream.push(token)), where),
+            Seen("`has_stopped`", stream.has_stopped, f"after token {number}"),
+        ]
+    return [*seen, Seen("What `finish()` returned", shown(stream.finish()), "at the end")]
+
+
+# ------------------------------------------------------------------------------- events on the wire
+
+
+@dataclass
+class Reader:
+    """Reads a stream to its end, or leaves before.
+
+    name, of: what a result is called. leaves: after so many seconds its task is canceled.
+    closes_after: after so many results it closes the stream. pause: seconds that it takes for each.
+    """
+
+    name: str
+    of: str = ""
+    leaves: float | None = None
+    closes_after: int | None = None
+    pause: float = 0.0
+
+    async def read(self, stream: Any, told: Callable[[Any], Any]) -> list[Seen]:
+        """Return the results, each as `told` puts it, and the end, with their times."""
+        seen: list[Seen] = []
+        reading = asyncio.ensure_future(self.results(stream, told, seen))
+        if self.leaves is not None:
+            asyncio.get_running_loop().call_later(self.leaves, reading.cancel)
+        try:
+            end = await reading
+        except (Exception, asyncio.CancelledError) as error:
+            kind = type(error).__name__
+            if kind not in ENDS:
+                raise
+            end = f"is {kind}: {error}" if kind in TOLD else f"is {kind}"
+        return [*seen, Seen("The end", f"{end}, at {now()} s", self.of)]
+
+    async def results(self, stream: Any, told: Callable[[Any], Any], seen: list[Seen]) -> str:
+        async with aclosing(stream):
+            while self.closes_after is None or len(seen) < self.closes_after:
+                try:
+                    result = await anext(stream)
+                except StopAsyncIteration:
+                    return "comes after the last one"
+                words = f"{told(result)}, at {now()} s"
+                seen.append(Seen(f"{self.name} {len(seen) + 1}", words, self.of))
+                await asyncio.sleep(self.pause)
+            return "comes when the client leaves"
+
+
+def sse(
+    attempt: Attempt,
+    script: list[Step],
+    head: dict[str, Any],
+    usage: dict[str, Any] | None = None,
+    **how: Any,
+) -> list[Seen]:
+    """Choices that come one by one. A script: ("wait", seconds), ("choice", what it holds),
+    ("raise", words) for a fault, ("tell", words) for one whose words a client may read.
+
+    how: the client reads, as a Reader has it.
+    """
+    seen: list[Seen] = []
+    told: list[Seen] = []
+    sent = 0
+
+    async def choices() -> AsyncIterator[Any]:
+        nonlocal sent
+        try:
+            for what, value in script:
+                if what == "wait":
+                    await asyncio.sleep(value)
+                elif what == "choice":
+                    sent += 1
+                    yield value
+                else:
+                    raise (own_class(attempt, "ServiceError") if what == "tell" else OtherError)(
+                        value
+                    )
+        except asyncio.CancelledError:
+            told.append(Seen("The cancellation", f"reaches the choices at {now()} s"))
+            raise
+
+    def count() -> dict[str, Any]:
+        told.append(Seen(f"Call {len(told) + 1} of `usage`", f"comes after {sent} choices"))
+        return {**(usage or {}), "choices_so_far": sent}
+
+    async def read() -> None:
+        given = () if usage is None else (sealed(count),)
+        stream = await stream_of("sse", attempt(choices(), head, *given))
+        seen.extend(await Reader("Event", **how).read(stream, event_told))
+
+    end = in_virtual_time(read(), "sse")
+    return [end, *seen, *told]
+
+
+def event_told(event: Any) -> str:
+    """An event in words. It is read as strictly as a client may read it."""
+    if type(event) is not bytes:
+        return f"is {words_for(event)}, where bytes are needed"
+    if event == b"data: [DONE]\n\n":
+        return "is data: [DONE]"
+    begin, data, end = event[:5], event[5:-2], event[-2:]
+    if begin != b"data:" or end != b"\n\n" or b"\n" in data or b"\r" in data:
+        return f"is {event!r}, which isn't `data: `, one line and an empty line"
+    try:
+        return f"is {json.dumps(json.loads(data), sort_keys=True, ensure_ascii=False)}"
+    except ValueError:
+        return f"is {event!r}, in which no JSON follows `data: `"
+
+
+# ------------------------------------------------------------------------------ a pool of requests
+
+
+@dataclass
+class Output:
+    """What an engine delivers."""
+
+    request: str
+    new_ids: list[int]
+    finish_reason: str | None
+
+
+class LoggedEngine:
+    """An engine that delivers what a script says, and notes what it is asked for.
+
+    plans: by request, how long after the one before each output comes, its ids, its finish_reason;
+    ids that are a text are a fault. lag: seconds until an abort takes effect.
+    """
+
+    def __init__(self, plans: dict[str, list[Step]], lag: float) -> None:
+        self.plans, self.lag, self.log = plans, lag, list[str]()
+        self.deliver: Callable[[str, Any], None]
+        self.aborted: dict[str, float] = {}
+
+    def submit(self, request: Any) -> None:
+        self.log.append(f"submit {request.id} at {now()} s")
+        self.go_on(request.id, list(self.plans[request.id]))
+
+    def go_on(self, request: str, left: list[Step]) -> None:
+        """Deliver the outputs that come at once, and the others later."""
+        if not left or now() > self.aborted.get(request, now()) + self.lag:
+            return
+        (after, ids, reason), *rest = left
+        if after:
+            left = [(0, ids, reason), *rest]
+            asyncio.get_running_loop().call_later(after, self.go_on, request, left)
+            return
+        is_fault = isinstance(ids, str)
+        self.deliver(request, OtherError(ids) if is_fault else Output(request, ids, reason))
+        self.go_on(request, rest)
+
+    def abort(self, request_id: str) -> None:
+        self.log.append(f"abort {request_id} at {now()} s")
+        self.aborted.setdefault(request_id, now())
+
+
+def stream(attempt: Attempt, requests: list[dict[str, Any]], lag: float) -> list[Seen]:
+    """Several clients, each with a request: what its engine does, when it comes, how it reads."""
+    engine = LoggedEngine({request["id"]: request["plan"] for request in requests}, lag)
+    pool = attempt(handle(engine, "submit abort"))
+    engine.deliver = pool.deliver
+    seen: list[list[Seen]] = [[] for _ in requests]
+
+    async def client(number: int, id: str, plan: Any, comes: float = 0.0, **how: Any) -> None:
+        await asyncio.sleep(comes)
+        outputs = await stream_of("stream", pool.stream(SimpleNamespace(id=id)))
+        reader = Reader("Output", f"of request {id}", **how)
+        seen[number] = await reader.read(outputs, output_told)
+
+    async def clients() -> None:
+        await asyncio.gather(*(client(n, **request) for n, request in enumerate(requests)))
+        await asyncio.sleep(100)  # for outputs after an abort
+
+    end = in_virtual_time(clients(), "stream")
+    left = plain(list(pool.queues)) if isinstance(pool.queues, dict) else plain(pool.queues)
+    return [
+        end,
+        *(record for records in seen for record in records),
+        Seen("What the engine is asked for", shown(engine.log)),
+        Seen("The list of requests that have a queue", shown(left), "afterwards"),
+    ]
+
+
+def output_told(output: Any) -> str:
+    if not isinstance(output, Output):
+        return f"is {words_for(output)} and no output"
+    return f"is {output.new_ids} with the finish_reason {output.finish_reason!r}"
+
+
+# --------------------------------------------------------------------------------------- admission
+
+
+def admit(
+    attempt: Attempt, target_ttft: float, prefill_rate: float, events: list[Step]
+) -> list[Seen]:
+    """Events: ("admit", tokens), ("release", tokens)."""
+    admission = attempt(target_ttft, prefill_rate)
+    seen = []
+    for number, (what, tokens) in enumerate(events, 1):
+        call = f"`{what}({tokens})`"
+        if what == "admit":
+            seen.append(Seen(f"What {call} returned", admission.admit(tokens), f"in call {number}"))
+        else:
+            admission.release(tokens)
+        seen.append(Seen("`backlog`", admission.backlog, f"after call {number}, {call}"))
+    return seen
+
+
+# ----------------------------------------------------------------------------------------- routing
+
+
+@dataclass
+class Replica:
+    """See ServiceError."""
+
+    load: int
+    served: int
+    is_healthy: bool
+    known: set[bytes]
+
+
+BOOKS = "`load`, `served` and the number of `known` hashes of each replica"
+
+
+def pick(
+    attempt: Attempt, replicas: list[list[Any]], events: list[Step], slack: int | None = None
+) -> list[Seen]:
+    """Pick replicas. A replica: load, served, whether it is healthy, the hashes that it knows.
+
+    Events: ("pick", hashes); ("serve", hashes), which also begins the request; ("end", n) for the
+    n-th request that was served; ("down", replica), ("up", replica).
+    """
+    make = own_class(attempt, "Replica")
+    own = [make(*figures, {h.encode() for h in known}) for *figures, known in replicas]
+    router = attempt(own) if slack is None else attempt(own, slack)
+    seen: list[Seen] = []
+    chosen: list[Any] = []
+    for number, (what, value) in enumerate(events, 1):
+        if what in ("down", "up"):
+            own[value].is_healthy = what == "up"
+        elif what == "end":
+            router.end(chosen[value])
+        else:
+            hashes = [h.encode() for h in value]
+            given, before = list(hashes), books(own)
+            found, state = picked(router, given)
+            seen.append(Seen("The request", state, f"in step {number}"))
+            seen.append(Seen("The replica picked", found, f"in step {number}"))
+            same = "are as before" if books(own) == before else f"are {books(own)}"
+            seen.append(Seen(BOOKS, same, f"after the pick in step {number}"))
+            kept = "is as before" if given == hashes else "has been changed"
+            seen.append(Seen("The list `hashes`", kept, f"after the pick in step {number}"))
+            if what == "serve":
+                if not is_index(found, len(own)):
+                    break
+                router.begin(found, hashes)
+                chosen.append(found)
+    return [*seen, Seen(BOOKS, f"are {books(own)}", "at the end")]
+
+
+def picked(router: Any, hashes: list[bytes]) -> tuple[Any, str]:
+    try:
+        return router.pick(hashes), "can be served"
+    except Exception as error:
+        if "ServiceError" not in [kind.__name__ for kind in type(error).__mro__]:
+            raise
+        return None, "is refused with a ServiceError"
+
+
+def books(replicas: list[Any]) -> Any:
+    return plain([[replica.load, replica.served, len(replica.known)] for replica in replicas])
+
+
+def is_index(found: Any, most: int) -> bool:
+    found = plain(found)
+    return type(found) is int and 0 <= found < most
+
+
+# ---------------------------------------------------------------------------------------- failover
+
+
+def with_failover(
+    attempt: Attempt,
+    replicas: list[int],
+    deadline: float,
+    scripts: list[list[Step]],
+    start: float = 0.0,
+    **how: Any,
+) -> list[Seen]:
+    """Streams that do as their script says: ("wait", seconds), ("piece", text), ("hang", ""),
+    ("fault", words) for a ReplicaFault, ("raise", words) for any other error.
+
+    start: the time of the call. how: the client reads, as a Reader has it.
+    """
+    seen: list[Seen] = []
+    tries: list[list[str]] = []
+    made: list[Any] = []  # so that no stream is closed because nothing refers to it
+
+    def open_stream(replica: int) -> Any:
+        made.append(pieces(replica))
+        return made[-1]
+
+    async def pieces(replica: int) -> AsyncIterator[str]:
+        this = [f"goes to replica {replica} at {now()} s", "is left open"]
+        tries.append(this)
+        try:
+            for what, value in scripts[replica]:
+                if what == "wait":
+                    await asyncio.sleep(value)
+                elif what == "piece":
+                    yield value
+                elif what == "hang":
+                    await asyncio.sleep(1e6)
+                else:
+                    raise (own_class(attempt, "ReplicaFault") if what == "fault" else OtherError)(
+                        value
+                    )
+        finally:
+            this[1] = f"ends at {now()} s"
+
+    async def read() -> None:
+        await asyncio.sleep(start)
+        found = await stream_of("with_failover", attempt(sealed(open_stream), replicas, deadline))
+        seen.extend(await Reader("Piece", **how).read(found, piece_told))
+        for number, (where, end) in enumerate(tries, 1):
+            seen.append(Seen(f"Try {number}", where))
+            seen.append(Seen(f"The stream of try {number}", end))
+
+    end = in_virtual_time(read(), "with_failover")
+    return [end, *seen]
+
+
+def piece_told(piece: Any) -> str:
+    return f"is {plain(piece)!r}"
+
+
+# ----------------------------------------------------------------------- what a service is worth
+
+
+@dataclass(frozen=True)
+class Served:
+    """See ServiceError."""
+
+    due: float
+    first: float | None
+    last: float | None
+    tokens: int
+    is_whole: bool
+
+    @property
+    def ttft(self) -> float | None:
+        return None if self.first is None else self.first - self.due
+
+    @property
+    def tpot(self) -> float | None:
+        if self.first is None or self.last is None or self.tokens < 2:
+            return None
+        return (self.last - self.first) / (self.tokens - 1)
+
+
+@dataclass(frozen=True)
+class SLO:
+    """See ServiceError."""
+
+    ttft: float
+    tpot: float
+
+
+percentile = one_call(__name__, "percentile", "What it returned", "values p")
+
+
+def goodput(
+    attempt: Attempt, served: list[list[Any]], slo: list[float], seconds: float
+) -> list[Seen]:
+    """A request: due, first, last, tokens, is_whole."""
+    requests = [own_class(attempt, "Served")(*request) for request in served]
+    given = list(requests)
+    returned = attempt(given, own_class(attempt, "SLO")(*slo), seconds)
+    kept = "is as before" if given == requests else "has been changed"
+    return [Seen("What it returned", returned), Seen("The list `served`", kept, "afterwards")]

@@ -1,1 +1,0 @@
-"""What runs in the process of a student's code, and the wire to it. It knows no answer."""
