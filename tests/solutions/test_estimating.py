@@ -148,15 +148,6 @@ def test_a_prefill_in_chunks_takes_the_flops_of_one(shape, first, second, contex
     assert whole == sum(chunks)
 
 
-def test_flops_of_the_shipped_model():
-    shape = MODELS["fable"]
-    weights = 12 * 12 * 256**2 + 256 * 4096  # 12 * layers * width**2, and the head
-    assert forward_flops(shape, 1, 0) == 2 * weights + 4 * 12 * 256
-    assert forward_flops(shape, 256, 0) == 5_772_935_168
-    with pytest.raises(ValueError, match="at least one new token"):
-        forward_flops(shape, 0, 10)
-
-
 # ---------------------------------------------------------------------------------- bytes and time
 
 
@@ -273,13 +264,6 @@ def test_goodput_collapses_beyond_the_rate_of_littles_law():
         assert goodput(served, slo, last) / most == pytest.approx(good, abs=0.05)
 
 
-def test_an_answer_of_one_token_holds_its_slot_for_the_ttft():
-    assert max_rate(8, 0.5, 10.0, 1) == 16
-    assert max_rate(8, 0.5, 0.1, 6) == 8
-    with pytest.raises(ValueError, match="number of slots"):
-        max_rate(0, 0.5, 0.1, 6)
-
-
 # ------------------------------------------------------------------------------------- scaling laws
 
 BUDGETS = [10 ** (18 + i / 2) for i in range(6)]
@@ -332,14 +316,6 @@ def test_no_neighbor_of_the_optimum_is_better(law, flops):
     assert isoflop(law, flops, sizes).argmin() == 1
 
 
-def test_too_few_runs_are_refused():
-    for runs in ((4, 4, 4), (6, 5, 6)):
-        with pytest.raises(ValueError, match="five runs or more"):
-            fit_law(*map(torch.ones, runs))
-    with pytest.raises(ValueError, match="above 0"):
-        fit_law(torch.zeros(6), torch.ones(6), torch.ones(6))
-
-
 # ----------------------------------------------------------------------------------- bad shapes
 
 
@@ -374,5 +350,18 @@ def test_several_cards_are_one_machine_with_the_sum_of_each_limit():
     eight = together(H100, 8)
     assert (eight.memory, eight.flops / H100.flops) == (640 * 10**9, 8)
     assert worth(eight, 5600) == {"joule": 1, "dollar": 3600 * 5600 / 24}
-    with pytest.raises(ValueError, match="above 0"):
-        replace(H100, memory=0)
+
+
+@pytest.mark.parametrize(
+    ("refused", "given", "sentence"),
+    [
+        (forward_flops, (LLAMA, 0, 10), "at least one new token"),
+        (max_rate, (0, 0.5, 0.1, 6), "number of slots"),
+        (Machine, (1.0, 1.0, 0), "above 0"),
+        *((fit_law, [*map(torch.ones, n)], "five runs or more") for n in ((4, 4, 4), (6, 5, 6))),
+        (fit_law, [torch.zeros(6), *torch.ones(2, 6)], "above 0"),
+    ],
+)
+def test_refusals(refused: Any, given: Any, sentence: str):
+    with pytest.raises(ValueError, match=sentence):
+        refused(*given)

@@ -39,7 +39,7 @@ from solutions.flash_attention import (
 )
 from solutions.kernels.slow_memory import Memory, OutOfFastMemory, fast_numbers_for
 from solutions.paged_attention import BlockManager, PagedCache
-from tests.common.engines import blocks_for, shuffled
+from tests.common.engines import blocks_for, normal, shuffled
 from tests.common.serving import Load, loads, serve
 
 seeds, leads = st.integers(0, 99), st.sampled_from([(), (1,), (3,), (2, 3)])
@@ -51,10 +51,6 @@ def on_a_grid(seed: int, size: float, *shape: int) -> Tensor:
     """Numbers of which products and sums are exact."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(-4, 5, shape, generator=generator).double() / 4 * size
-
-
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def two_passes(scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -153,10 +149,6 @@ def test_tiles_give_what_two_passes_give(case, block_q, block_k):
 def memory_of(q_len: int, k_len: int, head_dim: int, **room: float) -> Memory:
     keys, values = normal(1, k_len, head_dim), normal(2, k_len, head_dim)
     return Memory(normal(0, q_len, head_dim), keys, values, **room)
-
-
-def test_the_traffic_of_1024_tokens() -> None:
-    assert count_traffic(1024, 1024, 32, 128, 128) == (4_325_376, 361_472)
 
 
 @given(lengths, lengths, st.integers(1, 5), blocks, blocks)
