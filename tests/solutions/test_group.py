@@ -20,7 +20,7 @@ def tensor_of(group: Group, length: int = 3) -> torch.Tensor:
 
 
 @given(SIZES, st.integers(0, 4))
-def test_every_rank_gets_the_same_sum_maximum_and_list(size, length):
+def test_every_rank_gets_the_same_results(size, length):
     def work(group):
         x = tensor_of(group, length)
         return group.all_reduce(x), group.all_reduce(x, "max"), group.all_gather(x)
@@ -49,7 +49,7 @@ def test_parts_of_any_shape_go_to_their_ranks(data, size):
 
 
 @given(SIZES)
-def test_a_reduce_scatter_and_an_all_gather_make_an_all_reduce(size):
+def test_reduce_scatter_and_gather_are_all_reduce(size):
     def work(group):
         x = tensor_of(group, 2 * size)
         parts = group.all_gather(group.reduce_scatter(x.split(2)))
@@ -58,7 +58,7 @@ def test_a_reduce_scatter_and_an_all_gather_make_an_all_reduce(size):
     assert all(ours.equal(theirs) for ours, theirs in in_turns(size, work))
 
 
-def test_a_send_waits_for_its_recv_and_the_order_is_always_the_same():
+def test_a_send_waits_for_its_recv():
     def work(group, log):
         if group.rank == 0:
             group.send(torch.tensor([1.0]), 1)
@@ -72,7 +72,7 @@ def test_a_send_waits_for_its_recv_and_the_order_is_always_the_same():
     assert log == ["before the recv", "sent"]
 
 
-def test_calls_and_payload_bytes_are_counted_by_kind():
+def test_calls_and_bytes_are_counted_by_kind():
     def work(group):
         x = torch.zeros(6)  # 24 bytes
         group.all_reduce(x)
@@ -113,7 +113,7 @@ def test_ring_bytes():
     assert ring_bytes("all_reduce", 100, 1) == 0
 
 
-def test_ranks_share_no_memory_and_no_gradients():
+def test_ranks_share_neither_memory_nor_gradients():
     def work(group):
         x = torch.full((2,), float(group.rank), requires_grad=True)
         total, everyone = group.all_reduce(x), group.all_gather(x)
@@ -191,14 +191,14 @@ NO_MATCH: list[tuple[Callable[[Group], Any], str]] = [
 
 
 @pytest.mark.parametrize(("work", "sentence"), NO_MATCH)
-def test_ranks_that_cannot_go_on_say_what_each_waits_for(work, sentence):
+def test_stuck_ranks_say_what_they_wait_for(work, sentence):
     with pytest.raises(Stuck) as raised:
         in_turns(2, work)
     assert sentence in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
-def test_the_traceback_shows_where_a_rank_waits():
+def test_a_traceback_shows_where_a_rank_waits():
     def work(group):
         group.send(ONES, 1 - group.rank)  # here
 
@@ -207,7 +207,7 @@ def test_the_traceback_shows_where_a_rank_waits():
     assert "# here" in "".join(traceback.format_tb(raised.value.__traceback__))
 
 
-def test_a_rank_that_catches_everything_changes_nothing():
+def test_a_rank_cannot_catch_the_end():
     def work(group):
         try:
             group.recv(ONES, 1 - group.rank)
@@ -250,7 +250,7 @@ def test_an_exception_of_one_rank_ends_all():
         (lambda group: group.recv(ONES, -1), "no other rank -1"),
     ],
 )
-def test_bad_calls_are_refused_in_a_sentence(work, sentence):
+def test_refusals(work, sentence):
     with pytest.raises((TypeError, ValueError), match=sentence):
         in_turns(2, work)
 

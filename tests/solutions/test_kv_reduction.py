@@ -200,7 +200,7 @@ def with_equal_heads(model: Any, kv_heads: int) -> Any:
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_heads_that_are_equal_are_pooled_without_a_change(kv_heads: int) -> None:
+def test_pooling_equal_heads_changes_nothing(kv_heads: int) -> None:
     config = CONFIGS[1]
     model = with_equal_heads(model_of(CachedLMHead, config, 1), kv_heads)
     ids, visible = torch.arange(24).view(2, 12), [under_a_window(64, 0, 12)] * config.n_layer
@@ -209,7 +209,7 @@ def test_heads_that_are_equal_are_pooled_without_a_change(kv_heads: int) -> None
 
 
 @pytest.mark.parametrize(("n_head", "kv_heads"), [(4, 2), (4, 1), (6, 3), (6, 2), (3, 3)])
-def test_pooled_heads_are_the_means_of_neighbors(n_head: int, kv_heads: int) -> None:
+def test_pooled_heads_are_means_of_neighbors(n_head: int, kv_heads: int) -> None:
     weight = normal(0, 5 * n_head, 15 * n_head)
     _, keys, values = weight.unflatten(-1, (3, kv_heads, n_head // kv_heads, 5)).mean(-2).unbind(1)
     expected = torch.cat([weight[:, : 5 * n_head], keys.flatten(1), values.flatten(1)], dim=1)
@@ -221,7 +221,7 @@ def test_pooled_heads_are_the_means_of_neighbors(n_head: int, kv_heads: int) -> 
 @pytest.mark.parametrize(
     ("config", "kv_heads"), [(CONFIGS[1], 2), (CONFIGS[1], 1), (CONFIGS[2], 1)]
 )
-def test_the_engine_serves_a_grouped_model_from_a_smaller_pool(config, kv_heads):
+def test_the_engine_serves_a_grouped_model(config, kv_heads):
     """The naive tokens of that model, from a pool too small for all four."""
     model = grouped(model_of(CachedLMHead, config, 1), kv_heads, pool_heads)
     texts = {number: [3 + number, 14, 1][: 1 + number % 3] for number in range(4)}
@@ -261,7 +261,7 @@ def test_what_a_window_shows(seq: int, start: int, window: int, sinks: int) -> N
 
 
 @given(windowed(), st.booleans())
-def test_a_window_is_the_whole_text_under_its_mask(case: Windowed, is_grouped: bool) -> None:
+def test_a_window_is_the_text_under_its_mask(case: Windowed, is_grouped: bool) -> None:
     """However the text is cut, with fewer heads too; what is kept is what the next token sees."""
     config, model, ids, windows, sinks, sizes = case
     kv_heads = 1 if is_grouped else config.n_head
@@ -293,7 +293,7 @@ def test_a_window_is_the_whole_text_under_its_mask(case: Windowed, is_grouped: b
 
 
 @given(st.integers(1, 6), st.sets(st.integers(0, 9), max_size=3))
-def test_a_query_sees_the_last_ones_and_those_chosen(window: int, chosen: set[int]) -> None:
+def test_last_and_shows_the_last_and_the_chosen(window: int, chosen: set[int]) -> None:
     positions = torch.arange(10)[None]
     mask = last_and(window, *chosen)(positions[:, 4:], positions)
     rule = seen_by_rule(lambda query, key: key > query - window or key in chosen, 10)
@@ -412,7 +412,7 @@ def test_heavy_rows_are_those_of_the_replay(text, data):
         assert_same(logits, whole(model, ids, visible))
 
 
-def test_heavy_rows_of_shared_heads_weigh_what_all_their_queries_give() -> None:
+def test_shared_heads_sum_the_mass_of_their_queries() -> None:
     queries, (keys, values) = normal(0, 2, 6, 4, 5), normal(1, 2, 2, 3, 4, 5)
     cache = HeavyCache(1, budget=3, recent=1)
     expected = WholeText([causal(4)]).attend(0, queries, keys, values)
@@ -446,7 +446,7 @@ CACHES: list[Any] = [
 
 
 @pytest.mark.parametrize("make", CACHES)
-def test_rows_of_a_batch_can_be_put_in_another_order(make: Callable[[], Any]) -> None:
+def test_rows_of_a_batch_can_be_reordered(make: Callable[[], Any]) -> None:
     """And one can go on twice, as beam search does."""
     model, ids = model_of(CachedLMHead, CONFIGS[1], 2), torch.arange(33).view(3, 11)
     one, other, rows = make(), make(), torch.tensor([2, 0, 2, 1])
@@ -481,7 +481,7 @@ def frozen(tensors: Any) -> list[Any]:
     st.integers(0, 5),
     st.data(),
 )
-def test_codes_do_not_depend_on_how_the_tokens_come(kind, tokens, recent, data):
+def test_codes_dont_depend_on_chunks(kind, tokens, recent, data):
     """Older tokens are in codes as close as half a step, keys in whole groups; the others wait."""
     (bits, group), numbers = kind, normal(tokens, 2, 3, tokens, 8)
     older = max(0, tokens - recent)
@@ -509,7 +509,7 @@ def test_codes_do_not_depend_on_how_the_tokens_come(kind, tokens, recent, data):
 
 
 @given(texts(), st.sampled_from([2, 4, 8]), st.data())
-def test_attention_over_codes_is_attention_over_what_they_stand_for(text, bits, data):
+def test_attention_reads_codes_back(text, bits, data):
     """Each layer, after each forward: what is read back stands for the keys and values."""
     config, _, ids = text
     cache = QuantizedCache(config.n_layer, bits, 4, data.draw(st.integers(0, 5)))
@@ -615,7 +615,7 @@ def test_only_what_is_there_can_be_swapped() -> None:
     assert not host.store
 
 
-def test_logits_of_the_naive_side_are_those_of_gpt() -> None:
+def test_the_naive_side_is_gpt() -> None:
     """The measure itself: with nothing hidden it is lab 1's model."""
     ids = torch.arange(20).view(2, 10)
     got = whole(model_of(CachedLMHead, CONFIGS[1], 3), ids, [causal(10)] * 2)
@@ -644,6 +644,6 @@ REFUSED: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
 
 
 @pytest.mark.parametrize(("function", "given", "sentence"), REFUSED)
-def test_what_cannot_be_is_refused(function, given, sentence):
+def test_refusals(function, given, sentence):
     with pytest.raises(ValueError, match=sentence):
         function(*given)

@@ -77,7 +77,7 @@ def test_a_token_takes_its_likeliest_experts(
 
 
 @given(routed())
-def test_dispatch_sorts_the_assignments_by_expert(drawn: Any) -> None:
+def test_dispatch_sorts_by_expert(drawn: Any) -> None:
     *_, chosen, experts = drawn
     order, counts = moe.dispatch(chosen, experts)
     numbers = chosen.flatten().tolist()
@@ -89,7 +89,7 @@ def test_dispatch_sorts_the_assignments_by_expert(drawn: Any) -> None:
 
 
 @given(routed())
-def test_experts_are_called_once_with_their_own_rows(drawn: Any) -> None:
+def test_experts_are_called_once(drawn: Any) -> None:
     hidden, weights, chosen, count = drawn
     expected = one_by_one(hidden, weights, chosen, [Counted(i) for i in range(count)])
     experts = [Counted(i) for i in range(count)]
@@ -188,14 +188,14 @@ def split_model(model: GPTLMHead, config: GPTConfig, seed: int, k: int) -> Any:
 
 
 @given(works(most=1))
-def test_all_experts_together_give_the_tokens_of_the_naive_loop(work: Work) -> None:
+def test_all_experts_give_the_naive_tokens(work: Work) -> None:
     model = split_model(work.model, work.config, work.seed, k=4)
     made = generate(model, torch.tensor(work.prompts), work.limits[0], work.eos)
     assert made.tolist() == work.expected
 
 
 @given(works(most=1), st.integers(1, 4))
-def test_a_cache_changes_no_token_of_a_model_with_few_experts(work: Work, k: int) -> None:
+def test_a_cache_changes_no_token(work: Work, k: int) -> None:
     prompt, limit = torch.tensor(work.prompts), work.limits[0]
     naive = split_model(model_of(GPTLMHead, work.config, work.seed), work.config, work.seed, k)
     cached = split_model(work.model, work.config, work.seed, k)
@@ -204,7 +204,7 @@ def test_a_cache_changes_no_token_of_a_model_with_few_experts(work: Work, k: int
 
 @torch.no_grad()
 @pytest.mark.parametrize("config", CONFIGS)
-def test_copies_of_an_mlp_are_the_dense_model_if_weights_add_up_to_1(config: GPTConfig) -> None:
+def test_copies_of_an_mlp_are_the_dense_model(config: GPTConfig) -> None:
     dense = model_of(GPTLMHead, config, 0)
     ids = torch.arange(10).view(2, 5)
     given = ids, torch.arange(5).expand(2, 5)
@@ -214,7 +214,7 @@ def test_copies_of_an_mlp_are_the_dense_model_if_weights_add_up_to_1(config: GPT
 
 
 @torch.no_grad()
-def test_choices_are_watched_and_the_dense_model_stays_as_it_is() -> None:
+def test_choices_are_watched() -> None:
     config = CONFIGS[1]
     dense = model_of(CachedLMHead, config, 0)
     before = copy.deepcopy(dense.state_dict())
@@ -230,7 +230,7 @@ def test_choices_are_watched_and_the_dense_model_stays_as_it_is() -> None:
     assert layers.touched_at_random(8, 2, 1) == 2
 
 
-def test_neurons_that_are_active_together_get_into_one_expert() -> None:
+def test_neurons_active_together_share_an_expert() -> None:
     together = normal(0, 64, 3).abs()
     expert_of = splitting.cluster(together[:, [0, 1, 2, 2, 1, 0, 0, 2, 1]], 3)
     assert len({tuple(expert_of[own].tolist()) for own in ([0, 5, 6], [1, 4, 8], [2, 3, 7])}) == 3
@@ -271,9 +271,7 @@ def counted_rank(group: Group, owner: Tensor, hidden: Tensor, *rest: Any) -> Any
 
 
 @given(routed(), st.integers(1, 4), st.data())
-def test_experts_on_any_ranks_give_what_one_process_gives(
-    drawn: Any, size: int, data: st.DataObject
-) -> None:
+def test_ranks_give_what_one_process_gives(drawn: Any, size: int, data: st.DataObject) -> None:
     hidden, weights, chosen, count = drawn
     owner = torch.tensor([data.draw(st.integers(0, size - 1)) for _ in range(count)])
     experts = [Counted(i) for i in range(count)]
@@ -290,7 +288,7 @@ def test_experts_on_any_ranks_give_what_one_process_gives(
     assert sum(rows for *_, calls in ranks for rows in calls) == sum(map(len, needed))
 
 
-def test_a_hop_is_a_change_of_rank_between_layers() -> None:
+def test_a_hop_is_a_change_of_rank() -> None:
     owner = torch.tensor([[0, 0, 1, 1], [1, 0, 1, 0], [0, 0, 1, 1]])
     assert moe.hops(torch.tensor([[0, 1, 0]]), owner) == 0
     assert moe.hops(torch.tensor([[0, 0, 0], [3, 2, 1]]), owner) == 3

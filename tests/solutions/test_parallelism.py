@@ -58,7 +58,7 @@ def assert_same_everywhere(results: list[Tensor], expected: Tensor) -> None:
 
 
 @given(st.integers(1, 6), st.integers(0, 9), st.integers(0, 9))
-def test_a_ring_sums_exactly_and_sends_the_fewest_bytes(size: int, n: int, seed: int) -> None:
+def test_a_ring_sends_the_fewest_bytes(size: int, n: int, seed: int) -> None:
     xs = torch.randint(-9, 9, (size, n), generator=torch.Generator().manual_seed(seed)).double()
     results, groups = run(size, lambda group: lab_18.ring_all_reduce(xs[group.rank], group))
     assert torch.equal(torch.stack(results), xs.sum(dim=0).expand(size, n))
@@ -71,7 +71,7 @@ def test_a_ring_sums_exactly_and_sends_the_fewest_bytes(size: int, n: int, seed:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_parts_hold_the_cut_weights_once_and_the_others_everywhere(size: int) -> None:
+def test_cut_weights_are_held_once(size: int) -> None:
     parts = parts_of(CONFIG, size)
     for name, weight in model_of(GPTLMHead, CONFIG, 0).transformer.state_dict().items():
         held = [part[name] for part in parts]
@@ -100,7 +100,7 @@ def test_a_block_takes_two_all_reduces(size: int, layer: int) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_with_a_cache_of_its_heads_a_rank_decodes_token_by_token(size: int) -> None:
+def test_a_rank_decodes_with_its_own_cache(size: int) -> None:
     parts, hidden = parts_of(CONFIG, size), torch.randn(1, 5, CONFIG.n_embd).double()
     config = GPTConfig(n_embd=CONFIG.n_embd // size, n_head=CONFIG.n_head // size, n_layer=1)
 
@@ -154,7 +154,7 @@ def test_a_logprob_costs_three_numbers_a_row(size: int, width: int, far: float, 
 
 @pytest.mark.parametrize("cut", ["tensor", "sequence"])
 @pytest.mark.parametrize("size", SIZES)
-def test_the_logits_and_the_bytes_are_the_promised_ones(size: int, cut: str) -> None:
+def test_logits_and_bytes_are_as_promised(size: int, cut: str) -> None:
     parts, work = parts_of(CONFIG, size), getattr(lab_18, f"{cut}_parallel_logits")
     results, groups = run(size, lambda group: work(group, parts[group.rank], CONFIG, IDS))
     assert_same(torch.cat(results, dim=-1), logits_of(CONFIG, IDS))
@@ -162,7 +162,7 @@ def test_the_logits_and_the_bytes_are_the_promised_ones(size: int, cut: str) -> 
     assert [wire_bytes(group) for group in groups] == pytest.approx([promised] * size)
 
 
-def test_a_rank_holds_only_its_positions_between_layers() -> None:
+def test_a_rank_holds_only_its_positions() -> None:
     hidden, seen = torch.randn(2, 12, 3).double(), []
 
     def norm(own: Tensor) -> Tensor:
@@ -186,9 +186,7 @@ def test_a_rank_holds_only_its_positions_between_layers() -> None:
 
 @pytest.mark.parametrize("count", range(1, 10))
 @pytest.mark.parametrize("stages", range(1, 6))
-def test_both_schedules_have_the_same_bubble_but_not_the_same_memory(
-    stages: int, count: int
-) -> None:
+def test_schedules_differ_in_memory_alone(stages: int, count: int) -> None:
     for kind in ("gpipe", "1f1b"):
         played = replay(pipeline(stages, count, kind))
         assert played.makespan == 3 * (count + stages - 1)
@@ -210,7 +208,7 @@ def test_what_no_stage_can_do_is_refused() -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_stages_give_the_same_bits_and_send_one_hidden_state_a_token(size: int) -> None:
+def test_stages_send_one_hidden_state_a_token(size: int) -> None:
     model, texts = model_of(GPTLMHead, DEEP, 0), [IDS[:1, :7] % 16, IDS % 16]
     results, groups = run(size, lab_18.pipeline_logits, model, texts)
     for got, ids in zip(results[-1], texts, strict=True):
