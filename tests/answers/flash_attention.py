@@ -10,7 +10,6 @@ from solutions.flash_attention import (
     backward_tile,
     count_traffic,
     empty_state,
-    exp_minus,
     finish,
     flash_attention,
     hide_later_keys,
@@ -98,15 +97,6 @@ def queries_for_each_half(memory, q_len, k_len, head_dim, block_q, block_k):
 @wrong(flash_attention, "OutOfFastMemory: Tiles of 4 queries and 5 keys take 118 numbers of")
 def in_large_tiles(memory, q_len, k_len, head_dim, block_q, block_k):
     flash_attention(memory, q_len, k_len, head_dim, block_q, 2 * block_k)
-
-
-@wrong(merge, "The output (shape [2, 3]) differs first at [1, 0]: got 0")
-def one_maximum_for_all_queries(outputs, lses):
-    top = lses.max()
-    weights = exp_minus(lses, top)
-    total = weights.sum(dim=0)
-    output = (weights[..., None] * outputs).sum(dim=0) / total.clamp(min=1e-30)[..., None]
-    return output, top + total.log()
 
 
 @right(split_decode)

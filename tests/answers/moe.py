@@ -117,9 +117,6 @@ def as_a_tensor(routes, owner):
     return owner.T.gather(0, routes).diff(dim=1).ne(0).sum()
 
 
-wrong(hops)(lambda routes, owner: hops(routes, owner) / len(routes.flatten()))
-
-
 # ------------------------------------------------------------- mutants that do the same by right
 
 MASK, ROWS = "(ranks == rank).any(dim=1).nonzero()", "hidden, weights and chosen have equal lengths"

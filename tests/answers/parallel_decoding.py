@@ -11,7 +11,6 @@ from solutions.parallel_decoding import (
     TreeCache,
     accept_path,
     generate_tree,
-    head_labels,
     jacobi_step,
     new_tree_cache,
     require_path,
@@ -39,7 +38,6 @@ wrong_result(
     "What comes with the mask is a tensor of floats",
 )
 wrong_result(accept_path, tuple, "The path should be a list, not a tuple.")
-wrong_result(accept_path, lambda path: path[:3])
 
 
 @right(TreeCache.keep)
@@ -100,9 +98,3 @@ def with_the_callers_own_list(self, gram):
     """It stores a view, which is empty once the caller's list is."""
     known = [other for other in self.grams.get(gram[0], []) if list(other) != list(gram)[1:]]
     self.grams[gram[0]] = [gram, *known][: self.size]
-
-
-@wrong(head_labels, "Head 0 learns the token that the LM head gives already")
-def one_position_short(own, heads):
-    padded = torch.nn.functional.pad(own, (0, heads), value=-100)
-    return padded.unfold(1, heads, 1)[:, : own.shape[1]]

@@ -5,7 +5,6 @@ import torch
 from solutions.quantization import (
     QuantizedLinear,
     absmax,
-    affine,
     calibrate,
     smooth,
 )
@@ -33,12 +32,6 @@ wrong_result(
 def small_scales_off_by_a_percent(weight, bits, dim=0):
     codes, scale = absmax(weight, bits, dim)
     return codes, torch.where(scale < scale.max() / 100, scale * 1.01, scale)
-
-
-@wrong(affine, "The codes", "go up to 16", "aren't limited")
-def without_a_limit(groups, bits):
-    _, scale, zero = affine(groups, bits)
-    return (groups / scale + zero).round().to(torch.uint8), scale, zero
 
 
 @wrong(QuantizedLinear.forward, "The layer afterwards holds 54 bytes of tensors; expected: it ")

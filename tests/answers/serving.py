@@ -3,8 +3,6 @@
 import asyncio
 import math
 
-import numpy as np
-
 from solutions.serving import (
     Admission,
     ReplicaFault,
@@ -13,7 +11,6 @@ from solutions.serving import (
     TextStream,
     goodput,
     open_loop,
-    percentile,
     sse,
     with_failover,
 )
@@ -116,11 +113,6 @@ async def an_error_of_its_own(open_stream, replicas, deadline):
             yield piece
     except ReplicaFault:
         raise RuntimeError("No replica has answered.") from None
-
-
-@wrong(percentile, "You interpolate between two values, as `numpy.percentile`")
-def by_numpy(values, p):
-    return float(np.percentile(values, p))
 
 
 @wrong(goodput, "What it returned is 0.25; expected 0.")

@@ -86,19 +86,6 @@ wrong_result(
 wrong_result(train, dict.fromkeys, "What it returned is a dict; expected: it is a list.")
 
 
-@wrong(train, "Merge 2 is (b'b', b'c'); expected: it is (b'ab', b'c')")
-def with_the_merges_of_the_letters(words, merges, ids):
-    """Merges the first letters, but goes on counting pairs of letters."""
-    learned, known = [], set()
-    splits = {word: bytes_of(word) for word in words}
-    counts = count_pairs(splits, words)
-    while len(learned) < merges and (left := counts.keys() - known):
-        best = min(left, key=lambda pair: (-counts[pair], ids[pair[0]], ids[pair[1]]))
-        known.add(best)
-        learned.append(best)
-    return learned
-
-
 @right(join_by_rank)
 def in_one_pass_by_rank(word, ranks):
     """No merge makes a pair of a lower rank possible: training has seen to that."""
