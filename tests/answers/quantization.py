@@ -2,12 +2,7 @@
 
 import torch
 
-from solutions.quantization import (
-    QuantizedLinear,
-    absmax,
-    calibrate,
-    smooth,
-)
+from solutions.quantization import QuantizedLinear, absmax, calibrate, smooth
 from tests.common.attempts import wrong, wrong_result
 
 wrong_result(

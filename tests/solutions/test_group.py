@@ -154,43 +154,43 @@ def test_each_rank_has_its_own_modes():
 # --------------------------------------------------------------------------- calls that don't match
 
 ONES = torch.ones(2)
-NO_MATCH: list[tuple[Callable[[Group], Any], str]] = [
-    (
+NO_MATCH: dict[str, tuple[Callable[[Group], Any], str]] = {
+    "both send": (
         lambda group: group.send(ONES, 1 - group.rank),
         "to rank 1, and rank 1 waits in send of float32 [2] to rank 0: each send needs a recv",
     ),
-    (
+    "another shape": (
         lambda group: group.recv(torch.ones(3), 0) if group.rank else group.send(ONES, 1),
         "and rank 1 waits in recv of float32 [3] from rank 0: each send needs a recv of the same",
     ),
-    (
+    "another collective call": (
         lambda group: group.all_gather(ONES) if group.rank else group.all_reduce(ONES),
         "rank 1 waits in all_gather of float32 [2]: all ranks must make the same collective calls",
     ),
-    (
+    "another shape in it": (
         lambda group: group.all_reduce(torch.ones(2 + group.rank)),
         "and rank 1 waits in all_reduce of float32 [3] (sum): in a collective call, shape, type",
     ),
-    (
+    "another type": (
         lambda group: group.all_gather(ONES.to([torch.float32, torch.float64][group.rank])),
         "and rank 1 waits in all_gather of float64 [2]: in a collective call, shape, type",
     ),
-    (
+    "another operation": (
         lambda group: group.all_reduce(ONES, ["sum", "max"][group.rank]),
         "and rank 1 waits in all_reduce of float32 [2] (max): in a collective call",
     ),
-    (
+    "one has returned": (
         lambda group: group.all_reduce(ONES) if group.rank else None,
         "Rank 0 has returned, and rank 1 waits in all_reduce of float32 [2] (sum): each call needs",
     ),
-    (
+    "one sends": (
         lambda group: group.all_reduce(ONES) if group.rank else group.send(ONES, 1),
         "Rank 0 waits in send of float32 [2] to rank 1, and rank 1 waits in all_reduce of float32",
     ),
-]
+}
 
 
-@pytest.mark.parametrize(("work", "sentence"), NO_MATCH)
+@pytest.mark.parametrize(("work", "sentence"), NO_MATCH.values(), ids=NO_MATCH)
 def test_stuck_ranks_say_what_they_wait_for(work, sentence):
     with pytest.raises(Stuck) as raised:
         in_turns(2, work)

@@ -23,13 +23,7 @@ from pydantic import BaseModel, Field, HttpUrl, SecretStr
 
 from solutions.grammars.json_schema import CHOICES, pattern_of
 from solutions.grammars.json_text import FORMATS, SCHEMA, Bounds, number, whole_number
-from solutions.grammars.regex import (
-    NOTHING,
-    at_most,
-    one_of,
-    parse,
-    repeat,
-)
+from solutions.grammars.regex import NOTHING, at_most, one_of, parse, repeat
 from solutions.grammars.schemas import KEYWORDS, KINDS, fits_pattern
 from tests.common.expressions import fits, random_text
 
@@ -400,40 +394,21 @@ def test_pydantic_reads_the_texts_of_its_schema(model):
 
 
 SAFE = {"type": "integer", "minimum": -(2**53 - 1), "maximum": 2**53 - 1}
+A, B = ({"type": "object", "properties": {name: SAFE}, "required": [name]} for name in "ab")
 ZOD = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
     "type": "object",
     "properties": {
-        "id": {"type": "string", "format": "uuid"},
-        "count": SAFE,
         "year": SAFE | {"exclusiveMinimum": 0, "maximum": 3000},
-        "status": {"type": "string", "enum": ["open", "closed"]},
-        "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
-        "shape": {
-            "oneOf": [
-                {
-                    "type": "object",
-                    "properties": {"type": {"type": "string", "const": kind}, "size": SAFE},
-                    "required": ["type", "size"],
-                    "additionalProperties": False,
-                }
-                for kind in ("circle", "square")
-            ]
-        },
         "scores": {
             "type": "object",
             "propertyNames": {"type": "string"},
             "additionalProperties": {"type": "number"},
         },
-        "both": {
-            "allOf": [
-                {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]},
-                {"type": "object", "properties": {"b": SAFE}, "required": ["b"]},
-            ]
-        },
+        "both": {"allOf": [A, B]},
         "self": {"anyOf": [{"$ref": "#"}, {"type": "null"}]},
     },
-    "required": ["count", "year", "status", "note", "shape", "scores", "both", "self"],
+    "required": ["year", "scores", "both", "self"],
     "additionalProperties": False,
 }
 OPENAPI = {

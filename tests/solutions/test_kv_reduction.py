@@ -643,7 +643,9 @@ REFUSED: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("function", "given", "sentence"), REFUSED)
+@pytest.mark.parametrize(
+    ("function", "given", "sentence"), REFUSED, ids=[row[0].__name__ for row in REFUSED]
+)
 def test_refusals(function, given, sentence):
     with pytest.raises(ValueError, match=sentence):
         function(*given)

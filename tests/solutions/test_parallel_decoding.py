@@ -238,11 +238,10 @@ def assert_told(work: Work, made: Decoded) -> None:
 @given(one_request, st.data())
 def test_any_tree_gives_the_naive_tokens(work: Work, data: st.DataObject) -> None:
     [prompt], [limit] = work.prompts, work.limits
-    proposer, before = data.draw(proposers(work)), list(prompt)
+    proposer = data.draw(proposers(work))
     with shapes_of_forwards(work.model) as shapes:
         made = generate_tree(work.model, proposer, prompt, limit, eos_token_id=work.eos)
     assert made.ids == work.expected[0]
-    assert prompt == before
     assert_told(work, made)
     assert all(call.rows <= proposer.nodes for call in made.calls)
     if getattr(proposer, "model", None) is not work.model:

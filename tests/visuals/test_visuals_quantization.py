@@ -230,15 +230,3 @@ def test_words_have_the_error_and_the_bytes(bits, grain, n_bytes, effective):
     assert lab.GRAINS[grain] in words
     found = numbers_in(words.replace(lab.GRAINS[grain], "").replace("float32", ""))
     assert found == [bits, 0.12, 12.5, 16, n_bytes, effective, 1536]  # 16: bits of a scale
-
-
-def test_controls_ask_for_other_weights():
-    asked = []
-
-    def quantize(weight, bits, grain):
-        asked.append((bits, grain))
-        return samples.to_steps(weight, bits, grain)
-
-    bits, chosen, *_ = lab.explore_bits(torch.nn.Parameter(samples.NORMAL), quantize).children
-    bits.value, chosen.value = 2, "group"
-    assert list(dict.fromkeys(asked)) == [(4, "channel"), (2, "channel"), (2, "group")]
