@@ -66,13 +66,6 @@ def of_characters(regex, byte):
     return derivative(regex, byte) if byte < 128 else NOTHING
 
 
-@wrong(token_index, "`vocabulary` is changed; expected: it is as it was.")
-def without_empty_tokens(automaton, vocabulary):
-    index = token_index(automaton, vocabulary)
-    vocabulary[:] = [text for text in vocabulary if text]
-    return index
-
-
 # ------------------------------------------------------------------------------ jumping forward
 
 

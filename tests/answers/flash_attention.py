@@ -8,7 +8,6 @@ import torch
 from solutions.flash_attention import (
     absorb,
     backward_tile,
-    count_traffic,
     empty_state,
     finish,
     flash_attention,
@@ -18,12 +17,6 @@ from solutions.flash_attention import (
     split_decode,
 )
 from tests.common.attempts import right, wrong, wrong_result
-
-
-@wrong(count_traffic, "count_traffic returns two numbers; this is None. Is a `return` missing?")
-def without_a_return(q_len, k_len, head_dim, block_q, block_k):
-    count_traffic(q_len, k_len, head_dim, block_q, block_k)
-
 
 wrong_result(absorb, lambda state: state[1:], "absorb returns a State; this is 2 things.")
 wrong_result(absorb, tuple, "What absorb returned is a tuple; expected: it is a State.")

@@ -27,12 +27,6 @@ wrong(route, "has the right numbers in torch.float32")(
 )
 
 
-@wrong(route, "`logits` is no longer what it was before the call")
-def in_place(logits, k, renormalize):
-    logits -= logits.amax(dim=-1, keepdim=True)
-    return route(logits, k, renormalize)
-
-
 wrong_result(dispatch, lambda both: (both[0], [*both[1]]), "The tensor of counts")
 wrong_result(moe_forward, torch.Tensor.float, "dtype")
 wrong_result(

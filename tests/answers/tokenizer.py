@@ -42,12 +42,6 @@ def of_gpt_4(text):
     return regex.findall(rf"{contraction}|{words}|\s*[\r\n]|\s+(?!\S)|\s+", text)
 
 
-@wrong(merge, "`parts` has been changed")
-def in_place_and_copied(parts, pair):
-    parts[:] = merge(parts, pair)
-    return list(parts)
-
-
 wrong_result(merge, tuple, "is a tuple; expected: it is [b'ab'].")
 wrong_result(merge, lambda parts: [*map(bytearray, parts)], "bytearray")
 

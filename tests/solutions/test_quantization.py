@@ -30,6 +30,7 @@ from solutions.quantization import (
     split_outliers,
     unpack,
 )
+from tests.common.engines import normal
 
 NEARLY = 1 + 1e-9
 numbers = st.floats(-1e3, 1e3, allow_subnormal=False) | st.sampled_from([0.0, -0.0, 1.0, -2.5])
@@ -49,10 +50,6 @@ def matrices(draw: st.DrawFn, values: Any = numbers, most: int = 6) -> Tensor:
     column = draw(st.integers(0, columns - 1))
     matrix[:, column] *= draw(st.sampled_from([1, 1, 0]))
     return matrix
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).double()
 
 
 # -------------------------------------------------------------------------------- codes and scales
@@ -138,9 +135,9 @@ def test_two_codes_share_a_byte(half: int, n_out: int, data: st.DataObject) -> N
 @given(seeds, st.sampled_from([(5,), (2, 3), (1, 1, 1)]))
 def test_a_quantized_layer_multiplies_by_its_codes(seed, rows):
     linear = Linear(6, 4).double()
-    linear.weight.data, linear.bias.data = normal(6, 4, seed=seed), normal(4, seed=seed + 1)
+    linear.weight.data, linear.bias.data = normal(seed, 6, 4), normal(seed + 1, 4)
     layer = QuantizedLinear.from_linear(linear)
-    hidden = normal(*rows, 6, seed=seed + 2)
+    hidden = normal(seed + 2, *rows, 6)
     expected = hidden @ (layer.codes * layer.scale) + linear.bias
     torch.testing.assert_close(layer(hidden), expected, rtol=1e-12, atol=1e-12)
     assert torch.equal(layer.codes, absmax(linear.weight.detach(), 8)[0])
@@ -151,7 +148,7 @@ def test_a_quantized_layer_multiplies_by_its_codes(seed, rows):
 
 @given(matrices(most=5), st.integers(1, 4), seeds)
 def test_int8_matmul_is_exact_and_token_by_token(hidden, n_out, seed):
-    codes, scale = absmax(normal(hidden.shape[1], n_out, seed=seed), 8)
+    codes, scale = absmax(normal(seed, hidden.shape[1], n_out), 8)
     product = int8_matmul(hidden, codes, scale)
     for row, token in zip(product, hidden, strict=True):
         own, own_scale = absmax(token[None], 8, dim=1)
@@ -174,7 +171,7 @@ def test_int8_matmul_holds_large_sums(n_in: int) -> None:
     st.sampled_from([{}, {"threshold": 0.0}, {"threshold": math.inf}]),
 )
 def test_outlier_columns_stay_floats(hidden, seed, given_it):
-    codes, scale = absmax(normal(hidden.shape[1], 3, seed=seed), 8)
+    codes, scale = absmax(normal(seed, hidden.shape[1], 3), 8)
     product = split_outliers(hidden, codes, scale, **given_it)
     columns, least = range(hidden.shape[1]), given_it.get("threshold", OUTLIER)
     outliers = [c for c in columns if max(map(abs, hidden[:, c].tolist())) >= least]
@@ -190,8 +187,8 @@ alphas = st.sampled_from([0.0, 0.5, 1.0]) | st.floats(0, 1)
 
 @given(seeds, alphas, st.sets(st.integers(0, 4)), st.sets(st.integers(0, 4)))
 def test_smoothing_keeps_the_product(seed, alpha, never, unread):
-    hidden, weight = normal(7, 5, seed=seed), normal(5, 3, seed=seed + 1)
-    gain, bias = normal(5, seed=seed + 2), normal(5, seed=seed + 3)
+    hidden, weight = normal(seed, 7, 5), normal(seed + 1, 5, 3)
+    gain, bias = normal(seed + 2, 5), normal(seed + 3, 5)
     weight[list(unread)] = 0
     normed = hidden * gain + bias
     peaks = normed.abs().amax(dim=0)
@@ -214,7 +211,7 @@ def test_smoothing_keeps_the_product(seed, alpha, never, unread):
 
 def correlated(n_in: int, tokens: int = 64, seed: int = 0) -> Tensor:
     """Inputs of which each goes along with the one before, as those of a model do."""
-    inputs = normal(tokens, n_in, seed=seed)
+    inputs = normal(seed, tokens, n_in)
     for i in range(1, n_in):
         inputs[:, i] = 0.9 * inputs[:, i - 1] + 0.5 * inputs[:, i]
     return inputs
@@ -249,7 +246,7 @@ def test_gptq_rows_make_up_for_earlier_errors(
     seed: int, bits: int, n_in: int, times: float, dead: set[int], is_by_row: bool
 ) -> None:
     """However large the inputs are; with some that are always 0; with a scale for each row too."""
-    weight, inputs = normal(n_in, 40, seed=seed), correlated(n_in, seed=seed + 1)
+    weight, inputs = normal(seed, n_in, 40), correlated(n_in, seed=seed + 1)
     inputs[:, [i for i in dead if i < n_in]] = 0
     hessian, (_, scale) = times * inputs.T @ inputs, absmax(weight, bits)
     if is_by_row:
@@ -260,7 +257,7 @@ def test_gptq_rows_make_up_for_earlier_errors(
 
 
 def test_gptq_rounds_float32_in_float64() -> None:
-    weight, inputs = normal(8, 6).float(), correlated(8)
+    weight, inputs = normal(0, 8, 6).float(), correlated(8)
     _, scale = absmax(weight, 4)
     codes = gptq(weight, inputs.T @ inputs, scale, 4)
     assert torch.equal(codes, gptq(weight.double(), inputs.T @ inputs, scale.double(), 4))
@@ -268,7 +265,7 @@ def test_gptq_rounds_float32_in_float64() -> None:
 
 @given(seeds, st.integers(2, 4))
 def test_awq_never_loses_more_than_rounding(seed: int, bits: int) -> None:
-    weight, inputs = normal(8, 6, seed=seed), correlated(8, seed=seed)
+    weight, inputs = normal(seed, 8, 6), correlated(8, seed=seed)
     inputs[:, 3] *= 20  # a channel that matters
     inputs[:, 5] = 0  # and one that doesn't
     before = weight.clone(), inputs.clone()
@@ -287,7 +284,7 @@ def test_awq_never_loses_more_than_rounding(seed: int, bits: int) -> None:
 
 # ---------------------------------------------------------------------------------- what is refused
 
-WEIGHT, NAN = normal(4, 3), tensor([[1.0, math.nan], [0.0, 2.0]])
+WEIGHT, NAN = normal(0, 4, 3), tensor([[1.0, math.nan], [0.0, 2.0]])
 HESSIAN, SCALE = correlated(4).T @ correlated(4), absmax(WEIGHT, 4)[1]
 NIBBLES = torch.tensor([[1], [2]], dtype=torch.uint8)
 

@@ -28,7 +28,7 @@ def test_a_bar_has_phases_and_an_end():
 
 
 def test_an_slo_marks_late_seconds():
-    (axes,) = lab.bars(RECORDS, samples.SLO).axes
+    (axes,) = lab.bars(RECORDS, samples.LIMITS).axes
     rows = [[row for _, row in marked(axes, mark)[0]] for mark in (lab.MET, lab.MISSED)]
     assert rows == [[0, 7], [1, 2, 3, 4, 5, 6]]
     lines = marked(axes, {"marker": "None"} | lab.LATE)
