@@ -216,15 +216,6 @@ def test_every_begun_text_can_be_finished(pattern):
 # ------------------------------------------------------------------------- from bytes to tokens
 
 
-@given(patterns, st.lists(st.text("abé", max_size=3), max_size=8))
-def test_the_index_has_each_fitting_token(pattern, texts):
-    automaton = automaton_of(parse(pattern))
-    vocabulary = [b"", b"\xc3", b"\xa9", *(text.encode() for text in texts)]
-    for state, ends in enumerate(token_index(automaton, vocabulary)):
-        walked = {t: after(automaton, text, state) for t, text in enumerate(vocabulary) if text}
-        assert ends == {token: end for token, end in walked.items() if end is not None}
-
-
 def test_a_date_in_the_shipped_vocabulary():
     tokenizer = load_tokenizer("fable")
     vocabulary = lab_14.vocabulary_bytes(tokenizer)

@@ -169,24 +169,6 @@ def test_bytes_of_a_token(kv_heads: int, bits: int, group: int | None, expected:
 # ----------------------------------------------------------------------------------- fewer heads
 
 
-@given(
-    st.sampled_from([(1, 1), (4, 1), (4, 4), (6, 3), (6, 2), (8, 2)]),
-    st.integers(1, 4),
-    st.integers(0, 5),
-    st.booleans(),
-    st.integers(0, 99),
-)
-def test_neighboring_heads_share_their_keys(heads, q_len, before, has_mask, seed):
-    n_head, kv_heads = heads
-    k_len = before + q_len
-    queries = normal(seed, 2, n_head, q_len, 5)
-    keys, values = normal(seed + 1, 2, 2, kv_heads, k_len, 5)
-    seen = under_a_window(2, 1, k_len)[before:] if has_mask else torch.ones(q_len, k_len).bool()
-    mask = torch.stack([seen, seen | True])[:, None] if has_mask else None
-    expected = WholeText([seen if mask is None else mask]).attend(0, queries, keys, values)
-    assert_same(grouped_attention(queries, keys, values, mask), expected)
-
-
 def with_equal_heads(model: Any, kv_heads: int) -> Any:
     """The same model with the keys and values of a group's heads all equal to its first one's."""
     model = grouped(model, model.config.n_head, pool_heads)  # a copy
@@ -245,19 +227,6 @@ def test_the_engine_serves_a_grouped_model(config, kv_heads):
 
 
 # ------------------------------------------------------------------------------------- a window
-
-
-@given(st.integers(1, 9), st.integers(0, 6), st.integers(1, 6), st.integers(0, 4))
-def test_what_a_window_shows(seq: int, start: int, window: int, sinks: int) -> None:
-    """By its rule, for rows that stand at other positions, and for keys in any order."""
-    keys = torch.stack([torch.arange(seq + start), torch.arange(seq + start).flip(0) + 2])
-    queries = keys.sort(dim=1).values[:, start:]
-    mask = window_mask(queries, keys, window, sinks)
-    expected = [
-        [[[k <= q and (k > q - window or k < sinks) for k in key_row] for q in query_row]]
-        for query_row, key_row in zip(queries.tolist(), keys.tolist(), strict=True)
-    ]
-    assert torch.equal(mask, torch.tensor(expected))
 
 
 @given(windowed(), st.booleans())

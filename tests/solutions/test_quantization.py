@@ -242,9 +242,7 @@ def one_row_after_the_other(weight: Tensor, hessian: Tensor, scale: Tensor, bits
     st.sets(st.integers(1, 11)),
     st.booleans(),
 )
-def test_gptq_rows_make_up_for_earlier_errors(
-    seed: int, bits: int, n_in: int, times: float, dead: set[int], is_by_row: bool
-) -> None:
+def test_gptq_rows_make_up_for_earlier_errors(seed, bits, n_in, times, dead, is_by_row):
     """However large the inputs are; with some that are always 0; with a scale for each row too."""
     weight, inputs = normal(seed, n_in, 40), correlated(n_in, seed=seed + 1)
     inputs[:, [i for i in dead if i < n_in]] = 0
