@@ -74,6 +74,15 @@ def test_a_token_takes_its_likeliest_experts(experts, tokens, renormalize, scale
     torch.testing.assert_close(weights, expected)
 
 
+@given(routed())
+def test_dispatch_sorts_by_expert(drawn: Any) -> None:
+    *_, chosen, experts = drawn
+    order, counts = moe.dispatch(chosen, experts)
+    numbers = chosen.flatten().tolist()
+    assert order.tolist() == sorted(range(len(numbers)), key=lambda i: (numbers[i], i))
+    assert counts.tolist() == [numbers.count(expert) for expert in range(experts)]
+
+
 # ------------------------------------------------------------------------------ a layer of experts
 
 
