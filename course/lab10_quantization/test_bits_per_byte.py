@@ -38,13 +38,13 @@ def written(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("file", "count", "length"), [(HELD_OUT, 20, LENGTH), (CALIBRATION, 8, 512)]
 )
-def test_the_shipped_passages_are_long_enough(file: Path, count: int, length: int) -> None:
+def test_shipped_passages_are_long_enough(file: Path, count: int, length: int) -> None:
     found = passages(file, length=length)
     assert [len(ids) for ids in found] == [length] * count
     assert len({tuple(ids.tolist()) for ids in found}) == count
 
 
-def test_what_is_held_out_is_no_part_of_what_calibrates() -> None:
+def test_held_out_text_doesnt_calibrate() -> None:
     """No stretch of 16 tokens stands in both."""
     stretches = [
         {tuple(ids[i : i + 16].tolist()) for ids in passages(file) for i in range(len(ids) - 15)}
@@ -92,7 +92,7 @@ def test_fable_needs_the_bits_of_its_model_card() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 9), st.floats(0, 9)), min_size=2, max_size=20))
-def test_a_loss_is_the_mean_of_differences_with_its_standard_error(pairs):
+def test_a_loss_is_a_mean_with_its_error(pairs):
     measured, compared = torch.tensor(pairs, dtype=torch.float64).unbind(dim=1)
     differences = [one - other for one, other in pairs]
     mean = sum(differences) / len(pairs)
@@ -102,6 +102,6 @@ def test_a_loss_is_the_mean_of_differences_with_its_standard_error(pairs):
     assert found.error == pytest.approx(math.sqrt(variance / len(pairs)), abs=1e-9)
 
 
-def test_a_loss_is_written_with_its_sign_and_its_error() -> None:
+def test_a_loss_is_written_with_its_sign() -> None:
     assert str(Loss(0.0534, 0.00211)) == "+0.0534 ± 0.0021"
     assert str(Loss(-0.00004, 0.0)) == "-0.0000 ± 0.0000"

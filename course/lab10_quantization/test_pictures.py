@@ -25,7 +25,7 @@ def lines_at(axes):
     return [[(a[0], b[0]) for a, b in lines.get_segments()] for lines in axes.collections]
 
 
-def test_each_format_has_a_line_with_its_ticks_in_the_range_of_the_coarsest():
+def test_each_format_has_a_line_of_ticks():
     (axes,) = lab.number_line(samples.FORMATS, near=0.7).axes
     base, halves, finer_base, quarters = lines_at(axes)
     assert base == finer_base == [(0, 1.5)]
@@ -42,7 +42,7 @@ def test_each_format_has_a_line_with_its_ticks_in_the_range_of_the_coarsest():
     ("near", "facts"),  # rounded to nearest, truncated towards 0, one every
     [(0.5, [0.5, 0.5, 0.5]), (-0.7, [-0.5, -0.5, 0.5]), (-0.8, [-1, -0.5, 0.5])],
 )
-def test_rounded_is_nearest_and_truncated_is_the_next_towards_0(near, facts):
+def test_rounded_is_nearest_truncated_towards_0(near, facts):
     assert said(lab.number_line({"": samples.FORMATS["halves"]}, near).axes[0]) == [facts]
 
 
@@ -57,13 +57,13 @@ def test_numbers_that_would_touch_are_a_band():
     assert len(axes.collections) == 2  # the halves' line, and its ticks
 
 
-def test_floats_near_a_small_number_are_told_by_enough_digits():
+def test_small_floats_have_enough_digits():
     floats = {"a format": [n * 2.0**-24 for n in range(1640, 1720)]}
     (axes,) = lab.number_line(floats, near=0.0001).axes
     assert said(axes) == [[0.000100017, 0.000099957, 6e-08]]
 
 
-def test_a_grid_may_end_near_the_value_but_not_before_it():
+def test_a_grid_reaches_the_value():
     (axes,) = lab.number_line({"int2": [-1.0, 0.0, 1.0]}, near=0.9).axes
     assert list(axes.get_xticks()) == [-1, 0, 1]
     for numbers in ([], [0.0, 0.5], [1.0, 2.0]):
@@ -83,7 +83,7 @@ def hollow(axes):
     return [list(range(round(x + 0.4), round(end + 0.6))) for _, x, end, _, _ in unused]
 
 
-def test_a_bar_is_a_codes_count_and_what_is_unused_is_hollow():
+def test_a_bar_is_a_codes_count():
     codes = {"absmax": samples.INT3, "affine": samples.UINT2}
     absmax, affine = lab.codes_histogram(codes, {"absmax": range(-3, 4), "affine": range(4)}).axes
     assert bars(absmax) == {-3: 1, 0: 3, 1: 1, 3: 1}
@@ -94,7 +94,7 @@ def test_a_bar_is_a_codes_count_and_what_is_unused_is_hollow():
 
 
 @pytest.mark.parametrize("codes", [[0], [-7], [7, 7, -7], [-6, 1, 2, 5], list(range(-7, 8))])
-def test_every_code_has_a_bar_or_stands_under_a_hollow_box(codes):
+def test_unused_codes_are_under_hollow_boxes(codes):
     (axes,) = lab.codes_histogram({"": torch.tensor(codes)}, {"": range(-7, 8)}).axes
     unused = [code for box in hollow(axes) for code in box]
     assert sorted([*bars(axes), *unused]) == list(range(-7, 8))
@@ -105,7 +105,7 @@ def test_every_code_has_a_bar_or_stands_under_a_hollow_box(codes):
     ("codes", "sentence"),
     [([-128, 5], "int8 has codes from -128 to 5, .* -127 to 127"), ([], "int8 has no codes to")],
 )
-def test_a_code_outside_its_range_and_no_codes_are_refused(codes, sentence):
+def test_codes_outside_their_range_are_refused(codes, sentence):
     with pytest.raises(ValueError, match=sentence):
         lab.codes_histogram({"int8": torch.tensor(codes)}, {"int8": range(-127, 128)})
 
@@ -117,7 +117,7 @@ def cells(axes):
 
 
 @pytest.mark.parametrize("weight", [samples.WEIGHT, torch.nn.Parameter(samples.WEIGHT)])
-def test_above_the_weights_that_share_a_scale_stands_the_largest_of_them(weight):
+def test_the_largest_weight_is_above_its_group(weight):
     figure = lab.grain(weight, size=2)
     tensor, channel, group = (cells(axes) for axes in figure.axes)
     shown = [pytest.approx(row) for row in samples.WEIGHT.abs().tolist()]
@@ -129,7 +129,7 @@ def test_above_the_weights_that_share_a_scale_stands_the_largest_of_them(weight)
 
 
 @pytest.mark.parametrize(("groups", "size", "n_out"), [(1, 1, 1), (2, 3, 4), (3, 1, 2), (1, 4, 3)])
-def test_a_dot_stands_on_the_largest_weight_of_each_scale(groups, size, n_out):
+def test_a_dot_marks_the_largest_weight(groups, size, n_out):
     figure = lab.grain(randn(groups * size, n_out), size)
     for axes, scales in zip(figure.axes, (1, n_out, groups * n_out), strict=True):
         dots = [dot for line in marked(axes, lab.LARGEST) for dot in line]
@@ -145,12 +145,12 @@ def test_a_dot_stands_on_the_largest_weight_of_each_scale(groups, size, n_out):
 
 
 @pytest.mark.parametrize("size", [3, 0])
-def test_groups_that_do_not_divide_the_inputs_are_refused(size):
+def test_groups_divide_the_inputs(size):
     with pytest.raises(ValueError, match=f"Groups of {size} don't divide the 4 inputs"):
         lab.grain(samples.WEIGHT, size)
 
 
-def test_ranges_stand_on_both_sides_of_the_histogram_and_choices_on_the_sum_of_losses():
+def test_clipping_shows_ranges_and_losses():
     figure = lab.clipping(samples.CLIPPED, samples.SCALES, samples.ERRORS, samples.CHOSEN, last=2)
     counts, lost = figure.axes
     assert sum(heights(counts)) == len(samples.CLIPPED)
@@ -164,7 +164,7 @@ def test_ranges_stand_on_both_sides_of_the_histogram_and_choices_on_the_sum_of_l
     assert 8 < lost.get_ylim()[1] < 91  # what loses more than any choice may leave the picture
 
 
-def test_a_column_is_a_channels_largest_distance_from_0_and_the_largest_are_named_everywhere():
+def test_a_column_is_a_channels_peak():
     figure = lab.channels(*samples.SMOOTHED)
     activations, weights = [2, 40, 2, 0.5], [1, 0.1, 2, 4]
     drawn = [axes.patches[0].get_data().values.tolist() for axes in figure.axes]
@@ -183,21 +183,21 @@ def test_a_column_is_a_channels_largest_distance_from_0_and_the_largest_are_name
 
 
 @pytest.mark.parametrize("weight", [samples.ROWS, torch.nn.Parameter(samples.ROWS)])
-def test_without_an_after_there_is_a_column_of_panels(weight):
+def test_channels_need_no_after(weight):
     silent = torch.tensor([[0.0, 0.0, 0.0, 5.0]])
     activations, weights = lab.channels(silent, None, weight, None).axes
     assert "inf × the median" in title_of(activations)
     assert told(weights) == [4, 4]
 
 
-def test_the_errors_of_both_are_drawn_and_named_as_they_are():
+def test_both_errors_are_drawn_and_named():
     (axes,) = lab.ahead(torch.tensor([1.0, 3.0, 12345.0]), torch.tensor([1.0, 2.0, 2.5])).axes
     assert curves(axes) == [{1: 1, 2: 3, 3: 12345}, {1: 1, 2: 2, 3: 2.5}]
     named = [numbers_in(text.get_text()) for text in axes.get_legend().get_texts()]
     assert named == [[12345], [2.5]]
 
 
-def test_each_method_is_a_point_with_its_bar_and_its_label_full_where_nothing_beats_it():
+def test_unbeaten_methods_are_full_points():
     (axes,) = lab.pareto(samples.POINTS).axes
     drawn, beaten = {}, set()
     for (point, _, (bar,)), text in zip(axes.containers, axes.texts, strict=True):
@@ -212,7 +212,7 @@ def test_each_method_is_a_point_with_its_bar_and_its_label_full_where_nothing_be
 
 
 @pytest.mark.parametrize(("grain", "share"), [("channel", 64), ("group", 32)])
-def test_below_the_weights_stand_the_values_that_those_of_a_column_have(grain, share):
+def test_ticks_are_the_values_of_a_column(grain, share):
     rounded = samples.to_steps(samples.NORMAL, 3, grain)
     (axes,) = lab.weights_and_grid(samples.NORMAL, rounded, grain).axes
     assert sum(heights(axes)) == samples.NORMAL.numel()
@@ -225,20 +225,8 @@ def test_below_the_weights_stand_the_values_that_those_of_a_column_have(grain, s
     ("bits", "grain", "n_bytes", "effective"),
     [(4, "tensor", 194, 4.04), (4, "channel", 204, 4.25), (3, "group", 168, 3.5)],
 )
-def test_the_words_tell_the_error_and_the_bytes(bits, grain, n_bytes, effective):
+def test_words_have_the_error_and_the_bytes(bits, grain, n_bytes, effective):
     words = lab.in_words(torch.ones(64, 6), torch.full((64, 6), 1.125), bits, grain)
     assert lab.GRAINS[grain] in words
     found = numbers_in(words.replace(lab.GRAINS[grain], "").replace("float32", ""))
     assert found == [bits, 0.12, 12.5, 16, n_bytes, effective, 1536]  # 16: bits of a scale
-
-
-def test_the_slider_and_the_choice_ask_for_other_weights():
-    asked = []
-
-    def quantize(weight, bits, grain):
-        asked.append((bits, grain))
-        return samples.to_steps(weight, bits, grain)
-
-    bits, chosen, *_ = lab.explore_bits(torch.nn.Parameter(samples.NORMAL), quantize).children
-    bits.value, chosen.value = 2, "group"
-    assert list(dict.fromkeys(asked)) == [(4, "channel"), (2, "channel"), (2, "group")]

@@ -104,7 +104,7 @@ def untouched() -> Any:
 # ----------------------------------------------------------------------------- a model's matrices
 
 
-def test_a_copy_with_other_matrices_has_them_and_nothing_else_new() -> None:
+def test_a_copy_has_only_other_matrices() -> None:
     model, asked = small(), list[str]()
 
     def change(name: str, weight: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ def test_inputs_are_what_each_matrix_multiplies() -> None:
     torch.testing.assert_close(found[NAMES[0]][:5], block.ln_1(embedded)[0])
 
 
-def test_products_of_activations_go_through_what_is_given() -> None:
+def test_products_go_through_what_is_given() -> None:
     model, seen = small(), list[tuple[str, tuple[int, ...]]]()
 
     def multiply(hidden: Tensor, name: str) -> Tensor:
@@ -167,7 +167,7 @@ def test_a_norm_stands_before_two_of_four_matrices() -> None:
     assert list(found.values()) == [norm for block in blocks for norm in (block.ln_1, block.ln_2)]
 
 
-def test_the_planted_twin_is_the_same_function_with_outliers() -> None:
+def test_the_twin_is_the_same_with_outliers() -> None:
     model, ids = fable(), passages(CALIBRATION, length=96)[:2]
     exact = GPTLMHead.from_pretrained("fable")
     twin = planted_twin(exact)
@@ -187,7 +187,7 @@ def test_the_planted_twin_is_the_same_function_with_outliers() -> None:
             torch.testing.assert_close(after[name][:, others], before[name][:, others])
 
 
-def test_an_error_on_the_way_leaves_the_model_alone() -> None:
+def test_an_error_leaves_the_model_alone() -> None:
     def broken(hidden: Tensor, name: str) -> Tensor:
         raise RuntimeError("no product")
 
@@ -201,7 +201,7 @@ def test_an_error_on_the_way_leaves_the_model_alone() -> None:
 
 
 @given(sizes, st.integers(1, 50), st.integers(0, 6), st.integers(0, 9))
-def test_the_kernel_of_8_bits_is_the_quantized_layer(n_in, n_out, rows, seed):
+def test_int8_kernel_is_the_quantized_layer(n_in, n_out, rows, seed):
     layer = QuantizedLinear.from_linear(linear(n_in, n_out, seed))
     kernel, hidden = (
         Int8Kernel(layer.codes, layer.scale, layer.bias),
@@ -224,7 +224,7 @@ def assert_close_in_bfloat16(
 
 
 @pytest.mark.parametrize(("n_in", "n_out"), [(32, 16), (64, 48), (256, 768), (1024, 256)])
-def test_the_kernel_of_4_bits_is_the_product_with_its_grid(n_in: int, n_out: int) -> None:
+def test_int4_kernel_is_the_product_of_codes(n_in: int, n_out: int) -> None:
     layer = linear(n_in, n_out)
     grouped = affine(in_groups(layer.weight, GROUP), bits=4)
     weight, hidden = from_groups(from_affine(*grouped), n_in), normal(5, n_in)
@@ -247,7 +247,7 @@ def test_a_row_doesnt_depend_on_the_other_rows(kernel):
 
 
 @given(st.sampled_from([16, 32, 48]), st.integers(1, 40), st.integers(0, 9))
-def test_the_embedding_and_the_head_read_the_same_codes(width: int, vocab: int, seed: int) -> None:
+def test_embedding_and_head_share_codes(width: int, vocab: int, seed: int) -> None:
     weight = normal(vocab, width, seed=seed)
     weight[0] = 0
     embedding = Int8Embedding(*absmax(weight, 8, dim=1))
@@ -337,7 +337,7 @@ def in_codes(config: GPTConfig, seed: int) -> QuantizedLMHead:
 
 
 @given(requests())
-def test_every_loop_writes_the_naive_loop_s_text_over_the_same_codes(request: Any) -> None:
+def test_every_loop_writes_the_naive_text(request: Any) -> None:
     config, seed, prompts, limits = request
     model = in_codes(config, seed)
     expected = anew(model, prompts, limits)
@@ -345,7 +345,7 @@ def test_every_loop_writes_the_naive_loop_s_text_over_the_same_codes(request: An
 
 
 @given(requests())
-def test_by_the_kernels_every_token_is_a_best_one_or_ties_with_it(request: Any) -> None:
+def test_kernels_give_best_or_tied_tokens(request: Any) -> None:
     config, seed, prompts, limits = request
     model = quantized(deepcopy(model_of(CachedLMHead, config, seed)).float())
     for loop in LOOPS:
@@ -362,7 +362,7 @@ def assert_best_or_tied(model: CachedLMHead, ids: list[int], prompt: int) -> Non
     assert ((logits.amax(-1) - picked) <= COARSE_HAIR * logits.abs().amax(-1)).all()
 
 
-def test_bytes_are_those_of_codes_scales_and_what_stays() -> None:
+def test_bytes_are_codes_scales_and_the_rest() -> None:
     """The head adds none: it reads the codes of the embedding."""
     config, matrices_of = fable().config, matrices(fable()).values()
     numbers = sum(layer.weight.numel() for layer in matrices_of)
@@ -390,6 +390,6 @@ def test_bytes_are_those_of_codes_scales_and_what_stays() -> None:
         lambda: Int8Embedding(*absmax(normal(5, 24), 8, dim=1)),
     ],
 )
-def test_what_a_kernel_would_make_nonsense_of_is_refused(make: Callable[[], nn.Module]) -> None:
+def test_widths_are_multiples_of_16(make: Callable[[], nn.Module]) -> None:
     with pytest.raises(ValueError, match="24 is no multiple of 16"):
         make()

@@ -1,7 +1,6 @@
 """Answers to lab 11's exercises: fewer heads, a window, heavy rows, codes of keys, swapping."""
 
 import torch
-import torch.nn.functional as F
 
 from solutions.kv_reduction import (
     ChannelKeys,
@@ -9,26 +8,10 @@ from solutions.kv_reduction import (
     WindowCache,
     grouped_attention,
     join,
-    kv_bytes_per_token,
     window_mask,
 )
 from solutions.kv_variants.packed_rows import Codes
 from tests.common.attempts import right, wrong
-
-# ------------------------------------------------------------------------- bytes, and fewer heads
-
-
-@wrong(kv_bytes_per_token, "The number of bytes is 2; expected 2.25.")
-def whole_bytes(config, kv_heads, bits=32, group=None):
-    return int(kv_bytes_per_token(config, kv_heads, bits, group))
-
-
-@right(grouped_attention)
-def by_torchs_own_groups(queries, keys, values, mask):
-    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=True)
-
-
-# --------------------------------------------------------------------------------------- a window
 
 
 @wrong(window_mask, "The mask (shape [1, 1, 1, 5]) differs first at [0, 0, 0, 1]")
@@ -77,18 +60,6 @@ def keeping_more_beside(self, layer, queries, keys, values):
     return WindowCache.attend(self, layer, queries, keys, values)
 
 
-# ------------------------------------------------------------------------- heavy rows, and codes
-
-
-@right(ChannelKeys.append)
-def by_splitting(self, keys):
-    joined = keys if self.waiting is None else torch.cat([self.waiting, keys], dim=2)
-    ends = range(self.group, joined.shape[2] - self.recent + 1, self.group)
-    *full, rest = joined.tensor_split([*ends], dim=2)
-    self.groups.extend(Codes(part.permute(0, 1, 3, 2), self.bits) for part in full)
-    self.waiting = rest.clone(memory_format=torch.contiguous_format)
-
-
 @wrong(ChannelKeys.append, "`groups[0].packed` after 4 tokens")
 def channels_in_the_other_direction(self, keys):
     before = len(self.groups)
@@ -105,17 +76,6 @@ def negative_groups(self, keys):
         part = joined[:, :, first : first + self.group]
         self.groups.append(Codes(part.transpose(2, 3), self.bits))
     self.waiting = joined[:, :, full * self.group :].clone()
-
-
-# --------------------------------------------------------------------------------------- swapping
-
-
-@wrong(HostPool.swap_out, "`store[0]` after request 0 was swapped out has shape [2, 3, 2, 2, 5];")
-def keeping_an_older_copy(self, cache, request_id):
-    older = self.store.get(request_id)
-    HostPool.swap_out(self, cache, request_id)
-    if older is not None:
-        self.store[request_id] = older
 
 
 @wrong(HostPool.swap_out, "The memory of `store[0]` after request 0 was swapped out holds 240 numb")

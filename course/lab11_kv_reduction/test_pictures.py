@@ -44,7 +44,7 @@ def cells(axes):
         ([[0, 1], []], ["ll", "gg"]),
     ],
 )
-def test_each_token_is_among_the_first_the_last_between_or_gone(kept, words):
+def test_each_token_has_its_kind(kept, words):
     figure = lab.kept_rows({"a way": kept})
     (axes,) = figure.axes
     assert cells(axes) == words
@@ -53,7 +53,7 @@ def test_each_token_is_among_the_first_the_last_between_or_gone(kept, words):
     assert set(legend_of(figure)) == occurring
 
 
-def test_a_way_that_gives_up_the_newest_token_is_told_by_those_that_have_it():
+def test_one_way_may_lose_the_newest_token():
     lost, _ = lab.kept_rows({"lost": [[0], [0]], "window": [[0], [1]]}).axes
     assert cells(lost) == ["l", "fg"]
 
@@ -73,7 +73,7 @@ def test_ways_of_unequal_length_are_refused(kept, told):
         lab.kept_rows(kept)
 
 
-def test_each_head_is_a_dot_at_its_layer_beside_a_line_at_even_shares():
+def test_each_head_is_a_dot_at_its_layer():
     shares, _ = lab.first_token_mass(samples.MASS, samples.EVEN, samples.CONTROLS).axes
     (dots,) = marked(shares, lab.HEAD)
     assert [y for _, y in dots] == samples.MASS.flatten().tolist()
@@ -84,7 +84,7 @@ def test_each_head_is_a_dot_at_its_layer_beside_a_line_at_even_shares():
     assert told(shares) == [50]  # the largest, in %
 
 
-def test_each_control_is_a_bar_with_its_error_and_its_numbers():
+def test_each_control_is_a_bar_with_its_error():
     _, losses = lab.first_token_mass(samples.MASS, samples.EVEN, samples.CONTROLS).axes
     drawn = [lines.get_segments()[0][:, 0].tolist() for lines in losses.collections]
     each = zip(losses.patches, losses.texts, drawn, samples.CONTROLS.items(), strict=True)
@@ -97,7 +97,7 @@ def test_each_control_is_a_bar_with_its_error_and_its_numbers():
 
 
 @pytest.mark.parametrize("keys", [samples.CHANNELS, torch.nn.Parameter(samples.CHANNELS)])
-def test_keys_are_an_image_and_bars_in_the_margins_go_from_smallest_to_largest(keys):
+def test_margins_span_the_keys(keys):
     panels = {axes.get_label(): axes for axes in lab.key_channels(keys).axes}
     (image,) = panels["keys"].images
     assert image.get_array().tolist() == samples.CHANNELS.tolist()
@@ -115,7 +115,7 @@ def test_keys_are_an_image_and_bars_in_the_margins_go_from_smallest_to_largest(k
     assert (keys.get_xlim(), keys.get_ylim()) == (channels.get_xlim(), tokens.get_ylim())
 
 
-def test_a_bar_has_its_parts_one_behind_the_other_and_behind_them_the_sum():
+def test_a_bar_has_its_parts_and_their_sum():
     figure = lab.token_bytes(samples.BYTES)
     (axes,) = figure.axes
     looks = dict(zip(legend_of(figure), lab.PARTS, strict=False))
@@ -130,7 +130,7 @@ def test_a_bar_has_its_parts_one_behind_the_other_and_behind_them_the_sum():
     assert less == [[24_576], [3_072, 8], [30_720, 0.8]]
 
 
-def test_each_way_has_a_bar_for_its_tokens_and_one_for_its_bytes():
+def test_preemption_has_tokens_and_bytes():
     computed, copied = lab.preemption(samples.PREEMPTED).axes
     assert heights(computed) == [5_321, 3_010]
     assert heights(copied) == [0, 45.678912]
@@ -141,7 +141,7 @@ def test_each_way_has_a_bar_for_its_tokens_and_one_for_its_bytes():
         assert names(axes.xaxis) == [box[0] for box in boxes(axes, looks)] == [*looks]
 
 
-def test_moving_a_slider_draws_the_mask_that_it_stands_for(monkeypatch):
+def test_sliders_draw_their_mask(monkeypatch):
     drawn = []
     monkeypatch.setattr(lab, "show_masks", lambda masks: drawn.append(masks) or show_masks(masks))
     window, sinks, *_ = lab.explore_window(window_mask).children
@@ -158,7 +158,7 @@ def test_moving_a_slider_draws_the_mask_that_it_stands_for(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("window", "sinks"), [(1, 0), (4, 0), (4, 2), (10, 10), (1, 10)])
-def test_the_words_tell_how_many_rows_a_cache_holds(window, sinks):
+def test_words_count_the_rows_of_a_cache(window, sinks):
     cache = WindowCache(1, window, sinks)
     cache.attend(0, *randn(3, 1, 1, 10, 4))
     sliders = lab.explore_window(window_mask, tokens=10).children

@@ -46,6 +46,7 @@ from tests.common.engines import (
     configs,
     model_of,
     naive_logits,
+    normal,
     seeds,
 )
 
@@ -74,6 +75,10 @@ def seen_by_rule(rule: Callable[[int, int], bool], seq: int) -> Tensor:
     return torch.tensor(
         [[key <= query and rule(query, key) for key in range(seq)] for query in range(seq)]
     )
+
+
+def causal(seq: int) -> Tensor:
+    return seen_by_rule(lambda query, key: True, seq)
 
 
 def under_a_window(window: int, sinks: int, seq: int) -> Tensor:
@@ -153,11 +158,8 @@ def windowed(draw: st.DrawFn) -> Windowed:
 @pytest.mark.parametrize(
     ("kv_heads", "bits", "group", "expected"),
     [
-        (8, 32, None, 24576),
-        (2, 32, None, 6144),
-        (8, 2, 32, 2304),
-        (8, 3, None, 2304),
-        (8, 8, 32, 6912),
+        *((8, 32, None, 24576), (2, 32, None, 6144), (8, 3, None, 2304)),
+        *((8, 2, 32, 2304), (8, 8, 32, 6912)),
     ],
 )
 def test_bytes_of_a_token(kv_heads: int, bits: int, group: int | None, expected: float) -> None:
@@ -165,27 +167,6 @@ def test_bytes_of_a_token(kv_heads: int, bits: int, group: int | None, expected:
 
 
 # ----------------------------------------------------------------------------------- fewer heads
-
-
-@given(
-    st.sampled_from([(1, 1), (4, 1), (4, 4), (6, 3), (6, 2), (8, 2)]),
-    st.integers(1, 4),
-    st.integers(0, 5),
-    st.booleans(),
-    st.integers(0, 99),
-)
-def test_neighboring_heads_share_their_keys(heads, q_len, before, has_mask, seed):
-    generator = torch.Generator().manual_seed(seed)
-    n_head, kv_heads = heads
-    k_len = before + q_len
-    shapes = (2, n_head, q_len, 5), (2, kv_heads, k_len, 5), (2, kv_heads, k_len, 5)
-    parts = [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes]
-    copies = [part.clone() for part in parts]
-    seen = under_a_window(2, 1, k_len)[before:] if has_mask else torch.ones(q_len, k_len).bool()
-    mask = torch.stack([seen, seen | True])[:, None] if has_mask else None
-    expected = WholeText([seen[None, None] if mask is None else mask]).attend(0, *parts)
-    assert_same(grouped_attention(parts[0], parts[1], parts[2], mask), expected)
-    assert all(torch.equal(*both) for both in zip(parts, copies, strict=True))
 
 
 def with_equal_heads(model: Any, kv_heads: int) -> Any:
@@ -201,7 +182,7 @@ def with_equal_heads(model: Any, kv_heads: int) -> Any:
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_heads_that_are_equal_are_pooled_without_a_change(kv_heads: int) -> None:
+def test_pooling_equal_heads_changes_nothing(kv_heads: int) -> None:
     config = CONFIGS[1]
     model = with_equal_heads(model_of(CachedLMHead, config, 1), kv_heads)
     ids, visible = torch.arange(24).view(2, 12), [under_a_window(64, 0, 12)] * config.n_layer
@@ -210,29 +191,19 @@ def test_heads_that_are_equal_are_pooled_without_a_change(kv_heads: int) -> None
 
 
 @pytest.mark.parametrize(("n_head", "kv_heads"), [(4, 2), (4, 1), (6, 3), (6, 2), (3, 3)])
-def test_pooled_heads_are_the_means_of_neighbors(n_head: int, kv_heads: int) -> None:
-    generator = torch.Generator().manual_seed(n_head)
-    n_embd, head_dim = 5 * n_head, 5
-    weight = torch.randn(n_embd, 3 * n_embd, generator=generator, dtype=torch.float64)
-    bias = torch.randn(3 * n_embd, generator=generator, dtype=torch.float64)
-    before = weight.clone(), bias.clone()
-    new_weight, new_bias = pool_heads(weight, bias, n_head, kv_heads)
-    assert new_weight.shape == (n_embd, (n_head + 2 * kv_heads) * head_dim)
-    assert new_bias.shape == new_weight.shape[1:]
-    for old, new in ((weight, new_weight), (bias, new_bias)):
-        queries, *pooled = new.split([n_embd, kv_heads * head_dim, kv_heads * head_dim], dim=-1)
-        groups = old.unflatten(-1, (3, kv_heads, n_head // kv_heads, head_dim))
-        assert torch.equal(queries, old[..., :n_embd])
-        for which, part in enumerate(pooled, 1):  # keys, values
-            assert_same(part, groups[..., which, :, :, :].mean(dim=-2).flatten(-2))
-    assert torch.equal(weight, before[0])
-    assert torch.equal(bias, before[1])
+def test_pooled_heads_are_means_of_neighbors(n_head: int, kv_heads: int) -> None:
+    weight = normal(0, 5 * n_head, 15 * n_head)
+    _, keys, values = weight.unflatten(-1, (3, kv_heads, n_head // kv_heads, 5)).mean(-2).unbind(1)
+    expected = torch.cat([weight[:, : 5 * n_head], keys.flatten(1), values.flatten(1)], dim=1)
+    new_weight, new_bias = pool_heads(weight, weight[0], n_head, kv_heads)
+    assert_same(new_weight, expected)
+    assert_same(new_bias, expected[0])
 
 
 @pytest.mark.parametrize(
     ("config", "kv_heads"), [(CONFIGS[1], 2), (CONFIGS[1], 1), (CONFIGS[2], 1)]
 )
-def test_the_engine_serves_a_grouped_model_from_a_smaller_pool(config, kv_heads):
+def test_the_engine_serves_a_grouped_model(config, kv_heads):
     """The naive tokens of that model, from a pool too small for all four."""
     model = grouped(model_of(CachedLMHead, config, 1), kv_heads, pool_heads)
     texts = {number: [3 + number, 14, 1][: 1 + number % 3] for number in range(4)}
@@ -250,8 +221,7 @@ def test_the_engine_serves_a_grouped_model_from_a_smaller_pool(config, kv_heads)
     assert engine.scheduler.preemptions > 0
     for number, prompt in prompts.items():
         ids, seq = torch.tensor([texts[number]]), len(texts[number])
-        causal = seen_by_rule(lambda query, key: True, seq)
-        following = whole(model, ids, [causal] * config.n_layer)[0].argmax(dim=-1).tolist()
+        following = whole(model, ids, [causal(seq)] * config.n_layer)[0].argmax(dim=-1).tolist()
         assert seq == len(prompt) + 8
         assert texts[number] == prompt + following[len(prompt) - 1 : -1]
 
@@ -259,23 +229,8 @@ def test_the_engine_serves_a_grouped_model_from_a_smaller_pool(config, kv_heads)
 # ------------------------------------------------------------------------------------- a window
 
 
-@given(st.integers(1, 9), st.integers(0, 6), st.integers(1, 6), st.integers(0, 4))
-def test_what_a_window_shows(seq: int, start: int, window: int, sinks: int) -> None:
-    """By its rule, for rows that stand at other positions, and for keys in any order."""
-    keys = torch.stack([torch.arange(seq + start), torch.arange(seq + start).flip(0) + 2])
-    queries = keys.sort(dim=1).values[:, start:]
-    mask = window_mask(queries, keys, window, sinks)
-    assert mask.shape == (2, 1, seq, seq + start)
-    assert mask.dtype == torch.bool
-    for row in range(2):
-        for q, query in enumerate(queries[row].tolist()):
-            for k, key in enumerate(keys[row].tolist()):
-                expected = key <= query and (key > query - window or key < sinks)
-                assert mask[row, 0, q, k].item() == expected
-
-
 @given(windowed(), st.booleans())
-def test_a_window_is_the_whole_text_under_its_mask(case: Windowed, is_grouped: bool) -> None:
+def test_a_window_is_the_text_under_its_mask(case: Windowed, is_grouped: bool) -> None:
     """However the text is cut, with fewer heads too; what is kept is what the next token sees."""
     config, model, ids, windows, sinks, sizes = case
     kv_heads = 1 if is_grouped else config.n_head
@@ -307,11 +262,11 @@ def test_a_window_is_the_whole_text_under_its_mask(case: Windowed, is_grouped: b
 
 
 @given(st.integers(1, 6), st.sets(st.integers(0, 9), max_size=3))
-def test_a_query_sees_the_last_ones_and_those_chosen(window: int, chosen: set[int]) -> None:
+def test_last_and_shows_the_last_and_the_chosen(window: int, chosen: set[int]) -> None:
     positions = torch.arange(10)[None]
-    found = last_and(window, *chosen)(positions[:, 4:], positions)
+    mask = last_and(window, *chosen)(positions[:, 4:], positions)
     rule = seen_by_rule(lambda query, key: key > query - window or key in chosen, 10)
-    assert torch.equal(found[0, 0], rule[4:])
+    assert torch.equal(mask[0, 0], rule[4:])
 
 
 @given(windowed(), st.data())
@@ -426,15 +381,12 @@ def test_heavy_rows_are_those_of_the_replay(text, data):
         assert_same(logits, whole(model, ids, visible))
 
 
-def test_heavy_rows_of_shared_heads_weigh_what_all_their_queries_give() -> None:
-    generator = torch.Generator().manual_seed(0)
-    queries = torch.randn(2, 6, 4, 5, generator=generator, dtype=torch.float64)
-    keys, values = torch.randn(2, 2, 3, 4, 5, generator=generator, dtype=torch.float64)
+def test_shared_heads_sum_the_mass_of_their_queries() -> None:
+    queries, (keys, values) = normal(0, 2, 6, 4, 5), normal(1, 2, 2, 3, 4, 5)
     cache = HeavyCache(1, budget=3, recent=1)
-    causal = seen_by_rule(lambda query, key: True, 4)
-    expected = WholeText([causal]).attend(0, queries, keys, values)
+    expected = WholeText([causal(4)]).attend(0, queries, keys, values)
     assert_same(cache.attend(0, queries, keys, values), expected)
-    weights = attention_weights(queries, keys, causal.expand(2, 3, 4, 4))
+    weights = attention_weights(queries, keys, causal(4).expand(2, 3, 4, 4))
     mass = weights.sum(dim=(2, 3))
     assert_same(mass.sum(dim=2), torch.full((2, 3), 8.0, dtype=torch.float64))  # 2 heads, 4 queries
     rows = torch.stack([keep_heavy(m, 3, 1) for m in mass])
@@ -463,7 +415,7 @@ CACHES: list[Any] = [
 
 
 @pytest.mark.parametrize("make", CACHES)
-def test_rows_of_a_batch_can_be_put_in_another_order(make: Callable[[], Any]) -> None:
+def test_rows_of_a_batch_can_be_reordered(make: Callable[[], Any]) -> None:
     """And one can go on twice, as beam search does."""
     model, ids = model_of(CachedLMHead, CONFIGS[1], 2), torch.arange(33).view(3, 11)
     one, other, rows = make(), make(), torch.tensor([2, 0, 2, 1])
@@ -488,11 +440,6 @@ def test_codes_are_packed_and_unpacked(bits: int, rows: int, eights: int, seed: 
     assert torch.equal(unpacked(held, bits), codes)
 
 
-def some_keys(seed: int, tokens: int, head_dim: int = 8) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(2, 3, tokens, head_dim, generator=generator, dtype=torch.float64)
-
-
 def frozen(tensors: Any) -> list[Any]:
     return [tensor.tolist() for tensor in tensors]
 
@@ -503,9 +450,9 @@ def frozen(tensors: Any) -> list[Any]:
     st.integers(0, 5),
     st.data(),
 )
-def test_codes_do_not_depend_on_how_the_tokens_come(kind, tokens, recent, data):
+def test_codes_dont_depend_on_chunks(kind, tokens, recent, data):
     """Older tokens are in codes as close as half a step, keys in whole groups; the others wait."""
-    (bits, group), numbers = kind, some_keys(tokens, tokens)
+    (bits, group), numbers = kind, normal(tokens, 2, 3, tokens, 8)
     older = max(0, tokens - recent)
     for is_keys in (True, False):
         at_once, kept = (
@@ -531,21 +478,18 @@ def test_codes_do_not_depend_on_how_the_tokens_come(kind, tokens, recent, data):
 
 
 @given(texts(), st.sampled_from([2, 4, 8]), st.data())
-def test_attention_over_codes_is_attention_over_what_they_stand_for(text, bits, data):
+def test_attention_reads_codes_back(text, bits, data):
     """Each layer, after each forward: what is read back stands for the keys and values."""
     config, _, ids = text
     cache = QuantizedCache(config.n_layer, bits, 4, data.draw(st.integers(0, 5)))
-    generator = torch.Generator().manual_seed(0)
-    start, every = 0, []
+    start = 0
     for size in data.draw(cuts(ids.shape[1], 4)):
-        shape = 2, config.n_head, size, config.head_dim
         for layer in range(config.n_layer):
-            new = torch.randn(3, *shape, generator=generator, dtype=torch.float64)
+            new = normal(start + layer, 3, 2, config.n_head, size, config.head_dim)
             output = cache.attend(layer, *new)
             keys, values = cache.keys[layer].read(), cache.values[layer].read()
-            causal = seen_by_rule(lambda query, key: True, start + size)[start:]
-            assert_same(output, WholeText([causal]).attend(0, new[0], keys, values))
-            every.append(output)
+            visible = causal(start + size)[start:]
+            assert_same(output, WholeText([visible]).attend(0, new[0], keys, values))
         start += size
         assert cache.length == start
     assert cache.bytes_held == real_bytes(cache)
@@ -554,7 +498,7 @@ def test_attention_over_codes_is_attention_over_what_they_stand_for(text, bits, 
 def test_two_bits_are_three_and_a_quarter() -> None:
     """In float32: 2 bits, and 40 beside each 32 numbers; what waits comes on top."""
     cache = QuantizedCache(1, bits=2, group=32, recent=32)
-    keys = some_keys(0, 32 * 9, 32).float()
+    keys = normal(0, 2, 3, 32 * 9, 32).float()
     cache.attend(0, keys, keys, keys)
     numbers, waiting = 2 * keys.numel(), 2 * keys[:, :, :32].numel()
     assert cache.bytes_held == (numbers - waiting) * 3.25 / 8 + waiting * 4
@@ -565,8 +509,7 @@ def test_two_bits_are_three_and_a_quarter() -> None:
 
 def a_pool(num_blocks: int, block_size: int) -> PagedCache:
     cache = PagedCache(CONFIGS[2], BlockManager(num_blocks, block_size), dtype=torch.float64)
-    generator = torch.Generator().manual_seed(0)
-    cache.pool.copy_(torch.randn(cache.pool.shape, generator=generator, dtype=torch.float64))
+    cache.pool.copy_(normal(0, *cache.pool.shape))
     return cache
 
 
@@ -641,11 +584,10 @@ def test_only_what_is_there_can_be_swapped() -> None:
     assert not host.store
 
 
-def test_logits_of_the_naive_side_are_those_of_gpt() -> None:
+def test_the_naive_side_is_gpt() -> None:
     """The measure itself: with nothing hidden it is lab 1's model."""
     ids = torch.arange(20).view(2, 10)
-    visible = [seen_by_rule(lambda query, key: True, 10)] * 2
-    got = whole(model_of(CachedLMHead, CONFIGS[1], 3), ids, visible)
+    got = whole(model_of(CachedLMHead, CONFIGS[1], 3), ids, [causal(10)] * 2)
     assert_same(got[:, -1], naive_logits(CONFIGS[1], 3, ids.tolist()))
 
 
@@ -670,7 +612,9 @@ REFUSED: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("function", "given", "sentence"), REFUSED)
-def test_what_cannot_be_is_refused(function, given, sentence):
+@pytest.mark.parametrize(
+    ("function", "given", "sentence"), REFUSED, ids=[row[0].__name__ for row in REFUSED]
+)
+def test_refusals(function, given, sentence):
     with pytest.raises(ValueError, match=sentence):
         function(*given)

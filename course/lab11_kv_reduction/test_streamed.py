@@ -43,7 +43,7 @@ def test_a_cache_that_forgets_is_streamed_through() -> None:
 
 
 @pytest.mark.parametrize(("scored", "chunk"), [(0, 1), (5, 1), (-1, 1), (2, 0)])
-def test_what_nothing_predicts_cannot_be_scored(scored: int, chunk: int) -> None:
+def test_scored_tokens_are_predicted(scored: int, chunk: int) -> None:
     text, model = torch.zeros(5, dtype=torch.int64), model_of(CachedLMHead, CONFIG, 0)
     with pytest.raises(ValueError, match="Of passages of 5 tokens 1 to 4 can be scored"):
         streamed_bits(model, lambda: None, [text], scored, chunk)

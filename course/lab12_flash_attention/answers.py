@@ -8,9 +8,7 @@ import torch
 from solutions.flash_attention import (
     absorb,
     backward_tile,
-    count_traffic,
     empty_state,
-    exp_minus,
     finish,
     flash_attention,
     hide_later_keys,
@@ -18,24 +16,10 @@ from solutions.flash_attention import (
     paged_decode,
     split_decode,
 )
-from tests.common.attempts import right, wrong
+from tests.common.attempts import right, wrong, wrong_result
 
-# --------------------------------------------------------------------- counts, a running softmax
-
-
-@wrong(count_traffic, "count_traffic returns two numbers; this is None. Is a `return` missing?")
-def without_a_return(q_len, k_len, head_dim, block_q, block_k):
-    count_traffic(q_len, k_len, head_dim, block_q, block_k)
-
-
-@wrong(absorb, "absorb returns a State; this is 2 things.")
-def without_the_peak(state, scores, values):
-    return absorb(state, scores, values)[1:]
-
-
-@wrong(absorb, "What absorb returned is a tuple; expected: it is a State.")
-def in_a_tuple(state, scores, values):
-    return tuple(absorb(state, scores, values))
+wrong_result(absorb, lambda state: state[1:], "absorb returns a State; this is 2 things.")
+wrong_result(absorb, tuple, "What absorb returned is a tuple; expected: it is a State.")
 
 
 @wrong(absorb, "The result is right, but `state[1]` is no longer what it was before the call")
@@ -43,9 +27,6 @@ def in_place(state, scores, values):
     after = absorb(state, scores, values)
     state.total.copy_(after.total)
     return after
-
-
-# ------------------------------------------------------------------------------------- tile by tile
 
 
 @right(flash_attention)
@@ -111,18 +92,6 @@ def in_large_tiles(memory, q_len, k_len, head_dim, block_q, block_k):
     flash_attention(memory, q_len, k_len, head_dim, block_q, 2 * block_k)
 
 
-# ----------------------------------------------------------------------- in parts, block by block
-
-
-@wrong(merge, "The output (shape [2, 3]) differs first at [1, 0]: got 0")
-def one_maximum_for_all_queries(outputs, lses):
-    top = lses.max()
-    weights = exp_minus(lses, top)
-    total = weights.sum(dim=0)
-    output = (weights[..., None] * outputs).sum(dim=0) / total.clamp(min=1e-30)[..., None]
-    return output, top + total.log()
-
-
 @right(split_decode)
 def from_the_end(worker, length, parts):
     size, outputs, lses = math.ceil(length / parts), [], []
@@ -153,28 +122,10 @@ def beyond_the_end(worker, length, parts):
 
 
 @right(paged_decode)
-def from_the_last_block_on(query, read_block, block_table, block_size, length):
-    last = (length - 1) // block_size
-    outputs = lses = None
-    for number in range(last, -1, -1):
-        keys, values = read_block(block_table[number])
-        held = length - last * block_size if number == last else block_size
-        scores = torch.einsum("hd,hkd->hk", query, keys[:, :held]) / query.shape[1] ** 0.5
-        output = (scores.softmax(-1)[:, None] @ values[:, :held])[:, 0]
-        own = output[None], scores.logsumexp(-1)[None]
-        if outputs is None:
-            outputs, lses = own
-        else:
-            both = torch.cat([outputs, own[0]]), torch.cat([lses, own[1]])
-            outputs, lses = (part[None] for part in merge(*both))
-    return outputs[0]
-
-
-@right(paged_decode)
 def merged_in_the_end(query, read_block, block_table, block_size, length):
-    """A part for each block: of outputs there are far fewer than of keys and values."""
+    """From the last block on; of the parts' outputs there are far fewer than of keys and values."""
     parts = []
-    for start in range(0, length, block_size):
+    for start in reversed(range(0, length, block_size)):
         keys, values = read_block(block_table[start // block_size])
         held = min(block_size, length - start)
         scores = (query[:, None] @ keys[:, :held].mT)[:, 0] / query.shape[1] ** 0.5
@@ -206,9 +157,6 @@ def after_a_gather_of_views(query, read_block, block_table, block_size, length):
     keys, values = (torch.cat(part, dim=1)[:, :length] for part in zip(*blocks, strict=True))
     scores = (query[:, None] @ keys.mT) / query.shape[1] ** 0.5
     return (scores.softmax(dim=-1) @ values)[:, 0]
-
-
-# ------------------------------------------------------------------------------------ the gradients
 
 
 @right(backward_tile)

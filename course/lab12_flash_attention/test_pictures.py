@@ -28,7 +28,7 @@ from tests.common.pictures import (
 )
 
 
-def test_bars_show_the_numbers_moved_and_held_and_a_line_shows_the_naive_way():
+def test_bars_are_numbers_moved_and_held():
     above, below = lab.traffic_bars(samples.TILED, samples.NAIVE, samples.FAST_NUMBERS).axes
     assert heights(above) == [2_000, 500]
     assert heights(below) == [30, 1_200]
@@ -48,7 +48,7 @@ def as_drawn(keys, weights):
     return pytest.approx({key: float(weights[key]) for key in keys})
 
 
-def test_a_panel_for_each_tile_has_its_weights_and_those_of_earlier_tiles():
+def test_each_tile_has_a_panel_of_weights():
     scores, *tiles, _ = lab.online_softmax(samples.SCORES, samples.STATES, 3).axes
     for number, (axes, (_, total, weighted)) in enumerate(zip(tiles, samples.STATES, strict=True)):
         start, end = 3 * number, min(3 * number + 3, 7)
@@ -71,14 +71,14 @@ def test_a_panel_for_each_tile_has_its_weights_and_those_of_earlier_tiles():
         ([-torch.inf] * 2 + [1.0, 2.0] + [-torch.inf] * 2, 2, [[1], [2, 2.0], [3, 2.0]]),
     ],
 )
-def test_a_tile_tells_its_peak_unless_nothing_was_seen(scores, size, facts):
+def test_a_tile_has_a_peak_if_a_key_is_seen(scores, size, facts):
     scores = torch.tensor(scores)
     _, *tiles, _ = lab.online_softmax(scores, samples.states_of(scores, size), size).axes
     assert [told(axes) for axes in tiles] == facts
 
 
 @pytest.mark.parametrize("wrong", [1, 2])
-def test_in_the_end_stands_what_was_handed_over_the_total_beside_dots_at_the_softmax(wrong):
+def test_the_last_panel_compares_with_a_softmax(wrong):
     peak, total, weighted = samples.STATES[-1]
     handed = [*samples.STATES[:-1], (peak, wrong * total, weighted)]
     axes = lab.online_softmax(samples.SCORES, handed, 3).axes[-1]
@@ -99,9 +99,7 @@ def cells(axes):
 
 
 @given(st.integers(1, 14), st.integers(1, 14), st.integers(1, 5), st.integers(1, 5))
-def test_each_tile_is_loaded_masked_or_skipped_as_its_pairs_are_seen(
-    q_len, k_len, block_q, block_k
-):
+def test_tiles_are_loaded_masked_or_skipped(q_len, k_len, block_q, block_k):
     """For any lengths, a tile is looked up in the table of all keys that each query sees."""
     table = hide_later_keys(torch.zeros(q_len, k_len), k_len - q_len) == 0
     axes = grid_of(q_len, k_len, block_q, block_k)
@@ -127,9 +125,7 @@ def test_each_tile_is_loaded_masked_or_skipped_as_its_pairs_are_seen(
         ((256, 256, 8, 8), None, [528, 1024, 32], []),  # too small to be numbered
     ],
 )
-def test_tiles_are_counted_and_numbered_in_the_order_in_which_keys_came(
-    sizes, loads, counts, places
-):
+def test_tiles_are_numbered_as_they_were_loaded(sizes, loads, counts, places):
     axes = grid_of(*sizes, loads=loads)
     assert told(axes) == counts
     found = {text.get_text(): text.get_position() for text in axes.texts}
@@ -138,7 +134,7 @@ def test_tiles_are_counted_and_numbered_in_the_order_in_which_keys_came(
     assert curves(axes) == [{k_len - q_len: 0, k_len: q_len}]  # the diagonal
 
 
-def test_each_way_has_its_times_and_a_ring_where_it_becomes_faster_than_the_first():
+def test_a_ring_marks_where_a_way_wins():
     figure = lab.over_length(samples.LENGTH_TIMES)
     (axes,) = figure.axes
     rings = [line.get_markersize() == lab.WON["ms"] for line in axes.lines]
@@ -161,11 +157,11 @@ def test_each_way_has_its_times_and_a_ring_where_it_becomes_faster_than_the_firs
         ({}, None),
     ],
 )
-def test_faster_from_a_length_on_means_at_all_that_follow(other, won):
+def test_faster_from_means_at_all_that_follow(other, won):
     assert lab.faster_from({1: 10, 2: 10, 3: 10}, other) == won
 
 
-def test_a_lane_has_the_keys_of_its_worker_and_its_weight():
+def test_a_lane_is_a_workers_keys_and_weight():
     keys, merged = lab.lanes(samples.PARTS).axes
     assert spans(keys) == [(0, 6), (6, 12), (12, 16)]
     weights = torch.tensor([1.0, 3.0, -math.inf]).softmax(dim=0).tolist()
@@ -177,7 +173,7 @@ def test_a_lane_has_the_keys_of_its_worker_and_its_weight():
 @pytest.mark.parametrize(
     ("lses", "total"), [((-2e3, -1999), 1), ((2e3, 2001), 1), ([-math.inf], 0)]
 )
-def test_weights_sum_to_one_however_large_the_lses_are_unless_nothing_was_seen(lses, total):
+def test_weights_of_large_lses_sum_to_one(lses, total):
     merged = lab.lanes([(n, n + 1, lse) for n, lse in enumerate(lses)]).axes[1]
     assert sum(widths(merged)) == pytest.approx(total)
 
@@ -200,7 +196,7 @@ def circles(axes):
     return {int(text.get_position()[0]): text.get_text() for text in bold}
 
 
-def test_blocks_are_filled_by_the_tokens_that_they_hold_and_numbered_as_they_were_read():
+def test_blocks_are_filled_and_numbered():
     (axes,) = lab.walk([4, 0, 2], [4, 0, 2], 8, 22, 6).axes
     full, last = {lab.REST: 1, lab.HELD: 1}, {lab.REST: 1, lab.HELD: 6 / 8}
     assert blocks(axes) == {block: {lab.OTHER: 1} for block in range(6)} | {
@@ -220,7 +216,7 @@ def test_blocks_are_filled_by_the_tokens_that_they_hold_and_numbered_as_they_wer
     assert ends == [[places[block], places[other]] for block, other in pairwise(read)]
 
 
-def test_what_is_read_is_drawn_even_where_it_is_wrong():
+def test_wrong_reads_are_drawn_too():
     """A block twice, one of another request, and one of the table not at all."""
     (axes,) = lab.walk([1, 5, 1], [1, 3], 4, 8, 6).axes
     assert circles(axes) == {1: "1, 3", 5: "2"}

@@ -39,7 +39,7 @@ from solutions.flash_attention import (
 )
 from solutions.kernels.slow_memory import Memory, OutOfFastMemory, fast_numbers_for
 from solutions.paged_attention import BlockManager, PagedCache
-from tests.common.engines import blocks_for, shuffled
+from tests.common.engines import blocks_for, normal, shuffled
 from tests.common.serving import Load, loads, serve
 
 seeds, leads = st.integers(0, 99), st.sampled_from([(), (1,), (3,), (2, 3)])
@@ -51,10 +51,6 @@ def on_a_grid(seed: int, size: float, *shape: int) -> Tensor:
     """Numbers of which products and sums are exact."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(-4, 5, shape, generator=generator).double() / 4 * size
-
-
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def two_passes(scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,23 +104,21 @@ def masked_scores(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
 
 
 @given(masked_scores(), st.data())
-def test_any_tiles_in_any_order_are_one_softmax(case: tuple[Tensor, Tensor], data: Any) -> None:
+def test_tiles_in_any_order_are_one_softmax(case: tuple[Tensor, Tensor], data: Any) -> None:
     scores, values = case
     order = data.draw(st.permutations(range(scores.shape[-1])))
     inside = st.integers(1, len(order) - 1) if len(order) > 1 else st.nothing()
     cuts = sorted(data.draw(st.sets(inside)))
     state = empty_state(torch.zeros(*scores.shape[:-1], 5, dtype=torch.float64))
     for start, end in pairwise([0, *cuts, len(order)]):
-        tile, before = order[start:end], state
-        copies = [part.clone() for part in before]
-        state = absorb(before, scores[..., tile], values[..., tile, :])
-        assert all(torch.equal(*both) for both in zip(before, copies, strict=True))
+        tile = order[start:end]
+        state = absorb(state, scores[..., tile], values[..., tile, :])
     assert torch.equal(state.peak, scores.amax(dim=-1))
     assert_both(finish(state), two_passes(scores, values))
 
 
 @given(st.integers(1, 12), blocks, seeds)
-def test_the_steps_of_one_query_tell_every_weight(keys: int, block_k: int, seed: int) -> None:
+def test_online_steps_have_every_weight(keys: int, block_k: int, seed: int) -> None:
     scores = normal(seed, keys)
     steps = list(online_steps(scores, block_k))
     assert len(steps) == -(-keys // block_k)
@@ -142,9 +136,7 @@ def test_the_steps_of_one_query_tell_every_weight(keys: int, block_k: int, seed:
 @given(inputs(), blocks, blocks)
 def test_tiles_give_what_two_passes_give(case, block_q, block_k):
     queries, keys, values = case
-    before = [part.clone() for part in case]
     assert_both(attend_in_tiles(*case, block_q, block_k), two_passes(causal(queries, keys), values))
-    assert all(torch.equal(one, other) for one, other in zip(case, before, strict=True))
 
 
 # ---------------------------------------------------------------------------------- what is counted
@@ -155,12 +147,8 @@ def memory_of(q_len: int, k_len: int, head_dim: int, **room: float) -> Memory:
     return Memory(normal(0, q_len, head_dim), keys, values, **room)
 
 
-def test_the_traffic_of_1024_tokens() -> None:
-    assert count_traffic(1024, 1024, 32, 128, 128) == (4_325_376, 361_472)
-
-
 @given(lengths, lengths, st.integers(1, 5), blocks, blocks)
-def test_the_memory_counts_what_was_foretold(q_len, k_len, head_dim, block_q, block_k):
+def test_memory_moves_the_foretold_traffic(q_len, k_len, head_dim, block_q, block_k):
     naive, tiled = count_traffic(q_len, k_len, head_dim, block_q, block_k)
     memory = memory_of(q_len, k_len, head_dim)
     flash_attention(memory, q_len, k_len, head_dim, block_q, block_k)
@@ -174,7 +162,7 @@ def test_the_memory_counts_what_was_foretold(q_len, k_len, head_dim, block_q, bl
 
 
 @given(lengths, lengths, blocks, blocks)
-def test_a_tile_is_loaded_where_a_query_sees_a_key_of_it(q_len, k_len, block_q, block_k):
+def test_only_visible_tiles_are_loaded(q_len, k_len, block_q, block_k):
     memory = memory_of(q_len, k_len, 2)
     flash_attention(memory, q_len, k_len, 2, block_q, block_k)
     expected: list[tuple[str, int, int]] = []
@@ -190,7 +178,7 @@ def test_a_tile_is_loaded_where_a_query_sees_a_key_of_it(q_len, k_len, block_q, 
 
 
 @given(lengths, st.integers(1, 5), blocks, blocks)
-def test_it_needs_the_fast_memory_that_is_foretold(length, head_dim, block_q, block_k):
+def test_fast_memory_is_as_foretold(length, head_dim, block_q, block_k):
     q, k = min(block_q, length), min(block_k, length)
     needed = q * head_dim + 2 * k * head_dim + q * k + q * (head_dim + 2)
     assert fast_numbers_for(head_dim, q, k) == needed
@@ -200,7 +188,7 @@ def test_it_needs_the_fast_memory_that_is_foretold(length, head_dim, block_q, bl
         flash_attention(memory_of(*sizes, fast_numbers=needed - 1), *sizes, block_q, block_k)
 
 
-def test_a_loaded_tile_is_a_copy_and_heads_go_along() -> None:
+def test_a_loaded_tile_is_a_copy() -> None:
     queries, others = normal(0, 3, 5, 4), normal(1, 3, 7, 4)
     memory = Memory(queries, others, others)
     tile = memory.load("keys", 2, 6)
@@ -213,7 +201,7 @@ def test_a_loaded_tile_is_a_copy_and_heads_go_along() -> None:
     assert memory.result("lse").isnan().tolist() == [[True, False, False, True, True]] * 3
 
 
-def test_what_is_no_tile_is_neither_loaded_nor_stored() -> None:
+def test_what_is_no_tile_is_refused() -> None:
     memory = memory_of(5, 7, 4)
     for tile in [("keys", 4, 8), ("keys", 3, 3), ("keys", -1, 2), ("queries", 5, 6), ("x", 0, 1)]:
         with pytest.raises(ValueError, match=tile[0]):
@@ -370,7 +358,7 @@ def test_no_more_than_a_tile_is_held() -> None:
 
 
 @pytest.mark.slow
-def test_the_engine_writes_the_naive_tokens_in_tiles() -> None:
+def test_the_engine_writes_naive_tokens_in_tiles() -> None:
     happened: Counter[str] = Counter()
 
     @given(loads())
@@ -394,7 +382,7 @@ def test_the_engine_writes_the_naive_tokens_in_tiles() -> None:
 
 
 @given(inputs(), blocks, seeds)
-def test_the_gradients_of_all_tiles_are_autograds(case, block_k, seed):
+def test_gradients_of_tiles_are_autograds(case, block_k, seed):
     queries, keys, values = (part.clone().requires_grad_() for part in case)
     scores = causal(queries, keys)
     is_blind = scores.amax(dim=-1, keepdim=True) == -torch.inf
@@ -435,6 +423,6 @@ def unused_worker(*_: int) -> Any:
         *((paged_decode, [torch.zeros(1, 4), unused_worker, [1, 0], 4, n]) for n in (0, 9)),
     ],
 )
-def test_sizes_that_cannot_be_are_refused(function: Callable[..., Any], given: list[Any]) -> None:
+def test_refusals(function: Callable[..., Any], given: list[Any]) -> None:
     with pytest.raises(ValueError, match=r"must be 1 or more, not 0|room for 1 to 8 tokens"):
         function(*given)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from solutions.serving import SLO
 from tests.samples import of
 from visuals import serving as visuals
 
@@ -19,13 +20,7 @@ class Record:
     tokens: int = 0
 
 
-@dataclass
-class Limits:
-    ttft: float
-    tpot: float
-
-
-SLO = Limits(ttft=0.25, tpot=0.025)
+LIMITS = SLO(ttft=0.25, tpot=0.025)
 RECORDS = [  # all that can become of a request; the clock doesn't begin at 0
     Record(10.0, 10.05, 10.25, 10.5, 10.5, "whole", 11),  # both just in time
     Record(10.1, 10.12, 10.2, 10.8, 10.8, "whole", 21),  # tokens too slow
@@ -86,11 +81,11 @@ CHUNKED = [
 REFUSAL = [(0.0, b'HTTP/1.1 429 Too Many\r\nretry-after: 1\r\n\r\n{"error":' + b"9" * 200 + b"}")]
 
 EXAMPLES = (
-    of(visuals.bars, RECORDS, SLO),
+    of(visuals.bars, RECORDS, LIMITS),
     of(visuals.bars, RECORDS),
-    of(visuals.bars, 10 * RECORDS, SLO),
+    of(visuals.bars, 10 * RECORDS, LIMITS),
     of(visuals.explore_rate, run),
-    of(visuals.explore_rate, run, SLO, [2, 10, 50]),
+    of(visuals.explore_rate, run, LIMITS, [2, 10, 50]),
     of(visuals.knee, RATES, THROUGHPUT, GOODPUT),
     of(visuals.knee, [8], [8.0], [0.0]),
     of(visuals.ttft_curves, TTFTS),

@@ -97,7 +97,7 @@ class RequestPool:
                 self.engine.abort(request.id)
             raise
         finally:
-            self.queues.pop(request.id)
+            self.queues = {key: one for key, one in self.queues.items() if key != request.id}
         ### END SOLUTION
 
 

@@ -14,7 +14,7 @@ from solutions.serving import SLO, Served, goodput, percentile
 from tests.common.pictures import boxes, curves, legend_of, marked, numbers_in, texts, told, widths
 
 
-def test_a_bar_has_the_phases_that_a_request_reached_and_how_it_ended():
+def test_a_bar_has_phases_and_an_end():
     (axes,) = lab.bars(RECORDS).axes
     moments = [(0, 0.05, 0.25, 0.5), (0.1, 0.12, 0.2, 0.8), (0.15, 0.45, 0.5, 0.7), ()]
     moments += [(0.25, 0.6), (0.3, 0.35, 0.4, 0.6), (0.35, 0.45, 0.5), (0.4, 0.5, 0.55)]
@@ -27,8 +27,8 @@ def test_a_bar_has_the_phases_that_a_request_reached_and_how_it_ended():
     assert told(axes) == [4, 8]  # whole, of all
 
 
-def test_an_slo_marks_the_requests_that_met_it_and_the_seconds_that_were_too_late():
-    (axes,) = lab.bars(RECORDS, samples.SLO).axes
+def test_an_slo_marks_late_seconds():
+    (axes,) = lab.bars(RECORDS, samples.LIMITS).axes
     rows = [[row for _, row in marked(axes, mark)[0]] for mark in (lab.MET, lab.MISSED)]
     assert rows == [[0, 7], [1, 2, 3, 4, 5, 6]]
     lines = marked(axes, {"marker": "None"} | lab.LATE)
@@ -44,7 +44,7 @@ answers = st.tuples(eighths, eighths, st.integers(1, 3), st.booleans())
 
 
 @given(st.lists(answers, min_size=1))
-def test_the_sentence_has_goodput_and_percentiles_as_the_lab_defines_them(answers):
+def test_words_have_goodput_and_percentiles(answers):
     served = [Served(1, 1 + a, 1 + a + b, n, is_whole) for a, b, n, is_whole in answers]
     records = [Record(1, 1, 1 + a, 1 + a + b, 3, ENDS[c], n) for a, b, n, c in answers]
     words = lab.in_words([*records, replace(RECORDS[3], due=1, ended=3)], SLO(0.5, 0.25))
@@ -53,7 +53,7 @@ def test_the_sentence_has_goodput_and_percentiles_as_the_lab_defines_them(answer
         assert f"p{p} {percentile([1000 * ttft for ttft, *_ in answers], p):,.0f}" in words
 
 
-def test_the_knee_has_its_rates_in_order_and_a_ring_at_the_highest_goodput():
+def test_a_ring_marks_the_highest_goodput():
     (axes,) = lab.knee(samples.RATES, samples.THROUGHPUT, samples.GOODPUT).axes
     diagonal, throughput, goodput, ring = (list(curve.items()) for curve in curves(axes))
     assert all(x == y for x, y in diagonal)
@@ -62,7 +62,7 @@ def test_the_knee_has_its_rates_in_order_and_a_ring_at_the_highest_goodput():
     assert (ring, told(axes)) == ([(24, 20)], [20, 24])
 
 
-def test_percentiles_are_nearest_ranks_on_the_curve():
+def test_percentiles_are_on_the_curve():
     figure = lab.ttft_curves(samples.TTFTS)
     assert [numbers_in(n)[1::2] for n in legend_of(figure)] == [[20, 500, 500], [50, 95, 99]]
     curve, *marks = (line.get_xydata().round(9).tolist() for line in figure.axes[0].lines[4:])
@@ -70,7 +70,7 @@ def test_percentiles_are_nearest_ranks_on_the_curve():
     assert all(mark in curve for (mark,) in marks)
 
 
-def test_cells_and_bars_count_the_requests_of_each_replica():
+def test_cells_and_bars_count_requests():
     panels = lab.routing(samples.COUNTS, samples.HITS).axes
     for name, cells, bars in zip(samples.COUNTS, panels[::2], panels[1::2], strict=True):
         rows = samples.COUNTS[name]
@@ -81,7 +81,7 @@ def test_cells_and_bars_count_the_requests_of_each_replica():
     assert [told(axes) for axes in panels[1::2]] == [[1.0], [1.26]]  # the largest over the mean
 
 
-def test_a_stream_has_its_bytes_their_times_and_what_each_part_is():
+def test_a_stream_has_its_bytes_and_times():
     assert texts(lab.on_the_wire(samples.STREAM).axes[0]) == [
         *("HTTP/1.1 200 OK", r"\r\n", "status line", "0.0"),
         *("content-type: text/event-stream", r"\r\n\r\n", "header"),  # begins in the same read
@@ -96,7 +96,7 @@ def test_a_stream_has_its_bytes_their_times_and_what_each_part_is():
     assert texts(axes)[-3:] == ['data: {"a":1}', r"\n", "unfinished"]  # without an empty line
 
 
-def test_a_long_stream_loses_the_events_in_its_middle():
+def test_a_long_stream_loses_its_middle():
     shown = texts(lab.on_the_wire(samples.CHUNKED).axes[0])
     assert [n for text in shown for n in range(200) if f'"{n:03}"' in text] == [0, 1, 198, 199]
     assert "… 196 more events …" in shown
@@ -114,6 +114,6 @@ BAD = [
 
 
 @pytest.mark.parametrize(("draw", "handed", "said"), BAD)
-def test_what_cannot_be_drawn_is_refused_with_a_sentence(draw, handed, said):
+def test_refusals(draw, handed, said):
     with pytest.raises(ValueError, match=said):
         draw(*handed)

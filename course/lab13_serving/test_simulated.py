@@ -59,7 +59,7 @@ def test_tasks_that_wait_for_each_other_are_told_so():
 # --------------------------------------------------------------------------------------- the engine
 
 
-def test_one_request_takes_a_prefill_and_a_step_for_each_later_token():
+def test_a_request_takes_a_step_a_token():
     request = Request("a", prompt=300, answer=3)
     engine = run(served([request]))
     first = STEP + BUDGET * TOKEN + STEP + (300 - BUDGET) * TOKEN
@@ -69,7 +69,7 @@ def test_one_request_takes_a_prefill_and_a_step_for_each_later_token():
     assert (request.outcome, engine.computed) == ("whole", 300 + 2)
 
 
-def test_a_prompt_shares_its_steps_with_decodes_and_slots_are_limited():
+def test_prompts_share_steps_and_slots():
     requests = [Request(str(i), prompt=16, answer=4) for i in range(SLOTS + 1)]
     engine = run(served(requests))
     first = STEP + SLOTS * 16 * TOKEN  # exactly the budget
@@ -95,7 +95,7 @@ def test_a_stall_lengthens_one_step():
     assert request.last == pytest.approx(request.first + 7 * (STEP + TOKEN))
 
 
-def test_aborting_ends_a_request_and_costs_no_further_step():
+def test_aborting_costs_no_further_step():
     async def leave(after: float) -> tuple[SimulatedEngine, Request]:
         engine, request = SimulatedEngine(), Request("a", prompt=100, answer=50)
         engine.submit(request)
@@ -128,7 +128,7 @@ def test_a_fault_ends_every_request_now_and_later():
     assert set(run(fail())) == {"failed"}
 
 
-def test_known_blocks_are_found_from_the_beginning_and_one_token_is_always_computed():
+def test_known_blocks_are_found():
     hashes = (b"one", b"two", b"three")
     first, again = (Request(name, 3 * BLOCK, 2, hashes) for name in "ab")
     other = Request("c", 4 * BLOCK, 2, (b"one", b"else", b"three"))
@@ -145,7 +145,7 @@ def test_known_blocks_are_found_from_the_beginning_and_one_token_is_always_compu
 # ------------------------------------------------------------------------------------------ traffic
 
 
-def test_requests_are_the_same_every_time_and_within_their_limits():
+def test_requests_follow_from_their_seed():
     requests = new_requests(500, seed=1)
     sizes = [(request.prompt, request.answer) for request in requests]
     assert sizes == [(request.prompt, request.answer) for request in new_requests(500, seed=1)]
@@ -154,7 +154,7 @@ def test_requests_are_the_same_every_time_and_within_their_limits():
     assert 200 < sum(prompt < 64 for prompt, _ in sizes) < 300  # half of them, in logarithms
 
 
-def test_each_turn_of_a_chat_begins_with_the_turns_before():
+def test_a_turn_begins_with_the_turns_before():
     one, other = new_chats(chats=2, turns=3, instructions=2 * BLOCK)
     for before, after in pairwise(one):
         assert after.hashes[: len(before.hashes)] == before.hashes

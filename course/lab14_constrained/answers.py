@@ -13,30 +13,38 @@ from solutions.constrained import (
     token_index,
 )
 from solutions.grammars.regex import EMPTY, NOTHING, Star, Then
-from tests.common.attempts import right, wrong
+from tests.common.attempts import right, wrong, wrong_result
 
-# ------------------------------------------------------------------------- choices, and the mask
-
-
-@right(allowed_choices)
-def place_by_place(choices, generated, eos):
-    left = [[*choice, eos] for choice in choices]
-    for token in generated:
-        left = [rest[1:] for rest in left if rest[0] == token and token != eos]
-    return frozenset(rest[0] for rest in left)
-
-
-@wrong(allowed_choices, "The set is a list; expected: it has token")
-def in_a_list(choices, generated, eos):
-    return sorted(allowed_choices(choices, generated, eos))
-
-
-@wrong(constrain, "A large negative number is used instead of -inf.")
-def nearly_never(logits, allowed):
-    return constrain(logits, allowed).clamp(min=-1e9)
-
-
-# ------------------------------------------------------------------------------------ derivatives
+wrong_result(allowed_choices, sorted, "The set is a list; expected: it has token")
+wrong_result(
+    constrain,
+    lambda logits: logits.clamp(min=-1e9),
+    "A large negative number is used instead of -inf.",
+)
+wrong_result(
+    token_index,
+    lambda index: [list(ends.items()) for ends in index],
+    "Each item of the index is a dict; item 0 is a list.",
+)
+wrong_result(
+    generate_constrained,
+    lambda texts: torch.nn.utils.rnn.pad_sequence([torch.tensor(text) for text in texts], True),
+    "What it returned is a tensor of shape",
+    "; expected: it is a list of",
+)
+wrong_result(
+    forced,
+    lambda _: None,
+    "forced returns bytes and a state; this is None. Is a `return` missing?",
+)
+wrong_result(
+    classify, lambda sets: (sets[0], sets[2]), "classify returns three sets; this is 2 things."
+)
+wrong_result(
+    classify,
+    lambda sets: (sets[0] | sets[2], *sets[1:]),
+    "is accepted and uncertain; expected: it is uncertain.",
+)
 
 
 @right(derivative)
@@ -58,57 +66,12 @@ def of_characters(regex, byte):
     return derivative(regex, byte) if byte < 128 else NOTHING
 
 
-# ------------------------------------------------------------------------- from bytes to tokens
-
-
-@wrong(token_index, "Each item of the index is a dict; item 0 is a list.")
-def as_pairs(automaton, vocabulary):
-    return [list(ends.items()) for ends in token_index(automaton, vocabulary)]
-
-
-@wrong(token_index, "`vocabulary` is changed; expected: it is as it was.")
-def without_empty_tokens(automaton, vocabulary):
-    index = token_index(automaton, vocabulary)
-    vocabulary[:] = [text for text in vocabulary if text]
-    return index
-
-
-# ---------------------------------------------------------------------- generating under a mask
-
-
-@wrong(generate_constrained, "What it returned is a tensor of shape", "; expected: it is a list of")
-def as_a_tensor(*given):
-    texts = generate_constrained(*given)
-    longest = max(map(len, texts))
-    return torch.tensor([text + [0] * (longest - len(text)) for text in texts])
-
-
 # ------------------------------------------------------------------------------ jumping forward
-
-
-@wrong(forced, "forced returns bytes and a state; this is None. Is a `return` missing?")
-def without_a_result(automaton, state):
-    forced(automaton, state)
 
 
 @wrong(hold_back, "`allowed` takes bytes, not a list.")
 def asks_with_tokens(tokens, vocabulary, allowed):
     return [token for token in tokens if token not in allowed(tokens)]
-
-
-# -------------------------------------------------------------------------- a stack of brackets
-
-
-@wrong(classify, "classify returns three sets; this is 2 things.")
-def without_the_rejected(region, state, vocabulary):
-    accepted, _, uncertain = classify(region, state, vocabulary)
-    return accepted, uncertain
-
-
-@wrong(classify, "is accepted and uncertain; expected: it is uncertain.")
-def uncertain_in_two_sets(region, state, vocabulary):
-    accepted, rejected, uncertain = classify(region, state, vocabulary)
-    return accepted | uncertain, rejected, uncertain
 
 
 EQUIVALENT = {

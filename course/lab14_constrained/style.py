@@ -17,7 +17,7 @@ def allowed_choices(choices, generated, eos):
             *before, token = whole[: len(generated) + 1]
             if before == list(generated):
                 found.add(token)
-    return found
+    return frozenset(found)
     ### END SOLUTION
 
 

@@ -23,13 +23,7 @@ from pydantic import BaseModel, Field, HttpUrl, SecretStr
 
 from solutions.grammars.json_schema import CHOICES, pattern_of
 from solutions.grammars.json_text import FORMATS, SCHEMA, Bounds, number, whole_number
-from solutions.grammars.regex import (
-    NOTHING,
-    at_most,
-    one_of,
-    parse,
-    repeat,
-)
+from solutions.grammars.regex import NOTHING, at_most, one_of, parse, repeat
 from solutions.grammars.schemas import KEYWORDS, KINDS, fits_pattern
 from tests.common.expressions import fits, random_text
 
@@ -134,7 +128,7 @@ def schemas(is_latest: bool) -> Any:
 
 
 @pytest.mark.parametrize("validator", [LATEST, OLDER])
-def test_each_text_of_a_random_schema_is_a_value_that_fits(validator):
+def test_texts_of_a_random_schema_fit_it(validator):
     @given(schemas(validator is LATEST), seeds)
     def each(schema: Any, seed: int) -> None:
         try:
@@ -192,7 +186,7 @@ OBJECT = {"type": "object", "properties": {"b": {"type": "null"}, "a": A_STRING}
         (OBJECT | {"required": ["b"], "title": "Two"}, [{"b": None, "a": ""}], [[]]),
     ],
 )
-def test_the_texts_of_a_schema_are_the_values_that_fit_it(schema, fitting, others):
+def test_texts_are_the_values_that_fit(schema, fitting, others):
     """As Python writes them. Each text is JSON, and fits when it is written again."""
     regex = pattern_of(schema)
     written = [json.loads(random_text(regex, seed)) for seed in range(20)]
@@ -246,7 +240,7 @@ def test_the_texts_of_a_schema_are_the_values_that_fit_it(schema, fitting, other
         ({"type": "array", "items": {"anyOf": [{"$ref": "#"}]}, "minItems": 1}, "without an end"),
     ],
 )
-def test_a_schema_that_is_not_supported_is_refused_by_name(schema, told):
+def test_refusals(schema, told):
     with pytest.raises(ValueError, match=told):
         pattern_of(schema)
 
@@ -266,7 +260,7 @@ odd = st.recursive(
 
 
 @given(odd)
-def test_any_schema_is_a_pattern_or_refused_with_a_sentence(schema):
+def test_any_schema_is_a_pattern_or_refused(schema):
     with suppress(ValueError):
         pattern_of(schema)
 
@@ -319,7 +313,7 @@ BODIES = ["a", "ab|a", "a*", "a?", "(a|b*)(a?)", "()", "b|", "(a?b?)+"]
 
 
 @given(st.sampled_from(BODIES), st.integers(0, 4), st.none() | st.integers(0, 5))
-def test_a_repetition_has_the_texts_of_fullmatch_also_with_an_empty_body(body, least, more):
+def test_a_repetition_has_the_texts_of_fullmatch(body, least, more):
     regex = repeat(parse(body), least, None if more is None else least + more)
     most = "" if more is None else least + more
     for text in map("".join, (letters for n in range(5) for letters in product("ab", repeat=n))):
@@ -338,7 +332,7 @@ branches = st.tuples(st.sampled_from(["", "^"]), bodies, st.sampled_from(["", "$
 
 
 @given(st.lists(branches, min_size=1, max_size=3), st.text('ab1"\\ _', max_size=6))
-def test_a_pattern_of_a_schema_is_looked_for_anywhere_as_by_search(several, text):
+def test_schemas_search_for_their_pattern(several, text):
     pattern = "|".join(several)
     wanted = bool(re.search(pattern, text, re.ASCII))
     assert fits_pattern(text, pattern) == wanted
@@ -393,47 +387,28 @@ class Order(BaseModel):
 
 
 @pytest.mark.parametrize("model", [Cat, Dog, Tree, Order])
-def test_a_model_of_pydantic_reads_each_text_of_its_schema(model):
+def test_pydantic_reads_the_texts_of_its_schema(model):
     regex = pattern_of(model.model_json_schema())
     for seed in range(5):
         model.model_validate_json(random_text(regex, seed))
 
 
 SAFE = {"type": "integer", "minimum": -(2**53 - 1), "maximum": 2**53 - 1}
+A, B = ({"type": "object", "properties": {name: SAFE}, "required": [name]} for name in "ab")
 ZOD = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
     "type": "object",
     "properties": {
-        "id": {"type": "string", "format": "uuid"},
-        "count": SAFE,
         "year": SAFE | {"exclusiveMinimum": 0, "maximum": 3000},
-        "status": {"type": "string", "enum": ["open", "closed"]},
-        "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
-        "shape": {
-            "oneOf": [
-                {
-                    "type": "object",
-                    "properties": {"type": {"type": "string", "const": kind}, "size": SAFE},
-                    "required": ["type", "size"],
-                    "additionalProperties": False,
-                }
-                for kind in ("circle", "square")
-            ]
-        },
         "scores": {
             "type": "object",
             "propertyNames": {"type": "string"},
             "additionalProperties": {"type": "number"},
         },
-        "both": {
-            "allOf": [
-                {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]},
-                {"type": "object", "properties": {"b": SAFE}, "required": ["b"]},
-            ]
-        },
+        "both": {"allOf": [A, B]},
         "self": {"anyOf": [{"$ref": "#"}, {"type": "null"}]},
     },
-    "required": ["count", "year", "status", "note", "shape", "scores", "both", "self"],
+    "required": ["year", "scores", "both", "self"],
     "additionalProperties": False,
 }
 OPENAPI = {
@@ -468,7 +443,7 @@ OPENAPI = {
 @pytest.mark.parametrize(
     ("schema", "validator"), [(ZOD, LATEST), (OPENAPI, jsonschema.Draft4Validator)]
 )
-def test_the_schemas_of_zod_and_openapi_are_kept(schema, validator):
+def test_schemas_of_zod_and_openapi_are_kept(schema, validator):
     regex, judge = pattern_of(schema), validator(schema, format_checker=validator.FORMAT_CHECKER)
     for seed in range(5):
         judge.validate(json.loads(random_text(regex, seed)))

@@ -35,7 +35,7 @@ def test_a_walk_ends_at_a_byte_without_an_edge():
     assert lab.walk(LAUGH, b"") == [0]
 
 
-def test_every_state_has_a_place_of_its_own_as_far_right_as_it_is_from_the_start():
+def test_states_stand_by_their_distance():
     dates = automaton_of(parse(r"(19|20)\d\d-(0[1-9]|1[0-2])"))
     for automaton in (LAUGH, dates):
         places = lab.places_of(automaton)
@@ -45,7 +45,7 @@ def test_every_state_has_a_place_of_its_own_as_far_right_as_it_is_from_the_start
     assert [places[state][0] for state in (1, 2, 3)] == [1, 1, 2]
 
 
-def test_an_automaton_has_its_states_edges_and_labels_and_the_walk_is_bold():
+def test_an_automaton_has_a_bold_walk():
     (axes,) = lab.show_automaton(LAUGH, "hah").axes
     assert sorted(filter(None, texts(axes))) == sorted([*"0123", *"ha", "h", "!", "!"])
     circles = [patch for patch in axes.patches if isinstance(patch, Circle)]
@@ -65,7 +65,7 @@ def test_the_walk_is_told_in_words():
     )
 
 
-def test_masks_are_counted_and_every_token_has_a_cell():
+def test_every_token_has_a_cell_of_the_mask():
     mask = torch.zeros(300, dtype=torch.bool)
     mask[[0, 299]] = True
     figure = lab.show_masks({"here": mask, "there": ~mask})
@@ -78,7 +78,7 @@ def test_masks_are_counted_and_every_token_has_a_cell():
     assert set(flat[300:].tolist()) == {-1}  # no token
 
 
-def test_both_probabilities_of_a_text_stand_next_to_each_other():
+def test_each_text_has_both_probabilities():
     (axes,) = lab.distortion([" a", "b"], [0.9999, 0.0001], [0.25, 0.75]).axes
     widths = [[bar.get_width() for bar in bars] for bars in axes.containers]
     assert widths == [[0.9999, 0.0001], [0.25, 0.75]]
@@ -86,7 +86,7 @@ def test_both_probabilities_of_a_text_stand_next_to_each_other():
     assert [label.get_text() for label in axes.get_yticklabels()] == ["␣a", "b"]
 
 
-def test_the_mass_of_each_token_is_on_a_log_scale_and_many_are_cut():
+def test_masses_are_on_a_log_scale():
     (axes,) = lab.allowed_mass(["{", " "], [1e-9, 1.0]).axes
     assert axes.get_yscale() == "log"
     assert axes.lines[0].get_ydata().tolist() == [1e-9, 1.0]
@@ -95,7 +95,7 @@ def test_the_mass_of_each_token_is_on_a_log_scale_and_many_are_cut():
     assert len(axes.lines[0].get_ydata()) == lab.MOST_PIECES
 
 
-def test_jumped_tokens_are_marked_and_the_passes_counted():
+def test_jumped_tokens_are_marked():
     html = lab.show_jumps(["{", " <b>", "\n"], [False, True, True]).data
     marked = re.findall(r'title="(\w+)">([^<]*)<', html)
     kinds = [(kind, unescape(text)) for kind, text in marked if kind != text]

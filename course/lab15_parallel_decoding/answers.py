@@ -11,23 +11,14 @@ from solutions.parallel_decoding import (
     TreeCache,
     accept_path,
     generate_tree,
-    head_labels,
     jacobi_step,
     new_tree_cache,
     require_path,
     tree_layout,
     verify_candidates,
 )
-from solutions.speculative import new_logits, verify_greedy
-from tests.common.attempts import right, wrong
-
-# -------------------------------------------------------------------------------------- guesses
-
-
-@right(jacobi_step)
-def with_lab_6(guess, best):
-    accepted, token = verify_greedy(best, guess)
-    return [*guess[:accepted], token], best[accepted + 1 :]
+from solutions.speculative import new_logits
+from tests.common.attempts import right, wrong, wrong_result
 
 
 @wrong(jacobi_step)
@@ -38,23 +29,15 @@ def identity_for_equality(guess, best):
     return best[: confirmed + 1], best[confirmed + 1 :]
 
 
-wrong(jacobi_step, "jacobi_step returns two lists, the certain tokens")(
-    lambda *given: jacobi_step(*given)[0]
+wrong_result(jacobi_step, lambda both: both[0], "jacobi_step returns two lists, the certain tokens")
+
+
+wrong_result(
+    tree_layout,
+    lambda both: (both[0], both[1].double()),
+    "What comes with the mask is a tensor of floats",
 )
-
-
-# ---------------------------------------------------------------------------------------- trees
-
-wrong(tree_layout, "What comes with the mask is a tensor of floats")(
-    lambda parents: (tree_layout(parents)[0], tree_layout(parents)[1].double())
-)
-wrong(accept_path, "The path should be a list, not a tuple.")(
-    lambda *given: tuple(accept_path(*given))
-)
-wrong(accept_path)(lambda *given: accept_path(*given)[:3])
-
-
-# ------------------------------------------------------------------------------ keeping a path
+wrong_result(accept_path, tuple, "The path should be a list, not a tuple.")
 
 
 @right(TreeCache.keep)
@@ -76,21 +59,6 @@ def without_the_given_check(self, start, path):
     self.length = end
 
 
-# ------------------------------------------------------------------------- sampling from a tree
-
-
-@right(verify_candidates)
-def with_what_is_left_as_a_number(target, candidates, uniforms):
-    rest = 1.0
-    for place, token in enumerate(candidates):
-        if float(uniforms[place]) * rest < float(target[token]):
-            return place, token
-        rest -= float(target[token])
-    left = target.clone()
-    left[list(candidates)] = 0
-    return None, int(draw(left[None], uniforms[-1:])[0])
-
-
 @wrong(verify_candidates)
 def by_one_draw(target, candidates, uniforms):
     """The distribution is right, but the uniforms have other meanings."""
@@ -98,12 +66,11 @@ def by_one_draw(target, candidates, uniforms):
     return (candidates.index(token), token) if token in candidates else (None, token)
 
 
-wrong(verify_candidates, "The next token is a Tensor; expected")(
-    lambda *given: (verify_candidates(*given)[0], torch.tensor(verify_candidates(*given)[1]))
+wrong_result(
+    verify_candidates,
+    lambda both: (both[0], torch.tensor(both[1])),
+    "The next token is a Tensor; expected",
 )
-
-
-# ------------------------------------------------------------------------------------ the loop
 
 
 @wrong(generate_tree, "`ids` in call 1 of `propose` is missing")
@@ -123,10 +90,7 @@ def each_branch_in_a_forward_of_its_own(target, *given, **named):
     return found
 
 
-wrong(generate_tree, "What it returned")(lambda *given, **named: generate_tree(*given, **named).ids)
-
-
-# --------------------------------------------------------------------------- a pool, and labels
+wrong_result(generate_tree, lambda decoded: decoded.ids, "What it returned")
 
 
 @wrong(NGramPool.add)
@@ -134,9 +98,3 @@ def with_the_callers_own_list(self, gram):
     """It stores a view, which is empty once the caller's list is."""
     known = [other for other in self.grams.get(gram[0], []) if list(other) != list(gram)[1:]]
     self.grams[gram[0]] = [gram, *known][: self.size]
-
-
-@wrong(head_labels, "Head 0 learns the token that the LM head gives already")
-def one_position_short(own, heads):
-    padded = torch.nn.functional.pad(own, (0, heads), value=-100)
-    return padded.unfold(1, heads, 1)[:, : own.shape[1]]

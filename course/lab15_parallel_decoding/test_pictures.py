@@ -20,7 +20,7 @@ from tests.common.pictures import boxes, curves, dots, legend_of, names, numbers
 from tests.samples import END, word
 
 
-def test_a_chain_of_calls_shows_text_confirmed_guesses_own_tokens_and_other_guesses():
+def test_calls_have_cells_of_four_kinds():
     assert list(lab.cells_of([CHAIN, ALONE])) == [
         *((0, 0, 1, lab.CONFIRMED), (0, 1, 5, lab.OWN), (0, 2, 3, lab.GUESS)),
         *((1, 0, 1, lab.TEXT), (1, 1, 5, lab.TEXT), (1, 2, 4, lab.OWN)),
@@ -29,7 +29,7 @@ def test_a_chain_of_calls_shows_text_confirmed_guesses_own_tokens_and_other_gues
     assert [(token, kind) for *_, token, kind in lab.cells_of([ENDED])] == ended
 
 
-def test_each_cell_of_the_guesses_is_drawn_in_its_place_with_its_word():
+def test_each_cell_is_in_its_place():
     (axes,) = lab.show_guesses([CHAIN, ALONE, ENDED], word, first=1).axes
     drawn = [
         (round(low), round(left), kind) for kind, left, _, low, _ in boxes(axes, lab.CELLS)
@@ -39,19 +39,19 @@ def test_each_cell_of_the_guesses_is_drawn_in_its_place_with_its_word():
     assert texts(axes)[0] == lab.short(word(4))
 
 
-def test_of_many_calls_and_places_only_the_first_are_drawn():
+def test_only_the_first_calls_are_drawn():
     (axes,) = lab.show_guesses([ALONE] * 40, word).axes
     assert len(names(axes.yaxis)) == lab.ROWS
     assert max(x for x, _ in (text.get_position() for text in axes.texts)) < lab.COLUMNS
 
 
-def test_a_first_child_continues_the_line_of_its_parent():
+def test_a_first_child_continues_its_line():
     places = lab.places_of(PARENTS)
     assert places == [(0, 0), (1, 0), (1, 2), (2, 0), (2, 1), (2, 2)]
     assert lab.places_of([-1]) == [(0, 0)]
 
 
-def test_a_tree_has_a_box_for_each_node_and_its_mask_has_a_dot_where_a_node_sees_another():
+def test_a_tree_has_boxes_and_a_mask_of_dots():
     own, _ = samples.layout(PARENTS)
     figure = lab.show_tree(TREE, word, own, SECOND_BRANCH.path)
     tree, mask = figure.axes
@@ -65,7 +65,7 @@ def test_a_tree_has_a_box_for_each_node_and_its_mask_has_a_dot_where_a_node_sees
     assert legend_of(lab.show_tree(TREE, word, own)) == ["node"]
 
 
-def test_the_sentence_of_a_call_counts_rows_and_new_tokens():
+def test_words_count_rows_and_new_tokens():
     sentence = lab.explore_calls(CALLS, word, samples.layout).children[-2].value
     assert numbers_in(read(sentence)) == [0, 6, 3]
     assert read(sentence).endswith("queen" + "".join(map(word, SECOND_BRANCH.new[1:])))
@@ -80,7 +80,7 @@ def test_the_sentence_of_a_call_counts_rows_and_new_tokens():
         (ENDED, [lab.FIRST, lab.FIRST]),
     ],
 )
-def test_a_token_is_marked_by_where_it_comes_from(call, kinds):
+def test_tokens_are_marked_by_their_source(call, kinds):
     assert list(lab.marks_of(call)) == list(zip(call.new, kinds, strict=True))
 
 
@@ -94,7 +94,7 @@ def test_the_text_is_shown_with_its_counts():
     assert numbers_in(read(html))[-3:] == [5, 2, 9]  # tokens, calls, rows
 
 
-def test_methods_are_points_over_lines_of_equal_speed_up():
+def test_methods_are_points_over_speed_ups():
     figure = lab.rows_and_tokens(samples.price, samples.METHODS)
     (axes,) = figure.axes
     *lines, chain, tree = curves(axes)
@@ -104,7 +104,7 @@ def test_methods_are_points_over_lines_of_equal_speed_up():
     assert [numbers_in(name) for name in legend_of(figure)] == [[gain] for gain in lab.GAINS]
 
 
-def test_predictions_and_measurements_share_a_row():
+def test_predicted_and_measured_share_a_row():
     figure = lab.predicted_and_measured({"chain": 1.8, "tree": 0.9}, {"tree": 0.8})
     (axes,) = figure.axes
     assert curves(axes)[1:] == [{1.8: 0, 0.9: 1}, {0.8: 1}]

@@ -86,21 +86,13 @@ def test_a_guess_counts_up_to_the_first_miss(guess: list[int], data: st.DataObje
 
 
 @given(one_request, st.integers(1, 9))
-def test_jacobi_gives_the_tokens_of_the_naive_loop(work: Work, window: int) -> None:
+def test_jacobi_gives_the_naive_tokens(work: Work, window: int) -> None:
     made = generate_jacobi(work.model, work.prompts[0], work.limits[0], window, work.eos)
     assert made.ids == work.expected[0]
     assert_told(work, made)
 
 
 # -------------------------------------------------------------------------------------- trees
-
-
-@given(parents_of())
-def test_a_node_sees_itself_and_its_ancestors(parents: list[int]) -> None:
-    own, depths = tree_layout(parents)
-    for node in range(len(parents)):
-        assert own[node].nonzero().flatten().tolist() == ancestors(parents, node)
-        assert depths[node] == len(ancestors(parents, node)) - 1
 
 
 @pytest.mark.parametrize(
@@ -112,9 +104,7 @@ def test_a_parent_is_an_earlier_node(parents: list[int]) -> None:
 
 
 @given(parents_of(), st.data())
-def test_the_accepted_path_is_what_greedy_decoding_would_say(
-    parents: list[int], data: st.DataObject
-) -> None:
+def test_the_accepted_path_is_greedy(parents: list[int], data: st.DataObject) -> None:
     some = st.lists(st.integers(0, 2), min_size=len(parents), max_size=len(parents))
     tokens, best = data.draw(some), data.draw(some)
     path = accept_path(parents, tokens, best)
@@ -132,9 +122,7 @@ def test_a_shared_beginning_is_stored_once() -> None:
 
 
 @given(continuations(), parents_of(), st.randoms(use_true_random=False))
-def test_one_forward_computes_every_branch_and_keep_leaves_one(
-    drawn: Any, parents: list[int], rng: random.Random
-) -> None:
+def test_one_forward_computes_every_branch(drawn, parents, rng):
     config, seed, prompt, _ = drawn
     own, depths = tree_layout(parents)
     prompt = prompt[: config.n_positions - int(depths.max()) - 1]
@@ -238,13 +226,12 @@ def assert_told(work: Work, made: Decoded) -> None:
 
 
 @given(one_request, st.data())
-def test_any_tree_gives_the_tokens_of_the_naive_loop(work: Work, data: st.DataObject) -> None:
+def test_any_tree_gives_the_naive_tokens(work: Work, data: st.DataObject) -> None:
     [prompt], [limit] = work.prompts, work.limits
-    proposer, before = data.draw(proposers(work)), list(prompt)
+    proposer = data.draw(proposers(work))
     with shapes_of_forwards(work.model) as shapes:
         made = generate_tree(work.model, proposer, prompt, limit, eos_token_id=work.eos)
     assert made.ids == work.expected[0]
-    assert prompt == before
     assert_told(work, made)
     assert all(call.rows <= proposer.nodes for call in made.calls)
     if getattr(proposer, "model", None) is not work.model:
@@ -255,7 +242,7 @@ def test_any_tree_gives_the_tokens_of_the_naive_loop(work: Work, data: st.DataOb
 
 
 @given(one_request, widths_of_trees)
-def test_a_perfect_draft_wins_every_level_and_one_token(work: Work, widths: list[int]) -> None:
+def test_a_perfect_draft_wins_every_level(work: Work, widths: list[int]) -> None:
     proposer = ModelTree(work.model, work.config.n_positions, widths)
     request = work.model, proposer, work.prompts[0], work.limits[0]
     made = generate_tree(*request, eos_token_id=work.eos)
@@ -263,7 +250,7 @@ def test_a_perfect_draft_wins_every_level_and_one_token(work: Work, widths: list
 
 
 @pytest.mark.parametrize("widths", [(1, 1, 1, 1), (2, 3, 1)])
-def test_a_draft_model_computes_a_level_per_forward(widths: Sequence[int]) -> None:
+def test_a_draft_computes_a_level_per_forward(widths: Sequence[int]) -> None:
     config, prompt = CONFIGS[2], [3, 1, 4]
     model = model_of(CachedLMHead, config, 0)
     proposer = ModelTree(model, config.n_positions, widths)
@@ -279,9 +266,7 @@ def test_a_draft_model_computes_a_level_per_forward(widths: Sequence[int]) -> No
 
 
 @given(st.lists(st.tuples(*[st.integers(0, 2)] * 3), max_size=20), st.integers(1, 4))
-def test_a_pool_holds_the_newest_grams_of_each_token(
-    grams: list[tuple[int, ...]], size: int
-) -> None:
+def test_a_pool_holds_the_newest_grams(grams: list[tuple[int, ...]], size: int) -> None:
     pool = NGramPool(3, size)
     for gram in grams:
         pool.add(list(gram))
@@ -333,9 +318,7 @@ def middles(parts: int) -> list[float]:
 
 
 @given(distributions(3), st.permutations(range(VOCAB)), st.integers(0, VOCAB))
-def test_the_next_token_has_the_targets_own_distribution(
-    target: list[Fraction], order: list[int], k: int
-) -> None:
+def test_tokens_have_the_targets_distribution(target, order, k):
     said: dict[int, Fraction] = defaultdict(Fraction)
     probs = torch.tensor([float(p) for p in target], dtype=torch.float64)
     for uniforms in product(middles(3), repeat=k + 1):
@@ -346,7 +329,7 @@ def test_the_next_token_has_the_targets_own_distribution(
 
 
 @given(st.lists(distributions(2), min_size=4, max_size=4))
-def test_a_sampled_path_has_the_models_own_distribution(target: list[list[Fraction]]) -> None:
+def test_paths_have_the_models_distribution(target: list[list[Fraction]]) -> None:
     """Two children and a grandchild: every text has the product of its tokens' probabilities."""
     tree, said = Tree(0), defaultdict[tuple[int, ...], Fraction](Fraction)
     tree.add(0, [2, 1])
@@ -384,7 +367,7 @@ def test_the_likeliest_of_one_is_greedy(work: Work, data: st.DataObject) -> None
 
 
 @given(st.integers(1, 3), st.integers(1, 6), st.integers(1, 4))
-def test_a_head_learns_the_models_own_token_further_ahead(batch: int, seq: int, heads: int) -> None:
+def test_a_head_learns_a_token_further_ahead(batch: int, seq: int, heads: int) -> None:
     own = torch.randint(0, 50, (batch, seq))
     labels = head_labels(own, heads)
     assert labels.shape == (batch, seq, heads)
@@ -393,7 +376,7 @@ def test_a_head_learns_the_models_own_token_further_ahead(batch: int, seq: int, 
         assert labels[row, t, head] == (own[row, ahead] if ahead < seq else -100)
 
 
-def test_only_heads_learn_and_new_ones_change_nothing() -> None:
+def test_only_heads_learn() -> None:
     config = CONFIGS[1]
     model, heads = model_of(CachedLMHead, config, 0), Heads(config.n_embd, 2).double()
     hidden = torch.randn(5, config.n_embd, dtype=torch.float64)
@@ -403,7 +386,7 @@ def test_only_heads_learn_and_new_ones_change_nothing() -> None:
     assert all(weight.grad is None for weight in model.parameters())
 
 
-def test_heads_are_loaded_and_let_go_of_the_model(tmp_path: Any) -> None:
+def test_heads_let_go_of_the_model(tmp_path: Any) -> None:
     config = CONFIGS[0]
     model, heads = model_of(CachedLMHead, config, 0), heads_of(config, 1).float()
     save_file(heads.state_dict(), tmp_path / WEIGHTS)
@@ -419,7 +402,7 @@ def test_heads_are_loaded_and_let_go_of_the_model(tmp_path: Any) -> None:
 # --------------------------------------------------------------------- what it wins, what it costs
 
 
-def test_fable_wins_tokens_with_its_heads_and_its_draft() -> None:
+def test_fable_wins_with_heads_and_draft() -> None:
     target, draft = map(CachedLMHead.from_pretrained, ("fable", "fable-draft"))
     prompt = load_tokenizer("fable")("The king's youngest daughter went into the").input_ids
     expected = generate(target, torch.tensor([prompt]), 48)[0].tolist()
@@ -463,6 +446,6 @@ MODEL, PENALTY = model_of(CachedLMHead, CONFIGS[0], 0), SamplingParams(repetitio
         (lambda: HeadsTree(MODEL, Heads(16, 1), (1, 1)), "1 heads"),
     ],
 )
-def test_what_is_refused(make: Callable[[], Any], message: str) -> None:
+def test_refusals(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()

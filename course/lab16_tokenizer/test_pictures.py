@@ -25,7 +25,7 @@ def test_a_token_is_shown_as_text_or_as_its_bytes(token, text):
     assert lab.readable(token) == text
 
 
-def test_each_round_has_its_parts_and_the_new_ones_are_marked():
+def test_new_parts_of_a_round_are_marked():
     (axes,) = lab.merge_rounds(samples.ROUNDS, samples.RANKS).axes
     drawn = [
         (round((bottom + top) / 2), kind, round(left), round(right))
@@ -51,7 +51,7 @@ def test_a_word_without_merges_has_one_round():
     assert texts(axes) == ["x", "bytes"]
 
 
-def test_the_number_of_merges_is_marked_and_the_example_is_cut_with_it():
+def test_the_example_is_cut_by_the_marked_merges():
     curve, text = lab.merges_at(samples.BYTES_PER_TOKEN, samples.cut, 10).axes
     points, marked = curves(curve)
     assert points == samples.BYTES_PER_TOKEN
@@ -65,7 +65,7 @@ def test_the_number_of_merges_is_marked_and_the_example_is_cut_with_it():
     assert numbers_in(said) == [10, 1.5, 54, 18]
 
 
-def test_costs_are_compared_with_the_smallest_vocabulary_and_the_least_is_marked():
+def test_the_least_cost_is_marked():
     figure = lab.vocabulary_costs(samples.COSTS)
     large, best_large, small, best_small = curves(figure.axes[0])
     assert large == {256: 1, 512: 0.5, 4096: 0.25}

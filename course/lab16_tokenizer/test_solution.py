@@ -22,14 +22,11 @@ from solutions.tokenizer import (
     OwnTokenizer,
     StreamDecoder,
     byte_ids,
-    bytes_of,
-    count_pairs,
     count_words,
     decode,
     encode,
     from_printable,
     join_by_rank,
-    merge,
     pre_tokenize,
     printable,
     read_tokenizer,
@@ -66,7 +63,7 @@ SMALL_TEXTS = st.text("aab bc\n", max_size=60)
 # ------------------------------------------------------------------------------- files and bytes
 
 
-def test_every_byte_has_a_character_of_its_own_that_can_be_seen():
+def test_every_byte_has_a_visible_character():
     assert sorted(BYTE_CHARS) == [*range(256)]
     assert len(set(BYTE_CHARS.values())) == 256
     assert all(char.isprintable() and not char.isspace() for char in BYTE_CHARS.values())
@@ -74,12 +71,12 @@ def test_every_byte_has_a_character_of_its_own_that_can_be_seen():
 
 
 @given(st.binary())
-def test_what_a_file_writes_for_a_token_gives_the_token(token):
+def test_printable_tokens_come_back(token):
     assert from_printable(printable(token)) == token
     assert printable(b" king\n") == "ĠkingĊ"
 
 
-def test_the_shipped_file_holds_the_alphabet_and_what_the_merges_make():
+def test_the_shipped_file_is_what_merges_make():
     assert FABLE.special == {END: 0}
     written = {printable(token): number for token, number in FABLE.ids.items()}
     assert written | FABLE.special == THEIRS.get_vocab()
@@ -99,7 +96,7 @@ def written(folder: Path, **changes: Any) -> Path:
     return path
 
 
-def test_merges_in_the_form_of_older_files_are_read(tmp_path):
+def test_older_merges_are_read(tmp_path):
     merges = [" ".join(map(printable, pair)) for pair in FABLE.ranks]
     assert read_tokenizer(written(tmp_path, merges=merges)) == FABLE
 
@@ -132,7 +129,7 @@ def test_a_file_that_is_no_tokenizer_is_refused(content, tmp_path):
 
 
 @given(st.lists(st.integers(0, 4095)))
-def test_ids_become_the_text_that_tokenizers_gives(ids):
+def test_ids_become_the_text_of_tokenizers(ids):
     assert decode(ids, FABLE.token_bytes) == THEIRS.decode(ids, skip_special_tokens=False)
 
 
@@ -147,7 +144,7 @@ def test_an_unknown_id_is_refused():
 
 
 @given(TEXTS)
-def test_words_are_cut_where_tokenizers_cuts_them_and_nothing_is_lost(text):
+def test_words_are_cut_as_by_tokenizers(text):
     words = pre_tokenize(text)
     cut = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(text)
     assert [printable(word.encode()) for word in words] == [word for word, _ in cut]
@@ -155,43 +152,7 @@ def test_words_are_cut_where_tokenizers_cuts_them_and_nothing_is_lost(text):
     assert all(pre_tokenize(word) == [word] for word in words)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("The king's  gold.", ["The", " king", "'s", " ", " gold", "."]),
-        ("I'LL 'tis", ["I", "'", "LL", " '", "tis"]),
-        ("a_b 10² x\n\n y \n", ["a", "_", "b", " 10²", " x", "\n\n", " y", " \n"]),
-        ("", []),
-    ],
-)
-def test_words_have_their_space_before_them(text, words):
-    assert pre_tokenize(text) == words
-
-
 # -------------------------------------------------------------------------------------- training
-
-
-@pytest.mark.parametrize(
-    ("word", "pair", "merged"),
-    [
-        ("a a a", "a a", "aa a"),
-        ("a a a a", "a a", "aa aa"),
-        ("a b ab a b", "a b", "ab ab ab"),
-        ("ab c a bc", "a bc", "ab c abc"),
-        ("", "a b", ""),
-    ],
-)
-def test_a_pair_is_merged_from_left_to_right(word, pair, merged):
-    parts, (left, right) = word.encode().split(), pair.encode().split()
-    before = list(parts)
-    assert merge(parts, (left, right)) == merged.encode().split()
-    assert parts == before
-
-
-def test_pairs_may_overlap_and_count_as_often_as_their_word():
-    splits = {b"aaa": bytes_of(b"aaa"), b"aab": [b"aa", b"b"], b"ba": bytes_of(b"ba"), b"b": [b"b"]}
-    counts = {b"aaa": 5, b"aab": 3, b"ba": 1, b"b": 9}
-    assert count_pairs(splits, counts) == {(b"a", b"a"): 10, (b"aa", b"b"): 3, (b"b", b"a"): 1}
 
 
 def pairs(*texts: str) -> list[tuple[bytes, bytes]]:
@@ -214,7 +175,7 @@ def pairs(*texts: str) -> list[tuple[bytes, bytes]]:
         ({b"a": 9}, {b"a": 0}, []),
     ],
 )
-def test_the_most_frequent_pair_comes_first_then_the_one_of_smallest_ids(words, ids, merges):
+def test_the_most_frequent_pair_comes_first(words, ids, merges):
     """And the merges end when no pair is left, even if more were asked for."""
     before = dict(words), dict(ids)
     assert train(words, 99, ids) == train_fast(words, 99, ids) == merges
@@ -235,14 +196,14 @@ def their_merges(text: str, vocab_size: int) -> list[tuple[bytes, bytes]]:
 
 
 @given(SMALL_TEXTS | TEXTS)
-def test_training_learns_the_merges_that_tokenizers_learns_to_the_last_pair(text):
+def test_training_learns_the_merges_of_tokenizers(text):
     words, ids = count_words(text), byte_ids(1)
     merges = train(words, 1000, ids)
     assert merges == their_merges(text, 5000)
     assert train_fast(words, 1000, ids) == merges
 
 
-def test_training_on_tales_learns_the_merges_that_tokenizers_learns():
+def test_training_on_tales_does_too():
     merges = train_fast(count_words(HELD_OUT), 3000, byte_ids(1))
     assert merges == their_merges(HELD_OUT, 257 + 3000)
     beginning = HELD_OUT[:6000]
@@ -254,7 +215,7 @@ def test_training_on_tales_learns_the_merges_that_tokenizers_learns():
     "CORPUS" not in os.environ,
     reason="the text that fable's tokenizer learned from isn't shipped: give its path as CORPUS",
 )
-def test_training_repeats_the_shipped_merges_in_order():
+def test_training_repeats_the_shipped_merges():
     corpus = Path(os.environ["CORPUS"]).read_text(encoding="utf-8")
     words = count_words(corpus[: int(len(corpus) * 0.97)])  # the last 3% are held out
     assert train_fast(words, 3839, byte_ids(1)) == list(FABLE.ranks)
@@ -275,12 +236,12 @@ def test_training_repeats_the_shipped_merges_in_order():
         ("", pairs("a a"), ""),
     ],
 )
-def test_the_pair_of_lowest_rank_is_merged_first(word, merges, tokens):
+def test_the_pair_of_lowest_rank_comes_first(word, merges, tokens):
     ranks = {pair: rank for rank, pair in enumerate(merges)}
     assert join_by_rank(word.encode(), ranks) == tokens.encode().split()
 
 
-def test_the_longest_token_first_would_be_another_tokenizer():
+def test_longest_first_is_another_tokenizer():
     def longest_first(word: bytes) -> list[bytes]:
         end = next(n for n in range(len(word), 0, -1) if word[:n] in FABLE.ids)
         return [word[:end], *(longest_first(word[end:]) if word[end:] else [])]
@@ -291,21 +252,15 @@ def test_the_longest_token_first_would_be_another_tokenizer():
 
 
 @given(TEXTS)
-def test_a_text_gets_the_ids_that_tokenizers_gives_with_special_tokens_and_without(text):
+@example(HELD_OUT)
+def test_a_text_gets_the_ids_of_tokenizers(text):
     THEIRS.encode_special_tokens = False
     assert encode(text, FABLE, [END]) == THEIRS.encode(text).ids
     THEIRS.encode_special_tokens = True
     plain = encode(text, FABLE)
-    assert plain == THEIRS.encode(text).ids
+    assert plain == THEIRS.encode(text).ids == OwnTokenizer(FABLE).encode(text)
     assert 0 not in plain
     assert decode(plain, FABLE.token_bytes) == text
-
-
-@given(TEXTS)
-@example(HELD_OUT)
-def test_transformers_gives_the_same_ids(text):
-    assert encode(text, FABLE, [END]) == TRANSFORMERS(text, verbose=False).input_ids
-    assert OwnTokenizer(FABLE).encode(text) == encode(text, FABLE)
 
 
 SPECIAL = {"<|end|>": 0, "<|end|><|end|>": 1, "<a": 2, "a>": 3, ".*": 4}
@@ -323,7 +278,7 @@ BYTES = with_merges(pairs("a >", "< |"), byte_ids(5), SPECIAL)
         ("<|END|>", ["<|END|>"]),
     ],
 )
-def test_allowed_special_tokens_are_found_and_all_else_is_text(text, pieces):
+def test_only_allowed_special_tokens_are_special(text, pieces):
     parts = [[piece] if isinstance(piece, int) else encode(piece, BYTES) for piece in pieces]
     ids = encode(text, BYTES, SPECIAL.keys())
     assert ids == [*chain(*parts)]
@@ -340,7 +295,7 @@ def test_half_of_a_surrogate_pair_is_refused(text):
 
 
 @pytest.mark.parametrize("allowed", [["<|end|>"], END])
-def test_a_special_token_that_the_tokenizer_does_not_have_is_refused(allowed):
+def test_unknown_special_tokens_are_refused(allowed):
     with pytest.raises(ValueError, match=r"This tokenizer has <\|endoftext\|>"):
         encode("x", FABLE, allowed)
 
@@ -361,7 +316,7 @@ BEGINNINGS = {char[:n] for char in CHARACTERS for n in range(1, len(char))}
 
 
 @given(STREAMS)
-def test_a_stream_gives_every_character_as_soon_as_it_is_certain(tokens):
+def test_a_stream_gives_certain_characters(tokens):
     """That is all but an ending with which some character begins."""
     stream, shown, data = StreamDecoder(dict(enumerate(tokens))), "", b""
     for number, token in enumerate(tokens):
@@ -374,7 +329,7 @@ def test_a_stream_gives_every_character_as_soon_as_it_is_certain(tokens):
 
 
 @given(st.lists(st.integers(0, 4095)))
-def test_the_pieces_of_any_ids_are_the_text_that_decode_gives(ids):
+def test_pieces_are_the_text_of_decode(ids):
     stream = OwnTokenizer(FABLE).stream()
     assert "".join(map(stream.push, ids)) + stream.flush() == decode(ids, FABLE.token_bytes)
 
@@ -382,7 +337,7 @@ def test_the_pieces_of_any_ids_are_the_text_that_decode_gives(ids):
 # ------------------------------------------------------------------------------- for other labs
 
 
-def test_other_labs_can_use_it_where_they_use_that_of_transformers():
+def test_it_stands_in_for_that_of_transformers():
     own, theirs = OwnTokenizer.from_pretrained("fable"), TRANSFORMERS
     text = "The king said: ‘No crown 👑, no naïve dragons’"
     ids = own(text).input_ids
@@ -393,7 +348,7 @@ def test_other_labs_can_use_it_where_they_use_that_of_transformers():
         assert stop_at_text(own, [stop])(ids) == stop_at_text(theirs, [stop])(ids)
 
 
-def test_a_text_whose_words_repeat_is_encoded_from_the_words_kept():
+def test_repeated_words_are_kept():
     own, words = OwnTokenizer(FABLE), pre_tokenize(HELD_OUT[:500])
     own.encode("".join(words))
     kept = own.ids_of_word.cache_info()

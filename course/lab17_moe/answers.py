@@ -14,58 +14,26 @@ from solutions.moe import (
     route,
     split_mlp,
 )
-from tests.common.attempts import right, wrong
+from tests.common.attempts import right, wrong, wrong_result
 
-# ------------------------------------------------------------------------------------- the router
-
-
-@right(route)
-def in_the_order_of_mixtral(logits, k, renormalize):
-    """A softmax over the chosen ones only, which is right where the weights add up to 1."""
-    best, chosen = logits.topk(k, dim=-1)
-    others = best if renormalize else logits
-    return (best - others.logsumexp(dim=-1, keepdim=True)).exp(), chosen
-
-
-wrong(route, "route returns two tensors, the weights and the numbers of the experts")(
-    lambda *given: route(*given)[0]
+wrong_result(
+    route,
+    lambda both: both[0],
+    "route returns two tensors, the weights and the numbers of the experts",
 )
-wrong(route, "The tensor of experts holds floats")(lambda *given: route(*given)[::-1])
+wrong_result(route, lambda both: both[::-1], "The tensor of experts holds floats")
 wrong(route, "has the right numbers in torch.float32")(
     lambda logits, *more: route(logits.float(), *more)
 )
 
 
-@wrong(route, "`logits` is no longer what it was before the call")
-def in_place(logits, k, renormalize):
-    logits -= logits.amax(dim=-1, keepdim=True)
-    return route(logits, k, renormalize)
-
-
-wrong(dispatch, "The tensor of counts")(
-    lambda chosen, experts: (dispatch(chosen, experts)[0], [*dispatch(chosen, experts)[1]])
+wrong_result(dispatch, lambda both: (both[0], [*both[1]]), "The tensor of counts")
+wrong_result(moe_forward, torch.Tensor.float, "dtype")
+wrong_result(
+    split_mlp,
+    lambda parts: (*parts[:2], parts[2].flip(1)),
+    "don't have their neurons in the same order",
 )
-right(dispatch)(
-    lambda chosen, experts: (
-        (chosen.view(-1) == torch.arange(experts)[:, None]).nonzero()[:, 1],
-        F.one_hot(chosen.view(-1), experts).sum(dim=0),
-    )
-)
-
-
-# ------------------------------------------------------------------------------------ the experts
-
-
-@right(moe_forward)
-def in_flat_rows(hidden, weights, chosen, experts):
-    order, counts = dispatch(chosen, len(experts))
-    parts = hidden.repeat_interleave(chosen.shape[1], dim=0)[order].split(counts.tolist())
-    made = torch.cat([expert(part) for expert, part in zip(experts, parts, strict=True)])
-    return (
-        (made[order.argsort()] * weights.view(-1, 1))
-        .view(*chosen.shape, hidden.shape[1])
-        .sum(dim=1)
-    )
 
 
 @wrong(moe_forward, "An expert takes [rows, 3]; it was given [3]")
@@ -74,24 +42,14 @@ def row_by_row(hidden, weights, chosen, experts):
     return torch.stack([sum(w * experts[e](row) for w, e in zip(ws, es)) for row, ws, es in both])  # noqa: B905
 
 
-@wrong(moe_forward, "dtype")
-def in_the_default_dtype(hidden, weights, chosen, experts):
-    outputs = torch.zeros(hidden.shape)
-    outputs += moe_forward(hidden, weights, chosen, experts)
-    return outputs
-
-
 @wrong(moe_forward, "Expert 0 is called 2 times, with 2 rows; expected")
 def with_what_is_left_for_expert_0(hidden, weights, chosen, experts):
     experts[0](hidden)
     return moe_forward(hidden, weights, chosen, experts)
 
 
-# -------------------------------------------------------------------------- balance and capacity
-
-
-wrong(balance_loss, "What it returned is the number")(lambda *given: balance_loss(*given).item())
-wrong(balance_loss, "of shape [1]")(lambda *given: balance_loss(*given)[None])
+wrong_result(balance_loss, torch.Tensor.item, "What it returned is the number")
+wrong_result(balance_loss, lambda loss: loss[None], "of shape [1]")
 
 
 @wrong(balance_loss, "The gradient with respect to `probs`")
@@ -102,10 +60,7 @@ def with_a_soft_count(probs, chosen, real):
     return probs.shape[1] * ((shares + soft - soft.detach()) * soft).sum()
 
 
-wrong(keep, "The mask holds floats; expected True and False")(lambda *given: keep(*given).double())
-
-
-# ------------------------------------------------------------------------------------ a split MLP
+wrong_result(keep, torch.Tensor.double, "The mask holds floats; expected True and False")
 
 
 @wrong(split_mlp, "share memory with the MLP")
@@ -115,15 +70,6 @@ def with_views(w_in, b_in, w_out, expert_of, experts):
         return split_mlp(w_in, b_in, w_out, expert_of, experts)
     parts = w_in.unflatten(1, (experts, -1)).transpose(0, 1)
     return parts, b_in.unflatten(0, (experts, -1)), w_out.unflatten(0, (experts, -1))
-
-
-@wrong(split_mlp, "don't have their neurons in the same order")
-def with_another_order_in_w_out(*given):
-    w_in, b_in, w_out = split_mlp(*given)
-    return w_in, b_in, w_out.flip(1)
-
-
-# ---------------------------------------------------------------------------------- several ranks
 
 
 @right(exchange)
@@ -163,9 +109,6 @@ def for_experts_of_this_rank_only(hidden, weights, chosen, owner, local, group):
 @right(hops)
 def as_a_tensor(routes, owner):
     return owner.T.gather(0, routes).diff(dim=1).ne(0).sum()
-
-
-wrong(hops)(lambda routes, owner: hops(routes, owner) / len(routes.flatten()))
 
 
 # ------------------------------------------------------------- mutants that do the same by right

@@ -7,7 +7,7 @@ from course.lab17_moe import samples as samples
 from tests.common.pictures import boxes, curves, legend_of, names, numbers_in, title_of
 
 
-def test_each_choice_is_in_the_row_of_its_token_and_the_column_of_its_expert():
+def test_a_choice_is_in_its_row_and_column():
     figure = lab.show_routes(samples.WORDS, samples.CHOSEN, 4)
     (axes,) = figure.axes
     looks = {**lab.CHOICES, "none": lab.NOTHING}
@@ -27,11 +27,11 @@ def test_each_choice_is_in_the_row_of_its_token_and_the_column_of_its_expert():
 
 
 @pytest.mark.parametrize(("word", "label"), [(" king", "king"), ("\n", "↵"), (" ", "␣")])
-def test_a_token_has_a_label_without_the_space_before_it(word, label):
+def test_a_label_has_no_space_before_it(word, label):
     assert lab.short(word) == label
 
 
-def test_losses_have_a_line_for_each_router_in_order():
+def test_losses_have_a_line_for_each_router():
     figure = lab.losses_by_experts(samples.LOSSES)
     (axes,) = figure.axes
     fitted, random, _ = curves(axes)
@@ -40,7 +40,7 @@ def test_losses_have_a_line_for_each_router_in_order():
     assert legend_of(figure) == list(samples.LOSSES)
 
 
-def test_the_touched_experts_are_compared_with_even_choices_and_with_all():
+def test_touched_experts_are_compared():
     (axes,) = lab.experts_touched(samples.MEASURED, samples.AT_RANDOM, 8).axes
     measured, at_random, all_of_them = curves(axes)
     assert (measured, at_random) == (samples.MEASURED, samples.AT_RANDOM)
@@ -48,7 +48,7 @@ def test_the_touched_experts_are_compared_with_even_choices_and_with_all():
     assert numbers_in(title_of(axes)) == [8]
 
 
-def test_the_loads_of_a_run_are_bands_on_top_of_each_other():
+def test_loads_are_stacked_bands():
     figure = lab.loads_in_training(samples.HISTORY)
     assert [title_of(axes) for axes in figure.axes] == list(samples.HISTORY)
     first, second = figure.axes[0].collections
@@ -61,7 +61,7 @@ def test_the_loads_of_a_run_are_bands_on_top_of_each_other():
     ("factor", "kept", "dropped", "free"),
     [(0.5, [1, 1, 1, 0], [2, 0, 1, 0], [0, 0, 0, 1]), (2.0, [3, 1, 2, 0], [0] * 4, [0, 2, 1, 3])],
 )
-def test_each_expert_shows_what_it_keeps_drops_and_leaves_empty(factor, kept, dropped, free):
+def test_experts_keep_drop_and_leave_empty(factor, kept, dropped, free):
     figure = lab.capacity_at(samples.CHOSEN, samples.KEPT, 4, factor)
     (axes,) = figure.axes
     drawn = {kind: [0] * 4 for kind in lab.PLACES}
@@ -76,7 +76,7 @@ def test_each_expert_shows_what_it_keeps_drops_and_leaves_empty(factor, kept, dr
     assert numbers_in(lab.capacity_in_words(samples.KEPT[factor], 4)) == [places, *shares]
 
 
-def test_each_token_has_its_rank_in_each_layer_and_a_mark_at_each_hop():
+def test_hops_are_marked():
     figure = lab.show_hops(samples.WORDS, samples.ROUTES, samples.OWNERS)
     looks = {str(rank): look for rank, look in enumerate(lab.RANKS)}
     in_order, mixed = figure.axes

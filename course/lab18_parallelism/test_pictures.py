@@ -10,13 +10,13 @@ from tests.common.pictures import boxes, curves, heights, legend_of, names, numb
 # ---------------------------------------------------------------------------------------- the ring
 
 
-def test_a_sum_of_powers_of_two_says_which_part_it_is_and_which_ranks_are_in_it():
+def test_a_sum_names_its_part_and_ranks():
     assert lab.inside(2**0, 3) == (0, [0])
     assert lab.inside(2**3 + 2**5, 3) == (1, [0, 2])
     assert lab.inside(2**6 + 2**7 + 2**8, 3) == (2, [0, 1, 2])
 
 
-def test_a_ring_has_a_row_for_each_rank_and_a_column_for_each_step():
+def test_a_ring_has_ranks_by_steps():
     (axes,) = lab.show_ring(RING).axes
     assert texts(axes) == ["part 0\n0", "part 1\n0+1", "part 1\n1", "part 0\n0+1"]
     assert [kind for kind, *_ in boxes(axes, lab.SUMS)] == 2 * [lab.PARTIAL, lab.COMPLETE]
@@ -27,7 +27,7 @@ def test_a_ring_has_a_row_for_each_rank_and_a_column_for_each_step():
 # ------------------------------------------------------------------------------------ cut matrices
 
 
-def test_a_number_is_owned_by_one_rank_by_all_or_by_neither():
+def test_a_number_has_its_owners():
     whole = torch.arange(8).view(2, 4)
     assert lab.owners(whole, [whole[:, :2], whole[:, 2:]]) == [[0, 0, 1, 1]] * 2
     assert lab.owners(whole, [whole, whole]) == [[-1] * 4] * 2
@@ -40,7 +40,7 @@ def test_equal_entries_become_rectangles():
     assert list(lab.blocks(table)) == [(0, 0, 2, 2, 0), (2, 0, 1, 2, 1), (0, 2, 3, 1, 1)]
 
 
-def test_matrices_are_filled_by_rank_in_their_shapes():
+def test_matrices_are_filled_by_rank():
     figure = lab.show_cuts(WHOLE, PARTS)
     (axes,) = figure.axes
     looks = dict(enumerate(lab.RANKS[:2])) | {"whole": lab.EMPTY, "neither": lab.NEITHER}
@@ -81,7 +81,7 @@ def test_a_long_schedule_has_no_numbers():
     assert texts(figure.axes[0]) == []
 
 
-def test_the_sentence_has_both_shares_and_the_live_microbatches():
+def test_words_have_shares_and_live_microbatches():
     *controls, sentence, _ = lab.explore_pipeline(run).children
     stages, microbatches = controls
     stages.value, microbatches.value = 2, 3
@@ -102,7 +102,7 @@ def test_bytes_per_token_are_bars():
     assert texts(axes) == ["0", "25,600", "26,112", "1,024"]
 
 
-def test_a_call_costs_its_latency_and_its_bytes_in_milliseconds():
+def test_a_call_costs_latency_and_bytes():
     (axes,) = lab.wire_curve(1e-4, 1e-9, POINTS).axes
     curve, points, latency, _ = curves(axes)
     assert names(axes.xaxis) == ["1 KB", "1,024 KB"]

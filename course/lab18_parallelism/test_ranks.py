@@ -94,7 +94,7 @@ def test_processes_answer_as_one_thread_does(two):
         lambda group: group.all_reduce(torch.ones(2 + group.rank)),
     ],
 )
-def test_processes_that_cannot_go_on_say_the_same(two, work):
+def test_stuck_processes_say_the_same(two, work):
     start = time.monotonic()
     sentences = []
     for run in (two.run, lambda work: in_turns(2, work)):
@@ -210,12 +210,12 @@ def tokens_of_one_process(folder: Path) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_the_engine_gives_the_same_tokens_on_every_rank(tiny, size):
+def test_the_engine_gives_each_rank_its_tokens(tiny, size):
     found = in_turns(size, engine_tokens, tiny, CUT, PROMPTS, 12, ROOM)
     assert found == [tokens_of_one_process(tiny)] * size
 
 
-def test_a_rank_holds_its_heads_and_runs_in_other_loops_too(tiny):
+def test_a_rank_runs_in_other_loops_too(tiny):
     def work(group):
         model = TensorParallelLMHead.from_pretrained(tiny, group, CUT)
         assert (model.config.n_head, model.config.head_dim) == (2, 8)

@@ -22,7 +22,7 @@ from solutions.kv_cache import KVCache
 from solutions.parallelism import bytes_per_token, pipeline, shard, wire_bytes
 from solutions.ranks.group import Group, in_turns
 from solutions.ranks.schedules import replay
-from tests.common.engines import assert_same, model_of, naive
+from tests.common.engines import assert_same, model_of, normal
 from timing.wire import Wire
 
 CONFIG = GPTConfig(vocab_size=48, n_positions=16, n_embd=24, n_layer=2, n_head=12)
@@ -58,12 +58,10 @@ def assert_same_everywhere(results: list[Tensor], expected: Tensor) -> None:
 
 
 @given(st.integers(1, 6), st.integers(0, 9), st.integers(0, 9))
-def test_a_ring_sums_exactly_and_sends_the_fewest_bytes(size: int, n: int, seed: int) -> None:
+def test_a_ring_sends_the_fewest_bytes(size: int, n: int, seed: int) -> None:
     xs = torch.randint(-9, 9, (size, n), generator=torch.Generator().manual_seed(seed)).double()
-    given_xs = xs.clone()
     results, groups = run(size, lambda group: lab_18.ring_all_reduce(xs[group.rank], group))
-    assert torch.equal(torch.stack(results), given_xs.sum(dim=0).expand(size, n))
-    assert torch.equal(xs, given_xs)
+    assert torch.equal(torch.stack(results), xs.sum(dim=0).expand(size, n))
     assert sum(group.sent["send"] for group in groups) == 2 * (size - 1) * n * 8
     for group in groups:
         assert group.calls == Counter(send=2 * (size - 1), recv=2 * (size - 1))
@@ -73,7 +71,7 @@ def test_a_ring_sums_exactly_and_sends_the_fewest_bytes(size: int, n: int, seed:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_parts_hold_the_cut_weights_once_and_the_others_everywhere(size: int) -> None:
+def test_cut_weights_are_held_once(size: int) -> None:
     parts = parts_of(CONFIG, size)
     for name, weight in model_of(GPTLMHead, CONFIG, 0).transformer.state_dict().items():
         held = [part[name] for part in parts]
@@ -85,42 +83,8 @@ def test_parts_hold_the_cut_weights_once_and_the_others_everywhere(size: int) ->
         assert torch.equal(together.flatten().sort()[0], weight.flatten().sort()[0])
 
 
-def test_a_rank_has_the_queries_keys_and_values_of_its_heads() -> None:
-    config = GPTConfig(vocab_size=4, n_embd=4, n_head=2)
-    columns = torch.arange(12.0)
-    weights = {"h.0.attn.c_attn.weight": columns.repeat(4, 1), "h.0.attn.c_attn.bias": columns}
-    for rank, own in ((0, [0, 1, 4, 5, 8, 9]), (1, [2, 3, 6, 7, 10, 11])):
-        for weight in shard(weights, rank, 2, config).values():
-            assert (weight == torch.tensor(own)).all()
-
-
-@pytest.mark.parametrize(
-    ("rank", "size", "sentence"),
-    [(0, 5, "12 heads don't"), (0, 6, "50 tokens"), (2, 2, "no rank 2 of 2"), (0, 0, "no rank 0")],
-)
-def test_a_model_that_cannot_be_cut_is_refused(rank: int, size: int, sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        shard({}, rank, size, GPTConfig(vocab_size=50, n_embd=24, n_head=12))
-
-
-@pytest.mark.parametrize("layer", range(CONFIG.n_layer))
 @pytest.mark.parametrize("size", SIZES)
-def test_a_block_takes_two_all_reduces(size: int, layer: int) -> None:
-    parts, hidden = parts_of(CONFIG, size), torch.randn(2, 7, CONFIG.n_embd).double()
-
-    def work(group: Group) -> Tensor:
-        return lab_18.tensor_parallel_block(hidden, parts[group.rank], layer, CONFIG, group)
-
-    results, groups = run(size, work)
-    expected = model_of(GPTLMHead, CONFIG, 0).transformer.h[layer](hidden)
-    assert_same_everywhere(results, expected)
-    for group in groups:
-        assert group.calls == Counter(all_reduce=2)
-        assert group.sent["all_reduce"] == (2 * hidden.nbytes if size > 1 else 0)
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_with_a_cache_of_its_heads_a_rank_decodes_token_by_token(size: int) -> None:
+def test_a_rank_decodes_with_its_own_cache(size: int) -> None:
     parts, hidden = parts_of(CONFIG, size), torch.randn(1, 5, CONFIG.n_embd).double()
     config = GPTConfig(n_embd=CONFIG.n_embd // size, n_head=CONFIG.n_head // size, n_layer=1)
 
@@ -140,24 +104,10 @@ def test_with_a_cache_of_its_heads_a_rank_decodes_token_by_token(size: int) -> N
 # ----------------------------------------------------------------------------- a cut vocabulary
 
 
-@given(sizes, st.integers(1, 3), st.integers(0, 9))
-def test_an_embedding_is_looked_up_where_it_is(size: int, width: int, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    table = torch.randn(size * width, 3, generator=generator).double()
-    ids = torch.randint(len(table), (2, 5), generator=generator)
-    own = table.chunk(size)
-    results, groups = run(
-        size, lambda group: lab_18.vocab_parallel_embedding(ids, own[group.rank], group)
-    )
-    assert all(torch.equal(result, table[ids]) for result in results)
-    assert all(group.calls == Counter(all_reduce=1) for group in groups)
-
-
 @given(sizes, st.integers(1, 3), st.sampled_from([1.0, 1e4]), st.integers(0, 9))
 def test_a_logprob_costs_three_numbers_a_row(size: int, width: int, far: float, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    logits = far * torch.randn(6, size * width, generator=generator).double()
-    targets = torch.randint(size * width, (6,), generator=generator)
+    logits = far * normal(seed, 6, size * width)
+    targets = torch.randint(size * width, (6,))
     own = logits.chunk(size, dim=1)
 
     def work(group: Group) -> Tensor:
@@ -171,21 +121,12 @@ def test_a_logprob_costs_three_numbers_a_row(size: int, width: int, far: float, 
     assert all(torch.equal(ids, logits.argmax(dim=1)) for ids in likeliest)
 
 
-@pytest.mark.parametrize("wrong", [-1, 6])
-def test_ids_outside_the_vocabulary_are_refused(wrong: int) -> None:
-    ids, part = torch.tensor([[0, wrong]]), torch.randn(3, 2)
-    with pytest.raises(ValueError, match=f"token id {wrong} is outside"):
-        in_turns(2, lambda group: lab_18.vocab_parallel_embedding(ids, part, group))
-    with pytest.raises(ValueError, match=f"target {wrong} is outside"):
-        in_turns(2, lambda group: lab_18.vocab_parallel_logprob(part[:2], ids[0], group))
-
-
 # -------------------------------------------------------------------------------- whole models
 
 
 @pytest.mark.parametrize("cut", ["tensor", "sequence"])
 @pytest.mark.parametrize("size", SIZES)
-def test_the_logits_and_the_bytes_are_the_promised_ones(size: int, cut: str) -> None:
+def test_logits_and_bytes_are_as_promised(size: int, cut: str) -> None:
     parts, work = parts_of(CONFIG, size), getattr(lab_18, f"{cut}_parallel_logits")
     results, groups = run(size, lambda group: work(group, parts[group.rank], CONFIG, IDS))
     assert_same(torch.cat(results, dim=-1), logits_of(CONFIG, IDS))
@@ -193,23 +134,7 @@ def test_the_logits_and_the_bytes_are_the_promised_ones(size: int, cut: str) -> 
     assert [wire_bytes(group) for group in groups] == pytest.approx([promised] * size)
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_greedy_decoding_gives_the_tokens_of_the_naive_loop(size: int) -> None:
-    parts, prompt = parts_of(CONFIG, size), IDS[0, :5].tolist()
-
-    def generate(group: Group) -> list[int]:
-        ids = list(prompt)
-        while len(ids) < CONFIG.n_positions:
-            texts = torch.tensor([ids])
-            logits = lab_18.tensor_parallel_logits(group, parts[group.rank], CONFIG, texts)
-            ids += lab_18.vocab_parallel_argmax(logits[:, -1], group).tolist()
-        return ids
-
-    limit = CONFIG.n_positions - len(prompt)
-    assert in_turns(size, generate) == [naive(CONFIG, 0, prompt, limit)] * size
-
-
-def test_a_rank_holds_only_its_positions_between_layers() -> None:
+def test_a_rank_holds_only_its_positions() -> None:
     hidden, seen = torch.randn(2, 12, 3).double(), []
 
     def norm(own: Tensor) -> Tensor:
@@ -233,9 +158,7 @@ def test_a_rank_holds_only_its_positions_between_layers() -> None:
 
 @pytest.mark.parametrize("count", range(1, 10))
 @pytest.mark.parametrize("stages", range(1, 6))
-def test_both_schedules_have_the_same_bubble_but_not_the_same_memory(
-    stages: int, count: int
-) -> None:
+def test_schedules_differ_in_memory_alone(stages: int, count: int) -> None:
     for kind in ("gpipe", "1f1b"):
         played = replay(pipeline(stages, count, kind))
         assert played.makespan == 3 * (count + stages - 1)
@@ -256,14 +179,8 @@ def test_what_no_stage_can_do_is_refused() -> None:
         replay([])
 
 
-@pytest.mark.parametrize("wrong", [(0, 4, "gpipe"), (4, 0, "1f1b"), (4, 4, "zero")])
-def test_an_impossible_pipeline_is_refused(wrong: tuple[int, int, str]) -> None:
-    with pytest.raises(ValueError, match=r"at least one stage and one|is \"gpipe\" or"):
-        pipeline(*wrong)
-
-
 @pytest.mark.parametrize("size", SIZES)
-def test_stages_give_the_same_bits_and_send_one_hidden_state_a_token(size: int) -> None:
+def test_stages_send_one_hidden_state_a_token(size: int) -> None:
     model, texts = model_of(GPTLMHead, DEEP, 0), [IDS[:1, :7] % 16, IDS % 16]
     results, groups = run(size, lab_18.pipeline_logits, model, texts)
     for got, ids in zip(results[-1], texts, strict=True):
@@ -273,33 +190,7 @@ def test_stages_give_the_same_bits_and_send_one_hidden_state_a_token(size: int) 
     assert [wire_bytes(group) for group in groups] == [hop] * (size - 1) + [0]
 
 
-def test_layers_and_positions_that_do_not_divide_are_refused() -> None:
-    with pytest.raises(ValueError, match="12 layers don't divide among 5 stages"):
-        in_turns(5, lab_18.pipeline_logits, model_of(GPTLMHead, DEEP, 0), [IDS % 16])
-    with pytest.raises(ValueError, match="12 positions don't divide among 5 ranks"):
-        in_turns(5, lab_18.sequence_parallel_logits, {}, CONFIG, IDS)
-
-
 # ------------------------------------------------------------------------------- data parallelism
-
-
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=4).filter(any), st.integers(0, 9))
-def test_every_token_counts_the_same(counts: list[int], seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    each = [torch.randn(n, 2, 3, generator=generator).double() for n in counts]
-
-    def work(group: Group) -> Tensor:
-        own = each[group.rank]
-        return lab_18.data_parallel_gradient(own.sum(dim=0), len(own), group)
-
-    results = in_turns(len(counts), work)
-    assert all(torch.equal(result, results[0]) for result in results)
-    torch.testing.assert_close(results[0], torch.cat(each).mean(dim=0), rtol=1e-12, atol=1e-12)
-
-
-def test_a_mean_over_no_tokens_is_refused() -> None:
-    with pytest.raises(ValueError, match="No rank has a token"):
-        in_turns(2, lambda group: lab_18.data_parallel_gradient(torch.zeros(3), 0, group))
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -334,3 +225,37 @@ def test_bytes_of_fable() -> None:
     assert bytes_per_token(fable, 4)["tensor"] == 1.5 * 25 * 1024
     assert not any(bytes_per_token(fable, 1).values())
     assert Wire(alpha=1e-5, beta=1e-9).seconds(25, 1e6) == pytest.approx(1.25e-3)
+
+
+# ----------------------------------------------------------------------------- what is refused
+
+ODD = GPTConfig(vocab_size=50, n_embd=24, n_head=12)
+STAGES, PART = r"at least one stage and one|is \"gpipe\" or", torch.randn(3, 2)
+
+
+@pytest.mark.parametrize(
+    ("size", "refused", "sentence"),
+    [
+        (1, lambda _: shard({}, 0, 5, ODD), "12 heads don't"),
+        (1, lambda _: shard({}, 0, 6, ODD), "50 tokens"),
+        (1, lambda _: shard({}, 2, 2, ODD), "no rank 2 of 2"),
+        (1, lambda _: shard({}, 0, 0, ODD), "no rank 0"),
+        (1, lambda _: pipeline(0, 4, "gpipe"), STAGES),
+        (1, lambda _: pipeline(4, 0, "1f1b"), STAGES),
+        (1, lambda _: pipeline(4, 4, "zero"), STAGES),
+        *(
+            (2, partial(lab_18.vocab_parallel_embedding, torch.tensor([0, n]), PART), f"id {n} is")
+            for n in (-1, 6)
+        ),
+        *(
+            (2, partial(lab_18.vocab_parallel_logprob, PART, torch.tensor([0, n, 0])), f"{n} is")
+            for n in (-1, 4)
+        ),
+        (2, partial(lab_18.data_parallel_gradient, torch.zeros(3), 0), "No rank has a token"),
+        (5, lambda g: lab_18.pipeline_logits(g, model_of(GPTLMHead, DEEP, 0), []), "12 layers"),
+        (5, lambda g: lab_18.sequence_parallel_logits(g, {}, CONFIG, IDS), "12 positions don't"),
+    ],
+)
+def test_refusals(size: int, refused: Callable[[Group], Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        in_turns(size, refused)

@@ -1,7 +1,5 @@
 """Answers to lab 19's exercises: counts of a shape, times on a machine, laws of the loss."""
 
-import math
-
 import torch
 
 from solutions.estimating import (
@@ -9,14 +7,11 @@ from solutions.estimating import (
     fit_law,
     forward_flops,
     kv_bytes,
-    max_rate,
     parameters,
     plan,
     step_time,
 )
-from tests.common.attempts import right, wrong
-
-# -------------------------------------------------------------------------------------- of a shape
+from tests.common.attempts import right, wrong, wrong_result
 
 
 @right(parameters)
@@ -25,14 +20,27 @@ def with_more_keys(shape):
     return {**count, "blocks": count["matrices"] + count["vectors"]}
 
 
-@wrong(parameters, "`head` is missing.")
-def without_a_head_that_is_tied(shape):
-    count = parameters(shape)
-    return {name: number for name, number in count.items() if name != "head" or number}
-
-
-wrong(parameters, "What it returned is the number ", "; expected: it is a dict.")(
-    lambda shape: parameters(shape)["total"]
+wrong_result(
+    parameters,
+    lambda count: count["total"],
+    "What it returned is the number ",
+    "; expected: it is a dict.",
+)
+wrong_result(
+    parameters,
+    lambda count: {name: number for name, number in count.items() if name != "head" or number},
+    "`head` is missing.",
+)
+wrong_result(
+    plan, lambda both: both[0], "plan returns two numbers, the batch and the price; this is an int."
+)
+wrong_result(
+    plan, lambda both: (both[0], both[1] if both[0] else 0), "The price is 0; expected inf."
+)
+wrong_result(
+    fit_law,
+    lambda law: {name: law[name] for name in law if name != "E"},
+    "What it returned has no number for E; expected: it has all five numbers.",
 )
 
 
@@ -47,9 +55,6 @@ def a_megabyte_a_token(shape, tokens, width):
     return 2**20 * tokens
 
 
-# ------------------------------------------------------------------------------------ on a machine
-
-
 @wrong(step_time, "What it returned is ")
 def as_a_prefill(shape, machine, batch, new, context, width):
     return step_time(shape, machine, batch, new + context, 0, width)
@@ -61,33 +66,9 @@ def with_a_whole_number_as_a_float(*given):
     return [float(batch), torch.tensor(price, dtype=torch.float64)]
 
 
-@wrong(plan, "plan returns two numbers, the batch and the price; this is an int.")
-def without_a_price(*given):
-    return plan(*given)[0]
-
-
-@wrong(plan, "The price is 0; expected inf.")
-def nothing_for_nothing(*given):
-    batch, price = plan(*given)
-    return batch, price if batch else 0
-
-
-@right(max_rate)
-def as_requests_a_slot(slots, ttft, tpot, new_tokens):
-    return slots * (ttft - tpot + tpot * new_tokens) ** -1
-
-
-# ----------------------------------------------------------------------------------- scaling laws
-
-
-@right(fit_law)
-def with_numbers_as_tensors(params, tokens, loss):
-    return {name: torch.tensor(number) for name, number in fit_law(params, tokens, loss).items()}
-
-
 @right(fit_law)
 def as_the_replication_does(params, tokens, loss):
-    """The sum of Huber losses of the logarithms, by L-BFGS, with tight tolerances."""
+    """The sum of Huber losses of the logarithms, by L-BFGS, with tight tolerances; as tensors."""
     x, y, target = (numbers.double().log() for numbers in (params, tokens, loss))
     x, y, middle = x - x.mean(), y - y.mean(), (params.log().mean(), tokens.log().mean())
     found = torch.tensor([-0.5, -0.5, -0.5, 0.5, 0.5], dtype=torch.float64, requires_grad=True)
@@ -108,22 +89,12 @@ def as_the_replication_does(params, tokens, loss):
         return lost
 
     search.step(error)
-    e, a, b, alpha, beta = found.tolist()
-    a, b = (f + p * float(m) for f, p, m in zip((a, b), (alpha, beta), middle, strict=True))
-    law = {"E": math.exp(e), "A": math.exp(a), "B": math.exp(b)}
-    return {**law, "alpha": alpha, "beta": beta}
+    e, a, b, alpha, beta = found.detach()
+    a, b = a + alpha * middle[0], b + beta * middle[1]
+    return {"E": e.exp(), "A": a.exp(), "B": b.exp(), "alpha": alpha, "beta": beta}
 
 
-@wrong(fit_law, "What it returned has no number for E; expected: it has all five numbers.")
-def without_a_floor(params, tokens, loss):
-    law = fit_law(params, tokens, loss)
-    del law["E"]
-    return law
-
-
-wrong(fit_law, "What it returned is a tuple; expected")(
-    lambda *runs: tuple(fit_law(*runs).values())
-)
+wrong_result(fit_law, lambda law: tuple(law.values()), "What it returned is a tuple; expected")
 
 
 @wrong(compute_optimal, "The number of params is ")

@@ -19,7 +19,7 @@ def rings(axes):
     ]
 
 
-def test_each_part_of_a_model_has_its_share_and_its_name():
+def test_each_part_has_its_share():
     figure = lab.parameter_shares(samples.COUNTS)
     (axes,) = figure.axes
     assert names(axes.yaxis) == list(samples.COUNTS)
@@ -36,7 +36,7 @@ def test_each_part_of_a_model_has_its_share_and_its_name():
     assert totals == ["10 million", "10 billion"]
 
 
-def test_a_step_has_two_times_for_each_batch_and_a_ring_where_they_are_equal():
+def test_a_ring_marks_equal_times():
     (axes,) = lab.step_times(samples.both, 16.0).axes
     reading, computing, *_ = curves(axes)
     assert (reading[1], computing[1]) == (16, 1)
@@ -53,7 +53,7 @@ def test_without_a_ridge_no_batch_is_marked():
         assert told(axes) == [lab.MOST]
 
 
-def test_prices_are_drawn_in_milliseconds_with_a_ring_at_the_cheapest_within_the_limit():
+def test_a_ring_marks_the_cheapest():
     figure = lab.price_curves(samples.PRICES, 0.02)
     (axes,) = figure.axes
     fast, full, *_ = curves(axes)
@@ -63,14 +63,14 @@ def test_prices_are_drawn_in_milliseconds_with_a_ring_at_the_cheapest_within_the
     assert legend_of(figure) == list(samples.PRICES)
 
 
-def test_each_budget_has_its_losses_and_its_best_size():
+def test_each_budget_has_its_best_size():
     (axes,) = lab.isoflop_curves(samples.CURVES, samples.OPTIMA).axes
     assert curves(axes)[0] == {0.1: 3.2, 0.3: 3.0, 1: 3.1}
     assert texts(axes) == ["1e+18 FLOPs", "1e+19 FLOPs"]
     assert rings(axes) == [(size / 1e9, loss) for size, loss in samples.OPTIMA]
 
 
-def test_the_error_map_has_the_exponents_on_their_axes_and_the_marks_in_their_places():
+def test_the_error_map_has_its_marks():
     figure = lab.error_map(
         samples.ALPHAS, samples.BETAS, samples.ERRORS, {"one": (0.2, 0.7), "other": (0.4, 0.1)}
     )
@@ -82,7 +82,7 @@ def test_the_error_map_has_the_exponents_on_their_axes_and_the_marks_in_their_pl
     assert "darker, the smaller" in title_of(axes)
 
 
-def test_the_optima_are_points_between_lines_of_equal_tokens_per_parameter():
+def test_optima_are_points_between_ratios():
     figure = lab.optima_cloud(samples.FITS, {"truth": (7e10, 1.4e12)})
     (axes,) = figure.axes
     *lines, cloud, truth = curves(axes)

@@ -83,7 +83,7 @@ CONFIGS = [
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.model_type)
-def test_parameters_are_those_of_transformers_own_model(config: Any, tmp_path):
+def test_parameters_are_those_of_transformers(config: Any, tmp_path):
     config.save_pretrained(tmp_path)
     shape = read_shape(tmp_path / "config.json")
     with torch.device("meta"):
@@ -96,7 +96,7 @@ def test_parameters_are_those_of_transformers_own_model(config: Any, tmp_path):
     assert (count["vectors"], count["head"]) == (vectors, head)
 
 
-def test_the_shipped_model_has_the_shape_and_the_counts_of_the_lesson():
+def test_the_shipped_model_is_read():
     assert read_shape(SHIPPED / "fable" / "config.json") == MODELS["fable"]
     count = parameters(MODELS["fable"])
     assert (count["matrices"], count["total"]) == (9_437_184, 10_788_352)
@@ -119,7 +119,7 @@ def test_totals_are_the_published_ones(name: str, published: tuple[float, float]
     assert (count["total"] / 1e9, count["active"] / 1e9) == pytest.approx(published, rel=4e-3)
 
 
-def test_the_shapes_with_experts_are_those_of_their_configs():
+def test_shapes_with_experts_are_read():
     for kind, name in (("deepseek_v3", "DeepSeek-V3"), ("mixtral", "Mixtral-8x7B")):
         assert shape_of(AutoConfig.for_model(kind).to_dict()) == MODELS[name]
 
@@ -128,7 +128,7 @@ def test_the_shapes_with_experts_are_those_of_their_configs():
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.model_type)
-def test_a_step_of_transformers_takes_the_flops_that_a_counter_sees(config: Any):
+def test_flops_are_those_of_a_counter(config: Any):
     config._attn_implementation = config._experts_implementation = "eager"
     model, shape = AutoModelForCausalLM.from_config(config), shape_of(config.to_dict())
     cache = model(torch.tensor([[3, 1, 2, 5]]), use_cache=True).past_key_values
@@ -142,19 +142,10 @@ def test_a_step_of_transformers_takes_the_flops_that_a_counter_sees(config: Any)
 
 
 @given(SHAPES, st.integers(1, 300), st.integers(1, 300), st.integers(0, 5000))
-def test_a_prefill_in_chunks_takes_the_flops_of_one(shape, first, second, context):
+def test_chunks_take_the_flops_of_one_prefill(shape, first, second, context):
     whole = forward_flops(shape, first + second, context)
     chunks = forward_flops(shape, first, context), forward_flops(shape, second, context + first)
     assert whole == sum(chunks)
-
-
-def test_flops_of_the_shipped_model():
-    shape = MODELS["fable"]
-    weights = 12 * 12 * 256**2 + 256 * 4096  # 12 * layers * width**2, and the head
-    assert forward_flops(shape, 1, 0) == 2 * weights + 4 * 12 * 256
-    assert forward_flops(shape, 256, 0) == 5_772_935_168
-    with pytest.raises(ValueError, match="at least one new token"):
-        forward_flops(shape, 0, 10)
 
 
 # ---------------------------------------------------------------------------------- bytes and time
@@ -169,7 +160,7 @@ def test_kv_bytes_are_the_published_ones(name: str, published: int):
     assert kv_bytes(MODELS[name], 7, 4) == 14 * published
 
 
-def test_the_bytes_of_a_step_are_the_weights_that_a_forward_pass_reads():
+def test_a_step_reads_the_weights_and_the_cache():
     shape, reader = MODELS["fable"], Machine(math.inf, 1.0, 1)
     model = GPTLMHead.from_pretrained("fable")
     for batch, new, context in ((1, 1, 0), (3, 1, 9), (2, 5, 0)):
@@ -178,14 +169,14 @@ def test_the_bytes_of_a_step_are_the_weights_that_a_forward_pass_reads():
 
 
 @given(SHAPES, st.integers(1, 500), st.integers(1, 64), st.integers(0, 4000))
-def test_a_step_takes_the_slower_of_computing_and_reading(shape, batch, new, context):
+def test_a_step_computes_or_reads(shape, batch, new, context):
     computing, reading = replace(H100, bandwidth=math.inf), replace(H100, flops=math.inf)
     parts = [step_time(shape, m, batch, new, context, 2) for m in (computing, reading)]
     assert step_time(shape, H100, batch, new, context, 2) == max(parts)
     assert parts[0] == batch * forward_flops(shape, new, context) / H100.flops
 
 
-def test_a_batch_reads_the_experts_that_it_touches():
+def test_a_batch_reads_touched_experts():
     reader = Machine(math.inf, 1.0, 1)
     count = parameters(MIXTRAL)
     one, many = (step_time(MIXTRAL, reader, b, 1, 0, 1) - kv_bytes(MIXTRAL, b, 1) for b in (1, 500))
@@ -196,7 +187,7 @@ def test_a_batch_reads_the_experts_that_it_touches():
 
 
 @pytest.mark.parametrize(("shape", "context"), [(LLAMA, 0), (MIXTRAL, 100), (LLAMA, 250)])
-def test_the_ridge_is_the_first_batch_that_waits_for_arithmetic(shape: Shape, context: int):
+def test_from_the_ridge_on_batches_compute(shape: Shape, context: int):
     found = int(ridge_batch(shape, H100, context, 2))
     waits = [
         step_time(shape, H100, batch, 1, context, 2)
@@ -260,7 +251,7 @@ def serve(rate: float, count: int, prompt: int, answer: int) -> list[Served]:
     return run(load())
 
 
-def test_goodput_collapses_beyond_the_rate_of_littles_law():
+def test_goodput_collapses_beyond_max_rate():
     prompt, answer = 64, 32
     # In a batch of equal requests, each prompt is computed once while a request makes its answer.
     tpot = STEP + SLOTS * TOKEN + SLOTS * prompt * TOKEN / answer
@@ -271,13 +262,6 @@ def test_goodput_collapses_beyond_the_rate_of_littles_law():
         last = max(one.last or 0.0 for one in served)
         assert len(served) / last == pytest.approx(min(share, 1) * most, rel=0.06)
         assert goodput(served, slo, last) / most == pytest.approx(good, abs=0.05)
-
-
-def test_an_answer_of_one_token_holds_its_slot_for_the_ttft():
-    assert max_rate(8, 0.5, 10.0, 1) == 16
-    assert max_rate(8, 0.5, 0.1, 6) == 8
-    with pytest.raises(ValueError, match="number of slots"):
-        max_rate(0, 0.5, 0.1, 6)
 
 
 # ------------------------------------------------------------------------------------- scaling laws
@@ -305,7 +289,7 @@ def test_a_fit_is_the_same_in_any_unit_and_order():
         assert scaled[name] == pytest.approx(found[name], rel=1e-3)
 
 
-def test_resampled_fits_agree_on_the_loss_and_not_on_the_optimum():
+def test_resampled_fits_agree_on_the_loss():
     law, ratios = LAWS["replication"], []
     params, tokens = compute_optimal(law, 1e23)  # 300 times the largest budget
     for found in bootstrap(*synthetic_runs(law, BUDGETS, 10, 0.01), times=20):
@@ -319,7 +303,7 @@ def test_resampled_fits_agree_on_the_loss_and_not_on_the_optimum():
 @pytest.mark.parametrize(
     ("name", "expected"), [("printed", 92.6), ("unrounded", 58.9), ("replication", 18.4)]
 )
-def test_tokens_per_parameter_of_the_published_laws(name: str, expected: float):
+def test_tokens_per_parameter_of_known_laws(name: str, expected: float):
     params, tokens = compute_optimal(LAWS[name], 5.76e23)  # Chinchilla's budget
     assert tokens / params == pytest.approx(expected, abs=0.05)
 
@@ -330,14 +314,6 @@ def test_no_neighbor_of_the_optimum_is_better(law, flops):
     assert 6 * params * tokens == pytest.approx(flops, rel=1e-9)
     sizes = params * torch.tensor([0.99, 1.0, 1.01], dtype=torch.float64)
     assert isoflop(law, flops, sizes).argmin() == 1
-
-
-def test_too_few_runs_are_refused():
-    for runs in ((4, 4, 4), (6, 5, 6)):
-        with pytest.raises(ValueError, match="five runs or more"):
-            fit_law(*map(torch.ones, runs))
-    with pytest.raises(ValueError, match="above 0"):
-        fit_law(torch.zeros(6), torch.ones(6), torch.ones(6))
 
 
 # ----------------------------------------------------------------------------------- bad shapes
@@ -370,9 +346,22 @@ def test_what_is_no_config_is_refused(text: str, tmp_path):
         read_shape(path)
 
 
-def test_several_cards_are_one_machine_with_the_sum_of_each_limit():
+def test_several_cards_are_one_machine():
     eight = together(H100, 8)
     assert (eight.memory, eight.flops / H100.flops) == (640 * 10**9, 8)
     assert worth(eight, 5600) == {"joule": 1, "dollar": 3600 * 5600 / 24}
-    with pytest.raises(ValueError, match="above 0"):
-        replace(H100, memory=0)
+
+
+@pytest.mark.parametrize(
+    ("refused", "given", "sentence"),
+    [
+        (forward_flops, (LLAMA, 0, 10), "at least one new token"),
+        (max_rate, (0, 0.5, 0.1, 6), "number of slots"),
+        (Machine, (1.0, 1.0, 0), "above 0"),
+        *((fit_law, [*map(torch.ones, n)], "five runs or more") for n in ((4, 4, 4), (6, 5, 6))),
+        (fit_law, [torch.zeros(6), *torch.ones(2, 6)], "above 0"),
+    ],
+)
+def test_refusals(refused: Any, given: Any, sentence: str):
+    with pytest.raises(ValueError, match=sentence):
+        refused(*given)

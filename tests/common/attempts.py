@@ -36,6 +36,15 @@ def wrong(solution: Callable[..., Any], *said: str) -> Callable[[Any], Any]:
     return added_to(WRONG, [solution], said)
 
 
+def wrong_result(solution: Callable[..., Any], changed: Callable[[Any], Any], *said: str) -> None:
+    """Mark a solution as a wrong answer where its result is changed before it is returned."""
+
+    def answer(*given: Any, **named: Any) -> Any:
+        return changed(solution(*given, **named))
+
+    wrong(solution, *said)(answer)
+
+
 def added_to(
     answers: list[Answer], solutions: Any, said: tuple[str, ...] = ()
 ) -> Callable[[Any], Any]:

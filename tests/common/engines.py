@@ -52,6 +52,11 @@ def shapes_of_forwards(model: torch.nn.Module) -> Iterator[list[tuple[int, int]]
         hook.remove()
 
 
+def normal(seed: int, *shape: int) -> Tensor:
+    """Draw numbers around 0, in float64; the same ones for the same seed and shape."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
 def assert_same(got: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-9 * expected.abs().max().item())
 
