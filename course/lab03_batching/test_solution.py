@@ -1,6 +1,6 @@
 """The reference solution of lab 3: no token twice, no slot idle while somebody waits.
 
-That each request gets its naive tokens is shown in test_solutions.py.
+That each request gets its naive tokens is shown in lab 1's tests.
 """
 
 from typing import Any

@@ -33,7 +33,6 @@ def identity_for_equality(choices, drafts):
 wrong(verify_greedy, "is a Tensor and a Tensor; expected: it is an int")(
     lambda *given: tuple(map(torch.tensor, verify_greedy(*given)))
 )
-wrong(verify_greedy, "returns two things, the number of accepted")(lambda choices, drafts: 0)
 
 
 @wrong(residual)
@@ -48,9 +47,6 @@ def close_taken_for_equal(target_probs, draft_probs):
     return target_probs if is_equal else residual(target_probs, draft_probs)
 
 
-wrong(residual, "Is a `return` missing?")(lambda target_probs, draft_probs: None)
-
-
 @wrong(verify)
 def with_draws_of_its_own(target_probs, draft_probs, drafts, uniforms):
     accepted, _ = verify(target_probs, draft_probs, drafts, uniforms)
@@ -58,9 +54,6 @@ def with_draws_of_its_own(target_probs, draft_probs, drafts, uniforms):
     if accepted < len(drafts):
         rest = residual(rest, draft_probs[accepted])
     return accepted, int(torch.multinomial(rest, 1))
-
-
-wrong(verify, "Is a `return` missing?")(lambda *given: None)
 
 
 # ----------------------------------------------------------------------------------- drafting
@@ -78,11 +71,6 @@ def greedily_without_uniforms(self, ids, k, params, generator):
         text.append(best)
         rows.append(torch.nn.functional.one_hot(torch.tensor(best), 300).double())
     return text[len(ids) :], torch.stack(rows) if rows else torch.zeros(0, 300)
-
-
-wrong(ModelDrafter.propose, "The list of drafts of round 1 is a Tensor;")(
-    lambda self, *given: tuple(map(torch.as_tensor, ModelDrafter.propose(self, *given)))
-)
 
 
 @wrong(ModelDrafter.propose, "What was drafted in round 1")
@@ -112,9 +100,6 @@ def in_its_digits(ids, k, longest=3):
     return []
 
 
-wrong(ngram_draft, "The draft should be a list, not a tuple.")(
-    lambda ids, k, longest=3: tuple(ngram_draft(ids, k, longest))
-)
 wrong(ngram_draft)(lambda ids, k, longest=3: ngram_draft(ids[-10:], k, longest))
 
 
@@ -165,17 +150,6 @@ class NoDraft:
 
     def truncate(self, n):
         pass
-
-
-@wrong(generate_speculative, "Does the loop end?")
-def without_an_end(target, drafter, prompt, *given, **named):
-    kv_cache = new_cache(target, len(prompt))
-    while True:
-        new_logits(target, prompt, kv_cache)
-        kv_cache.truncate(0)
-
-
-wrong(generate_speculative, "What it returned")(lambda *given: generate_speculative(*given).ids)
 
 
 @wrong(generate_speculative)

@@ -158,11 +158,6 @@ def in_the_order_of_their_ends(self, now, confirmed):
     return found
 
 
-@wrong(Leases.due, "The result of call 1, due(5.0, []), should be a list, not a set.")
-def in_a_set(self, now, confirmed):
-    return set(Leases.due(self, now, confirmed))
-
-
 # ------------------------------------------------------------- mutants that do the same by right
 
 EQUIVALENT = {

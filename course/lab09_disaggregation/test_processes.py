@@ -127,7 +127,6 @@ def test_an_abort_ends_a_request_and_nobody_else(both: Apart, tiny: Path) -> Non
     assert_nothing_is_held(both)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("names", [[DECODE], [PREFILL], [PREFILL, DECODE]], ids=str)
 def test_sides_that_are_killed_change_no_text(both: Apart, tiny: Path, names: list[str]) -> None:
     kinds = [(prompt, params) for prompt in PROMPTS for params in (GREEDY, SAMPLED)]
@@ -156,7 +155,6 @@ def test_what_needs_no_side_is_answered_at_the_edge(both: Apart) -> None:
 # ------------------------------------------------------------------------------ what goes wrong
 
 
-@pytest.mark.slow
 def test_a_side_that_is_stopped_past_the_lease_loses_nothing(tiny: Path) -> None:
     little = replace(AMPLE, num_blocks=8)
     with Apart(tiny, PIECES, AMPLE, little, lease_seconds=0.3) as both:
@@ -176,7 +174,6 @@ def test_a_side_that_is_stopped_past_the_lease_loses_nothing(tiny: Path) -> None
             both.submit(PROMPTS[1], 60)
 
 
-@pytest.mark.slow
 def test_a_side_that_comes_back_with_other_weights_is_refused(tmp_path: Path) -> None:
     model = write_tiny(tmp_path, n_embd=32)
     with Apart(tmp_path, PIECES, AMPLE, AMPLE) as both:
@@ -189,7 +186,6 @@ def test_a_side_that_comes_back_with_other_weights_is_refused(tmp_path: Path) ->
             both.run()
 
 
-@pytest.mark.slow
 def test_a_side_that_dies_again_and_again_is_given_up_with_a_sentence(tiny: Path) -> None:
     with Apart(tiny, PIECES, AMPLE, AMPLE) as both:
         os.kill(both.processes[PREFILL].pid, signal.SIGSTOP)  # so that there is no token
@@ -208,7 +204,6 @@ def test_a_side_that_dies_again_and_again_is_given_up_with_a_sentence(tiny: Path
         assert len(killed) == 3
 
 
-@pytest.mark.slow
 def test_what_a_piece_raises_is_raised_here(tiny: Path) -> None:
     def forgetful(engine: Any, number: int, message: Any) -> None:
         raise LookupError("the keys are gone")
@@ -219,7 +214,6 @@ def test_what_a_piece_raises_is_raised_here(tiny: Path) -> None:
             both.run()
 
 
-@pytest.mark.slow
 def test_no_process_and_no_memory_is_left(tiny: Path) -> None:
     both = Apart(tiny, PIECES, AMPLE, AMPLE)
     name, processes = both.settings[PREFILL].arena, list(both.processes.values())
@@ -253,7 +247,6 @@ with Apart(FOLDER, pieces, room, room) as both:
 """
 
 
-@pytest.mark.slow
 def test_pieces_out_of_a_notebook_go_along_by_value(tiny: Path) -> None:
     """They are in no module that a process could import; and nobody has anything to complain of."""
     source = Path(disaggregation.__file__).read_text()
