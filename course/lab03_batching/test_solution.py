@@ -33,7 +33,7 @@ slots_of_a_batch = st.integers(1, 6)
 
 
 @given(arrivals(), slots_of_a_batch)
-def test_requests_may_come_at_any_time(arrival: tuple[Work, list[int]], slots: int) -> None:
+def test_arrivals_at_any_time(arrival: tuple[Work, list[int]], slots: int) -> None:
     work, pauses = arrival
     batcher = ContinuousBatcher(work.model, slots, work.config.n_positions, work.eos)
     slot_cache: Any = batcher.kv_cache
@@ -65,7 +65,7 @@ def assert_well_served(trace: Trace, slots: int, new: list[int]) -> None:
 
 
 @given(works(), slots_of_a_batch)
-def test_continuous_batching_computes_every_token_once_and_pads_nothing(work, slots):
+def test_continuous_computes_each_token_once(work, slots):
     with shapes_of_forwards(work.model) as shapes:
         served = lab_3.generate_continuous(work.model, work.prompts, work.limits, slots, work.eos)
     assert sum(rows * length for rows, length in shapes) == work.tokens_computed_alone
@@ -81,7 +81,7 @@ def test_continuous_batching_computes_every_token_once_and_pads_nothing(work, sl
 
 
 @given(works(), slots_of_a_batch)
-def test_static_batching_computes_rectangles_until_the_longest_has_ended(work, slots):
+def test_static_computes_whole_rectangles(work, slots):
     expected = []
     for first in range(0, len(work.prompts), slots):
         prompts, new = work.prompts[first : first + slots], work.new[first : first + slots]
@@ -135,7 +135,7 @@ ragged = configs.flatmap(lambda config: prompts_of(config, config.n_positions))
 
 
 @given(ragged, st.integers(0, 9))
-def test_every_row_ends_with_its_prompt(prompts: list[list[int]], pad_id: int) -> None:
+def test_rows_end_with_their_prompts(prompts: list[list[int]], pad_id: int) -> None:
     input_ids, attention_mask = lab_3.pad_left(prompts, pad_id)
     assert input_ids.dtype == torch.int64
     assert attention_mask.dtype == torch.bool
@@ -189,7 +189,7 @@ def batcher_of(slots: int, max_length: int = 12) -> ContinuousBatcher:
 # --------------------------------------------------------------------- what is refused, and how
 
 
-def test_a_slot_holds_all_but_the_last_token() -> None:
+def test_slot_holds_all_but_the_last_token() -> None:
     """The last token is never stored: a slot for 5 serves a text of 6, and none of 7."""
     batcher = batcher_of(slots=1, max_length=5)
     with pytest.raises(ValueError, match="may grow to 7 tokens; a slot has room for 5"):
@@ -199,7 +199,7 @@ def test_a_slot_holds_all_but_the_last_token() -> None:
     assert batcher.outputs == {0: naive(CONFIGS[0], 0, [1, 2, 3], 3)}
 
 
-def test_a_forward_is_for_requests_with_equally_many_new_tokens() -> None:
+def test_forward_takes_equal_lengths_only() -> None:
     batcher = batcher_of(slots=4)
     for prompt in ([1, 2], [3, 4], [5, 6, 7]):
         batcher.submit(prompt, 6)
@@ -220,7 +220,7 @@ def test_a_forward_is_for_requests_with_equally_many_new_tokens() -> None:
 
 
 @pytest.mark.parametrize(("slots", "max_length"), [(0, 4), (2, 0)])
-def test_slots_that_cannot_be_are_refused(slots: int, max_length: int) -> None:
+def test_empty_slots_are_refused(slots: int, max_length: int) -> None:
     with pytest.raises(ValueError, match="at least one slot and room for one token"):
         SlotCache(CONFIGS[0], slots, max_length)
     with pytest.raises(ValueError, match=f"slots is {slots} and max_length {max_length}"):

@@ -46,7 +46,7 @@ CONFIG = CONFIGS[1]  # a context of 16
 
 
 @given(continuations(), st.integers(1, 20), st.integers(1, 3))
-def test_a_prompt_in_chunks_is_a_prompt_in_one(case, chunk, rows):
+def test_chunked_prefill_is_a_whole_one(case, chunk, rows):
     """The same logits and the same cache, in as many forwards as there are chunks."""
     config, seed, prompt, _ = case
     model = model_of(CachedLMHead, config, seed)
@@ -69,7 +69,7 @@ def test_a_prompt_in_chunks_is_a_prompt_in_one(case, chunk, rows):
 
 
 @pytest.mark.parametrize(("length", "chunk"), [(3, 0), (3, -1), (0, 2)])
-def test_a_chunk_and_a_prompt_have_a_token(length: int, chunk: int) -> None:
+def test_empty_chunks_are_refused(length: int, chunk: int) -> None:
     model, cache = model_of(CachedLMHead, CONFIG, 0), KVCache(CONFIG, 1, 8, dtype=torch.float64)
     with pytest.raises(ValueError, match=f"these have {chunk} and {length}"):
         prefill_in_chunks(model, cache, torch.zeros(1, length, dtype=torch.int64), chunk)
@@ -131,7 +131,7 @@ def enough_for_all(load: Load) -> Load:
         (StallFree, lets_no_decode_wait),
     ],
 )
-def test_a_policy_keeps_its_rule_and_changes_no_text(policy: Any, rule: Any) -> None:
+def test_policies_keep_their_rules(policy: Any, rule: Any) -> None:
     def is_served(load: Load) -> dict[str, bool]:
         load = enough_for_all(load) if policy is PrefillFirst else load
         parts = replace(load.parts, scheduler=policy)
@@ -159,7 +159,7 @@ def gaps_with(policy: Any, budget: int) -> list[int]:
     return token_gaps(list(engine.trace), 0)
 
 
-def test_what_a_long_prompt_costs_others_is_the_policy() -> None:
+def test_long_prompt_costs_by_policy() -> None:
     assert max(gaps_with(PrefillFirst, 32)) == 14 + 2
     assert max(gaps_with(StallFree, 32)) == 14 + 1
     assert max(gaps_with(StallFree, 4)) == 4
@@ -173,7 +173,7 @@ traces = st.lists(st.lists(served, max_size=4, unique_by=lambda part: part[0]), 
 
 
 @given(traces, st.integers(0, 4))
-def test_a_gap_is_all_that_is_computed_between_two_tokens(trace: Any, request: int) -> None:
+def test_gaps_count_tokens_between_tokens(trace: Any, request: int) -> None:
     gaps, since, has_any = [], 0, False
     for step in trace:
         gains = False
@@ -211,7 +211,7 @@ def slot_of(table: list[int], token: int, size: int) -> tuple[int, int]:
 
 
 @given(transfers())
-def test_what_is_packed_here_is_unpacked_there_and_nothing_else(transfer: Any) -> None:
+def test_packed_is_what_is_unpacked(transfer: Any) -> None:
     here, table, there, other_table, start, end = transfer
     tables = list(table), list(other_table)
     here_before, there_before = here.clone(), there.clone()
@@ -255,7 +255,7 @@ def prefilled(prompt: list[int], limit: int, start: int, eos: int | None = None)
 
 
 @given(st.lists(st.integers(0, 47), min_size=1, max_size=10), st.integers(1, 6), st.data())
-def test_an_adopted_request_goes_on_as_if_it_had_been_prefilled_here(prompt, limit, data):
+def test_adopted_request_goes_on(prompt, limit, data):
     """Part of its keys and values may have come before. Its first token may be the last."""
     outputs: list[Output] = []
     engine = decoding_engine(outputs)
@@ -276,7 +276,7 @@ def test_an_adopted_request_goes_on_as_if_it_had_been_prefilled_here(prompt, lim
     assert sorted(engine.scheduler.manager.free_blocks) == list(range(32))
 
 
-def test_an_adopted_prompt_is_found_by_who_comes_later() -> None:
+def test_adopted_prompt_is_found_later() -> None:
     outputs: list[Output] = []
     engine = decoding_engine(outputs, PrefixManager)
     message = prefilled(list(range(9)), 3, 0)
@@ -297,7 +297,7 @@ acts = st.one_of(
 
 
 @given(st.integers(1, 6), st.lists(acts, max_size=60))
-def test_a_lease_ends_once_when_it_is_confirmed_or_its_time_is_up(seconds: int, acts: Any) -> None:
+def test_leases_end_once(seconds: int, acts: Any) -> None:
     """Beside a list of (request, when it was held)."""
     leases, model, now = Leases(seconds), list[tuple[int, int]](), 0
     for act, given_ in acts:
@@ -321,6 +321,6 @@ def test_a_lease_ends_once_when_it_is_confirmed_or_its_time_is_up(seconds: int, 
 
 
 @pytest.mark.parametrize("seconds", [0, -1])
-def test_a_lease_lasts_more_than_0_seconds(seconds: float) -> None:
+def test_leases_last_over_0_seconds(seconds: float) -> None:
     with pytest.raises(ValueError, match="more than 0 seconds"):
         Leases(seconds)
