@@ -1,9 +1,7 @@
 """Answers to lab 5's exercises: from logits to probabilities, a draw, a stop, beam search."""
 
-import random
 import re
 from dataclasses import replace
-from itertools import islice
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -72,7 +70,6 @@ def summed_up_in_half_precision(logits, p):
 
 
 # Right except for a limit of its own, or for one value.
-wrong(apply_temperature)(lambda logits, t: logits / t if t else apply_min_p(logits, 0.9))
 wrong(apply_top_k)(lambda logits, k: apply_top_k(logits, k if k <= 256 else logits.shape[1]))
 wrong(apply_top_p)(lambda logits, p: apply_top_p(logits, p) if p < 0.99 else logits)
 wrong(apply_top_p, "keeps tokens ", "; expected: it keeps every")(
@@ -133,16 +130,7 @@ def nothing_drawn_for_greedy(logits, ids, params, generators):
     return draw(probs, uniforms)
 
 
-@wrong(sample, "request 0 gave no uniform; expected: it gave one")
-def by_the_random_module(logits, ids, params, generators):
-    uniforms = torch.tensor([random.random() for _ in generators])
-    return draw(next_token_probs(logits, ids, params), uniforms)
-
-
 wrong(sample)(lambda logits, ids, params, own: sample(logits, ids, params, own[::-1]))
-wrong(sample)(
-    lambda logits, ids, params, own: sample(logits, ids, params, [g.clone_state() for g in own])
-)
 
 
 # ------------------------------------------------------------------------------ stop strings
@@ -185,16 +173,6 @@ class AnIteratorOfItsOwn:
         return next(self.parts)
 
 
-@wrong(stop_at)
-def one_piece_ahead(pieces, stops):
-    """Asks for a piece before it yields what it has already."""
-    parts = list(islice(pieces, 1))
-    for piece in pieces:
-        yield from stop_at(parts, [])
-        parts = [piece]
-    yield from stop_at(parts, stops)
-
-
 @wrong(stop_at, "did not end after 1,000 pieces; expected: it is text")
 def without_an_end(pieces, stops):
     yield from stop_at(pieces, stops)
@@ -232,21 +210,6 @@ def by_numpy(scores, logits, count):
     return tuple(Continuation(p, t, totals[p, t]) for p, t in zip(parents, tokens, strict=True))
 
 
-@wrong(best_continuations)
-def each_token_once(scores, logits, count):
-    found = {}
-    for candidate in best_continuations(scores, logits, logits.numel()):
-        found.setdefault(candidate.token, candidate)
-    return list(found.values())[:count]
-
-
-def as_tuples(scores, logits, count):
-    return [tuple(candidate) for candidate in best_continuations(scores, logits, count)]
-
-
-wrong(best_continuations, "contains a tuple; expected: it is a list of 1 Candidate.")(as_tuples)
-
-
 @right(BeamSearch.step)
 def leaving_the_loop(self):
     """Beams that stay in place need no copy; numbers may be in tensors."""
@@ -268,16 +231,6 @@ def leaving_the_loop(self):
         if not stays:
             self.rows.become(torch.tensor(parents))
         self.rows.append(torch.tensor(tokens))
-
-
-@wrong(BeamSearch.step)
-def children_share_a_list(self):
-    before = [beam.ids for beam in self.beams]
-    BeamSearch.step(self)
-    parents = [c.parent for c in self.trace[-1] if c.token != self.eos_token_id][: self.width]
-    for beam, parent in zip(self.beams, parents, strict=True):
-        before[parent].append(beam.ids[-1])
-    self.beams = [Beam(before[p], b.score) for b, p in zip(self.beams, parents, strict=True)]
 
 
 @wrong(BeamSearch.step)

@@ -2,7 +2,7 @@
 
 import torch
 
-from solutions.decoding import GREEDY, end_of, next_token_probs
+from solutions.decoding import GREEDY, end_of
 from solutions.speculative import (
     ModelDrafter,
     Round,
@@ -12,9 +12,7 @@ from solutions.speculative import (
     new_cache,
     new_logits,
     ngram_draft,
-    prefixes,
     residual,
-    verify,
     verify_greedy,
 )
 from tests.common.attempts import right, wrong
@@ -36,24 +34,9 @@ wrong(verify_greedy, "is a Tensor and a Tensor; expected: it is an int")(
 
 
 @wrong(residual)
-def with_a_floor(target_probs, draft_probs):
-    beyond = (target_probs - draft_probs).clamp(min=1e-3)
-    return beyond / beyond.sum()
-
-
-@wrong(residual)
 def close_taken_for_equal(target_probs, draft_probs):
     is_equal = torch.allclose(target_probs, draft_probs)
     return target_probs if is_equal else residual(target_probs, draft_probs)
-
-
-@wrong(verify)
-def with_draws_of_its_own(target_probs, draft_probs, drafts, uniforms):
-    accepted, _ = verify(target_probs, draft_probs, drafts, uniforms)
-    rest = target_probs[accepted]
-    if accepted < len(drafts):
-        rest = residual(rest, draft_probs[accepted])
-    return accepted, int(torch.multinomial(rest, 1))
 
 
 # ----------------------------------------------------------------------------------- drafting
@@ -71,22 +54,6 @@ def greedily_without_uniforms(self, ids, k, params, generator):
         text.append(best)
         rows.append(torch.nn.functional.one_hot(torch.tensor(best), 300).double())
     return text[len(ids) :], torch.stack(rows) if rows else torch.zeros(0, 300)
-
-
-@wrong(ModelDrafter.propose, "What was drafted in round 1")
-def by_multinomial(self, ids, k, params, generator):
-    text, probs = list(ids), []
-    for _ in range(k):
-        logits = new_logits(self.model, text, self.kv_cache)[-1:]
-        probs.append(next_token_probs(logits, prefixes(text, logits), params))
-        text += torch.multinomial(probs[-1], 1, generator=generator)[0].tolist()
-    return text[len(ids) :], torch.cat(probs) if probs else torch.empty(0, 300)
-
-
-@wrong(ModelDrafter.propose)
-def the_same_numbers_at_every_call(self, ids, k, params, generator):
-    again = torch.Generator().manual_seed(generator.initial_seed())
-    return ModelDrafter.propose(self, ids, k, params, again)
 
 
 @wrong(ngram_draft)
@@ -142,19 +109,6 @@ def with_a_greedy_branch(
             kv_cache.truncate(len(ids) - 1)
             drafter.truncate(len(ids) - 1)
     return Speculated(ids, rounds)
-
-
-class NoDraft:
-    def propose(self, *given):
-        return [], torch.empty(0, 300)
-
-    def truncate(self, n):
-        pass
-
-
-@wrong(generate_speculative)
-def plain_decode_told_as_rounds(target, drafter, *given, **named):
-    return generate_speculative(target, NoDraft(), *given, **named)
 
 
 @wrong(generate_speculative, "generator over all rounds gave", "numbers; expected: it gave")

@@ -2,7 +2,7 @@
 
 from bisect import insort
 from functools import partial
-from hashlib import md5, sha256
+from hashlib import md5
 
 import torch
 
@@ -17,22 +17,6 @@ from tests.common.attempts import right, wrong
 @wrong(block_hashes, "Each hash is 16 bytes; expected: it is 32 bytes.")
 def by_a_broken_function(token_ids, block_size, salt=b""):
     return [md5(key).digest() for key in block_hashes(token_ids, block_size, salt)]
-
-
-@wrong(block_hashes, "The list of hashes of text 3, numbered as new ones come, is [1]")
-def salted_in_front_without_a_border(token_ids, block_size, salt=b""):
-    """2, 3 with the salt 1 is written like 12, 3 without a salt."""
-    hashes, before = [], bytes(32)
-    for end in range(block_size, len(token_ids) + 1, block_size):
-        ids = ",".join(map(str, token_ids[end - block_size : end]))
-        before = sha256(before + salt + ids.encode()).digest()
-        hashes.append(before)
-    return hashes
-
-
-@wrong(block_hashes, "The list of hashes of text 2, numbered as new ones come, is [0]; expected")
-def of_ids_in_two_bytes(token_ids, block_size, salt=b""):
-    return block_hashes([token % 2**16 for token in token_ids], block_size, salt)
 
 
 @wrong(block_hashes, "The list of hashes of text 2, numbered as new ones come, is [0, 1]; expected")
@@ -210,11 +194,6 @@ def as_a_tensor(matched, waited, patience):
 @wrong(choose_next, "is 0.0; expected: it is 0.")
 def as_a_float(matched, waited, patience):
     return float(choose_next(matched, waited, patience))
-
-
-@wrong(choose_next, "The place from `choose_next([")
-def from_the_end(matched, waited, patience):
-    return choose_next(matched, waited, patience) - len(matched)
 
 
 @wrong(choose_next, "The place from `choose_next([0, ")

@@ -46,7 +46,6 @@ from tests.common.serving import (
 
 pytestmark = pytest.mark.usefixtures("short_stretches")
 
-PARTS = Parts(block_manager=PrefixManager)
 
 # -------------------------------------------------------------------------------------- the hashes
 
@@ -392,30 +391,6 @@ def test_longest_match_goes_first(kinds: list[Any]) -> None:
 
 
 # ------------------------------------------------------------------------------------------ counts
-
-
-CHATS = GPTConfig(vocab_size=64, n_positions=448, n_embd=16, n_layer=1, n_head=1)
-
-
-@pytest.mark.parametrize(("running", "tokens"), [(8, 2368), (2, 1792)])
-def test_chats_compute_a_fifth_of_prompts(running: int, tokens: int) -> None:
-    """The engine finds its own answers, too. Without a cache there are 12,480 tokens."""
-    room: Any = {"num_blocks": 400, "block_size": 16, "max_running": running}
-    watched = WatchedEngine(
-        model_of(CachedLMHead, CHATS, 0), **room, token_budget=4096, parts=PARTS
-    )
-    rng = random.Random(0)
-    texts = [[token % 64 for token in range(96)] for _ in range(8)]
-    for _ in range(6):
-        requests = [watched.submit([*text, *rng.choices(range(64), k=24)], 32) for text in texts]
-        watched.run()
-        texts = [watched.stories[request].ids for request in requests]
-    manager: Any = watched.engine.scheduler.manager
-    computed = sum(story.computed for story in watched.stories.values())
-    assert manager.queried == 12_480
-    assert computed - 48 * 31 == tokens == manager.queried - manager.hits
-    assert tokens <= 0.2 * 12_480
-    assert len(watched.engine.trace) == 192 * 8 / running  # it is no fewer forwards
 
 
 @pytest.mark.parametrize(("documents", "rate"), [(1, 0.78125), (8, 0.78125), (9, 0)])

@@ -31,16 +31,6 @@ def leaving_them_sorted(self):
     return StallFree.schedule(self)
 
 
-@wrong(StallFree.schedule, "The plan of step 3 is {0: 2}; expected: it is {1: 2}.")
-def in_the_order_of_their_numbers(self):
-    running = self.running
-    self.running = sorted(running, key=lambda sequence: sequence.number)
-    before, plan = [*self.running], StallFree.schedule(self)
-    after = [sequence for sequence in self.running if sequence not in before]
-    self.running = [sequence for sequence in running if sequence in self.running] + after
-    return plan
-
-
 # ---------------------------------------------------------------------------- keys and values sent
 
 
