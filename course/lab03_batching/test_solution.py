@@ -98,33 +98,15 @@ def test_static_computes_whole_rectangles(work, slots):
 OUTPUTS = [4, 8, 3, 5, 5, 3, 3]  # tokens that each of seven requests gets, for 4 slots
 
 
-def trace_of(*slots: str) -> Trace:
-    """A trace drawn as a timeline: a line for each slot, a digit for each step, a dot for idle."""
-    rows = [[None if cell == "." else int(cell) for cell in slot] for slot in slots]
-    return [list(step) for step in zip(*rows, strict=True)]
-
-
-def test_seven_requests_in_four_slots() -> None:
-    config = CONFIGS[2]
-    model, prompts = model_of(CachedLMHead, config, 1), [[n, n + 1] for n in range(len(OUTPUTS))]
-    static = lab_3.generate_static(model, prompts, OUTPUTS, slots=4)
-    assert static.trace == trace_of(
-        "0000....44444",
-        "11111111555..",
-        "222.....666..",
-        "33333........",
+def test_utilisation_of_seven_requests_in_four_slots() -> None:
+    model, prompts = model_of(CachedLMHead, CONFIGS[2], 1), [[n, n + 1] for n in range(7)]
+    static, continuous = (
+        generate(model, prompts, OUTPUTS, slots=4)
+        for generate in (lab_3.generate_static, lab_3.generate_continuous)
     )
-    assert lab_3.utilisation(static.trace) == 31 / 52
-    continuous = lab_3.generate_continuous(model, prompts, OUTPUTS, slots=4)
-    assert continuous.trace == trace_of(
-        "0000555.",
-        "11111111",
-        "22244444",
-        "33333666",
-    )
+    assert lab_3.utilisation(static.trace) == 31 / 52  # 8 + 5 steps
     assert lab_3.utilisation(continuous.trace) == 31 / 32
-    assert static.outputs == continuous.outputs
-    assert lab_3.utilisation(trace_of(".")) == 0  # a server to which nobody came
+    assert lab_3.utilisation([[None]]) == 0  # a server to which nobody came
     with pytest.raises(ValueError, match="trace has no step"):
         lab_3.utilisation([])
 
@@ -174,9 +156,6 @@ def test_pads_change_nothing(config: GPTConfig, seed: int, data: st.DataObject) 
         text = torch.cat([torch.tensor(prompt), texts_end[row]])[None]
         alone = model_of(GPTLMHead, config, seed)(text, torch.arange(text.shape[1])[None])
         assert_same(logits[row, -text.shape[1] :], alone[0])
-
-
-# ----------------------------------------------------------------------------------------- slots
 
 
 # --------------------------------------------------------------------------------------- batcher

@@ -144,28 +144,6 @@ def test_policies_keep_their_rules(policy: Any, rule: Any) -> None:
     hold_often(0.1, is_served, loads(st.none()))
 
 
-def gaps_with(policy: Any, budget: int) -> list[int]:
-    """Between the tokens of a short request, beside which a long prompt comes."""
-    outputs: list[Output] = []
-    model = model_of(CachedLMHead, CONFIG, 0)
-    engine = new_engine(
-        model, 64, 4, budget, 4, outputs.append, parts=replace(Parts(), scheduler=policy)
-    )
-    engine.submit([3, 14], 12)
-    engine.step()
-    engine.step()
-    engine.submit(list(range(14)), 2)
-    engine.run()
-    return token_gaps(list(engine.trace), 0)
-
-
-def test_long_prompt_costs_by_policy() -> None:
-    assert max(gaps_with(PrefillFirst, 32)) == 14 + 2
-    assert max(gaps_with(StallFree, 32)) == 14 + 1
-    assert max(gaps_with(StallFree, 4)) == 4
-    assert max(gaps_with(RequestLevel, 32)) == 1
-
-
 # ------------------------------------------------------------------------------------------- gaps
 
 served = st.tuples(st.integers(0, 3), st.integers(1, 9), st.booleans())
