@@ -14,8 +14,8 @@ from visuals.style import visible
 
 def test_show_tokens():
     html = lab.show_tokens([" upon", "<b>", "\n", ""], [7, 42, 3, 5]).data
-    found = re.findall(r">([^<>]+)<br><small>(\d+)<", html)
-    assert found == [("␣upon", "7"), ("&lt;b&gt;", "42"), ("↵", "3"), ("(empty)", "5")]
+    tokens = re.findall(r">([^<>]+)<br><small>(\d+)<", html)
+    assert tokens == [("␣upon", "7"), ("&lt;b&gt;", "42"), ("↵", "3"), ("(empty)", "5")]
 
 
 PROBS = torch.tensor([0.1, 0.5, 0.02, 0.2, 0.08, 0.1])

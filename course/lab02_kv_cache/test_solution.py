@@ -68,8 +68,8 @@ def test_mask_shows_keys_up_to_the_query(data: st.DataObject) -> None:
     mask = causal_mask(queries, keys)
     assert mask.shape == (batch, 1, q_len, k_len)
     assert mask.dtype == torch.bool
-    for row, asked, held in zip(mask[:, 0].tolist(), queries.tolist(), keys.tolist(), strict=True):
-        assert row == [[key <= query for key in held] for query in asked]
+    for row, at, keys_at in zip(mask[:, 0].tolist(), queries.tolist(), keys.tolist(), strict=True):
+        assert row == [[key <= query for key in keys_at] for query in at]
 
 
 class Oracle:
@@ -92,12 +92,12 @@ class Oracle:
         return torch.stack(outputs, dim=2)
 
     def truncate(self, n: int) -> None:
-        for held in (*self.keys, *self.values):
-            del held[n:]
+        for kept in (*self.keys, *self.values):
+            del kept[n:]
 
     def reorder(self, rows: Tensor) -> None:
-        for held in (*self.keys, *self.values):
-            held[:] = [token[rows] for token in held]
+        for kept in (*self.keys, *self.values):
+            kept[:] = [token[rows] for token in kept]
 
 
 @given(configs, st.integers(1, 3), st.data())
@@ -145,11 +145,11 @@ def assert_holds(kv_cache: KVCache, oracle: Oracle, length: int) -> None:
     assert kv_cache.keys.shape[3] == kv_cache.max_length
     assert kv_cache.bytes_reserved == 2 * 8 * kv_cache.keys.numel()
     assert kv_cache.bytes_held == kv_cache.bytes_reserved * length / kv_cache.max_length
-    for held, tokens in ((kv_cache.keys, oracle.keys), (kv_cache.values, oracle.values)):
+    for memory, tokens in ((kv_cache.keys, oracle.keys), (kv_cache.values, oracle.values)):
         for layer, kept in enumerate(tokens):
             assert len(kept) == length
             for position, token in enumerate(kept):
-                assert torch.equal(held[layer, :, :, position], token)
+                assert torch.equal(memory[layer, :, :, position], token)
 
 
 @pytest.mark.parametrize(("batch", "max_length"), [(0, 4), (1, 0)])

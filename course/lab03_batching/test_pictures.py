@@ -27,8 +27,8 @@ def test_padded_mask_dots_visible_keys():
     is_token = torch.tensor([[True, True, True], [False, True, True]])
     mask = torch.ones(2, 1, 2, 3).tril(1).bool() & is_token[:, None, None, :]
     figure = lab.show_padded_mask(mask, is_token)
-    for axes, seen in zip(figure.axes, mask[:, 0], strict=True):
-        assert dots(axes) == {(row + 0.5, column + 0.5) for row, column in seen.nonzero().tolist()}
+    for axes, grid in zip(figure.axes, mask[:, 0], strict=True):
+        assert dots(axes) == {(row + 0.5, column + 0.5) for row, column in grid.nonzero().tolist()}
     assert [hatched(axes) for axes in figure.axes] == [set(), {(0, 0, 1), (0, 1, 1)}]
     # a pad that is seen isn't hidden, and one that asks is called so
     figure = lab.show_padded_mask(torch.ones(2, 1, 2, 3).bool(), samples.IS_TOKEN)

@@ -40,8 +40,8 @@ def test_arrivals_at_any_time(arrival: tuple[Work, list[int]], slots: int) -> No
     for _ in serve_over_time(batcher, work, pauses):
         served = batcher.trace[-1]
         assert None not in served or not batcher.waiting  # nobody waits beside a free slot
-        held = slot_cache.lengths.tolist()
-        assert held == [r.num_computed_tokens if r else 0 for r in batcher.running]
+        lengths = slot_cache.lengths.tolist()
+        assert lengths == [r.num_computed_tokens if r else 0 for r in batcher.running]
         assert all(len(r.ids) == r.num_computed_tokens + 1 for r in batcher.running if r)
     assert [batcher.outputs[number] for number in range(len(work.prompts))] == work.expected
     assert_well_served(batcher.trace, slots, work.new)
@@ -55,11 +55,11 @@ def assert_well_served(trace: Trace, slots: int, new: list[int]) -> None:
     assert all(len(step) == slots for step in trace)
     starts = []
     for number, tokens in enumerate(new):
-        found = [(t, step.index(number)) for t, step in enumerate(trace) if number in step]
-        assert sum(step.count(number) for step in trace) == tokens == len(found)
-        if found:
-            start, slot = found[0]
-            assert found == [(start + i, slot) for i in range(tokens)]
+        places = [(t, step.index(number)) for t, step in enumerate(trace) if number in step]
+        assert sum(step.count(number) for step in trace) == tokens == len(places)
+        if places:
+            start, slot = places[0]
+            assert places == [(start + i, slot) for i in range(tokens)]
             starts.append(start)
     assert starts == sorted(starts)
 

@@ -51,16 +51,16 @@ def test_stretches_fill_the_first_fitting_gap(num_slots: int, rng: random.Random
     owners: list[int | None] = [None] * num_slots
     for request_id in range(30):
         if manager.stretches and rng.random() < 0.4:
-            gone = rng.choice(list(manager.stretches))
-            manager.free(gone)
-            owners = [None if owner == gone else owner for owner in owners]
-        wanted = rng.randint(1, 8)
-        starts = range(num_slots - wanted + 1)
-        gaps = [s for s in starts if set(owners[s : s + wanted]) == {None}]
-        assert manager.allocate(request_id, wanted) == bool(gaps)
+            freed = rng.choice(list(manager.stretches))
+            manager.free(freed)
+            owners = [None if owner == freed else owner for owner in owners]
+        num_tokens = rng.randint(1, 8)
+        starts = range(num_slots - num_tokens + 1)
+        gaps = [s for s in starts if set(owners[s : s + num_tokens]) == {None}]
+        assert manager.allocate(request_id, num_tokens) == bool(gaps)
         if gaps:
-            assert manager.stretches[request_id] == (gaps[0], wanted)
-            owners[gaps[0] : gaps[0] + wanted] = [request_id] * wanted
+            assert manager.stretches[request_id] == (gaps[0], num_tokens)
+            owners[gaps[0] : gaps[0] + num_tokens] = [request_id] * num_tokens
         assert manager.stretches.keys() == {owner for owner in owners if owner is not None}
 
 

@@ -214,19 +214,19 @@ def state(manager: BlockManager) -> Any:
 def test_no_block_lost_in_10_000_operations(num_blocks: int, block_size: int) -> None:
     rng, watched = random.Random(0), WatchedManager(num_blocks, block_size)
     for _ in range(10_000):
-        held = list(watched.texts)
+        requests = list(watched.texts)
         # few requests at a time: more of them would only keep the pool full
-        if not held or (len(held) < 6 and rng.random() < 0.15):
+        if not requests or (len(requests) < 6 and rng.random() < 0.15):
             watched.allocate(rng.randint(1, 3 * block_size))
-        elif len(held) < 6 and rng.random() < 0.15:
-            watched.fork(rng.choice(held))
+        elif len(requests) < 6 and rng.random() < 0.15:
+            watched.fork(rng.choice(requests))
         elif rng.random() < 0.2:
-            watched.free(rng.choice(held))
+            watched.free(rng.choice(requests))
         else:
-            watched.append(rng.choice(held))
+            watched.append(rng.choice(requests))
     common = ["allocate", "append", "free", "fork", "refused", *["copy"] * (block_size > 1)]
     assert all(watched.happened[operation] > 100 for operation in common), watched.happened
-    for request_id in rng.sample(held := list(watched.texts), len(held)):
+    for request_id in rng.sample(requests := list(watched.texts), len(requests)):
         watched.free(request_id)
     assert watched.manager.used_blocks == 0
     assert sorted(watched.manager.free_blocks) == list(range(num_blocks))

@@ -77,10 +77,10 @@ def draw(beam_search):
 
 def boxes(axes) -> dict[tuple[float, float], FancyBboxPatch]:
     """The nodes, by the middle of their boxes."""
-    found = [patch for patch in axes.patches if isinstance(patch, FancyBboxPatch)]
+    patches = [patch for patch in axes.patches if isinstance(patch, FancyBboxPatch)]
     return {
         (round(box.get_x() + 0.44, 3), round(box.get_y() + box.get_height() / 2, 3)): box
-        for box in found
+        for box in patches
     }
 
 
@@ -95,12 +95,12 @@ def nodes(axes) -> dict[tuple[float, float], tuple[str, float, bool]]:
 
 def edges(axes) -> dict[tuple[float, float], tuple[tuple[float, float], PathPatch]]:
     """By the place of a child that of its parent, and the line between them."""
-    found = {}
+    lines = {}
     for patch in axes.patches:
         if isinstance(patch, PathPatch):
             (x, y), *_, (child_x, child_y) = np.asarray(patch.get_path().vertices).tolist()
-            found[child_x, round(child_y + 0.22, 3)] = (x, round(y - 0.22, 3)), patch
-    return found
+            lines[child_x, round(child_y + 0.22, 3)] = (x, round(y - 0.22, 3)), patch
+    return lines
 
 
 def test_fates_of_candidates():

@@ -117,14 +117,14 @@ def test_temperature_0_keeps_the_first_likeliest(batch: Any) -> None:
 
 @given(batches(), st.sampled_from([0.25, 0.5, 1]) | st.floats(1e-6, 1))
 def test_top_p_keeps_the_smallest_set(batch: Any, p: float) -> None:
-    for row, got in zip(batch[0], lab_5.apply_top_p(batch[0], p), strict=True):
-        kept, probs = got > NEVER, row.softmax(dim=-1)
-        assert torch.equal(got, row.where(kept, NEVER))
+    for row, filtered in zip(batch[0], lab_5.apply_top_p(batch[0], p), strict=True):
+        kept, probs = filtered > NEVER, row.softmax(dim=-1)
+        assert torch.equal(filtered, row.where(kept, NEVER))
         assert probs[kept].sum() > p - 1e-9
         assert probs[kept].sum() - probs[kept].min() < p + 1e-9  # without the last it is below
         assert probs[kept].min() >= probs.where(~kept, 0).max()
         if p == 1:
-            assert torch.equal(got, row)
+            assert torch.equal(filtered, row)
 
 
 def test_top_p_reached_exactly_is_enough() -> None:
@@ -316,12 +316,12 @@ def naive_search(
             for token, log_prob in enumerate(scored)
         ]
         candidates.sort(reverse=True)
-        ended += [found for found in candidates[:width] if found[1][-1] == eos]
-        beams = [found for found in candidates if found[1][-1] != eos][:width]
+        ended += [text for text in candidates[:width] if text[1][-1] == eos]
+        beams = [text for text in candidates if text[1][-1] != eos][:width]
         history.append([ids for _, ids in beams])
 
-    def rank(found: tuple[float, list[int]]) -> float:
-        return found[0] / (len(found[1]) - len(prompt)) ** penalty
+    def rank(text: tuple[float, list[int]]) -> float:
+        return text[0] / (len(text[1]) - len(prompt)) ** penalty
 
     return sorted(ended + beams, key=rank, reverse=True)[:width], history
 
@@ -407,8 +407,8 @@ def test_search_ends_when_nothing_gets_better() -> None:
 def test_search_goes_on_while_longer_is_better() -> None:
     """Where longer is worse: after two steps -4.24 is the second best, and -1.47 goes on."""
     c, chances = 3, [[1.0, 0, 0, 0], [0.2, 0, 0, 0.8], [0.3, 0.6, 0, 0.1], [1.0, 0, 0, 0]]
-    found = BeamSearch(ByLastToken(chances, first=B), [B], 50, 2, -1, END).run()
-    assert [beam.ids for beam in found] == [[B, END], [B, A, c, END]]
+    beams = BeamSearch(ByLastToken(chances, first=B), [B], 50, 2, -1, END).run()
+    assert [beam.ids for beam in beams] == [[B, END], [B, A, c, END]]
 
 
 def transformers_beams(
@@ -418,8 +418,8 @@ def transformers_beams(
     ends = {"max_new_tokens": new, "eos_token_id": eos, "pad_token_id": eos}
     beams = {"num_beams": width, "num_return_sequences": width, "length_penalty": penalty}
     mask, exact = torch.ones_like(ids), {"do_sample": False, "early_stopping": "never"}
-    found = model.generate(ids, attention_mask=mask, **ends, **beams, **exact)
-    texts = [text[len(prompt) :] for text in found.tolist()]
+    outputs = model.generate(ids, attention_mask=mask, **ends, **beams, **exact)
+    texts = [text[len(prompt) :] for text in outputs.tolist()]
     return [[*prompt, *(t[: t.index(eos) + 1] if eos in t else t)] for t in texts]
 
 
@@ -451,28 +451,28 @@ def shown_by_a_rereader(pieces: list[str], stops: list[str]) -> list[str]:
     text = ""
     for piece in pieces:
         text += piece
-        if found := [text.find(stop) for stop in stops if stop in text]:
-            return [*shown, text[: min(found)]]
+        if places := [text.find(stop) for stop in stops if stop in text]:
+            return [*shown, text[: min(places)]]
         beginnings = {stop[:n] for stop in stops for n in range(len(stop))}
-        held = max((len(b) for b in beginnings if text.endswith(b)), default=0)
-        shown.append(text[: len(text) - held])
+        kept_back = max((len(b) for b in beginnings if text.endswith(b)), default=0)
+        shown.append(text[: len(text) - kept_back])
     return shown
 
 
 def watched(pieces: list[str], stops: list[str]) -> tuple[list[str], str]:
     """What has been shown whenever another piece, or the end, was asked for, and in all."""
-    seen: list[str] = []
+    shown_before: list[str] = []
     parts: list[str] = []
 
     def asked() -> Iterator[str]:
         for piece in pieces:
-            seen.append("".join(parts))
+            shown_before.append("".join(parts))
             yield piece
-        seen.append("".join(parts))
+        shown_before.append("".join(parts))
 
     for part in lab_5.stop_at(asked(), stops):
         parts.append(part)
-    return seen, "".join(parts)
+    return shown_before, "".join(parts)
 
 
 short = partial(st.text, alphabet="ab")
@@ -483,11 +483,11 @@ def test_stop_at_is_a_rereaders(pieces, stops):
     """All that can't begin a stop is shown before more is asked for; nothing is after a stop."""
     before = list(pieces), list(stops)
     expected = shown_by_a_rereader(pieces, stops)
-    text, (seen, shown) = "".join(pieces), watched(pieces, stops)
+    text, (shown_before, shown) = "".join(pieces), watched(pieces, stops)
     if any(stop in text for stop in stops):
-        assert ["", *expected] == [*seen, shown]
+        assert ["", *expected] == [*shown_before, shown]
     else:
-        assert ["", *expected] == seen
+        assert ["", *expected] == shown_before
         assert shown == text
     assert (pieces, stops) == before
 

@@ -25,8 +25,8 @@ def parts(prompt: str, rounds: list[Round], words: list[str] = WORDS) -> list[st
 
 def marked(html: str) -> list[tuple[str, str]]:
     """The marked tokens in their order: (kind, text)."""
-    found = re.findall(r'<span style="[^"]*" title="([^"]+)">([^<]*)</span>', html)
-    return [(kind, unescape(text)) for kind, text in found]
+    spans = re.findall(r'<span style="[^"]*" title="([^"]+)">([^<]*)</span>', html)
+    return [(kind, unescape(text)) for kind, text in spans]
 
 
 @pytest.mark.parametrize(

@@ -175,8 +175,8 @@ def speculate(target: Any, drafter: Drafter, prompt: list[int], *given: Any) -> 
     assert prompt == before
     assert made.ids is not prompt
     text = list(prompt)
-    for held, done in zip(watched.texts, made.rounds, strict=True):
-        assert held == text
+    for known, done in zip(watched.texts, made.rounds, strict=True):
+        assert known == text
         assert 0 <= done.accepted <= len(done.drafts)
         before_own = min(done.accepted, len(done.new))  # fewer where an accepted EOS ended the text
         assert done.new[:before_own] == done.drafts[:before_own]
@@ -496,7 +496,7 @@ def test_adaptive_drafter_asks_and_rests() -> None:
 def test_ngram_draft_is_the_longest_latest(ids: list[int], k: int, longest: int) -> None:
     """Of all earlier places where the text's end stands: the longest end, then the latest place."""
     before = list(ids)
-    found = ngram_draft(ids, k, longest)
+    drafts = ngram_draft(ids, k, longest)
     assert ids == before
     places = [
         (size, start)
@@ -505,11 +505,11 @@ def test_ngram_draft_is_the_longest_latest(ids: list[int], k: int, longest: int)
         if ids[start : start + size] == ids[len(ids) - size :]
     ]
     if not places:
-        assert found == []
+        assert drafts == []
         return
     size, start = max(places)
     followed = ids[start + size :]
-    assert found == [followed[n % len(followed)] for n in range(k)]
+    assert drafts == [followed[n % len(followed)] for n in range(k)]
 
 
 def test_ngram_default_is_three() -> None:
@@ -536,18 +536,18 @@ def test_first_layers_share_memory(config: GPTConfig) -> None:
         draft = first_layers(target, count)
         assert draft.config == replace(config, n_layer=count)
         assert not draft.training
-        own, shared = draft.state_dict(), target.state_dict()
-        assert all(own[name].data_ptr() == shared[name].data_ptr() for name in own)
+        weights, shared = draft.state_dict(), target.state_dict()
+        assert all(weights[name].data_ptr() == shared[name].data_ptr() for name in weights)
         apart = CachedLMHead(draft.config).double().eval()
         apart.load_state_dict({name: shared[name] for name in apart.state_dict()})
         with torch.no_grad():
-            got, expected = (
+            logits, expected = (
                 model(ids, torch.arange(6)[None], lab_6.new_cache(model, 6))
                 for model in (draft, apart)
             )
-        assert got.equal(expected)
+        assert logits.equal(expected)
     whole = target(ids, torch.arange(6)[None], lab_6.new_cache(target, 6))
-    assert_same(got, whole)
+    assert_same(logits, whole)
     assert len(target.transformer.h) == config.n_layer  # it is left as it was
 
 

@@ -29,8 +29,8 @@ def test_snapshots_stay_as_they_were():
 
 
 def test_cells_have_their_kinds():
-    found = {(step, request): kind for step, request, kind in lab.kinds(TRACE, SNAPSHOTS)}
-    assert found == {(step, n): kind for n, row in KINDS.items() for step, kind in enumerate(row)}
+    kinds = {(step, request): kind for step, request, kind in lab.kinds(TRACE, SNAPSHOTS)}
+    assert kinds == {(step, n): kind for n, row in KINDS.items() for step, kind in enumerate(row)}
 
 
 def test_preempted_request_recomputes():
@@ -39,8 +39,8 @@ def test_preempted_request_recomputes():
     # before its first token too
     trace = [[(0, 4, False)], [], [(0, 4, True)]]
     snapshots = [lab.Snapshot((), {0: 1}), lab.Snapshot((0,), {}), lab.Snapshot((), {0: 1})]
-    found = [kind for _, _, kind in lab.kinds(trace, snapshots)]
-    assert found == [lab.PREFILL, lab.PREEMPTED, lab.RECOMPUTE]
+    kinds = [kind for _, _, kind in lab.kinds(trace, snapshots)]
+    assert kinds == [lab.PREFILL, lab.PREEMPTED, lab.RECOMPUTE]
 
 
 def test_kinds_differ_in_more_than_color():

@@ -34,10 +34,10 @@ def stretches(axes):
 def test_turns_found_computed_and_answer():
     (axes,) = lab.chat_turns(samples.CHATS).axes
     rows = stretches(axes)
-    found, computed, answer = lab.STRETCHES
+    cached, computed, answer = lab.STRETCHES
     first, second, *others = rows.values()
     assert first == [(computed, 0, 10), (answer, 10, 4)]
-    assert second == [(found, 0, 14), (computed, 14, 4), (answer, 18, 4)]
+    assert second == [(cached, 0, 14), (computed, 14, 4), (answer, 18, 4)]
     assert len(others) == 3
     assert [low - high for high, low in pairwise(rows)] == pytest.approx([1, 1.6, 1, 1])
     assert told(axes) == [58, 86, 67]  # found, of how many, %
@@ -139,8 +139,8 @@ def test_cliff_and_working_set_are_marked():
     (fall,) = axes.patches
     assert (fall.get_x(), fall.get_width()) == (8, 1)
     assert list(axes.lines[2].get_xdata()) == [9, 9]
-    told = sorted(numbers_in(name) for name in legend_of(figure) if name not in samples.RATES)
-    assert told == [[0.7, 0], [9]]
+    numbers = sorted(numbers_in(name) for name in legend_of(figure) if name not in samples.RATES)
+    assert numbers == [[0.7, 0], [9]]
     gentle = {"oldest first": {6: 0.4, 8: 0.5, 10: 0.7}, "newest first": samples.CIRCLE}
     figure = lab.hit_rate_curves(gentle)
     assert heights(figure.axes[0]) == []

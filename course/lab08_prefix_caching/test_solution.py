@@ -109,12 +109,12 @@ class Plain:
         return [(salt, *ids[:end]) for end in range(size, len(ids) + 1, size)]
 
     def match(self, ids: Sequence[int], salt: bytes) -> list[int]:
-        found = []
+        blocks = []
         for beginning in self.beginnings(ids, salt):
             if beginning not in self.known or len(beginning) - 1 == len(ids):
                 break
-            found.append(self.known[beginning])
-        return found
+            blocks.append(self.known[beginning])
+        return blocks
 
     def take(self, count: int) -> list[int]:
         taken, self.free_blocks = self.free_blocks[:count], self.free_blocks[count:]
@@ -432,8 +432,8 @@ def test_each_token_needs_a_block() -> None:
 def evicted_from(tree: RadixTree, needed: int, held: set[int]) -> list[int]:
     """What must go, by the texts of the paths; in this order."""
     left = {path: (node.stamp, node.blocks) for path, node in nodes_of(tree).items() if path}
-    gone: list[int] = []
-    while len(gone) < needed:
+    blocks_gone: list[int] = []
+    while len(blocks_gone) < needed:
         leaves = [
             (stamp, path)
             for path, (stamp, blocks) in left.items()
@@ -441,8 +441,8 @@ def evicted_from(tree: RadixTree, needed: int, held: set[int]) -> list[int]:
         ]
         if not leaves:
             break
-        gone += left.pop(min(leaves)[1])[1]
-    return gone
+        blocks_gone += left.pop(min(leaves)[1])[1]
+    return blocks_gone
 
 
 @pytest.mark.parametrize("lives", [200, pytest.param(3000, marks=pytest.mark.soak)])
@@ -556,8 +556,8 @@ def test_grouped_prompts_by_order(
     for text in texts:
         watched.submit(text, 1)
     watched.run()
-    found = [story.ids for story in watched.stories.values()]
-    assert found == [naive(SHOTS, 0, text, 1) for text in texts]
+    outputs = [story.ids for story in watched.stories.values()]
+    assert outputs == [naive(SHOTS, 0, text, 1) for text in texts]
     assert sum(story.computed for story in watched.stories.values()) == tokens
     manager: Any = watched.engine.scheduler.manager
     assert (manager.queried, manager.queried - manager.hits) == (2560, tokens)

@@ -122,9 +122,9 @@ def seen(axes, prompt):
 
 @given(st.integers(1, 12), st.integers(1, 14))
 def test_chunk_mask_cells(prompt, chunk):
-    found = seen(lab.chunk_mask(prompt, chunk).axes[0], prompt)
-    assert set(found) == {(query, key) for query in range(prompt) for key in range(query + 1)}
-    for (query, key), look in found.items():
+    cells = seen(lab.chunk_mask(prompt, chunk).axes[0], prompt)
+    assert set(cells) == {(query, key) for query in range(prompt) for key in range(query + 1)}
+    for (query, key), look in cells.items():
         own = "next" if query // chunk % 2 else "own"
         assert look == ("cached" if key < query // chunk * chunk else own)
 
@@ -132,8 +132,8 @@ def test_chunk_mask_cells(prompt, chunk):
 def test_chunk_mask_names_chunks():
     (axes,) = lab.chunk_mask(20, 8).axes
     assert told(axes) == [20, 8, 3]  # tokens, in a chunk, forwards
-    own = [[1, 0, 8], [2, 8, 8], [3, 16, 4]]  # number, cached, own
-    assert [numbers_in(text.replace("+", "")) for text in texts(axes)] == own
+    chunks = [[1, 0, 8], [2, 8, 8], [3, 16, 4]]  # number, cached, own
+    assert [numbers_in(text.replace("+", "")) for text in texts(axes)] == chunks
     (axes,) = lab.chunk_mask(640, 16).axes
     assert len(axes.patches) == 40 + 39
     assert len(axes.texts) <= lab.MOST_CHUNKS
@@ -161,8 +161,8 @@ def test_lanes_begin_at_the_first_event():
     drawn = boxes(axes, lab.WORK)
     events = [(row, *event) for row, lane in enumerate(EVENTS.values()) for event in lane]
     both = zip(drawn, events, strict=True)
-    for (kind, x, end, y, bottom), (row, wanted, start, duration) in both:
-        assert (round((y + bottom) / 2), kind) == (row, wanted)
+    for (kind, x, end, y, bottom), (row, what, start, duration) in both:
+        assert (round((y + bottom) / 2), kind) == (row, what)
         assert (x, end) == pytest.approx((1000 * (start - 5), 1000 * (start - 5 + duration)))
 
 

@@ -80,9 +80,9 @@ def test_texts_and_bytes_are_exact(both: Apart, tiny: Path) -> None:
     outputs = list(both)
     for request, prompt in zip(requests, PROMPTS, strict=True):
         assert both.new_ids[request] == alone(tiny, prompt, 12)
-        own = [output for output in outputs if output.request == request]
-        assert [token for output in own for token in output.new_ids] == both.new_ids[request]
-        assert [output.finish_reason for output in own] == [None] * 11 + ["length"]
+        answers = [output for output in outputs if output.request == request]
+        assert [token for output in answers for token in output.new_ids] == both.new_ids[request]
+        assert [output.finish_reason for output in answers] == [None] * 11 + ["length"]
         times = both.times[request]
         assert len(times) == 12
         assert sorted([both.came[request], *times]) == [both.came[request], *times]
@@ -101,10 +101,10 @@ def test_spans_of_a_lane_dont_overlap(both: Apart) -> None:
     both.run()
     lanes = both.lanes()
     for name, kinds in ((PREFILL, {"compute", "send"}), (DECODE, {"compute", "receive"})):
-        own = [lane for lane in lanes if lane[0] == name]
-        assert {what for _, what, _, _ in own} == kinds
+        events = [lane for lane in lanes if lane[0] == name]
+        assert {what for _, what, _, _ in events} == kinds
         for kind in kinds:
-            spans = [(start, start + seconds) for _, what, start, seconds in own if what == kind]
+            spans = [(start, start + seconds) for _, what, start, seconds in events if what == kind]
             assert all(end <= start for (_, end), (start, _) in pairwise(spans))
             assert all(start <= end for start, end in spans)
 
@@ -113,10 +113,10 @@ def test_abort_ends_one_request(both: Apart, tiny: Path) -> None:
     requests = [both.submit(prompt, 200) for prompt in PROMPTS[:3]]
     wait_for_a_token(both, requests[0])
     both.abort(requests[0])
-    told = len(both.new_ids[requests[0]])
+    count = len(both.new_ids[requests[0]])
     both.run()
     assert both.reasons[requests[0]] == "abort"
-    assert len(both.new_ids[requests[0]]) == told
+    assert len(both.new_ids[requests[0]]) == count
     for request, prompt in list(zip(requests, PROMPTS, strict=False))[1:]:
         assert both.new_ids[request] == alone(tiny, prompt, 200)
     assert_nothing_is_held(both)
@@ -245,9 +245,9 @@ with Apart(FOLDER, pieces, room, room) as both:
 def test_notebook_pieces_go_by_value(tiny: Path) -> None:
     """They are in no module that a process could import; and nobody has anything to complain of."""
     source = Path(disaggregation.__file__).read_text()
-    told = f"FOLDER, PROMPT = {str(tiny)!r}, {PROMPTS[1]}\n"
+    arguments = f"FOLDER, PROMPT = {str(tiny)!r}, {PROMPTS[1]}\n"
     done = subprocess.run(
-        [sys.executable, "-c", source + told + NOTEBOOK],
+        [sys.executable, "-c", source + arguments + NOTEBOOK],
         capture_output=True,
         text=True,
         timeout=300,

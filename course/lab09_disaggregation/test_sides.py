@@ -423,8 +423,8 @@ def test_preempted_prefill_sends_only_the_rest() -> None:
     both.run()
     assert both.computed[0] == 9 + 10
     for layer in range(CONFIG.n_layer):
-        own = [piece for piece in both.pieces_sent if piece.layer == layer]
-        sent = [n for piece in own for n in range(piece.start, piece.start + piece.kv.shape[2])]
+        pieces = [piece for piece in both.pieces_sent if piece.layer == layer]
+        sent = [n for piece in pieces for n in range(piece.start, piece.start + piece.kv.shape[2])]
         assert sent == list(range(10))
 
 
@@ -521,14 +521,14 @@ def test_fingerprint_covers_weights_and_shape() -> None:
 
     assert fingerprint(model()) == fingerprint(model())
     names = list(model().state_dict())
-    seen = {fingerprint(model())}
+    fingerprints = {fingerprint(model())}
     for name in names:
         changed = model()
         changed.state_dict()[name].view(-1)[-1] += 1e-3
-        seen.add(fingerprint(changed))
+        fingerprints.add(fingerprint(changed))
     heads = CachedLMHead(replace(CONFIG, n_head=2))
     heads.load_state_dict(model().state_dict())
-    assert len({*seen, fingerprint(heads)}) == len(names) + 2
+    assert len({*fingerprints, fingerprint(heads)}) == len(names) + 2
 
 
 @pytest.mark.parametrize("small", ["prefill", "decode"])
@@ -592,11 +592,11 @@ def test_prefill_keeps_what_it_computed() -> None:
         both.submit(prompt, 6)
     for _ in range(3):
         both.tick()
-    told = len(both.text(0))
-    assert told
+    new_tokens = len(both.text(0))
+    assert new_tokens
     both.kill("decode")
     both.run()
-    assert both.computed[0] == 6 + (3 + told)  # the first one, from where it was
+    assert both.computed[0] == 6 + (3 + new_tokens)  # the first one, from where it was
 
 
 def test_new_decode_side_gets_all_pieces() -> None:

@@ -136,10 +136,10 @@ def test_policies_keep_their_rules(policy: Any, rule: Any) -> None:
         load = enough_for_all(load) if policy is PrefillFirst else load
         parts = replace(load.parts, scheduler=policy)
         watched = serve_each(replace(load, watch=WatchedPolicy, parts=parts))
-        seen: Counter[str] = Counter()
+        happened: Counter[str] = Counter()
         for plan in watched.plans:
-            seen.update(rule(*plan))
-        return {what: times > 0 for what, times in seen.items()}
+            happened.update(rule(*plan))
+        return {what: times > 0 for what, times in happened.items()}
 
     hold_often(0.1, is_served, loads(st.none()))
 
@@ -201,13 +201,13 @@ def test_packed_is_what_is_unpacked(transfer: Any) -> None:
         assert torch.equal(kv[:, :, token - start], here[:, :, block, place])
     here.fill_(torch.nan)  # it is a copy
     unpack_kv(there, other_table, start, kv)
-    wanted = there_before
+    expected = there_before
     for token in range(start, end):
         mine, its = (
             slot_of(t, token, p.shape[3]) for t, p in ((table, here), (other_table, there))
         )
-        wanted[:, :, its[0], its[1]] = here_before[:, :, mine[0], mine[1]]
-    assert torch.equal(there, wanted)
+        expected[:, :, its[0], its[1]] = here_before[:, :, mine[0], mine[1]]
+    assert torch.equal(there, expected)
     assert (list(table), list(other_table)) == tables
 
 
@@ -282,13 +282,13 @@ def test_leases_end_once(seconds: int, acts: Any) -> None:
         if act == "wait":
             now += given_
         elif act == "due":
-            held = [request for request, _ in model]
-            wanted = [r for n, r in enumerate(given_) if r in held and r not in given_[:n]]
-            wanted += [r for r, at in model if now - at >= seconds and r not in wanted]
+            requests = [request for request, _ in model]
+            due = [r for n, r in enumerate(given_) if r in requests and r not in given_[:n]]
+            due += [r for r, at in model if now - at >= seconds and r not in due]
             before = list(given_)
-            assert leases.due(now, given_) == wanted
+            assert leases.due(now, given_) == due
             assert given_ == before
-            model = [(r, at) for r, at in model if r not in wanted]
+            model = [(r, at) for r, at in model if r not in due]
         elif given_ in [request for request, _ in model]:
             with pytest.raises(ValueError, match=f"Request {given_} has a lease already"):
                 leases.hold(given_, now)
