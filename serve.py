@@ -64,9 +64,9 @@ def content(file: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    asked = parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     try:
-        serve(asked)
+        serve(options)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1
@@ -75,40 +75,40 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def serve(asked: argparse.Namespace) -> None:
+def serve(options: argparse.Namespace) -> None:
     """Serve until a signal comes. Raises ValueError, with a sentence, for what can't be served."""
-    if host_name(asked.host) not in LOOPBACK and not asked.api_key:
+    if host_name(options.host) not in LOOPBACK and not options.api_key:
         raise ValueError(
-            f"On {asked.host}, other machines can use the server. Give it an --api-key, or listen "
-            "on 127.0.0.1."
+            f"On {options.host}, other machines can use the server. Give it an --api-key, or "
+            "listen on 127.0.0.1."
         )
-    if asked.replicas < 1:
-        raise ValueError(f"There must be 1 replica or more, not {asked.replicas}.")
+    if options.replicas < 1:
+        raise ValueError(f"There must be 1 replica or more, not {options.replicas}.")
     settings = Settings(
-        model=asked.model,
-        technique=asked.technique,
-        threads=asked.threads,
-        pool_bytes=asked.pool_mb * 10**6,
-        api_key=asked.api_key,
-        origins=tuple(asked.origin),
-        log=asked.log,
-        hosts=(*asked.name, *([] if asked.host in ("0.0.0.0", "::") else [asked.host])),
-        target_ttft=asked.target_ttft,
-        drain=asked.drain,
+        model=options.model,
+        technique=options.technique,
+        threads=options.threads,
+        pool_bytes=options.pool_mb * 10**6,
+        api_key=options.api_key,
+        origins=tuple(options.origin),
+        log=options.log,
+        hosts=(*options.name, *([] if options.host in ("0.0.0.0", "::") else [options.host])),
+        target_ttft=options.target_ttft,
+        drain=options.drain,
     )
     logging.basicConfig(format="%(levelname)s: %(message)s")
     allow_many_connections()
-    if asked.until_input_ends:
+    if options.until_input_ends:
         threading.Thread(target=stop_when_input_ends, daemon=True).start()
-    taken = listening(asked.host, asked.port)
+    taken = listening(options.host, options.port)
     with contextlib.ExitStack() as stack:
-        if asked.replicas > 1 or asked.upstream:
-            app, drain, what = behind_router(asked, settings, stack)
+        if options.replicas > 1 or options.upstream:
+            app, drain, what = behind_router(options, settings, stack)
         else:
-            app, drain, what = one_server(asked, settings, stack)
+            app, drain, what = one_server(options, settings, stack)
         server = DrainingServer(app, settings, drain)
         app.state.stop = server.begin_to_stop
-        host = asked.host if asked.host not in ("0.0.0.0", "::") else "127.0.0.1"
+        host = options.host if options.host not in ("0.0.0.0", "::") else "127.0.0.1"
         address = f"http://{f'[{host}]' if ':' in host else host}:{taken.getsockname()[1]}"
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
             runner.run(announced(server, taken, f"Serving {what} at {address}"))
@@ -130,50 +130,49 @@ async def announced(server: DrainingServer, taken: Any, line: str) -> None:
 
 
 def one_server(
-    asked: argparse.Namespace, settings: Settings, stack: contextlib.ExitStack
+    options: argparse.Namespace, settings: Settings, stack: contextlib.ExitStack
 ) -> tuple[Any, Any, str]:
     from solutions.server.engine_process import EngineProcess
 
-    labs = labs_of(asked.mine)
+    labs = labs_of(options.mine)
     engine = EngineProcess(settings, labs)  # it loads while we import
     stack.callback(engine.stop)
 
     from solutions.server.app import new_app
 
-    lab = labs("serving")
     engine.wait()
-    app = new_app(settings, lab, engine, labs)
+    app = new_app(settings, engine, labs)
     return app, app.state.service.drain, settings.name
 
 
 def behind_router(
-    asked: argparse.Namespace, settings: Settings, stack: contextlib.ExitStack
+    options: argparse.Namespace, settings: Settings, stack: contextlib.ExitStack
 ) -> tuple[Any, Any, str]:
-    from solutions.server.replicas import STOP_WITHIN, replicas
-    from solutions.server.router_app import new_router_app
+    from solutions.router.app import new_router_app
+    from solutions.router.processes import STOP_WITHIN, replicas
 
-    urls = asked.upstream
+    urls = options.upstream
     if not urls:
-        if asked.api_key:
-            os.environ[KEY] = asked.api_key  # the replicas' too
-        starting = replicas(asked.replicas, arguments_for(asked), asked.drain + STOP_WITHIN)
+        if options.api_key:
+            os.environ[KEY] = options.api_key  # the replicas' too
+        starting = replicas(options.replicas, arguments_for(options), options.drain + STOP_WITHIN)
         urls = stack.enter_context(starting)
-    app = new_router_app(settings, urls, labs_of(asked.mine)("serving"))
-    what = f"{len(urls)} replicas of {asked.model}"
-    if asked.upstream:
+    app = new_router_app(settings, urls, labs_of(options.mine))
+    what = f"{len(urls)} replicas of {options.model}"
+    if options.upstream:
         what = ", ".join(urls)
     return app, app.state.router.drain, what
 
 
-def arguments_for(asked: argparse.Namespace) -> list[str]:
+def arguments_for(options: argparse.Namespace) -> list[str]:
     """Return the arguments of each replica. They share the cores."""
     from timing.cores import usable_cores
 
-    threads = asked.threads or max(1, usable_cores() // asked.replicas)
-    given = ["--model", asked.model, "--technique", asked.technique, "--threads", str(threads)]
-    given += ["--target-ttft", str(asked.target_ttft), "--pool-mb", str(asked.pool_mb)]
-    given += ["--drain", str(asked.drain)]
-    return [*given, *(["--mine"] if asked.mine else [])]
+    threads = options.threads or max(1, usable_cores() // options.replicas)
+    given = ["--model", options.model, "--technique", options.technique, "--threads", str(threads)]
+    given += ["--target-ttft", str(options.target_ttft), "--pool-mb", str(options.pool_mb)]
+    given += ["--drain", str(options.drain)]
+    return [*given, *(["--mine"] if options.mine else [])]
 
 
 def stop_when_input_ends() -> None:

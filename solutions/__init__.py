@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from importlib.util import find_spec
+from types import CodeType, ModuleType
 
 # Names under which learners' copies of older labs import what stands elsewhere now.
 MOVED = {
@@ -23,6 +24,7 @@ MOVED = {
     "windowed": "kv_variants.window_engine",
     "swapping": "kv_variants.swapping_engine",
     **{name: f"kernels.{name}" for name in ("slow_memory", "triton_attention")},
+    "server.on_ray": "router.on_ray",  # named in the configurations of clusters
 }
 
 
@@ -34,6 +36,11 @@ class Moved(MetaPathFinder, Loader):
     ) -> ModuleSpec | None:
         known = fullname.removeprefix(f"{__name__}.") in MOVED
         return ModuleSpec(fullname, self) if known else None
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """Return the code that `python -m` runs."""
+        spec = find_spec(f"{__name__}.{MOVED[fullname.removeprefix(f'{__name__}.')]}")
+        return spec.loader.get_code(spec.name)  # type: ignore[union-attr]
 
     def exec_module(self, module: ModuleType) -> None:
         place = MOVED[module.__name__.removeprefix(f"{__name__}.")]

@@ -11,9 +11,8 @@ from autograder.judging.compare import (
     same_records,
     same_seen,
 )
-from autograder.judging.exercise import Outcome
+from autograder.judging.exercise import FORWARDS, MOVED, TOKENS, Outcome
 from autograder.judging.exercise import compare_seen as compare_seen
-from autograder.lending.services import FORWARDS, MOVED, TOKENS
 
 
 def compare_with_work(got: Outcome, expected: Outcome) -> Difference | None:

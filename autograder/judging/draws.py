@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from autograder.lending.services import Normals, normals, random_model, random_weights
+from autograder.judging.random_models import Normals, normals, random_model, random_weights
 from gpt import GPTConfig, GPTLMHead
 
 # Heads, head_dim and layers differ from each other and from most batches, so that two dimensions

@@ -65,6 +65,10 @@ class Lends:
         return verb == "call" and name in self.call
 
 
+FORWARDS, TOKENS = "forward calls", "tokens computed"  # what services count
+MOVED = "numbers moved"  # to and from slow memory
+
+
 class Service(Protocol):
     """Something that the trusted side lends a driver for one case: a model that counts its work."""
 

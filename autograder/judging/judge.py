@@ -20,7 +20,7 @@ from autograder.attempt.plain import plain
 from autograder.attempt.records import plain_records
 from autograder.attempt.source import exercise_function, lost_statements, unused_arguments
 from autograder.attempt.tensors import as_in_an_engine
-from autograder.exercises import exercises
+from autograder.judging.borrowed import borrowed
 from autograder.judging.catalogue import Misconception
 from autograder.judging.compare import Difference
 from autograder.judging.exercise import ONCE_MORE, Case, Driver, Exercise, Outcome
@@ -29,7 +29,8 @@ from autograder.judging.interrupt import interrupted
 from autograder.judging.patience import Patience, can_run
 from autograder.judging.symptoms import extreme, symptom
 from autograder.judging.verdicts import NOT_ATTEMPTED, PASSED, WRONG
-from autograder.lending.borrowed import borrowed
+from autograder.text.lesson import lessons
+from autograder.text.reference import has_reference, module_of
 
 TIMES_THE_WORK, MORE_WORK = 4, 64  # than the reference's, before an attempt is stopped
 SECONDS = 10.0  # of work for all cases together, of which the reference needs hundredths
@@ -422,9 +423,13 @@ def lent(exercise: Exercise) -> dict[str, Any]:
     Later functions may be built on this one, and would give its answer away. In a bundle, which has
     no reference of its lab, the learner's own functions are used.
     """
-    before = takewhile(lambda other: other.name != exercise.name, exercises().values())
-    right = [other for other in before if other.record is None and "." not in other.path]
-    functions = {id(other.reference) for other in right}
+    names = [name for lesson in lessons().values() for name in lesson.cards]
+    before = (name.split(".") for name in names[: names.index(exercise.name)])
+    functions = {
+        id(getattr(module_of(lab), path[0]))
+        for lab, *path in before
+        if not path[1:] and has_reference(lab)
+    }
     return {name: value for name, value in vars(exercise.module).items() if id(value) in functions}
 
 

@@ -10,9 +10,8 @@ from torch import Tensor
 from autograder.attempt.failure import TooMuchWork
 from autograder.attempt.plain import kind_of
 from autograder.judging.draws import hidden_normals
-from autograder.judging.exercise import Lends, Service
+from autograder.judging.exercise import MOVED, Lends, Service
 from autograder.lending.lent import Lent, Watched
-from autograder.lending.services import MOVED
 from solutions.kernels.slow_memory import Memory, fast_numbers_for
 
 

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from autograder.lending.services import random_model
+from autograder.judging.random_models import random_model
 from gpt import GPTConfig, GPTLMHead
 from solutions import speculative as lab_6
 from solutions.decoding import GREEDY, SamplingParams, draw, next_token_probs

@@ -84,10 +84,10 @@ def test_the_server_has_the_engine_s_room_and_refuses_nothing(tiny):
     settings = over_http.settings_for(tiny, 20, 16, 256, 64)
     with serve_here(**vars(settings)) as server:
         service = server.app.state.service
-        manager = service.engine.engine.scheduler.manager
+        manager, admission = service.engine.engine.scheduler.manager, service.requests.admission
         assert (manager.num_blocks, manager.block_size) == (20, 16)
-        assert service.admission.admit(10**9) is service.admission.admit(10**9) is None
-        service.admission.release(2 * 10**9)
+        assert admission.admit(10**9) is admission.admit(10**9) is None
+        admission.release(2 * 10**9)
 
 
 def test_without_the_server_s_packages_the_row_is_left_out_with_a_sentence(

@@ -13,7 +13,7 @@ from torch import Tensor
 from autograder.attempt.drivers import parallelism as drivers
 from autograder.judging.draws import draw, normal
 from autograder.judging.exercise import Case, Exercise
-from autograder.lending.services import random_weights
+from autograder.judging.random_models import random_weights
 from gpt import GPTConfig
 from solutions import parallelism as reference
 

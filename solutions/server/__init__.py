@@ -1,6 +1,7 @@
-"""Lab 13, given: the server around the lab's pieces.
+"""Lab 13, given: what serves one engine, around the lab's pieces.
 
-Read settings, messages, engine_thread, engine_process, protocol, service, web, app, connections and
-here, in turn; then routing, router_app and replicas for several servers, on_ray for a cluster, and
-guard, access, metrics and pace for what a server must withstand and show.
+`here` serves in a notebook, and `app` is the app, for any ASGI server. "The life of a request" in
+solutions/README.md tells the order in which a request meets the other files.
 """
+
+__all__ = ["app", "connections", "engine_process", "formats", "here", "settings"]

@@ -30,8 +30,8 @@ class Access:
             await self.app(scope, receive, send)
             return
         began, status, size = time.monotonic(), LEFT, 0
-        given = dict(scope["headers"]).get(b"x-request-id", b"")
-        request_id = given if GIVEN_ID.fullmatch(given) else secrets.token_hex(8).encode()
+        client_id = dict(scope["headers"]).get(b"x-request-id", b"")
+        request_id = client_id if GIVEN_ID.fullmatch(client_id) else secrets.token_hex(8).encode()
         scope.setdefault("state", {})["request_id"] = request_id.decode()  # Ray leaves it out
 
         async def sent(message: Any) -> None:

@@ -1,22 +1,22 @@
-"""The app that serves an engine: routes, streamed and whole answers, and what the page shows."""
+"""The app that serves an engine: its routes, its beginning and its end, and what the page shows."""
 
 import asyncio
 import base64
-import json
 import sys
 import time
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
+from solutions.server.answers import Answer, Answers, Form
 from solutions.server.engine_process import EngineProcess
 from solutions.server.engine_thread import EngineThread
-from solutions.server.messages import EngineFault
-from solutions.server.metrics import spread
+from solutions.server.messages import EngineFault, Output
+from solutions.server.metrics import Metrics, spread
 from solutions.server.protocol import (
     ChatBody,
     CompletionBody,
@@ -25,79 +25,133 @@ from solutions.server.protocol import (
     error_response,
     head_of,
 )
-from solutions.server.service import Answer, Piece, Service, joined
+from solutions.server.requests import Body, Requests
 from solutions.server.settings import Labs, Settings, reference
-from solutions.server.web import LOOKS, Events, page_response, plain_app, unless_left
+from solutions.server.web import (
+    Events,
+    Exposition,
+    add_looks,
+    health_response,
+    plain_app,
+    unless_left,
+    view_event,
+)
 
 LOOK_EVERY = 0.2  # seconds between two events of /live
 OWNER = "inference-workbook"
+DEAD = "The engine's process has ended by itself, so the server has stopped."
 
 
 def new_app(
-    settings: Settings,
-    lab: Any,
-    engine: EngineThread | EngineProcess,
-    labs: Labs = reference,
+    settings: Settings, engine: EngineThread | EngineProcess, labs: Labs = reference
 ) -> FastAPI:
-    """Return the app that serves an engine. lab: lab 13's names; labs: where lab 14's are from."""
-    service = Service(settings, lab, engine, labs)
+    """Return the app that serves an engine. labs: where the parts of labs 13 and 14 come from."""
+    service = Service(settings, engine, labs)
+    app = plain_app(settings, service.open, service.metrics.responses)
+    app.state.service = service
+    app.add_exception_handler(EngineFault, service.engine_fault)
+    app.add_exception_handler(service.lab.ServiceError, service.service_error)
+    app.post("/v1/completions")(service.completions)
+    app.post("/v1/chat/completions")(service.chat)
+    app.post("/v1/embeddings")(service.embeddings)
+    add_looks(app, service)
+    return app
+
+
+class Service:
+    """One model behind one engine."""
+
+    def __init__(
+        self, settings: Settings, engine: EngineThread | EngineProcess, labs: Labs
+    ) -> None:
+        self.settings, self.engine, self.lab = settings, engine, labs("serving")
+        self.metrics = Metrics(settings.name)
+        self.requests = Requests(settings, labs, engine.facts, self.metrics)
+        self.answers = Answers(engine, labs, self.requests, self.metrics)
+        self.is_draining = False
+        self.began = time.monotonic()
+
+    # --------------------------------------------------------------------- beginning and end
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        service.start(died)
+    async def open(self, app: FastAPI) -> AsyncIterator[None]:
+        """Serve in the event loop that runs now."""
+        loop = asyncio.get_running_loop()
+
+        def on_death() -> None:
+            app.state.fault = DEAD
+            loop.call_soon_threadsafe(self.fail_all)
+            loop.call_soon_threadsafe(app.state.stop)
+
+        def deliver(outputs: list[tuple[str, Output | EngineFault]]) -> None:
+            loop.call_soon_threadsafe(self.receive, outputs)
+
+        self.engine.deliver = deliver
+        self.engine.on_death = on_death
+        self.engine.start()
         yield
-        service.stop()
+        self.requests.format_reader.shutdown(wait=False, cancel_futures=True)
+        self.engine.stop()
 
-    def died() -> None:
-        app.state.fault = "The engine's process has ended by itself, so the server has stopped."
-        app.state.stop()
+    def receive(self, outputs: list[tuple[str, Output | EngineFault]]) -> None:
+        """Hand a step's outputs to the texts that wait for them."""
+        self.metrics.came(sum(len(o.new_ids) for _, o in outputs if isinstance(o, Output)))
+        for request_id, output in outputs:
+            self.answers.pool.deliver(request_id, output)
 
-    app = plain_app(settings, lifespan, service.metrics.responses)
-    app.state.service = service
-    served = {"id": settings.name, "object": "model", "created": 0, "owned_by": OWNER}
+    def fail_all(self) -> None:
+        self.is_draining = True
+        for request_id in list(self.answers.pool.queues):
+            self.answers.pool.deliver(request_id, EngineFault())
 
-    @app.exception_handler(EngineFault)
-    async def fault(request: Request, error: Exception) -> Response:
+    async def drain(self, seconds: float) -> None:
+        """Refuse new requests, let the running ones end, and fail those that take longer."""
+        self.is_draining = True
+        pool, running = self.answers.pool, self.answers.running
+        latest = time.monotonic() + seconds
+        while running and time.monotonic() < latest:
+            await asyncio.sleep(0.02)
+        for request_id in list(pool.queues):
+            self.engine.abort(request_id)
+            pool.deliver(request_id, self.lab.ServiceError("The server is shutting down."))
+        while running and time.monotonic() < latest + 1:
+            await asyncio.sleep(0.02)
+
+    async def engine_fault(self, request: Request, error: Exception) -> Response:
         return error_response(500, "The server failed on this request.")
 
-    @app.exception_handler(lab.ServiceError)
-    async def told(request: Request, error: Exception) -> Response:
+    async def service_error(self, request: Request, error: Exception) -> Response:
         return error_response(503, str(error), retry_after=5)
 
-    async def admitted(body: CompletionBody | ChatBody, request: Request) -> Answer:
-        """Admit a request, with the form of its answer if it asks for one."""
-        if body.answer_schema is None:
-            return service.admit(body)
-        schema = await unless_left(request.receive, service.schema_of(body))
-        if schema is None:
-            raise Refusal(400, "The client has left.")
-        return service.admit(body, schema)
+    # ------------------------------------------------------------------------------- requests
 
-    @app.post("/v1/completions")
-    async def completions(body: CompletionBody, request: Request) -> Response:
-        answer = await admitted(body, request)
-        head = head_of("text_completion", answer.id, body.model)
+    async def completions(self, body: CompletionBody, request: Request) -> Response:
+        return await self.written(body, request, "text_completion", self.answers.completion)
+
+    async def chat(self, body: ChatBody, request: Request) -> Response:
+        answers = self.answers
         if body.stream:
-            return EventStream(service, answer, completion_choices(service, answer), head)
-        pieces = await unless_left(request.receive, whole(service, answer))
-        choices = [service.completion_choice(piece) for piece in pieces or []]
+            return await self.written(body, request, "chat.completion.chunk", answers.chat_delta)
+        return await self.written(body, request, "chat.completion", answers.chat_message)
+
+    async def written(self, body: Body, request: Request, kind: str, form: Form) -> Response:
+        """Return the answer to a body, as events or whole."""
+        schema = None
+        if body.answer_schema is not None:
+            schema = await unless_left(request.receive, self.requests.schema_of(body))
+            if schema is None:
+                raise Refusal(400, "The client has left.")
+        answer = self.admitted(body, schema)
+        head = head_of(kind, answer.id, body.model)
+        if body.stream:
+            return Events(self.answers.events(answer, form, head))
+        pieces = await unless_left(request.receive, self.answers.whole(answer))
+        choices = [form(piece) for piece in pieces or []]
         return JSONResponse({**head, "choices": choices, "usage": answer.usage()})
 
-    @app.post("/v1/chat/completions")
-    async def chat(body: ChatBody, request: Request) -> Response:
-        answer = await admitted(body, request)
-        if body.stream:
-            head = head_of("chat.completion.chunk", answer.id, body.model)
-            return EventStream(service, answer, chat_choices(service, answer), head)
-        head = head_of("chat.completion", answer.id, body.model)
-        pieces = await unless_left(request.receive, whole(service, answer))
-        choices = [service.chat_choice(piece, is_whole=True) for piece in pieces or []]
-        return JSONResponse({**head, "choices": choices, "usage": answer.usage()})
-
-    @app.post("/v1/embeddings")
-    async def embeddings(body: EmbeddingBody, request: Request) -> Response:
-        answer = service.admit(body.as_completion, is_embedding=True)
-        await unless_left(request.receive, whole(service, answer))
+    async def embeddings(self, body: EmbeddingBody, request: Request) -> Response:
+        answer = self.admitted(body.as_completion, is_embedding=True)
+        await unless_left(request.receive, self.answers.whole(answer))
         used = {"prompt_tokens": answer.prompt_tokens, "total_tokens": answer.prompt_tokens}
         data = [
             {"object": "embedding", "index": index, "embedding": encoded(body, embedding)}
@@ -105,45 +159,56 @@ def new_app(
         ]
         return JSONResponse({"object": "list", "data": data, "model": body.model, "usage": used})
 
-    @app.api_route("/v1/models", methods=LOOKS)
-    async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [served]}
+    def admitted(self, body: Body, schema: str | None = None, is_embedding: bool = False) -> Answer:
+        """Admit a body's texts, and return the answer that will hold them. Raises Refusal."""
+        if self.is_draining:
+            raise Refusal(503, "The server is shutting down. Try another one.", retry_after=5)
+        texts = self.requests.texts_of(body, schema, is_embedding)
+        self.requests.admit(texts)
+        return self.answers.new(body, texts)
 
-    @app.api_route("/v1/models/{name:path}", methods=LOOKS)
-    async def model(name: str) -> dict[str, Any]:
-        service.require_model(name)
-        return served
+    # -------------------------------------------------------------------------- what is looked at
 
-    @app.api_route("/health", methods=LOOKS)
-    async def health() -> Response:
-        if service.is_draining:
-            return JSONResponse({"status": "draining"}, 503, {"retry-after": "5"})
-        if time.monotonic() > service.engine.heard + settings.silent:
-            return JSONResponse({"status": "the engine hangs"}, 503, {"retry-after": "5"})
-        return JSONResponse({"status": "ok"})
+    async def models(self) -> dict[str, Any]:
+        return {"object": "list", "data": [await self.model(self.settings.name)]}
 
-    @app.api_route("/metrics", methods=LOOKS)
-    async def metrics() -> Response:
-        text = service.metrics.exposition(service.engine.view)
-        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+    async def model(self, name: str) -> dict[str, Any]:
+        self.requests.require_model(name)
+        return {"id": name, "object": "model", "created": 0, "owned_by": OWNER}
 
-    @app.get("/live")
-    async def live() -> Response:
-        return Events(views(service))
+    async def health(self) -> Response:
+        is_hung = time.monotonic() > self.engine.heard + self.settings.silent
+        if self.is_draining:
+            return health_response("draining")
+        return health_response("the engine hangs" if is_hung else "ok")
 
-    @app.api_route("/", methods=LOOKS)
-    async def page() -> Response:
-        return page_response()
+    async def figures(self) -> Response:
+        return Exposition(self.metrics.exposition(self.engine.view))
 
-    return app
+    async def live(self) -> Response:
+        return Events(self.views())
 
-
-# ---------------------------------------------------------------------------------------- answers
-
-
-async def whole(service: Service, answer: Answer) -> list[Piece]:
-    async with aclosing(service.write(answer)) as written:
-        return joined([piece async for piece in written])
+    async def views(self) -> AsyncGenerator[bytes, None]:
+        """Yield what the page shows of the engine, as events."""
+        metrics, totals = self.metrics, self.metrics.totals
+        while not self.is_draining:
+            yield view_event(
+                {
+                    "model": self.settings.name,
+                    "technique": self.settings.technique,
+                    "seconds": time.monotonic() - self.began,
+                    **self.engine.view,
+                    "n_positions": self.engine.facts.n_positions,
+                    "prompt_tokens": totals["prompt"],
+                    "cached_tokens": totals["cached"],
+                    "completion_tokens": totals["completion"] + totals["aborted"],
+                    "refused": totals["refused"],
+                    "tokens_per_second": metrics.per_second(),
+                    "ttft": spread(metrics.latest_ttft),
+                    "tpot": spread(metrics.latest_tpot),
+                }
+            )
+            await asyncio.sleep(LOOK_EVERY)
 
 
 def encoded(body: EmbeddingBody, embedding: list[float]) -> list[float] | str:
@@ -154,53 +219,3 @@ def encoded(body: EmbeddingBody, embedding: list[float]) -> list[float] | str:
     if sys.byteorder == "big":
         floats.byteswap()
     return base64.b64encode(floats).decode()
-
-
-async def completion_choices(service: Service, answer: Answer) -> AsyncGenerator[Any, None]:
-    async with aclosing(service.write(answer)) as written:
-        async for piece in written:
-            yield service.completion_choice(piece)
-
-
-async def chat_choices(service: Service, answer: Answer) -> AsyncGenerator[Any, None]:
-    async with aclosing(service.write(answer)) as written:
-        async for piece in written:
-            yield service.chat_choice(piece)
-
-
-async def views(service: Service) -> AsyncGenerator[bytes, None]:
-    """Yield what the page shows of the engine, as events."""
-    while not service.is_draining:
-        metrics = service.metrics
-        totals = metrics.totals
-        data = {
-            "model": service.settings.name,
-            "technique": service.settings.technique,
-            "seconds": time.monotonic() - service.began,
-            **service.engine.view,
-            "n_positions": service.facts.n_positions,
-            "prompt_tokens": totals["prompt"],
-            "cached_tokens": totals["cached"],
-            "completion_tokens": totals["completion"] + totals["aborted"],
-            "refused": totals["refused"],
-            "tokens_per_second": metrics.per_second(),
-            "ttft": spread(metrics.latest_ttft),
-            "tpot": spread(metrics.latest_tpot),
-        }
-        yield f"data: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
-        await asyncio.sleep(LOOK_EVERY)
-
-
-class EventStream(Events):
-    """A streamed answer, made into events by the lab's `sse`."""
-
-    def __init__(
-        self, service: Service, answer: Answer, choices: AsyncGenerator[Any, None], head: Any
-    ) -> None:
-        usage: Callable[[], Any] | None = answer.usage if answer.body.include_usage else None
-        super().__init__(service.lab.sse(choices, head, usage))
-        self.choices = choices
-
-    async def send_all(self, send: Any) -> None:
-        async with aclosing(self.choices):  # `sse` needn't close what it reads
-            await super().send_all(send)

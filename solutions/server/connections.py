@@ -209,8 +209,8 @@ def listening(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, OverflowError) as error:
         if getattr(error, "errno", None) in NO_ADDRESS:
-            told = f"{host} isn't an address of this machine: give --host one."
-            raise ValueError(told) from error
+            sentence = f"{host} isn't an address of this machine: give --host one."
+            raise ValueError(sentence) from error
         raise ValueError(
             f"The server can't listen on {host}, port {port}: {error}. Take another port with "
             "--port, or 0 for any that is free."

@@ -62,11 +62,11 @@ def read_format(derivative: Derivative, schema: str) -> Regex | str:
 
 def require_quick(derivative: Derivative, regex: Regex) -> None:
     """Raise ValueError if reading a byte takes long in a text that is ambiguous on purpose."""
-    some_bytes, seen = [members[-1] for members in byte_classes(regex)][:8], set[Regex]()
+    some_bytes, read = [members[-1] for members in byte_classes(regex)][:8], set[Regex]()
     for _ in range(20):
-        seen.add(regex)
+        read.add(regex)
         with at_most(MOST_FOR_A_BYTE, "Reading a character of the pattern"):
-            after = {derivative(regex, byte) for byte in some_bytes} - seen
+            after = {derivative(regex, byte) for byte in some_bytes} - read
         regex = max(after, key=options_of, default=NOTHING)
 
 
@@ -150,17 +150,17 @@ class Masks:
         if regex not in self.firsts:
             match regex:
                 case AnyOf(allowed):
-                    found = allowed
+                    begins = allowed
                 case Then(first, second):
-                    found = self.first_bytes(first)
-                    found |= self.first_bytes(second) if first.has_empty else frozenset()
+                    begins = self.first_bytes(first)
+                    begins |= self.first_bytes(second) if first.has_empty else frozenset()
                 case Either(options):
-                    found = frozenset().union(*map(self.first_bytes, options))
+                    begins = frozenset().union(*map(self.first_bytes, options))
                 case Star(body):
-                    found = self.first_bytes(body)
+                    begins = self.first_bytes(body)
                 case _:
-                    found = frozenset()
-            self.firsts[regex] = found
+                    begins = frozenset()
+            self.firsts[regex] = begins
         return self.firsts[regex]
 
     def allowed(self, regex: Regex) -> Bool[Tensor, " vocab"]:

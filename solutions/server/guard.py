@@ -82,19 +82,19 @@ class Guard:
             return error_response(400, "A request has one Host header.")
         host = headers.get(b"host", b"").decode("latin-1").lower()
         if re.sub(r":\d+$", "", host) not in self.hosts:
-            told = f"The server isn't known as {host[:100]!r}. It can be, with --name."
-            return error_response(403, told)
+            sentence = f"The server isn't known as {host[:100]!r}. It can be, with --name."
+            return error_response(403, sentence)
         origin = headers.get(b"origin", b"").decode("latin-1").lower()
         is_foreign = origin and origin not in (f"http://{host}", f"https://{host}")
         is_cross_site = headers.get(b"sec-fetch-site") in (b"cross-site", b"same-site")
         if (is_foreign or is_cross_site) and origin not in self.settings.origins:
             return error_response(403, "Requests from pages of another origin are refused.")
-        key, given = self.settings.api_key, headers.get(b"authorization", b"")
+        key, authorization = self.settings.api_key, headers.get(b"authorization", b"")
         is_open = key is None or scope["path"] in OPEN_PATHS
-        if not (is_open or hmac.compare_digest(given, f"Bearer {key}".encode())):
-            told = "The API key is missing or wrong."
+        if not (is_open or hmac.compare_digest(authorization, f"Bearer {key}".encode())):
+            sentence = "The API key is missing or wrong."
             return error_response(
-                401, told, "invalid_api_key", headers={"www-authenticate": "Bearer"}
+                401, sentence, "invalid_api_key", headers={"www-authenticate": "Bearer"}
             )
         length = headers.get(b"content-length", b"0")
         return self.fault(scope, int(length) if length.isdigit() else 0)
@@ -104,8 +104,8 @@ class Guard:
 
         size: bytes of its body. They are counted as they come, because a length may be left out.
         """
-        if told := scope.get("state", {}).get("fault"):
-            return error_response(*told)
+        if sentence := scope.get("state", {}).get("fault"):
+            return error_response(*sentence)
         if size > self.settings.max_body:
             return error_response(413, f"The body has more than {self.settings.max_body:,} bytes.")
         return None

@@ -8,7 +8,7 @@ from solutions.server.app import new_app
 from solutions.server.connections import DrainingServer, listening
 from solutions.server.engine_thread import EngineThread
 from solutions.server.loaded import load
-from solutions.server.settings import Labs, Settings, reference
+from solutions.server.settings import Labs, Settings, reference, with_lab
 
 
 class RunningServer:
@@ -45,7 +45,8 @@ def serve_here(lab: Any = None, labs: Labs = reference, **settings: Any) -> Runn
     lab: those of lab 13. labs: from a lab's name to its pieces. settings: those of `Settings`, for
     example model="fable" and technique="prefix".
     """
+    labs = with_lab("serving", lab, labs) if lab else labs
     chosen = Settings(**settings)
     engine = EngineThread(load(chosen, labs))
-    app = new_app(chosen, lab or labs("serving"), engine, labs)
+    app = new_app(chosen, engine, labs)
     return RunningServer(app, chosen, app.state.service.drain)

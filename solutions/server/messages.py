@@ -6,6 +6,8 @@ from typing import Literal
 from solutions.decoding import SamplingParams
 from solutions.server.adjusting import Adjustments
 
+Reads = Literal["nothing", "logprobs", "embedding"]
+
 
 @dataclass(frozen=True)
 class Request:
@@ -26,7 +28,7 @@ class Request:
     salt: bytes = b""
     schema: str | None = None
     adjustments: Adjustments | None = None
-    reads: Literal["nothing", "logprobs", "embedding"] = "nothing"
+    reads: Reads = "nothing"
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
 """What a server counts: for Prometheus, and for the page."""
 
-import math
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -39,9 +39,9 @@ class Metrics:
         ProcessCollector(registry=self.registry)
         self.model = model
 
-        def new(kind: Any, name: str, about: str, labels: Sequence[str] = (), **given: Any) -> Any:
-            found = kind(name, about, ["model_name", *labels], registry=self.registry, **given)
-            return found if labels else found.labels(model)
+        def new(kind: Any, name: str, about: str, labels: Sequence[str] = (), **more: Any) -> Any:
+            figure = kind(name, about, ["model_name", *labels], registry=self.registry, **more)
+            return figure if labels else figure.labels(model)
 
         def times(name: str, about: str) -> Histogram:
             return new(Histogram, f"vllm:{name}_seconds", about, buckets=TIMES)
@@ -74,8 +74,8 @@ class Metrics:
         about = "Tokens that the engine has written, also those that no client got"
         self.generated = new(Counter, "vllm:generation_tokens", about)
         about = "Tokens of prompts that were looked for in the prefix cache"
-        self.looked_for = new(Counter, "vllm:prefix_cache_queries", about)
-        self.found = new(Counter, "vllm:prefix_cache_hits", "Of them, those that were found")
+        self.queried = new(Counter, "vllm:prefix_cache_queries", about)
+        self.hits = new(Counter, "vllm:prefix_cache_hits", "Of them, those that were found")
         self.running = new(Gauge, "vllm:num_requests_running", "Texts that hold blocks")
         self.waiting = new(Gauge, "vllm:num_requests_waiting", "Texts that wait for blocks")
         self.usage = new(Gauge, "vllm:kv_cache_usage_perc", "The share of the blocks in use")
@@ -101,8 +101,8 @@ class Metrics:
     def admitted(self, prompt: int, cached: int, queued: float) -> None:
         """Count a text's prompt: its tokens, those of them in the cache, the seconds it waited."""
         self.prompts.observe(prompt)
-        self.looked_for.inc(prompt)
-        self.found.inc(cached)
+        self.queried.inc(prompt)
+        self.hits.inc(cached)
         self.queued.observe(queued)
 
     def ended(self, reason: str | None, tokens: int, seconds: float) -> None:
@@ -155,12 +155,14 @@ def response_counter(prefix: str, registry: CollectorRegistry) -> Counter:
     return counter
 
 
-def spread(values: Iterable[float]) -> dict[str, Any]:
+def spread(values: Sequence[float]) -> dict[str, Any]:
     """Return times for the page: the newest ones, and their nearest-rank median and p95, if any."""
-    ordered = sorted(values)
-    ranks = {f"p{p}": math.ceil(p * len(ordered) / 100) for p in (50, 95)}
+    p50 = p95 = None
+    if values:
+        p50, p95 = np.percentile(values, (50, 95), method="inverted_cdf").tolist()
     return {
-        **{name: ordered[rank - 1] if ordered else None for name, rank in ranks.items()},
-        "count": len(ordered),
+        "p50": p50,
+        "p95": p95,
+        "count": len(values),
         "latest": [round(seconds, 4) for seconds in list(values)[-SHOWN:]],
     }

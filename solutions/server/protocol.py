@@ -75,7 +75,7 @@ class Refusal(Exception):
         retry_after: float | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.code, self.param, self.retry_after = status, code, param, retry_after
+        self.response = error_response(status, message, code, param, retry_after)
 
 
 def error_response(
@@ -135,23 +135,21 @@ class NamedSchema(BaseModel):
     strict: bool | None = None
 
 
-class TextFormat(BaseModel):
+class Format(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
+
+class TextFormat(Format):
     type: Literal["text"]
 
 
-class ObjectFormat(BaseModel):
+class ObjectFormat(Format):
     """Any JSON object."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["json_object"]
 
 
-class SchemaFormat(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class SchemaFormat(Format):
     type: Literal["json_schema"]
     json_schema: NamedSchema
 
@@ -231,8 +229,8 @@ class EmbeddingBody(Strict):
 
     @property
     def as_completion(self) -> CompletionBody:
-        given = {"model": self.model, "prompt": self.input, "max_tokens": 0}
-        return CompletionBody.model_validate(given)
+        fields = {"model": self.model, "prompt": self.input, "max_tokens": 0}
+        return CompletionBody.model_validate(fields)
 
 
 class TextPart(Strict):

@@ -21,14 +21,19 @@ def host_name(text: str) -> str:
     text = text.lower()
     if text.count(":") > 1 and not text.startswith("["):
         text = f"[{text}]"
-    found = re.fullmatch(r"(\[[0-9a-f:.]+\]|[^][:/?#@\s]+)(:\d+)?", text)
-    if not found:
+    match = re.fullmatch(r"(\[[0-9a-f:.]+\]|[^][:/?#@\s]+)(:\d+)?", text)
+    if not match:
         raise ValueError(f"{text!r} isn't a host's name. Give one such as lab.example.org.")
-    return found[1]
+    return match[1]
 
 
 def reference(lab: str) -> Any:
     return import_module(f"solutions.{lab}")
+
+
+def with_lab(name: str, module: Any, labs: Labs = reference) -> Labs:
+    """Return `labs` with another module for one of them."""
+    return lambda lab: module if lab == name else labs(lab)
 
 
 @dataclass(frozen=True)

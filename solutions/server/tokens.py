@@ -31,11 +31,11 @@ class TokenBytes:
 
     def name(self, token: int) -> str:
         """Return a token's text, or where characters are torn, its bytes in OpenAI's notation."""
-        found = self(token)
+        content = self(token)
         try:
-            return found.decode()
+            return content.decode()
         except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in found)
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
 
 
 def stop_at(stops: Sequence[str], bytes_of: TokenBytes) -> Callable[[Sequence[int]], bool]:

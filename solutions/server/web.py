@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import hashlib
+import json
 import re
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
@@ -13,7 +14,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import HTMLResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, Response
 from prometheus_client import Counter
 from starlette.exceptions import HTTPException
 
@@ -44,20 +45,21 @@ def plain_app(settings: Settings, lifespan: Any, responses: Counter) -> FastAPI:
 
     @app.exception_handler(Refusal)
     async def refused(request: Request, refusal: Refusal) -> Response:
-        return error_response(
-            refusal.status, str(refusal), refusal.code, refusal.param, refusal.retry_after
-        )
+        return refusal.response
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        param, told = sentence_of(error)
-        return error_response(400, told, param=param)
+        param, sentence = sentence_of(error)
+        return error_response(400, sentence, param=param)
 
     @app.exception_handler(HTTPException)
     async def unknown(request: Request, error: HTTPException) -> Response:
-        told = {404: "There is no such path.", 405: "This path takes another method."}
-        told[400] = unreadable(error.__cause__)
-        sentence = told.get(error.status_code, "The request failed.")
+        sentences = {
+            400: unreadable(error.__cause__),
+            404: "There is no such path.",
+            405: "This path takes another method.",
+        }
+        sentence = sentences.get(error.status_code, "The request failed.")
         return error_response(error.status_code, sentence, headers=error.headers)
 
     @app.exception_handler(Exception)
@@ -65,6 +67,19 @@ def plain_app(settings: Settings, lifespan: Any, responses: Counter) -> FastAPI:
         return error_response(500, "The server failed on this request.")
 
     return app
+
+
+def add_looks(app: FastAPI, service: Any) -> None:
+    """Add the routes that change nothing: methods of a server's or a router's service, the page."""
+    for path, endpoint in (
+        ("/v1/models", service.models),
+        ("/v1/models/{name:path}", service.model),
+        ("/health", service.health),
+        ("/metrics", service.figures),
+        ("/", page),
+    ):
+        app.api_route(path, methods=LOOKS)(endpoint)
+    app.get("/live")(service.live)
 
 
 def unreadable(cause: BaseException | None) -> str:
@@ -88,15 +103,17 @@ def sentence_of(error: RequestValidationError) -> tuple[str | None, str]:
     path = path_of(first["loc"][1:], body)
     if path.startswith(("prompt", "input")):
         param = first["loc"][1]
-        told = "must be a text, a list of token ids, or a list of either, and not empty or too long"
-        return param, f"`{param}` {told}."
+        return param, (
+            f"`{param}` must be a text, a list of token ids, or a list of either, and not empty or "
+            "too long."
+        )
     subject = f"`{path}`{of_the_role(first['loc'], body)}"
     if first["type"] == "extra_forbidden":
         return path, f"{subject} would change the answer, and is not supported here."
     if first["type"] == "missing":
         return path, f"{subject} is missing."
-    told = first["msg"].removeprefix("Value error, ")
-    return path, f"{subject}: {told[0].lower()}{told[1:]}."
+    sentence = first["msg"].removeprefix("Value error, ")
+    return path, f"{subject}: {sentence[0].lower()}{sentence[1:]}."
 
 
 def path_of(place: Sequence[str | int], body: Any) -> str:
@@ -145,9 +162,27 @@ def page_and_policy() -> tuple[str, str]:
     return html, policy
 
 
-def page_response() -> Response:
+async def page() -> Response:
     html, policy = page_and_policy()
     return HTMLResponse(html, headers={"content-security-policy": policy})
+
+
+def health_response(status: str) -> Response:
+    """Return the answer to a look at the health, which is well if it is "ok"."""
+    if status == "ok":
+        return JSONResponse({"status": status})
+    return JSONResponse({"status": status}, 503, {"retry-after": "5"})
+
+
+class Exposition(Response):
+    """Figures for Prometheus."""
+
+    media_type = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def view_event(data: dict[str, Any]) -> bytes:
+    """Return an event of /live."""
+    return f"data: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
 
 
 class Events(Response):

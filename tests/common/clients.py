@@ -11,6 +11,7 @@ from typing import Annotated, Any, Protocol
 
 from pydantic import BaseModel, Field
 
+from solutions.server.events import data_of
 from solutions.server.here import RunningServer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,9 +36,10 @@ def is_whole(server: RunningServer) -> bool:
     service = server.app.state.service
     engine = service.engine
     manager = engine.engine.scheduler.manager
-    nothing = not (service.pool.queues or service.running or engine.inbox or engine.numbers)
+    answers, requests = service.answers, service.requests
+    nothing = not (answers.pool.queues or answers.running or engine.inbox or engine.numbers)
     no_work = not (engine.engine.has_work or engine.requests or manager.tables)
-    no_counts = service.waiting == 0 and service.admission.backlog == 0
+    no_counts = requests.waiting == requests.backlog == requests.admission.backlog == 0
     return nothing and no_work and no_counts and not any(manager.ref_counts)
 
 
@@ -62,11 +64,10 @@ def body(**given: Any) -> dict[str, Any]:
 
 def events(text: str) -> Iterator[Any]:
     """The data of each event of a stream, which must be well-formed; the last one is [DONE]."""
-    *data, done, end = text.split("\n\n")
-    assert (done, end) == ("data: [DONE]", "")
-    for line in data:
-        assert line.startswith("data: ")
-        yield json.loads(line.removeprefix("data: "))
+    *data, done = data_of(text.encode())
+    assert done == b"[DONE]"
+    assert text.encode() == b"".join(b"data: %b\n\n" % content for content in [*data, done])
+    return map(json.loads, data)
 
 
 class HasUrl(Protocol):

@@ -15,7 +15,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from autograder.lending.services import random_model
+from autograder.judging.random_models import random_model
 from gpt import GPTConfig, GPTLMHead
 from solutions import generate as lab_1
 from solutions.kv_cache import CachedLMHead

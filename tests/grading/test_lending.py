@@ -15,9 +15,9 @@ from torch import Tensor
 
 from autograder.attempt.worker import Child
 from autograder.grading.near import Lent, Near
+from autograder.judging.borrowed import Borrowed, borrowed
 from autograder.judging.exercise import Exercise, Service, Services
 from autograder.judging.judge import PASSED, WRONG, drawn, judge
-from autograder.lending.borrowed import Borrowed, borrowed
 from autograder.lending.slow_memory import LentMemory
 from solutions.flash_attention import flash_attention
 from solutions.kernels.slow_memory import OutOfFastMemory

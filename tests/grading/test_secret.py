@@ -15,7 +15,7 @@ from autograder.grading.refused import Refused
 from autograder.grading.secret import Key, kept_secret, key_of
 from autograder.grading.submission import Submission
 from autograder.judging.draws import hidden_normals, model_seed, small_model
-from autograder.lending.services import normals, random_weights
+from autograder.judging.random_models import normals, random_weights
 from gpt import GPTConfig, GPTLMHead
 from tests.hostile.notebooks import as_bytes, released, write
 

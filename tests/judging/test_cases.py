@@ -20,7 +20,8 @@ from autograder.judging.compare import same_seen
 from autograder.judging.draws import LOOP, small_model
 from autograder.judging.exercise import Exercise
 from autograder.judging.judge import judge
-from autograder.lending.services import CountedModel, random_model, random_weights
+from autograder.judging.random_models import random_model, random_weights
+from autograder.lending.services import CountedModel
 from autograder.text.reference import lab_module
 from gpt import GPTConfig, GPTLMHead
 from solutions.generate import generate

@@ -11,9 +11,9 @@ import pytest
 
 from autograder.attempt.lent import handle, sealed
 from autograder.attempt.shown import ShownModel
+from autograder.judging.borrowed import Borrowed
 from autograder.judging.exercise import Driver, Exercise
 from autograder.judging.judge import drawn, run_all
-from autograder.lending.borrowed import Borrowed
 from tests.common.trials import every_exercise_in_time
 
 DRIVERS = "autograder.attempt.drivers."

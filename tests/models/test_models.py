@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from autograder.lending.services import random_model
+from autograder.judging.random_models import random_model
 from gpt import GPTConfig, GPTLMHead, load_tokenizer, shipped_models
 from models import measure
 from models.train import END_OF_TEXT

@@ -32,6 +32,24 @@ def client(server) -> Iterator[httpx2.Client]:
 
 
 @pytest.fixture
+def failing(server, monkeypatch):
+    """Let the forward pass of some step fail."""
+    runner = server.app.state.service.engine.engine.runner
+    forward, steps = runner.forward, []
+
+    def fail_at(step: int) -> None:
+        def failing_forward(batch):
+            steps.append(len(batch))
+            if len(steps) == step:
+                raise RuntimeError("a secret of the server")
+            return forward(batch)
+
+        monkeypatch.setattr(runner, "forward", failing_forward)
+
+    return fail_at
+
+
+@pytest.fixture
 def process():
     """A server in a process of its own, and its address."""
     with started() as process:

@@ -160,7 +160,7 @@ def test_a_full_pool_preempts_and_every_text_is_that_of_an_empty_one(server, cli
 
 
 def test_what_can_not_be_served_in_time_is_refused_with_a_time_to_try_again(server, client):
-    admission = server.app.state.service.admission
+    admission = server.app.state.service.requests.admission
     admission.backlog = int(100 * admission.prefill_rate)  # other requests', for 100 seconds
     response = client.post("/v1/completions", json=body())
     admission.backlog = 0
@@ -170,32 +170,14 @@ def test_what_can_not_be_served_in_time_is_refused_with_a_time_to_try_again(serv
 
 
 def test_only_so_many_requests_may_wait(server, client):
-    service = server.app.state.service
-    service.waiting += service.settings.max_waiting
+    requests = server.app.state.service.requests
+    requests.waiting += requests.settings.max_waiting
     response = client.post("/v1/completions", json=body())
-    service.waiting -= service.settings.max_waiting
+    requests.waiting -= requests.settings.max_waiting
     assert (response.status_code, response.headers["retry-after"]) == (429, "1")
 
 
 # ------------------------------------------------------------------------------------- the engine
-
-
-@pytest.fixture
-def failing(server, monkeypatch):
-    """Let the forward pass of some step fail."""
-    runner = server.app.state.service.engine.engine.runner
-    forward, steps = runner.forward, []
-
-    def fail_at(step: int) -> None:
-        def failing_forward(batch):
-            steps.append(len(batch))
-            if len(steps) == step:
-                raise RuntimeError("a secret of the server")
-            return forward(batch)
-
-        monkeypatch.setattr(runner, "forward", failing_forward)
-
-    return fail_at
 
 
 def test_a_step_that_fails_ends_its_requests_with_an_error_event(client, failing):

@@ -7,7 +7,6 @@ import random
 import re
 from concurrent.futures import ThreadPoolExecutor
 
-import openai
 import pytest
 from tokenizers import Tokenizer
 
@@ -94,17 +93,6 @@ def test_a_text_that_is_cut_at_its_limit_says_so(client):
     assert choice["finish_reason"] == "length"
     with pytest.raises(json.JSONDecodeError):
         json.loads(choice["text"])
-
-
-def test_the_openai_client_asks_for_a_schema(server):
-    known = {"name": "person", "schema": PERSON, "strict": True}
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as ai:
-        answer = ai.chat.completions.create(
-            model="fable",
-            messages=[{"role": "user", "content": "Who?"}],
-            response_format={"type": "json_schema", "json_schema": known},
-        )
-    require_person(answer.choices[0].message.content)
 
 
 @pytest.mark.parametrize(

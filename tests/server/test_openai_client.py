@@ -114,17 +114,8 @@ def test_a_stream_may_be_closed_early(ai):
     stream.close()  # the fixture of `server` sees that its blocks become free
 
 
-def test_a_fault_after_the_first_token_is_raised(ai, server, monkeypatch):
-    runner = server.app.state.service.engine.engine.runner
-    forward, calls = runner.forward, []
-
-    def failing(batch):
-        calls.append(batch)
-        if len(calls) == 4:
-            raise RuntimeError("a secret of the server")
-        return forward(batch)
-
-    monkeypatch.setattr(runner, "forward", failing)
+def test_a_fault_after_the_first_token_is_raised(ai, failing):
+    failing(4)
     stream = ai.completions.create(model="fable", prompt="a", max_tokens=50, stream=True)
     with pytest.raises(openai.APIError, match=r"The server failed on this request\."):
         list(stream)

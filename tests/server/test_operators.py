@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import serve
 from solutions.server.here import RunningServer
 from solutions.server.metrics import TIMES, Metrics
-from solutions.server.pace import Pace
+from solutions.server.requests import Pace
 from solutions.server.settings import Settings
 from solutions.server.web import plain_app
 from tests.common.clients import body

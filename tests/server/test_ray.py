@@ -29,7 +29,7 @@ CLIENTS = 8
 def on_ray(tmp_path_factory):
     """A cluster with two replicas, in a process that ends it, and its address."""
     told = tmp_path_factory.mktemp("ray") / "told"
-    module = "solutions.server.on_ray"
+    module = "solutions.router.on_ray"
     command = [sys.executable, "-m", module, "--port", "0", "--technique", "prefix"]
     with told.open("w") as file:
         started = subprocess.Popen(

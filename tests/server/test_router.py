@@ -20,10 +20,12 @@ import psutil
 import pytest
 
 from solutions import serving
-from solutions.server import routing
+from solutions.router import prefixes, relay, replicas
+from solutions.router.app import new_router_app
+from solutions.router.figures import SUMS, merged
+from solutions.router.prefixes import Recent, prompt_hashes
+from solutions.server import events as sent_events
 from solutions.server.here import RunningServer, serve_here
-from solutions.server.router_app import SUMS, merged, new_router_app
-from solutions.server.routing import Recent, prompt_hashes
 from solutions.server.settings import Settings
 from tests.common.clients import BEGINNING, ROOT, body, connected, events, is_whole, started
 from tests.server.test_faults import eventually, read_until
@@ -164,9 +166,9 @@ FAULTS = {  # of a replica, before its first event
 @pytest.fixture
 def new_router(monkeypatch):
     """Start a router in front of fake replicas, or of addresses; return it with a client."""
-    monkeypatch.setattr(routing, "CHECK_EVERY", 0.02)
-    monkeypatch.setattr(routing, "MOST_EVENT", 4000)
-    monkeypatch.setattr(routing, "MOST_ANSWER", 4000)
+    monkeypatch.setattr(replicas, "CHECK_EVERY", 0.02)
+    monkeypatch.setattr(sent_events, "MOST_EVENT", 4000)
+    monkeypatch.setattr(replicas, "MOST_ANSWER", 4000)
     with contextlib.ExitStack() as stack:
         opened = []
 
@@ -176,7 +178,7 @@ def new_router(monkeypatch):
             ]
             urls = [one if isinstance(one, str) else one.url for one in fakes]
             given = Settings(**settings)
-            app = new_router_app(given, urls, serving)
+            app = new_router_app(given, urls)
             running = stack.enter_context(RunningServer(app, given, app.state.router.drain))
             client = httpx2.Client(base_url=running.url, timeout=30)
             opened.append(running)
@@ -189,11 +191,11 @@ def new_router(monkeypatch):
 
 def loads(running):
     router = running.app.state.router
-    return sum(replica.load for replica in router.replicas) + len(router.running)
+    return sum(replica.load for replica in router.replicas.states) + len(router.running)
 
 
 def counts(running):
-    return running.app.state.router.counts
+    return running.app.state.router.metrics.counts
 
 
 def ask(client, **given):
@@ -248,7 +250,7 @@ def test_a_replica_that_refuses_connections_is_left_out_and_comes_back(new_route
         port = free.getsockname()[1]
     running, client, (_, other) = new_router(f"http://127.0.0.1:{port}", works)
     assert text_of(stream(client)) == "ab"
-    replica = running.app.state.router.replicas[0]
+    replica = running.app.state.router.replicas.states[0]
     eventually(lambda: not replica.is_healthy)
     assert client.get("/health").status_code == 200
     other.health = 503
@@ -289,7 +291,7 @@ def test_the_clients_own_errors_are_passed_on_unchanged(new_router, status):
 def test_a_replica_that_is_full_is_passed_over(new_router):
     running, client, _ = new_router(refuses(429, retry_after="7"), works)
     assert text_of(stream(client)) == "ab"
-    assert running.app.state.router.faults == [0, 0]  # being full is none
+    assert running.app.state.router.replicas.faults == [0, 0]  # being full is none
 
 
 @pytest.mark.parametrize("other", [refuses(429, retry_after="7"), closes])
@@ -302,7 +304,7 @@ def test_if_no_replica_has_room_its_refusal_is_passed_on(new_router, other):
 
 
 def test_one_deadline_holds_for_all_replicas_together(new_router, monkeypatch):
-    monkeypatch.setattr(routing, "FIRST_EVENT", 2)
+    monkeypatch.setattr(relay, "FIRST_EVENT", 2)
     _, client, fakes = new_router(closes, waits, waits)
     response = ask(client, stream=True)
     assert response.status_code == 503
@@ -311,7 +313,7 @@ def test_one_deadline_holds_for_all_replicas_together(new_router, monkeypatch):
 
 
 def test_a_stream_that_stalls_is_broken_off(new_router, monkeypatch):
-    monkeypatch.setattr(routing, "FIRST_EVENT", 2)
+    monkeypatch.setattr(relay, "FIRST_EVENT", 2)
     _, client, _ = new_router(waits_in_the_middle)
     first, error = stream(client)
     assert text_of([first]) == "a"
@@ -332,7 +334,7 @@ def test_a_client_that_leaves_before_the_first_token_is_no_fault(new_router):
         eventually(lambda: fake.asked)
     eventually(lambda: counts(running)["left"] == 1)
     assert not other.asked
-    assert running.app.state.router.faults == [0, 0]
+    assert running.app.state.router.replicas.faults == [0, 0]
 
 
 # ---------------------------------------------------------------------------- health, draining
@@ -344,7 +346,7 @@ def test_a_replica_that_drains_gets_no_request_and_ends_what_it_has(new_router):
         lines = response.iter_lines()
         next(lines)
         draining.health = 503
-        eventually(lambda: not running.app.state.router.replicas[0].is_healthy)
+        eventually(lambda: not running.app.state.router.replicas.states[0].is_healthy)
         for _ in range(3):
             assert text_of(stream(client)) == "ab"
         draining.ready.set()
@@ -413,7 +415,7 @@ def test_the_replica_judges_what_a_prompt_may_be(new_router, prompt):
 
 
 def test_a_connection_is_kept_and_one_that_has_died_unseen_is_no_fault(new_router, monkeypatch):
-    monkeypatch.setattr(routing, "CHECK_EVERY", 60)  # a check uses the same connections
+    monkeypatch.setattr(replicas, "CHECK_EVERY", 60)  # a check uses the same connections
     used = []
 
     def keeps(connection):
@@ -433,7 +435,7 @@ def test_a_connection_is_kept_and_one_that_has_died_unseen_is_no_fault(new_route
     assert [ask(client).status_code for _ in range(3)] == [200] * 3
     first, second, third, again, _ = used
     assert first == second == third != again
-    assert counts(running)["failovers"] == running.app.state.router.faults[0] == 0
+    assert counts(running)["failovers"] == running.app.state.router.replicas.faults[0] == 0
 
 
 def test_a_replica_gets_the_requests_id(new_router):
@@ -479,7 +481,7 @@ def test_metrics_and_the_live_view_count_requests_and_failovers(new_router):
 @pytest.mark.parametrize("url", ["127.0.0.1:80", "ftp://a", "http://", "http://a/b", "http://u@a"])
 def test_an_address_that_is_none_is_refused(url):
     with pytest.raises(ValueError, match="isn't the address of a server"):
-        new_router_app(Settings(), [url], serving)
+        new_router_app(Settings(), [url])
 
 
 def test_the_ending_of_openais_base_url_may_be_given(new_router):
@@ -511,7 +513,7 @@ def test_hashes_of_ids_texts_and_the_first_of_several_prompts():
 
 
 def test_only_the_latest_hashes_are_remembered(monkeypatch):
-    monkeypatch.setattr(routing, "MOST_KNOWN", 4)
+    monkeypatch.setattr(prefixes, "MOST_KNOWN", 4)
     known = Recent()
     known.update([b"1", b"2", b"3"])
     known.update([b"1", b"4", b"5"])
@@ -531,7 +533,7 @@ def pair():
 def before(pair):
     """A router in front of two real servers, with a client."""
     settings = Settings()
-    app = new_router_app(settings, [server.url for server in pair], serving)
+    app = new_router_app(settings, [server.url for server in pair])
     with (
         RunningServer(app, settings, app.state.router.drain) as running,
         httpx2.Client(base_url=running.url, timeout=60) as client,
@@ -575,7 +577,7 @@ def test_chats_stay_with_the_replica_that_has_their_beginning(before):
             chat += [answer["choices"][0]["message"], {"role": "user", "content": "And then?"}]
     first, second, third = cached[:4], cached[4:8], cached[8:]
     assert all(a < b < c for a, b, c in zip(first, second, third, strict=True))
-    assert [replica.served for replica in running.app.state.router.replicas] == [6, 6]
+    assert [replica.served for replica in running.app.state.router.replicas.states] == [6, 6]
 
 
 def test_a_client_that_leaves_frees_its_replicas_blocks(before, pair):
@@ -682,6 +684,6 @@ def test_a_replica_that_can_not_start_is_told():
 
 
 def test_a_router_starts_without_pytorch():
-    code = "import sys, solutions.server.router_app; print('torch' in sys.modules)"
+    code = "import sys, solutions.router.app; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -15,12 +15,13 @@ import pytest
 
 from gpt import load_tokenizer
 from solutions import serving
+from solutions.server.events import data_of, whole_events
 from solutions.server.here import RunningServer, serve_here
 from solutions.serving import SLO, Served
 from solutions.simulated import clock
 from timing.load import __main__ as command
 from timing.load import measure, requests, runs
-from timing.load.client import REFUSED, Answer, Client, events
+from timing.load.client import REFUSED, Answer, Client
 from timing.load.printed import is_late, knee, remarks, show_loads
 from timing.load.requests import Arrivals, Drawer, Request, arrivals_at, read_trace
 from timing.load.runs import Load, closed_run, open_run, search_knee
@@ -151,7 +152,7 @@ def test_an_event_may_come_in_pieces():
             yield bytes([byte])
 
     async def run():
-        return [data async for data in events(chunks())]
+        return [data async for events in whole_events(chunks()) for data in data_of(events)]
 
     assert [data[:9] for data in asyncio.run(run())] == [b'{"choices'] * 3 + [b"[DONE]"]
 

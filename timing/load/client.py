@@ -2,12 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
 import httpx2
 
+from solutions.server.events import data_of, whole_events
 from solutions.serving import Served
 from timing.load.requests import Request
 
@@ -54,25 +55,6 @@ class Answer:
     def latency(self) -> float:
         """Seconds from the due time to the end."""
         return self.end - self.served.due
-
-
-async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the data of each server-sent event.
-
-    Lines end at line breaks alone. `str.splitlines`, and with it `aiter_lines`, would also break
-    them at characters such as U+2028, which JSON may contain.
-    """
-    rest = b""
-    data: list[bytes] = []
-    async for chunk in chunks:
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            line = line.removesuffix(b"\r")
-            if line.startswith(b"data:"):
-                data.append(line[5:].removeprefix(b" "))
-            elif not line and data:
-                yield b"\n".join(data)
-                data = []
 
 
 class Reading:
@@ -188,8 +170,9 @@ class Client:
                 self.http.stream("POST", "/v1/completions", json=body) as response,
             ):
                 if response.status_code == 200:
-                    async for data in events(response.aiter_bytes()):
-                        read.take(data, now())
+                    async for events in whole_events(response.aiter_bytes()):
+                        for data in data_of(events):
+                            read.take(data, now())
                 else:
                     read.why = await why_not(response)
         except TimeoutError:

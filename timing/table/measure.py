@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from torch import nn
 from tqdm import tqdm
 
@@ -189,7 +190,7 @@ def new_row(
 
 def p95(values: list[float]) -> float:
     """Return the smallest value that at least 95% of the values don't exceed."""
-    return sorted(values)[math.ceil(0.95 * len(values)) - 1]
+    return float(np.percentile(values, 95, method="inverted_cdf"))
 
 
 def median_over(

@@ -25,9 +25,9 @@ from gpt import read_config
 from solutions import serving
 from solutions.server.app import new_app
 from solutions.server.engine_process import EngineProcess
+from solutions.server.events import data_of
 from solutions.server.here import RunningServer
-from solutions.server.loaded import reference
-from solutions.server.settings import Settings
+from solutions.server.settings import Settings, reference, with_lab
 from timing.table.runs import Ids, Run
 from timing.table.workloads import Workload
 
@@ -104,7 +104,7 @@ async def ask_all(workload: Workload, settings: Settings, url: str) -> Run:
     token_times: list[list[float]] = [[] for _ in outputs]
     for output, times, answer in zip(outputs, token_times, answers, strict=True):
         for came, event in answer:
-            new_ids = ids_in(event.partition(b"data: ")[2].strip())
+            new_ids = [token for data in data_of(event) for token in ids_in(data)]
             output += new_ids
             times += [came] * len(new_ids)
     batch = min(settings.max_running, len(outputs))
@@ -160,7 +160,7 @@ def serve(door: Connection, settings: Settings) -> None:
     engine.wait()
     engine.facts = replace(engine.facts, eos_token_id=NO_TOKEN)  # workloads have no EOS
     lab = SimpleNamespace(**{**vars(serving), "TextStream": NumberedText})
-    app = new_app(settings, lab, engine)
+    app = new_app(settings, engine, with_lab("serving", lab))
     with RunningServer(app, settings, app.state.service.drain) as running:
         door.send(running.url)
         with suppress(EOFError):

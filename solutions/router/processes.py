@@ -22,7 +22,7 @@ def replicas(count: int, arguments: Sequence[str], stop_within: float) -> Iterat
     In the end they finish their requests and stop, or are killed after so many seconds. Raises
     ValueError if one can't be started.
     """
-    started = [Replica(number + 1, arguments) for number in range(count)]
+    started = [ReplicaProcess(number + 1, arguments) for number in range(count)]
     try:
         yield [replica.address.result() for replica in started]
     finally:
@@ -32,7 +32,7 @@ def replicas(count: int, arguments: Sequence[str], stop_within: float) -> Iterat
             replica.wait(stop_within)
 
 
-class Replica:
+class ReplicaProcess:
     """Runs a server, again and again, on the port that it took at first. address: of the first.
 
     The server stops when its standard input ends, and so it also does if this process is killed.
@@ -48,9 +48,9 @@ class Replica:
 
     def started(self) -> subprocess.Popen[str]:
         """Start a process in a group of its own: Ctrl+C is for the router, which then drains."""
-        own = ["--port", self.port, "--until-input-ends"]
+        options = ["--port", self.port, "--until-input-ends"]
         return subprocess.Popen(
-            [sys.executable, str(SERVE), *own, *self.arguments],
+            [sys.executable, str(SERVE), *options, *self.arguments],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0,
         )  # fmt: skip
 
@@ -61,14 +61,14 @@ class Replica:
             self.read_address()
             code = self.process.wait()
             if not self.address.done():
-                told = f"Replica {self.number} has ended before it could serve."
-                self.address.set_exception(ValueError(told))
+                sentence = f"Replica {self.number} has ended before it could serve."
+                self.address.set_exception(ValueError(sentence))
                 return
             pause = FIRST_PAUSE if time.monotonic() > began + STEADY else pause
             if not self.is_stopping.is_set():
                 how = f"by signal {-code}" if code < 0 else f"with status {code}"
-                told = f"Replica {self.number} has ended {how}. It starts again in {pause:g} s."
-                print(told, file=sys.stderr, flush=True)
+                sentence = f"Replica {self.number} has ended {how}. It starts again in {pause:g} s."
+                print(sentence, file=sys.stderr, flush=True)
             if self.is_stopping.wait(pause):
                 return
             pause = min(2 * pause, LONGEST_PAUSE)

@@ -1,0 +1,293 @@
+"""From the engine's outputs to the bytes of an answer, through the lab's parts.
+
+The engine pushes outputs into the queues of the lab's pool. From there on, all is pulled: the
+answer takes them from its texts' queues as fast as its client reads.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from solutions.server.engine_process import EngineProcess
+from solutions.server.engine_thread import EngineThread
+from solutions.server.messages import Output, Request, TokenLogprob
+from solutions.server.metrics import Metrics
+from solutions.server.protocol import CompletionBody
+from solutions.server.requests import Body, Requests
+from solutions.server.settings import Labs
+from solutions.server.tokens import Growing
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of one text: what its newest tokens have added. index: which text of the answer.
+
+    logprobs: of the tokens, if they are asked for; None for a token that nothing comes before.
+    offsets: for each token, how many characters of the text come before it.
+    """
+
+    index: int
+    text: str
+    finish_reason: str | None
+    ids: list[int]
+    logprobs: list[TokenLogprob | None]
+    offsets: list[int]
+
+
+@dataclass
+class Answer:
+    """The answer to a request: its texts, each a request to the engine, and what they have used.
+
+    embeddings: of the prompts, where these are asked for.
+    """
+
+    body: Body
+    texts: list[Request]
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    embeddings: dict[int, list[float]] = field(default_factory=dict)
+    arrived: float = field(default_factory=time.monotonic)
+
+    @property
+    def id(self) -> str:
+        return self.texts[0].id.rpartition("-")[0]
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The tokens of all prompts, each of which has n texts."""
+        return sum(len(text.prompt) for text in self.texts) // self.body.n
+
+    def usage(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+
+Form = Callable[[Piece], dict[str, Any]]  # a piece as a choice of OpenAI's API
+
+
+class Answers:
+    """Writes answers. running: the ids of those that are being written."""
+
+    def __init__(
+        self,
+        engine: EngineThread | EngineProcess,
+        labs: Labs,
+        requests: Requests,
+        metrics: Metrics,
+    ) -> None:
+        self.lab, self.requests, self.metrics = labs("serving"), requests, metrics
+        self.bytes_of = requests.bytes_of
+        self.pool = self.lab.RequestPool(engine)
+        self.running: set[str] = set()
+
+    def new(self, body: Body, texts: list[Request]) -> Answer:
+        answer = Answer(body, texts)
+        self.metrics.tokens("prompt", answer.prompt_tokens)
+        self.running.add(answer.id)
+        return answer
+
+    # ---------------------------------------------------------------------------------- pieces
+
+    async def pieces(self, answer: Answer) -> AsyncGenerator[Piece, None]:
+        """Yield the pieces of all texts as they come. However it ends, nothing stays counted."""
+        try:
+            is_one = len(answer.texts) == 1
+            source = self.text_pieces(answer, 0) if is_one else self.merged(answer)
+            async with aclosing(source) as pieces:
+                async for piece in pieces:
+                    yield piece
+            self.metrics.count("whole")
+        except Exception:
+            self.metrics.count("failed")
+            raise
+        except BaseException:
+            self.metrics.count("left")
+            raise
+        finally:
+            self.running.discard(answer.id)
+
+    async def merged(self, answer: Answer) -> AsyncGenerator[Piece, None]:
+        ready: asyncio.Queue[Piece | BaseException | None] = asyncio.Queue()
+
+        async def write(index: int) -> None:
+            try:
+                async with aclosing(self.text_pieces(answer, index)) as pieces:
+                    async for piece in pieces:
+                        ready.put_nowait(piece)
+                ready.put_nowait(None)
+            except Exception as error:
+                ready.put_nowait(error)
+
+        tasks = [asyncio.create_task(write(index)) for index in range(len(answer.texts))]
+        try:
+            unfinished = len(tasks)
+            while unfinished:
+                piece = await ready.get()
+                if isinstance(piece, BaseException):
+                    raise piece
+                if piece is None:
+                    unfinished -= 1
+                else:
+                    yield piece
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def text_pieces(self, answer: Answer, index: int) -> AsyncGenerator[Piece, None]:
+        """Yield the pieces of one text, up to the one that has a reason why it ends."""
+        request, body = answer.texts[index], answer.body
+        grown = Growing(self.bytes_of)
+        text = self.lab.TextStream(grown, request.stops)
+        first = last = 0.0
+        has_begun, count, reason = False, 0, None
+        echoed = 0  # characters of the prompt that come before the answer
+        try:
+            async with aclosing(self.pool.stream(request)) as outputs:
+                async for output in outputs:
+                    before, last = last, time.monotonic()
+                    if has_begun:
+                        self.metrics.gaps.observe(last - before)
+                    else:
+                        has_begun, first = True, last
+                        self.begin(answer, index, output, first)
+                        if isinstance(body, CompletionBody) and body.echo:
+                            yield (prompt := self.prompt_piece(index, request, output))
+                            echoed = len(prompt.text)
+                        if body.max_tokens == 0:  # the engine always writes a token
+                            reason = "length"
+                            yield Piece(index, "", reason, [], [], [])
+                            break
+                    shown, offsets = "", list[int]()
+                    for token in output.new_ids:
+                        offsets.append(echoed + len(grown.text))
+                        shown += text.push(token)
+                        if text.has_stopped:
+                            break
+                    ids, logprobs = output.new_ids[: len(offsets)], output.logprobs[: len(offsets)]
+                    count += len(ids)
+                    answer.completion_tokens += len(ids)
+                    reason = "stop" if text.has_stopped else output.finish_reason
+                    if reason is not None:
+                        shown += text.finish()
+                    if shown or logprobs or reason is not None:
+                        yield Piece(index, shown, reason, ids, [*logprobs], offsets)
+                    if reason is not None:
+                        break
+        finally:
+            if not has_begun:
+                self.requests.release(request)
+            self.metrics.tokens("completion" if reason else "aborted", count)
+            self.metrics.ended(reason, count, last - answer.arrived)
+            if count > 1 and reason:
+                self.metrics.tpot((last - first) / (count - 1))
+
+    def begin(self, answer: Answer, index: int, output: Output, now: float) -> None:
+        """Count a text's first token. Of the copies of a prompt, the first one counts it."""
+        text = answer.texts[index]
+        self.requests.begin(text, now)
+        self.metrics.ttft(now - answer.arrived)
+        if index % answer.body.n == 0:
+            self.metrics.tokens("cached", output.cached)
+            answer.cached_tokens += output.cached
+        self.metrics.admitted(len(text.prompt), output.cached, output.queued)
+        if output.embedding:
+            answer.embeddings[index] = output.embedding
+
+    def prompt_piece(self, index: int, request: Request, output: Output) -> Piece:
+        """Return the prompt as the piece of a text that begins with it."""
+        grown, offsets = Growing(self.bytes_of), list[int]()
+        for place in range(len(request.prompt)):
+            offsets.append(len(grown.text))
+            text = grown(request.prompt[: place + 1])
+        logprobs = [] if request.reads == "nothing" else [None, *output.prompt_logprobs]
+        return Piece(index, text, None, request.prompt, logprobs, offsets)
+
+    # ------------------------------------------------------------- choices, as in the API: forms
+
+    def completion(self, piece: Piece) -> dict[str, Any]:
+        logprobs = None
+        if piece.logprobs:
+            name = self.bytes_of.name
+            logprobs = {
+                "tokens": [name(token) for token in piece.ids],
+                "token_logprobs": [scores and scores.logprob for scores in piece.logprobs],
+                "top_logprobs": [
+                    scores and {name(token): logprob for token, logprob in scores.top}
+                    for scores in piece.logprobs
+                ],
+                "text_offset": piece.offsets,
+                "drafted": [bool(scores and scores.is_drafted) for scores in piece.logprobs],
+            }
+        return {
+            "index": piece.index,
+            "text": piece.text,
+            "logprobs": logprobs,
+            "finish_reason": piece.finish_reason,
+        }
+
+    def chat_message(self, piece: Piece) -> dict[str, Any]:
+        return self.chat("message", piece)
+
+    def chat_delta(self, piece: Piece) -> dict[str, Any]:
+        return self.chat("delta", piece)
+
+    def chat(self, name: str, piece: Piece) -> dict[str, Any]:
+        logprobs = None
+        if piece.logprobs:
+            both = zip(piece.ids, piece.logprobs, strict=True)
+            logprobs = {"content": [self.chat_logprob(*token) for token in both]}
+        return {
+            "index": piece.index,
+            name: {"role": "assistant", "content": piece.text},
+            "logprobs": logprobs,
+            "finish_reason": piece.finish_reason,
+        }
+
+    def chat_logprob(self, token: int, scores: TokenLogprob | None) -> dict[str, Any]:
+        assert scores is not None, "a chat's prompt isn't echoed"
+
+        def entry(token: int, logprob: float) -> dict[str, Any]:
+            name, content = self.bytes_of.name(token), self.bytes_of(token)
+            return {"token": name, "logprob": logprob, "bytes": list(content)}
+
+        tops = [entry(*top) for top in scores.top]
+        return {**entry(token, scores.logprob), "top_logprobs": tops}
+
+    # ----------------------------------------------------------------------------------- answers
+
+    async def events(
+        self, answer: Answer, form: Form, head: dict[str, Any]
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the events of a streamed answer. The lab's `sse` needn't close what it reads."""
+        usage = answer.usage if answer.body.include_usage else None
+        async with aclosing(self.pieces(answer)) as pieces:
+            choices = (form(piece) async for piece in pieces)
+            async with aclosing(self.lab.sse(choices, head, usage)) as events:
+                async for event in events:
+                    yield event
+
+    async def whole(self, answer: Answer) -> list[Piece]:
+        """Return the texts of an answer, each as one piece."""
+        texts: list[list[Piece]] = [[] for _ in answer.texts]
+        async with aclosing(self.pieces(answer)) as pieces:
+            async for piece in pieces:
+                texts[piece.index].append(piece)
+        return [
+            Piece(
+                index,
+                "".join(piece.text for piece in parts),
+                parts[-1].finish_reason,
+                [token for piece in parts for token in piece.ids],
+                [scores for piece in parts for scores in piece.logprobs],
+                [offset for piece in parts for offset in piece.offsets],
+            )
+            for index, parts in enumerate(texts)
+        ]

@@ -1,0 +1,244 @@
+"""From a request's body to the texts that the engine writes: all that is decided before it."""
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+
+from solutions.decoding import SamplingParams
+from solutions.server.adjusting import Adjustments
+from solutions.server.engine_thread import Facts
+from solutions.server.formats import derivative_of, read_format
+from solutions.server.loaded import read_tokenizer
+from solutions.server.messages import Reads, Request
+from solutions.server.metrics import Metrics
+from solutions.server.protocol import ChatBody, CompletionBody, Refusal, transcript
+from solutions.server.settings import Labs, Settings
+from solutions.server.tokens import TokenBytes
+
+MEASURED = 1.0  # seconds at least, of which a rate of prompts is made
+
+Body = CompletionBody | ChatBody
+
+
+class Requests:
+    """Reads the bodies of requests, and admits their texts.
+
+    waiting: texts that were admitted and have no token yet. backlog: the tokens of their prompts,
+    counted here too, because a learner's first `Admission` counts nothing.
+    """
+
+    def __init__(self, settings: Settings, labs: Labs, facts: Facts, metrics: Metrics) -> None:
+        self.settings, self.labs, self.facts, self.metrics = settings, labs, facts, metrics
+        self.model = settings.name
+        self.tokenizer = read_tokenizer(settings.model)
+        self.bytes_of = TokenBytes(self.tokenizer)
+        self.admission = labs("serving").Admission(settings.target_ttft, facts.prefill_rate)
+        self.pace = Pace(facts.prefill_rate, settings.token_budget)
+        self.waiting = self.backlog = 0
+        self.format_reader = ThreadPoolExecutor(1, "formats")
+
+    async def schema_of(self, body: Body) -> str | None:
+        """Return the schema that the answer is asked to fit. Raises Refusal if it isn't supported.
+
+        It is read in a thread of its own, one at a time. The work of each is limited, and one whose
+        client has left isn't begun.
+        """
+        schema = body.answer_schema
+        if schema is None:
+            return None
+        if self.facts.eos_token_id is None:
+            sentence = "This model has no token that ends a text, so no format can be kept."
+            raise Refusal(400, sentence, param="response_format")
+        try:
+            derivative = derivative_of(self.labs("constrained"))
+        except ModuleNotFoundError:
+            sentence = "Formats are kept by lab 14's code, which this copy of the course lacks."
+            raise Refusal(400, sentence, param="response_format") from None
+        loop = asyncio.get_running_loop()
+        regex = await loop.run_in_executor(self.format_reader, read_format, derivative, schema)
+        if isinstance(regex, str):
+            raise Refusal(400, regex, param="response_format")
+        return schema
+
+    # ---------------------------------------------------------------------------------- texts
+
+    def texts_of(self, body: Body, schema: str | None, is_embedding: bool) -> list[Request]:
+        """Return the texts that a body asks for: n for each of its prompts. Raises Refusal."""
+        self.require_model(body.model)
+        prompts, limit, param = self.prompts_of(body, is_embedding)
+        if len(prompts) * body.n > self.settings.max_texts:
+            sentence = f"A request is for at most {self.settings.max_texts} texts, prompts times n."
+            raise Refusal(400, sentence, param="n" if body.n > 1 else param)
+        for prompt in prompts:
+            if len(prompt) + limit > self.facts.n_positions:
+                tokens = f"The prompt has {len(prompt)} tokens and max_tokens is {limit}, together"
+                raise self.too_long(tokens, param)
+        self.require_ends(body, limit, schema is not None)
+        params, adjustments = self.params_of(body), self.adjustments_of(body)
+        reads = reads_of(body, is_embedding)
+        answer_id = f"cmpl-{secrets.token_hex(8)}"
+        seed = secrets.randbits(62) if body.seed is None else body.seed
+        return [
+            Request(
+                id=f"{answer_id}-{i}",
+                prompt=prompts[i // body.n],
+                max_new_tokens=limit,
+                params=params,
+                seed=seed_of(seed, i),
+                eos_token_id=None if body.ignore_eos else self.facts.eos_token_id,
+                speculation=body.speculation,
+                logprobs=body.alternatives,
+                stops=tuple(body.stop),
+                schema=schema,
+                adjustments=adjustments,
+                reads=reads,
+                # what is found in the cache isn't computed, so there would be nothing to read
+                salt=b"" if reads == "nothing" else f"{answer_id}-{i}".encode(),
+            )
+            for i in range(len(prompts) * body.n)
+        ]
+
+    def require_model(self, name: str) -> None:
+        """Raise Refusal for a model that isn't served here."""
+        if name != self.model:
+            sentence = f"The model {name[:100]!r} isn't served here; {self.model!r} is."
+            raise Refusal(404, sentence, "model_not_found", "model")
+
+    def prompts_of(self, body: Body, is_embedding: bool) -> tuple[list[list[int]], int, str]:
+        """Return a body's prompts, the most tokens of each answer, and the prompts' field."""
+        if isinstance(body, ChatBody):
+            prompt = self.encode(transcript(body.messages), "messages")
+            usual = min(256, max(1, self.facts.n_positions - len(prompt)))
+            return [prompt], body.max_completion_tokens or body.max_tokens or usual, "messages"
+        param = "input" if is_embedding else "prompt"
+        prompts = [self.ids_of(prompt, param) for prompt in body.prompts]
+        return prompts, 16 if body.max_tokens is None else max(1, body.max_tokens), param
+
+    def encode(self, text: str, param: str) -> list[int]:
+        """Return a text's tokens; those of an empty text are the one that begins every text."""
+        if len(text.encode()) > self.facts.n_positions * self.bytes_of.longest:
+            raise self.too_long(f"The prompt has {len(text):,} characters,", param)
+        ids: list[int] = self.tokenizer.encode(text).ids
+        return ids or [self.facts.eos_token_id or 0]
+
+    def ids_of(self, prompt: str | list[int], param: str) -> list[int]:
+        if isinstance(prompt, str):
+            return self.encode(prompt, param)
+        self.require_tokens(prompt, param)
+        return prompt
+
+    def require_tokens(self, ids: Collection[int], param: str) -> None:
+        """Raise Refusal for a token that the model doesn't have."""
+        vocab = self.facts.vocab_size
+        if max(ids, default=0) >= vocab:
+            sentence = f"Token {max(ids)} isn't in the vocabulary, which has {vocab} tokens."
+            raise Refusal(400, sentence, param=param)
+
+    def too_long(self, tokens: str, param: str) -> Refusal:
+        sentence = f"{tokens} more than the model's context of {self.facts.n_positions}."
+        return Refusal(400, sentence, "context_length_exceeded", param)
+
+    def require_ends(self, body: Body, limit: int, has_format: bool) -> None:
+        """Raise Refusal if the request says in two ways where the text ends."""
+        if body.min_tokens > limit:
+            sentence = f"min_tokens is {body.min_tokens}, but max_tokens is {limit}."
+            raise Refusal(400, sentence, param="min_tokens")
+        if body.min_tokens and body.stop:
+            sentence = "A stop string may end a text before min_tokens. Leave one of them out."
+            raise Refusal(400, sentence, param="min_tokens")
+        if has_format and (body.ignore_eos or body.min_tokens):
+            sentence = "A response_format says itself where the text ends. Leave `{}` out."
+            param = "ignore_eos" if body.ignore_eos else "min_tokens"
+            raise Refusal(400, sentence.format(param), param=param)
+
+    def params_of(self, body: Body) -> SamplingParams:
+        try:
+            return SamplingParams(
+                temperature=body.temperature,
+                top_k=body.top_k,
+                top_p=body.top_p,
+                min_p=body.min_p,
+                repetition_penalty=body.repetition_penalty,
+            )
+        except ValueError as error:  # a sentence of lab 5
+            raise Refusal(400, str(error)) from None
+
+    def adjustments_of(self, body: Body) -> Adjustments | None:
+        bias = {int(token): added for token, added in body.logit_bias.items()}
+        self.require_tokens(bias, "logit_bias")
+        eos = None if body.ignore_eos else self.facts.eos_token_id
+        adjustments = Adjustments(
+            body.presence_penalty, body.frequency_penalty, bias, body.min_tokens, eos
+        )
+        return None if adjustments == Adjustments(eos_token_id=eos) else adjustments
+
+    # ------------------------------------------------------------------------------- admission
+
+    def admit(self, texts: list[Request]) -> None:
+        """Count texts as waiting for their first token. Raises Refusal if that would take long."""
+        if self.waiting + len(texts) > self.settings.max_waiting:
+            raise self.full("Too many requests are waiting. Try again later.", 1)
+        tokens = sum(len(text.prompt) for text in texts)
+        wait = self.admission.admit(tokens)
+        if wait is not None:
+            sentence = "The first token would take too long, because many requests are waiting."
+            raise self.full(sentence, wait)
+        self.waiting += len(texts)
+        self.backlog += tokens
+
+    def full(self, sentence: str, retry_after: float) -> Refusal:
+        self.metrics.count("refused")
+        return Refusal(429, sentence, "rate_limit_exceeded", retry_after=retry_after)
+
+    def release(self, text: Request) -> None:
+        """Take a text off those that wait: it has its first token, or has left before that."""
+        self.waiting -= 1
+        self.backlog -= len(text.prompt)
+        self.admission.release(len(text.prompt))
+
+    def begin(self, text: Request, now: float) -> None:
+        """Release a text whose first token has come now, and measure how fast prompts are read."""
+        self.release(text)
+        self.admission.prefill_rate = self.pace.computed(len(text.prompt), self.backlog, now)
+
+
+class Pace:
+    """The prompt tokens that an engine computes per second, beside all its other work.
+
+    rate: measured before it served. budget: tokens of a step. With fewer of them waiting, steps
+    aren't full, and their time says nothing about the rate.
+    """
+
+    def __init__(self, rate: float, budget: int) -> None:
+        self.rate, self.budget = rate, budget
+        self.since: float | None = None
+        self.tokens = 0
+
+    def computed(self, tokens: int, waiting: int, now: float) -> float:
+        """Note that a prompt of so many tokens was computed; return the rate.
+
+        waiting: tokens of the prompts that are still to be computed. now: in seconds.
+        """
+        self.tokens += tokens
+        if self.since is not None and now >= self.since + MEASURED:
+            self.rate = (self.rate + self.tokens / (now - self.since)) / 2
+            self.since = None
+        if waiting < self.budget:
+            self.since = None
+        elif self.since is None:
+            self.since, self.tokens = now, 0
+        return self.rate
+
+
+def reads_of(body: Body, is_embedding: bool) -> Reads:
+    if is_embedding:
+        return "embedding"
+    is_read = isinstance(body, CompletionBody) and body.echo and body.logprobs is not None
+    return "logprobs" if is_read else "nothing"
+
+
+def seed_of(seed: int, index: int) -> int:
+    """Return the seed of one text of a request, which no text of another seed shares."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {index}".encode()).digest()[:7])
