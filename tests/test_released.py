@@ -1,7 +1,7 @@
 """Labs that were released earlier keep working, with learners' copies and everything they import.
 
-tests/data/ holds the imports of the labs at their release, and the record that `make lab` kept of
-them.
+tests/data/ holds the imports of the labs at their release, what code kept in work/.mine takes for
+given in its lab's module, and the record that `make lab` kept of them.
 """
 
 import json

@@ -68,9 +68,6 @@ def a_spare_forward_at_the_end(model, input_ids, max_new_tokens, eos_token_id=No
     return out
 
 
-wrong(generate, "should be a tensor", "not None. Is a `return`")(lambda *given, **named: None)
-
-
 # --------------------------------------------------------------------------------------- metrics
 
 
@@ -92,14 +89,6 @@ def tpot_of_the_first_gap_alone(start, token_times):
     return Metrics(found.ttft, tpot, found.latency, found.throughput)
 
 
-@wrong(metrics, "You compute latency as TTFT + TPOT * n.")
-def throughput_of_a_latency_too_long(start, token_times):
-    n, found = len(token_times), metrics(start, token_times)
-    latency = found.ttft + (found.tpot or 0) * n
-    return Metrics(found.ttft, found.tpot, latency, n / latency)
-
-
-wrong(metrics, "What it returned is None; ", "Is a `return` missing")(lambda *given: None)
 wrong(metrics, "lacks `tpot`, `latency`, `throughput`")(
     lambda start, token_times: SimpleNamespace(ttft=token_times[0] - start)
 )

@@ -12,22 +12,22 @@ from visuals.predict import reveal
 from visuals.style import visible
 
 
-def test_tokens_stand_in_order_with_their_ids_and_with_spaces_made_visible():
+def test_show_tokens():
     html = lab.show_tokens([" upon", "<b>", "\n", ""], [7, 42, 3, 5]).data
-    found = re.findall(r">([^<>]+)<br><small>(\d+)<", html)
-    assert found == [("␣upon", "7"), ("&lt;b&gt;", "42"), ("↵", "3"), ("(empty)", "5")]
+    tokens = re.findall(r">([^<>]+)<br><small>(\d+)<", html)
+    assert tokens == [("␣upon", "7"), ("&lt;b&gt;", "42"), ("↵", "3"), ("(empty)", "5")]
 
 
 PROBS = torch.tensor([0.1, 0.5, 0.02, 0.2, 0.08, 0.1])
 
 
-def test_bars_are_the_most_probable_tokens_with_their_probabilities():
+def test_next_token_bars_are_the_likeliest():
     (axes,) = lab.next_token_bars(PROBS.log(), decode, after="the", top=3).axes
     assert names(axes.yaxis)[:2] == ["␣king", "␣queen"]
     assert widths(axes) == pytest.approx([0.5, 0.2, 0.1])
 
 
-def test_the_token_that_follows_is_marked_even_where_it_has_no_bar():
+def test_next_token_bars_mark_the_actual_one():
     for actual, rank, colors in ((2, 6, 1), (3, 2, 2)):
         (axes,) = lab.next_token_bars(PROBS.log(), decode, after="the", actual=actual, top=3).axes
         text = texts(axes)[-1]
@@ -36,7 +36,7 @@ def test_the_token_that_follows_is_marked_even_where_it_has_no_bar():
         assert len({bar.get_facecolor() for bar in axes.patches}) == colors
 
 
-def test_the_slider_shows_the_row_that_it_stands_at():
+def test_explorer_shows_the_sliders_row():
     logits = randn(3, 6)
     row, picture = lab.explore_next_token(logits, [0, 1, 5], decode).children
     first = lab.next_token_bars(logits[0], decode, after="the", actual=1)
@@ -49,7 +49,7 @@ def test_the_slider_shows_the_row_that_it_stands_at():
 @pytest.mark.parametrize(
     ("token_times", "pieces"), [([10.5, 10.6, 10.9], [500, 100, 300]), ([10.5], [500])]
 )
-def test_a_request_is_its_ttft_and_one_piece_for_each_gap(token_times, pieces):
+def test_timeline_has_ttft_and_gaps(token_times, pieces):
     (axes,) = lab.request_timeline(10.0, token_times).axes
     assert widths(axes) == pytest.approx(pieces)
     assert ("2 gaps" in " ".join(texts(axes))) == (len(pieces) == 3)
@@ -59,14 +59,14 @@ def test_a_request_is_its_ttft_and_one_piece_for_each_gap(token_times, pieces):
     ("counts", "grid"),
     [([2, 3, 4], [[2, 2, 0, 0], [1, 1, 2, 0], [1, 1, 1, 2]]), ([1], [[2]])],
 )
-def test_cells_are_computed_first_again_or_not_at_all(counts, grid):
+def test_tokens_computed_first_and_again(counts, grid):
     (axes,) = lab.tokens_computed(counts).axes
     assert axes.collections[0].get_array().tolist() == grid
     flat = [cell for row in grid for cell in row]
     assert told(axes) == [flat.count(2), flat.count(1)]
 
 
-def test_cost_adds_up_above_and_stands_alone_below():
+def test_cost_in_all_and_of_each_token():
     total, each = lab.cost_of_generating([2, 3, 4], [0.1, 0.2, 0.3]).axes
     assert curves(total) == [{1: 2, 2: 5, 3: 9}, {1: 2, 2: 3, 3: 4}]  # computed, needed
     assert curves(each) == [pytest.approx({2: 100, 3: 200, 4: 300})]
@@ -96,7 +96,7 @@ def test_an_estimate_is_compared(guess, measured, exact, verdict, capsys):
     assert capsys.readouterr().out.splitlines()[1].endswith(f". {verdict}")
 
 
-def test_numbers_come_with_their_unit_and_thousands_and_without_an_estimate_nothing_fails(capsys):
+def test_reveal_without_an_estimate(capsys):
     reveal("KV bytes per token", 12000, 24576, "bytes")
     reveal("Length", None, 1024, "tokens")
     first, second, third, _ = capsys.readouterr().out.splitlines()

@@ -21,7 +21,7 @@ def image(axes, number: int = 0) -> torch.Tensor:
     return torch.tensor(axes.images[number].get_array())
 
 
-def test_weights_and_their_sum_are_those_of_pytorch_attention():
+def test_weights_are_pytorchs():
     batched = (part[None] for part in ONE_HEAD)
     expected = F.scaled_dot_product_attention(*batched, is_causal=True)[0]
     for position in range(5):
@@ -29,7 +29,7 @@ def test_weights_and_their_sum_are_those_of_pytorch_attention():
         assert torch.allclose(weights @ VALUES[: position + 1], expected[position], atol=1e-6)
 
 
-def test_bars_are_the_weights_of_the_tokens_up_to_the_position():
+def test_bars_are_the_weights_so_far():
     figure = lab.score_times_value(*ONE_HEAD, ["The", " king", "\n", "a", "b"], position=2)
     bars, plain, product = figure.axes
     assert widths(bars) == pytest.approx(lab.attention_weights(QUERIES, KEYS, 2).tolist())
@@ -39,7 +39,7 @@ def test_bars_are_the_weights_of_the_tokens_up_to_the_position():
     assert torch.allclose(weighted.sum(dim=0, keepdim=True), total, atol=1e-6)
 
 
-def test_the_most_decided_head_looks_at_one_word_after_the_first():
+def test_most_decided_head():
     queries, keys = torch.zeros(1, 3, 5, 8), torch.zeros(1, 3, 5, 8)
     queries[0, :, 4] = 5
     # head 0 rests on the first token, head 1 looks at the comma, head 2 at a word
@@ -48,7 +48,7 @@ def test_the_most_decided_head_looks_at_one_word_after_the_first():
     assert lab.most_decided_head(layers, ["The", " old", " king", ",", " and"]) == (1, 2)
 
 
-def test_masks_are_drawn_cell_by_cell_with_a_dot_where_the_key_is_seen():
+def test_masks_dot_each_visible_key():
     figure = lab.show_masks(MASKS)
     for axes, mask in zip(figure.axes, MASKS.values(), strict=True):
         assert torch.equal(image(axes).bool(), mask[0, 0])
@@ -56,7 +56,7 @@ def test_masks_are_drawn_cell_by_cell_with_a_dot_where_the_key_is_seen():
     assert names(figure.axes[1].yaxis) == ["3", "4"]
 
 
-def test_growing_cache_marks_each_position_in_the_step_that_computed_it():
+def test_growing_cache_marks_new_positions():
     (axes,) = lab.growing_cache(growing(3, 4, 5)).axes
     assert image(axes).tolist() == [[2, 2, 2, 0, 0], [1, 1, 1, 2, 0], [1, 1, 1, 1, 2]]
     assert said(axes) == [[6], [8], [10]]  # KB
@@ -64,7 +64,7 @@ def test_growing_cache_marks_each_position_in_the_step_that_computed_it():
 
 
 @pytest.mark.parametrize("length", [6, 2])
-def test_show_cache_draws_what_lies_there_and_a_line_at_its_length(length):
+def test_show_cache_marks_its_length(length):
     (axes,) = lab.show_cache(preallocated(filled=6, length=length)).axes
     filled = ~torch.tensor(axes.images[0].get_array().filled(float("nan"))).isnan()
     assert filled.tolist() == [[True] * 6 + [False] * 2] * 2
@@ -72,7 +72,7 @@ def test_show_cache_draws_what_lies_there_and_a_line_at_its_length(length):
     assert told(axes) == [length, 8, length, 8]  # positions, and KB
 
 
-def test_time_per_token_leaves_out_the_prefill_and_places_each_token():
+def test_time_per_token_without_prefill():
     seconds = {"naive": [9.0, 0.001, 0.002, 0.003], "cached": [9.0, 0.001, 0.001, 0.001]}
     (axes,) = lab.time_per_token(seconds, first_position=10).axes
     assert axes.collections[0].get_offsets().tolist() == [[11, 1], [12, 2], [13, 3]]

@@ -41,28 +41,12 @@ def counted_in_int8(attention_mask):
     return (attention_mask.cumsum(1, dtype=torch.int8) - 1).clamp(min=0).long()
 
 
-@wrong(padded_mask, "are laid along the wrong dimension")
-def rows_in_the_place_of_heads(attention_mask, q_len):
-    positions = padded_position_ids(attention_mask)
-    return causal_mask(positions[:, -q_len:], positions) & attention_mask[None, :, None, :]
-
-
-@wrong(padded_mask, "A query that is a pad sees no key at all (query 0")
-def one_pad_is_blind(attention_mask, q_len):
-    mask = padded_mask(attention_mask, q_len)
-    mask[:, :, 0] &= attention_mask[:, None, -q_len, None]
-    return mask
-
-
 @wrong(generate_padded)
 def identity_for_equality(model, prompts, max_new_tokens, eos_token_id=None):
     small = eos_token_id is not None and eos_token_id <= 256  # Python keeps these only once
     return generate_padded(model, prompts, max_new_tokens, eos_token_id if small else None)
 
 
-wrong(generate_padded, "What came back for prompts[0] is a tuple; expected: it is a")(
-    lambda *given, **named: [tuple(output) for output in generate_padded(*given, **named)]
-)
 wrong(generate_padded, "took 6 forward calls; 3 suffice.")(
     lambda model, prompts, max_new_tokens, eos_token_id=None: [
         generate_padded(model, [prompt], [limit], eos_token_id)[0]
@@ -102,15 +86,6 @@ class WithLengthsOfItsOwn(SlotCache):
 def slots_sorted(self, slots, q_len):
     positions = SlotCache.select(self, slots, q_len)
     self.slots = self.slots.sort().values
-    return positions
-
-
-@wrong(SlotCache.select, "Every row starts at the length of the longest selected slot")
-def all_rows_as_long(self, slots, q_len):
-    lengths = self.lengths.clone()
-    self.lengths[slots] = lengths[slots].max()
-    positions = SlotCache.select(self, slots, q_len)
-    self.lengths = lengths
     return positions
 
 
@@ -158,19 +133,9 @@ def into_new_memory(self, layer, queries, keys, values):
 
 
 @right(ContinuousBatcher.admit)
-def from_the_last_slot(self):
-    free = [slot for slot in reversed(range(len(self.running))) if self.running[slot] is None]
-    pairs = list(zip(free, list(self.waiting), strict=False))
-    for slot, request in pairs:
-        self.running[slot] = request
-        self.waiting.remove(request)
-    return tuple(slot for slot, _ in pairs)
-
-
-@right(ContinuousBatcher.admit)
 def where_the_cache_is_empty(self):
     admitted = set()
-    for slot in (self.kv_cache.lengths == 0).nonzero().flatten().tolist():
+    for slot in reversed((self.kv_cache.lengths == 0).nonzero().flatten().tolist()):
         if len(self.waiting) > 0:
             self.running[slot] = self.waiting.popleft()
             admitted.add(slot)
@@ -195,49 +160,6 @@ class WithFreeSlotsOfItsOwn(ContinuousBatcher):
     def step(self):
         super().step()
         self.free_slots = [slot for slot, request in enumerate(self.running) if request is None]
-
-
-@wrong(ContinuousBatcher.admit, "The list of slots left free while requests wait after call 1 is [")
-def never_the_last_slot(self):
-    *others, last = self.running
-    self.running = others
-    admitted = ContinuousBatcher.admit(self)
-    self.running = [*self.running, last]
-    return admitted
-
-
-@wrong(ContinuousBatcher.admit, "A request that may fill its slot is never admitted")
-def with_a_place_to_spare(self):
-    admitted = []
-    for slot, request in enumerate(self.running):
-        if request is None and self.waiting and self.waiting[0].end < self.kv_cache.max_length:
-            self.running[slot] = self.waiting.popleft()
-            admitted.append(slot)
-    return admitted
-
-
-@wrong(ContinuousBatcher.admit, "or counted as computed, here")
-def counted_as_computed(self):
-    admitted = ContinuousBatcher.admit(self)
-    for slot in admitted:
-        self.running[slot].num_computed_tokens = len(self.running[slot].ids)
-    return admitted
-
-
-@right(ContinuousBatcher.step)
-@torch.no_grad()
-def with_a_copy(self):
-    before = list(self.running)
-    newcomers = self.admit()
-    old = [slot for slot in range(len(before)) if before[slot] is not None]
-    if len(old) > 0:
-        self.forward(old)
-    for slot in newcomers:
-        self.forward((slot,))
-    self.trace.append(tuple(getattr(request, "number", None) for request in self.running))
-    for slot in old + list(newcomers):
-        if self.running[slot].has_ended:
-            self.retire(slot)
 
 
 @right(ContinuousBatcher.step)

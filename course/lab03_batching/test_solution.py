@@ -1,6 +1,6 @@
 """The reference solution of lab 3: no token twice, no slot idle while somebody waits.
 
-That each request gets its naive tokens is shown in test_solutions.py.
+That each request gets its naive tokens is shown in lab 1's tests.
 """
 
 from typing import Any
@@ -33,15 +33,15 @@ slots_of_a_batch = st.integers(1, 6)
 
 
 @given(arrivals(), slots_of_a_batch)
-def test_requests_may_come_at_any_time(arrival: tuple[Work, list[int]], slots: int) -> None:
+def test_arrivals_at_any_time(arrival: tuple[Work, list[int]], slots: int) -> None:
     work, pauses = arrival
     batcher = ContinuousBatcher(work.model, slots, work.config.n_positions, work.eos)
     slot_cache: Any = batcher.kv_cache
     for _ in serve_over_time(batcher, work, pauses):
         served = batcher.trace[-1]
         assert None not in served or not batcher.waiting  # nobody waits beside a free slot
-        held = slot_cache.lengths.tolist()
-        assert held == [r.num_computed_tokens if r else 0 for r in batcher.running]
+        lengths = slot_cache.lengths.tolist()
+        assert lengths == [r.num_computed_tokens if r else 0 for r in batcher.running]
         assert all(len(r.ids) == r.num_computed_tokens + 1 for r in batcher.running if r)
     assert [batcher.outputs[number] for number in range(len(work.prompts))] == work.expected
     assert_well_served(batcher.trace, slots, work.new)
@@ -55,17 +55,17 @@ def assert_well_served(trace: Trace, slots: int, new: list[int]) -> None:
     assert all(len(step) == slots for step in trace)
     starts = []
     for number, tokens in enumerate(new):
-        found = [(t, step.index(number)) for t, step in enumerate(trace) if number in step]
-        assert sum(step.count(number) for step in trace) == tokens == len(found)
-        if found:
-            start, slot = found[0]
-            assert found == [(start + i, slot) for i in range(tokens)]
+        places = [(t, step.index(number)) for t, step in enumerate(trace) if number in step]
+        assert sum(step.count(number) for step in trace) == tokens == len(places)
+        if places:
+            start, slot = places[0]
+            assert places == [(start + i, slot) for i in range(tokens)]
             starts.append(start)
     assert starts == sorted(starts)
 
 
 @given(works(), slots_of_a_batch)
-def test_continuous_batching_computes_every_token_once_and_pads_nothing(work, slots):
+def test_continuous_computes_each_token_once(work, slots):
     with shapes_of_forwards(work.model) as shapes:
         served = lab_3.generate_continuous(work.model, work.prompts, work.limits, slots, work.eos)
     assert sum(rows * length for rows, length in shapes) == work.tokens_computed_alone
@@ -81,7 +81,7 @@ def test_continuous_batching_computes_every_token_once_and_pads_nothing(work, sl
 
 
 @given(works(), slots_of_a_batch)
-def test_static_batching_computes_rectangles_until_the_longest_has_ended(work, slots):
+def test_static_computes_whole_rectangles(work, slots):
     expected = []
     for first in range(0, len(work.prompts), slots):
         prompts, new = work.prompts[first : first + slots], work.new[first : first + slots]
@@ -98,33 +98,15 @@ def test_static_batching_computes_rectangles_until_the_longest_has_ended(work, s
 OUTPUTS = [4, 8, 3, 5, 5, 3, 3]  # tokens that each of seven requests gets, for 4 slots
 
 
-def trace_of(*slots: str) -> Trace:
-    """A trace drawn as a timeline: a line for each slot, a digit for each step, a dot for idle."""
-    rows = [[None if cell == "." else int(cell) for cell in slot] for slot in slots]
-    return [list(step) for step in zip(*rows, strict=True)]
-
-
-def test_seven_requests_in_four_slots() -> None:
-    config = CONFIGS[2]
-    model, prompts = model_of(CachedLMHead, config, 1), [[n, n + 1] for n in range(len(OUTPUTS))]
-    static = lab_3.generate_static(model, prompts, OUTPUTS, slots=4)
-    assert static.trace == trace_of(
-        "0000....44444",
-        "11111111555..",
-        "222.....666..",
-        "33333........",
+def test_utilisation_of_seven_requests_in_four_slots() -> None:
+    model, prompts = model_of(CachedLMHead, CONFIGS[2], 1), [[n, n + 1] for n in range(7)]
+    static, continuous = (
+        generate(model, prompts, OUTPUTS, slots=4)
+        for generate in (lab_3.generate_static, lab_3.generate_continuous)
     )
-    assert lab_3.utilisation(static.trace) == 31 / 52
-    continuous = lab_3.generate_continuous(model, prompts, OUTPUTS, slots=4)
-    assert continuous.trace == trace_of(
-        "0000555.",
-        "11111111",
-        "22244444",
-        "33333666",
-    )
+    assert lab_3.utilisation(static.trace) == 31 / 52  # 8 + 5 steps
     assert lab_3.utilisation(continuous.trace) == 31 / 32
-    assert static.outputs == continuous.outputs
-    assert lab_3.utilisation(trace_of(".")) == 0  # a server to which nobody came
+    assert lab_3.utilisation([[None]]) == 0  # a server to which nobody came
     with pytest.raises(ValueError, match="trace has no step"):
         lab_3.utilisation([])
 
@@ -135,7 +117,7 @@ ragged = configs.flatmap(lambda config: prompts_of(config, config.n_positions))
 
 
 @given(ragged, st.integers(0, 9))
-def test_every_row_ends_with_its_prompt(prompts: list[list[int]], pad_id: int) -> None:
+def test_rows_end_with_their_prompts(prompts: list[list[int]], pad_id: int) -> None:
     input_ids, attention_mask = lab_3.pad_left(prompts, pad_id)
     assert input_ids.dtype == torch.int64
     assert attention_mask.dtype == torch.bool
@@ -176,9 +158,6 @@ def test_pads_change_nothing(config: GPTConfig, seed: int, data: st.DataObject) 
         assert_same(logits[row, -text.shape[1] :], alone[0])
 
 
-# ----------------------------------------------------------------------------------------- slots
-
-
 # --------------------------------------------------------------------------------------- batcher
 
 
@@ -189,7 +168,7 @@ def batcher_of(slots: int, max_length: int = 12) -> ContinuousBatcher:
 # --------------------------------------------------------------------- what is refused, and how
 
 
-def test_a_slot_holds_all_but_the_last_token() -> None:
+def test_slot_holds_all_but_the_last_token() -> None:
     """The last token is never stored: a slot for 5 serves a text of 6, and none of 7."""
     batcher = batcher_of(slots=1, max_length=5)
     with pytest.raises(ValueError, match="may grow to 7 tokens; a slot has room for 5"):
@@ -199,7 +178,7 @@ def test_a_slot_holds_all_but_the_last_token() -> None:
     assert batcher.outputs == {0: naive(CONFIGS[0], 0, [1, 2, 3], 3)}
 
 
-def test_a_forward_is_for_requests_with_equally_many_new_tokens() -> None:
+def test_forward_takes_equal_lengths_only() -> None:
     batcher = batcher_of(slots=4)
     for prompt in ([1, 2], [3, 4], [5, 6, 7]):
         batcher.submit(prompt, 6)
@@ -220,7 +199,7 @@ def test_a_forward_is_for_requests_with_equally_many_new_tokens() -> None:
 
 
 @pytest.mark.parametrize(("slots", "max_length"), [(0, 4), (2, 0)])
-def test_slots_that_cannot_be_are_refused(slots: int, max_length: int) -> None:
+def test_empty_slots_are_refused(slots: int, max_length: int) -> None:
     with pytest.raises(ValueError, match="at least one slot and room for one token"):
         SlotCache(CONFIGS[0], slots, max_length)
     with pytest.raises(ValueError, match=f"slots is {slots} and max_length {max_length}"):

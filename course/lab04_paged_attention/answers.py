@@ -1,6 +1,5 @@
 """Answers to lab 4's exercises: the block manager, the paged cache, room in the pool."""
 
-import math
 from collections import Counter, deque
 from typing import Any
 
@@ -20,37 +19,10 @@ class OutOfBlocks(RuntimeError):
 
 
 @right(BlockManager.allocate)
-def with_ceil(self, request_id, num_tokens):
-    needed = math.ceil(num_tokens / self.block_size)
-    if len(self.free_blocks) - needed < 0:
-        raise OutOfBlocks
-    self.lengths[request_id], self.tables[request_id] = num_tokens, []
-    while len(self.tables[request_id]) < needed:
-        self.tables[request_id].append(self.take_block())
-
-
-@right(BlockManager.allocate)
 def in_numpy_integers(self, request_id, num_tokens):
     BlockManager.allocate(self, request_id, num_tokens)
     self.tables[request_id] = list(np.array(self.tables[request_id]))
     self.lengths[request_id] = torch.tensor(num_tokens)
-
-
-@wrong(BlockManager.allocate)
-class WithACountThatFreeForgets(BlockManager):
-    """Its `allocate` counts the free blocks, and its `free` doesn't."""
-
-    def __init__(self, num_blocks, block_size):
-        super().__init__(num_blocks, block_size)
-        self.free_count = num_blocks
-
-    def allocate(self, request_id, num_tokens):
-        needed = self.blocks_for(num_tokens)
-        if needed > self.free_count:
-            raise OutOfBlocks
-        self.tables[request_id] = [self.take_block() for _ in range(needed)]
-        self.lengths[request_id] = num_tokens
-        self.free_count -= needed
 
 
 @wrong(BlockManager.allocate, "a ValueError (too many); expected: it was refused with OutOf")
@@ -60,32 +32,6 @@ def refused_otherwise(self, request_id, num_tokens):
     BlockManager.allocate(self, request_id, num_tokens)
 
 
-@right(BlockManager.append)
-def by_counting_blocks(self, request_id):
-    table, length = self.tables[request_id], self.lengths[request_id]
-    if not self.can_append(request_id):
-        raise OutOfBlocks("no block")
-    if self.blocks_for(length + 1) > len(table):
-        self.tables[request_id] = [*table, self.take_block()]
-        answer = None
-    elif self.ref_counts[table[-1]] == 1:
-        answer = None
-    else:
-        old, new = table[-1], self.take_block()
-        self.ref_counts[old] = self.ref_counts[old] - 1
-        self.tables[request_id] = [*table[:-1], new]
-        answer = [old, new]
-    self.lengths[request_id] = length + 1
-    return answer
-
-
-@wrong(BlockManager.append, "`append(1)` returned (1, ")
-def a_place_for_a_block(self, request_id):
-    last = len(self.tables[request_id]) - 1
-    copy = BlockManager.append(self, request_id)
-    return copy and (last, copy[1])
-
-
 @right(BlockManager.free)
 def counted_anew(self, request_id):
     table = self.tables.pop(request_id)
@@ -93,11 +39,6 @@ def counted_anew(self, request_id):
     held = Counter(block for other in self.tables.values() for block in other)
     self.ref_counts = [held[block] for block in range(self.num_blocks)]
     self.free_blocks = deque([*self.free_blocks, *(b for b in table if not held[b])])
-
-
-@wrong(BlockManager.free, "`tables` after `free(0)` holds no request; expected: it holds req")
-def all_freed(self, request_id):
-    self.__init__(self.num_blocks, self.block_size)
 
 
 @right(BlockManager.allocate, BlockManager.append, BlockManager.free, BlockManager.fork)

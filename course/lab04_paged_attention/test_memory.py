@@ -26,7 +26,7 @@ MEMORY = 16_384  # slots, room for eight texts of the longest kind
 # --------------------------------------------------------------------------------- chat lengths
 
 
-def test_chats_are_as_long_as_those_of_sharegpt_and_fit_into_the_context():
+def test_chats_are_as_long_as_sharegpts():
     lengths = chat_lengths(10_000)
     prompts, outputs = zip(*lengths, strict=True)
     assert len(lengths) == 10_000
@@ -46,26 +46,26 @@ def test_chats_follow_their_seed():
 
 
 @given(st.integers(1, 24), st.randoms(use_true_random=False))
-def test_a_stretch_is_the_first_gap_that_is_long_enough(num_slots: int, rng: random.Random):
+def test_stretches_fill_the_first_fitting_gap(num_slots: int, rng: random.Random):
     manager = ContiguousManager(num_slots)
     owners: list[int | None] = [None] * num_slots
     for request_id in range(30):
         if manager.stretches and rng.random() < 0.4:
-            gone = rng.choice(list(manager.stretches))
-            manager.free(gone)
-            owners = [None if owner == gone else owner for owner in owners]
-        wanted = rng.randint(1, 8)
-        starts = range(num_slots - wanted + 1)
-        gaps = [s for s in starts if set(owners[s : s + wanted]) == {None}]
-        assert manager.allocate(request_id, wanted) == bool(gaps)
+            freed = rng.choice(list(manager.stretches))
+            manager.free(freed)
+            owners = [None if owner == freed else owner for owner in owners]
+        num_tokens = rng.randint(1, 8)
+        starts = range(num_slots - num_tokens + 1)
+        gaps = [s for s in starts if set(owners[s : s + num_tokens]) == {None}]
+        assert manager.allocate(request_id, num_tokens) == bool(gaps)
         if gaps:
-            assert manager.stretches[request_id] == (gaps[0], wanted)
-            owners[gaps[0] : gaps[0] + wanted] = [request_id] * wanted
+            assert manager.stretches[request_id] == (gaps[0], num_tokens)
+            owners[gaps[0] : gaps[0] + num_tokens] = [request_id] * num_tokens
         assert manager.stretches.keys() == {owner for owner in owners if owner is not None}
 
 
 @given(st.integers(1, CONTEXT - 1), st.data())
-def test_every_way_of_reserving_is_enough_and_a_good_guess_the_next_power_of_two(prompt, data):
+def test_reservations(prompt, data):
     output = data.draw(st.integers(1, CONTEXT - prompt))
     guesses = [2**n for n in range(12) if 2**n >= output]
     assert reserve_exactly(prompt, output) == prompt + output
@@ -157,7 +157,7 @@ def test_shares_of_blocks_are_shares(lengths: list[Lengths], block_size: int) ->
 # ----------------------------------------------------------------------------------- the figures
 
 
-def test_blocks_of_16_waste_less_than_four_percent():
+def test_blocks_of_16_waste_under_four_percent():
     """And twice as many requests fit into the same memory as where the longest text is reserved."""
     lengths = chat_lengths(500)
     paged = count_paged(lengths, BlockManager(MEMORY // 16, 16))
@@ -185,7 +185,7 @@ class Impatient(BlockManager):
         super().allocate(request_id, num_tokens)
 
 
-def test_a_request_that_never_fits_is_refused():
+def test_oversized_requests_are_refused():
     with pytest.raises(ValueError, match="Request 1 never fits into a memory of 8 slots"):
         count_contiguous([(1, 1), (5, 4), (1, 1)], 8, reserve_exactly)
     for outgrowing in (9, 1), (4, 5):  # its prompt, or the whole of it
@@ -193,7 +193,7 @@ def test_a_request_that_never_fits_is_refused():
             count_paged([(1, 1), outgrowing, (1, 1)], Impatient(num_blocks=2, block_size=4))
 
 
-def test_without_a_queue_there_is_nothing_to_count():
+def test_counting_needs_a_queue():
     for lengths in ([], [(1, 1)], [(2, 2), (1, 2)]):
         with pytest.raises(ValueError, match="give more of them, or less memory"):
             count_contiguous(lengths, 7, reserve_exactly)

@@ -55,7 +55,7 @@ def smallest_pool(work: Work, block_size: int) -> int:
 
 
 @given(arrivals(), block_sizes, st.integers(0, 3), st.integers(1, 6))
-def test_requests_may_come_at_any_time_to_a_small_pool(arrival, block_size, spare, max_running):
+def test_arrivals_in_a_small_pool(arrival, block_size, spare, max_running):
     """After every step each block has its holder, and those who came first are in front.
 
     A preemption costs what is computed again, and nothing else.
@@ -90,7 +90,7 @@ def test_requests_may_come_at_any_time_to_a_small_pool(arrival, block_size, spar
 
 
 @given(works(), block_sizes, st.integers(1, 6))
-def test_an_ample_pool_does_the_work_of_continuous_batching(work, block_size, max_running):
+def test_ample_pool_works_as_slots_do(work, block_size, max_running):
     """The same forwards in the same order, each token once: blocks cost no work by themselves."""
     num_blocks = smallest_pool(work, block_size) * len(work.prompts)
     requests = work.model, work.prompts, work.limits
@@ -211,22 +211,22 @@ def state(manager: BlockManager) -> Any:
 
 
 @pytest.mark.parametrize(("num_blocks", "block_size"), [(12, 1), (9, 3), (24, 4), (6, 16)])
-def test_nothing_is_lost_in_10_000_operations(num_blocks: int, block_size: int) -> None:
+def test_no_block_lost_in_10_000_operations(num_blocks: int, block_size: int) -> None:
     rng, watched = random.Random(0), WatchedManager(num_blocks, block_size)
     for _ in range(10_000):
-        held = list(watched.texts)
+        requests = list(watched.texts)
         # few requests at a time: more of them would only keep the pool full
-        if not held or (len(held) < 6 and rng.random() < 0.15):
+        if not requests or (len(requests) < 6 and rng.random() < 0.15):
             watched.allocate(rng.randint(1, 3 * block_size))
-        elif len(held) < 6 and rng.random() < 0.15:
-            watched.fork(rng.choice(held))
+        elif len(requests) < 6 and rng.random() < 0.15:
+            watched.fork(rng.choice(requests))
         elif rng.random() < 0.2:
-            watched.free(rng.choice(held))
+            watched.free(rng.choice(requests))
         else:
-            watched.append(rng.choice(held))
+            watched.append(rng.choice(requests))
     common = ["allocate", "append", "free", "fork", "refused", *["copy"] * (block_size > 1)]
     assert all(watched.happened[operation] > 100 for operation in common), watched.happened
-    for request_id in rng.sample(held := list(watched.texts), len(held)):
+    for request_id in rng.sample(requests := list(watched.texts), len(requests)):
         watched.free(request_id)
     assert watched.manager.used_blocks == 0
     assert sorted(watched.manager.free_blocks) == list(range(num_blocks))
@@ -236,7 +236,7 @@ def test_nothing_is_lost_in_10_000_operations(num_blocks: int, block_size: int) 
 
 
 @given(configs, seeds, block_sizes, st.data())
-def test_a_family_may_branch_in_any_way(config, seed, block_size, data):
+def test_family_branches_in_any_way(config, seed, block_size, data):
     """Rows fork and are forgotten at every step; each keeps the logits of its own text."""
     generation = st.integers(1, 4)
     length = data.draw(st.integers(1, config.n_positions - 1))
@@ -298,7 +298,7 @@ def test_room_is_made_by_the_newest(lengths, num_blocks, running, waiting):
 
 
 @given(continuations(), st.integers(1, 4), block_sizes)
-def test_a_branch_goes_on_as_the_naive_loop_does(case: Any, count: int, block_size: int) -> None:
+def test_branches_go_on_as_the_naive_loop(case: Any, count: int, block_size: int) -> None:
     config, seed, prompt, new = case
     model, before = model_of(CachedLMHead, config, seed), list(prompt)
 
@@ -342,7 +342,7 @@ def test_a_branch_goes_on_as_the_naive_loop_does(case: Any, count: int, block_si
         ("allocate", (7, -4), "num_tokens must be at least 1, not -4"),
     ],
 )
-def test_an_operation_that_cannot_be_changes_nothing(operation, given, sentence):
+def test_refused_operations_change_nothing(operation, given, sentence):
     manager = BlockManager(num_blocks=6, block_size=2)
     manager.allocate(0, 3)
     manager.fork(0, 1)
@@ -355,7 +355,7 @@ def test_an_operation_that_cannot_be_changes_nothing(operation, given, sentence)
 
 
 @pytest.mark.parametrize(("num_blocks", "block_size"), [(0, 4), (4, 0), (-1, 4), (4, -1)])
-def test_a_pool_that_cannot_be_is_refused(num_blocks: int, block_size: int) -> None:
+def test_empty_pools_are_refused(num_blocks: int, block_size: int) -> None:
     model, sentence = model_of(CachedLMHead, CONFIGS[0], 0), "at least one block, and a block room"
     pool = num_blocks, block_size
     for make in (
@@ -368,7 +368,7 @@ def test_a_pool_that_cannot_be_is_refused(num_blocks: int, block_size: int) -> N
             make()
 
 
-def test_a_request_that_the_pool_can_never_hold_is_refused() -> None:
+def test_oversized_requests_are_refused() -> None:
     """4 blocks of 2 serve a text of 9, whose last token is never stored, and none of 10."""
     batcher = batcher_of(num_blocks=4, block_size=2)
     with pytest.raises(ValueError, match="grow to 10 tokens, which takes 5 blocks; the pool has 4"):
@@ -380,7 +380,7 @@ def test_a_request_that_the_pool_can_never_hold_is_refused() -> None:
         batcher_of(num_blocks=4, block_size=2, max_running=0)
 
 
-def test_a_forward_for_an_unknown_request_is_refused() -> None:
+def test_unknown_requests_are_refused() -> None:
     with pytest.raises(ValueError, match=r"It holds none\."):
         BlockManager(3, 2).free(0)
     manager = BlockManager(num_blocks=2, block_size=4)

@@ -1,9 +1,7 @@
 """Answers to lab 5's exercises: from logits to probabilities, a draw, a stop, beam search."""
 
-import random
 import re
 from dataclasses import replace
-from itertools import islice
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -42,13 +40,6 @@ def top_p_as_in_transformers(logits, p):
     return logits.masked_fill(dropped.scatter(1, order, dropped), -float("Inf"))
 
 
-@wrong(apply_top_p, "Row 0 keeps every token; expected: it keeps")
-def in_sorted_order_and_0(logits, p):
-    """Two mistakes: the mask is left in sorted order, and 0 is used for -inf."""
-    probs = logits.softmax(-1).sort(descending=True).values
-    return logits.masked_fill(probs.cumsum(-1) - probs >= p, 0.0)
-
-
 @wrong(apply_repetition_penalty, "Row 0 has NaN in it; expected: it has")
 def products_with_0(logits, ids, penalty):
     """0 times -inf is NaN."""
@@ -79,7 +70,6 @@ def summed_up_in_half_precision(logits, p):
 
 
 # Right except for a limit of its own, or for one value.
-wrong(apply_temperature)(lambda logits, t: logits / t if t else apply_min_p(logits, 0.9))
 wrong(apply_top_k)(lambda logits, k: apply_top_k(logits, k if k <= 256 else logits.shape[1]))
 wrong(apply_top_p)(lambda logits, p: apply_top_p(logits, p) if p < 0.99 else logits)
 wrong(apply_top_p, "keeps tokens ", "; expected: it keeps every")(
@@ -101,17 +91,6 @@ def other_params(change):
 wrong(next_token_probs)(other_params(lambda own: {"top_k": own.top_k or 50}))
 wrong(next_token_probs)(other_params(lambda own: {"min_p": own.min_p if own.min_p > 0.05 else 0.0}))
 wrong(next_token_probs)(other_params(lambda own: {"top_p": own.top_p if own.top_p < 0.95 else 1}))
-wrong(next_token_probs)(
-    lambda logits, ids, own: next_token_probs(logits[:1], ids[:1], own).expand_as(logits)
-)
-
-# Results that aren't tensors of logits.
-wrong(apply_top_p, "What it returned is None; ", "Is a `return` missing")(lambda logits, p: None)
-wrong(apply_min_p, "of shape [6]; expected: ", " of shape [1, 6]")(lambda logits, min_p: logits[0])
-wrong(apply_temperature, "What it returned is a ndarray; expected: it is")(
-    lambda logits, temperature: apply_temperature(logits, temperature).numpy()
-)
-wrong(next_token_probs, "Row 0 has NaN in it; expected")(lambda logits, ids, params: logits / 0 * 0)
 
 
 # -------------------------------------------------------------------------------- drawing a token
@@ -151,16 +130,7 @@ def nothing_drawn_for_greedy(logits, ids, params, generators):
     return draw(probs, uniforms)
 
 
-@wrong(sample, "request 0 gave no uniform; expected: it gave one")
-def by_the_random_module(logits, ids, params, generators):
-    uniforms = torch.tensor([random.random() for _ in generators])
-    return draw(next_token_probs(logits, ids, params), uniforms)
-
-
 wrong(sample)(lambda logits, ids, params, own: sample(logits, ids, params, own[::-1]))
-wrong(sample)(
-    lambda logits, ids, params, own: sample(logits, ids, params, [g.clone_state() for g in own])
-)
 
 
 # ------------------------------------------------------------------------------ stop strings
@@ -203,16 +173,6 @@ class AnIteratorOfItsOwn:
         return next(self.parts)
 
 
-@wrong(stop_at)
-def one_piece_ahead(pieces, stops):
-    """Asks for a piece before it yields what it has already."""
-    parts = list(islice(pieces, 1))
-    for piece in pieces:
-        yield from stop_at(parts, [])
-        parts = [piece]
-    yield from stop_at(parts, stops)
-
-
 @wrong(stop_at, "did not end after 1,000 pieces; expected: it is text")
 def without_an_end(pieces, stops):
     yield from stop_at(pieces, stops)
@@ -230,7 +190,6 @@ wrong(stop_at)(lambda pieces, stops: stop_at(pieces, [*stops, *map(str.lower, st
 wrong(stop_at, "is a list; expected: it is an iterator, as `yield` makes one")(
     lambda pieces, stops: list(stop_at(pieces, stops))
 )
-wrong(stop_at, "'Pieces' object is not subscriptable")(lambda pieces, stops: pieces[0])
 
 
 # ------------------------------------------------------------------------------- beam search
@@ -249,24 +208,6 @@ def by_numpy(scores, logits, count):
     totals = (scores[:, None] + F.log_softmax(logits, -1)).numpy()
     parents, tokens = np.unravel_index(np.argsort(-totals, axis=None)[:count], totals.shape)
     return tuple(Continuation(p, t, totals[p, t]) for p, t in zip(parents, tokens, strict=True))
-
-
-@wrong(best_continuations)
-def each_token_once(scores, logits, count):
-    found = {}
-    for candidate in best_continuations(scores, logits, logits.numel()):
-        found.setdefault(candidate.token, candidate)
-    return list(found.values())[:count]
-
-
-def as_tuples(scores, logits, count):
-    return [tuple(candidate) for candidate in best_continuations(scores, logits, count)]
-
-
-wrong(best_continuations, "contains a tuple; expected: it is a list of 1 Candidate.")(as_tuples)
-wrong(best_continuations, "is a tensor of shape [1, 3]; expected: it is a list of")(
-    lambda scores, logits, count: torch.tensor(as_tuples(scores, logits, count))
-)
 
 
 @right(BeamSearch.step)
@@ -290,16 +231,6 @@ def leaving_the_loop(self):
         if not stays:
             self.rows.become(torch.tensor(parents))
         self.rows.append(torch.tensor(tokens))
-
-
-@wrong(BeamSearch.step)
-def children_share_a_list(self):
-    before = [beam.ids for beam in self.beams]
-    BeamSearch.step(self)
-    parents = [c.parent for c in self.trace[-1] if c.token != self.eos_token_id][: self.width]
-    for beam, parent in zip(self.beams, parents, strict=True):
-        before[parent].append(beam.ids[-1])
-    self.beams = [Beam(before[p], b.score) for b, p in zip(self.beams, parents, strict=True)]
 
 
 @wrong(BeamSearch.step)

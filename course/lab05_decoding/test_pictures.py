@@ -22,7 +22,7 @@ def hatched(axes) -> list[int]:
     return [round(bar.get_y() + 0.36) for bar in axes.patches if bar.get_hatch()]
 
 
-def test_each_distribution_has_its_panel_and_what_was_dropped_is_hatched():
+def test_distributions_hatch_dropped_tokens():
     named = {"as it is": [0.5, 0.3, 0.2], "top-k 2": torch.tensor([0.625, 0.375, 0])}
     figure = lab.distributions(["mat", "couch", "$"], named)
     for axes, (name, probs) in zip(figure.axes, named.items(), strict=True):
@@ -33,7 +33,7 @@ def test_each_distribution_has_its_panel_and_what_was_dropped_is_hatched():
     assert names(figure.axes[0].yaxis) == ["mat", "couch", "$"]
 
 
-def test_the_sliders_begin_with_the_models_own_distribution_and_the_words_count_what_stays():
+def test_sliders_begin_neutral_and_count_tokens():
     *sliders, sentence, _ = lab.explore_sampling(probs_with, word).children
     assert [control.value for control in sliders] == [1, "all", 1, 0]
     assert numbers_in(sentence.value) == [4, 4, 100]  # of 4, with 100% of the probability
@@ -43,7 +43,7 @@ def test_the_sliders_begin_with_the_models_own_distribution_and_the_words_count_
         control.value = before
 
 
-def test_bars_stand_before_and_after_with_the_likeliest_first():
+def test_before_and_after_likeliest_first():
     before, after = torch.tensor([0.1, 0.6, 0.3]), torch.tensor([0.0, 0.8, 0.2])
     (axes,) = lab.before_and_after(before, after, word).axes
     filled, outlined = ([bar.get_width() for bar in bars] for bars in axes.containers)
@@ -55,7 +55,7 @@ def test_bars_stand_before_and_after_with_the_likeliest_first():
 
 
 @given(st.lists(st.sampled_from("ab<"), max_size=12), st.integers(1, 4))
-def test_a_token_is_marked_if_one_of_its_runs_was_seen_before(pieces, size):
+def test_repeated_runs_are_marked(pieces, size):
     runs = [pieces[start : start + size] for start in range(len(pieces) - size + 1)]
     again = [start for start, run in enumerate(runs) if run in runs[:start]]
     marked = {start + place for start in again for place in range(size)}
@@ -65,7 +65,7 @@ def test_a_token_is_marked_if_one_of_its_runs_was_seen_before(pieces, size):
     assert numbers_in(shown) == [len(marked), len(pieces), size]
 
 
-def test_texts_keep_their_labels_their_lines_and_their_signs():
+def test_side_by_side_keeps_lines_and_signs():
     html = lab.side_by_side({"T < 1": "a\n  b & <i>c</i>", "T = 1": "d"}).data
     assert read(html) == "T < 1a\n  b & <i>c</i>T = 1d"
     assert "pre-wrap" in html
@@ -77,10 +77,10 @@ def draw(beam_search):
 
 def boxes(axes) -> dict[tuple[float, float], FancyBboxPatch]:
     """The nodes, by the middle of their boxes."""
-    found = [patch for patch in axes.patches if isinstance(patch, FancyBboxPatch)]
+    patches = [patch for patch in axes.patches if isinstance(patch, FancyBboxPatch)]
     return {
         (round(box.get_x() + 0.44, 3), round(box.get_y() + box.get_height() / 2, 3)): box
-        for box in found
+        for box in patches
     }
 
 
@@ -95,15 +95,15 @@ def nodes(axes) -> dict[tuple[float, float], tuple[str, float, bool]]:
 
 def edges(axes) -> dict[tuple[float, float], tuple[tuple[float, float], PathPatch]]:
     """By the place of a child that of its parent, and the line between them."""
-    found = {}
+    lines = {}
     for patch in axes.patches:
         if isinstance(patch, PathPatch):
             (x, y), *_, (child_x, child_y) = np.asarray(patch.get_path().vertices).tolist()
-            found[child_x, round(child_y + 0.22, 3)] = (x, round(y - 0.22, 3)), patch
-    return found
+            lines[child_x, round(child_y + 0.22, 3)] = (x, round(y - 0.22, 3)), patch
+    return lines
 
 
-def test_the_first_ones_that_are_not_eos_go_on_and_eos_ends_among_the_first():
+def test_fates_of_candidates():
     fates = [lab.fates(candidates, 2, END) for candidates in BEAM_STEPS]
     assert fates == [
         [KEPT, KEPT, PRUNED, PRUNED],
@@ -113,7 +113,7 @@ def test_the_first_ones_that_are_not_eos_go_on_and_eos_ends_among_the_first():
     assert lab.fates(BEAM_STEPS[1], 2, None) == [KEPT, KEPT, PRUNED, PRUNED]
 
 
-def test_the_tree_has_a_row_a_step_with_words_and_log_probabilities_below_their_parents():
+def test_tree_has_a_row_for_each_step():
     axes = draw(SEARCH)
     fox, queen = "␣<b>fox</b>", "␣queen"
     rows = [
@@ -131,7 +131,7 @@ def test_the_tree_has_a_row_a_step_with_words_and_log_probabilities_below_their_
     }
 
 
-def test_the_path_of_the_best_text_is_bold_and_thick():
+def test_tree_shows_the_best_path_bold():
     axes = draw(SEARCH)
     best = {(1.5, 1), (2.5, 2), (2.5, 3)}
     assert {place for place, (*_, bold) in nodes(axes).items() if bold} == best
@@ -140,7 +140,7 @@ def test_the_path_of_the_best_text_is_bold_and_thick():
     assert {place for place, (*_, bold) in nodes(axes).items() if bold} == {(1.5, 1), (2.5, 2)}
 
 
-def test_kept_ended_and_pruned_differ_in_box_and_dashes():
+def test_tree_marks_kept_ended_and_pruned():
     axes = draw(SEARCH)
     frames = {place: to_rgba(box.get_edgecolor()) for place, box in boxes(axes).items()}
     pruned = {(2.5, 1), (3.5, 1), (3.5, 2), (1.5, 3)}
@@ -151,14 +151,14 @@ def test_kept_ended_and_pruned_differ_in_box_and_dashes():
     assert {place for place, face in faces.items() if face == to_rgba(INK)} == {(0.5, 2), (2.5, 3)}
 
 
-def test_a_long_search_is_drawn_as_far_as_it_can_be_read():
+def test_long_tree_is_cut():
     step = [Candidate(-1, 0, 1), Candidate(-2, 0, 2)]
     axes = draw(search([step] * 30, 4, *[1] * 30, width=1))
     assert max(y for _, y in nodes(axes)) == MOST_STEPS
     assert told(axes) == [MOST_STEPS, 30]
 
 
-def test_sorting_costs_are_counted_left_and_timed_right():
+def test_sorting_costs():
     counts, seconds = {"heap": 5120, "sort": 61000}, {"heap": 0.002, "sort": 0.003}
     left, right = lab.sorting_costs(counts, seconds).axes
     assert texts(left) == ["5,120", "61,000"]

@@ -86,7 +86,7 @@ FUNCTIONS = [
 
 
 @given(batches())
-def test_each_row_is_served_as_if_alone_and_nothing_given_changes(batch: Any) -> None:
+def test_rows_are_served_as_if_alone(batch: Any) -> None:
     logits, ids = (given.clone() for given in batch)
     for function in FUNCTIONS:
         together = function(logits=logits, ids=ids)
@@ -99,7 +99,7 @@ def test_each_row_is_served_as_if_alone_and_nothing_given_changes(batch: Any) ->
 
 @pytest.mark.parametrize("name", THEIRS)
 @given(batch=batches())
-def test_each_function_is_transformers_own(name: str, batch: Any) -> None:
+def test_filters_are_transformers(name: str, batch: Any) -> None:
     """Of logits equal to the k-th largest, which the contract leaves open, all are kept."""
     logits, ids = 0.7 * batch[0], batch[1]  # some of them between 0 and 0.5
     theirs, values = THEIRS[name]
@@ -108,7 +108,7 @@ def test_each_function_is_transformers_own(name: str, batch: Any) -> None:
 
 
 @given(batches())
-def test_at_temperature_0_the_first_of_the_likeliest_stays(batch: Any) -> None:
+def test_temperature_0_keeps_the_first_likeliest(batch: Any) -> None:
     logits, _ = batch
     for row, cold in zip(logits.tolist(), lab_5.apply_temperature(logits, 0).tolist(), strict=True):
         best = row.index(max(row))
@@ -116,18 +116,18 @@ def test_at_temperature_0_the_first_of_the_likeliest_stays(batch: Any) -> None:
 
 
 @given(batches(), st.sampled_from([0.25, 0.5, 1]) | st.floats(1e-6, 1))
-def test_top_p_keeps_the_smallest_set_that_reaches_p(batch: Any, p: float) -> None:
-    for row, got in zip(batch[0], lab_5.apply_top_p(batch[0], p), strict=True):
-        kept, probs = got > NEVER, row.softmax(dim=-1)
-        assert torch.equal(got, row.where(kept, NEVER))
+def test_top_p_keeps_the_smallest_set(batch: Any, p: float) -> None:
+    for row, filtered in zip(batch[0], lab_5.apply_top_p(batch[0], p), strict=True):
+        kept, probs = filtered > NEVER, row.softmax(dim=-1)
+        assert torch.equal(filtered, row.where(kept, NEVER))
         assert probs[kept].sum() > p - 1e-9
         assert probs[kept].sum() - probs[kept].min() < p + 1e-9  # without the last it is below
         assert probs[kept].min() >= probs.where(~kept, 0).max()
         if p == 1:
-            assert torch.equal(got, row)
+            assert torch.equal(filtered, row)
 
 
-def test_the_tokens_that_reach_p_exactly_are_enough() -> None:
+def test_top_p_reached_exactly_is_enough() -> None:
     """Probabilities 1/2, 1/4, 1/8, 1/8: no rounding anywhere."""
     logits = torch.tensor([[0.125, 0.5, 0.125, 0.25]]).log2() * math.log(2)
     assert logits.softmax(-1).tolist() == [[0.125, 0.5, 0.125, 0.25]]
@@ -137,7 +137,7 @@ def test_the_tokens_that_reach_p_exactly_are_enough() -> None:
 
 
 @given(batches())
-def test_close_to_0_the_likeliest_token_wins_without_nan(batch: Any) -> None:
+def test_lowest_temperature_has_no_nan(batch: Any) -> None:
     logits, ids = batch[0].float(), batch[1]
     best = logits == logits.amax(-1, keepdim=True)  # the next one is 0.5 below: 50,000 at T = 1e-5
     cold = lab_5.next_token_probs(logits, ids, Params(temperature=lab_5.LOWEST_TEMPERATURE))
@@ -148,14 +148,14 @@ def test_close_to_0_the_likeliest_token_wins_without_nan(batch: Any) -> None:
 
 
 @given(batches(), st.sampled_from([1e-5, 1e5]))
-def test_the_most_extreme_settings_still_give_a_distribution(batch: Any, penalty: float) -> None:
+def test_extreme_settings_give_a_distribution(batch: Any, penalty: float) -> None:
     logits, ids = batch[0].float(), batch[1]
     params = Params(temperature=1e-5, top_p=1e-6, min_p=1.0, repetition_penalty=penalty)
     total = lab_5.next_token_probs(logits, ids, params).sum(-1)
     torch.testing.assert_close(total, torch.ones(len(logits)))
 
 
-def test_no_token_is_lost_where_all_are_kept() -> None:
+def test_neutral_settings_lose_no_token() -> None:
     """Those at the end have 1e-9 together, which float32 can't tell from nothing beside 1."""
     logits = torch.tensor([[0.0, -21, -22, -23]])
     probs = lab_5.next_token_probs(logits, torch.tensor([[0]]), Params())
@@ -174,7 +174,7 @@ def fable() -> tuple[Any, Any, list[int]]:
 
 
 @pytest.mark.parametrize("params", [params for params in ALL_PARAMS if params != GREEDY], ids=str)
-def test_the_order_is_that_of_transformers_generate(fable: Any, params: Params) -> None:
+def test_order_is_transformers(fable: Any, params: Params) -> None:
     model, _, prompt = fable
     settings = {**vars(params), "top_k": params.top_k or 0, "pad_token_id": 0}
     ids = torch.tensor([prompt])
@@ -199,8 +199,8 @@ def below(number: Any) -> Tensor:
 
 
 @given(st.lists(st.integers(0, 8), max_size=8), st.sampled_from([1 / 64, 1, 3]))
-def test_every_token_has_the_stretch_of_its_probability(weights: list[int], scale: float) -> None:
-    """From its beginning to just before its end, whatever the sum; those with 0 have none."""
+def test_draw_gives_each_token_its_share(weights: list[int], scale: float) -> None:
+    """A stretch of the line, whatever the sum; those with 0 have none."""
     weights = [*weights, 64 - sum(weights)]  # 64 in all: every border is exact in float32
     start = 0.0
     for token, weight in enumerate(weights):
@@ -219,14 +219,14 @@ def test_every_token_has_the_stretch_of_its_probability(weights: list[int], scal
         ([1, 1e-9, 0], 0, 0),  # and here too small to be told from 1
     ],
 )
-def test_the_ends_of_the_line_belong_to_tokens_that_can_be_drawn(probs, first, last):
+def test_draw_at_the_ends_of_the_line(probs, first, last):
     line = torch.tensor(probs)
     assert token_at(line, 0.0) == first
     assert token_at(line, below(1.0)) == last
 
 
 @given(batches(), every_params, st.floats(0, 1, exclude_max=True, width=32))
-def test_a_token_of_probability_0_is_never_drawn(batch, params, uniform):
+def test_draw_never_gives_probability_0(batch, params, uniform):
     probs = lab_5.next_token_probs(batch[0].float(), batch[1], params)
     rows = torch.arange(len(probs))
     for uniforms in torch.tensor([[0.0], [uniform], [below(1.0)]]).expand(-1, len(probs)):
@@ -252,7 +252,7 @@ def naive_sample(case: Any, params: Params, draws_with: int) -> list[int]:
 
 
 @given(continuations(), every_params, st.integers(0, 9), st.data())
-def test_a_stream_costs_one_forward_a_token_and_ends_with_eos(case, params, draws_with, data):
+def test_stream_costs_one_forward_a_token(case, params, draws_with, data):
     config, seed, prompt, new = case
     expected = naive_sample(case, params, draws_with)[len(prompt) :]
     eos = data.draw(st.none() | st.sampled_from(expected))
@@ -283,7 +283,7 @@ def test_all_rows_may_leave() -> None:
 
 
 @given(continuations(), st.integers(1, 4), st.integers(1, 17), every_params, st.integers(0, 9))
-def test_a_sample_is_the_same_whoever_else_is_drawn(case, samples, block_size, params, first):
+def test_samples_dont_depend_on_each_other(case, samples, block_size, params, first):
     _, _, prompt, new = case
     before, numbers = list(prompt), range(first, first + samples)
     rows, family = both_rows(*case, 99, block_size)
@@ -316,12 +316,12 @@ def naive_search(
             for token, log_prob in enumerate(scored)
         ]
         candidates.sort(reverse=True)
-        ended += [found for found in candidates[:width] if found[1][-1] == eos]
-        beams = [found for found in candidates if found[1][-1] != eos][:width]
+        ended += [text for text in candidates[:width] if text[1][-1] == eos]
+        beams = [text for text in candidates if text[1][-1] != eos][:width]
         history.append([ids for _, ids in beams])
 
-    def rank(found: tuple[float, list[int]]) -> float:
-        return found[0] / (len(found[1]) - len(prompt)) ** penalty
+    def rank(text: tuple[float, list[int]]) -> float:
+        return text[0] / (len(text[1]) - len(prompt)) ** penalty
 
     return sorted(ended + beams, key=rank, reverse=True)[:width], history
 
@@ -339,7 +339,7 @@ widths = st.sampled_from([1, 2, 3, 4, 5, 50])  # at first there are no 50 candid
 
 
 @given(continuations(), widths, penalties, st.integers(1, 17), st.data())
-def test_beam_search_is_that_which_computes_everything_again(
+def test_beam_search_is_the_naive_one(
     case: Any, width: int, penalty: float, block_size: int, data: st.DataObject
 ) -> None:
     config, seed, prompt, new = case
@@ -398,17 +398,17 @@ END, A, B = range(3)
 CHANCES = [[1, 0, 0], [0.9, 0.05, 0.05], [0.5, 0.4, 0.1]]  # after END, A, B
 
 
-def test_a_search_ends_when_nothing_can_become_better() -> None:
+def test_search_ends_when_nothing_gets_better() -> None:
     rows = ByLastToken(CHANCES, first=B)
     assert BeamSearch(rows, [B], 50, 1, 0, END).run()[0].ids == [B, END]
     assert rows.appended == 0
 
 
-def test_a_search_goes_on_while_something_can_become_better() -> None:
+def test_search_goes_on_while_longer_is_better() -> None:
     """Where longer is worse: after two steps -4.24 is the second best, and -1.47 goes on."""
     c, chances = 3, [[1.0, 0, 0, 0], [0.2, 0, 0, 0.8], [0.3, 0.6, 0, 0.1], [1.0, 0, 0, 0]]
-    found = BeamSearch(ByLastToken(chances, first=B), [B], 50, 2, -1, END).run()
-    assert [beam.ids for beam in found] == [[B, END], [B, A, c, END]]
+    beams = BeamSearch(ByLastToken(chances, first=B), [B], 50, 2, -1, END).run()
+    assert [beam.ids for beam in beams] == [[B, END], [B, A, c, END]]
 
 
 def transformers_beams(
@@ -418,14 +418,14 @@ def transformers_beams(
     ends = {"max_new_tokens": new, "eos_token_id": eos, "pad_token_id": eos}
     beams = {"num_beams": width, "num_return_sequences": width, "length_penalty": penalty}
     mask, exact = torch.ones_like(ids), {"do_sample": False, "early_stopping": "never"}
-    found = model.generate(ids, attention_mask=mask, **ends, **beams, **exact)
-    texts = [text[len(prompt) :] for text in found.tolist()]
+    outputs = model.generate(ids, attention_mask=mask, **ends, **beams, **exact)
+    texts = [text[len(prompt) :] for text in outputs.tolist()]
     return [[*prompt, *(t[: t.index(eos) + 1] if eos in t else t)] for t in texts]
 
 
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0])
-def test_beam_search_is_that_of_transformers(config: GPTConfig, penalty: float) -> None:
+def test_beam_search_is_transformers(config: GPTConfig, penalty: float) -> None:
     sizes = {name: getattr(config, name) for name in ("vocab_size", "n_positions", "n_embd")}
     theirs = GPT2LMHeadModel(GPT2Config(**sizes, n_layer=config.n_layer, n_head=config.n_head))
     prompt, new, ended_early = [3, 14, 15], config.n_positions - 3, 0
@@ -451,43 +451,43 @@ def shown_by_a_rereader(pieces: list[str], stops: list[str]) -> list[str]:
     text = ""
     for piece in pieces:
         text += piece
-        if found := [text.find(stop) for stop in stops if stop in text]:
-            return [*shown, text[: min(found)]]
+        if places := [text.find(stop) for stop in stops if stop in text]:
+            return [*shown, text[: min(places)]]
         beginnings = {stop[:n] for stop in stops for n in range(len(stop))}
-        held = max((len(b) for b in beginnings if text.endswith(b)), default=0)
-        shown.append(text[: len(text) - held])
+        kept_back = max((len(b) for b in beginnings if text.endswith(b)), default=0)
+        shown.append(text[: len(text) - kept_back])
     return shown
 
 
 def watched(pieces: list[str], stops: list[str]) -> tuple[list[str], str]:
     """What has been shown whenever another piece, or the end, was asked for, and in all."""
-    seen: list[str] = []
+    shown_before: list[str] = []
     parts: list[str] = []
 
     def asked() -> Iterator[str]:
         for piece in pieces:
-            seen.append("".join(parts))
+            shown_before.append("".join(parts))
             yield piece
-        seen.append("".join(parts))
+        shown_before.append("".join(parts))
 
     for part in lab_5.stop_at(asked(), stops):
         parts.append(part)
-    return seen, "".join(parts)
+    return shown_before, "".join(parts)
 
 
 short = partial(st.text, alphabet="ab")
 
 
 @given(st.lists(short(max_size=5), max_size=6), st.lists(short(min_size=1, max_size=4), max_size=3))
-def test_a_text_stops_as_if_it_were_read_again_at_each_piece(pieces, stops):
+def test_stop_at_is_a_rereaders(pieces, stops):
     """All that can't begin a stop is shown before more is asked for; nothing is after a stop."""
     before = list(pieces), list(stops)
     expected = shown_by_a_rereader(pieces, stops)
-    text, (seen, shown) = "".join(pieces), watched(pieces, stops)
+    text, (shown_before, shown) = "".join(pieces), watched(pieces, stops)
     if any(stop in text for stop in stops):
-        assert ["", *expected] == [*seen, shown]
+        assert ["", *expected] == [*shown_before, shown]
     else:
-        assert ["", *expected] == seen
+        assert ["", *expected] == shown_before
         assert shown == text
     assert (pieces, stops) == before
 
@@ -501,8 +501,8 @@ def test_decoded_pieces_join_to_the_text(fable: Any, text: str, cut: int) -> Non
     assert "".join(lab_5.decoded(ids[:cut], tokenizer)) == tokenizer.decode(ids[:cut])
 
 
-def test_a_character_of_several_tokens_waits_for_its_last(fable: Any) -> None:
-    """And for no more: the pieces shown when each of the tokens has been read."""
+def test_characters_wait_for_their_last_token(fable: Any) -> None:
+    """A character is shown as soon as its last token has been read."""
     tokenizer = fable[1]
     ids, shown, text = tokenizer.encode("a 😀é!"), [""], ""
 
@@ -533,7 +533,7 @@ NAN, INFINITY = float("nan"), float("inf")
         ("repetition_penalty", [0, 1e-39, -1, 2e5, NAN, INFINITY], "from 1e-05 to 100,000"),
     ],
 )
-def test_a_setting_that_makes_no_sense_is_refused(name, values, sentence):
+def test_bad_settings_are_refused(name, values, sentence):
     for value in values:
         with pytest.raises(ValueError, match=f"{sentence}.*not {value}"):
             applied(name, torch.zeros(1, 3), torch.tensor([[0]]), value)
@@ -542,7 +542,7 @@ def test_a_setting_that_makes_no_sense_is_refused(name, values, sentence):
 
 
 @pytest.mark.parametrize("row", [[0, NAN, 1], [NEVER] * 3, [0, INFINITY, 1]], ids=str)
-def test_logits_without_a_distribution_are_refused(row: list[float]) -> None:
+def test_broken_logits_are_refused(row: list[float]) -> None:
     logits, ids = torch.tensor([[0, 1, NEVER], row]), torch.tensor([[0], [1]])
     for params in ALL_PARAMS:
         with pytest.raises(ValueError, match=r"Row 1 of the logits has (nan|-inf|inf) as"):
@@ -552,13 +552,13 @@ def test_logits_without_a_distribution_are_refused(row: list[float]) -> None:
 
 
 @pytest.mark.parametrize("stops", [[""], ["a", ""], "stop", ""])
-def test_a_stop_string_that_is_everywhere_is_refused(stops: Any) -> None:
+def test_empty_stop_strings_are_refused(stops: Any) -> None:
     with pytest.raises(ValueError, match="list of texts that aren't empty, not"):
         list(lab_5.stop_at(["text"], stops))
 
 
 @pytest.mark.parametrize(("width", "new"), [(0, 3), (-1, 3), (2, 0), (2, -1)])
-def test_a_search_that_cannot_be_is_refused(width: int, new: int) -> None:
+def test_empty_searches_are_refused(width: int, new: int) -> None:
     sentence = f"at least one beam and one new token; width is {width} and max_new_tokens {new}"
     with pytest.raises(ValueError, match=sentence):
         BeamSearch(ByLastToken(CHANCES, first=B), [B], new, width)

@@ -2,7 +2,7 @@
 
 import torch
 
-from solutions.decoding import GREEDY, end_of, next_token_probs
+from solutions.decoding import GREEDY, end_of
 from solutions.speculative import (
     ModelDrafter,
     Round,
@@ -12,9 +12,7 @@ from solutions.speculative import (
     new_cache,
     new_logits,
     ngram_draft,
-    prefixes,
     residual,
-    verify,
     verify_greedy,
 )
 from tests.common.attempts import right, wrong
@@ -33,34 +31,12 @@ def identity_for_equality(choices, drafts):
 wrong(verify_greedy, "is a Tensor and a Tensor; expected: it is an int")(
     lambda *given: tuple(map(torch.tensor, verify_greedy(*given)))
 )
-wrong(verify_greedy, "returns two things, the number of accepted")(lambda choices, drafts: 0)
-
-
-@wrong(residual)
-def with_a_floor(target_probs, draft_probs):
-    beyond = (target_probs - draft_probs).clamp(min=1e-3)
-    return beyond / beyond.sum()
 
 
 @wrong(residual)
 def close_taken_for_equal(target_probs, draft_probs):
     is_equal = torch.allclose(target_probs, draft_probs)
     return target_probs if is_equal else residual(target_probs, draft_probs)
-
-
-wrong(residual, "Is a `return` missing?")(lambda target_probs, draft_probs: None)
-
-
-@wrong(verify)
-def with_draws_of_its_own(target_probs, draft_probs, drafts, uniforms):
-    accepted, _ = verify(target_probs, draft_probs, drafts, uniforms)
-    rest = target_probs[accepted]
-    if accepted < len(drafts):
-        rest = residual(rest, draft_probs[accepted])
-    return accepted, int(torch.multinomial(rest, 1))
-
-
-wrong(verify, "Is a `return` missing?")(lambda *given: None)
 
 
 # ----------------------------------------------------------------------------------- drafting
@@ -80,27 +56,6 @@ def greedily_without_uniforms(self, ids, k, params, generator):
     return text[len(ids) :], torch.stack(rows) if rows else torch.zeros(0, 300)
 
 
-wrong(ModelDrafter.propose, "The list of drafts of round 1 is a Tensor;")(
-    lambda self, *given: tuple(map(torch.as_tensor, ModelDrafter.propose(self, *given)))
-)
-
-
-@wrong(ModelDrafter.propose, "What was drafted in round 1")
-def by_multinomial(self, ids, k, params, generator):
-    text, probs = list(ids), []
-    for _ in range(k):
-        logits = new_logits(self.model, text, self.kv_cache)[-1:]
-        probs.append(next_token_probs(logits, prefixes(text, logits), params))
-        text += torch.multinomial(probs[-1], 1, generator=generator)[0].tolist()
-    return text[len(ids) :], torch.cat(probs) if probs else torch.empty(0, 300)
-
-
-@wrong(ModelDrafter.propose)
-def the_same_numbers_at_every_call(self, ids, k, params, generator):
-    again = torch.Generator().manual_seed(generator.initial_seed())
-    return ModelDrafter.propose(self, ids, k, params, again)
-
-
 @wrong(ngram_draft)
 def in_its_digits(ids, k, longest=3):
     text = " ".join(map(str, ids))
@@ -112,9 +67,6 @@ def in_its_digits(ids, k, longest=3):
     return []
 
 
-wrong(ngram_draft, "The draft should be a list, not a tuple.")(
-    lambda ids, k, longest=3: tuple(ngram_draft(ids, k, longest))
-)
 wrong(ngram_draft)(lambda ids, k, longest=3: ngram_draft(ids[-10:], k, longest))
 
 
@@ -157,30 +109,6 @@ def with_a_greedy_branch(
             kv_cache.truncate(len(ids) - 1)
             drafter.truncate(len(ids) - 1)
     return Speculated(ids, rounds)
-
-
-class NoDraft:
-    def propose(self, *given):
-        return [], torch.empty(0, 300)
-
-    def truncate(self, n):
-        pass
-
-
-@wrong(generate_speculative, "Does the loop end?")
-def without_an_end(target, drafter, prompt, *given, **named):
-    kv_cache = new_cache(target, len(prompt))
-    while True:
-        new_logits(target, prompt, kv_cache)
-        kv_cache.truncate(0)
-
-
-wrong(generate_speculative, "What it returned")(lambda *given: generate_speculative(*given).ids)
-
-
-@wrong(generate_speculative)
-def plain_decode_told_as_rounds(target, drafter, *given, **named):
-    return generate_speculative(target, NoDraft(), *given, **named)
 
 
 @wrong(generate_speculative, "generator over all rounds gave", "numbers; expected: it gave")

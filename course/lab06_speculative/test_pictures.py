@@ -25,8 +25,8 @@ def parts(prompt: str, rounds: list[Round], words: list[str] = WORDS) -> list[st
 
 def marked(html: str) -> list[tuple[str, str]]:
     """The marked tokens in their order: (kind, text)."""
-    found = re.findall(r'<span style="[^"]*" title="([^"]+)">([^<]*)</span>', html)
-    return [(kind, unescape(text)) for kind, text in found]
+    spans = re.findall(r'<span style="[^"]*" title="([^"]+)">([^<]*)</span>', html)
+    return [(kind, unescape(text)) for kind, text in spans]
 
 
 @pytest.mark.parametrize(
@@ -41,11 +41,11 @@ def marked(html: str) -> list[tuple[str, str]]:
         (Round([1], 1, [1, END]), [(1, lab.ACCEPTED), (END, lab.BONUS)]),
     ],
 )
-def test_every_token_of_a_round_is_told_what_became_of_it(one, expected):
+def test_kinds_of_tokens(one, expected):
     assert list(lab.kinds(one)) == expected
 
 
-def test_the_text_can_be_read_with_its_spaces_and_lines():
+def test_rounds_can_be_read_as_a_text():
     _, text, *_ = parts("<b> & so", [ALL_ACCEPTED, NO_DRAFT, Round([1], 1, [1, 4]), CUT])
     without_rejected = re.sub(
         r'<span [^>]*title="(rejected|not judged|after the end)">.*?</span>', "", text
@@ -53,7 +53,7 @@ def test_the_text_can_be_read_with_its_spaces_and_lines():
     assert read(without_rejected) == "<b> & so an old king& an↵\n an<|end|> "
 
 
-def test_below_the_text_there_is_a_row_for_each_target_call():
+def test_rounds_have_a_row_for_each_call():
     _, text, _, *rows = parts("", [ALL_ACCEPTED, CORRECTION, NO_DRAFT])
     assert [token for row in rows for token in marked(row)] == marked(text)
     assert marked(rows[1]) == [
@@ -67,7 +67,7 @@ def test_below_the_text_there_is_a_row_for_each_target_call():
     assert marked(text) == [(lab.UNDRAFTED, "␣␣"), (lab.UNDRAFTED, "(empty)")]
 
 
-def test_the_summary_counts_tokens_calls_and_drafts():
+def test_summary_counts_tokens_and_calls():
     _, _, summary, *_ = parts("", [ALL_ACCEPTED, CORRECTION, NO_DRAFT])
     assert numbers_in(read(summary)) == [6, 3, 2, 3, 5, 60]  # ... 3 of 5 accepted, 60%
     legend, _, summary, *_ = parts("", [NO_DRAFT])
@@ -77,18 +77,18 @@ def test_the_summary_counts_tokens_calls_and_drafts():
     assert (text, rows, numbers_in(read(summary))) == ("so", [], [0, 0])
 
 
-def test_the_kinds_differ_in_more_than_color():
+def test_kinds_differ_in_more_than_color():
     styles = [re.sub(r"(background|color):[^;]+;?|#\w{6}", "", look) for look in lab.LOOKS.values()]
     assert all(one != other for one, other in combinations(styles, 2))
 
 
-def test_of_many_calls_the_first_are_shown_and_the_others_counted():
+def test_many_rounds_are_cut_and_counted():
     *_, last_row, more = parts("", [NO_DRAFT] * (lab.MOST_ROWS + 7))
     assert read(last_row).startswith(str(lab.MOST_ROWS))
     assert numbers_in(more) == [7]
 
 
-def test_the_shares_of_a_place_add_up_to_target_and_draft():
+def test_acceptance_adds_up_to_target_and_draft():
     target, draft = torch.tensor([0.5, 0.2, 0.3]), torch.tensor([0.1, 0.6, 0.3])
     figure = lab.show_acceptance([" a", "$", "\n"], target, draft)
     (axes,) = figure.axes
@@ -104,7 +104,7 @@ def test_the_shares_of_a_place_add_up_to_target_and_draft():
     assert levels == [pytest.approx(target.tolist()), pytest.approx(draft.tolist())]
 
 
-def test_tokens_a_round_are_those_of_the_function_with_the_chosen_k_marked():
+def test_tokens_a_round_mark_the_chosen_k():
     most, expected, chosen = curves(lab.tokens_a_round(samples.expected_tokens, 0.5, 4).axes[0])
     assert most == {k: k + 1 for k in range(13)}
     assert expected == pytest.approx({k: 1 + 0.5 * k for k in range(13)})
@@ -113,7 +113,7 @@ def test_tokens_a_round_are_those_of_the_function_with_the_chosen_k_marked():
     assert numbers_in(lab.round_in_words(samples.expected_tokens, 0.5, 4)) == [4, 0.5, 3, 0.5]
 
 
-def test_verifying_is_measured_in_decode_steps():
+def test_verify_costs_in_decode_steps():
     (axes,) = lab.verify_costs({4: 0.006, 1: 0.004, 2: 0.005}).axes
     separate, together = curves(axes)
     assert separate == {1: 1, 2: 2, 4: 4}
@@ -121,7 +121,7 @@ def test_verifying_is_measured_in_decode_steps():
     assert texts(axes) == ["1.2", "1.5"]
 
 
-def test_speed_up_has_a_line_a_draft_its_points_and_the_line_of_no_gain():
+def test_speed_up_curves():
     drafts = {"shipped": [1, 1.4, 1.5], "n-gram": [1, 0.9]}
     figure = lab.speed_up_curves(drafts, {"shipped": {2: 1.45}})
     (axes,) = figure.axes

@@ -7,10 +7,10 @@ distribution, shown by enumeration. And no token is computed twice.
 import math
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from itertools import pairwise, product
+from itertools import product
 from typing import Any
 
 import pytest
@@ -44,6 +44,7 @@ from tests.common.engines import (
     assert_same,
     model_of,
     naive,
+    naive_logits,
     shapes_of_forwards,
     works,
 )
@@ -128,6 +129,7 @@ class Watched:
         self.kv_cache: KVCache | None = getattr(drafter, "kv_cache", None)
         self.target_cache: KVCache | None = None
         self.texts: list[list[int]] = []
+        self.verified: list[tuple[Tensor, list[int], Tensor]] = []
 
     def propose(
         self, ids: Sequence[int], k: int, params: SamplingParams, generator: torch.Generator
@@ -141,6 +143,14 @@ class Watched:
 
     def truncate(self, n: int) -> None:
         self.drafter.truncate(n)
+
+    def verify(
+        self, probs: Tensor, draft_probs: Tensor, drafts: list[int], uniforms: Tensor
+    ) -> tuple[int, int]:
+        assert drafts == self.drafts
+        assert draft_probs.equal(self.probs)
+        self.verified.append((probs, drafts, uniforms))
+        return verify(probs, draft_probs, drafts, uniforms)
 
     def look(self, length: int, is_first: bool = False) -> None:
         """Between rounds the newest token is in neither cache, and nothing that was rejected is."""
@@ -165,8 +175,8 @@ def speculate(target: Any, drafter: Drafter, prompt: list[int], *given: Any) -> 
     assert prompt == before
     assert made.ids is not prompt
     text = list(prompt)
-    for held, done in zip(watched.texts, made.rounds, strict=True):
-        assert held == text
+    for known, done in zip(watched.texts, made.rounds, strict=True):
+        assert known == text
         assert 0 <= done.accepted <= len(done.drafts)
         before_own = min(done.accepted, len(done.new))  # fewer where an accepted EOS ended the text
         assert done.new[:before_own] == done.drafts[:before_own]
@@ -200,12 +210,12 @@ def speculate_greedily(work: Work, drafter: Any, k: int) -> Speculated:
 
 
 @given(one_request, kinds, drafted)
-def test_any_draft_gives_the_tokens_of_the_naive_loop(work: Work, kind: Kind, k: int) -> None:
+def test_any_draft_gives_the_naive_tokens(work: Work, kind: Kind, k: int) -> None:
     speculate_greedily(work, kind(work.config, work.seed), k)
 
 
 @given(one_request, drafted, st.integers(0, 6))
-def test_a_round_gains_what_is_right_in_it_and_one_token(work: Work, k: int, right: int) -> None:
+def test_round_gains_right_drafts_and_one_token(work: Work, k: int, right: int) -> None:
     """Up to EOS, wherever in the round it comes; where it is a wrong draft it ends nothing."""
     [prompt], [limit] = work.prompts, work.limits
     text, at = naive(work.config, work.seed, prompt, limit), len(prompt)
@@ -218,15 +228,8 @@ def test_a_round_gains_what_is_right_in_it_and_one_token(work: Work, k: int, rig
         at += len(done.new)
 
 
-@given(one_request, drafted)
-def test_a_target_accepts_all_of_its_own_drafts(work: Work, k: int) -> None:
-    made = speculate_greedily(work, a_perfect_draft(work.config, work.seed), k)
-    assert all(done.accepted == len(done.drafts) for done in made.rounds)
-    assert len(made.rounds) == math.ceil(work.new[0] / (k + 1))
-
-
 @given(one_request, drafted, st.sampled_from(MODELS))
-def test_the_draft_computes_every_token_once(work: Work, k: int, kind: Kind) -> None:
+def test_draft_computes_each_token_once(work: Work, k: int, kind: Kind) -> None:
     """One forward a draft; the first of a round has the tokens that the cache lacks: one, or two
     after a round in which all were accepted."""
     drafter: Any = kind(work.config, work.seed)
@@ -240,7 +243,7 @@ def test_the_draft_computes_every_token_once(work: Work, k: int, kind: Kind) -> 
     assert shapes == expected
 
 
-def test_a_drafter_may_serve_one_text_after_the_other() -> None:
+def test_drafter_serves_several_texts() -> None:
     """The second, longer or shorter, gets the drafts that a new drafter would make for it."""
     config, prompts = CONFIGS[1], [[3, 14, 15, 9, 2, 6], [5, 35], [8, 9, 7, 9, 3]]
     target, drafter = model_of(CachedLMHead, config, 0), another_model(config, 0)
@@ -321,7 +324,7 @@ def assert_lossless(target: Table, draft: Table, k: int) -> None:
 
 
 @given(st.integers(2, 4), st.integers(0, 2), st.data())
-def test_a_round_has_the_targets_own_distribution(vocab: int, k: int, data: st.DataObject) -> None:
+def test_round_has_the_targets_distribution(vocab: int, k: int, data: st.DataObject) -> None:
     target, draft = data.draw(tables(vocab, k)), data.draw(tables(vocab, k))
     assert_lossless(target, draft, k)
 
@@ -331,7 +334,7 @@ probabilities = weights.map(lambda w: torch.tensor(w, dtype=torch.float64) / sum
 
 
 @given(probabilities, st.none() | probabilities)
-def test_the_residual_makes_up_for_what_is_accepted(p: Tensor, drawn: Tensor | None) -> None:
+def test_residual_makes_up_for_the_accepted(p: Tensor, drawn: Tensor | None) -> None:
     """min(p, q) + P(reject) * residual = p; where nothing is beyond it is the target's own."""
     q = p.clone() if drawn is None else drawn
     before = p.clone(), q.clone()
@@ -343,7 +346,7 @@ def test_the_residual_makes_up_for_what_is_accepted(p: Tensor, drawn: Tensor | N
     assert beyond.equal(p) if p.equal(q) else not beyond[p <= q].any()
 
 
-def test_every_uniform_has_its_own_part() -> None:
+def test_each_uniform_has_its_own_part() -> None:
     """p / q is 1/2 for token 0 and above 1 for the others; the residual is 1/4 and 3/4 of those."""
     p, q = torch.tensor([0.4, 0.2, 0.4]), torch.tensor([0.8, 0.1, 0.1])
     probs = torch.stack([p, p, torch.tensor([0.0, 0.5, 0.5])]), torch.stack([q, q])
@@ -375,89 +378,6 @@ def test_greedy_is_the_certain_case(vocab: int, k: int, data: st.DataObject) -> 
 
 # ----------------------------------------------------------------------------- lossless, to the end
 
-THREE = GPTConfig(vocab_size=3, n_positions=8, n_embd=8, n_layer=2, n_head=2)
-TWO = replace(THREE, vocab_size=2)
-ROUNDING = 1e-10
-
-
-class Undecided(Exception):
-    """The loop wants one more uniform, which decides at these places between 0 and 1."""
-
-    def __init__(self, places: Tensor) -> None:
-        self.ends = sorted({0.0, 1.0, *places[(places > 0) & (places < 1)].tolist()})
-
-
-def courses(run: Callable[..., Text], *uniforms: float) -> Iterator[tuple[float, Text]]:
-    """Every course that a run can take after these uniforms: how likely it is, and its result.
-
-    Between two neighboring places all uniforms decide alike, and the one in the middle goes on for
-    them. Places that only rounding keeps apart are one.
-    """
-    try:
-        result = run(*uniforms)
-    except Undecided as at:
-        pieces = [(start, end) for start, end in pairwise(at.ends) if end - start > ROUNDING]
-        for start, end in pieces:
-            for share, text in courses(run, *uniforms, (start + end) / 2):
-                yield (end - start) * share, text
-    else:
-        yield 1.0, result
-
-
-def speculated_distribution(
-    target: Any, new_drafter: Callable[[], Drafter], prompt: list[int], limit: int, *how: Any
-) -> dict[Text, float]:
-    """The distribution of what the loop says, over all the uniforms that it may draw."""
-
-    def run(*uniforms: float) -> Text:
-        watched, left, rows = Watched(new_drafter()), list(uniforms), [torch.empty(0)]
-
-        def noted_probs(*given: Any) -> Tensor:
-            rows.append(next_token_probs(*given))
-            return rows[-1]
-
-        def next_uniforms(count: int, *_: Any) -> Tensor:
-            probs, taken = rows[-1], left[:count]
-            assert len(probs) == count  # one draws a draft, k + 1 verify k of them
-            del left[:count]
-            if len(taken) < count - 1:
-                place = len(taken)
-                ratio = probs[place] / watched.probs[place]
-                raise Undecided(ratio[watched.drafts[place], None])
-            if len(taken) < count:
-                both = zip(probs, watched.probs, strict=False) if count > 1 else []
-                drawn_from = [probs[-1], *(lab_6.residual(p, q) for p, q in both)]
-                raise Undecided(torch.stack(drawn_from).cumsum(dim=-1))
-            return torch.tensor(taken, dtype=torch.float64)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(lab_6, "next_token_probs", noted_probs)
-            patch.setattr(lab_6, "new_uniforms", next_uniforms)
-            made = speculate(target, watched, prompt, limit, *how)
-        return tuple(made.ids[len(prompt) :])
-
-    distribution: dict[Text, float] = defaultdict(float)
-    for share, text in courses(run):
-        distribution[text] += share
-    return distribution
-
-
-def plain_distribution(
-    model: Any, prompt: list[int], limit: int, params: SamplingParams, eos: int | None
-) -> dict[Text, float]:
-    """The same of plain sampling, where every text is computed from its start."""
-    ids = torch.tensor([prompt])
-    logits = model(ids, torch.arange(len(prompt))[None])[:, -1]
-    distribution: dict[Text, float] = {}
-    for token, share in enumerate(next_token_probs(logits, ids, params)[0].tolist()):
-        if limit == 1 or token == eos:
-            distribution[token,] = share
-        elif share:
-            after = plain_distribution(model, [*prompt, token], limit - 1, params, eos)
-            distribution |= {(token, *text): share * rest for text, rest in after.items()}
-    return distribution
-
-
 HOW = {
     "temperature": SamplingParams(temperature=0.8),
     "top-p": SamplingParams(temperature=0.8, top_p=0.8),
@@ -465,31 +385,29 @@ HOW = {
     "penalty": SamplingParams(temperature=1.5, repetition_penalty=1.7),
     "greedy": GREEDY,
 }
-EXACT_DRAFTS = [another_model, a_perfect_draft, the_text_itself, a_model_that_stops, *ADAPTIVE]
 
 
-@pytest.mark.parametrize("kind", EXACT_DRAFTS)
-@pytest.mark.parametrize(
-    ("config", "limit", "k", "how", "eos"),
-    [
-        *((THREE, 2, 4, how, eos) for how in HOW for eos in (None, 2)),
-        # Two drafts a round: a rejection in either place, then another round.
-        *((TWO, 3, 2, how, None) for how in ("top-k", "penalty")),
-    ],
-)
-def test_tokens_are_distributed_as_without_a_draft(kind, config, limit, k, how, eos):
-    target, params = model_of(CachedLMHead, config, 0), HOW[how]
-    prompt = [1, 1]  # where a draft is new to the text, the penalty tells the rows apart
-    how_many = limit, k, params, None, eos
-    got = speculated_distribution(target, lambda: kind(config, 0), prompt, *how_many)
-    expected = plain_distribution(model_of(GPTLMHead, config, 0), prompt, limit, params, eos)
-    assert len([share for share in expected.values() if share > 1e-6]) > 1 or params == GREEDY
-    for text in got.keys() | expected.keys():
-        assert got.get(text, 0) == pytest.approx(expected.get(text, 0), abs=100 * ROUNDING)
+@given(one_request, kinds, drafted, st.sampled_from([*HOW.values()]))
+def test_rounds_verify_with_the_targets_probs(work, kind, k, params):
+    """A round is lossless for the rows that it is given, so the text is, if these are the target's
+    own after the text and each draft, and no uniform decides twice."""
+    [prompt], [limit] = work.prompts, work.limits
+    watched, generator = Watched(kind(work.config, work.seed)), torch.Generator().manual_seed(7)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lab_6, "verify", watched.verify)
+        speculate(work.model, watched, prompt, limit, k, params, generator, work.eos)
+    for text, (probs, drafts, uniforms) in zip(watched.texts, watched.verified, strict=True):
+        assert len(probs) == len(uniforms) == len(drafts) + 1
+        for place, row in enumerate(probs):
+            ids = [[*text, *drafts[:place]]]
+            logits = naive_logits(work.config, work.seed, ids)
+            assert_same(row[None], next_token_probs(logits, torch.tensor(ids), params))
+    all_uniforms = [one for _, _, uniforms in watched.verified for one in uniforms.tolist()]
+    assert len({*all_uniforms}) == len(all_uniforms)
 
 
 @given(one_request, drafted, st.sampled_from([*HOW.values()]))
-def test_drafts_are_drawn_from_what_is_handed_over(work, k, params):
+def test_drafts_are_drawn_from_their_probs(work, k, params):
     """From the model's distribution after the text and the drafts so far, with one uniform each."""
     [prompt] = work.prompts
     k = min(k, work.config.n_positions - len(prompt) + 1)
@@ -523,7 +441,7 @@ def test_the_same_seed_gives_the_same_text(kind: Kind) -> None:
 
 
 @given(one_request, drafted, st.sampled_from([*HOW.values()]), st.floats(0.001, 0.9))
-def test_a_model_drafts_until_it_is_unsure_of_all_drafts_together(work, k, params, least):
+def test_confident_drafter_stops_when_unsure(work, k, params, least):
     """They are the first of those that it would draw without stopping; the unsure one is kept."""
     [prompt] = work.prompts
     k = min(k, work.config.n_positions - len(prompt) + 1)
@@ -545,7 +463,7 @@ def test_a_model_drafts_until_it_is_unsure_of_all_drafts_together(work, k, param
     assert sure[: count - 1].all()
 
 
-def test_two_more_are_drafted_than_were_accepted_and_none_while_it_rests() -> None:
+def test_adaptive_drafter_asks_and_rests() -> None:
     asked: list[int] = []
 
     class Asked(Anything):
@@ -575,10 +493,10 @@ def test_two_more_are_drafted_than_were_accepted_and_none_while_it_rests() -> No
 
 
 @given(st.lists(st.integers(0, 3), max_size=14), st.integers(1, 6), st.integers(1, 4))
-def test_an_ngram_is_looked_up(ids: list[int], k: int, longest: int) -> None:
+def test_ngram_draft_is_the_longest_latest(ids: list[int], k: int, longest: int) -> None:
     """Of all earlier places where the text's end stands: the longest end, then the latest place."""
     before = list(ids)
-    found = ngram_draft(ids, k, longest)
+    drafts = ngram_draft(ids, k, longest)
     assert ids == before
     places = [
         (size, start)
@@ -587,14 +505,14 @@ def test_an_ngram_is_looked_up(ids: list[int], k: int, longest: int) -> None:
         if ids[start : start + size] == ids[len(ids) - size :]
     ]
     if not places:
-        assert found == []
+        assert drafts == []
         return
     size, start = max(places)
     followed = ids[start + size :]
-    assert found == [followed[n % len(followed)] for n in range(k)]
+    assert drafts == [followed[n % len(followed)] for n in range(k)]
 
 
-def test_three_tokens_are_looked_up_unless_another_number_is_given() -> None:
+def test_ngram_default_is_three() -> None:
     assert ngram_draft([9, 1, 2, 7, 5, 1, 2, 8, 9, 1, 2], 1) == [7]
     assert ngram_draft([4, 9, 1, 2, 7, 5, 9, 1, 2, 8, 4, 9, 1, 2], 1) == [8]
 
@@ -611,29 +529,29 @@ def test_ngrams_are_certain() -> None:
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_the_first_layers_are_a_model_in_the_same_memory(config: GPTConfig) -> None:
+def test_first_layers_share_memory(config: GPTConfig) -> None:
     target = model_of(CachedLMHead, config, 0)
     ids = torch.arange(6)[None]
     for count in range(1, config.n_layer + 1):
         draft = first_layers(target, count)
         assert draft.config == replace(config, n_layer=count)
         assert not draft.training
-        own, shared = draft.state_dict(), target.state_dict()
-        assert all(own[name].data_ptr() == shared[name].data_ptr() for name in own)
+        weights, shared = draft.state_dict(), target.state_dict()
+        assert all(weights[name].data_ptr() == shared[name].data_ptr() for name in weights)
         apart = CachedLMHead(draft.config).double().eval()
         apart.load_state_dict({name: shared[name] for name in apart.state_dict()})
         with torch.no_grad():
-            got, expected = (
+            logits, expected = (
                 model(ids, torch.arange(6)[None], lab_6.new_cache(model, 6))
                 for model in (draft, apart)
             )
-        assert got.equal(expected)
+        assert logits.equal(expected)
     whole = target(ids, torch.arange(6)[None], lab_6.new_cache(target, 6))
-    assert_same(got, whole)
+    assert_same(logits, whole)
     assert len(target.transformer.h) == config.n_layer  # it is left as it was
 
 
-def test_a_model_made_in_inference_mode_has_first_layers_too() -> None:
+def test_first_layers_in_inference_mode() -> None:
     """Nothing in inference mode may ask for gradients, not even for a moment."""
     with torch.inference_mode():
         target = random_model(CachedLMHead, CONFIGS[1], 0)
@@ -644,7 +562,7 @@ def test_a_model_made_in_inference_mode_has_first_layers_too() -> None:
 
 
 @given(st.floats(0, 1), st.integers(0, 6))
-def test_expected_tokens_are_the_mean_over_all_rounds(acceptance: float, k: int) -> None:
+def test_expected_tokens_are_the_mean(acceptance: float, k: int) -> None:
     """Each draft would be accepted or not; those up to the first that isn't count, and one more."""
     mean = 0.0
     for fates in product([True, False], repeat=k):
@@ -661,7 +579,7 @@ def test_expected_tokens_are_the_mean_over_all_rounds(acceptance: float, k: int)
     st.floats(0, 1),
     st.lists(st.floats(0.5, 4), min_size=1, max_size=8).map(sorted),
 )
-def test_no_number_of_drafts_is_better_than_the_best(acceptance, draft_cost, costs):
+def test_best_k_is_the_fastest(acceptance, draft_cost, costs):
     best = lab_6.best_k(acceptance, draft_cost, costs)
     speeds = [lab_6.speed_up(acceptance, k, draft_cost, cost) for k, cost in enumerate(costs)]
     assert speeds[best] == max(speeds)
@@ -685,7 +603,7 @@ def drafter_of(model: Any, max_length: int = 12) -> ModelDrafter:
         (4, 48, "a vocabulary of 48 tokens, the target one of 32. They must share a tokenizer"),
     ],
 )
-def test_a_draft_that_cannot_serve_is_refused(k: int, vocabulary: int, sentence: str) -> None:
+def test_bad_drafts_are_refused(k: int, vocabulary: int, sentence: str) -> None:
     target, draft = (
         model_of(CachedLMHead, replace(CONFIGS[0], vocab_size=size), 0) for size in (32, vocabulary)
     )
@@ -694,7 +612,7 @@ def test_a_draft_that_cannot_serve_is_refused(k: int, vocabulary: int, sentence:
     assert shapes == []
 
 
-def test_a_draft_may_not_be_too_short_for_the_text() -> None:
+def test_short_drafts_are_refused() -> None:
     """Of a text that may grow to 10 tokens it computes 8: neither the last draft nor the bonus."""
     config = CONFIGS[0]
     target = model_of(CachedLMHead, config, 0)
@@ -711,13 +629,13 @@ def test_a_draft_may_not_be_too_short_for_the_text() -> None:
 
 
 @pytest.mark.parametrize("acceptance", [-0.1, 1.1, 60, math.nan])
-def test_an_acceptance_that_is_no_share_is_refused(acceptance: float) -> None:
+def test_acceptance_must_be_a_share(acceptance: float) -> None:
     with pytest.raises(ValueError, match=f"a share from 0 to 1, not {acceptance}"):
         lab_6.best_k(acceptance, 0.1, [1, 1.2])  # by way of speed_up and expected_tokens
 
 
 @pytest.mark.parametrize("n_layer", [0, -1, 3])
-def test_layers_that_are_not_there_are_refused(n_layer: int) -> None:
+def test_missing_layers_are_refused(n_layer: int) -> None:
     with pytest.raises(ValueError, match=f"has 1 to 2 layers to take, not {n_layer}"):
         first_layers(model_of(CachedLMHead, CONFIGS[1], 0), n_layer)
 

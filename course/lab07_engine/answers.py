@@ -31,27 +31,6 @@ def with_its_own_preemption(self):
     return dict(reversed(plan.items()))
 
 
-@wrong(Scheduler.schedule, "The plan of step 1 is {0: 6, 1: 2}", "are counted before `admit`")
-def counting_before_admission(self):
-    plan, preemptions = {}, self.preemptions
-    for sequence in list(self.running):
-        count = sequence.next_count(self.token_budget - sum(plan.values()))
-        if count and self.make_room(sequence, count):
-            plan[sequence.number] = count
-    while self.waiting and self.preemptions == preemptions:
-        first = self.waiting[0]
-        count = first.next_count(self.token_budget - sum(plan.values()))
-        if count == 0 or not self.admit():
-            break
-        plan[first.number] = count
-    return plan
-
-
-@wrong(Scheduler.schedule, "The plan of step 1 is {7: 1}; expected: it is {}.")
-def with_a_stranger(self):
-    return {**Scheduler.schedule(self), 7: 1}
-
-
 @wrong(Scheduler.schedule, "`drafts`, by request, after step 1 is {0: []}; expected: it is")
 def dropping_the_drafts(self):
     plan = Scheduler.schedule(self)

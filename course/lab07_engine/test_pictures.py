@@ -17,7 +17,7 @@ KINDS = {
 }
 
 
-def test_a_snapshot_says_who_waits_and_who_holds_how_much_and_stays_so():
+def test_snapshots_stay_as_they_were():
     request = {number: SimpleNamespace(number=number) for number in (2, 3, 4)}
     manager = SimpleNamespace(tables={3: [7, 1]})
     waiting = [request[4], request[2]]
@@ -28,27 +28,27 @@ def test_a_snapshot_says_who_waits_and_who_holds_how_much_and_stays_so():
     assert moment == lab.Snapshot((4, 2), {3: 2})
 
 
-def test_every_cell_is_told_by_the_old_name_of_what_was_done():
-    found = {(step, request): kind for step, request, kind in lab.kinds(TRACE, SNAPSHOTS)}
-    assert found == {(step, n): kind for n, row in KINDS.items() for step, kind in enumerate(row)}
+def test_cells_have_their_kinds():
+    kinds = {(step, request): kind for step, request, kind in lab.kinds(TRACE, SNAPSHOTS)}
+    assert kinds == {(step, n): kind for n, row in KINDS.items() for step, kind in enumerate(row)}
 
 
-def test_a_preempted_request_computes_again_and_then_decodes():
+def test_preempted_request_recomputes():
     *_, last = lab.kinds([*TRACE, [(1, 1, True)]], [*SNAPSHOTS, lab.Snapshot((), {1: 3})])
     assert last == (6, 1, lab.DECODE)
     # before its first token too
     trace = [[(0, 4, False)], [], [(0, 4, True)]]
     snapshots = [lab.Snapshot((), {0: 1}), lab.Snapshot((0,), {}), lab.Snapshot((), {0: 1})]
-    found = [kind for _, _, kind in lab.kinds(trace, snapshots)]
-    assert found == [lab.PREFILL, lab.PREEMPTED, lab.RECOMPUTE]
+    kinds = [kind for _, _, kind in lab.kinds(trace, snapshots)]
+    assert kinds == [lab.PREFILL, lab.PREEMPTED, lab.RECOMPUTE]
 
 
-def test_the_kinds_differ_in_more_than_color():
+def test_kinds_differ_in_more_than_color():
     looks = [(hatch, lab.MARKS.get(kind)) for kind, (_, _, hatch) in lab.CELLS.items()]
     assert all(one != other for one, other in combinations(looks, 2))
 
 
-def test_a_cell_holds_the_tokens_computed_or_a_mark_and_is_bold_where_one_was_sampled():
+def test_cells_show_tokens_and_marks():
     (axes,) = lab.timeline(TRACE, SNAPSHOTS).axes
     shown = cells(axes)
     marks = {
@@ -69,7 +69,7 @@ def test_a_cell_holds_the_tokens_computed_or_a_mark_and_is_bold_where_one_was_sa
     assert {(float(line[0][0]), int(line[0][1])) for line in lines} == {(4, 0), (6, 2)}
 
 
-def test_the_pool_is_filled_by_the_requests_that_hold_blocks_and_the_queue_counts_the_others():
+def test_pool_and_queue_count_requests():
     pool, queue = lab.pool_and_queue(SNAPSHOTS, num_blocks=5).axes
     held = [0.0] * len(SNAPSHOTS)
     for bars in pool.containers:
@@ -88,7 +88,7 @@ def test_the_pool_is_filled_by_the_requests_that_hold_blocks_and_the_queue_count
     assert marked(pool, {"marker": "x", "color": RED}) == [[]]
 
 
-def test_latencies_are_drawn_in_milliseconds_with_their_percentiles():
+def test_latencies_in_milliseconds():
     ttft, tpot = lab.show_latencies([0.1, 0.2, 0.4], [0.01, None, 0.03]).axes
     assert widths(ttft) == pytest.approx([100, 200, 400])
     assert widths(tpot) == pytest.approx([10, 30])
@@ -108,7 +108,7 @@ def streamed(prompts: list[str], *outputs: tuple[int, list[int], str | None]) ->
     return read(streams.widget.value)
 
 
-def test_texts_grow_behind_their_prompts_and_tell_how_they_ended():
+def test_live_texts_tell_how_they_ended():
     prompts = ["<once>", "The fox"]
     assert "0<once>1The fox" in streamed(prompts)
     shown = streamed(prompts, (0, [5], None), (1, [6, 7], None), (0, [8], "stop"))
@@ -116,7 +116,7 @@ def test_texts_grow_behind_their_prompts_and_tell_how_they_ended():
     assert streamed([f"begin {'x' * lab.LONGEST}"]).startswith(f"0… {'x' * lab.LONGEST}")
 
 
-def test_pieces_stand_in_the_order_in_which_they_came_and_of_many_the_last():
+def test_live_pieces_in_order_of_arrival():
     shown = streamed(["a", "b"], (1, [6, 7], None), (0, [5], None), (1, [], "abort"))
     assert shown.endswith("in order1␣w6␣w70␣w5")
     shown = streamed(["a"], *((0, [token], None) for token in range(lab.LATEST + 3)))

@@ -2,52 +2,21 @@
 
 from bisect import insort
 from functools import partial
-from hashlib import md5, sha256
+from hashlib import md5
 
 import torch
 
 from solutions.engine.managers import FreeBlocks
-from solutions.paged_attention import BlockManager, OutOfBlocks
+from solutions.paged_attention import BlockManager
 from solutions.prefix_caching import Node, PrefixManager, RadixTree, block_hashes, choose_next
 from tests.common.attempts import right, wrong
 
 # ----------------------------------------------------------------------------- blocks by their hash
 
 
-@wrong(block_hashes, "Each hash is a tuple; expected: it is 32 bytes.")
-def that_are_the_texts(token_ids, block_size, salt=b""):
-    ends = range(block_size, len(token_ids) + 1, block_size)
-    return [(salt, *token_ids[:end]) for end in ends]
-
-
 @wrong(block_hashes, "Each hash is 16 bytes; expected: it is 32 bytes.")
 def by_a_broken_function(token_ids, block_size, salt=b""):
     return [md5(key).digest() for key in block_hashes(token_ids, block_size, salt)]
-
-
-@wrong(block_hashes, "The list of hashes of text 3, numbered as new ones come, is [1]")
-def salted_in_front_without_a_border(token_ids, block_size, salt=b""):
-    """2, 3 with the salt 1 is written like 12, 3 without a salt."""
-    hashes, before = [], bytes(32)
-    for end in range(block_size, len(token_ids) + 1, block_size):
-        ids = ",".join(map(str, token_ids[end - block_size : end]))
-        before = sha256(before + salt + ids.encode()).digest()
-        hashes.append(before)
-    return hashes
-
-
-@wrong(block_hashes, "The list of hashes of text 2, numbered as new ones come, is [0]; expected")
-def of_ids_in_two_bytes(token_ids, block_size, salt=b""):
-    return block_hashes([token % 2**16 for token in token_ids], block_size, salt)
-
-
-@wrong(block_hashes, "The list of hashes of text 3", "The salt replaces the zero bytes")
-def begun_with_the_salt(token_ids, block_size, salt=b""):
-    hashes = [salt or bytes(32)]
-    for end in range(block_size, len(token_ids) + 1, block_size):
-        ids = b"".join(token.to_bytes(8, "big") for token in token_ids[end - block_size : end])
-        hashes.append(sha256(hashes[-1] + ids).digest())
-    return hashes[1:]
 
 
 @wrong(block_hashes, "The list of hashes of text 2, numbered as new ones come, is [0, 1]; expected")
@@ -57,11 +26,6 @@ def mixed_with_the_salt(token_ids, block_size, salt=b""):
         bytes(one ^ other for one, other in zip(key, padded, strict=True))
         for key in block_hashes(token_ids, block_size)
     ]
-
-
-@wrong(block_hashes, "It raised TypeError: unhashable type: 'list'")
-def that_are_lists(token_ids, block_size, salt=b""):
-    return [list(key) for key in block_hashes(token_ids, block_size, salt)]
 
 
 @right(PrefixManager.match)
@@ -83,14 +47,6 @@ def the_books_made_anew(self):
     self.ref_counts = [count or int(b == block) for b, count in enumerate(self.ref_counts)]
     self.block_hash = {b: key for b, key in self.block_hash.items() if b != block}
     self.cached = {key: b for b, key in self.block_hash.items()}
-    return block
-
-
-@wrong(PrefixManager.take_block, "It raised KeyError: 'dictionary is empty'")
-def taken_without_asking(self):
-    block = self.free_blocks.popleft()
-    self.ref_counts[block] = 1
-    self.cached.pop(self.block_hash.pop(block, None), None)
     return block
 
 
@@ -139,14 +95,6 @@ def past_its_own_take_block(self, *given):
     computed = PrefixManager.admit(self, *given)
     del self.take_block
     return computed
-
-
-@wrong(PrefixManager.admit, "It raised ValueError: too few")
-def refused_in_its_own_words(self, request, token_ids, num_drafts=0, salt=b""):
-    try:
-        return PrefixManager.admit(self, request, token_ids, num_drafts, salt)
-    except OutOfBlocks:
-        raise ValueError("too few") from None
 
 
 @wrong(PrefixManager.admit, "`free_blocks` after step 1 is a list; expected: it is [")
@@ -213,11 +161,6 @@ class NeverForgets(WithTextsForHashes):
 # ------------------------------------------------------------------------------------ a radix tree
 
 
-@wrong(RadixTree.walk, "walk returns two things, a node and a length; this is a Node.")
-def the_node_alone(self, token_ids):
-    return RadixTree.walk(self, token_ids)[0]
-
-
 @wrong(RadixTree.walk, "The node that `walk([])` returned is not in the tree; expected: it is ")
 def a_copy_of_the_node(self, token_ids):
     node, length = RadixTree.walk(self, token_ids)
@@ -240,16 +183,6 @@ def from_a_sorted_list(self, needed, unused):
     return found
 
 
-@wrong(RadixTree.evict, "Take `yield` out of it")
-def block_by_block(self, needed, unused):
-    yield from RadixTree.evict(self, needed, unused)
-
-
-@wrong(RadixTree.evict, "`evict(1, …)` returned is [")
-def no_more_than_needed(self, needed, unused):
-    return RadixTree.evict(self, needed, unused)[:needed]
-
-
 # ------------------------------------------------------------------------------ the next one served
 
 
@@ -261,11 +194,6 @@ def as_a_tensor(matched, waited, patience):
 @wrong(choose_next, "is 0.0; expected: it is 0.")
 def as_a_float(matched, waited, patience):
     return float(choose_next(matched, waited, patience))
-
-
-@wrong(choose_next, "The place from `choose_next([")
-def from_the_end(matched, waited, patience):
-    return choose_next(matched, waited, patience) - len(matched)
 
 
 @wrong(choose_next, "The place from `choose_next([0, ")

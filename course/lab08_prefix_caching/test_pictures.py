@@ -31,20 +31,20 @@ def stretches(axes):
     return rows
 
 
-def test_a_turn_is_what_it_found_then_what_it_computed_then_its_answer():
+def test_turns_found_computed_and_answer():
     (axes,) = lab.chat_turns(samples.CHATS).axes
     rows = stretches(axes)
-    found, computed, answer = lab.STRETCHES
+    cached, computed, answer = lab.STRETCHES
     first, second, *others = rows.values()
     assert first == [(computed, 0, 10), (answer, 10, 4)]
-    assert second == [(found, 0, 14), (computed, 14, 4), (answer, 18, 4)]
+    assert second == [(cached, 0, 14), (computed, 14, 4), (answer, 18, 4)]
     assert len(others) == 3
     assert [low - high for high, low in pairwise(rows)] == pytest.approx([1, 1.6, 1, 1])
     assert told(axes) == [58, 86, 67]  # found, of how many, %
     assert told(lab.chat_turns([]).axes[0]) == [0, 0]
 
 
-def test_the_strip_is_filled_by_held_known_and_empty_blocks_below_its_evictions():
+def test_pool_strip_fills_and_evictions():
     (axes,) = lab.pool_strip(samples.MOMENTS, num_blocks=8).axes
     areas = [(patch.get_data().baseline, patch.get_data().values) for patch in axes.patches]
     (_, held), (below_known, known), (below_empty, empty) = areas
@@ -55,14 +55,14 @@ def test_the_strip_is_filled_by_held_known_and_empty_blocks_below_its_evictions(
     assert told(axes) == [8, 5]  # blocks, evicted
 
 
-def test_a_pool_that_evicts_nothing_has_no_ticks_and_one_without_steps_is_refused():
+def test_pool_strip_without_evictions_or_steps():
     (axes,) = lab.pool_strip(samples.MOMENTS[:2], num_blocks=8).axes
     assert curves(axes)[1] == {}
     with pytest.raises(ValueError, match="no steps to show"):
         lab.pool_strip([], num_blocks=8)
 
 
-def test_the_pool_is_a_table_of_moments_and_blocks():
+def test_show_pool_is_a_table():
     manager = samples.knowing_manager()
     before = lab.keep_pool(manager)
     manager.tables.clear()  # what was kept stays
@@ -80,7 +80,7 @@ def shown(root: Node, title: str = "") -> str:
     return lab.show_trees({title: keep(root)}, decode).data
 
 
-def test_a_node_shows_its_text_and_its_stamp_and_no_markup():
+def test_nodes_show_text_and_stamp():
     html = shown(samples.split_tree())
     edges = ["the␣<b>fox</b> 2 tokens, stamp 2", "␣and 1 token, stamp 1"]
     assert read(html) == f"root stamp 2{edges[0]}{edges[1]}␣queen↵ 2 tokens, stamp 2"
@@ -90,14 +90,14 @@ def test_a_node_shows_its_text_and_its_stamp_and_no_markup():
     assert "&lt;i&gt;now" in html
 
 
-def test_children_stand_inside_their_parents():
+def test_children_lie_inside_their_parents():
     html = shown(samples.split_tree())
     before = [html[: html.index(word)] for word in ("root", "fox", "and", "queen")]
     root, fox, end, queen = (part.count("<div") - part.count("</div") for part in before)
     assert root < fox < end == queen
 
 
-def test_a_split_marks_the_edges_that_were_not_there_before():
+def test_split_marks_new_edges():
     root = samples.tree()
     root.children[4] = Node([4], stamp=1)
     before = keep(root)
@@ -111,7 +111,7 @@ def test_a_split_marks_the_edges_that_were_not_there_before():
     assert read(second).count("new") == 3  # and not at the other leaf
 
 
-def test_edges_of_equal_tokens_in_other_places_are_two():
+def test_equal_edges_elsewhere_are_new():
     leaf = Node([3])
     root = Node(children={1: Node([1], {3: leaf}), 2: Node([2])})
     before = keep(root)
@@ -120,27 +120,27 @@ def test_edges_of_equal_tokens_in_other_places_are_two():
     assert read(lab.show_trees(trees, decode).data).count("new") == 1
 
 
-def test_of_a_long_edge_both_ends_are_shown():
+def test_long_edges_show_both_ends():
     assert lab.shortened("x" * lab.LONGEST) == "x" * lab.LONGEST
     text = lab.shortened(f"begin{'x' * lab.LONGEST}end")
     assert re.fullmatch("beginx+ … x+end", text)
     assert len(text) <= lab.LONGEST + 3
 
 
-def test_each_order_has_a_line_from_small_pools_to_large():
+def test_hit_rate_curves_by_pool_size():
     (axes,) = lab.hit_rate_curves(samples.RATES).axes
     assert curves(axes) == [*samples.RATES.values()]
     assert list(curves(axes)[0]) == [6, 8, 9, 10]
 
 
-def test_the_cliff_and_the_working_set_are_marked_and_named():
+def test_cliff_and_working_set_are_marked():
     figure = lab.hit_rate_curves(samples.RATES, working_set=9)
     (axes,) = figure.axes
     (fall,) = axes.patches
     assert (fall.get_x(), fall.get_width()) == (8, 1)
     assert list(axes.lines[2].get_xdata()) == [9, 9]
-    told = sorted(numbers_in(name) for name in legend_of(figure) if name not in samples.RATES)
-    assert told == [[0.7, 0], [9]]
+    numbers = sorted(numbers_in(name) for name in legend_of(figure) if name not in samples.RATES)
+    assert numbers == [[0.7, 0], [9]]
     gentle = {"oldest first": {6: 0.4, 8: 0.5, 10: 0.7}, "newest first": samples.CIRCLE}
     figure = lab.hit_rate_curves(gentle)
     assert heights(figure.axes[0]) == []
@@ -157,11 +157,11 @@ def test_the_cliff_and_the_working_set_are_marked_and_named():
         ({5: 0.7}, None),
     ],
 )
-def test_a_cliff_loses_more_than_half_of_the_best_rate(curve, found):
+def test_cliff_loses_over_half_of_the_best(curve, found):
     assert lab.cliff(curve) == found
 
 
-def test_bars_by_block_size_and_the_tree_as_a_line_across_them():
+def test_grain_bars_and_the_trees_line():
     (axes,) = lab.grain({16: 2368, 1: 1960, 4: 2080}, tree=4000).axes
     assert heights(axes) == [1960, 2080, 2368]
     assert names(axes.xaxis) == ["1", "4", "16"]

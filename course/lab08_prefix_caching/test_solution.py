@@ -46,7 +46,6 @@ from tests.common.serving import (
 
 pytestmark = pytest.mark.usefixtures("short_stretches")
 
-PARTS = Parts(block_manager=PrefixManager)
 
 # -------------------------------------------------------------------------------------- the hashes
 
@@ -65,7 +64,7 @@ salts = st.sampled_from([b"", b"", b"a", b"ab"])
 @example([([1], b""), ([257], b"")], 1)
 @example([([1, 2], b""), ([1, 2], b"a")], 1)
 @example([([1, 2, 3], b""), ([1, 2, 3, 12], b"")], 2)
-def test_two_blocks_have_one_hash_where_all_up_to_their_end_is_the_same(texts, block_size):
+def test_equal_hash_means_equal_text(texts, block_size):
     hash_of: dict[Any, bytes] = {}
     for ids, salt in texts:
         hashes = block_hashes(ids, block_size, salt)
@@ -75,8 +74,8 @@ def test_two_blocks_have_one_hash_where_all_up_to_their_end_is_the_same(texts, b
     assert len(set(hash_of.values())) == len(hash_of)
 
 
-def test_a_hash_is_a_sha_256_of_what_stands_before_and_of_its_ids() -> None:
-    """Of nothing that another process would have otherwise."""
+def test_hash_is_a_sha_256_chain() -> None:
+    """Of the hash before, the ids and the salt: the same in every process."""
     before, hashes = bytes(32), block_hashes([7, 300, 50256, 0, 9], 2, b"tenant")
     for ids, key in zip([(7, 300), (50256, 0)], hashes, strict=True):
         written = b"".join(token.to_bytes(8, byteorder) for token in ids)
@@ -84,7 +83,7 @@ def test_a_hash_is_a_sha_256_of_what_stands_before_and_of_its_ids() -> None:
     assert block_hashes((7, 300, 50256, 0, 9), 2, b"tenant")[-1] == before  # ids of any sequence
 
 
-def test_a_salt_that_is_a_hash_opens_nothing() -> None:
+def test_salt_that_is_a_hash_opens_nothing() -> None:
     text = [1, 2, 3, 12]
     known = block_hashes(text, 2)
     ids = b"".join(token.to_bytes(8, byteorder) for token in text[:2])
@@ -110,12 +109,12 @@ class Plain:
         return [(salt, *ids[:end]) for end in range(size, len(ids) + 1, size)]
 
     def match(self, ids: Sequence[int], salt: bytes) -> list[int]:
-        found = []
+        blocks = []
         for beginning in self.beginnings(ids, salt):
             if beginning not in self.known or len(beginning) - 1 == len(ids):
                 break
-            found.append(self.known[beginning])
-        return found
+            blocks.append(self.known[beginning])
+        return blocks
 
     def take(self, count: int) -> list[int]:
         taken, self.free_blocks = self.free_blocks[:count], self.free_blocks[count:]
@@ -228,7 +227,7 @@ def live(num_blocks: int, block_size: int, life: Sequence[Any]) -> Counter[str]:
 @pytest.mark.parametrize(
     ("lives", "length"), [(300, 80), pytest.param(400, 3000, marks=pytest.mark.soak)]
 )
-def test_a_manager_finds_what_is_known_and_nothing_else(lives: int, length: int) -> None:
+def test_manager_finds_what_is_known(lives: int, length: int) -> None:
     rng, happened = random.Random(0), Counter[str]()
     for _ in range(lives):
         life = list(a_life(rng, length))
@@ -244,7 +243,7 @@ def compute(manager: PrefixManager, text: list[int]) -> None:
     manager.free(0)
 
 
-def test_a_text_is_found_no_further_than_all_of_its_beginning() -> None:
+def test_match_ends_at_a_hole() -> None:
     manager = PrefixManager(3, 2)
     compute(manager, [1, 2, 3, 4, 5, 6])
     assert len(manager.match([1, 2, 3, 4, 5, 6, 7])) == 3
@@ -252,7 +251,7 @@ def test_a_text_is_found_no_further_than_all_of_its_beginning() -> None:
     assert manager.match([1, 2, 3, 4, 5, 6, 7]) == []
 
 
-def test_what_cannot_be_is_refused_with_a_sentence() -> None:
+def test_bad_admissions_are_refused() -> None:
     """What a request finds is free, and known; so it can't be taken as well."""
     manager = PrefixManager(4, 2)
     compute(manager, [1, 2, 3, 4])
@@ -361,7 +360,7 @@ def cached_prefixes(load: Load, **others: Any) -> Load:
 
 
 @pytest.mark.parametrize("kinds", [[None], KINDS], ids=["alone", "with-drafts"])
-def test_any_load_gets_the_tokens_of_the_naive_loop(kinds: list[Any]) -> None:
+def test_any_load_gets_the_naive_tokens(kinds: list[Any]) -> None:
     def is_served(load: Load) -> dict[str, bool]:
         watched = serve_each(cached_prefixes(load))
         batches = watched.batches
@@ -375,7 +374,7 @@ def test_any_load_gets_the_tokens_of_the_naive_loop(kinds: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("kinds", [[None], KINDS], ids=["alone", "with-drafts"])
-def test_the_longest_match_is_let_in_first_and_changes_no_text(kinds: list[Any]) -> None:
+def test_longest_match_goes_first(kinds: list[Any]) -> None:
     """Two run at a time, so that many wait while others are computed that begin like them."""
 
     def is_served(load: Load, patience: int) -> dict[str, bool]:
@@ -394,32 +393,8 @@ def test_the_longest_match_is_let_in_first_and_changes_no_text(kinds: list[Any])
 # ------------------------------------------------------------------------------------------ counts
 
 
-CHATS = GPTConfig(vocab_size=64, n_positions=448, n_embd=16, n_layer=1, n_head=1)
-
-
-@pytest.mark.parametrize(("running", "tokens"), [(8, 2368), (2, 1792)])
-def test_chats_that_begin_alike_compute_a_fifth_of_their_prompts(running: int, tokens: int) -> None:
-    """By an engine, which finds answers that it has given: 12,480 tokens without."""
-    room: Any = {"num_blocks": 400, "block_size": 16, "max_running": running}
-    watched = WatchedEngine(
-        model_of(CachedLMHead, CHATS, 0), **room, token_budget=4096, parts=PARTS
-    )
-    rng = random.Random(0)
-    texts = [[token % 64 for token in range(96)] for _ in range(8)]
-    for _ in range(6):
-        requests = [watched.submit([*text, *rng.choices(range(64), k=24)], 32) for text in texts]
-        watched.run()
-        texts = [watched.stories[request].ids for request in requests]
-    manager: Any = watched.engine.scheduler.manager
-    computed = sum(story.computed for story in watched.stories.values())
-    assert manager.queried == 12_480
-    assert computed - 48 * 31 == tokens == manager.queried - manager.hits
-    assert tokens <= 0.2 * 12_480
-    assert len(watched.engine.trace) == 192 * 8 / running  # it is no fewer forwards
-
-
 @pytest.mark.parametrize(("documents", "rate"), [(1, 0.78125), (8, 0.78125), (9, 0)])
-def test_a_circle_that_is_larger_than_the_pool_finds_nothing(documents: int, rate: float) -> None:
+def test_circle_larger_than_the_pool(documents: int, rate: float) -> None:
     """Documents of 16 blocks, six times around, where 8 have room."""
     manager = PrefixManager(128, 16)
     for document in 6 * list(range(documents)):
@@ -457,8 +432,8 @@ def test_each_token_needs_a_block() -> None:
 def evicted_from(tree: RadixTree, needed: int, held: set[int]) -> list[int]:
     """What must go, by the texts of the paths; in this order."""
     left = {path: (node.stamp, node.blocks) for path, node in nodes_of(tree).items() if path}
-    gone: list[int] = []
-    while len(gone) < needed:
+    blocks_gone: list[int] = []
+    while len(blocks_gone) < needed:
         leaves = [
             (stamp, path)
             for path, (stamp, blocks) in left.items()
@@ -466,12 +441,12 @@ def evicted_from(tree: RadixTree, needed: int, held: set[int]) -> list[int]:
         ]
         if not leaves:
             break
-        gone += left.pop(min(leaves)[1])[1]
-    return gone
+        blocks_gone += left.pop(min(leaves)[1])[1]
+    return blocks_gone
 
 
 @pytest.mark.parametrize("lives", [200, pytest.param(3000, marks=pytest.mark.soak)])
-def test_a_tree_finds_what_a_dict_of_all_beginnings_finds(lives: int) -> None:
+def test_tree_finds_what_a_dict_finds(lives: int) -> None:
     happened: Counter[str] = Counter()
     for seed in range(lives):
         rng, tree = random.Random(seed), RadixTree()
@@ -540,14 +515,14 @@ def test_a_tree_finds_what_a_dict_of_all_beginnings_finds(lives: int) -> None:
         ([64, 0], [0, 1], 0, 1),
     ],
 )
-def test_who_is_next(matched: list[int], waited: list[int], patience: int, chosen: int) -> None:
+def test_choose_next(matched: list[int], waited: list[int], patience: int, chosen: int) -> None:
     given = list(matched), list(waited)
     assert choose_next(matched, waited, patience) == chosen
     assert given == (matched, waited)
 
 
 @pytest.mark.parametrize(("matched", "waited"), [([], []), ([1], []), ([1, 2], [1])])
-def test_there_must_be_a_waiting_request(matched: list[int], waited: list[int]) -> None:
+def test_choose_next_needs_a_request(matched: list[int], waited: list[int]) -> None:
     with pytest.raises(ValueError, match="must be a waiting request"):
         choose_next(matched, waited, 3)
 
@@ -565,7 +540,7 @@ SHOTS = GPTConfig(vocab_size=64, n_positions=96, n_embd=16, n_layer=1, n_head=1)
         (partial(LongestMatch, patience=99), 400, 8, 1536),
     ],
 )
-def test_an_engine_computes_as_many_tokens_of_grouped_prompts(
+def test_grouped_prompts_by_order(
     scheduler: Any, num_blocks: int, running: int, tokens: int
 ) -> None:
     """Four groups of 8, each with 64 tokens in common and 16 of one's own: 2,560. What comes out is
@@ -581,8 +556,8 @@ def test_an_engine_computes_as_many_tokens_of_grouped_prompts(
     for text in texts:
         watched.submit(text, 1)
     watched.run()
-    found = [story.ids for story in watched.stories.values()]
-    assert found == [naive(SHOTS, 0, text, 1) for text in texts]
+    outputs = [story.ids for story in watched.stories.values()]
+    assert outputs == [naive(SHOTS, 0, text, 1) for text in texts]
     assert sum(story.computed for story in watched.stories.values()) == tokens
     manager: Any = watched.engine.scheduler.manager
     assert (manager.queried, manager.queried - manager.hits) == (2560, tokens)

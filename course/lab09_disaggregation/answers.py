@@ -31,16 +31,6 @@ def leaving_them_sorted(self):
     return StallFree.schedule(self)
 
 
-@wrong(StallFree.schedule, "The plan of step 3 is {0: 2}; expected: it is {1: 2}.")
-def in_the_order_of_their_numbers(self):
-    running = self.running
-    self.running = sorted(running, key=lambda sequence: sequence.number)
-    before, plan = [*self.running], StallFree.schedule(self)
-    after = [sequence for sequence in self.running if sequence not in before]
-    self.running = [sequence for sequence in running if sequence in self.running] + after
-    return plan
-
-
 # ---------------------------------------------------------------------------- keys and values sent
 
 
@@ -156,11 +146,6 @@ def in_the_order_of_their_ends(self, now, confirmed):
             found.append(request)
     self.ends = {r: self.ends[r] for r in self.ends if r not in found}
     return found
-
-
-@wrong(Leases.due, "The result of call 1, due(5.0, []), should be a list, not a set.")
-def in_a_set(self, now, confirmed):
-    return set(Leases.due(self, now, confirmed))
 
 
 # ------------------------------------------------------------- mutants that do the same by right

@@ -15,7 +15,7 @@ def facts(axes) -> list[float]:
     return numbers_in(axes.get_title("right"))
 
 
-def test_how_many_tokens_there_are_does_not_tell_a_prompt_from_a_decode():
+def test_served_tells_prompts_from_decodes():
     trace = [[(2, 1, False)], [(2, 1, True)], [(2, 5, True)]]  # at last, drafts are verified
     assert [kind for *_, kind in lab.served(trace, 2)] == [NEWCOMER, NEWCOMER, DECODES]
 
@@ -31,7 +31,7 @@ def test_how_many_tokens_there_are_does_not_tell_a_prompt_from_a_decode():
         ([], []),
     ],
 )
-def test_a_stall_stands_between_two_tokens_of_a_request(trace, stalled):
+def test_stalls_lie_between_two_tokens(trace, stalled):
     assert lab.stalls(trace) == stalled
 
 
@@ -41,7 +41,7 @@ def columns(axes):
     return sorted((round((x + end) / 2), kind, y, top) for kind, x, end, y, top in pieces)
 
 
-def test_a_column_has_decodes_below_and_prompts_on_top():
+def test_steps_have_decodes_below_prompts():
     whole, chunks = lab.steps_of(POLICIES, newcomer=2).axes
     begin = [(1, OTHERS, 0, 5), (2, DECODES, 0, 2)]
     assert columns(whole) == [*begin, (3, NEWCOMER, 0, 12), (4, DECODES, 0, 3), (5, DECODES, 0, 2)]
@@ -71,7 +71,7 @@ def test_a_column_has_decodes_below_and_prompts_on_top():
         (lab.gaps_of, [15, 19], [8, 22], [[], [], [], [5], [1]]),
     ],
 )
-def test_panels_tell_their_numbers_and_share_their_scales(draw, whole, chunks, little):
+def test_panels_share_scales(draw, whole, chunks, little):
     figure = draw(POLICIES | {"short": WHOLE[:1]}, newcomer=2)
     assert [facts(axes) for axes in figure.axes[:2]] == [whole, chunks]
     assert len({axes.get_xlim() for axes in figure.axes}) == 1
@@ -79,7 +79,7 @@ def test_panels_tell_their_numbers_and_share_their_scales(draw, whole, chunks, l
     assert [facts(draw({"": trace}, newcomer=2).axes[0]) for trace in LITTLE] == little
 
 
-def test_a_step_is_as_wide_as_its_tokens_with_a_tick_where_a_request_gains_one():
+def test_gaps_are_as_wide_as_their_tokens():
     whole, chunks = lab.gaps_of(POLICIES, newcomer=2).axes
     assert names(chunks.yaxis) == ["request 0", "request 1", "new request, 2"]
     assert chunks.yaxis_inverted()  # request 0 is on top
@@ -97,7 +97,7 @@ def test_a_step_is_as_wide_as_its_tokens_with_a_tick_where_a_request_gains_one()
     assert marked(chunks, lab.LONGEST) == [[(7, 0.5), (15, 0.5)]]
 
 
-def test_a_trace_by_steps_and_by_work_leaves_room_for_the_others():
+def test_steps_and_gaps_share_scales():
     steps, gaps = lab.steps_and_gaps(CHUNKS, 2, [CHUNKS, WHOLE]).axes
     together, by_work = lab.steps_of(POLICIES, 2).axes[1], lab.gaps_of(POLICIES, 2).axes[1]
     assert columns(steps) == columns(together)
@@ -121,21 +121,19 @@ def seen(axes, prompt):
 
 
 @given(st.integers(1, 12), st.integers(1, 14))
-def test_a_query_sees_the_keys_before_its_chunk_in_the_cache_and_its_own_up_to_itself(
-    prompt, chunk
-):
-    found = seen(lab.chunk_mask(prompt, chunk).axes[0], prompt)
-    assert set(found) == {(query, key) for query in range(prompt) for key in range(query + 1)}
-    for (query, key), look in found.items():
+def test_chunk_mask_cells(prompt, chunk):
+    cells = seen(lab.chunk_mask(prompt, chunk).axes[0], prompt)
+    assert set(cells) == {(query, key) for query in range(prompt) for key in range(query + 1)}
+    for (query, key), look in cells.items():
         own = "next" if query // chunk % 2 else "own"
         assert look == ("cached" if key < query // chunk * chunk else own)
 
 
-def test_the_chunks_are_counted_and_named_and_of_many_some():
+def test_chunk_mask_names_chunks():
     (axes,) = lab.chunk_mask(20, 8).axes
     assert told(axes) == [20, 8, 3]  # tokens, in a chunk, forwards
-    own = [[1, 0, 8], [2, 8, 8], [3, 16, 4]]  # number, cached, own
-    assert [numbers_in(text.replace("+", "")) for text in texts(axes)] == own
+    chunks = [[1, 0, 8], [2, 8, 8], [3, 16, 4]]  # number, cached, own
+    assert [numbers_in(text.replace("+", "")) for text in texts(axes)] == chunks
     (axes,) = lab.chunk_mask(640, 16).axes
     assert len(axes.patches) == 40 + 39
     assert len(axes.texts) <= lab.MOST_CHUNKS
@@ -143,12 +141,12 @@ def test_the_chunks_are_counted_and_named_and_of_many_some():
 
 
 @pytest.mark.parametrize(("prompt", "chunk"), [(0, 4), (4, 0), (4, -1)])
-def test_a_mask_of_nothing_is_refused(prompt, chunk):
+def test_empty_chunk_masks_are_refused(prompt, chunk):
     with pytest.raises(ValueError, match="one token or more"):
         lab.chunk_mask(prompt, chunk)
 
 
-def test_dots_begin_at_their_first_and_the_longest_gap_stands_below():
+def test_token_dots_and_longest_gap():
     (axes,) = lab.token_dots(TOKEN_TIMES).axes
     dots = [list(line.get_xdata()) for line in axes.lines if line.get_marker() == "o"]
     assert dots == [pytest.approx([0, 100, 500, 600]), pytest.approx([0, 200, 300]), [0], []]
@@ -158,16 +156,16 @@ def test_dots_begin_at_their_first_and_the_longest_gap_stands_below():
     assert gaps == {0: "400 ms", 1: "200 ms", 2: "no gap", 3: "no gap"}
 
 
-def test_events_lie_in_their_lanes_from_the_first_start_on():
+def test_lanes_begin_at_the_first_event():
     (axes,) = lab.lanes(EVENTS).axes
     drawn = boxes(axes, lab.WORK)
     events = [(row, *event) for row, lane in enumerate(EVENTS.values()) for event in lane]
     both = zip(drawn, events, strict=True)
-    for (kind, x, end, y, bottom), (row, wanted, start, duration) in both:
-        assert (round((y + bottom) / 2), kind) == (row, wanted)
+    for (kind, x, end, y, bottom), (row, what, start, duration) in both:
+        assert (round((y + bottom) / 2), kind) == (row, what)
         assert (x, end) == pytest.approx((1000 * (start - 5), 1000 * (start - 5 + duration)))
 
 
-def test_what_was_sent_stands_by_the_line_through_the_origin():
+def test_wire_bytes_and_their_line():
     (axes,) = lab.wire_bytes({640: 2_000_000, 64: 131_072}, per_token=2048).axes
     assert curves(axes) == [{0: 0, 640: 1280}, {640: 1953.125, 64: 128}]  # KB

@@ -20,9 +20,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpt import GPTLMHead
 from solutions import disaggregation
-from solutions import generate as lab_1
 from solutions.decoding import GREEDY, SamplingParams, stream
 from solutions.disaggregation import Leases, StallFree, adopt, pack_kv, unpack_kv
 from solutions.engine.engine import Output
@@ -61,9 +59,6 @@ def alone(
     folder: Path, prompt: list[int], limit: int, params: SamplingParams = GREEDY, seed: int = 0
 ) -> list[int]:
     """The new tokens that one request gets by itself."""
-    if params == GREEDY:
-        model = GPTLMHead.from_pretrained(folder)
-        return lab_1.generate(model, torch.tensor([prompt]), limit)[0].tolist()[len(prompt) :]
     generator = torch.Generator().manual_seed(seed)
     return list(stream(CachedLMHead.from_pretrained(folder), prompt, limit, params, generator))
 
@@ -79,15 +74,15 @@ def wait_for_a_token(both: Apart, request: int, count: int = 1) -> None:
         both.poll(1.0)
 
 
-def test_texts_are_those_of_each_request_alone_and_bytes_are_exact(both: Apart, tiny: Path) -> None:
+def test_texts_and_bytes_are_exact(both: Apart, tiny: Path) -> None:
     before = both.statistics()
     requests = [both.submit(prompt, 12) for prompt in PROMPTS]
     outputs = list(both)
     for request, prompt in zip(requests, PROMPTS, strict=True):
         assert both.new_ids[request] == alone(tiny, prompt, 12)
-        own = [output for output in outputs if output.request == request]
-        assert [token for output in own for token in output.new_ids] == both.new_ids[request]
-        assert [output.finish_reason for output in own] == [None] * 11 + ["length"]
+        answers = [output for output in outputs if output.request == request]
+        assert [token for output in answers for token in output.new_ids] == both.new_ids[request]
+        assert [output.finish_reason for output in answers] == [None] * 11 + ["length"]
         times = both.times[request]
         assert len(times) == 12
         assert sorted([both.came[request], *times]) == [both.came[request], *times]
@@ -101,35 +96,34 @@ def test_texts_are_those_of_each_request_alone_and_bytes_are_exact(both: Apart, 
     assert after[PREFILL].messages - before[PREFILL].messages == 2 * len(PROMPTS)  # Ask, Last
 
 
-def test_spans_of_a_lane_lie_behind_one_another(both: Apart) -> None:
+def test_spans_of_a_lane_dont_overlap(both: Apart) -> None:
     both.submit(list(range(100)), 5)
     both.run()
     lanes = both.lanes()
     for name, kinds in ((PREFILL, {"compute", "send"}), (DECODE, {"compute", "receive"})):
-        own = [lane for lane in lanes if lane[0] == name]
-        assert {what for _, what, _, _ in own} == kinds
+        events = [lane for lane in lanes if lane[0] == name]
+        assert {what for _, what, _, _ in events} == kinds
         for kind in kinds:
-            spans = [(start, start + seconds) for _, what, start, seconds in own if what == kind]
+            spans = [(start, start + seconds) for _, what, start, seconds in events if what == kind]
             assert all(end <= start for (_, end), (start, _) in pairwise(spans))
             assert all(start <= end for start, end in spans)
 
 
-def test_an_abort_ends_a_request_and_nobody_else(both: Apart, tiny: Path) -> None:
+def test_abort_ends_one_request(both: Apart, tiny: Path) -> None:
     requests = [both.submit(prompt, 200) for prompt in PROMPTS[:3]]
     wait_for_a_token(both, requests[0])
     both.abort(requests[0])
-    told = len(both.new_ids[requests[0]])
+    count = len(both.new_ids[requests[0]])
     both.run()
     assert both.reasons[requests[0]] == "abort"
-    assert len(both.new_ids[requests[0]]) == told
+    assert len(both.new_ids[requests[0]]) == count
     for request, prompt in list(zip(requests, PROMPTS, strict=False))[1:]:
         assert both.new_ids[request] == alone(tiny, prompt, 200)
     assert_nothing_is_held(both)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("names", [[DECODE], [PREFILL], [PREFILL, DECODE]], ids=str)
-def test_sides_that_are_killed_change_no_text(both: Apart, tiny: Path, names: list[str]) -> None:
+def test_killed_sides_change_no_text(both: Apart, tiny: Path, names: list[str]) -> None:
     kinds = [(prompt, params) for prompt in PROMPTS for params in (GREEDY, SAMPLED)]
     given = [(prompt, 100, None, params, seed) for seed, (prompt, params) in enumerate(kinds)]
     requests = [both.submit(*arguments) for arguments in given]
@@ -145,7 +139,7 @@ def test_sides_that_are_killed_change_no_text(both: Apart, tiny: Path, names: li
     assert_nothing_is_held(both)
 
 
-def test_what_needs_no_side_is_answered_at_the_edge(both: Apart) -> None:
+def test_edge_answers_what_needs_no_side(both: Apart) -> None:
     with pytest.raises(ValueError, match="outside the model's range"):
         both.submit([5000], 3)
     request = both.submit([1] * 512, 3)
@@ -156,8 +150,7 @@ def test_what_needs_no_side_is_answered_at_the_edge(both: Apart) -> None:
 # ------------------------------------------------------------------------------ what goes wrong
 
 
-@pytest.mark.slow
-def test_a_side_that_is_stopped_past_the_lease_loses_nothing(tiny: Path) -> None:
+def test_side_stopped_past_the_lease(tiny: Path) -> None:
     little = replace(AMPLE, num_blocks=8)
     with Apart(tiny, PIECES, AMPLE, little, lease_seconds=0.3) as both:
         requests = [both.submit(PROMPTS[0], 100)]
@@ -176,8 +169,7 @@ def test_a_side_that_is_stopped_past_the_lease_loses_nothing(tiny: Path) -> None
             both.submit(PROMPTS[1], 60)
 
 
-@pytest.mark.slow
-def test_a_side_that_comes_back_with_other_weights_is_refused(tmp_path: Path) -> None:
+def test_side_with_other_weights_is_refused(tmp_path: Path) -> None:
     model = write_tiny(tmp_path, n_embd=32)
     with Apart(tmp_path, PIECES, AMPLE, AMPLE) as both:
         both.submit(PROMPTS[0], 900)
@@ -189,8 +181,7 @@ def test_a_side_that_comes_back_with_other_weights_is_refused(tmp_path: Path) ->
             both.run()
 
 
-@pytest.mark.slow
-def test_a_side_that_dies_again_and_again_is_given_up_with_a_sentence(tiny: Path) -> None:
+def test_side_that_keeps_dying_is_given_up(tiny: Path) -> None:
     with Apart(tiny, PIECES, AMPLE, AMPLE) as both:
         os.kill(both.processes[PREFILL].pid, signal.SIGSTOP)  # so that there is no token
         both.submit(PROMPTS[0], 9)
@@ -208,8 +199,7 @@ def test_a_side_that_dies_again_and_again_is_given_up_with_a_sentence(tiny: Path
         assert len(killed) == 3
 
 
-@pytest.mark.slow
-def test_what_a_piece_raises_is_raised_here(tiny: Path) -> None:
+def test_error_in_a_piece_is_raised_here(tiny: Path) -> None:
     def forgetful(engine: Any, number: int, message: Any) -> None:
         raise LookupError("the keys are gone")
 
@@ -219,7 +209,6 @@ def test_what_a_piece_raises_is_raised_here(tiny: Path) -> None:
             both.run()
 
 
-@pytest.mark.slow
 def test_no_process_and_no_memory_is_left(tiny: Path) -> None:
     both = Apart(tiny, PIECES, AMPLE, AMPLE)
     name, processes = both.settings[PREFILL].arena, list(both.processes.values())
@@ -233,7 +222,7 @@ def test_no_process_and_no_memory_is_left(tiny: Path) -> None:
         SharedMemory(name)
 
 
-def test_a_model_that_is_none_is_refused_before_anything_is_started(tmp_path: Path) -> None:
+def test_bad_models_start_nothing(tmp_path: Path) -> None:
     before = active_children()
     with pytest.raises(ValueError, match="has no configuration"):
         Apart(tmp_path, PIECES, AMPLE, AMPLE)
@@ -253,13 +242,12 @@ with Apart(FOLDER, pieces, room, room) as both:
 """
 
 
-@pytest.mark.slow
-def test_pieces_out_of_a_notebook_go_along_by_value(tiny: Path) -> None:
+def test_notebook_pieces_go_by_value(tiny: Path) -> None:
     """They are in no module that a process could import; and nobody has anything to complain of."""
     source = Path(disaggregation.__file__).read_text()
-    told = f"FOLDER, PROMPT = {str(tiny)!r}, {PROMPTS[1]}\n"
+    arguments = f"FOLDER, PROMPT = {str(tiny)!r}, {PROMPTS[1]}\n"
     done = subprocess.run(
-        [sys.executable, "-c", source + told + NOTEBOOK],
+        [sys.executable, "-c", source + arguments + NOTEBOOK],
         capture_output=True,
         text=True,
         timeout=300,
@@ -291,7 +279,7 @@ def wires(arena: SharedMemory | None, pool: torch.Tensor) -> tuple[Wire, Wire]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_what_is_sent_arrives_bit_by_bit_and_in_order(arena: Any, dtype: Any) -> None:
+def test_messages_arrive_exactly_and_in_order(arena: Any, dtype: Any) -> None:
     """More than all slots hold, in pieces of any size, while the other side reads."""
     pool = torch.zeros(2, 3, 4, 4, 2, 8, dtype=dtype)
     one, other = wires(arena, pool)
@@ -323,7 +311,7 @@ def test_what_is_sent_arrives_bit_by_bit_and_in_order(arena: Any, dtype: Any) ->
     assert size > SLOTS * SLOT_BYTES
 
 
-def test_what_is_sent_to_nobody_is_lost_and_the_next_one_hears_again(arena: Any) -> None:
+def test_wire_works_again_after_a_break(arena: Any) -> None:
     pool = torch.zeros(2, 3, 4, 4, 2, 8)
     one, other = wires(arena, pool)
     piece = Piece(0, 0, 0, torch.randn(2, 1, 5, 2, 8))
@@ -340,7 +328,7 @@ def test_what_is_sent_to_nobody_is_lost_and_the_next_one_hears_again(arena: Any)
         torch.testing.assert_close(found.kv, piece.kv, rtol=0, atol=0)
 
 
-def test_a_transfer_that_is_cut_in_its_middle_is_no_piece() -> None:
+def test_cut_transfers_are_dropped() -> None:
     here, there = Pipe()
     wire = Wire(torch.zeros(2, 3, 4, 4, 2, 8), None, perf_counter)
     wire.connect(there)

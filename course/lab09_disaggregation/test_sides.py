@@ -270,9 +270,9 @@ def tales(draw: st.DrawFn) -> Tale:
     )
 
 
-def tell(tale: Tale) -> World:
+def lived(tale: Tale) -> World:
     load, seconds = tale.load, tale.seconds if not tale.loss else min(tale.seconds, 200)
-    told = World(
+    both = World(
         load.model,
         tale.prefill,
         tale.decode,
@@ -291,35 +291,35 @@ def tell(tale: Tale) -> World:
         for number, visit in enumerate(load.visits):
             if visit.comes == tick:
                 given = visit.prompt, visit.limit, visit.eos, tale.params, number
-                assert told.submit(*given) == number
+                assert both.submit(*given) == number
             if leaves.get(number) == tick:
-                told.router.abort(number)
-                told.router.abort(number)
+                both.router.abort(number)
+                both.router.abort(number)
         for when, which in tale.deaths:
             if when == tick:
-                told.kill(which)
-        told.tick()
-    told.run()
-    return told
+                both.kill(which)
+        both.tick()
+    both.run()
+    return both
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_any_load_gets_the_texts_that_each_request_gets_alone(params: SamplingParams) -> None:
-    def is_told(tale: Tale) -> dict[str, bool]:
-        told = tell(replace(tale, params=params))
-        preemptions = told.decode.engine.scheduler.preemptions
-        target(float(preemptions + sum(isinstance(message, Lost) for message in told.sent)))
-        reasons = {output.finish_reason for output in told.outputs}
+def test_any_load_gets_the_texts_of_one_engine(params: SamplingParams) -> None:
+    def is_lived(tale: Tale) -> dict[str, bool]:
+        both = lived(replace(tale, params=params))
+        preemptions = both.decode.engine.scheduler.preemptions
+        target(float(preemptions + sum(isinstance(message, Lost) for message in both.sent)))
+        reasons = {output.finish_reason for output in both.outputs}
         assert "error" not in reasons
         return {
             "deaths": bool(tale.deaths),
             "preempted": preemptions > 0,
             "aborted": "abort" in reasons,
-            "forgotten": any(isinstance(message, Forget) for message in told.sent),
-            "again": next(told.router.attempts) > len(tale.load.visits),
+            "forgotten": any(isinstance(message, Forget) for message in both.sent),
+            "again": next(both.router.attempts) > len(tale.load.visits),
         }
 
-    hold_often(0.1, is_told, tales())
+    hold_often(0.1, is_lived, tales())
 
 
 # ----------------------------------------------------------------------------- what it costs
@@ -340,23 +340,23 @@ def test_nothing_is_computed_or_sent_twice() -> None:
             loss=0,
             deaths=[],
         )
-        told = tell(quiet)
+        both = lived(quiet)
         full = load.config.n_positions
         served = [n for n, visit in enumerate(visits) if len(visit.prompt) < full]
         prompts = sum(len(visits[number].prompt) for number in served)
-        again = sum(len(told.text(number)) - 1 for number in served)
+        again = sum(len(both.text(number)) - 1 for number in served)
         a_token = 2 * load.config.n_layer * load.config.n_embd * 8  # float64
-        assert told.computed[0] == prompts
-        assert sum(piece.kv.nbytes for piece in told.pieces_sent) == prompts * a_token
-        if not told.decode.engine.scheduler.preemptions:
-            assert told.computed[1] == again
-        controls = Counter(type(m) for m in told.sent if not isinstance(m, Piece))
+        assert both.computed[0] == prompts
+        assert sum(piece.kv.nbytes for piece in both.pieces_sent) == prompts * a_token
+        if not both.decode.engine.scheduler.preemptions:
+            assert both.computed[1] == again
+        controls = Counter(type(m) for m in both.sent if not isinstance(m, Piece))
         assert controls == Counter(dict.fromkeys([Ask, Granted, Last, Confirmed], len(served)))
 
     each_tale()
 
 
-def test_a_chunk_is_sent_layer_by_layer_while_it_is_computed() -> None:
+def test_chunks_are_sent_layer_by_layer() -> None:
     """Each layer before the next one is computed, once there is room."""
     model, log = model_of(CachedLMHead, CONFIG, 0), list[Any]()
     both = World(model, replace(AMPLE, token_budget=4))
@@ -385,7 +385,7 @@ def test_a_chunk_is_sent_layer_by_layer_while_it_is_computed() -> None:
     ]
 
 
-def test_what_the_decode_side_knows_is_not_sent() -> None:
+def test_known_blocks_are_not_sent() -> None:
     """A second turn begins with the first, which lies there in whole blocks of 4."""
     both = world(decode=replace(AMPLE, block_manager=PrefixManager))
     first = [3, 14, 15, 9, 2]
@@ -400,7 +400,7 @@ def test_what_the_decode_side_knows_is_not_sent() -> None:
     assert tokens_of(new) == 3
 
 
-def test_a_prefix_cache_before_the_wire_saves_computing_but_no_bytes() -> None:
+def test_prefix_cache_at_prefill_saves_no_bytes() -> None:
     both = world(prefill=replace(AMPLE, block_manager=PrefixManager))
     prompt = [3, 14, 15, 9, 2]
     for _ in range(2):
@@ -410,7 +410,7 @@ def test_a_prefix_cache_before_the_wire_saves_computing_but_no_bytes() -> None:
     assert tokens_of(both.pieces_sent) == 2 * 5
 
 
-def test_whoever_was_preempted_at_the_prefill_sends_the_rest_alone() -> None:
+def test_preempted_prefill_sends_only_the_rest() -> None:
     both = world(prefill=replace(AMPLE, token_budget=3))
     prompt = list(range(10))
     both.submit(prompt, 4)
@@ -423,12 +423,12 @@ def test_whoever_was_preempted_at_the_prefill_sends_the_rest_alone() -> None:
     both.run()
     assert both.computed[0] == 9 + 10
     for layer in range(CONFIG.n_layer):
-        own = [piece for piece in both.pieces_sent if piece.layer == layer]
-        sent = [n for piece in own for n in range(piece.start, piece.start + piece.kv.shape[2])]
+        pieces = [piece for piece in both.pieces_sent if piece.layer == layer]
+        sent = [n for piece in pieces for n in range(piece.start, piece.start + piece.kv.shape[2])]
         assert sent == list(range(10))
 
 
-def test_nothing_is_read_at_the_prefill_once_it_has_arrived() -> None:
+def test_prefill_is_not_read_after_arrival() -> None:
     both = world()
     requests = [both.submit([n, 3, 14, 15], 9) for n in range(6)]
     while not all(map(both.text, requests)):
@@ -442,7 +442,7 @@ def test_nothing_is_read_at_the_prefill_once_it_has_arrived() -> None:
 # ------------------------------------------------------------------------------- who has to wait
 
 
-def test_room_is_granted_in_the_order_of_asking() -> None:
+def test_room_is_granted_in_order() -> None:
     """A short prompt behind a long one waits, though there would be room for it."""
     both = world(decode=Room(num_blocks=4, block_size=4, token_budget=16, max_running=8))
     prompts = [list(range(9)), list(range(9)), [7]]
@@ -454,7 +454,7 @@ def test_room_is_granted_in_the_order_of_asking() -> None:
     assert next(both.router.attempts) == 3  # nobody began again
 
 
-def test_a_lease_ends_where_the_decode_side_is_late_and_all_begins_again() -> None:
+def test_late_decode_side_ends_the_lease() -> None:
     both = world(seconds=10)
     both.submit([3, 14, 15], 6)
     for _ in range(30):  # it is stopped: nothing that it is sent is read
@@ -469,7 +469,7 @@ def test_a_lease_ends_where_the_decode_side_is_late_and_all_begins_again() -> No
     both.run()
 
 
-def test_a_reservation_ends_where_nothing_comes_any_more() -> None:
+def test_reservation_ends_when_nothing_comes() -> None:
     """The transfer is cut in the middle; whatever comes too late is refused."""
     both = world(prefill=replace(AMPLE, token_budget=2), seconds=10)
     both.submit(list(range(8)), 5)
@@ -489,7 +489,7 @@ def test_a_reservation_ends_where_nothing_comes_any_more() -> None:
     both.run()
 
 
-def test_a_reservation_lasts_as_long_as_something_comes() -> None:
+def test_reservation_lasts_while_pieces_come() -> None:
     """A prompt that takes much longer than a lease, in many chunks."""
     both = world(prefill=replace(AMPLE, token_budget=1), seconds=4)
     both.submit(list(range(12)), 3)
@@ -500,7 +500,7 @@ def test_a_reservation_lasts_as_long_as_something_comes() -> None:
 # ------------------------------------------------------------------------------ what is refused
 
 
-def test_another_model_is_refused_and_nothing_is_lost() -> None:
+def test_other_models_are_refused() -> None:
     both = world()
     other = DecodeSide(model_of(CachedLMHead, CONFIG, 1), AMPLE, PIECES, LONG, print, print)
     larger = DecodeSide(model_of(CachedLMHead, CONFIGS[2], 0), AMPLE, PIECES, LONG, print, print)
@@ -514,25 +514,25 @@ def test_another_model_is_refused_and_nothing_is_lost() -> None:
     both.run()
 
 
-def test_a_model_is_told_by_each_of_its_weights_and_by_its_shape() -> None:
+def test_fingerprint_covers_weights_and_shape() -> None:
     def model() -> Any:
         torch.manual_seed(0)
         return CachedLMHead(CONFIG)
 
     assert fingerprint(model()) == fingerprint(model())
     names = list(model().state_dict())
-    seen = {fingerprint(model())}
+    fingerprints = {fingerprint(model())}
     for name in names:
         changed = model()
         changed.state_dict()[name].view(-1)[-1] += 1e-3
-        seen.add(fingerprint(changed))
+        fingerprints.add(fingerprint(changed))
     heads = CachedLMHead(replace(CONFIG, n_head=2))
     heads.load_state_dict(model().state_dict())
-    assert len({*seen, fingerprint(heads)}) == len(names) + 2
+    assert len({*fingerprints, fingerprint(heads)}) == len(names) + 2
 
 
 @pytest.mark.parametrize("small", ["prefill", "decode"])
-def test_a_text_that_never_fits_is_refused_with_a_sentence(small: str) -> None:
+def test_oversized_texts_are_refused(small: str) -> None:
     little = Room(num_blocks=2, block_size=4, token_budget=16, max_running=8)
     both = world(**{small: little})
     for prompt, limit in (([9], 3), (list(range(10)), 5), ([8, 9], 4)):
@@ -547,7 +547,7 @@ class OopsError(Exception):
 
 
 @pytest.mark.parametrize("after", [0, 3])
-def test_what_is_raised_for_a_request_ends_it_alone(after: int) -> None:
+def test_error_ends_its_request_alone(after: int) -> None:
     """At the prefill, or, with its fourth new token, at the decode side."""
     both = world()
     for side in (both.prefill, both.decode):
@@ -569,7 +569,7 @@ def test_what_is_raised_for_a_request_ends_it_alone(after: int) -> None:
     assert len(both.text(failing)) == after
 
 
-def test_what_nobody_raised_for_a_request_is_not_hidden() -> None:
+def test_other_errors_are_not_hidden() -> None:
     both = world()
 
     def forward(batch: Any) -> Any:
@@ -584,19 +584,7 @@ def test_what_nobody_raised_for_a_request_is_not_hidden() -> None:
 # ------------------------------------------------------------------------------------- deaths
 
 
-@pytest.mark.parametrize("which", ["prefill", "decode"])
-def test_a_death_at_any_time_changes_no_text(which: str) -> None:
-    for when in range(25):
-        both = world(prefill=replace(AMPLE, token_budget=2))
-        for seed, prompt in enumerate([[3, 14, 15], [9, 2, 6, 5, 35], [8]]):
-            both.submit(prompt, 9, None, SAMPLED, seed)
-        for _ in range(when):
-            both.tick()
-        both.kill(which)
-        both.run()
-
-
-def test_what_the_prefill_still_has_is_not_computed_again() -> None:
+def test_prefill_keeps_what_it_computed() -> None:
     """Nobody has room at first, and then all who could have had some are dead."""
     both = world(decode=replace(AMPLE, max_running=1))
     prompts = [[3, 14, 15], [9, 2], [8]]
@@ -604,14 +592,14 @@ def test_what_the_prefill_still_has_is_not_computed_again() -> None:
         both.submit(prompt, 6)
     for _ in range(3):
         both.tick()
-    told = len(both.text(0))
-    assert told
+    new_tokens = len(both.text(0))
+    assert new_tokens
     both.kill("decode")
     both.run()
-    assert both.computed[0] == 6 + (3 + told)  # the first one, from where it was
+    assert both.computed[0] == 6 + (3 + new_tokens)  # the first one, from where it was
 
 
-def test_what_was_being_sent_is_sent_to_the_next_one_from_the_start() -> None:
+def test_new_decode_side_gets_all_pieces() -> None:
     both = world(prefill=replace(AMPLE, token_budget=2))
     both.submit(list(range(8)), 5)
     while not both.pieces_sent:
@@ -623,7 +611,7 @@ def test_what_was_being_sent_is_sent_to_the_next_one_from_the_start() -> None:
     assert tokens_of(both.pieces_sent) == 8
 
 
-def test_what_arrived_where_nobody_lived_to_tell_is_not_lost() -> None:
+def test_arrival_untold_before_death_is_not_lost() -> None:
     """All was confirmed, then the decode side died with its first token."""
     both = world()
     both.decode.tell = lambda message: None
@@ -637,13 +625,13 @@ def test_what_arrived_where_nobody_lived_to_tell_is_not_lost() -> None:
     both.run()
 
 
-def test_room_for_what_is_forgotten_is_given_back() -> None:
+def test_room_for_the_forgotten_is_given_back() -> None:
     both = world()
     both.prefill.receive(Granted(99, 0))
     assert both.sent == [Forget(99)]
 
 
-def test_whoever_is_aborted_while_it_is_decoded_holds_nothing_any_more() -> None:
+def test_abort_while_decoding_frees_blocks() -> None:
     both = world()
     both.submit([3, 14, 15], 9)
     while not both.text(0):
@@ -654,7 +642,7 @@ def test_whoever_is_aborted_while_it_is_decoded_holds_nothing_any_more() -> None
     assert both.decode.manager.used_blocks == 0
 
 
-def test_what_is_being_decoded_outlives_the_prefill_and_what_asked_begins_again() -> None:
+def test_decoding_outlives_the_prefill_side() -> None:
     both = world(decode=replace(AMPLE, max_running=1))
     for prompt in ([3, 14], [9, 2]):
         both.submit(prompt, 9)
@@ -670,7 +658,7 @@ def test_what_is_being_decoded_outlives_the_prefill_and_what_asked_begins_again(
 # -------------------------------------------------------------------------------------- reserve
 
 
-def test_a_reservation_is_refused_without_a_trace() -> None:
+def test_refused_reservations_leave_nothing() -> None:
     side = DecodeSide(
         model_of(CachedLMHead, CONFIG, 0), Room(4, 4, 16, 2), PIECES, LONG, print, print
     )

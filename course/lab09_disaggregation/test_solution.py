@@ -46,7 +46,7 @@ CONFIG = CONFIGS[1]  # a context of 16
 
 
 @given(continuations(), st.integers(1, 20), st.integers(1, 3))
-def test_a_prompt_in_chunks_is_a_prompt_in_one(case, chunk, rows):
+def test_chunked_prefill_is_a_whole_one(case, chunk, rows):
     """The same logits and the same cache, in as many forwards as there are chunks."""
     config, seed, prompt, _ = case
     model = model_of(CachedLMHead, config, seed)
@@ -69,7 +69,7 @@ def test_a_prompt_in_chunks_is_a_prompt_in_one(case, chunk, rows):
 
 
 @pytest.mark.parametrize(("length", "chunk"), [(3, 0), (3, -1), (0, 2)])
-def test_a_chunk_and_a_prompt_have_a_token(length: int, chunk: int) -> None:
+def test_empty_chunks_are_refused(length: int, chunk: int) -> None:
     model, cache = model_of(CachedLMHead, CONFIG, 0), KVCache(CONFIG, 1, 8, dtype=torch.float64)
     with pytest.raises(ValueError, match=f"these have {chunk} and {length}"):
         prefill_in_chunks(model, cache, torch.zeros(1, length, dtype=torch.int64), chunk)
@@ -131,39 +131,17 @@ def enough_for_all(load: Load) -> Load:
         (StallFree, lets_no_decode_wait),
     ],
 )
-def test_a_policy_keeps_its_rule_and_changes_no_text(policy: Any, rule: Any) -> None:
+def test_policies_keep_their_rules(policy: Any, rule: Any) -> None:
     def is_served(load: Load) -> dict[str, bool]:
         load = enough_for_all(load) if policy is PrefillFirst else load
         parts = replace(load.parts, scheduler=policy)
         watched = serve_each(replace(load, watch=WatchedPolicy, parts=parts))
-        seen: Counter[str] = Counter()
+        happened: Counter[str] = Counter()
         for plan in watched.plans:
-            seen.update(rule(*plan))
-        return {what: times > 0 for what, times in seen.items()}
+            happened.update(rule(*plan))
+        return {what: times > 0 for what, times in happened.items()}
 
     hold_often(0.1, is_served, loads(st.none()))
-
-
-def gaps_with(policy: Any, budget: int) -> list[int]:
-    """Between the tokens of a short request, beside which a long prompt comes."""
-    outputs: list[Output] = []
-    model = model_of(CachedLMHead, CONFIG, 0)
-    engine = new_engine(
-        model, 64, 4, budget, 4, outputs.append, parts=replace(Parts(), scheduler=policy)
-    )
-    engine.submit([3, 14], 12)
-    engine.step()
-    engine.step()
-    engine.submit(list(range(14)), 2)
-    engine.run()
-    return token_gaps(list(engine.trace), 0)
-
-
-def test_what_a_long_prompt_costs_others_is_the_policy() -> None:
-    assert max(gaps_with(PrefillFirst, 32)) == 14 + 2
-    assert max(gaps_with(StallFree, 32)) == 14 + 1
-    assert max(gaps_with(StallFree, 4)) == 4
-    assert max(gaps_with(RequestLevel, 32)) == 1
 
 
 # ------------------------------------------------------------------------------------------- gaps
@@ -173,7 +151,7 @@ traces = st.lists(st.lists(served, max_size=4, unique_by=lambda part: part[0]), 
 
 
 @given(traces, st.integers(0, 4))
-def test_a_gap_is_all_that_is_computed_between_two_tokens(trace: Any, request: int) -> None:
+def test_gaps_count_tokens_between_tokens(trace: Any, request: int) -> None:
     gaps, since, has_any = [], 0, False
     for step in trace:
         gains = False
@@ -211,7 +189,7 @@ def slot_of(table: list[int], token: int, size: int) -> tuple[int, int]:
 
 
 @given(transfers())
-def test_what_is_packed_here_is_unpacked_there_and_nothing_else(transfer: Any) -> None:
+def test_packed_is_what_is_unpacked(transfer: Any) -> None:
     here, table, there, other_table, start, end = transfer
     tables = list(table), list(other_table)
     here_before, there_before = here.clone(), there.clone()
@@ -223,13 +201,13 @@ def test_what_is_packed_here_is_unpacked_there_and_nothing_else(transfer: Any) -
         assert torch.equal(kv[:, :, token - start], here[:, :, block, place])
     here.fill_(torch.nan)  # it is a copy
     unpack_kv(there, other_table, start, kv)
-    wanted = there_before
+    expected = there_before
     for token in range(start, end):
         mine, its = (
             slot_of(t, token, p.shape[3]) for t, p in ((table, here), (other_table, there))
         )
-        wanted[:, :, its[0], its[1]] = here_before[:, :, mine[0], mine[1]]
-    assert torch.equal(there, wanted)
+        expected[:, :, its[0], its[1]] = here_before[:, :, mine[0], mine[1]]
+    assert torch.equal(there, expected)
     assert (list(table), list(other_table)) == tables
 
 
@@ -255,7 +233,7 @@ def prefilled(prompt: list[int], limit: int, start: int, eos: int | None = None)
 
 
 @given(st.lists(st.integers(0, 47), min_size=1, max_size=10), st.integers(1, 6), st.data())
-def test_an_adopted_request_goes_on_as_if_it_had_been_prefilled_here(prompt, limit, data):
+def test_adopted_request_goes_on(prompt, limit, data):
     """Part of its keys and values may have come before. Its first token may be the last."""
     outputs: list[Output] = []
     engine = decoding_engine(outputs)
@@ -276,7 +254,7 @@ def test_an_adopted_request_goes_on_as_if_it_had_been_prefilled_here(prompt, lim
     assert sorted(engine.scheduler.manager.free_blocks) == list(range(32))
 
 
-def test_an_adopted_prompt_is_found_by_who_comes_later() -> None:
+def test_adopted_prompt_is_found_later() -> None:
     outputs: list[Output] = []
     engine = decoding_engine(outputs, PrefixManager)
     message = prefilled(list(range(9)), 3, 0)
@@ -297,20 +275,20 @@ acts = st.one_of(
 
 
 @given(st.integers(1, 6), st.lists(acts, max_size=60))
-def test_a_lease_ends_once_when_it_is_confirmed_or_its_time_is_up(seconds: int, acts: Any) -> None:
+def test_leases_end_once(seconds: int, acts: Any) -> None:
     """Beside a list of (request, when it was held)."""
     leases, model, now = Leases(seconds), list[tuple[int, int]](), 0
     for act, given_ in acts:
         if act == "wait":
             now += given_
         elif act == "due":
-            held = [request for request, _ in model]
-            wanted = [r for n, r in enumerate(given_) if r in held and r not in given_[:n]]
-            wanted += [r for r, at in model if now - at >= seconds and r not in wanted]
+            requests = [request for request, _ in model]
+            due = [r for n, r in enumerate(given_) if r in requests and r not in given_[:n]]
+            due += [r for r, at in model if now - at >= seconds and r not in due]
             before = list(given_)
-            assert leases.due(now, given_) == wanted
+            assert leases.due(now, given_) == due
             assert given_ == before
-            model = [(r, at) for r, at in model if r not in wanted]
+            model = [(r, at) for r, at in model if r not in due]
         elif given_ in [request for request, _ in model]:
             with pytest.raises(ValueError, match=f"Request {given_} has a lease already"):
                 leases.hold(given_, now)
@@ -321,6 +299,6 @@ def test_a_lease_ends_once_when_it_is_confirmed_or_its_time_is_up(seconds: int, 
 
 
 @pytest.mark.parametrize("seconds", [0, -1])
-def test_a_lease_lasts_more_than_0_seconds(seconds: float) -> None:
+def test_leases_last_over_0_seconds(seconds: float) -> None:
     with pytest.raises(ValueError, match="more than 0 seconds"):
         Leases(seconds)
