@@ -63,6 +63,7 @@ def ours(path: Path) -> set[str]:
 SEEN = "autograder.drivers.seen"
 # Modules that the drivers of several labs share, by lab; each driver must be able to import them.
 SHARED = dict.fromkeys(("engine", "disaggregation"), ("autograder.drivers.queues",))
+SHARED["serving"] = ("autograder.drivers.virtual_time",)
 
 
 @every_lab

@@ -247,7 +247,7 @@ def staged(lab: str, folder: Path) -> Path:
     rooms = {"judging": ("failure", "source"), "course": ("reference",)}
     files += [own / room / f"{m}.py" for room, ms in rooms.items() for m in ("__init__", *ms)]
     files += [*(own / "sandbox").glob("*.py")]
-    drivers = "__init__.py", "seen.py", "queues.py", f"{lab}.py"
+    drivers = "__init__.py", "seen.py", "queues.py", "virtual_time.py", f"{lab}.py"
     files += [own / "drivers" / name for name in drivers]
     for path in files:
         target = folder / path.relative_to(ROOT)
