@@ -1,6 +1,6 @@
 """The exercises of lab 5: sampling, beam search, stop strings."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -520,7 +520,7 @@ def is_clear_sample(
 # ------------------------------------------------------------------------------- beam search
 
 
-Given = dict[str, Any]  # the data of a case
+Given = Mapping[str, Any]  # the data of a case
 
 
 def continuation_cases(generator: torch.Generator) -> list[Case]:
@@ -545,7 +545,7 @@ def continuation_cases(generator: torch.Generator) -> list[Case]:
             best_first = torch.tensor(scores, dtype=torch.float64)
         return {"scores": best_first, "logits": logits, "count": count}
 
-    def clear(*sizes: int, **kind: Any) -> Given:
+    def clear(*sizes: Any, **kind: Any) -> Given:
         return until(has_clear_ranks, partial(drawn, *sizes, **kind))
 
     far = torch.tensor([[-120.0, 40.0, -20.0, -70.0]])
@@ -624,7 +624,7 @@ def step_cases(generator: torch.Generator) -> list[Case]:
         model = {"prompt": [*prompt], "embedding": embedding, "head": head}
         return Search(model, options | {"width": width, "max_new_tokens": new})
 
-    def search(*sizes: int, **options: Any) -> Search:
+    def search(*sizes: Any, **options: Any) -> Search:
         return until(is_ranked_throughout, partial(drawn, *sizes, **options))
 
     def case(label: str, search: Search) -> Case:

@@ -468,8 +468,8 @@ def gptq_cases(generator: torch.Generator) -> list[Case]:
             weight, scale = scaled(generator, (n_in, n_out), bits, **about)
             return weight, inputs.T @ inputs, scale, bits
 
-        names = "weight", "hessian", "scale", "bits"
-        return Case(label, dict(zip(names, until(looks_ahead, drawn), strict=True)))
+        given = until(looks_ahead, drawn)
+        return Case(label, dict(zip(("weight", "hessian", "scale", "bits"), given, strict=True)))
 
     return [
         case("two inputs, one output", 2, 1),
