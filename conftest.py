@@ -26,7 +26,7 @@ settings.load_profile("default")
 # end no process is busy with a long one while the others are idle.
 LONGEST = (
     *("test_notebooks", "test_hostile", "test_cluster", "test_bundle", "test_exercises"),
-    *("test_answers", "test_mutants", "test_cases", "test_cases_late_labs", "test_oracle"),
+    *("test_answers", "test_mutants", "test_cases", "test_oracle"),
     *("test_nbgrader", "test_build", "test_browser", "test_processes", "test_demo"),
     *("test_pictures", "test_site"),
 )

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from contextvars import ContextVar
-from functools import lru_cache
-from itertools import count, islice
+from functools import lru_cache, partial
+from itertools import count
 from typing import Any, TypeVar
 
 import torch
@@ -24,6 +24,7 @@ EOS = 29
 LOOP = GPTConfig(300, n_positions=16, n_embd=30, n_layer=2, n_head=3, eos_token_id=EOS)
 
 T = TypeVar("T")
+MOST_DRAWS = 20_000  # of one case, before it is said that no seed fits
 
 OWN = 24  # a seed whose texts have token 0, EOS and many others, which not every seed gives
 
@@ -104,12 +105,12 @@ def prompt_list(generator: torch.Generator, seq: int) -> list[int]:
     return prompt_ids(generator, seq)[0].tolist()
 
 
-def until(wanted: Callable[[T], bool], drawn: Callable[[], T], tries: int = 5_000) -> T:
-    """The first draw that is as wanted."""
-    for _ in range(tries):
-        if wanted(found := drawn()):
-            return found
-    raise RuntimeError(f"{tries:,} draws, and none of them fits.")
+def until(wanted: Callable[[T], bool], drawn: Callable[[], T]) -> T:
+    """Draw until one is as wanted, and return that."""
+    for _ in range(MOST_DRAWS):
+        if wanted(value := drawn()):
+            return value
+    raise RuntimeError(f"{MOST_DRAWS:,} draws, and none of them fits.")
 
 
 def steps_in(words: str) -> list[tuple[Any, ...]]:
@@ -151,7 +152,4 @@ def prompt_where(
     generator: torch.Generator, seq: int, wanted: Callable[[list[int], list[int]], bool]
 ) -> Continued:
     """A prompt for which wanted(its ids, the six new ids) holds, and the new ids."""
-    for prompt, new in islice(continued(generator, seq), 20_000):
-        if wanted(prompt, new):
-            return prompt, new
-    raise RuntimeError("The small model never makes such a text: give it another seed.")
+    return until(lambda both: wanted(*both), partial(next, continued(generator, seq)))

@@ -300,22 +300,23 @@ def make_room_cases(generator: torch.Generator) -> list[Case]:
         running: list[int],
         free: int,
         waiting: int = 0,
-        rounds: int = 1,
         others: int = 0,
-        ended: int = 0,
+        **counts: int,
     ) -> Case:
         """running: how many tokens of each are stored, the oldest first. waiting: how many wait.
 
-        others: how many blocks another request holds. ended: how many requests came and ended
-        before these. Requests are numbered as they come.
+        others: how many blocks another request holds. counts: `ended`, how many requests came and
+        ended before these, and `rounds`. Requests are numbered as they come.
         """
-        built = [f"allocate {number} {length}" for number, length in enumerate(running, ended)]
+        counts = {"ended": 0, "running": len(running), "rounds": 1, **counts}
+        built = [
+            f"allocate {number} {length}" for number, length in enumerate(running, counts["ended"])
+        ]
         built += [f"allocate 99 {others * block_size}"] if others else []
         lengths = [length + 1 for length in running] + [3] * waiting
         found = manager_case(generator, label, block_size, free, ", ".join(built)).data
         pool = {name: found[name] for name in ("num_blocks", "block_size", "state")}
         prompts = [prompt_list(generator, length) for length in lengths]
-        counts = {"ended": ended, "running": len(running), "rounds": rounds}
         return Case(label, {"prompts": prompts, **counts, **pool})
 
     lengths = [draw(generator, 1, 9) for _ in range(4)]

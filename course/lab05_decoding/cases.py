@@ -1,8 +1,9 @@
-"""The exercises of lab 5: decoding strategies."""
+"""The exercises of lab 5: sampling, beam search, stop strings."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -10,8 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from autograder.attempt.drivers import decoding as drivers
-from autograder.judging.draws import draw, normal
-from autograder.judging.exercise import Case, Exercise, case_of
+from autograder.judging.draws import draw, normal, until
+from autograder.judging.exercise import Case, Exercise, case_of, to_float32
 from solutions import decoding as reference
 
 # ----------------------------------------------------------------------------- logits to logits
@@ -25,30 +26,34 @@ Logits = Float[Tensor, "rows vocab"]
 Ids = Int[Tensor, "rows seq"]
 
 
-def row_where(
-    generator: torch.Generator,
-    vocab: int,
-    wanted: Callable[[Logits], bool] = lambda row: True,
-    shift: float = 0.0,
-    scale: float = 2.0,
-    never: int = 0,
+def row_of(
+    generator: torch.Generator, vocab: int, shift: float = 0.0, scale: float = 2.0, never: int = 0
 ) -> Row:
-    """A row of logits with `shift` added and `never` of them -inf, for which wanted([row]) holds.
+    """Draw a row of logits, of which no two are equal; then `never` of them become -inf.
 
-    No two are equal. They have two decimals, so that they can be read, unless there are many.
+    They have two decimals, so that they can be read, unless there are many.
     """
-    for _ in range(20_000):
+
+    def drawn() -> tuple[Row, Int[Tensor, " never"]]:
         row = shift + scale * normal(generator, vocab).float()
-        row = row if vocab > 100 else row.round(decimals=2)
-        distinct = len(row.unique()) == vocab or vocab > 100
-        row[torch.randperm(vocab, generator=generator)[:never]] = NEVER
-        if distinct and wanted(row[None]):
-            return row
-    raise RuntimeError("No row of logits meets the condition.")
+        hidden = torch.randperm(vocab, generator=generator)[:never]
+        return (row if vocab > 100 else row.round(decimals=2)), hidden
+
+    row, hidden = until(lambda both: is_distinct(both[0]), drawn)
+    row[hidden] = NEVER
+    return row
+
+
+def is_distinct(row: Row) -> bool:
+    return len(row) > 100 or len(row.unique()) == len(row)
 
 
 def rows_of(generator: torch.Generator, rows: int, vocab: int, **kind: Any) -> Logits:
-    return torch.stack([row_where(generator, vocab, **kind) for _ in range(rows)])
+    return torch.stack([row_of(generator, vocab, **kind) for _ in range(rows)])
+
+
+def in_float64(case: Case) -> Case:
+    return Case(case.label, {**case.data, "logits": case.data["logits"].double()})
 
 
 def temperature_cases(generator: torch.Generator) -> list[Case]:
@@ -81,13 +86,11 @@ def temperature_cases(generator: torch.Generator) -> list[Case]:
 def top_k_cases(generator: torch.Generator) -> list[Case]:
     case, some = case_of("k", "logits"), partial(rows_of, generator)
 
-    def below_0(row: Logits) -> bool:
-        return bool(row.max() < 0)
-
     tied = some(2, 6)
     tied[0, 1] = tied[0, 4] = tied[0].max() + 1
     tied[1, 0] = tied[1, 3] = tied[1, 5] = tied[1].max() + 1
-    apart = torch.stack([row_where(generator, 6, shift=shift) for shift in (3.0, -9.0, 12.0)])
+    apart = torch.stack([row_of(generator, 6, shift=shift) for shift in (3.0, -9.0, 12.0)])
+    below_0 = partial(until, is_below_0, partial(row_of, generator, 5, shift=-4.0))
     return [
         case("one row of four tokens, k = 2", 2, some(1, 4)),
         case("one row, k = 1", 1, some(1, 4)),
@@ -100,7 +103,7 @@ def top_k_cases(generator: torch.Generator) -> list[Case]:
         case("k is the vocabulary", 5, some(2, 5)),
         case("k is one less than the vocabulary", 4, some(2, 5)),
         case("k is larger than the vocabulary", 9, some(2, 5)),
-        case("all logits below 0, k = 2", 2, some(2, 5, wanted=below_0, shift=-4.0)),
+        case("all logits below 0, k = 2", 2, torch.stack([below_0(), below_0()])),
         case("-inf among the logits, k = 2", 2, some(2, 6, never=2)),
         case("fewer than k logits that aren't -inf", 4, some(2, 6, never=4)),
         case("a vocabulary of 300 tokens, k = 40", 40, some(2, 300)),
@@ -108,6 +111,10 @@ def top_k_cases(generator: torch.Generator) -> list[Case]:
         case("a vocabulary of 300 tokens, k = 1000", 1000, some(2, 300)),
         case("five rows in float64, k = 3", 3, some(5, 8).double()),
     ]
+
+
+def is_below_0(row: Row) -> bool:
+    return bool(row.max() < 0)
 
 
 def top_p_cases(generator: torch.Generator) -> list[Case]:
@@ -119,19 +126,9 @@ def top_p_cases(generator: torch.Generator) -> list[Case]:
         margin: float = 5e-4,
         **kind: Any,
     ) -> Case:
-        """Rows that keep these numbers of tokens (None: any). No sum is within `margin` of p."""
-
-        def row(count: int | None) -> Row:
-            def wanted(row: Logits) -> bool:
-                probs = row.softmax(dim=-1).sort(descending=True).values[0]
-                before = (probs.cumsum(dim=0) - probs)[probs > 0]
-                clear = bool((before - p).abs().min() > margin)
-                return clear and count in (None, int((before < p).sum()))
-
-            return row_where(generator, vocab, wanted, **kind)
-
-        logits = torch.stack([row(count) for count in counts])
-        return Case(label, {"logits": logits, "p": p})
+        drawn = partial(row_of, generator, vocab, **kind)
+        wanted = [partial(top_p_keeps, count=count, p=p, margin=margin) for count in counts]
+        return Case(label, {"logits": torch.stack([until(w, drawn) for w in wanted]), "p": p})
 
     def equal(number: int, p: float) -> Case:
         return Case(f"{number} equal logits, p = {p}", {"logits": torch.zeros(1, number), "p": p})
@@ -157,12 +154,20 @@ def top_p_cases(generator: torch.Generator) -> list[Case]:
         case("a vocabulary of 300 tokens, p = 0.9", 0.9, None, None, vocab=300),
         case("a vocabulary of 300 tokens, p = 0.2", 0.2, None, None, vocab=300, scale=1.0),
         case("a vocabulary of 2,000 tokens", 0.9, *[None] * 3, vocab=2000, scale=0.5, margin=1e-5),
-        Case(double.label, {**double.data, "logits": double.data["logits"].double()}),
+        in_float64(double),
         high,
         equal(5, 0.5),
         *(equal(4, p) for p in (0.25, 0.5, 0.75)),
         Case("logits that are far apart, p = 0.9", {"logits": far, "p": 0.9}),
     ]
+
+
+def top_p_keeps(row: Row, count: int | None, p: float, margin: float) -> bool:
+    """Whether top-p keeps `count` tokens (None: any number), and no sum is within `margin` of p."""
+    probs = row.softmax(dim=-1).sort(descending=True).values
+    before = (probs.cumsum(dim=0) - probs)[probs > 0]
+    is_clear = bool((before - p).abs().min() > margin)
+    return is_clear and count in (None, int((before < p).sum()))
 
 
 def by_hand(name: str, value: float) -> dict[str, Any]:
@@ -171,18 +176,9 @@ def by_hand(name: str, value: float) -> dict[str, Any]:
 
 def min_p_cases(generator: torch.Generator) -> list[Case]:
     def case(label: str, min_p: float, *counts: int | None, vocab: int = 6, **kind: Any) -> Case:
-        """Rows that keep these numbers of tokens; None for any number."""
-
-        def row(count: int | None) -> Row:
-            def wanted(row: Logits) -> bool:
-                shares = (row - row.max()).exp()[0]
-                clear = ((shares - min_p).abs() >= 0.01 * min_p) | (shares == 1)
-                stay = int((shares >= min_p).sum())
-                return bool(clear.all()) and count in (None, stay)
-
-            return row_where(generator, vocab, wanted, **kind)
-
-        logits = torch.stack([row(count) for count in counts])
+        drawn = partial(row_of, generator, vocab, **kind)
+        wanted = [partial(min_p_keeps, count=count, min_p=min_p) for count in counts]
+        logits = torch.stack([until(w, drawn) for w in wanted])
         return Case(label, {"logits": logits, "min_p": min_p})
 
     tied = torch.tensor([[1.5, 3.0, -0.5, 3.0], [2.0, 2.0, 2.0, 0.5]])
@@ -203,10 +199,17 @@ def min_p_cases(generator: torch.Generator) -> list[Case]:
         case("-inf among the logits, min-p 0", 0.0, 6, 6, never=2),
         case("a vocabulary of 300 tokens, min-p 0.05", 0.05, None, None, vocab=300),
         case("a vocabulary of 300 tokens, min-p 0.3", 0.3, None, None, vocab=300, scale=0.5),
-        Case(double.label, {**double.data, "logits": double.data["logits"].double()}),
+        in_float64(double),
         Case("several likeliest tokens, min-p 1", {"logits": tied, "min_p": 1.0}),
         Case("logits that are far apart, min-p 0.1", {"logits": far, "min_p": 0.1}),
     ]
+
+
+def min_p_keeps(row: Row, count: int | None, min_p: float) -> bool:
+    """Whether min-p keeps `count` tokens (None: any number), and no other share is near min_p."""
+    shares = (row - row.max()).exp()
+    is_clear = ((shares - min_p).abs() >= 0.01 * min_p) | (shares == 1)
+    return bool(is_clear.all()) and count in (None, int((shares >= min_p).sum()))
 
 
 def penalty_cases(generator: torch.Generator) -> list[Case]:
@@ -275,6 +278,17 @@ def is_clear(logits: Logits, ids: Ids, params: reference.SamplingParams) -> bool
     return all(torch.equal(support, supports[0]) for support in supports)
 
 
+def tells_orders_apart(
+    row: Row, ids: Ids, params: reference.SamplingParams, unlike: tuple[str, ...]
+) -> bool:
+    """Whether other tokens stay in these orders, and a penalty makes another one the likeliest."""
+    right = in_order(RIGHT_ORDER, row[None], ids, params)
+    others = [in_order(order, row[None], ids, params) for order in unlike]
+    moved = right.argmax() != row.argmax() or params.repetition_penalty == 1 or len(row) > 100
+    different = all(((other > 0) != (right > 0)).any() for other in others)
+    return bool(moved and different and is_clear(row[None], ids, params))
+
+
 def probs_cases(generator: torch.Generator) -> list[Case]:
     def case(
         label: str,
@@ -282,31 +296,18 @@ def probs_cases(generator: torch.Generator) -> list[Case]:
         *unlike: str,
         rows: int = 2,
         vocab: int = 8,
-        double: bool = False,
         **kind: Any,
     ) -> Case:
-        """Other tokens stay in the orders of `unlike`; a penalty makes another one the likeliest.
-
-        Each row's text has a token twice.
-        """
-        params = reference.SamplingParams(**given)
-
-        def row() -> tuple[Row, list[int]]:
+        """Other tokens stay in the orders of `unlike`. Each row's text has a token twice."""
+        params, logits, texts = reference.SamplingParams(**given), [], []
+        for _ in range(rows):
             text = torch.randperm(vocab, generator=generator)[:3].tolist()
-            ids = torch.tensor([[*text, text[1]]])
-
-            def wanted(row: Logits) -> bool:
-                right = in_order(RIGHT_ORDER, row, ids, params)
-                others = (in_order(order, row, ids, params) for order in unlike)
-                moved = right.argmax() != row.argmax() or params.repetition_penalty == 1
-                different = all(((other > 0) != (right > 0)).any() for other in others)
-                return bool((moved or vocab > 100) and different and is_clear(row, ids, params))
-
-            return row_where(generator, vocab, wanted, **kind), ids[0].tolist()
-
-        logits, texts = zip(*(row() for _ in range(rows)), strict=True)
-        stacked = torch.stack(logits).double() if double else torch.stack(logits)
-        return Case(label, {"logits": stacked, "ids": torch.tensor(texts), "params": given})
+            texts.append([*text, text[1]])
+            ids = torch.tensor(texts[-1:])
+            wanted = partial(tells_orders_apart, ids=ids, params=params, unlike=unlike)
+            logits.append(until(wanted, partial(row_of, generator, vocab, **kind)))
+        tensors = {"logits": torch.stack(logits), "ids": torch.tensor(texts)}
+        return Case(label, {**tensors, "params": given})
 
     tied = case("several largest logits, temperature 0", {"temperature": 0.0})
     tied.data["logits"][:, 3:6] = 7.0
@@ -348,7 +349,7 @@ def probs_cases(generator: torch.Generator) -> list[Case]:
         case("everything, -inf among the logits", every, never=2),
         case("a vocabulary of 300 tokens", long, vocab=300, scale=1.0),
         case("a vocabulary of 300 tokens, no top-k", {}, vocab=300, scale=1.0),
-        case("everything, float64", every, double=True),
+        in_float64(case("everything, float64", every)),
         case("top-p 0.99", {"top_p": 0.99}, NO_TOP_P),
         case("min-p 0.01", {"min_p": 0.01}, NO_MIN_P),
     ]
@@ -369,32 +370,21 @@ def draw_cases(generator: torch.Generator) -> list[Case]:
 
     def some(label: str, rows: int, scale: float, dtype: Any = torch.float32) -> Case:
         """300 tokens; the first and the last of them have probability 0."""
-        for _ in range(1000):
+
+        def drawn() -> tuple[Tensor, Tensor]:
             probs = scale * normal(generator, rows, 300).mul(2).softmax(dim=-1)
             probs[:, :3] = probs[:, -3:] = 0
-            uniforms = torch.rand(rows, generator=generator, dtype=torch.float64)
-            if is_clear_draw(probs, uniforms):
-                return Case(label, {"probs": probs.to(dtype), "uniforms": uniforms.to(dtype)})
-        raise RuntimeError("No uniform is clearly on a token's piece.")
+            return probs, torch.rand(rows, generator=generator, dtype=torch.float64)
 
-    def short() -> Case:
-        """Rows whose cumulative sum ends below their sum, so that the uniform may be beyond it.
+        probs, uniforms = until(lambda both: is_clear_draw(*both), drawn)
+        return Case(label, {"probs": probs.to(dtype), "uniforms": uniforms.to(dtype)})
 
-        Each row has another number of zeros at its end.
-        """
-        rows: list[Tensor] = []
-        for _ in range(1000):
-            probs = normal(generator, 300).softmax(dim=-1)
-            probs[296 - len(rows) :] = 0
-            probs[295 - len(rows)] = 0.01
-            probs = probs.float()
-            if probs.cumsum(dim=-1)[-1] < probs.sum(dim=-1):
-                rows.append(probs)
-            if len(rows) == 3:
-                break
-        uniforms = torch.full((len(rows),), BELOW_1)
-        data = {"probs": torch.stack(rows), "uniforms": uniforms}
-        return Case("the largest uniform below 1, and sums that are rounded", data)
+    def rounded(zeros: int) -> Row:
+        """300 tokens, the last of them with probability 0."""
+        probs = normal(generator, 300).softmax(dim=-1)
+        probs[296 - zeros :] = 0
+        probs[295 - zeros] = 0.01
+        return probs.float()
 
     eighths, zeros = [0.125, 0.5, 0.25, 0.125], [0.0, 0.0, 0.25, 0.0, 0.75, 0.0, 0.0]
     half, quarters = [0.125, 0.125], [0.25, 0.125, 0.125]
@@ -426,8 +416,16 @@ def draw_cases(generator: torch.Generator) -> list[Case]:
         some("300 tokens", 4, 1.0),
         some("300 tokens, rows with a sum of 3", 4, 3.0),
         some("300 tokens in float64", 3, 1.0, torch.float64),
-        short(),
+        case(
+            "the largest uniform below 1, and sums that are rounded",
+            *((until(ends_short, partial(rounded, n)).tolist(), BELOW_1) for n in range(3)),
+        ),
     ]
+
+
+def ends_short(probs: Row) -> bool:
+    """Whether the cumulative sum ends below the sum, so that the uniform may be beyond it."""
+    return bool(probs.cumsum(dim=-1)[-1] < probs.sum(dim=-1))
 
 
 def is_clear_draw(probs: Float[Tensor, "rows vocab"], uniforms: Float[Tensor, " rows"]) -> bool:
@@ -448,8 +446,9 @@ def sample_cases(generator: torch.Generator) -> list[Case]:
         """served: the requests of each step. alike: whether all have the same logits and texts."""
         requests = 1 + max(max(step) for step in served)
         seeds = seeds or [draw(generator, 0, 10**6) for _ in range(requests)]
-        for _ in range(5000):
-            steps = [
+
+        def drawn() -> list[dict[str, Any]]:
+            return [
                 {
                     "requests": step,
                     "logits": shared(normal(generator, len(step), vocab).float() * 1.5, alike),
@@ -457,9 +456,10 @@ def sample_cases(generator: torch.Generator) -> list[Case]:
                 }
                 for step in served
             ]
-            if is_clear_sample(steps, seeds, reference.SamplingParams(**given)):
-                return Case(label, {"params": given, "seeds": seeds, "steps": steps})
-        raise RuntimeError("No logits meet the condition.")
+
+        params = reference.SamplingParams(**given)
+        steps = until(partial(is_clear_sample, seeds=seeds, params=params), drawn)
+        return Case(label, {"params": given, "seeds": seeds, "steps": steps})
 
     every: dict[str, Any] = {"temperature": 0.8, "top_k": 4, "top_p": 0.8, "min_p": 0.2}
     every["repetition_penalty"] = 1.5
@@ -520,190 +520,220 @@ def is_clear_sample(
 # ------------------------------------------------------------------------------- beam search
 
 
+Given = Mapping[str, Any]  # the data of a case
+
+
 def continuation_cases(generator: torch.Generator) -> list[Case]:
-    def case(
-        label: str,
+    def drawn(
         count: int,
         beams: int,
         vocab: int = 5,
         scores: list[float] | None = None,
         shift: float = 0.0,
         never: int = 0,
-        dtype: Any = torch.float64,
-        wanted: Callable[[list[reference.Candidate]], bool] = lambda found: True,
-    ) -> Case:
+    ) -> Given:
         """shift: added to the first row's logits, twice to the second row's, and so on.
 
         never: the number of tokens in each row with -inf.
         """
-        for _ in range(5000):
-            logits = 1.5 * normal(generator, beams, vocab)
-            logits += shift * torch.arange(1, beams + 1).unsqueeze(1)
-            logits[:, torch.randperm(vocab, generator=generator)[:never]] = NEVER
-            own = -1 - normal(generator, beams).abs() if scores is None else torch.tensor(scores)
-            own = own.double().sort(descending=True).values if scores is None else own.double()
-            found = reference.best_continuations(own, logits, count + 1)
-            if is_ranked(found) and wanted(found[:count]):
-                both = {"scores": own.to(dtype), "logits": logits.to(dtype)}
-                return Case(label, {**both, "count": count})
-        raise RuntimeError("No logits meet the condition.")
+        logits = 1.5 * normal(generator, beams, vocab)
+        logits += shift * torch.arange(1, beams + 1).unsqueeze(1)
+        logits[:, torch.randperm(vocab, generator=generator)[:never]] = NEVER
+        if scores is None:
+            best_first = (-1 - normal(generator, beams).abs()).sort(descending=True).values
+        else:
+            best_first = torch.tensor(scores, dtype=torch.float64)
+        return {"scores": best_first, "logits": logits, "count": count}
 
-    def both_twice(found: list[reference.Candidate]) -> bool:
-        """Two of each beam, and not in turns."""
-        return sorted(c.parent for c in found) == [0, 0, 1, 1] and found[0].parent == 1
-
-    def one_of_each(found: list[reference.Candidate]) -> bool:
-        return [c.parent for c in found] == [1, 0]
+    def clear(*sizes: Any, **kind: Any) -> Given:
+        return until(has_clear_ranks, partial(drawn, *sizes, **kind))
 
     far = torch.tensor([[-120.0, 40.0, -20.0, -70.0]])
     return [
-        case("one beam with score 0, the likeliest token", 1, 1, 3, scores=[0.0]),
-        case("one beam, two tokens", 2, 1, 4, scores=[-1.5]),
-        case("two beams, one continuation of each", 2, 2, wanted=one_of_each),
-        case("two beams, two continuations of each", 4, 2, wanted=both_twice),
-        case("a beam with a far lower score", 4, 2, scores=[-9.0, -1.0]),
-        case("beams whose logits have a constant added", 4, 2, shift=6.0, wanted=both_twice),
-        case("four beams, six continuations", 6, 4, 7),
-        case("more beams than tokens", 6, 5, 3),
-        case("as many beams as tokens", 6, 4, 4),
-        case("more continuations than there are", 20, 2, 3),
-        case("as many continuations as there are", 6, 2, 3),
-        case("-inf among the logits", 4, 2, 6, never=2),
-        case("float32", 6, 3, 7, dtype=torch.float32),
-        case("long texts, whose probabilities round to 0", 4, 2, scores=[-900.0, -900.5]),
-        case("logits so high that their exp is infinite", 4, 2, shift=100.0, dtype=torch.float32),
-        case("a vocabulary of 300 tokens", 8, 4, 300),
+        Case("one beam with score 0, the likeliest token", clear(1, 1, 3, scores=[0.0])),
+        Case("one beam, two tokens", clear(2, 1, 4, scores=[-1.5])),
+        Case("two beams, one continuation of each", until(one_of_each, partial(clear, 2, 2))),
+        Case("two beams, two continuations of each", until(both_twice, partial(clear, 4, 2))),
+        Case("a beam with a far lower score", clear(4, 2, scores=[-9.0, -1.0])),
+        Case(
+            "beams whose logits have a constant added",
+            until(both_twice, partial(clear, 4, 2, shift=6.0)),
+        ),
+        Case("four beams, six continuations", clear(6, 4, 7)),
+        Case("more beams than tokens", clear(6, 5, 3)),
+        Case("as many beams as tokens", clear(6, 4, 4)),
+        Case("more continuations than there are", clear(20, 2, 3)),
+        Case("as many continuations as there are", clear(6, 2, 3)),
+        Case("-inf among the logits", clear(4, 2, 6, never=2)),
+        Case("float32", to_float32(clear(6, 3, 7))),
+        Case("long texts, whose probabilities round to 0", clear(4, 2, scores=[-900.0, -900.5])),
+        Case("logits so high that their exp is infinite", to_float32(clear(4, 2, shift=100.0))),
+        Case("a vocabulary of 300 tokens", clear(8, 4, 300)),
         Case("logits that are far apart", {"scores": torch.zeros(1), "logits": far, "count": 4}),
     ]
 
 
-def is_ranked(found: list[reference.Candidate]) -> bool:
+def has_clear_ranks(given: Given) -> bool:
+    count = given["count"] + 1
+    return is_ranked(reference.best_continuations(given["scores"], given["logits"], count))
+
+
+def is_ranked(candidates: list[reference.Candidate]) -> bool:
     """Whether each is clearly better than the next."""
-    scores = torch.tensor([candidate.score for candidate in found], dtype=torch.float64)
-    return bool((scores[:-1] - scores[1:] > 1e-3).all())
+    return all(better.score - next.score > 1e-3 for better, next in pairwise(candidates))
 
 
-Search = reference.BeamSearch
+def one_of_each(given: Given) -> bool:
+    return [c.parent for c in reference.best_continuations(**given)] == [1, 0]
+
+
+def both_twice(given: Given) -> bool:
+    """Not in turns."""
+    parents = [c.parent for c in reference.best_continuations(**given)]
+    return sorted(parents) == [0, 0, 1, 1] and parents[0] == 1
+
+
+class Search(reference.BeamSearch):
+    """The reference's search in a model of the driver's, to its end. given: a case's data."""
+
+    def __init__(self, model: Given, options: Given) -> None:
+        super().__init__(drivers.Texts(**model), model["prompt"], **options)
+        self.run()
+        self.given = {**model, **options, "steps": len(self.trace)}
+
+    def parents(self, step: int) -> list[int]:
+        """Return those of the beams after a step, counted from 1."""
+        others = [c.parent for c in self.trace[step - 1] if c.token != self.eos_token_id]
+        return others[: self.width]
+
+    def ends(self, step: int) -> list[int]:
+        """Return the ranks of a step's candidates that are EOS."""
+        return [r for r, c in enumerate(self.trace[step - 1]) if c.token == self.eos_token_id]
+
+    def lasts(self) -> bool:
+        """Whether it goes to its last step."""
+        return len(self.trace) == self.max_new_tokens
 
 
 def step_cases(generator: torch.Generator) -> list[Case]:
-    def case(
-        label: str,
-        width: int,
-        max_new_tokens: int,
-        wanted: Callable[[Search], bool] = lambda search: True,
-        vocab: int = 6,
-        prompt: tuple[int, ...] = (2, 0),
-        **options: Any,
-    ) -> Case:
-        """A search to its end, for which wanted(the reference's) holds."""
-        options |= {"width": width, "max_new_tokens": max_new_tokens}
-        places = len(prompt) + max_new_tokens
-        for _ in range(5000):
-            embedding, head = normal(generator, places, vocab, 4), normal(generator, 4, vocab) / 2
-            model = {"prompt": [*prompt], "embedding": embedding, "head": head}
-            search = played(model, options)
-            if wanted(search) and all(is_ranked(candidates) for candidates in search.trace):
-                return Case(label, {**model, **options, "steps": len(search.trace)})
-        raise RuntimeError("No search meets the condition.")
+    def drawn(
+        width: int, new: int, vocab: int = 6, prompt: tuple[int, ...] = (2, 0), **options: Any
+    ) -> Search:
+        embedding = normal(generator, len(prompt) + new, vocab, 4)
+        head = normal(generator, 4, vocab) / 2
+        model = {"prompt": [*prompt], "embedding": embedding, "head": head}
+        return Search(model, options | {"width": width, "max_new_tokens": new})
 
-    def parents(search: Search, step: int) -> list[int]:
-        """Of the beams after a step, counted from 1."""
-        candidates = search.trace[step - 1]
-        others = [c.parent for c in candidates if c.token != search.eos_token_id]
-        return others[: search.width]
+    def search(*sizes: Any, **options: Any) -> Search:
+        return until(is_ranked_throughout, partial(drawn, *sizes, **options))
 
-    def ends(search: Search, step: int) -> list[int]:
-        """The ranks of the candidates of a step that are EOS."""
-        ranked = enumerate(search.trace[step - 1])
-        return [rank for rank, c in ranked if c.token == search.eos_token_id]
+    def case(label: str, search: Search) -> Case:
+        return Case(label, search.given)
 
-    def lasts(search: Search) -> bool:
-        return len(search.trace) == search.max_new_tokens
-
-    def late(search: Search) -> bool:
-        """Nothing has ended in the first step."""
-        return min(ends(search, 1), default=search.width) >= search.width
-
-    def forgets(search: Search) -> bool:
-        """One beam has two children, the other has none."""
-        return len({*parents(search, 2)}) == 1
-
-    def three(search: Search) -> bool:
-        return parents(search, 2) in ([2, 0, 2], [1, 0, 1], [1, 0, 0], [2, 0, 0])
-
-    def is_best(search: Search) -> bool:
-        return lasts(search) and ends(search, 2)[:1] == [0]
+    def branching(label: str, width: int, new: int, *parents: list[int]) -> Case:
+        to_end = partial(search, width, new)
+        return case(label, until(partial(has_parents, parents=parents), to_end))
 
     def ending(
         label: str, width: int, new: int, *ranks: list[int], is_late: bool = False, **options: Any
     ) -> Case:
-        """A search to its last step, with one of these ranks of EOS, token 3, in the second."""
+        to_end = partial(search, width, new, eos_token_id=3, **options)
+        return case(label, until(partial(ends_second, ranks=ranks, is_late=is_late), to_end))
 
-        def wanted(search: Search) -> bool:
-            return lasts(search) and ends(search, 2) in ranks and (late(search) or not is_late)
-
-        return case(label, width, new, wanted, eos_token_id=3, **options)
-
-    def goes_on_when_full(search: Search) -> bool:
-        """As many have ended as there is room for, and a better one comes later."""
-        return lasts(search) and all(ends(search, n)[:1] in ([0], [1]) for n in (2, 3, 4))
-
+    one_childless = [2, 0, 2], [1, 0, 1], [1, 0, 0], [2, 0, 0]
     first_and_third = "EOS is the likeliest and the third likeliest, for two beams"
-    none_as_good = "no beam can become as good as the finished texts"
-    better_later = "`finished` is full, and a better text ends later"
     return [
-        case("one beam, one token", 1, 1),
-        case("one beam, three tokens", 1, 3),
-        case("two beams, one token", 2, 1),
-        case("two beams change places", 2, 2, lambda s: parents(s, 2) == [1, 0]),
-        case("both beams continue the same one", 2, 3, forgets),
-        case("three beams, one of them without a child", 3, 4, three),
+        case("one beam, one token", search(1, 1)),
+        case("one beam, three tokens", search(1, 3)),
+        case("two beams, one token", search(2, 1)),
+        branching("two beams change places", 2, 2, [1, 0]),
+        branching("both beams continue the same one", 2, 3, [0, 0], [1, 1]),
+        branching("three beams, one of them without a child", 3, 4, *one_childless),
         ending("the likeliest token is EOS", 2, 3, [0], is_late=True),
         ending("EOS is the second likeliest", 2, 3, [1]),
         ending("EOS is the third likeliest, for two beams", 2, 3, [2], is_late=True),
         ending("two of three beams end in one step", 3, 4, [0, 1], [0, 2], [1, 2]),
         ending(first_and_third, 2, 3, [0, 2], is_late=True),
-        case(
-            "EOS in the first step", 2, 3, lambda s: lasts(s) and ends(s, 1) == [0], eos_token_id=3
-        ),
-        case("EOS in the last step", 2, 2, is_best, eos_token_id=3),
+        case("EOS in the first step", until(ends_first, partial(search, 2, 3, eos_token_id=3))),
+        case("EOS in the last step", until(best_ends, partial(search, 2, 2, eos_token_id=3))),
         ending("one beam, which ends", 1, 4, [0]),
         case(
-            none_as_good, 2, 6, lambda s: 2 < len(s.trace) < 5, eos_token_id=3, length_penalty=0.0
+            "no beam can become as good as the finished texts",
+            until(stops_early, partial(search, 2, 6, eos_token_id=3, length_penalty=0.0)),
         ),
-        case(better_later, 2, 4, goes_on_when_full, eos_token_id=3, length_penalty=2.0),
-        case("the EOS token's id is 0", 2, 3, is_best, eos_token_id=0),
-        case("token 0, without an EOS token", 2, 3, lambda s: s.trace[1][0].token == 0),
-        ending("the EOS token is in the prompt", 2, 3, [0], prompt=(3, 1, 3)),
-        case("more beams than tokens", 4, 3, vocab=3),
-        case("more beams than tokens, and EOS", 4, 3, lasts, vocab=3, eos_token_id=1),
         case(
-            "four beams, six tokens", 4, 6, lambda s: lasts(s) and bool(s.finished), eos_token_id=5
+            "`finished` is full, and a better text ends later",
+            until(improves_when_full, partial(search, 2, 4, eos_token_id=3, length_penalty=2.0)),
         ),
-        large_eos(generator),
+        case("the EOS token's id is 0", until(best_ends, partial(search, 2, 3, eos_token_id=0))),
+        case("token 0, without an EOS token", until(takes_token_0, partial(search, 2, 3))),
+        ending("the EOS token is in the prompt", 2, 3, [0], prompt=(3, 1, 3)),
+        case("more beams than tokens", search(4, 3, vocab=3)),
+        case(
+            "more beams than tokens, and EOS",
+            until(Search.lasts, partial(search, 4, 3, vocab=3, eos_token_id=1)),
+        ),
+        case(
+            "four beams, six tokens", until(ends_and_lasts, partial(search, 4, 6, eos_token_id=5))
+        ),
+        case(
+            "a vocabulary of 300 tokens, EOS",
+            until(ends_on_a_large_id, partial(drawn_with_eos, generator)),
+        ),
     ]
 
 
-def played(model: dict[str, Any], options: dict[str, Any]) -> Search:
-    """The reference's search in a model of the driver's, to its end."""
-    search = Search(drivers.Texts(**model), model["prompt"], **options)
-    search.run()
-    return search
+def drawn_with_eos(generator: torch.Generator) -> Search:
+    """EOS is a token that was likely without it."""
+    embedding, head = normal(generator, 4, 300, 4), normal(generator, 4, 300)
+    model = {"prompt": [270], "embedding": embedding, "head": head}
+    options = {"width": 2, "max_new_tokens": 3}
+    return Search(model, options | {"eos_token_id": Search(model, options).trace[1][0].token})
 
 
-def large_eos(generator: torch.Generator) -> Case:
-    """An EOS so large that `is` is no `==`: a token that was likely without it."""
-    for _ in range(5000):
-        embedding, head = normal(generator, 4, 300, 4), normal(generator, 4, 300)
-        model = {"prompt": [270], "embedding": embedding, "head": head}
-        options: dict[str, Any] = {"width": 2, "max_new_tokens": 3}
-        first = played(model, options).trace[1][0]
-        search = played(model, options | {"eos_token_id": first.token})
-        if first.token > 256 and search.finished and len(search.trace) == 3:
-            options |= {"eos_token_id": first.token, "steps": 3}
-            return Case("a vocabulary of 300 tokens, EOS", {**model, **options})
-    raise RuntimeError("No search meets the condition.")
+def is_ranked_throughout(search: Search) -> bool:
+    return all(is_ranked(candidates) for candidates in search.trace)
+
+
+def has_parents(search: Search, parents: tuple[list[int], ...]) -> bool:
+    """Whether the beams after the second step have one of these lists of parents."""
+    return search.parents(2) in parents
+
+
+def ends_second(search: Search, ranks: tuple[list[int], ...], is_late: bool) -> bool:
+    """Whether EOS has one of these ranks in the second step. is_late: nothing ended before."""
+    is_early = min(search.ends(1), default=search.width) < search.width
+    return search.lasts() and search.ends(2) in ranks and not (is_late and is_early)
+
+
+def ends_first(search: Search) -> bool:
+    return search.lasts() and search.ends(1) == [0]
+
+
+def best_ends(search: Search) -> bool:
+    return search.lasts() and search.ends(2)[:1] == [0]
+
+
+def stops_early(search: Search) -> bool:
+    return 2 < len(search.trace) < 5
+
+
+def improves_when_full(search: Search) -> bool:
+    """As many have ended as there is room for, and a better one comes later."""
+    return search.lasts() and all(search.ends(step)[:1] in ([0], [1]) for step in (2, 3, 4))
+
+
+def takes_token_0(search: Search) -> bool:
+    return search.trace[1][0].token == 0
+
+
+def ends_and_lasts(search: Search) -> bool:
+    return search.lasts() and bool(search.finished)
+
+
+def ends_on_a_large_id(search: Search) -> bool:
+    """Its EOS is so large that `is` is no `==`."""
+    return ends_and_lasts(search) and (search.eos_token_id or 0) > 256
 
 
 # ------------------------------------------------------------------------------ stop strings
@@ -750,20 +780,23 @@ def stop_cases(generator: torch.Generator) -> list[Case]:
 
 
 def random_stop(generator: torch.Generator) -> Case:
-    """A text of two letters, whose stop string is at the same place however it is divided."""
-
     def letters(most: int) -> str:
         return "".join("ab"[draw(generator, 0, 1)] for _ in range(draw(generator, 2, most)))
 
-    for _ in range(1000):
+    def drawn() -> Given:
         pieces = [letters(4) for _ in range(8)]
-        stops = [letters(5) + "b", letters(6) + "a"]
-        text = "".join(pieces)
-        found = [text.index(stop) for stop in stops if stop in text]
-        passed = ["".join(reference.stop_at(parts, stops)) for parts in (pieces, text)]
-        if found and min(found) > 8 and passed == [text[: min(found)]] * 2:
-            return Case("a text of two letters", {"pieces": pieces, "stops": stops})
-    raise RuntimeError("No text meets the condition.")
+        return {"pieces": pieces, "stops": [letters(5) + "b", letters(6) + "a"]}
+
+    return Case("a text of two letters", until(stops_late, drawn))
+
+
+def stops_late(given: Given) -> bool:
+    """Whether the text stops behind its eighth letter, however it is divided."""
+    pieces, stops = given["pieces"], given["stops"]
+    text = "".join(pieces)
+    place = min((text.index(stop) for stop in stops if stop in text), default=0)
+    passed = ["".join(reference.stop_at(parts, stops)) for parts in (pieces, text)]
+    return place > 8 and passed == [text[:place]] * 2
 
 
 EXERCISES: tuple[Exercise, ...] = (

@@ -1,9 +1,10 @@
 """The exercises of lab 6: what is accepted, drafts, the loop, and when it pays."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from itertools import chain, repeat
-from typing import Any
+from itertools import chain, count, repeat
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -11,7 +12,15 @@ from torch import Tensor
 
 from autograder.attempt.drivers import speculative as drivers
 from autograder.judging.comparisons import compare_with_work
-from autograder.judging.draws import LOOP, draw, normal, prompt_list, prompt_where, small_model
+from autograder.judging.draws import (
+    LOOP,
+    draw,
+    normal,
+    prompt_list,
+    prompt_where,
+    small_model,
+    until,
+)
 from autograder.judging.exercise import Case, Exercise, case_of
 from autograder.lending.cached import lend_cached_model
 from gpt import GPTLMHead
@@ -164,20 +173,38 @@ def drafted(
 
     If possible, an accepted one has p < u < p / q < 1, so that p alone would not accept it.
     """
-    for tries in range(5_000):
+    tries = count()
+
+    def drawn() -> Draft:
         q = draft(generator, len(p))
         token = int(torch.multinomial(q, 1, generator=generator))
         likely = float(p[token])
         ratio = min(likely / float(q[token]), 1.0)
-        if is_accepted:
-            low, high = likely if likely + 4 * MARGIN < ratio else 0.0, ratio
-        else:
-            low, high = ratio, 1.0
-        is_telling = 0.1 < ratio < 1 or tries > 50
-        if low + 3 * MARGIN < high and is_telling:
-            between = float(torch.rand((), generator=generator))
-            return q, token, low + MARGIN + between * (high - low - 2 * MARGIN)
-    raise RuntimeError("Such a draft never comes.")
+        is_telling = next(tries) > 50 or 0.1 < ratio < 1
+        low = (likely if likely + 4 * MARGIN < ratio else 0.0) if is_accepted else ratio
+        return Draft(q, token, low, ratio if is_accepted else 1.0, is_telling)
+
+    made = until(has_room, drawn)
+    between = float(torch.rand((), generator=generator))
+    uniform = made.low + MARGIN + between * (made.high - made.low - 2 * MARGIN)
+    return made.row, made.token, uniform
+
+
+class Draft(NamedTuple):
+    """A draft's distribution, its token, and the bounds of a uniform that decides its fate.
+
+    is_telling: whether an attempt that compares otherwise is likely to decide otherwise.
+    """
+
+    row: Row
+    token: int
+    low: float
+    high: float
+    is_telling: bool
+
+
+def has_room(draft: Draft) -> bool:
+    return draft.is_telling and draft.low + 3 * MARGIN < draft.high
 
 
 def last_uniform(
@@ -295,56 +322,71 @@ def ngram_cases(generator: torch.Generator) -> list[Case]:
 # ------------------------------------------------------------------------------------ the loop
 
 
+@dataclass(frozen=True)
+class Loop:
+    """A loop of the reference that goes on without EOS, with drafts that follow a plan.
+
+    given: the data of a case. rounds: none if a draft couldn't have its planned fate.
+    """
+
+    given: dict[str, Any]
+    is_planned: bool = False
+    rounds: Sequence[reference.Round] = ()
+
+    def case(self, label: str, eos: int | None = None) -> Case:
+        return Case(label, {**self.given, "eos_token_id": eos})
+
+
 def generate_cases(generator: torch.Generator) -> list[Case]:
-    def case(
-        label: str,
-        prompt: list[int] | int | Callable[[], list[int]],
+    def drawn(
+        prompt: list[int] | int | None,
         new: int,
         k: int,
-        *plan: tuple[int, int],  # of a round: how many drafts there are, how many are accepted
-        eos: Callable[[list[reference.Round]], int | None] = lambda rounds: None,
-        where: Callable[[list[int], list[reference.Round]], bool] = lambda ids, rounds: True,
+        *plan: tuple[int, int],
         is_certain: bool = False,
         **params: Any,
-    ) -> Case:
-        """The drafts of a loop that follows the plan, whose last round is repeated if needed.
-
-        eos: picks the EOS token from the rounds of a text that goes on without one. If it raises
-        LookupError, or if `where` is false for the prompt and the rounds, other drafts are made.
-        """
-        for _ in range(200):
-            ids = prompt_list(generator, prompt) if isinstance(prompt, int) else prompt
-            ids = ids() if callable(ids) else ids
-            seed = draw(generator, 0, 10**6) if params else None
-            drafter = Planned(generator, plan, is_certain)
-            try:
-                rounds = rounds_of(drafter, ids, new, k, params or {"temperature": 0}, seed)
-                eos_token_id = eos(rounds)
-                if where(ids, rounds):
-                    break
-            except LookupError:
-                continue
-        else:
-            raise RuntimeError(f"No drafts were found for: {label}.")
+    ) -> Loop:
+        """plan: of a round, how many drafts there are, how many are accepted; the last one is
+        repeated if needed. prompt: its ids, or its length; None: see said_after."""
+        ids = prompt_list(generator, prompt) if isinstance(prompt, int) else prompt
+        ids = said_after(generator, 2) if ids is None else ids
+        seed = draw(generator, 0, 10**6) if params else None
+        drafter = Planned(generator, plan, is_certain)
         probs = None if is_certain else drafter.probs
-        asked = {"prompt": ids, "max_new_tokens": new, "k": k, "drafts": drafter.drafts}
-        own = {"params": params or None, "seed": seed, "eos_token_id": eos_token_id}
-        return Case(label, {**asked, "draft_probs": probs, **own})
+        given = {"prompt": ids, "max_new_tokens": new, "k": k, "drafts": drafter.drafts}
+        given |= {"draft_probs": probs, "params": params or None, "seed": seed}
+        try:
+            rounds = rounds_of(drafter, ids, new, k, params or {"temperature": 0}, seed)
+        except NoSuchDraft:
+            return Loop(given)
+        return Loop(given, is_planned=True, rounds=rounds)
 
+    def loop(*how: Any, **more: Any) -> Loop:
+        return until(lambda loop: loop.is_planned, partial(drawn, *how, **more))
+
+    def case(label: str, *how: Any, eos: int | None = None, **more: Any) -> Case:
+        return loop(*how, **more).case(label, eos)
+
+    def ending(label: str, place: tuple[int, int], *how: Any, above: int = -1, **more: Any) -> Case:
+        """EOS is the new token at this place of this round, and above that number."""
+        made = until(partial(is_new, place=place, above=above), partial(loop, *how, **more))
+        return made.case(label, token_at(made, place))
+
+    def rejecting(label: str, place: int, *how: Any) -> Case:
+        """EOS is the draft at this place of the first round."""
+        made = until(partial(never_comes, place=place), partial(loop, *how))
+        return made.case(label, made.rounds[0].drafts[place])
+
+    full, mixed = (9, 9), ((4, 4), (4, 1), (4, 0), (4, 3), (4, 4))
     zero, _ = prompt_where(generator, 3, lambda _, new: 0 in new[1:4] and new[0] != 0)
     own, _ = prompt_where(generator, 3, lambda _, new: LOOP.eos_token_id in new[:4])
     inside = prompt_where(generator, 4, lambda ids, new: ids[1] not in [ids[-1], *new])[0]
     ended, _ = prompt_where(generator, 4, lambda ids, new: ids[-1] not in new)
-    twice, _ = prompt_where(generator, 3, lambda _, new: new[3] in new[1:3] and new[3] != new[0])
-    said = partial(said_after, generator, 2)
+    twice, new = prompt_where(generator, 3, lambda _, new: new[3] in new[1:3] and new[3] != new[0])
     penalty: dict[str, Any] = {"temperature": 0, "repetition_penalty": 3.0}
-
-    def drafts_count(prompt: list[int], rounds: list[reference.Round]) -> bool:
-        return drafts_change_a_round(prompt, rounds, SamplingParams(**penalty))
-
+    penalized = partial(loop, None, 9, 4, *mixed, **penalty)
     warm: dict[str, Any] = {"temperature": 1.5, "top_k": 30}
     hot: dict[str, Any] = {"temperature": 2.5}
-    full, mixed = (9, 9), ((4, 4), (4, 1), (4, 0), (4, 3), (4, 4))
     return [
         case("one new token: there is no room for a draft", 1, 1, 3, full),
         case("two new tokens, the draft is right", 2, 2, 1, full),
@@ -359,17 +401,17 @@ def generate_cases(generator: torch.Generator) -> list[Case]:
         case("fewer drafts than asked for, then none", 2, 9, 4, (2, 2), (0, 0), (1, 0), (3, 3)),
         case("more right drafts than there is room for", 2, 3, 8, full),
         case("the last round has room for one draft", 2, 7, 4, full),
-        case("EOS is the first of the accepted drafts", 3, 9, 4, full, eos=eos_new(0, 0)),
-        case("EOS is among the accepted drafts", 2, 9, 4, full, eos=eos_new(0, 2, large=True)),
-        case("EOS is among them twice", twice, 9, 4, full, eos=lambda rounds: rounds[0].new[3]),
-        case("EOS is the last of the accepted drafts", 2, 9, 3, full, eos=eos_new(1, 2)),
-        case("EOS is the bonus", 2, 9, 3, full, eos=eos_new(0, 3)),
-        case("EOS is a correction", 2, 9, 4, (4, 1), eos=eos_new(1, 1)),
-        case("EOS is a draft that is rejected", 2, 9, 4, (4, 2), eos=eos_draft(0, 2)),
-        case("EOS is a draft after the rejected one", 2, 9, 4, (4, 1), eos=eos_draft(0, 3)),
-        case("the EOS token's id is 0", zero, 9, 4, full, eos=lambda rounds: 0),
-        case("the prompt contains EOS", inside, 5, 2, full, eos=lambda _: inside[1]),
-        case("the prompt ends with EOS", ended, 5, 2, full, eos=lambda _: ended[-1]),
+        ending("EOS is the first of the accepted drafts", (0, 0), 3, 9, 4, full),
+        ending("EOS is among the accepted drafts", (0, 2), 2, 9, 4, full, above=256),
+        case("EOS is among them twice", twice, 9, 4, full, eos=new[3]),
+        ending("EOS is the last of the accepted drafts", (1, 2), 2, 9, 3, full),
+        ending("EOS is the bonus", (0, 3), 2, 9, 3, full),
+        ending("EOS is a correction", (1, 1), 2, 9, 4, (4, 1)),
+        rejecting("EOS is a draft that is rejected", 2, 2, 9, 4, (4, 2)),
+        rejecting("EOS is a draft after the rejected one", 3, 2, 9, 4, (4, 1)),
+        case("the EOS token's id is 0", zero, 9, 4, full, eos=0),
+        case("the prompt contains EOS", inside, 5, 2, full, eos=inside[1]),
+        case("the prompt ends with EOS", ended, 5, 2, full, eos=ended[-1]),
         case("the model's own EOS comes, but eos_token_id is None", own, 6, 3, full),
         case("the context is full before max_new_tokens", FULL - 6, 20, 4, (4, 4), (4, 2)),
         case("one place is left in the context", FULL - 1, 5, 4, full),
@@ -378,49 +420,43 @@ def generate_cases(generator: torch.Generator) -> list[Case]:
         case("drawn: all kinds of rounds", 2, 13, 4, *mixed, **warm),
         case("drawn: n-grams", 2, 9, 2, (2, 1), (1, 1), (2, 0), is_certain=True, **warm),
         case("drawn: fewer drafts, then none", 2, 10, 3, (1, 1), (0, 0), (2, 1), (3, 2), **hot),
-        case("drawn: EOS is an accepted draft", 2, 10, 4, full, eos=eos_new(1, 1), **warm),
-        case("a repetition penalty", said, 9, 4, *mixed, where=drafts_count, **penalty),
-        case("drawn, with a repetition penalty", said, 9, 4, *mixed, repetition_penalty=2.0, **hot),
+        ending("drawn: EOS is an accepted draft", (1, 1), 2, 10, 4, full, **warm),
+        until(drafts_change_a_round, penalized).case("a repetition penalty"),
+        case("drawn, with a repetition penalty", None, 9, 4, *mixed, repetition_penalty=2.0, **hot),
         case("a long text", 1, FULL - 1, 3, (3, 3), (3, 1), (3, 2), (3, 3), (3, 0)),
     ]
 
 
-def eos_new(number: int, place: int, large: bool = False) -> Callable[[list[reference.Round]], int]:
-    """The token at a place of a round, if it doesn't occur before."""
-
-    def eos(rounds: list[reference.Round]) -> int:
-        token = rounds[number].new[place]
-        before = [*chain(*(made.new for made in rounds[:number])), *rounds[number].new[:place]]
-        if token in before or (large and token <= 256):
-            raise LookupError
-        return token
-
-    return eos
+def token_at(loop: Loop, place: tuple[int, int]) -> int:
+    """The new token of a round: the round's number, and the token's place in it."""
+    return loop.rounds[place[0]].new[place[1]]
 
 
-def eos_draft(number: int, place: int) -> Callable[[list[reference.Round]], int]:
-    """The draft at a place of a round, if it doesn't occur in the text."""
-
-    def eos(rounds: list[reference.Round]) -> int:
-        token = rounds[number].drafts[place]
-        if token in chain(*(made.new for made in rounds)):
-            raise LookupError
-        return token
-
-    return eos
+def is_new(loop: Loop, place: tuple[int, int], above: int) -> bool:
+    """Whether the token there is above that number and doesn't occur before."""
+    earlier, last = loop.rounds[: place[0]], loop.rounds[place[0]].new[: place[1]]
+    before = [*chain(*(made.new for made in earlier)), *last]
+    return token_at(loop, place) not in before and token_at(loop, place) > above
 
 
-def drafts_change_a_round(
-    prompt: list[int], rounds: list[reference.Round], params: SamplingParams
-) -> bool:
+def never_comes(loop: Loop, place: int) -> bool:
+    """Whether the first round's draft at this place doesn't occur in the text."""
+    return loop.rounds[0].drafts[place] not in chain(*(made.new for made in loop.rounds))
+
+
+def drafts_change_a_round(loop: Loop) -> bool:
     """Whether a greedy text would differ if a round's own drafts were not penalized in it."""
-    ids = list(prompt)
-    for made in rounds:
+    ids, params = loop.given["prompt"], SamplingParams(**loop.given["params"])
+    for made in loop.rounds:
         for place in range(1, len(made.new)):
             if int(said_next(ids + made.new[:place], params, ids).argmax()) != made.new[place]:
                 return True
         ids = ids + made.new
     return False
+
+
+class NoSuchDraft(Exception):
+    """No draft has the planned fate."""
 
 
 class Planned:
@@ -462,7 +498,7 @@ class Planned:
                 token = int(torch.multinomial(q * will_do, 1, generator=self.generator))
                 certain = torch.eye(VOCAB, dtype=torch.float64)[token]
                 return (certain if self.is_certain else q), token
-        raise LookupError(f"No draft has this fate at {u}.")
+        raise NoSuchDraft
 
     def truncate(self, n: int) -> None:
         """It keeps nothing."""

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from string import ascii_lowercase, ascii_uppercase
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from autograder.attempt.drivers import prefix_caching as drivers
 from autograder.attempt.drivers.prefix_caching import Step, Text
-from autograder.judging.draws import draw, steps_in
+from autograder.judging.draws import draw
 from autograder.judging.exercise import Case, Driver, Exercise
 from solutions import prefix_caching as reference
 from solutions.paged_attention import OutOfBlocks
@@ -59,44 +59,57 @@ def hash_cases(generator: torch.Generator) -> list[Case]:
     ]
 
 
-# The steps of a manager are written in words, in which each letter is a token: "admit 0 abc" is
-# request 0 with a text of three; "+2" after it means two drafts at its end, "/x" a salt.
+# The steps of a manager, in the drivers' form; but each letter of a text is a token.
 
 ONE = ascii_lowercase + "αβγδεζηθικλμνξ"  # a long text without a token that comes twice
 OTHER = ascii_uppercase[:20]
 
 
-class Script:
-    """Makes the drivers' steps from words. token_of: the token that each letter stands for."""
+def match(*texts: str, salt: str = "") -> list[Step]:
+    return [("match", list(text), salt) for text in texts]
 
-    def __init__(self, generator: torch.Generator) -> None:
-        ids = (10 + torch.randperm(90, generator=generator)).tolist()
-        self.token_of = dict(zip(ONE + ascii_uppercase, ids, strict=False))
 
-    def case(self, label: str, num_blocks: int, block_size: int, life: str, steps: str) -> Case:
-        return manager_case(label, num_blocks, block_size, self.steps(life), self.steps(steps))
+def admit(request: int, *texts: str, drafts: int = 0, salt: str = "") -> list[Step]:
+    """drafts: at the end of each text."""
+    return [("admit", request, list(text), drafts, salt) for text in texts]
 
-    def steps(self, words: str) -> list[Step]:
-        return [made for step in steps_in(words) for made in self.made(*step)]
 
-    def made(self, what: str, *words: Any) -> list[Step]:
-        salt = "".join(word[1:] for word in words if str(word).startswith("/"))
-        given = [self.given(word) for word in words if not str(word).startswith("/")]
-        if what == "match":
-            return [("match", *given, salt)]
-        if what == "admit":
-            request, ids, *drafts = given
-            return [("admit", request, ids, *(drafts or [0]), salt)]
-        if what in ("running", "served", "unknown"):  # an unknown one has computed nothing
-            request, ids = given
-            computed = [("publish", request, ids, len(ids))] if what != "unknown" else []
-            gone = [("free", request)] if what != "running" else []
-            return [("admit", request, ids, 0, salt), *computed, *gone]
-        return [(what, *given)]
+def publish(request: int, text: str, *computed: int) -> list[Step]:
+    return [("publish", request, list(text), count) for count in computed]
 
-    def given(self, word: Any) -> Any:
-        """A number, or a text; "-" is one without tokens."""
-        return [self.token_of[c] for c in word.strip("-")] if isinstance(word, str) else word
+
+def free(request: int) -> list[Step]:
+    return [("free", request)]
+
+
+def running(request: int, text: str, salt: str = "") -> list[Step]:
+    return admit(request, text, salt=salt) + publish(request, text, len(text))
+
+
+def served(request: int, text: str, salt: str = "") -> list[Step]:
+    return running(request, text, salt) + free(request)
+
+
+def unknown(request: int, text: str) -> list[Step]:
+    """A request that has gone and has computed nothing."""
+    return admit(request, text) + free(request)
+
+
+def in_letters(generator: torch.Generator) -> Callable[..., Case]:
+    """Make cases of a pool, its life so far, and the steps to be judged."""
+    ids = (10 + torch.randperm(90, generator=generator)).tolist()
+    token_of = dict(zip(ONE + ascii_uppercase, ids, strict=False))
+
+    def in_ids(step: Step) -> Step:
+        return tuple([token_of[c] for c in p] if isinstance(p, list) else p for p in step)
+
+    def case(
+        label: str, num_blocks: int, block_size: int, life: list[Step], steps: list[Step]
+    ) -> Case:
+        both = ([in_ids(step) for step in part] for part in (life, steps))
+        return manager_case(label, num_blocks, block_size, *both)
+
+    return case
 
 
 def manager_case(
@@ -195,161 +208,175 @@ def a_life(
     return life, {who: texts[who] for who in manager.tables}
 
 
-Asked = Callable[[torch.Generator, dict[int, list[int]], int], list[Step]]
+class Life(NamedTuple):
+    """A pool, what has happened in it, and the texts of the requests that hold blocks."""
+
+    number: int
+    num_blocks: int
+    block_size: int
+    steps: list[Step]
+    texts: dict[int, list[int]]
+
+    def case(self, steps: list[Step]) -> Case:
+        label = f"random life {self.number}"
+        return manager_case(label, self.num_blocks, self.block_size, self.steps, steps)
 
 
-def random_cases(generator: torch.Generator, asked: Asked) -> Iterator[Case]:
-    """asked: makes the steps from the texts that are held and the block size."""
+def lives(generator: torch.Generator) -> Iterator[Life]:
+    """Each is drawn when the one before has its case."""
     for number in range(1, 4):
         num_blocks, block_size = draw(generator, 4, 12), draw(generator, 1, 3)
-        life, texts = a_life(generator, num_blocks, block_size, 30)
-        steps = asked(generator, texts, block_size)
-        yield manager_case(f"random life {number}", num_blocks, block_size, life, steps)
+        yield Life(number, num_blocks, block_size, *a_life(generator, num_blocks, block_size, 30))
 
 
 # ----------------------------------------------------------------------------- the block manager
 
 
 def match_cases(generator: torch.Generator) -> list[Case]:
-    case = Script(generator).case
+    case = in_letters(generator)
 
-    def any_texts(gen: torch.Generator, _: Any, block_size: int) -> list[Step]:
-        return [("match", few_tokens(gen, 4 * block_size), some_salt(gen)) for _ in range(8)]
+    def some_text(life: Life) -> Step:
+        return "match", few_tokens(generator, 4 * life.block_size), some_salt(generator)
 
-    ahead = "publish 0 abcde 2, publish 1 abcde 4, free 0"
-    aside = f"admit 0 abcde, admit 1 abcde, {ahead}, admit 2 ABCDE"
-    eight, nine, taken = "served 0 abcdefgh", "match abcdefghi", "served 0 abcdef, admit 1 A"
-    shared = "running 0 abcdefgh, running 1 abcdABC, free 0"
-    tenants = "served 0 abcd /a, served 1 abcd, running 2 ABCD /b"
-    salted = "match abcde /a, match abcde, match abcde /b, match ABCDE /b"
-    falling = "unknown 0 abcdef, running 1 ABCDEF"  # in blocks 3, 2, 1
+    ahead = publish(0, "abcde", 2) + publish(1, "abcde", 4) + free(0)
+    aside = admit(0, "abcde") + admit(1, "abcde") + ahead + admit(2, "ABCDE")
+    eight, nine = served(0, "abcdefgh"), match("abcdefghi")
+    taken = served(0, "abcdef") + admit(1, "A")
+    one, theirs = match("abcde"), match("abcde", salt="b")
+    around, four = match("abcdefg", "abcdefghA"), match("abcd", "abcde", "abABC", "bcd")
+    shared = running(0, "abcdefgh") + running(1, "abcdABC") + free(0)
+    tenants = served(0, "abcd", salt="a") + served(1, "abcd") + running(2, "ABCD", salt="b")
+    salted = match("abcde", salt="a") + match("abcde") + match("abcde", "ABCDE", salt="b")
+    falling = unknown(0, "abcdef") + running(1, "ABCDEF")  # in blocks 3, 2, 1
     return [
-        case("nothing is known", 4, 2, "", "match abc"),
-        case("one block is known, and held", 4, 2, "running 0 ab", "match abc"),
-        case("one block is known, and free", 4, 2, "served 0 ab", "match abc"),
-        case("no token, and one", 4, 1, "served 0 ab", "match -|a"),
-        case("a text that is known to its end", 4, 4, eight, "match abcdefgh"),
-        case("a known text, a token less and a token more", 5, 4, eight, "match abcdefg|abcdefghA"),
-        case("blocks of one token", 8, 1, "served 0 abcd", "match abcd|abcde|abABC|bcd"),
-        case("another text after two blocks", 8, 2, eight, f"match abcde{OTHER}"),
-        case("known blocks after an unknown one", 8, 2, "served 0 abcd", f"match UV{ONE}"),
-        case("a request that has computed nothing yet", 6, 2, "admit 0 abcdefghi", nine),
+        case("nothing is known", 4, 2, [], match("abc")),
+        case("one block is known, and held", 4, 2, running(0, "ab"), match("abc")),
+        case("one block is known, and free", 4, 2, served(0, "ab"), match("abc")),
+        case("no token, and one", 4, 1, served(0, "ab"), match("", "a")),
+        case("a text that is known to its end", 4, 4, eight, match("abcdefgh")),
+        case("a known text, a token less and a token more", 5, 4, eight, around),
+        case("blocks of one token", 8, 1, served(0, "abcd"), four),
+        case("another text after two blocks", 8, 2, eight, match(f"abcde{OTHER}")),
+        case("known blocks after an unknown one", 8, 2, served(0, "abcd"), match(f"UV{ONE}")),
+        case("a request that has computed nothing yet", 6, 2, admit(0, "abcdefghi"), nine),
         case("a shared beginning that is held, and a free end", 8, 2, shared, nine),
-        case("the end of a text has been taken", 3, 2, taken, "match abcdefg|abcd"),
-        case("the first block is no longer known, the second still is", 6, 2, aside, "match abcde"),
-        case("known blocks in descending order", 4, 2, falling, "match ABCDEFG"),
+        case("the end of a text has been taken", 3, 2, taken, match("abcdefg", "abcd")),
+        case("the first block is no longer known, the second still is", 6, 2, aside, one),
+        case("known blocks in descending order", 4, 2, falling, match("ABCDEFG")),
         case("texts with salts", 9, 2, tenants, salted),
-        case("a salt of another owner", 9, 2, "served 0 abcd /a", "match abcde, match abcde /b"),
-        case("blocks of sixteen", 5, 16, f"served 0 {ONE}", f"match {ONE}|{ONE[:33]}"),
-        *random_cases(generator, any_texts),
+        case("a salt of another owner", 9, 2, served(0, "abcd", salt="a"), one + theirs),
+        case("blocks of sixteen", 5, 16, served(0, ONE), match(ONE, ONE[:33])),
+        *(life.case([some_text(life) for _ in range(8)]) for life in lives(generator)),
     ]
 
 
 def take_block_cases(generator: torch.Generator) -> list[Case]:
-    case = Script(generator).case
+    case = in_letters(generator)
 
-    def take(times: int) -> str:
-        return ", ".join(["take_block"] * times)
-
-    def until_none_is_left(*_: Any) -> list[Step]:
-        return [("take_block",)] * 12
+    def take(times: int) -> list[Step]:
+        return [("take_block",)] * times
 
     # A second text takes the first one's block and frees it; the first text is elsewhere by then.
-    in_turn = "served 0 abc, unknown 1 uvwxy, admit 2 A, running 3 abc, free 2"
-    held = "running 0 abcd, running 1 uvwx, free 1"
+    in_turn = served(0, "abc") + unknown(1, "uvwxy") + admit(2, "A") + running(3, "abc") + free(2)
+    ahead, tenants = served(0, "abcd") + unknown(1, "uvw"), served(0, "abcd", salt="a")
+    tenants += served(1, "abcd")
+    held = running(0, "abcd") + running(1, "uvwx") + free(1)
     return [
-        case("nothing is known", 3, 2, "", take(2)),
-        case("no block is free", 1, 2, "admit 0 a", take(1)),
-        case("one block, which is known", 1, 2, "served 0 ab", take(2)),
-        case("all free blocks are known", 3, 2, "served 0 abcdef", take(4)),
-        case("known blocks at the tail of the queue", 4, 2, "served 0 abcd", take(4)),
-        case(
-            "known blocks at the head of the queue", 4, 2, "served 0 abcd, unknown 1 uvw", take(3)
-        ),
+        case("nothing is known", 3, 2, [], take(2)),
+        case("no block is free", 1, 2, admit(0, "a"), take(1)),
+        case("one block, which is known", 1, 2, served(0, "ab"), take(2)),
+        case("all free blocks are known", 3, 2, served(0, "abcdef"), take(4)),
+        case("known blocks at the tail of the queue", 4, 2, served(0, "abcd"), take(4)),
+        case("known blocks at the head of the queue", 4, 2, ahead, take(3)),
         case("known blocks, some of them held", 6, 2, held, take(4)),
-        case("blocks of one token", 4, 1, "served 0 abc", take(2)),
+        case("blocks of one token", 4, 1, served(0, "abc"), take(2)),
         case("a block that has held two texts in turn", 3, 2, in_turn, take(1)),
-        case("two texts with salts", 4, 2, "served 0 abcd /a, served 1 abcd", take(3)),
-        *random_cases(generator, until_none_is_left),
+        case("two texts with salts", 4, 2, tenants, take(3)),
+        *(life.case(take(12)) for life in lives(generator)),
     ]
 
 
 def admit_cases(generator: torch.Generator) -> list[Case]:
-    case = Script(generator).case
+    case = in_letters(generator)
 
-    def newcomers(gen: torch.Generator, _: Any, block_size: int) -> list[Step]:
-        texts = [few_tokens(gen, 4 * block_size) for _ in range(6)]
-        drafts = [draw(gen, 0, min(2, len(text) - 1)) for text in texts]
+    def newcomers(life: Life) -> list[Step]:
+        texts = [few_tokens(generator, 4 * life.block_size) for _ in range(6)]
+        drafts = [draw(generator, 0, min(2, len(text) - 1)) for text in texts]
         both = enumerate(zip(texts, drafts, strict=True), 10)
-        return [("admit", number, *about, some_salt(gen)) for number, about in both]
+        return [("admit", number, *about, some_salt(generator)) for number, about in both]
 
-    first_in_line = "served 0 abcd, unknown 1 ABC"
-    falling = "unknown 0 abcdef, running 1 ABCDEF"  # in blocks 3, 2, 1
-    in_part = "running 0 abcdefgh, running 1 abcd, free 0"
-    big_big_small = "admit 2 abcdUVWXY|abcdUVWXY|abcdUVWX"
-    less_and_more, both = "admit 1 abcdefg, admit 2 abcdefghi", "admit 1 abcdUVWX, admit 2 abcdU"
-    known = "admit 1 abcde +2, admit 2 abcdef +1, admit 3 abc +2"
-    needy = "admit 1 abcdUVW +2, admit 2 abUVW +1"
-    four = "admit 1 abcdB, admit 2 abcdC, admit 3 abcdD"
-    salted = "admit 2 abcde, admit 3 abcde /a, admit 4 ABCDE /b, admit 5 ABCDE"
+    new = admit(2, "abcdUVWX")
+    first_in_line = served(0, "abcd") + unknown(1, "ABC")
+    falling = unknown(0, "abcdef") + running(1, "ABCDEF")  # in blocks 3, 2, 1
+    in_part = running(0, "abcdefgh") + running(1, "abcd") + free(0)
+    big_big_small = admit(2, "abcdUVWXY", "abcdUVWXY", "abcdUVWX")
+    less_and_more = admit(1, "abcdefg") + admit(2, "abcdefghi")
+    both = admit(1, "abcdUVWX") + admit(2, "abcdU")
+    known = admit(1, "abcde", drafts=2) + admit(2, "abcdef", drafts=1) + admit(3, "abc", drafts=2)
+    needy = admit(1, "abcdUVW", drafts=2) + admit(2, "abUVW", drafts=1)
+    four = admit(1, "abcdB") + admit(2, "abcdC") + admit(3, "abcdD")
+    salted = admit(2, "abcde") + admit(3, "abcde", salt="a")
+    salted += admit(4, "ABCDE", salt="b") + admit(5, "ABCDE")
     return [
-        case("one token", 3, 4, "", "admit 0 a"),
-        case("five tokens, blocks of four", 3, 4, "", "admit 0 abcde"),
-        case("a beginning that another request holds", 6, 2, "running 0 abcd", "admit 1 abcde"),
-        case("a beginning that is free", 6, 2, "served 0 abcd", "admit 1 abcde"),
-        case("a beginning that is partly held", 9, 2, in_part, "admit 2 abcdefghABC"),
-        case("found blocks in descending order", 4, 2, falling, "admit 2 ABCDEFG"),
-        case("a text that is known to its end", 4, 2, "served 0 abcdef", "admit 1 abcdef"),
-        case("a token less, a token more", 6, 4, "served 0 abcdefgh", less_and_more),
-        case("blocks of one token", 8, 1, "served 0 abcd", "admit 1 abcd, admit 2 abcde"),
-        case("four requests that share", 9, 2, "running 0 abcd", four),
-        case("two equal texts at once", 6, 2, "", "admit 0 abcde, admit 1 abcde"),
-        case("as many blocks as there are", 3, 2, "served 0 abc", "admit 1 ABCDEF"),
-        case("one block more than there are", 3, 2, "admit 0 a", "admit 1 ABCDE|ABCD"),
-        case("the found blocks are the next to be taken", 4, 2, first_in_line, "admit 2 abcdUVWX"),
+        case("one token", 3, 4, [], admit(0, "a")),
+        case("five tokens, blocks of four", 3, 4, [], admit(0, "abcde")),
+        case("a beginning that another request holds", 6, 2, running(0, "abcd"), admit(1, "abcde")),
+        case("a beginning that is free", 6, 2, served(0, "abcd"), admit(1, "abcde")),
+        case("a beginning that is partly held", 9, 2, in_part, admit(2, "abcdefghABC")),
+        case("found blocks in descending order", 4, 2, falling, admit(2, "ABCDEFG")),
+        case("a text that is known to its end", 4, 2, served(0, "abcdef"), admit(1, "abcdef")),
+        case("a token less, a token more", 6, 4, served(0, "abcdefgh"), less_and_more),
+        case("blocks of one token", 8, 1, served(0, "abcd"), admit(1, "abcd") + admit(2, "abcde")),
+        case("four requests that share", 9, 2, running(0, "abcd"), four),
+        case("two equal texts at once", 6, 2, [], admit(0, "abcde") + admit(1, "abcde")),
+        case("as many blocks as there are", 3, 2, served(0, "abc"), admit(1, "ABCDEF")),
+        case("one block more than there are", 3, 2, admit(0, "a"), admit(1, "ABCDE", "ABCD")),
+        case("the found blocks are the next to be taken", 4, 2, first_in_line, new),
         case("the found blocks are free, one is missing", 4, 2, first_in_line, big_big_small),
-        case("the found blocks are held, just enough others free", 4, 2, "running 0 abcd", both),
-        case("drafts", 5, 2, "", "admit 0 abcdef +2"),
-        case("drafts that are known", 9, 1, "served 0 abcdef", known),
-        case("drafts that need a block", 4, 2, "served 0 abcd", needy),
-        case("salts", 12, 2, "served 0 abcd /a, running 1 ABCD", salted),
-        case("blocks of sixteen", 6, 16, f"served 0 {ONE[:36]}", f"admit 1 {ONE[:33]}{OTHER}"),
-        *random_cases(generator, newcomers),
+        case("the found blocks are held, just enough others free", 4, 2, running(0, "abcd"), both),
+        case("drafts", 5, 2, [], admit(0, "abcdef", drafts=2)),
+        case("drafts that are known", 9, 1, served(0, "abcdef"), known),
+        case("drafts that need a block", 4, 2, served(0, "abcd"), needy),
+        case("salts", 12, 2, served(0, "abcd", salt="a") + running(1, "ABCD"), salted),
+        case("blocks of sixteen", 6, 16, served(0, ONE[:36]), admit(1, ONE[:33] + OTHER)),
+        *(life.case(newcomers(life)) for life in lives(generator)),
     ]
 
 
 def publish_cases(generator: torch.Generator) -> list[Case]:
-    case = Script(generator).case
+    case = in_letters(generator)
 
-    def all_who_run(gen: torch.Generator, texts: dict[int, list[int]], _: int) -> list[Step]:
-        parts = [("publish", who, ids, draw(gen, 1, len(ids))) for who, ids in texts.items()]
-        return [*parts, *(("publish", who, ids, len(ids)) for who, ids in texts.items())]
+    def all_who_run(life: Life) -> list[Step]:
+        texts = life.texts.items()
+        parts = [("publish", who, ids, draw(generator, 1, len(ids))) for who, ids in texts]
+        return [*parts, *(("publish", who, ids, len(ids)) for who, ids in texts)]
 
-    alike = "admit 0 abcde, admit 1 abcde"
-    ahead = "publish 0 abcde 2, publish 1 abcde 5, publish 0 abcde 5"
-    growing = ", ".join(f"publish 0 {ONE[: computed + 1]} {computed}" for computed in range(2, 9))
-    tenants = "admit 0 abcd /a, admit 1 abcd, admit 2 abcd /b"
-    for_all = "publish 0 abcd 4, publish 1 abcd 4, publish 2 abcd 4"
-    taken = "served 0 abcd, running 1 ABCDEF, free 1, admit 2 abcde"
-    behind = "served 0 abcd, admit 1 abcdABCDE"
-    drafts = "publish 0 abcde 8, publish 0 abcdeABC 8"
+    alike = admit(0, "abcde") + admit(1, "abcde")
+    ahead = publish(0, "abcde", 2) + publish(1, "abcde", 5) + publish(0, "abcde", 5)
+    ten = admit(0, "abcdefghij")
+    growing = [publish(0, ONE[: computed + 1], computed)[0] for computed in range(2, 9)]
+    tenants = admit(0, "abcd", salt="a") + admit(1, "abcd") + admit(2, "abcd", salt="b")
+    for_all = publish(0, "abcd", 4) + publish(1, "abcd", 4) + publish(2, "abcd", 4)
+    taken = served(0, "abcd") + running(1, "ABCDEF") + free(1) + admit(2, "abcde")
+    behind = served(0, "abcd") + admit(1, "abcdABCDE")
+    drafts = publish(0, "abcde", 8) + publish(0, "abcdeABC", 8)
     return [
-        case("a block", 3, 4, "admit 0 abcd", "publish 0 abcd 4"),
-        case("three tokens, blocks of four", 3, 4, "admit 0 abc", "publish 0 abc 3"),
-        case("two blocks and a token", 4, 4, "admit 0 abcdefghi", "publish 0 abcdefghi 9"),
-        case("not everything is computed", 4, 4, "admit 0 abcdefghij", "publish 0 abcdefghij 6"),
-        case("in chunks", 4, 4, "admit 0 abcdefghij", "publish 0 abcdefghij 3|6|9|10"),
-        case("token by token", 4, 3, "admit 0 ab, grow 0 8", growing),
-        case("blocks of one token", 4, 1, "admit 0 abcd", "publish 0 abcd 1|2|4"),
-        case("drafts after the tokens", 4, 2, "admit 0 abcdefgh +3", drafts),
-        case("the same call twice", 4, 2, "admit 0 abcde", "publish 0 abcde 5|5"),
-        case("two equal texts", 8, 2, alike, "publish 0 abcde 5, publish 1 abcde 5"),
+        case("a block", 3, 4, admit(0, "abcd"), publish(0, "abcd", 4)),
+        case("three tokens, blocks of four", 3, 4, admit(0, "abc"), publish(0, "abc", 3)),
+        case("two blocks and a token", 4, 4, admit(0, "abcdefghi"), publish(0, "abcdefghi", 9)),
+        case("not everything is computed", 4, 4, ten, publish(0, "abcdefghij", 6)),
+        case("in chunks", 4, 4, ten, publish(0, "abcdefghij", 3, 6, 9, 10)),
+        case("token by token", 4, 3, [*admit(0, "ab"), ("grow", 0, 8)], growing),
+        case("blocks of one token", 4, 1, admit(0, "abcd"), publish(0, "abcd", 1, 2, 4)),
+        case("drafts after the tokens", 4, 2, admit(0, "abcdefgh", drafts=3), drafts),
+        case("the same call twice", 4, 2, admit(0, "abcde"), publish(0, "abcde", 5, 5)),
+        case("two equal texts", 8, 2, alike, publish(0, "abcde", 5) + publish(1, "abcde", 5)),
         case("two equal texts, one ahead of the other", 8, 2, alike, ahead),
-        case("after a known beginning", 8, 2, behind, "publish 1 abcdABCDE 6|9"),
+        case("after a known beginning", 8, 2, behind, publish(1, "abcdABCDE", 6, 9)),
         case("salts", 9, 2, tenants, for_all),
-        case("blocks that held other texts", 4, 2, taken, "publish 2 abcde 5"),
-        case("blocks of sixteen", 5, 16, f"admit 0 {ONE}", f"publish 0 {ONE} 15|33"),
-        *random_cases(generator, all_who_run),
+        case("blocks that held other texts", 4, 2, taken, publish(2, "abcde", 5)),
+        case("blocks of sixteen", 5, 16, admit(0, ONE), publish(0, ONE, 15, 33)),
+        *(life.case(all_who_run(life)) for life in lives(generator)),
     ]
 
 

@@ -39,7 +39,6 @@ def drawn(
     return until(
         lambda matrix: settled(steps(matrix)),
         lambda: change(normal(generator, *shape).round(decimals=2)),
-        tries=1000,
     )
 
 
@@ -165,14 +164,14 @@ def calibrate_cases(generator: torch.Generator) -> list[Case]:
         """Outliers are six times as large. Scales are shares of the one that `absmax` takes,
         in any order."""
         last, (low, high) = 2 ** (bits - 1) - 1, shares
-        for _ in range(1000):
+
+        def drawn() -> dict[str, Any]:
             values = normal(generator, count).round(decimals=2)
             values[:outliers] *= 6
             parts = low + (high - low) * torch.rand(scales, generator=generator).double()
-            data = {"values": values, "bits": bits, "scales": parts * values.abs().max() / last}
-            if is_clear(**data):
-                return Case(f"{label}, {bits} bits", data)
-        raise RuntimeError("No values are like this.")
+            return {"values": values, "bits": bits, "scales": parts * values.abs().max() / last}
+
+        return Case(f"{label}, {bits} bits", until(lambda data: is_clear(**data), drawn))
 
     return [
         case("a single scale", 4, 3, 1),
@@ -308,14 +307,19 @@ def hidden_states(
 
     Without the outlier columns, no number is near the middle between two codes.
     """
-    while True:
+
+    def drawn() -> Hidden:
         hidden = 6 * torch.rand(tokens, n_in, generator=generator, dtype=torch.float64) - 3
         hidden *= torch.tensor(times)[:, None]
         for place, value in (large or {}).items():
             hidden[place] = value
+        return hidden
+
+    def has_settled_codes(hidden: Hidden) -> bool:
         usual = hidden.masked_fill((hidden.abs() >= threshold).any(dim=0), 0)
-        if settled(usual / absmax(usual, bits=8, dim=1)[1]):
-            return hidden
+        return settled(usual / absmax(usual, bits=8, dim=1)[1])
+
+    return until(has_settled_codes, drawn)
 
 
 def matmul_cases(generator: torch.Generator) -> list[Case]:
@@ -450,29 +454,22 @@ def gptq_cases(generator: torch.Generator) -> list[Case]:
         bits: int = 3,
         tokens: int | None = None,
         dead: int | None = None,
-        own_scales: bool = False,
-        times: float = 1.0,
-        dtype: torch.dtype = torch.float64,
+        **about: Any,
     ) -> Case:
         """A matrix for which some codes differ from rounding to nearest.
 
-        dead: an input that is 0 for all tokens. own_scales: each number has its own scale. times:
-        a factor on the scale with which the largest number gets the last code.
+        dead: an input that is 0 for all tokens. about: the weights and their scales.
         """
-        while True:
+
+        def drawn() -> tuple[Weight, Hessian, Tensor, int]:
             inputs = correlated(generator, tokens or 3 * n_in, n_in)
             if dead is not None:
                 inputs[:, dead] = 0
-            weight = normal(generator, n_in, n_out).to(dtype)
-            scale = times * absmax(weight, bits)[1]
-            if own_scales:
-                scale = scale * (0.6 + torch.rand(n_in, n_out, generator=generator))
-            hessian = inputs.T @ inputs
-            given = weight, hessian, scale, bits
-            looks_ahead = (gptq(*given) - (weight / scale).round()).any()
-            if looks_ahead and settled(before_rounding(*given) / scale):
-                names = "weight", "hessian", "scale", "bits"
-                return Case(label, dict(zip(names, given, strict=True)))
+            weight, scale = scaled(generator, (n_in, n_out), bits, **about)
+            return weight, inputs.T @ inputs, scale, bits
+
+        given = until(looks_ahead, drawn)
+        return Case(label, dict(zip(("weight", "hessian", "scale", "bits"), given, strict=True)))
 
     return [
         case("two inputs, one output", 2, 1),
@@ -490,6 +487,31 @@ def gptq_cases(generator: torch.Generator) -> list[Case]:
         case("weights in float32, the Hessian in float64", 6, 5, dtype=torch.float32),
         case("some more", 16, draw(generator, 7, 10)),
     ]
+
+
+def scaled(
+    generator: torch.Generator,
+    shape: tuple[int, int],
+    bits: int,
+    own_scales: bool = False,
+    times: float = 1.0,
+    dtype: torch.dtype = torch.float64,
+) -> tuple[Weight, Tensor]:
+    """Weights, and the scales of their codes.
+
+    own_scales: each number has its own scale. times: a factor on the scale with which the largest
+    number gets the last code.
+    """
+    weight = normal(generator, *shape).to(dtype)
+    scale = times * absmax(weight, bits)[1]
+    return weight, scale * (0.6 + torch.rand(shape, generator=generator)) if own_scales else scale
+
+
+def looks_ahead(given: tuple[Weight, Hessian, Tensor, int]) -> bool:
+    """Whether codes differ from rounding to nearest, and none is on the verge of another."""
+    weight, _, scale, _ = given
+    is_unlike = bool((gptq(*given) - (weight / scale).round()).any())
+    return is_unlike and settled(before_rounding(*given) / scale)
 
 
 def correlated(generator: torch.Generator, tokens: int, n_in: int) -> Hidden:

@@ -218,14 +218,13 @@ def paged_cases(generator: torch.Generator) -> list[Case]:
         heads: int = 2,
         more: int = 0,
         size: float = 1.0,
-        in_order: bool = False,
         unwritten: bool = False,
     ) -> Case:
         """more: how many blocks the table has beyond the length, for drafts. unwritten: whether all
         slots without a token of the request hold infinity, with which 0 makes NaN."""
         needed = -(-length // block_size) + more
         order = torch.randperm(needed + 2, generator=generator).tolist()
-        table = list(range(1, needed + 1)) if in_order else order[:needed]
+        table = order[:needed]
         pool = normal(generator, 2, needed + 2, heads, block_size, 5)
         if unwritten:
             for block in range(needed + 2):
@@ -234,6 +233,10 @@ def paged_cases(generator: torch.Generator) -> list[Case]:
         query = size * normal(generator, heads, 5)
         return Case(label, {"query": query, "pool": pool, "block_table": table, "length": length})
 
+    def consecutive(case: Case) -> Case:
+        table = range(1, len(case.data["block_table"]) + 1)
+        return Case(case.label, {**case.data, "block_table": list(table)})
+
     return [
         case("one token, blocks of one", 1, 1),
         case("one token, blocks of four", 1, 4),
@@ -241,7 +244,7 @@ def paged_cases(generator: torch.Generator) -> list[Case]:
         case("a full block", 4, 4),
         case("one token more than a block", 5, 4),
         case("two full blocks", 8, 4),
-        case("consecutive blocks", 11, 4, in_order=True),
+        consecutive(case("consecutive blocks", 11, 4)),
         case("three blocks, the last one partly filled", 10, 4, heads=3),
         case("six blocks of one token", 6, 1),
         case("a block that is not needed yet", 7, 4, more=1),

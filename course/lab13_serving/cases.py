@@ -1,16 +1,25 @@
 """The exercises of lab 13: arrivals, text, events, a pool, admission, routing, failover."""
 
-import re
+from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from autograder.attempt.drivers import serving as drivers
-from autograder.judging.draws import draw, steps_in, until
+from autograder.judging.draws import draw, until
 from autograder.judging.exercise import Case, Exercise, case_of
 
 Generator = torch.Generator
+Step = tuple[str, Any]  # of a script, by what happens; an event
+
+
+def steps_of(what: str) -> Callable[[Any], Step]:
+    return lambda value: (what, value)
+
+
+wait, piece, fault, error = map(steps_of, ("wait", "piece", "fault", "raise"))
+HANG = "hang", ""
 
 
 def some(generator: Generator, count: int) -> list[float]:
@@ -136,104 +145,111 @@ def push_cases(generator: Generator) -> list[Case]:
 # ------------------------------------------------------------------------------- events on the wire
 
 
+tell = steps_of("tell")  # an error whose words a client may read
+
+
+def choice(text: str, reason: str | None = None) -> Step:
+    return "choice", {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}
+
+
 def sse_cases(generator: Generator) -> list[Case]:
-    def case(label: str, script: str, usage: bool = False, **how: Any) -> Case:
-        """ "wait 0.5, choice a_word stop" is a choice after half a second, with a finish_reason;
-        _ is a space, and /n a line break."""
+    def case(label: str, *script: Step, usage: bool = False, **how: Any) -> Case:
         number = draw(generator, 100, 999)
         head = {"id": f"cmpl-{number}", "object": "text_completion", "model": "fable"}
         used = {"prompt_tokens": draw(generator, 1, 99), "completion_tokens": number}
-        steps = [step_of(*line.split(" ", 1)) for line in script.split(", ") if line]
         asked = {"usage": used} if usage else {}
-        return Case(label, {"script": steps, "head": head, **asked, **how})
+        return Case(label, {"script": list(script), "head": head, **asked, **how})
 
-    def step_of(what: str, value: str) -> tuple[str, Any]:
-        if what == "wait":
-            return what, float(value)
-        if what != "choice":
-            return what, value.replace("_", " ")
-        text, _, reason = value.partition(" ")
-        text = text.replace("_", " ").replace("/n", "\n").replace("/r", "\r")
-        return what, {"index": 0, "text": text, "logprobs": None, "finish_reason": reason or None}
-
-    three = "wait 0.5, choice Once, wait 0.25, choice _upon, wait 0.25, choice _a length"
+    a, b, quarter = choice("a"), choice("b"), wait(0.25)
+    three = wait(0.5), choice("Once"), quarter, choice(" upon"), quarter, choice(" a", "length")
     return [
-        case("one choice", "choice Once stop"),
-        case("three choices, one after the other", three),
-        case("three choices, and the usage", three, usage=True),
-        case("one choice, and the usage", "wait 1, choice Once length", usage=True),
-        case("no choice", "wait 1"),
-        case("no choice, and the usage", "", usage=True),
-        case("line breaks in the text", "choice a/n/nb, choice /n, choice /r/n stop"),
-        case("quotes in the text", 'choice "Oh", choice it\'s, choice \\ stop'),
-        case("letters beyond ASCII", "choice für, choice \u201cja\u201d, choice \u2028 stop"),
-        case("a choice without text", "choice , choice a, choice  stop"),
-        case("the text is [DONE]", "choice [DONE], choice a stop"),
-        case("a fault before the first choice", "wait 1, raise out_of_memory_in_block_7"),
-        case("a fault after two choices", "choice a, wait 1, choice b, raise step_failed_in_/srv"),
+        case("one choice", choice("Once", "stop")),
+        case("three choices, one after the other", *three),
+        case("three choices, and the usage", *three, usage=True),
+        case("one choice, and the usage", wait(1.0), choice("Once", "length"), usage=True),
+        case("no choice", wait(1.0)),
+        case("no choice, and the usage", usage=True),
+        case("line breaks in the text", choice("a\n\nb"), choice("\n"), choice("\r\n", "stop")),
+        case("quotes in the text", choice('"Oh"'), choice("it's"), choice("\\", "stop")),
         case(
-            "a fault after two choices, usage asked for", "choice a, choice b, raise no", usage=True
+            "letters beyond ASCII",
+            choice("für"),
+            choice("\u201cja\u201d"),
+            choice("\u2028", "stop"),
         ),
-        case("a fault whose words clients may read", "choice a, tell The_server_is_shutting_down."),
-        case("such a fault at once, usage asked for", "tell Try_again_later.", usage=True),
-        case("the client leaves while it waits", three, usage=True, leaves=0.6),
-        case("the client leaves before the first choice", three, leaves=0.25),
-        case("the client closes the stream after one event", three, closes_after=1),
-        case("the client closes it after the last choice", three, usage=True, closes_after=3),
+        case("a choice without text", choice(""), a, choice("", "stop")),
+        case("the text is [DONE]", choice("[DONE]"), choice("a", "stop")),
+        case("a fault before the first choice", wait(1.0), error("out of memory in block 7")),
+        case("a fault after two choices", a, wait(1.0), b, error("step failed in /srv")),
+        case("a fault after two choices, usage asked for", a, b, error("no"), usage=True),
+        case("a fault whose words clients may read", a, tell("The server is shutting down.")),
+        case("such a fault at once, usage asked for", tell("Try again later."), usage=True),
+        case("the client leaves while it waits", *three, usage=True, leaves=0.6),
+        case("the client leaves before the first choice", *three, leaves=0.25),
+        case("the client closes the stream after one event", *three, closes_after=1),
+        case("the client closes it after the last choice", *three, usage=True, closes_after=3),
     ]
 
 
 # ------------------------------------------------------------------------------ a pool of requests
 
 
+FAULT = "fault"
+
+
 def stream_cases(generator: Generator) -> list[Case]:
     def case(label: str, *requests: dict[str, Any], lag: float = 0.5) -> Case:
         return Case(label, {"requests": list(requests), "lag": lag})
 
-    def request(plan: str, **how: Any) -> dict[str, Any]:
-        """ "1 1 0.5 1 stop" are outputs of one token after 1 s and after half a second more, the
-        last one with its finish_reason; "1 fault" is a fault after 1 s."""
-        steps = [output(*words.split()) for words in plan.split(", ") if words]
+    def request(*plan: tuple[Any, ...], **how: Any) -> dict[str, Any]:
+        """plan: outputs, see `output`. how: when the request comes, how its client reads."""
+        steps = [output(*each) for each in plan]
         return {"id": f"r{draw(generator, 100, 9_999)}", "plan": steps, **how}
 
-    def output(after: str, what: str, reason: str | None = None) -> tuple[float, Any, str | None]:
-        if what == "fault":
+    def output(after: float, tokens: int | str, reason: str | None = None) -> tuple[Any, ...]:
+        """Tokens that come so many seconds after the output before, or FAULT."""
+        if tokens == FAULT:
             return float(after), "A step of the engine has failed.", None
-        return float(after), [draw(generator, 0, 300) for _ in range(int(what))], reason
+        return float(after), [draw(generator, 0, 300) for _ in range(int(tokens))], reason
 
-    long, endless = "1 1, 1 1, 1 1, 1 1 length", "1 1, 1 1, 1 1, 1 1, 1 1, 1 1, 1 1"
-    mixed = [request("0.5 1, 1 2, 0.7 1 stop"), request("0.6 1, 1 fault", comes=0.25)]
+    long, endless = [*[(1, 1)] * 3, (1, 1, "length")], [(1, 1)] * 7
+    mixed = [request((0.5, 1), (1, 2), (0.7, 1, "stop")), request((0.6, 1), (1, FAULT), comes=0.25)]
     return [
-        case("one token", request("1 1 stop")),
-        case("three outputs", request("1 1, 0.5 1, 0.5 1 length")),
-        case("three other outputs", request("1 1, 0.5 2, 0.5 1 stop")),
-        case("an output without a token at the end", request("1 1, 1 0 stop")),
-        case("the engine delivers while it is handed the request", request("0 1, 0 1 stop")),
-        case("the first output comes at once", request("0 1, 1 1, 1 1 stop")),
-        case("a fault before the first token", request("1 fault")),
-        case("a fault at once", request("0 fault")),
-        case("a fault after two tokens", request("1 1, 1 1, 1 fault")),
-        case("a time limit passes before the first token", request(long, leaves=0.5)),
-        case("a time limit passes between two tokens", request(long, leaves=2.5)),
-        case("the client leaves after the first output", request(endless, closes_after=1)),
-        case("the client leaves after three outputs", request(endless, closes_after=3)),
-        case("the client leaves after the last output", request("1 1, 1 1 stop", closes_after=2)),
-        case("the client leaves while it writes", request(endless, leaves=2.25, pause=0.5)),
-        case("a slow client", request("1 1, 0.25 1, 0.25 1, 0.25 1 stop", pause=2.0)),
-        case("a slow client, and a fault", request("1 1, 0.25 1, 0.25 fault", pause=2.0)),
-        case("an output comes after the abort", request(long, leaves=1.75), lag=1.5),
-        case("two requests, one after the other", request(long), request(long, comes=9.0)),
-        case("two requests side by side", request(long), request(long, comes=0.4)),
+        case("one token", request((1, 1, "stop"))),
+        case("three outputs", request((1, 1), (0.5, 1), (0.5, 1, "length"))),
+        case("three other outputs", request((1, 1), (0.5, 2), (0.5, 1, "stop"))),
+        case("an output without a token at the end", request((1, 1), (1, 0, "stop"))),
+        case("the engine delivers while it is handed the request", request((0, 1), (0, 1, "stop"))),
+        case("the first output comes at once", request((0, 1), (1, 1), (1, 1, "stop"))),
+        case("a fault before the first token", request((1, FAULT))),
+        case("a fault at once", request((0, FAULT))),
+        case("a fault after two tokens", request((1, 1), (1, 1), (1, FAULT))),
+        case("a time limit passes before the first token", request(*long, leaves=0.5)),
+        case("a time limit passes between two tokens", request(*long, leaves=2.5)),
+        case("the client leaves after the first output", request(*endless, closes_after=1)),
+        case("the client leaves after three outputs", request(*endless, closes_after=3)),
+        case(
+            "the client leaves after the last output",
+            request((1, 1), (1, 1, "stop"), closes_after=2),
+        ),
+        case("the client leaves while it writes", request(*endless, leaves=2.25, pause=0.5)),
+        case("a slow client", request((1, 1), (0.25, 1), (0.25, 1), (0.25, 1, "stop"), pause=2.0)),
+        case("a slow client, and a fault", request((1, 1), (0.25, 1), (0.25, FAULT), pause=2.0)),
+        case("an output comes after the abort", request(*long, leaves=1.75), lag=1.5),
+        case("two requests, one after the other", request(*long), request(*long, comes=9.0)),
+        case("two requests side by side", request(*long), request(*long, comes=0.4)),
         case(
             "two requests, and one has a time limit",
-            request(long),
-            request(long, comes=0.4, leaves=1.7),
+            request(*long),
+            request(*long, comes=0.4, leaves=1.7),
         ),
         case("two requests, and a fault of one", *mixed),
         case(
             "four requests",
-            *[request(long), request("0.3 1, 1 1 stop", comes=0.2)],
-            *[request(endless, comes=0.7, leaves=2.6), request(endless, comes=1.1, closes_after=2)],
+            request(*long),
+            request((0.3, 1), (1, 1, "stop"), comes=0.2),
+            request(*endless, comes=0.7, leaves=2.6),
+            request(*endless, comes=1.1, closes_after=2),
         ),
     ]
 
@@ -241,117 +257,153 @@ def stream_cases(generator: Generator) -> list[Case]:
 # --------------------------------------------------------------------------------------- admission
 
 
+def admit(*tokens: int) -> list[Step]:
+    return [("admit", count) for count in tokens]
+
+
+def release(*tokens: int) -> list[Step]:
+    return [("release", count) for count in tokens]
+
+
 def admit_cases(generator: Generator) -> list[Case]:
-    def case(label: str, events: str, target_ttft: float = 0.5, rate: float = 1000.0) -> Case:
+    def case(label: str, *events: Step, target_ttft: float = 0.5, rate: float = 1000.0) -> Case:
         """By default up to 500 prompt tokens wait."""
         about = {"target_ttft": target_ttft, "prefill_rate": rate}
-        return Case(label, {**about, "events": steps_in(events)})
+        return Case(label, {**about, "events": list(events)})
 
     size = [draw(generator, 150, 249) for _ in range(2)]
-    many = "admit " + "|".join(str(draw(generator, 60, 140)) for _ in range(9))
+    many = admit(*(draw(generator, 60, 140) for _ in range(9)))
     return [
-        case("one request", "admit 100"),
-        case("two requests", "admit 100, admit 300"),
-        case("just as many tokens as are computed in time", "admit 200, admit 300"),
-        case("one token too many", "admit 200, admit 301"),
-        case("one token too few", "admit 200, admit 299"),
-        case("a request is refused", f"admit {size[0]}|400"),
-        case("another request is refused", f"admit {size[1]}|400"),
-        case("smaller requests after one that was refused", "admit 300, admit 400, admit 150|50"),
-        case("refused twice, with the same seconds", "admit 300, admit 400|400"),
-        case("admitted when another has its first token", "admit 300|400, release 300, admit 400"),
-        case("the seconds are those until it fits", "admit 200|200, admit 150|300|500"),
-        case("a prompt that is too long, and no other request", "admit 900"),
-        case("a prompt that is too long, twice", "admit 900|900, release 900, admit 900"),
-        case("a prompt that is too long, after another", "admit 100|900, release 100, admit 900"),
-        case("a short one after a prompt that is too long", "admit 900|1, release 900, admit 1"),
-        case("thirty short requests", "admit 1" + "|1" * 29),
-        case("all have their first token", "admit 250|250, release 250|250, admit 500|1"),
-        case("a slower machine", "admit 40, admit 40, release 40", rate=100.0),
-        case("a shorter target", "admit 200|200, release 200", target_ttft=0.25),
-        case("nine requests", many),
+        case("one request", *admit(100)),
+        case("two requests", *admit(100, 300)),
+        case("just as many tokens as are computed in time", *admit(200, 300)),
+        case("one token too many", *admit(200, 301)),
+        case("one token too few", *admit(200, 299)),
+        case("a request is refused", *admit(size[0], 400)),
+        case("another request is refused", *admit(size[1], 400)),
+        case("smaller requests after one that was refused", *admit(300, 400, 150, 50)),
+        case("refused twice, with the same seconds", *admit(300, 400, 400)),
+        case(
+            "admitted when another has its first token",
+            *admit(300, 400),
+            *release(300),
+            *admit(400),
+        ),
+        case("the seconds are those until it fits", *admit(200, 200, 150, 300, 500)),
+        case("a prompt that is too long, and no other request", *admit(900)),
+        case("a prompt that is too long, twice", *admit(900, 900), *release(900), *admit(900)),
+        case(
+            "a prompt that is too long, after another", *admit(100, 900), *release(100), *admit(900)
+        ),
+        case(
+            "a short one after a prompt that is too long", *admit(900, 1), *release(900), *admit(1)
+        ),
+        case("thirty short requests", *admit(*[1] * 30)),
+        case("all have their first token", *admit(250, 250), *release(250, 250), *admit(500, 1)),
+        case("a slower machine", *admit(40, 40), *release(40), rate=100.0),
+        case("a shorter target", *admit(200, 200), *release(200), target_ttft=0.25),
+        case("nine requests", *many),
     ]
 
 
 # ----------------------------------------------------------------------------------------- routing
 
 
+class Replica(NamedTuple):
+    """Before the first event. known: a letter for each block that it knows."""
+
+    known: str = ""
+    load: int = 0
+    served: int = 0
+    is_healthy: bool = True
+
+
 def pick_cases(generator: Generator) -> list[Case]:
-    def case(label: str, replicas: str, events: str, slack: int | None = 4) -> Case:
-        """A replica "3/9:ab" has a load of 3, has served 9 requests and knows the blocks a and b;
-        with "!" it isn't healthy. Events: "pick abc", "serve abc" for a prompt of three blocks,
-        "end 0", "down 1", "up 1"."""
-        own = [replica(*re.split("[/:]", words)) for words in replicas.split()]
-        steps = [event(*each.split(" ")) for each in events.split(", ")]
+    def case(label: str, replicas: list[Replica], *events: Any, slack: int | None = 4) -> Case:
+        """Events: "abc" picks for a prompt of three blocks, and ("serve", "abc") begins it, too;
+        ("end", 0), ("down", 1), ("up", 1)."""
+        own = [[r.load, r.served, r.is_healthy, blocks(r.known)] for r in replicas]
+        both = [("pick", event) if isinstance(event, str) else event for event in events]
+        steps = [(what, blocks(x) if isinstance(x, str) else x) for what, x in both]
         usual = {} if slack is None else {"slack": slack}
         return Case(label, {"replicas": own, "events": steps, **usual})
-
-    def replica(load: str, served: str, known: str) -> list[Any]:
-        return [int(load.strip("!")), int(served), "!" not in load, blocks(known)]
-
-    def event(what: str, value: str) -> tuple[str, Any]:
-        return what, blocks(value) if what in ("pick", "serve") else int(value)
 
     def blocks(letters: str) -> list[str]:
         return [f"block {letter}" for letter in letters]
 
-    def chats(turns: int) -> str:
+    def chats(turns: int) -> list[tuple[str, Any]]:
         """Turns of four chats in a random order; each prompt is two blocks longer than the one
         before, which has ended then."""
         names, lengths = ("abcdefgh", "ijklmnop", "qrstuvwx", "ABCDEFGH"), [0] * 4
         running: dict[int, int] = {}
-        events: list[str] = []
+        events: list[tuple[str, Any]] = []
         for number in range(turns):
             chat = until(lambda chat: lengths[chat] < 8, lambda: draw(generator, 0, 3))
-            events += [f"end {running[chat]}"] if chat in running else []
+            events += [("end", running[chat])] if chat in running else []
             lengths[chat] += 2
-            events.append(f"serve {names[chat][: lengths[chat]]}")
+            events.append(("serve", names[chat][: lengths[chat]]))
             running[chat] = number
-        return ", ".join([*events, *(f"end {number}" for number in running.values())])
+        return [*events, *(("end", number) for number in running.values())]
 
-    two, three, idle = "0/0: 0/0:", "0/0: 0/0: 0/0:", "0/0:"
-    new = ", ".join(f"serve {block}" for block in "abcdefgh")
-    short = ", ".join(f"serve {block}, end {n}" for n, block in enumerate("abcdef"))
-    alike = ", ".join(f"serve ab{block}" for block in "cdefghijkl")
-    ill = "serve ab, down 0, serve abc, serve abcd, up 0, pick abcd"
-    too_busy = "the replica that knows most is too busy"
+    idle, busy, ill = Replica(), Replica(load=1), Replica(is_healthy=False)
+    new = [("serve", block) for block in "abcdefgh"]
+    short = [event for n, block in enumerate("abcdef") for event in (("serve", block), ("end", n))]
+    alike = [("serve", f"ab{block}") for block in "cdefghijkl"]
+    down = ("serve", "ab"), ("down", 0), ("serve", "abc"), ("serve", "abcd"), ("up", 0), "abcd"
+    served_5, served_3 = Replica(load=1, served=5), Replica(load=1, served=3)
     return [
-        case("one replica", idle, "pick abc"),
-        case("nothing is known", "2/0: 1/0:", "pick abc"),
-        case("the second one knows the beginning", "0/0: 0/0:ab", "pick abc"),
-        case("the first one knows more", "0/0:abc 0/0:ab", "pick abcd"),
-        case("the second one knows more", "0/0:ab 0/0:abc", "pick abcd"),
-        case("the first one knows later blocks only", "0/0:bcd 0/0:a", "pick abcd"),
-        case("the first one knows blocks with a gap", "0/0:acd 0/0:ab", "pick abcd"),
-        case("the first one knows many other blocks", "0/0:uvwxyz 0/0:a", "pick ab"),
-        case("the second one knows more than there is", "0/0: 0/0:abcde", "pick ab"),
-        case("a request without a full block", "1/0: 0/0:ab", "pick "),
-        case("equal beginnings, less load", "2/0:ab 1/0:ab", "pick abc"),
-        case("equal loads, fewer requests served", "1/5: 1/3:", "pick a"),
-        case("less load, more requests served", "1/1: 0/9:", "pick a"),
-        case("all are equal", three, "pick abc"),
-        case("equal but for other blocks", "0/0: 0/0:x", "pick a"),
-        case("just within the slack", "0/0: 4/0:a", "pick ab"),
-        case("just beyond the slack", "0/0: 5/0:a", "pick ab"),
-        case("within the slack of the least load", "3/0: 7/0:a 9/0:", "pick ab"),
-        case(too_busy, "2/0:a 1/0: 9/0:abc", "pick abc"),
-        case("no slack", "1/0:a 0/0:", "pick ab", slack=0),
-        case("no slack, and equal loads", "1/0: 1/0:a", "pick ab", slack=0),
-        case("a slack of one", "1/0:a 0/0:", "pick ab", slack=1),
-        case("the usual slack, just within it", "1/0: 5/0:a", "pick a", slack=None),
-        case("the usual slack, just beyond it", "1/0: 6/0:a", "pick a", slack=None),
-        case("the first one isn't healthy", "!0/0: 3/0:", "pick a"),
-        case("the one that knows most isn't healthy", "1/0: !0/0:abc", "pick abc"),
-        case("the one with the least load isn't healthy", "!0/0: 5/0: 8/0:a", "pick ab"),
-        case("no replica is healthy", "!0/0: !0/0:", "pick ab"),
-        case("no replica at all", "", "pick ab"),
-        case("one after the other gets well", "!0/0: !0/0:", "pick a, up 1, pick a, up 0, pick a"),
-        case("one isn't healthy for some time", two, ill),
-        case("eight new requests, one after the other", three, new),
-        case("new requests that end at once", three, short),
-        case("requests that begin alike", two, alike, slack=2),
-        case("the turns of four chats", three, chats(14)),
-        case("the turns of four other chats", three, chats(14), slack=1),
+        case("one replica", [idle], "abc"),
+        case("nothing is known", [Replica(load=2), busy], "abc"),
+        case("the second one knows the beginning", [idle, Replica("ab")], "abc"),
+        case("the first one knows more", [Replica("abc"), Replica("ab")], "abcd"),
+        case("the second one knows more", [Replica("ab"), Replica("abc")], "abcd"),
+        case("the first one knows later blocks only", [Replica("bcd"), Replica("a")], "abcd"),
+        case("the first one knows blocks with a gap", [Replica("acd"), Replica("ab")], "abcd"),
+        case("the first one knows many other blocks", [Replica("uvwxyz"), Replica("a")], "ab"),
+        case("the second one knows more than there is", [idle, Replica("abcde")], "ab"),
+        case("a request without a full block", [busy, Replica("ab")], ""),
+        case("equal beginnings, less load", [Replica("ab", 2), Replica("ab", 1)], "abc"),
+        case("equal loads, fewer requests served", [served_5, served_3], "a"),
+        case(
+            "less load, more requests served", [Replica(load=1, served=1), Replica(served=9)], "a"
+        ),
+        case("all are equal", [idle] * 3, "abc"),
+        case("equal but for other blocks", [idle, Replica("x")], "a"),
+        case("just within the slack", [idle, Replica("a", 4)], "ab"),
+        case("just beyond the slack", [idle, Replica("a", 5)], "ab"),
+        case(
+            "within the slack of the least load",
+            [Replica(load=3), Replica("a", 7), Replica(load=9)],
+            "ab",
+        ),
+        case(
+            "the replica that knows most is too busy",
+            [Replica("a", 2), busy, Replica("abc", 9)],
+            "abc",
+        ),
+        case("no slack", [Replica("a", 1), idle], "ab", slack=0),
+        case("no slack, and equal loads", [busy, Replica("a", 1)], "ab", slack=0),
+        case("a slack of one", [Replica("a", 1), idle], "ab", slack=1),
+        case("the usual slack, just within it", [busy, Replica("a", 5)], "a", slack=None),
+        case("the usual slack, just beyond it", [busy, Replica("a", 6)], "a", slack=None),
+        case("the first one isn't healthy", [ill, Replica(load=3)], "a"),
+        case(
+            "the one that knows most isn't healthy", [busy, Replica("abc", is_healthy=False)], "abc"
+        ),
+        case(
+            "the one with the least load isn't healthy",
+            [ill, Replica(load=5), Replica("a", 8)],
+            "ab",
+        ),
+        case("no replica is healthy", [ill, ill], "ab"),
+        case("no replica at all", [], "ab"),
+        case("one after the other gets well", [ill, ill], "a", ("up", 1), "a", ("up", 0), "a"),
+        case("one isn't healthy for some time", [idle] * 2, *down),
+        case("eight new requests, one after the other", [idle] * 3, *new),
+        case("new requests that end at once", [idle] * 3, *short),
+        case("requests that begin alike", [idle] * 2, *alike, slack=2),
+        case("the turns of four chats", [idle] * 3, *chats(14)),
+        case("the turns of four other chats", [idle] * 3, *chats(14), slack=1),
     ]
 
 
@@ -359,55 +411,61 @@ def pick_cases(generator: Generator) -> list[Case]:
 
 
 def failover_cases(generator: Generator) -> list[Case]:
-    def case(label: str, *scripts: str, deadline: float = 5.0, **how: Any) -> Case:
-        """ "wait 1, piece Once|upon, fault lost": what the replicas do that are tried."""
+    def case(label: str, *scripts: list[Step], deadline: float = 5.0, **how: Any) -> Case:
+        """scripts: what the replicas do that are tried, one after the other."""
         order = torch.randperm(len(scripts) + 2, generator=generator)[: len(scripts)].tolist()
         given: list[Any] = [[] for _ in range(len(scripts) + 2)]
         for replica, script in zip(order, scripts, strict=True):
-            given[replica] = [(s[0], s[1] if len(s) > 1 else "") for s in steps_in(script)]
+            given[replica] = script
         return Case(label, {"replicas": order, "deadline": deadline, "scripts": given, **how})
 
-    def words(count: int) -> str:
-        return "|".join(f"w{draw(generator, 0, 999)}" for _ in range(count))
+    def words(count: int) -> list[Step]:
+        return [piece(f"w{draw(generator, 0, 999)}") for _ in range(count)]
 
-    well = "wait 1, piece Once|upon, wait 1, piece a"
-    slow = "wait 3, fault slow"
+    a, b, c, lost = *map(piece, "abc"), fault("lost")
+    well = [wait(1), piece("Once"), piece("upon"), wait(1), a]
+    slow, a_little = [wait(3), fault("slow")], [wait(2), fault("slow")]
     return [
-        case("one replica, one piece", f"piece {words(1)}"),
+        case("one replica, one piece", [*words(1)]),
         case("one replica, three pieces", well),
-        case("two replicas, and the first one answers", f"wait 1, piece {words(3)}", well),
-        case("the first replica fails at once", "fault lost", f"wait 1, piece {words(2)}"),
-        case("the first replica fails before its first piece", "wait 2, fault lost", well),
-        case("two replicas fail, and the third one answers", "fault a", "wait 1, fault b", well),
-        case("the only replica fails", "wait 1, fault lost"),
-        case("all replicas fail", "fault first", "wait 1, fault second", "fault third"),
-        case("it fails after the first piece", "wait 1, piece Once, wait 1, fault lost", well),
-        case("it fails after three pieces", "piece a|b|c, fault lost", well, well),
-        case("the second replica fails after a piece", "fault a", "piece a, fault b", well),
-        case("another error before the first piece", "wait 1, raise too_long", well),
-        case("another error after the first piece", "piece a, raise full", well),
-        case("a fault, then another error", "fault lost", "wait 1, raise too_long", well),
-        case("the only replica hangs", "hang"),
-        case("the first of two replicas hangs", "hang", well),
-        case("a fault, and then the second replica hangs", "wait 2, fault lost", "hang", well),
+        case("two replicas, and the first one answers", [wait(1), *words(3)], well),
+        case("the first replica fails at once", [lost], [wait(1), *words(2)]),
+        case("the first replica fails before its first piece", [wait(2), lost], well),
+        case(
+            "two replicas fail, and the third one answers",
+            [fault("a")],
+            [wait(1), fault("b")],
+            well,
+        ),
+        case("the only replica fails", [wait(1), lost]),
+        case("all replicas fail", [fault("first")], [wait(1), fault("second")], [fault("third")]),
+        case("it fails after the first piece", [wait(1), piece("Once"), wait(1), lost], well),
+        case("it fails after three pieces", [a, b, c, lost], well, well),
+        case("the second replica fails after a piece", [fault("a")], [a, fault("b")], well),
+        case("another error before the first piece", [wait(1), error("too_long")], well),
+        case("another error after the first piece", [a, error("full")], well),
+        case("a fault, then another error", [lost], [wait(1), error("too_long")], well),
+        case("the only replica hangs", [HANG]),
+        case("the first of two replicas hangs", [HANG], well),
+        case("a fault, and then the second replica hangs", [wait(2), lost], [HANG], well),
         case("two slow replicas", slow, slow, well),
-        case("three replicas, and each is a little slow", *["wait 2, fault slow"] * 3, well),
-        case("the first piece comes just in time", "wait 4.75, piece a"),
-        case("the first piece comes too late", "wait 5.25, piece a", well),
-        case("the second replica answers just in time", slow, "wait 1.75, piece a"),
-        case("the second replica answers too late", slow, "wait 2.25, piece a", well),
-        case("a long answer", "wait 4, piece a, wait 4, piece b, wait 40, piece c"),
-        case("a long answer after a fault", slow, "wait 1, piece a, wait 9, piece b"),
-        case("a fault after the deadline, and after a piece", "piece a, wait 9, fault lost", well),
-        case("a client that reads slowly", "wait 1, piece a|b|c", pause=4.0),
-        case("a short deadline", "wait 1, piece a", well, deadline=0.5),
-        case("the call comes late", slow, "wait 1, piece a", start=7.5),
-        case("the call comes late, and the replica hangs", "hang", well, start=7.5),
-        case("the client leaves before the first piece", "wait 3, piece a", well, leaves=1.5),
-        case("the client leaves at the second replica", slow, "wait 1, piece a", well, leaves=3.5),
-        case("the client leaves between two pieces", "piece a, wait 3, piece b", well, leaves=1.5),
+        case("three replicas, and each is a little slow", *[a_little] * 3, well),
+        case("the first piece comes just in time", [wait(4.75), a]),
+        case("the first piece comes too late", [wait(5.25), a], well),
+        case("the second replica answers just in time", slow, [wait(1.75), a]),
+        case("the second replica answers too late", slow, [wait(2.25), a], well),
+        case("a long answer", [wait(4), a, wait(4), b, wait(40), c]),
+        case("a long answer after a fault", slow, [wait(1), a, wait(9), b]),
+        case("a fault after the deadline, and after a piece", [a, wait(9), lost], well),
+        case("a client that reads slowly", [wait(1), a, b, c], pause=4.0),
+        case("a short deadline", [wait(1), a], well, deadline=0.5),
+        case("the call comes late", slow, [wait(1), a], start=7.5),
+        case("the call comes late, and the replica hangs", [HANG], well, start=7.5),
+        case("the client leaves before the first piece", [wait(3), a], well, leaves=1.5),
+        case("the client leaves at the second replica", slow, [wait(1), a], well, leaves=3.5),
+        case("the client leaves between two pieces", [a, wait(3), b], well, leaves=1.5),
         case("the client closes the stream after one piece", well, well, closes_after=1),
-        case("the client closes it after a fault and a piece", "fault a", well, closes_after=1),
+        case("the client closes it after a fault and a piece", [fault("a")], well, closes_after=1),
     ]
 
 

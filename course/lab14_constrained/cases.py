@@ -191,28 +191,33 @@ def index_cases(generator: Generator) -> list[Case]:
 
 
 def generation_cases(generator: Generator) -> list[Case]:
+    def vocabulary_of(
+        words: str = "a b c d ab cd", eos: int | None = None, padding: int = 0
+    ) -> tuple[list[str], int, int]:
+        """Return tokens in any order, the place of EOS among them, the columns of logits."""
+        known = tokens_of(words)
+        order = [known[i] for i in torch.randperm(len(known), generator=generator).tolist()]
+        place = draw(generator, 0, len(known)) if eos is None else eos
+        return [*order[:place], "", *order[place:]], place, len(known) + 1 + padding
+
     def case(
         label: str,
         pattern: str,
         ranks: list[list[int]] | None,
         new: int = 4,
         ends: Sequence[int] = (),
-        words: str = "a b c d ab cd",
         prompts: Sequence[int] = (),
-        padding: int = 0,
-        eos: int | None = None,
+        **tokens: Any,
     ) -> Case:
-        """ranks: as a Chooser has them. prompts: the length of each.
+        """ranks: as a Chooser has them. prompts: the length of each. tokens: see vocabulary_of.
 
         ends: after how many tokens each row has EOS; 0 for those that haven't.
         """
-        known, lengths = tokens_of(words), prompts or [2] * len(ranks or [])
+        lengths = prompts or [2] * len(ranks or [])
 
         def drawn() -> dict[str, Any]:
-            order = [known[i] for i in torch.randperm(len(known), generator=generator).tolist()]
-            place = draw(generator, 0, len(known)) if eos is None else eos
-            vocabulary = [*order[:place], "", *order[place:]]
-            automaton, columns = machine(pattern), len(vocabulary) + padding
+            vocabulary, place, columns = vocabulary_of(**tokens)
+            automaton = machine(pattern)
             index = reference.token_index(automaton_in(automaton), drivers.bytes_of(vocabulary))
             return {
                 "prompts": [[draw(generator, 0, columns - 1) for _ in range(n)] for n in lengths],
@@ -237,8 +242,10 @@ def generation_cases(generator: Generator) -> list[Case]:
     return [
         case("one row, one text of one token", "a", [[0]], 3, words="a b"),
         case("one row, two texts", "ab|ac", [[0]], 3),
-        case("two rows in different states", "ab|cdcd", [[0], [1]], 5, [3, 5], "a b c d"),
-        case("two other rows in different states", "ab|cdcd", [[0], [1]], 5, [3, 5], "a b c d"),
+        case("two rows in different states", "ab|cdcd", [[0], [1]], 5, [3, 5], words="a b c d"),
+        case(
+            "two other rows in different states", "ab|cdcd", [[0], [1]], 5, [3, 5], words="a b c d"
+        ),
         case("one row, and only one new token", loop, [[0]], 1),
         case("no new tokens", loop, [[0], [0]], 0),
         case("EOS comes as the last of the new tokens", loop, [[0, 0, 0, -1]], 4, [4]),

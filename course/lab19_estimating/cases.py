@@ -3,7 +3,8 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -19,37 +20,58 @@ Runs = Float[Tensor, " runs"]
 
 # ------------------------------------------------------------------------------------- of a shape
 
-PARTS: dict[str, Callable[[Generator, dict[str, Any]], dict[str, Any]]] = {
-    "biased": lambda g, shape: {"gated": False, "biases": True, "tied": True},
-    "two": lambda g, shape: {"gated": False},  # matrices in an MLP
-    "tied": lambda g, shape: {"tied": True},
-    "learned": lambda g, shape: {"positions": draw(g, 30, 60)},
-    "grouped": lambda g, shape: {"kv_heads": 2},
-    "multi-query": lambda g, shape: {"kv_heads": 1},
-    "wide": lambda g, shape: {"head_dim": shape["head_dim"] + draw(g, 1, 3)},
-    "more": lambda g, shape: {"more_vectors": draw(g, 5, 20)},
-    "experts": lambda g, shape: (
-        {"ff": 0, "expert_layers": shape["layers"], "experts": draw(g, 5, 9)}
-        | {"experts_per_token": draw(g, 2, 4), "expert_ff": draw(g, 5, 9)}
-    ),
-    "dense": lambda g, shape: {"ff": draw(g, 20, 30), "expert_layers": shape["layers"] - 1},
-    "shared": lambda g, shape: {"shared_experts": draw(g, 1, 2)},
-    "latent": lambda g, shape: (
-        {"latent_weights": draw(g, 300, 600), "latent_width": draw(g, 5, 12)}
-        | {"latent_products": draw(g, 90, 140)}
-    ),
+LAYERS = 3
+
+
+class Between(NamedTuple):
+    """A whole number to be drawn, from low to high, both included."""
+
+    low: int
+    high: int
+
+
+class More(Between):
+    """A number to be drawn and added."""
+
+
+# Parts of a shape: the fields that aren't the default.
+Part = dict[str, Any]
+BIASES: Part = {"gated": False, "biases": True, "tied": True}
+TWO_MATRICES: Part = {"gated": False}
+TIED: Part = {"tied": True}
+POSITIONS: Part = {"positions": Between(30, 60)}
+GROUPED: Part = {"kv_heads": 2}
+ONE_KV_HEAD: Part = {"kv_heads": 1}
+WIDE: Part = {"head_dim": More(1, 3)}
+VECTORS: Part = {"more_vectors": Between(5, 20)}
+EXPERTS: Part = {
+    "ff": 0,
+    "expert_layers": LAYERS,
+    "experts": Between(5, 9),
+    "experts_per_token": Between(2, 4),
+    "expert_ff": Between(5, 9),
 }
-GPT2, LLAMA = "biased learned", "grouped"
-DEEPSEEK = "experts dense shared latent more"
+DENSE: Part = {"ff": Between(20, 30), "expert_layers": LAYERS - 1}
+SHARED: Part = {"shared_experts": Between(1, 2)}
+LATENT: Part = {
+    "latent_weights": Between(300, 600),
+    "latent_width": Between(5, 12),
+    "latent_products": Between(90, 140),
+}
+GPT2, LLAMA = (BIASES, POSITIONS), (GROUPED,)
+DEEPSEEK = EXPERTS, DENSE, SHARED, LATENT, VECTORS
 
 
-def sizes(generator: Generator, parts: str) -> dict[str, Any]:
+def sizes(generator: Generator, parts: Sequence[Part]) -> dict[str, Any]:
     """A small shape with these parts: the fields that aren't the default."""
     head_dim = draw(generator, 3, 5)
-    shape: dict[str, Any] = {"vocab": draw(generator, 25, 40), "width": 4 * head_dim, "layers": 3}
-    shape |= {"heads": 4, "kv_heads": 4, "head_dim": head_dim, "ff": draw(generator, 35, 50)}
-    for part in parts.split():
-        shape |= PARTS[part](generator, shape)
+    shape: dict[str, Any] = {"vocab": draw(generator, 25, 40), "width": 4 * head_dim}
+    shape |= {"layers": LAYERS, "heads": 4, "kv_heads": 4, "head_dim": head_dim}
+    shape["ff"] = draw(generator, 35, 50)
+    for name, value in chain.from_iterable(part.items() for part in parts):
+        before = shape[name] if isinstance(value, More) else 0
+        is_drawn = isinstance(value, Between)
+        shape[name] = before + draw(generator, *value) if is_drawn else value
     return shape
 
 
@@ -60,25 +82,25 @@ def published(name: str) -> dict[str, Any]:
 
 
 def parameters_cases(generator: Generator) -> list[Case]:
-    def case(label: str, parts: str = "") -> Case:
+    def case(label: str, *parts: Part) -> Case:
         return Case(label, {"shape": sizes(generator, parts)})
 
     return [
         case("a gated MLP, a head of its own"),
         case("the same fields, other sizes"),
-        case("an MLP of two matrices", "two"),
-        case("a tied head", "tied"),
-        case("learned positions", "learned"),
-        case("two query heads share a KV head", "grouped"),
-        case("heads that are wider than the hidden state together", "wide grouped"),
-        case("biases, learned positions, a tied head", GPT2),
-        case("biases, and two query heads share a KV head", f"{GPT2} grouped wide"),
-        case("experts in every layer", "grouped experts"),
-        case("experts of two matrices", "two grouped experts"),
-        case("experts, and a first layer that is dense", "experts dense"),
-        case("experts, some of them shared", "experts shared"),
-        case("latent attention", "latent more"),
-        case("latent attention, shared experts, a dense layer", DEEPSEEK),
+        case("an MLP of two matrices", TWO_MATRICES),
+        case("a tied head", TIED),
+        case("learned positions", POSITIONS),
+        case("two query heads share a KV head", GROUPED),
+        case("heads that are wider than the hidden state together", WIDE, GROUPED),
+        case("biases, learned positions, a tied head", *GPT2),
+        case("biases, and two query heads share a KV head", *GPT2, GROUPED, WIDE),
+        case("experts in every layer", GROUPED, EXPERTS),
+        case("experts of two matrices", TWO_MATRICES, GROUPED, EXPERTS),
+        case("experts, and a first layer that is dense", EXPERTS, DENSE),
+        case("experts, some of them shared", EXPERTS, SHARED),
+        case("latent attention", LATENT, VECTORS),
+        case("latent attention, shared experts, a dense layer", *DEEPSEEK),
         *(Case(name, {"shape": published(name)}) for name in ("fable", "Mixtral-8x7B")),
     ]
 
@@ -86,21 +108,21 @@ def parameters_cases(generator: Generator) -> list[Case]:
 def flops_cases(generator: Generator) -> list[Case]:
     made = case_of("shape", "new", "context")
 
-    def case(label: str, new: int, context: int, parts: str = "") -> Case:
+    def case(label: str, new: int, context: int, *parts: Part) -> Case:
         return made(label, sizes(generator, parts), new, context)
 
     return [
         case("one token, no context", 1, 0),
         case("one token, 7 in the cache", 1, 7),
-        case("one token, 7 in the cache, two query heads share a KV head", 1, 7, LLAMA),
-        case("a prefill of 9 tokens", 9, 0, LLAMA),
+        case("one token, 7 in the cache, two query heads share a KV head", 1, 7, *LLAMA),
+        case("a prefill of 9 tokens", 9, 0, *LLAMA),
         case("a prefill of 60 tokens", 60, 0),
-        case("5 tokens, 8 in the cache", 5, 8, "grouped wide"),
-        case("learned positions, biases, a tied head", 6, 5, GPT2),
-        case("one KV head for all", 3, 6, "multi-query"),
-        case("experts, one token", 1, 3, "experts"),
-        case("experts, 5 tokens", 5, 6, "grouped experts dense shared"),
-        case("latent attention, experts, a dense layer", 3, 9, DEEPSEEK),
+        case("5 tokens, 8 in the cache", 5, 8, GROUPED, WIDE),
+        case("learned positions, biases, a tied head", 6, 5, *GPT2),
+        case("one KV head for all", 3, 6, ONE_KV_HEAD),
+        case("experts, one token", 1, 3, EXPERTS),
+        case("experts, 5 tokens", 5, 6, GROUPED, EXPERTS, DENSE, SHARED),
+        case("latent attention, experts, a dense layer", 3, 9, *DEEPSEEK),
         made("fable, 256 tokens", published("fable"), 256, 0),
     ]
 
@@ -108,7 +130,7 @@ def flops_cases(generator: Generator) -> list[Case]:
 def kv_cases(generator: Generator) -> list[Case]:
     made = case_of("shape", "tokens", "width")
 
-    def case(label: str, tokens: int, width: int, parts: str = "") -> Case:
+    def case(label: str, tokens: int, width: int, *parts: Part) -> Case:
         return made(label, sizes(generator, parts), tokens, width)
 
     names = "OPT-13B", "Llama-3-8B", "DeepSeek-V3"
@@ -116,12 +138,12 @@ def kv_cases(generator: Generator) -> list[Case]:
         case("one token", 1, 1),
         case("7 tokens", 7, 4),
         case("no token", 0, 2),
-        case("two query heads share a KV head", 5, 2, "grouped"),
-        case("one KV head for all", 9, 2, "multi-query"),
-        case("heads that are wider than the hidden state together", 6, 2, "wide"),
-        case("experts", 8, 2, "experts dense"),
-        case("latent attention", 3, 2, "latent"),
-        case("latent attention, two query heads share a KV head", 11, 1, "latent grouped"),
+        case("two query heads share a KV head", 5, 2, GROUPED),
+        case("one KV head for all", 9, 2, ONE_KV_HEAD),
+        case("heads that are wider than the hidden state together", 6, 2, WIDE),
+        case("experts", 8, 2, EXPERTS, DENSE),
+        case("latent attention", 3, 2, LATENT),
+        case("latent attention, two query heads share a KV head", 11, 1, LATENT, GROUPED),
         *(made(name, published(name), 1, 2) for name in names),
     ]
 
@@ -150,7 +172,13 @@ def step_cases(generator: Generator) -> list[Case]:
     made = case_of("shape", "machine", "batch", "new", "context", "width")
 
     def case(
-        label: str, longer: str, parts: str, batch: int, new: int, context: int, width: int = 2
+        label: str,
+        longer: str,
+        parts: Sequence[Part],
+        batch: int,
+        new: int,
+        context: int,
+        width: int = 2,
     ) -> Case:
         shape = sizes(generator, parts)
 
@@ -163,21 +191,21 @@ def step_cases(generator: Generator) -> list[Case]:
 
     read, compute = "reading", "computing"
     return [
-        case("one sequence decodes, no context", read, "", 1, 1, 0),
-        case("one sequence decodes, 9 in the cache", read, "", 1, 1, 9),
-        case("one sequence decodes, 9 in the cache", compute, "", 1, 1, 9),
+        case("one sequence decodes, no context", read, (), 1, 1, 0),
+        case("one sequence decodes, 9 in the cache", read, (), 1, 1, 9),
+        case("one sequence decodes, 9 in the cache", compute, (), 1, 1, 9),
         case("three sequences decode", read, LLAMA, 3, 1, 20),
         case("three sequences decode", compute, LLAMA, 3, 1, 20),
         case("a prefill of 12 tokens", read, LLAMA, 1, 12, 0),
         case("a prefill of 12 tokens", compute, LLAMA, 1, 12, 0),
-        case("a prefill of two prompts", read, "wide", 2, 7, 0, 4),
-        case("5 tokens each, behind 6 others", read, "multi-query", 4, 5, 6, 1),
-        case("a tied head", read, "tied", 2, 1, 8),
+        case("a prefill of two prompts", read, (WIDE,), 2, 7, 0, 4),
+        case("5 tokens each, behind 6 others", read, (ONE_KV_HEAD,), 4, 5, 6, 1),
+        case("a tied head", read, (TIED,), 2, 1, 8),
         case("learned positions, biases, a tied head", read, GPT2, 3, 1, 5, 4),
-        case("experts, one token", read, "experts", 1, 1, 4),
-        case("experts, one token", compute, "experts", 1, 1, 4),
-        case("experts, a prefill of 6 tokens", read, "experts", 2, 6, 0),
-        case("shared experts, a dense layer", read, "experts dense shared", 3, 1, 2),
+        case("experts, one token", read, (EXPERTS,), 1, 1, 4),
+        case("experts, one token", compute, (EXPERTS,), 1, 1, 4),
+        case("experts, a prefill of 6 tokens", read, (EXPERTS,), 2, 6, 0),
+        case("shared experts, a dense layer", read, (EXPERTS, DENSE, SHARED), 3, 1, 2),
         case("latent attention, experts", read, DEEPSEEK, 2, 1, 30, 1),
     ]
 
@@ -189,43 +217,41 @@ READING, COMPUTING = (2.0**16, 2.0**10), (2.0**10, 2.0**16)
 def plan_cases(generator: Generator) -> list[Case]:
     def case(
         label: str,
-        parts: str,
+        parts: Sequence[Part],
         context: int,
-        fitting: int,
-        spare: int = 0,
-        at: int = 0,
-        limit: float = 1.0,
+        memory: tuple[int, int],
+        limit: tuple[int, float] | None = None,
         width: int = 2,
         rates: tuple[float, float] = READING,
     ) -> Case:
-        """Memory holds `fitting` sequences and `spare` bytes. A step may take as long as one of
-        `at` sequences, times `limit`; at = 0 is a limit beyond all steps."""
-        shape = sizes(generator, parts)
+        """memory: for so many sequences, and so many bytes. limit: a step may take as long as one
+        of so many sequences, times a factor; None for a limit beyond all steps."""
+        shape, (fitting, spare), (at, factor) = sizes(generator, parts), memory, limit or (1, 1.0)
         free = fitting * reference.kv_bytes(Shape(**shape), context, width) + spare
-        memory = width * reference.parameters(Shape(**shape))["total"] + free
-        machine = Machine(*rates, memory, price_per_hour=draw(generator, 5, 60) / 10)
-        step = reference.step_time(Shape(**shape), machine, at or 1, 1, context - 1, width)
+        total = width * reference.parameters(Shape(**shape))["total"] + free
+        machine = Machine(*rates, total, price_per_hour=draw(generator, 5, 60) / 10)
+        step = reference.step_time(Shape(**shape), machine, at, 1, context - 1, width)
         data = {"shape": shape, "machine": limits(machine, "price_per_hour"), "context": context}
-        return Case(label, {**data, "width": width, "tpot_limit": limit * step if at else 1000.0})
+        return Case(label, {**data, "width": width, "tpot_limit": factor * step if limit else 1e3})
 
     some, most = draw(generator, 5, 9), draw(generator, 12, 16)
     return [
-        case("one sequence fits exactly", "", 8, 1),
-        case("memory for one lacks a byte", "", 8, 1, -1),
-        case("memory for several", LLAMA, 20, some),
-        case("memory for several, less a byte", LLAMA, 20, some, -1),
-        case("the weights fill the memory", LLAMA, 12, 0),
-        case("the weights don't fit", LLAMA, 12, -2),
-        case("the limit is what some need", "", 10, most, at=some),
-        case("the limit is a little less than some need", LLAMA, 20, most, at=some, limit=0.9999),
-        case("the limit is what one needs", LLAMA, 9, most, at=1),
-        case("a step of one takes longer than the limit", LLAMA, 9, most, at=1, limit=0.999),
-        case("a context of one token", "", 1, some),
-        case("computing takes longer", LLAMA, 16, most, at=some, rates=COMPUTING),
-        case("experts", "grouped experts", 15, most, at=some, limit=1.0001, width=1),
-        case("experts, no limit", "multi-query experts shared", 4, some, 5),
-        case("a tied head, four bytes a number", GPT2, 3, some, 2, width=4),
-        case("latent attention", DEEPSEEK, 40, most, at=some, limit=1.0001),
+        case("one sequence fits exactly", (), 8, (1, 0)),
+        case("memory for one lacks a byte", (), 8, (1, -1)),
+        case("memory for several", LLAMA, 20, (some, 0)),
+        case("memory for several, less a byte", LLAMA, 20, (some, -1)),
+        case("the weights fill the memory", LLAMA, 12, (0, 0)),
+        case("the weights don't fit", LLAMA, 12, (-2, 0)),
+        case("the limit is what some need", (), 10, (most, 0), (some, 1.0)),
+        case("the limit is a little less than some need", LLAMA, 20, (most, 0), (some, 0.9999)),
+        case("the limit is what one needs", LLAMA, 9, (most, 0), (1, 1.0)),
+        case("a step of one takes longer than the limit", LLAMA, 9, (most, 0), (1, 0.999)),
+        case("a context of one token", (), 1, (some, 0)),
+        case("computing takes longer", LLAMA, 16, (most, 0), (some, 1.0), rates=COMPUTING),
+        case("experts", (GROUPED, EXPERTS), 15, (most, 0), (some, 1.0001), width=1),
+        case("experts, no limit", (ONE_KV_HEAD, EXPERTS, SHARED), 4, (some, 5)),
+        case("a tied head, four bytes a number", GPT2, 3, (some, 2), width=4),
+        case("latent attention", DEEPSEEK, 40, (most, 0), (some, 1.0001)),
     ]
 
 

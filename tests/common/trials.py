@@ -27,6 +27,7 @@ every_exercise = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.
 every_seed = pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (1, 2))]
 )
+seeds = pytest.mark.parametrize("seed", range(3))  # of a lab's own tests of its cases
 # The quick tests take the first exercise of each lab, the slow ones a quarter of the others.
 every_exercise_in_time = pytest.mark.parametrize(
     "exercise",

@@ -1,37 +1,25 @@
 """What the cases of the exercises hold: what they tell apart, and what they reach.
 
-First what holds in every lab, then what one lab's cases promise, under its name.
+What one lab's cases promise stands in `cases/`, under its name.
 """
 
 import ast
 from functools import wraps
 from inspect import signature
-from itertools import chain
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from torch import Tensor
 
-from autograder.attempt.records import Seen
 from autograder.exercises import exercises
-from autograder.judging.compare import same_seen
-from autograder.judging.draws import LOOP, small_model
 from autograder.judging.exercise import Exercise
-from autograder.judging.judge import judge
-from autograder.judging.random_models import random_model, random_weights
-from autograder.lending.services import CountedModel
-from autograder.text.reference import lab_module
-from gpt import GPTConfig, GPTLMHead
-from solutions.generate import generate
 from tests.common.attempts import as_attempt, own_function
 from tests.common.trials import (
     EXERCISES,
-    cases_of,
-    cell,
     every_exercise,
     is_rejected,
+    seeds,
     seen_of,
     trials,
 )
@@ -227,88 +215,14 @@ def test_no_plan_is_larger_than_the_budget(name: str) -> None:
         assert max(sum(plan.values()) for plan in plans) <= case.data["token_budget"]
 
 
-# ----------------------------------------------------------------------- lab 1: models worth asking
-
-
-def test_a_counted_model_counts_and_returns_what_the_model_does() -> None:
-    model = small_model(GPTLMHead)
-    ids = torch.arange(6).view(2, 3)
-    position_ids = torch.arange(3).expand_as(ids)
-    counted = CountedModel(model)
-    assert torch.equal(counted(ids, position_ids), model(ids, position_ids))
-    counted(ids[:, :1], position_ids=position_ids[:, :1])
-    assert counted.counts() == {"forward calls": 2, "tokens computed": 8}
-
-
-@pytest.mark.parametrize(
-    "config", [LOOP, GPTConfig(32, 12, 16, 1, 2), GPTConfig(40, 20, 24, 3, 3)], ids=str
-)
-def test_greedy_output_of_a_random_model_depends_on_all_that_it_should(config: GPTConfig) -> None:
-    """On the positions and on the first token: else errors in either would stay hidden."""
-    distinct = position_counts = first_counts = 0
-    for seed in range(8):
-        model = random_model(GPTLMHead, config, seed)
-        generator = torch.Generator().manual_seed(seed)
-        ids = torch.randint(config.vocab_size, (4, 4), generator=generator)
-        out, other = generate(model, ids, 6), ids.clone()
-        other[:, 0] = (other[:, 0] + 1) % config.vocab_size
-        position_ids = torch.arange(9).expand(4, 9)
-        best, shifted = (model(out[:, :-1], shift + position_ids).argmax(-1) for shift in (0, 1))
-        distinct += sum(len({*row}) for row in out[:, 4:].tolist())
-        position_counts += int((best != shifted).any(dim=1).sum())
-        first_counts += int((generate(model, other, 6)[:, 4:] != out[:, 4:]).any(dim=1).sum())
-    assert distinct > 3 * 8 * 4
-    assert position_counts == 8 * 4
-    assert first_counts > 0.8 * 8 * 4
-
-
-def test_random_weights_follow_from_the_seed_and_are_float64() -> None:
-    weights, again, other = (random_weights(LOOP, seed) for seed in (0, 0, 1))
-    assert all(weight.dtype == torch.float64 for weight in weights.values())
-    assert all(torch.equal(weights[name], again[name]) for name in weights)
-    assert not torch.equal(weights["transformer.wte.weight"], other["transformer.wte.weight"])
-
-
-# ---------------------------------------------------------------------------- lab 3: the line shown
-
-
-@pytest.mark.parametrize(
-    ("misconception", "line"),
-    [
-        ("request_handed_to_retire", "self.retire(request)"),
-        ("forward_of_nobody", "self.forward(veterans)"),
-        ("a_slot_instead_of_a_list", "self.forward(slot)"),
-    ],
-)
-def test_the_line_shown_stands_in_the_step_and_not_in_a_given_method(misconception, line):
-    exercise = exercises()["batching.ContinuousBatcher.step"]
-    (known,) = (m for m in exercise.misconceptions if m.name == misconception)
-    names = cell(known.sources()[0], cell("\n".join(lab_module("batching").lines)))
-    shown = judge(exercise, names["ContinuousBatcher"]).line
-    assert shown is not None
-    assert shown.endswith(line)
-
-
-# ------------------------------------------------------------------ lab 5: rounding decides nothing
-
-
-OF_LOGITS = [
-    e for e in FUNCTIONS if e.lab == "decoding" and "logits" in signature(e.driver).parameters
-]
-
-
-@pytest.mark.parametrize("exercise", OF_LOGITS, ids=lambda e: e.name)
-def test_a_case_is_the_same_in_float32_and_in_float64(exercise: Exercise) -> None:
-    for case in chain.from_iterable(cases_of(exercise, seed) for seed in range(5)):
-        single, double = (
-            exercise.driver(exercise.reference, **{**case.data, "logits": logits})
-            for logits in (case.data["logits"].float(), case.data["logits"].double())
-        )
-        assert same_seen(in_float64(single), in_float64(double)) is None, case.label
-
-
-def in_float64(seen: list[Seen]) -> list[Seen]:
-    """So that numbers alone are compared."""
-    return [
-        s._replace(value=s.value.double() if isinstance(s.value, Tensor) else s.value) for s in seen
-    ]
+@pytest.mark.slow
+@pytest.mark.in_turn(4)
+@seeds
+@every_exercise
+def test_rounding_decides_nothing(exercise: Exercise, seed: int) -> None:
+    """What is looked at is 0 throughout, or large beside the errors of float64."""
+    trial = trials(exercise, seed)[0]
+    for value in [seen.value for outcome in trial.expected for seen in outcome.seen]:
+        if isinstance(value, Tensor) and value.is_floating_point():
+            finite = value[value.isfinite()].abs()
+            assert not finite.any() or finite.max() > 1e-6

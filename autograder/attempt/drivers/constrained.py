@@ -222,19 +222,18 @@ class Chooser:
 def generate_constrained(
     attempt: Attempt,
     prompts: list[list[int]],
-    embedding: Float[Tensor, "places vocab size"],
-    head: Float[Tensor, "size vocab"],
-    edges: Edges,
-    accepting: list[int],
-    index: Edges,
     max_new_tokens: int,
     eos: int,
     ranks: list[list[int]] | None = None,
+    **parts: Any,
 ) -> list[Seen]:
-    """Without ranks for a Chooser, the attempt's own default chooses."""
-    rows = Texts(prompts, embedding, head)
-    choose = Chooser(rows, ranks or [], eos)
-    automaton = Automaton(edges, frozenset(accepting))
+    """Without ranks for a Chooser, the attempt's own default chooses.
+
+    parts: `embedding` and `head` of the rows, `edges`, `accepting` and `index` of an automaton.
+    """
+    rows = Texts(prompts, parts["embedding"], parts["head"])
+    choose, index = Chooser(rows, ranks or [], eos), parts["index"]
+    automaton = Automaton(parts["edges"], frozenset(parts["accepting"]))
     given = handle(rows, "logits become append"), automaton, index, max_new_tokens, eos
     found = attempt(*given, *([] if ranks is None else [sealed(choose)]))
     several = isinstance(found, (list, tuple))

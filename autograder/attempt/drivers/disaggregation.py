@@ -172,19 +172,19 @@ def adopt(
     pool: Pool,
     requests: list[dict[str, Any]],
     steps: int,
-    token_budget: int,
-    max_running: int,
     salt: int,
     writer: Any = None,
+    **limits: int,
 ) -> list[Seen]:
     """Steps of a right engine, with a runner that has no model.
 
     A request `comes` with a step. Without a `first_token` it is prefilled here; otherwise it is
     adopted. `writer` is lent to stand for unpack_kv; without it, the notebook's own is called.
+    limits: of right_scheduler.
     """
     own, noted = pool.clone(), Noted()
     manager = right_manager(noted, *pool.shape[2:4])
-    scheduler = right_scheduler(manager, token_budget, max_running)
+    scheduler = right_scheduler(manager, **limits)
     runner = place_runner(own, manager, salt, noted)
     outputs: list[Any] = []
     engine = Engine(GPTConfig(VOCAB, n_positions=32), scheduler, runner, outputs.append)

@@ -128,19 +128,19 @@ def absorb(attempt: Attempt, state: list[Tensor], tiles: list[tuple[Tensor, Tens
 # ------------------------------------------------------------------------------------- tile by tile
 
 
+SIZES = "q_len", "k_len", "head_dim", "block_q", "block_k"
+
+
 def flash_attention(
     attempt: Attempt,
-    q_len: int,
-    k_len: int,
-    head_dim: int,
-    block_q: int,
-    block_k: int,
+    memory: Any,
     heads: list[int],
     size: float,
     seed: int,
-    memory: Any,
+    **sizes: int,
 ) -> list[Seen]:
-    """heads, size and seed are for the memory, which is lent."""
+    """heads, size and seed are for the memory, which is lent. sizes: the other arguments."""
+    q_len, k_len, head_dim, block_q, block_k = (sizes[name] for name in SIZES)
     tile = min(block_q, q_len), min(block_k, k_len)
     tiles = -(-q_len // block_q), -(-k_len // block_k)
     holding = Holding(flash_attention, math.prod(heads) * fast_numbers_for(head_dim, *tile))
@@ -248,17 +248,16 @@ def backward_tile(
     queries: Float[Tensor, "... q_len head_dim"],
     keys: Float[Tensor, "... k_len head_dim"],
     values: Float[Tensor, "... k_len head_dim"],
-    output: Float[Tensor, "... q_len head_dim"],
-    lse: Float[Tensor, "... q_len"],
-    grad_output: Float[Tensor, "... q_len head_dim"],
     block_k: int,
+    **about_output: Float[Tensor, "... q_len head_dim"] | Float[Tensor, "... q_len"],
 ) -> list[Seen]:
-    """One tile of keys after the other, with output and lse over all of them."""
+    """One tile of keys after the other, with `output`, `lse` and `grad_output` over all of them."""
     q_len, k_len, seen = queries.shape[-2], keys.shape[-2], list[Seen]()
+    over_all = [about_output[name] for name in ("output", "lse", "grad_output")]
     for first in range(0, k_len, block_k):
         tile = slice(first, first + block_k)
         own = keys[..., tile, :].clone(), values[..., tile, :].clone()
-        found = attempt(queries, *own, output, lse, grad_output, k_len - q_len - first)
+        found = attempt(queries, *own, *over_all, k_len - q_len - first)
         parts = things(3, found, "backward_tile returns three gradients")
         where = f"from tile {first // block_k + 1}" if k_len > block_k else ""
         for name, part in zip(("queries", "keys", "values"), parts, strict=True):

@@ -203,6 +203,9 @@ def kv_bytes_per_token(attempt: Attempt, config: Config, bytes_per_number: list[
 # -------------------------------------------------------------------------- the cache as an object
 
 
+Ways = dict[str, Callable[..., object]]  # to prepare a cache
+
+
 def by_hand(attempt: type, **case: Any) -> list[Seen]:
     """Fill the cache and roll it back by hand, so that it needs only the method that is judged."""
 
@@ -214,7 +217,8 @@ def by_hand(attempt: type, **case: Any) -> list[Seen]:
     def roll_back(cache: Any, n: int) -> None:
         cache.length = n
 
-    return through_steps(attempt, fill, roll_back, lambda cache, n: None, **case)
+    ways: Ways = {"fill": fill, "roll back": roll_back, "refused roll back": lambda cache, n: None}
+    return through_steps(attempt, ways, **case)
 
 
 def as_built(attempt: type, **case: Any) -> list[Seen]:
@@ -230,41 +234,36 @@ def as_built(attempt: type, **case: Any) -> list[Seen]:
     def refused_roll_back(cache: Any, n: int) -> object:
         return tried(cache.truncate, n)
 
-    return through_steps(attempt, fill, roll_back, refused_roll_back, **case)
+    ways: Ways = {"fill": fill, "roll back": roll_back, "refused roll back": refused_roll_back}
+    return through_steps(attempt, ways, **case)
 
 
 @torch.no_grad()
 def through_steps(
     attempt: type,
-    fill: Callable[[Any, Tensor, Tensor], None],
-    roll_back: Callable[[Any, int], None],
-    refused_roll_back: Callable[[Any, int], object],
+    ways: Ways,
     config: Config,
     batch: int,
     max_length: int,
     steps: list[tuple[Any, ...]],
 ) -> list[Seen]:
     """Steps that are judged: ("forward", queries, keys, values of all layers), ("truncate", n).
-    Steps that prepare them: ("fill", keys, values), ("roll back", n), ("reorder", rows), and
-    ("refused roll back", n), with an n that is too large."""
+    Steps that prepare them: ("reorder", rows), and those that have a way: ("fill", keys, values),
+    ("roll back", n), ("refused roll back", n), with an n that is too large."""
     dtype = float_type(steps)
     torch.set_default_dtype(dtype)  # for tensors that an attempt makes without a dtype
     cache = attempt(GPTConfig(**config), batch, max_length, dtype=dtype)
     seen: list[Seen] = []
     for number, (what, *given) in enumerate(steps, 1):
         match what:
-            case "refused roll back":
-                refused_roll_back(cache, *given)
             case "forward":
                 seen += forward(cache, number, *given)
             case "truncate":
                 seen += truncate(cache, number, *given)
-            case "fill":
-                fill(cache, *given)
-            case "roll back":
-                roll_back(cache, *given)
             case "reorder":
                 cache.reorder(*given)
+            case _:
+                ways[what](cache, *given)
     return seen
 
 

@@ -1,7 +1,7 @@
 """Drivers of lab 4: a pool's books after every step, slots, a paged cache, and who gives way."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -190,38 +190,34 @@ def attend(
 
 def make_room(attempt: Any, state: State, manager: Any, **case: Any) -> list[Seen]:
     """With a manager that is lent in the state of the case."""
-
-    def prepare(batcher: Any) -> Any:
-        batcher.manager = batcher.kv_cache.manager = manager
-        return manager
-
-    return room_made(attempt, prepare, **case)
+    batcher = new_batcher(attempt, **case)
+    batcher.manager = batcher.kv_cache.manager = manager
+    return room_made(batcher, **case)
 
 
 def make_room_as_built(attempt: Any, state: State, manager: Any, **case: Any) -> list[Seen]:
     """With the batcher's own manager, put into the state of the case."""
-    return room_made(attempt, lambda batcher: in_state(batcher.manager, state), **case)
+    batcher = new_batcher(attempt, **case)
+    in_state(batcher.manager, state)
+    return room_made(batcher, **case)
+
+
+def new_batcher(
+    attempt: Any, model: Any, num_blocks: int, block_size: int, prompts: list[list[int]], **_: int
+) -> Any:
+    return attempt(model, num_blocks, block_size, len(prompts) + 1)
 
 
 def room_made(
-    attempt: Any,
-    prepare: Callable[[Any], Any],
-    prompts: list[list[int]],
-    ended: int,
-    running: int,
-    rounds: int,
-    model: Any,
-    num_blocks: int,
-    block_size: int,
+    batcher: Any, prompts: list[list[int]], ended: int, running: int, rounds: int, **built: Any
 ) -> list[Seen]:
     """Several rounds; after each, the running requests get a token, as a forward pass gives one.
 
     Before these requests others came that have ended: the first request has the number `ended`. The
-    first `running` of them run, the others wait. The manager that `prepare` returns holds all
-    tokens of the running requests but the newest.
+    first `running` of them run, the others wait. The batcher's manager holds all tokens of the
+    running requests but the newest.
     """
-    batcher = attempt(model, num_blocks, block_size, len(prompts) + 1)
-    manager = prepare(batcher)
+    manager = batcher.manager
     for _ in range(ended):
         batcher.submit([0], 1)
         batcher.waiting.popleft()

@@ -183,18 +183,18 @@ def generate_tree(
     prompt: list[int],
     max_new_tokens: int,
     trees: list[list[list[int]]],
-    rank: int | None,
-    eos_token_id: int | None,
     model: Any,
     keeper: Any = None,
+    **options: int | None,
 ) -> list[Seen]:
-    """Run the loop. Arguments that are None are left out of the call.
+    """Run the loop. options: `rank` and `eos_token_id`; None is left out of the call.
 
     keeper: is lent to stand for `TreeCache.keep`; without it, the notebook's own is called.
     """
     proposer, own = Prescribed(trees), notebook_of(attempt).get("new_tree_cache")
+    rank = options["rank"]
     choose = None if rank is None else sealed(chooser(proposer, rank))
-    given = {"choose": choose, "eos_token_id": eos_token_id}
+    given = {"choose": choose, "eos_token_id": options["eos_token_id"]}
     given = {name: value for name, value in given.items() if value is not None}
     lent = {} if keeper is None or own is None else {"new_tree_cache": keeping(keeper, own)}
     with lending(attempt, lent):

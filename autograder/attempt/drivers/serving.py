@@ -1,103 +1,29 @@
-"""Drivers of lab 13: arrivals, text, events, a pool, admission, routing, failover, figures.
-
-All that waits does so in virtual time, so that a stalled replica takes a moment, and what never
-ends is stopped after some thousand turns of the event loop.
-"""
+"""Drivers of lab 13: arrivals, text, events, a pool, admission, routing, failover, figures."""
 
 import asyncio
-import ctypes
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass
-from inspect import isawaitable, iscoroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from inspect import isawaitable
 from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any
 
 from autograder.attempt.around import notebook_of
+from autograder.attempt.drivers.virtual_time import (
+    Reader,
+    awaited,
+    in_virtual_time,
+    now,
+    shown,
+    stream_of,
+    words_for,
+)
 from autograder.attempt.lent import handle, sealed
 from autograder.attempt.plain import Strange, kind_of, plain
 from autograder.attempt.records import Attempt, Seen, one_call
-from solutions.simulated.clock import Endless, Stuck, run
 
 Step = tuple[Any, ...]  # of a script: ("wait", 1.5), ("piece", "Once")
-MOST_TURNS = 10_000  # of the event loop: enough for one that looks every ms for 4 s
-
-
-def in_virtual_time(work: Coroutine[Any, Any, None], name: str) -> Seen:
-    """Run a coroutine in virtual time; return how it ends."""
-    tasks: list[asyncio.Task[Any]] = []
-    try:
-        run(noting_tasks(work, tasks), MOST_TURNS)
-        end = "comes to an end"
-    except Stuck:
-        end = "waits for something that never comes"
-    except Endless:
-        end = "runs without end"
-    finally:
-        for task in tasks:
-            if not task.done():
-                keep_forever(task)
-    return Seen(f"`{name}`", end)
-
-
-async def noting_tasks(work: Coroutine[Any, Any, None], tasks: list[asyncio.Task[Any]]) -> None:
-    """Run a coroutine. Note all tasks, and print nothing of those that fail."""
-
-    def new_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **named: Any) -> Any:
-        tasks.append(asyncio.Task(coroutine, loop=loop, **named))
-        return tasks[-1]
-
-    virtual = asyncio.get_running_loop()
-    virtual.set_exception_handler(sealed(lambda loop, context: None))
-    virtual.set_task_factory(sealed(new_task))
-    await virtual.create_task(work)
-
-
-def keep_forever(task: asyncio.Task[Any]) -> None:
-    """Never free a task that refuses to be canceled.
-
-    Python would throw GeneratorExit into it. If its loop goes on after any exception, it would run
-    then without end, because no `await` suspends it any more.
-    """
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
-
-
-def now() -> float:
-    return round(asyncio.get_running_loop().time(), 9)
-
-
-def awaited(name: str, found: Any) -> Awaitable[Any]:
-    if not isawaitable(found):
-        raise TypeError(
-            f"`{name}` should be an `async def` that returns its result; a call of it gave "
-            f"{words_for(found)}."
-        )
-    return found
-
-
-async def stream_of(name: str, found: Any) -> Any:
-    """What an async generator function returned. Without any `yield` in it, that is a coroutine."""
-    if iscoroutine(found):
-        found = await found
-    if not hasattr(type(found), "__aiter__"):
-        raise TypeError(
-            f"`{name}` should be an `async def` with a `yield` for each of its results; a call of "
-            f"it gave {words_for(found)}."
-        )
-    return found
-
-
-def words_for(found: Any) -> str:
-    return "None" if found is None else kind_of(found)
-
-
-def shown(value: Any) -> Any:
-    """A value as the end of a sentence."""
-    value = plain(value)
-    return value if value is None or isinstance(value, Strange) else f"is {value!r}"
-
 
 # --------------------------------------------------------------------- classes of the notebook
 
@@ -120,52 +46,50 @@ def own_class(attempt: Attempt, name: str) -> Any:
     return found if isinstance(found, type) else globals()[name]
 
 
-TOLD = {"ServiceError", "ReplicaFault", "OtherError"}  # with their words
-ENDS = TOLD | {"TimeoutError", "CancelledError"}
-
-
 # ---------------------------------------------------------------------------------------- arrivals
 
 
-def open_loop(
-    attempt: Attempt,
-    uniforms: list[float],
-    rate: float,
-    seconds: list[float],
-    results: list[int],
-    start: float = 0.0,
-    busy: Sequence[float] = (),
-    fails: Sequence[int] = (),
-) -> list[Seen]:
-    """Request i takes seconds[i], after it has kept the whole event loop busy for busy[i].
+@dataclass
+class Load:
+    """Requests: number i takes seconds[i], after it has kept the whole event loop busy for busy[i].
 
-    start: the time of the call. fails: requests that raise when they end; then it doesn't matter
-    what becomes of the results.
+    fails: those that raise when they end. sent: what was seen of each, in the order of the calls.
     """
-    sent: list[tuple[int, list[Seen]]] = []
-    ended: list[Seen] = []
-    made: list[Coroutine[Any, Any, int]] = []
 
-    def send(i: int, due: float) -> Coroutine[Any, Any, int]:
-        if not is_index(i, len(uniforms)):
+    seconds: list[float]
+    results: list[int]
+    busy: Sequence[float] = ()
+    fails: Sequence[int] = ()
+    sent: list[tuple[int, list[Seen]]] = field(default_factory=list)
+    made: list[Coroutine[Any, Any, int]] = field(default_factory=list)
+
+    def send(self, i: int, due: float) -> Coroutine[Any, Any, int]:
+        if not is_index(i, len(self.seconds)):
             raise TypeError(f"`send` takes the number of a request; it was given {plain(i)!r}.")
-        made.append(serve(i, due))
-        return made[-1]
+        self.made.append(self.serve(i, due))
+        return self.made[-1]
 
-    async def serve(i: int, due: float) -> int:
+    async def serve(self, i: int, due: float) -> int:
         loop: Any = asyncio.get_running_loop()
-        where = f"of request {i}" + ", sent once more" * (i in [number for number, _ in sent])
-        sent.append((i, [Seen("The start", now(), where), Seen("`due`", due, where)]))
-        loop.now += busy[i] if busy else 0
-        await asyncio.sleep(seconds[i])
-        if i in fails:
+        where = f"of request {i}" + ", sent once more" * (i in [number for number, _ in self.sent])
+        self.sent.append((i, [Seen("The start", now(), where), Seen("`due`", due, where)]))
+        loop.now += self.busy[i] if self.busy else 0
+        await asyncio.sleep(self.seconds[i])
+        if i in self.fails:
             raise OtherError(f"Request {i} has failed.")
-        return results[i]
+        return self.results[i]
 
-    async def load() -> None:
+
+def open_loop(
+    attempt: Attempt, uniforms: list[float], rate: float, start: float = 0.0, **requests: Any
+) -> list[Seen]:
+    """start: the time of the call. requests: see Load. If some fail, no result matters."""
+    load, ended = Load(**requests), list[Seen]()
+
+    async def call() -> None:
         await asyncio.sleep(start)
         try:
-            found = await awaited("open_loop", attempt(sealed(send), uniforms, rate))
+            found = await awaited("open_loop", attempt(sealed(load.send), uniforms, rate))
             if isinstance(found, (list, tuple)):
                 found = [without_waiting(result) for result in found]
             ended.append(Seen("What it returned", found))
@@ -174,12 +98,12 @@ def open_loop(
             await asyncio.sleep(1000)
 
     try:
-        end = in_virtual_time(load(), "open_loop")
+        end = in_virtual_time(call(), "open_loop")
     finally:
-        for coroutine in made:  # those that nothing has awaited, too
+        for coroutine in load.made:  # those that nothing has awaited, too
             coroutine.close()
-    starts = [seen for _, both in sorted(sent, key=itemgetter(0)) for seen in both]
-    return [end, *starts, *([] if fails else ended)]
+    starts = [seen for _, both in sorted(load.sent, key=itemgetter(0)) for seen in both]
+    return [end, *starts, *([] if load.fails else ended)]
 
 
 def without_waiting(result: Any) -> Any:
@@ -210,48 +134,6 @@ def push(attempt: Attempt, tokens: list[list[int]], stop: list[str], ids: list[i
 
 
 # ------------------------------------------------------------------------------- events on the wire
-
-
-@dataclass
-class Reader:
-    """Reads a stream to its end, or leaves before.
-
-    name, of: what a result is called. leaves: after so many seconds its task is canceled.
-    closes_after: after so many results it closes the stream. pause: seconds that it takes for each.
-    """
-
-    name: str
-    of: str = ""
-    leaves: float | None = None
-    closes_after: int | None = None
-    pause: float = 0.0
-
-    async def read(self, stream: Any, told: Callable[[Any], Any]) -> list[Seen]:
-        """Return the results, each as `told` puts it, and the end, with their times."""
-        seen: list[Seen] = []
-        reading = asyncio.ensure_future(self.results(stream, told, seen))
-        if self.leaves is not None:
-            asyncio.get_running_loop().call_later(self.leaves, reading.cancel)
-        try:
-            end = await reading
-        except (Exception, asyncio.CancelledError) as error:
-            kind = type(error).__name__
-            if kind not in ENDS:
-                raise
-            end = f"is {kind}: {error}" if kind in TOLD else f"is {kind}"
-        return [*seen, Seen("The end", f"{end}, at {now()} s", self.of)]
-
-    async def results(self, stream: Any, told: Callable[[Any], Any], seen: list[Seen]) -> str:
-        async with aclosing(stream):
-            while self.closes_after is None or len(seen) < self.closes_after:
-                try:
-                    result = await anext(stream)
-                except StopAsyncIteration:
-                    return "comes after the last one"
-                words = f"{told(result)}, at {now()} s"
-                seen.append(Seen(f"{self.name} {len(seen) + 1}", words, self.of))
-                await asyncio.sleep(self.pause)
-            return "comes when the client leaves"
 
 
 def sse(

@@ -111,25 +111,25 @@ def ngram_draft(attempt: Attempt, ids: list[int], k: int, **longest: int) -> lis
 
 def generate_speculative(
     attempt: Attempt,
-    prompt: list[int],
-    max_new_tokens: int,
-    k: int,
+    model: Any,
     drafts: list[list[int]],
     draft_probs: list[Probs] | None,
-    model: Any,
     params: Params | None,
     seed: int | None,
-    eos_token_id: int | None,
+    **case: Any,
 ) -> list[Seen]:
-    """Run the loop with a prescribed drafter. Arguments that are None are left out of the call."""
+    """Run the loop with a prescribed drafter. Arguments that are None are left out of the call.
+
+    case: `prompt`, `max_new_tokens`, `k` and `eos_token_id`.
+    """
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     before = None if generator is None else generator.get_state()
     sampling = None if params is None else SamplingParams(**params)
-    given = {"params": sampling, "generator": generator, "eos_token_id": eos_token_id}
+    given = {"params": sampling, "generator": generator, "eos_token_id": case["eos_token_id"]}
     given = {name: value for name, value in given.items() if value is not None}
     drafter = Prescribed(model.config.vocab_size, drafts, draft_probs, given)
     own = handle(drafter, "propose truncate")
-    found = attempt(model, own, prompt, max_new_tokens, k, **given)
+    found = attempt(model, own, case["prompt"], case["max_new_tokens"], case["k"], **given)
     asked = Seen("The number of drafts asked for, call by call,", f"is {drafter.asked}")
     seen = [*speculated(found), asked, *drafter.seen]
     if generator is not None and before is not None and sampling and sampling.temperature > 0:
