@@ -13,7 +13,7 @@ from typing import Any
 
 from solutions.server.engine_process import EngineProcess
 from solutions.server.engine_thread import EngineThread
-from solutions.server.messages import Output, Request, TokenLogprob
+from solutions.server.messages import TextOutput, TextRequest, TokenLogprob
 from solutions.server.metrics import Metrics
 from solutions.server.protocol import CompletionBody
 from solutions.server.requests import Body, Requests
@@ -45,7 +45,7 @@ class Answer:
     """
 
     body: Body
-    texts: list[Request]
+    texts: list[TextRequest]
     cached_tokens: int = 0
     completion_tokens: int = 0
     embeddings: dict[int, list[float]] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class Answers:
         self.pool = self.lab.RequestPool(engine)
         self.running: set[str] = set()
 
-    def new(self, body: Body, texts: list[Request]) -> Answer:
+    def new(self, body: Body, texts: list[TextRequest]) -> Answer:
         answer = Answer(body, texts)
         self.metrics.tokens("prompt", answer.prompt_tokens)
         self.running.add(answer.id)
@@ -189,7 +189,7 @@ class Answers:
             if count > 1 and reason:
                 self.metrics.tpot((last - first) / (count - 1))
 
-    def begin(self, answer: Answer, index: int, output: Output, now: float) -> None:
+    def begin(self, answer: Answer, index: int, output: TextOutput, now: float) -> None:
         """Count a text's first token. Of the copies of a prompt, the first one counts it."""
         text = answer.texts[index]
         self.requests.begin(text, now)
@@ -201,7 +201,7 @@ class Answers:
         if output.embedding:
             answer.embeddings[index] = output.embedding
 
-    def prompt_piece(self, index: int, request: Request, output: Output) -> Piece:
+    def prompt_piece(self, index: int, request: TextRequest, output: TextOutput) -> Piece:
         """Return the prompt as the piece of a text that begins with it."""
         grown, offsets = Growing(self.bytes_of), list[int]()
         for place in range(len(request.prompt)):

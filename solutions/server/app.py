@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse, Response
 from solutions.server.answers import Answer, Answers, Form
 from solutions.server.engine_process import EngineProcess
 from solutions.server.engine_thread import EngineThread
-from solutions.server.messages import EngineFault, Output
+from solutions.server.messages import EngineFault, TextOutput
 from solutions.server.metrics import Metrics, spread
 from solutions.server.protocol import (
     ChatBody,
@@ -83,7 +83,7 @@ class Service:
             loop.call_soon_threadsafe(self.fail_all)
             loop.call_soon_threadsafe(app.state.stop)
 
-        def deliver(outputs: list[tuple[str, Output | EngineFault]]) -> None:
+        def deliver(outputs: list[tuple[str, TextOutput | EngineFault]]) -> None:
             loop.call_soon_threadsafe(self.receive, outputs)
 
         self.engine.deliver = deliver
@@ -93,9 +93,9 @@ class Service:
         self.requests.format_reader.shutdown(wait=False, cancel_futures=True)
         self.engine.stop()
 
-    def receive(self, outputs: list[tuple[str, Output | EngineFault]]) -> None:
+    def receive(self, outputs: list[tuple[str, TextOutput | EngineFault]]) -> None:
         """Hand a step's outputs to the texts that wait for them."""
-        self.metrics.came(sum(len(o.new_ids) for _, o in outputs if isinstance(o, Output)))
+        self.metrics.came(sum(len(o.new_ids) for _, o in outputs if isinstance(o, TextOutput)))
         for request_id, output in outputs:
             self.answers.pool.deliver(request_id, output)
 

@@ -20,7 +20,7 @@ from solutions.grammars.regex import at_most
 from solutions.server import formats
 from solutions.server.engine_process import EngineProcess
 from solutions.server.formats import Guides, read_format
-from solutions.server.messages import Request
+from solutions.server.messages import TextRequest
 from solutions.server.settings import Settings
 
 KINDS = ["king", "queen", "witch", "wolf"]
@@ -252,7 +252,7 @@ def test_a_learners_own_lab_writes_formats_in_another_process(tmp_path, monkeypa
     engine.deliver = outputs.put
     engine.wait()
     engine.start()
-    engine.submit(Request("one", [5, 6], 40, GREEDY, 1, 0, schema=json.dumps({"enum": KINDS})))
+    engine.submit(TextRequest("one", [5, 6], 40, GREEDY, 1, 0, schema=json.dumps({"enum": KINDS})))
     came, reason = [], None
     while reason is None:
         for _, output in outputs.get(timeout=120):
