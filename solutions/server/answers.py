@@ -13,7 +13,7 @@ from typing import Any
 
 from solutions.server.engine_process import EngineProcess
 from solutions.server.engine_thread import EngineThread
-from solutions.server.messages import TextOutput, TextRequest, TokenLogprob
+from solutions.server.messages import EngineFault, TextOutput, TextRequest, TokenLogprob
 from solutions.server.metrics import Metrics
 from solutions.server.protocol import CompletionBody
 from solutions.server.requests import Body, Requests
@@ -69,6 +69,7 @@ class Answer:
         }
 
 
+Outputs = list[tuple[str, TextOutput | EngineFault]]  # of a step, each with its text's id
 Form = Callable[[Piece], dict[str, Any]]  # a piece as a choice of OpenAI's API
 
 
@@ -86,6 +87,17 @@ class Answers:
         self.bytes_of = requests.bytes_of
         self.pool = self.lab.RequestPool(engine)
         self.running: set[str] = set()
+
+    def receive(self, outputs: Outputs) -> None:
+        """Put a step's outputs into the queues of their texts."""
+        self.metrics.came(sum(len(o.new_ids) for _, o in outputs if isinstance(o, TextOutput)))
+        for text_id, output in outputs:
+            self.pool.deliver(text_id, output)
+
+    def fail(self, fault: Exception) -> None:
+        """End all texts that are being written."""
+        for text_id in list(self.pool.queues):
+            self.pool.deliver(text_id, fault)
 
     def new(self, body: Body, texts: list[TextRequest]) -> Answer:
         answer = Answer(body, texts)

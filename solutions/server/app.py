@@ -12,10 +12,10 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from solutions.server.answers import Answer, Answers, Form
+from solutions.server.answers import Answer, Answers, Form, Outputs
 from solutions.server.engine_process import EngineProcess
 from solutions.server.engine_thread import EngineThread
-from solutions.server.messages import EngineFault, TextOutput
+from solutions.server.messages import EngineFault
 from solutions.server.metrics import Metrics, spread
 from solutions.server.protocol import (
     ChatBody,
@@ -80,11 +80,12 @@ class Service:
 
         def on_death() -> None:
             app.state.fault = DEAD
-            loop.call_soon_threadsafe(self.fail_all)
+            self.is_draining = True
+            loop.call_soon_threadsafe(self.answers.fail, EngineFault())
             loop.call_soon_threadsafe(app.state.stop)
 
-        def deliver(outputs: list[tuple[str, TextOutput | EngineFault]]) -> None:
-            loop.call_soon_threadsafe(self.receive, outputs)
+        def deliver(outputs: Outputs) -> None:
+            loop.call_soon_threadsafe(self.answers.receive, outputs)
 
         self.engine.deliver = deliver
         self.engine.on_death = on_death
@@ -93,27 +94,15 @@ class Service:
         self.requests.format_reader.shutdown(wait=False, cancel_futures=True)
         self.engine.stop()
 
-    def receive(self, outputs: list[tuple[str, TextOutput | EngineFault]]) -> None:
-        """Hand a step's outputs to the texts that wait for them."""
-        self.metrics.came(sum(len(o.new_ids) for _, o in outputs if isinstance(o, TextOutput)))
-        for request_id, output in outputs:
-            self.answers.pool.deliver(request_id, output)
-
-    def fail_all(self) -> None:
-        self.is_draining = True
-        for request_id in list(self.answers.pool.queues):
-            self.answers.pool.deliver(request_id, EngineFault())
-
     async def drain(self, seconds: float) -> None:
         """Refuse new requests, let the running ones end, and fail those that take longer."""
-        self.is_draining = True
-        pool, running = self.answers.pool, self.answers.running
+        self.is_draining, running = True, self.answers.running
         latest = time.monotonic() + seconds
         while running and time.monotonic() < latest:
             await asyncio.sleep(0.02)
-        for request_id in list(pool.queues):
+        for request_id in self.answers.pool.queues:
             self.engine.abort(request_id)
-            pool.deliver(request_id, self.lab.ServiceError("The server is shutting down."))
+        self.answers.fail(self.lab.ServiceError("The server is shutting down."))
         while running and time.monotonic() < latest + 1:
             await asyncio.sleep(0.02)
 
