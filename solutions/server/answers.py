@@ -245,13 +245,8 @@ class Answers:
             "finish_reason": piece.finish_reason,
         }
 
-    def chat_message(self, piece: Piece) -> dict[str, Any]:
-        return self.chat("message", piece)
-
-    def chat_delta(self, piece: Piece) -> dict[str, Any]:
-        return self.chat("delta", piece)
-
     def chat(self, name: str, piece: Piece) -> dict[str, Any]:
+        """Return a chat's choice, which holds a whole "message" or a "delta"."""
         logprobs = None
         if piece.logprobs:
             both = zip(piece.ids, piece.logprobs, strict=True)

@@ -7,6 +7,7 @@ import time
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -118,10 +119,10 @@ class Service:
         return await self.written(body, request, "text_completion", self.answers.completion)
 
     async def chat(self, body: ChatBody, request: Request) -> Response:
-        answers = self.answers
+        kind, name = "chat.completion", "message"
         if body.stream:
-            return await self.written(body, request, "chat.completion.chunk", answers.chat_delta)
-        return await self.written(body, request, "chat.completion", answers.chat_message)
+            kind, name = "chat.completion.chunk", "delta"
+        return await self.written(body, request, kind, partial(self.answers.chat, name))
 
     async def written(self, body: Body, request: Request, kind: str, form: Form) -> Response:
         """Return the answer to a body, as events or whole."""
