@@ -13,7 +13,7 @@ from typing import Any
 
 from solutions.server.engine_process import EngineProcess
 from solutions.server.engine_thread import EngineThread
-from solutions.server.messages import Output, Request, TokenLogprob
+from solutions.server.messages import EngineFault, TextOutput, TextRequest, TokenLogprob
 from solutions.server.metrics import Metrics
 from solutions.server.protocol import CompletionBody
 from solutions.server.requests import Body, Requests
@@ -45,7 +45,7 @@ class Answer:
     """
 
     body: Body
-    texts: list[Request]
+    texts: list[TextRequest]
     cached_tokens: int = 0
     completion_tokens: int = 0
     embeddings: dict[int, list[float]] = field(default_factory=dict)
@@ -69,6 +69,7 @@ class Answer:
         }
 
 
+Outputs = list[tuple[str, TextOutput | EngineFault]]  # of a step, each with its text's id
 Form = Callable[[Piece], dict[str, Any]]  # a piece as a choice of OpenAI's API
 
 
@@ -87,7 +88,18 @@ class Answers:
         self.pool = self.lab.RequestPool(engine)
         self.running: set[str] = set()
 
-    def new(self, body: Body, texts: list[Request]) -> Answer:
+    def receive(self, outputs: Outputs) -> None:
+        """Put a step's outputs into the queues of their texts."""
+        self.metrics.came(sum(len(o.new_ids) for _, o in outputs if isinstance(o, TextOutput)))
+        for text_id, output in outputs:
+            self.pool.deliver(text_id, output)
+
+    def fail(self, fault: Exception) -> None:
+        """End all texts that are being written."""
+        for text_id in list(self.pool.queues):
+            self.pool.deliver(text_id, fault)
+
+    def new(self, body: Body, texts: list[TextRequest]) -> Answer:
         answer = Answer(body, texts)
         self.metrics.tokens("prompt", answer.prompt_tokens)
         self.running.add(answer.id)
@@ -189,7 +201,7 @@ class Answers:
             if count > 1 and reason:
                 self.metrics.tpot((last - first) / (count - 1))
 
-    def begin(self, answer: Answer, index: int, output: Output, now: float) -> None:
+    def begin(self, answer: Answer, index: int, output: TextOutput, now: float) -> None:
         """Count a text's first token. Of the copies of a prompt, the first one counts it."""
         text = answer.texts[index]
         self.requests.begin(text, now)
@@ -201,7 +213,7 @@ class Answers:
         if output.embedding:
             answer.embeddings[index] = output.embedding
 
-    def prompt_piece(self, index: int, request: Request, output: Output) -> Piece:
+    def prompt_piece(self, index: int, request: TextRequest, output: TextOutput) -> Piece:
         """Return the prompt as the piece of a text that begins with it."""
         grown, offsets = Growing(self.bytes_of), list[int]()
         for place in range(len(request.prompt)):
@@ -233,13 +245,8 @@ class Answers:
             "finish_reason": piece.finish_reason,
         }
 
-    def chat_message(self, piece: Piece) -> dict[str, Any]:
-        return self.chat("message", piece)
-
-    def chat_delta(self, piece: Piece) -> dict[str, Any]:
-        return self.chat("delta", piece)
-
     def chat(self, name: str, piece: Piece) -> dict[str, Any]:
+        """Return a chat's choice, which holds a whole "message" or a "delta"."""
         logprobs = None
         if piece.logprobs:
             both = zip(piece.ids, piece.logprobs, strict=True)

@@ -7,15 +7,16 @@ import time
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from solutions.server.answers import Answer, Answers, Form
+from solutions.server.answers import Answer, Answers, Form, Outputs
 from solutions.server.engine_process import EngineProcess
 from solutions.server.engine_thread import EngineThread
-from solutions.server.messages import EngineFault, Output
+from solutions.server.messages import EngineFault
 from solutions.server.metrics import Metrics, spread
 from solutions.server.protocol import (
     ChatBody,
@@ -80,11 +81,12 @@ class Service:
 
         def on_death() -> None:
             app.state.fault = DEAD
-            loop.call_soon_threadsafe(self.fail_all)
+            self.is_draining = True
+            loop.call_soon_threadsafe(self.answers.fail, EngineFault())
             loop.call_soon_threadsafe(app.state.stop)
 
-        def deliver(outputs: list[tuple[str, Output | EngineFault]]) -> None:
-            loop.call_soon_threadsafe(self.receive, outputs)
+        def deliver(outputs: Outputs) -> None:
+            loop.call_soon_threadsafe(self.answers.receive, outputs)
 
         self.engine.deliver = deliver
         self.engine.on_death = on_death
@@ -93,27 +95,15 @@ class Service:
         self.requests.format_reader.shutdown(wait=False, cancel_futures=True)
         self.engine.stop()
 
-    def receive(self, outputs: list[tuple[str, Output | EngineFault]]) -> None:
-        """Hand a step's outputs to the texts that wait for them."""
-        self.metrics.came(sum(len(o.new_ids) for _, o in outputs if isinstance(o, Output)))
-        for request_id, output in outputs:
-            self.answers.pool.deliver(request_id, output)
-
-    def fail_all(self) -> None:
-        self.is_draining = True
-        for request_id in list(self.answers.pool.queues):
-            self.answers.pool.deliver(request_id, EngineFault())
-
     async def drain(self, seconds: float) -> None:
         """Refuse new requests, let the running ones end, and fail those that take longer."""
-        self.is_draining = True
-        pool, running = self.answers.pool, self.answers.running
+        self.is_draining, running = True, self.answers.running
         latest = time.monotonic() + seconds
         while running and time.monotonic() < latest:
             await asyncio.sleep(0.02)
-        for request_id in list(pool.queues):
+        for request_id in self.answers.pool.queues:
             self.engine.abort(request_id)
-            pool.deliver(request_id, self.lab.ServiceError("The server is shutting down."))
+        self.answers.fail(self.lab.ServiceError("The server is shutting down."))
         while running and time.monotonic() < latest + 1:
             await asyncio.sleep(0.02)
 
@@ -129,10 +119,10 @@ class Service:
         return await self.written(body, request, "text_completion", self.answers.completion)
 
     async def chat(self, body: ChatBody, request: Request) -> Response:
-        answers = self.answers
+        kind, name = "chat.completion", "message"
         if body.stream:
-            return await self.written(body, request, "chat.completion.chunk", answers.chat_delta)
-        return await self.written(body, request, "chat.completion", answers.chat_message)
+            kind, name = "chat.completion.chunk", "delta"
+        return await self.written(body, request, kind, partial(self.answers.chat, name))
 
     async def written(self, body: Body, request: Request, kind: str, form: Form) -> Response:
         """Return the answer to a body, as events or whole."""

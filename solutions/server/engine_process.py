@@ -24,7 +24,7 @@ from solutions.server.settings import Labs, Settings
 
 if TYPE_CHECKING:  # PyTorch is imported by both processes at the same time, once this one has begun
     from solutions.server.engine_thread import Deliver, EngineThread, Facts
-    from solutions.server.messages import Request
+    from solutions.server.messages import TextRequest as Request
 
 log = logging.getLogger("workbook")
 
@@ -80,7 +80,8 @@ class EngineProcess:
 
     def send(self) -> None:
         """Write what is submitted to the pipe, which takes no more while the engine hangs."""
-        from solutions.server.messages import EngineFault, Request
+        from solutions.server.messages import EngineFault
+        from solutions.server.messages import TextRequest as Request
 
         with contextlib.suppress(OSError):  # it has ended, which `listen` finds out
             while True:

@@ -21,7 +21,9 @@ from solutions.engine.engine import Output as EngineOutput
 from solutions.grammars.regex import EMPTY
 from solutions.server.formats import Guides
 from solutions.server.loaded import Loaded, read_tokenizer
-from solutions.server.messages import EngineFault, Output, Request, TokenLogprob
+from solutions.server.messages import EngineFault, TokenLogprob
+from solutions.server.messages import TextOutput as Output
+from solutions.server.messages import TextRequest as Request
 from solutions.server.reading import PromptReader, read_prompts, scored
 from solutions.server.tokens import TokenBytes, stop_at
 

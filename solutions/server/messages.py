@@ -10,7 +10,7 @@ Reads = Literal["nothing", "logprobs", "embedding"]
 
 
 @dataclass(frozen=True)
-class Request:
+class TextRequest:
     """One text to write. logprobs: how many alternatives to report per token; None for nothing.
     schema: the JSON schema that the text must fit, as text; None for any text. reads: what is asked
     of the prompt itself.
@@ -44,7 +44,7 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True)
-class Output:
+class TextOutput:
     """A request's new tokens from one step.
 
     The first one also has what is known of the prompt. cached: how many of its tokens were found in

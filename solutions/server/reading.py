@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from solutions.server.messages import Request, TokenLogprob
+from solutions.server.messages import TextRequest, TokenLogprob
 
 
 class PromptReader:
@@ -20,7 +20,7 @@ class PromptReader:
     scores: of the prompt's tokens from the second on. states: the hidden state of each token.
     """
 
-    def __init__(self, request: Request, lm_head: Callable[..., Tensor]) -> None:
+    def __init__(self, request: TextRequest, lm_head: Callable[..., Tensor]) -> None:
         self.request, self.lm_head = request, lm_head
         self.scores: list[TokenLogprob] = []
         self.states: list[Float[Tensor, " n_embd"]] = []

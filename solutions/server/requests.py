@@ -11,7 +11,7 @@ from solutions.server.adjusting import Adjustments
 from solutions.server.engine_thread import Facts
 from solutions.server.formats import derivative_of, read_format
 from solutions.server.loaded import read_tokenizer
-from solutions.server.messages import Reads, Request
+from solutions.server.messages import Reads, TextRequest
 from solutions.server.metrics import Metrics
 from solutions.server.protocol import ChatBody, CompletionBody, Refusal, transcript
 from solutions.server.settings import Labs, Settings
@@ -64,7 +64,7 @@ class Requests:
 
     # ---------------------------------------------------------------------------------- texts
 
-    def texts_of(self, body: Body, schema: str | None, is_embedding: bool) -> list[Request]:
+    def texts_of(self, body: Body, schema: str | None, is_embedding: bool) -> list[TextRequest]:
         """Return the texts that a body asks for: n for each of its prompts. Raises Refusal."""
         self.require_model(body.model)
         prompts, limit, param = self.prompts_of(body, is_embedding)
@@ -81,7 +81,7 @@ class Requests:
         answer_id = f"cmpl-{secrets.token_hex(8)}"
         seed = secrets.randbits(62) if body.seed is None else body.seed
         return [
-            Request(
+            TextRequest(
                 id=f"{answer_id}-{i}",
                 prompt=prompts[i // body.n],
                 max_new_tokens=limit,
@@ -176,7 +176,7 @@ class Requests:
 
     # ------------------------------------------------------------------------------- admission
 
-    def admit(self, texts: list[Request]) -> None:
+    def admit(self, texts: list[TextRequest]) -> None:
         """Count texts as waiting for their first token. Raises Refusal if that would take long."""
         if self.waiting + len(texts) > self.settings.max_waiting:
             raise self.full("Too many requests are waiting. Try again later.", 1)
@@ -192,13 +192,13 @@ class Requests:
         self.metrics.count("refused")
         return Refusal(429, sentence, "rate_limit_exceeded", retry_after=retry_after)
 
-    def release(self, text: Request) -> None:
+    def release(self, text: TextRequest) -> None:
         """Take a text off those that wait: it has its first token, or has left before that."""
         self.waiting -= 1
         self.backlog -= len(text.prompt)
         self.admission.release(len(text.prompt))
 
-    def begin(self, text: Request, now: float) -> None:
+    def begin(self, text: TextRequest, now: float) -> None:
         """Release a text whose first token has come now, and measure how fast prompts are read."""
         self.release(text)
         self.admission.prefill_rate = self.pace.computed(len(text.prompt), self.backlog, now)

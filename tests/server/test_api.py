@@ -167,8 +167,8 @@ def test_half_characters_have_their_own_bytes(client):
     given["response_format"] = {"type": "json_schema", "json_schema": {"schema": schema}}
     choice = client.post("/v1/chat/completions", json={**given, "max_tokens": 40}).json()["choices"]
     entries = choice[0]["logprobs"]["content"]
-    found = bytes(byte for entry in entries for byte in entry["bytes"])
-    assert found.decode() == choice[0]["message"]["content"]
+    content = bytes(byte for entry in entries for byte in entry["bytes"])
+    assert content.decode() == choice[0]["message"]["content"]
 
 
 def test_an_echo_has_the_logprobs_that_the_model_gives_the_prompt(client):
@@ -176,17 +176,17 @@ def test_an_echo_has_the_logprobs_that_the_model_gives_the_prompt(client):
     prompt = BEGINNING + first  # in the cache now, which an echo must not look at
     given = body(prompt=prompt, echo=True, logprobs=2, max_tokens=1)
     choice = client.post("/v1/completions", json=given).json()["choices"][0]
-    found = choice["logprobs"]
+    scores = choice["logprobs"]
     ids = torch.tensor([TOKENIZER(prompt)["input_ids"]])
     model = GPTLMHead.from_pretrained("fable")
     logprobs = model(ids, torch.arange(ids.shape[1])[None])[0, :-1].log_softmax(-1)
     expected = logprobs.gather(1, ids[0, 1:, None])[:, 0].tolist()
-    assert found["token_logprobs"][0] is found["top_logprobs"][0] is None
-    assert found["token_logprobs"][1:-1] == pytest.approx(expected, rel=1e-3, abs=1e-5)
-    best = [max(top.values()) for top in found["top_logprobs"][1:-1]]
+    assert scores["token_logprobs"][0] is scores["top_logprobs"][0] is None
+    assert scores["token_logprobs"][1:-1] == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    best = [max(top.values()) for top in scores["top_logprobs"][1:-1]]
     assert best == pytest.approx(logprobs.max(dim=-1).values.tolist(), rel=1e-3, abs=1e-5)
     assert choice["text"].startswith(prompt)
-    assert "".join(found["tokens"]) == choice["text"]
+    assert "".join(scores["tokens"]) == choice["text"]
     *_, last = streamed(client, **{**given, "max_tokens": 0, "logprobs": None})
     assert last["choices"][0]["finish_reason"] == "length"
 
@@ -202,15 +202,15 @@ def test_the_prompt_of_a_long_echo_is_read_in_several_steps(client):
     ids = list(range(1, 1001))
     given = body(prompt=[ids, ids[:500]], echo=True, logprobs=0, max_tokens=0)
     first, second = client.post("/v1/completions", json=given).json()["choices"]
-    found = [choice["logprobs"]["token_logprobs"] for choice in (first, second)]
-    assert list(map(len, found)) == [1000, 500]
-    assert found[0][1:500] == pytest.approx(found[1][1:], rel=1e-3, abs=1e-4)
+    logprobs = [choice["logprobs"]["token_logprobs"] for choice in (first, second)]
+    assert list(map(len, logprobs)) == [1000, 500]
+    assert logprobs[0][1:500] == pytest.approx(logprobs[1][1:], rel=1e-3, abs=1e-4)
 
 
 def test_an_embedding_is_the_mean_of_the_last_hidden_states(client):
     texts = [BEGINNING, "A wolf."]
     model = GPTLMHead.from_pretrained("fable")
-    for text, found in zip(
+    for text, entry in zip(
         texts,
         client.post("/v1/embeddings", json={"model": "fable", "input": texts}).json()["data"],
         strict=True,
@@ -218,25 +218,25 @@ def test_an_embedding_is_the_mean_of_the_last_hidden_states(client):
         ids = torch.tensor([TOKENIZER(text)["input_ids"]])
         hidden = model.transformer(ids, torch.arange(ids.shape[1])[None])[0]
         expected = hidden.mean(dim=0).tolist()
-        assert found["embedding"] == pytest.approx(expected, rel=1e-3, abs=1e-4)
+        assert entry["embedding"] == pytest.approx(expected, rel=1e-3, abs=1e-4)
 
 
 @pytest.mark.parametrize("speculation", [False, True])
 def test_logprobs_are_those_of_the_model(client, speculation):
     given = body(logprobs=2, max_tokens=8, speculation=speculation)
     choice = client.post("/v1/completions", json=given).json()["choices"][0]
-    found = choice["logprobs"]
-    assert "".join(found["tokens"]) == choice["text"]
+    scores = choice["logprobs"]
+    assert "".join(scores["tokens"]) == choice["text"]
     ids = torch.tensor([TOKENIZER(BEGINNING + choice["text"])["input_ids"]])
     positions = torch.arange(ids.shape[1])[None]
     logprobs = GPTLMHead.from_pretrained("fable")(ids, positions)[0, -9:-1].log_softmax(-1)
     expected = logprobs.gather(1, ids[0, -8:, None])[:, 0].tolist()
-    assert found["token_logprobs"] == pytest.approx(expected, rel=1e-3)
-    for logprob, top in zip(found["token_logprobs"], found["top_logprobs"], strict=True):
+    assert scores["token_logprobs"] == pytest.approx(expected, rel=1e-3)
+    for logprob, top in zip(scores["token_logprobs"], scores["top_logprobs"], strict=True):
         assert max(top.values()) == logprob  # greedy
         assert len(top) == 2
-    assert len(found["text_offset"]) == len(found["drafted"]) == 8
-    assert any(found["drafted"]) <= speculation
+    assert len(scores["text_offset"]) == len(scores["drafted"]) == 8
+    assert any(scores["drafted"]) <= speculation
 
 
 def test_the_second_of_two_equal_prompts_is_found_in_the_cache(client):
@@ -298,7 +298,7 @@ def test_the_live_view_counts_what_it_shows(client):
 
 
 @pytest.mark.parametrize(
-    ("given", "status", "told"),
+    ("given", "status", "words"),
     [
         ({"model": "gpt-5"}, 404, "isn't served"),
         ({"max_tokens": -1}, 400, "`max_tokens`"),
@@ -327,17 +327,17 @@ def test_the_live_view_counts_what_it_shows(client):
         ({"seed": True}, 400, "`seed`"),
     ],
 )
-def test_bad_input_gets_a_sentence(client, given, status, told):
+def test_bad_input_gets_a_sentence(client, given, status, words):
     response = client.post("/v1/completions", json=body(**given))
     error = response.json()["error"]
     assert response.status_code == status, error
-    assert told in error["message"]
+    assert words in error["message"]
     assert error["message"].endswith(".")
     assert error["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "words"),
     [
         *((content, "must be a JSON object") for content in (b"", b"{", b"[]", b'"text"', b"nul")),
         (b'{"model": "\xff"}', "isn't UTF-8"),
@@ -345,11 +345,11 @@ def test_bad_input_gets_a_sentence(client, given, status, told):
         (b"1" * 5000, "too many digits"),
     ],
 )
-def test_a_body_that_is_no_object_is_refused(client, content, told):
+def test_a_body_that_is_no_object_is_refused(client, content, words):
     said = {"content-type": "application/json"}
     response = client.post("/v1/completions", content=content, headers=said)
     assert response.status_code == 400
-    assert told in response.json()["error"]["message"]
+    assert words in response.json()["error"]["message"]
 
 
 def test_a_body_that_is_no_json_by_its_own_type_is_refused(client):

@@ -28,12 +28,12 @@ def many_files():
 
 
 def read_until(opened: socket.socket, wanted: bytes) -> bytes:
-    found = b""
-    while wanted not in found:
+    content = b""
+    while wanted not in content:
         came = opened.recv(65536)
-        assert came, found[-500:]
-        found += came
-    return found
+        assert came, content[-500:]
+        content += came
+    return content
 
 
 def answers(client: httpx2.Client) -> None:
@@ -238,8 +238,8 @@ def test_an_engine_that_dies_fails_its_requests_and_ends_the_server(process):
     assert "The server failed on this request." in error
     assert done == "data: [DONE]"
     assert started.wait(20) == 1
-    told = "The engine's process has ended by itself, so the server has stopped.\n"
-    assert started.stderr.read() == told
+    sentence = "The engine's process has ended by itself, so the server has stopped.\n"
+    assert started.stderr.read() == sentence
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{
 
 
 @pytest.mark.parametrize(
-    ("given", "param", "told"),
+    ("given", "param", "words"),
     [
         ({"tools": [CALL]}, "tools", "`tools` would change the answer"),
         ({"tool_choice": "required"}, "tool_choice", "not supported"),
@@ -72,11 +72,11 @@ CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{
     ],
     ids=str,
 )  # fmt: skip
-def test_a_value_that_would_change_the_answer_is_refused_by_its_path(client, given, param, told):
+def test_a_value_that_would_change_the_answer_is_refused_by_its_path(client, given, param, words):
     response = client.post("/v1/chat/completions", json={**CHAT, **given})
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, param), error
-    assert told in error["message"]
+    assert words in error["message"]
 
 
 @pytest.mark.parametrize("content", [None, "", [], "…"])
@@ -92,13 +92,13 @@ def test_the_models_own_messages_may_be_empty(client, content):
 def test_penalties_count_the_answer_and_its_drafts_and_biases_are_added():
     adjustments = Adjustments(0.5, 0.25, {3: 7.0}, min_tokens=3, eos_token_id=0)
     logits = torch.zeros(3, 5)
-    found = adjustments.apply(logits, [1, 1], [2, 1])
+    adjusted = adjustments.apply(logits, [1, 1], [2, 1])
     expected = [
         [-torch.inf, -1, 0, 7, 0],
         [0, -1, -0.75, 7, 0],
         [0, -1.25, -0.75, 7, 0],
     ]
-    assert found.tolist() == expected
+    assert adjusted.tolist() == expected
     assert not logits.any()
 
 
@@ -112,9 +112,9 @@ def test_a_penalty_lets_no_token_come_twice(client, speculation):
     usual = tokens_of(client, max_tokens=40)
     assert len(set(usual)) < 40
     given = {"presence_penalty": 2, "frequency_penalty": 2, "max_tokens": 40}
-    found = tokens_of(client, **given, speculation=speculation)
-    assert len(set(found)) > len(set(usual))
-    assert found == tokens_of(client, **given)
+    penalized = tokens_of(client, **given, speculation=speculation)
+    assert len(set(penalized)) > len(set(usual))
+    assert penalized == tokens_of(client, **given)
 
 
 def test_a_bias_forces_a_token_or_keeps_it_out(client):

@@ -20,7 +20,7 @@ from solutions.grammars.regex import at_most
 from solutions.server import formats
 from solutions.server.engine_process import EngineProcess
 from solutions.server.formats import Guides, read_format
-from solutions.server.messages import Request
+from solutions.server.messages import TextRequest
 from solutions.server.settings import Settings
 
 KINDS = ["king", "queen", "witch", "wolf"]
@@ -205,10 +205,10 @@ def test_a_pattern_that_takes_long_is_refused_after_little_work_and_remembered(t
     schema = json.dumps(pattern(text))
     read_format.cache_clear()
     with at_most(5000, "The schema"):
-        told = read_format(lab_14.derivative, schema)
-    assert isinstance(told, str)
+        sentence = read_format(lab_14.derivative, schema)
+    assert isinstance(sentence, str)
     with at_most(0, "The schema again"):
-        assert read_format(lab_14.derivative, schema) == told
+        assert read_format(lab_14.derivative, schema) == sentence
 
 
 @pytest.mark.parametrize(
@@ -220,9 +220,9 @@ def test_a_pattern_that_takes_long_is_refused_after_little_work_and_remembered(t
     ],
 )
 def test_a_schema_that_takes_long_is_refused(schema):
-    told = read_format(lab_14.derivative, json.dumps(schema))
-    assert isinstance(told, str)
-    assert re.search("takes more than 300,000 steps|more than 20,000 parts", told)
+    sentence = read_format(lab_14.derivative, json.dumps(schema))
+    assert isinstance(sentence, str)
+    assert re.search("takes more than 300,000 steps|more than 20,000 parts", sentence)
 
 
 def test_nothing_is_computed_before_a_text_comes_to_it_and_masks_are_forgotten(
@@ -252,7 +252,7 @@ def test_a_learners_own_lab_writes_formats_in_another_process(tmp_path, monkeypa
     engine.deliver = outputs.put
     engine.wait()
     engine.start()
-    engine.submit(Request("one", [5, 6], 40, GREEDY, 1, 0, schema=json.dumps({"enum": KINDS})))
+    engine.submit(TextRequest("one", [5, 6], 40, GREEDY, 1, 0, schema=json.dumps({"enum": KINDS})))
     came, reason = [], None
     while reason is None:
         for _, output in outputs.get(timeout=120):

@@ -188,5 +188,5 @@ def test_no_refusal_repeats_the_servers_paths(client):
         response = client.get(path)
         assert response.status_code == 404
         assert "Traceback" not in response.text
-    told = client.post("/v1/completions", json=body(prompt={"$ref": "file"})).text
-    assert ".py" not in told
+    text = client.post("/v1/completions", json=body(prompt={"$ref": "file"})).text
+    assert ".py" not in text

@@ -112,20 +112,20 @@ def test_each_request_has_a_line_with_its_id_but_neither_its_text_nor_its_key(lo
         headers = {"authorization": "Bearer 12345", **given}
         response = httpx2.post(f"{url}/v1/completions?text", json=body(), headers=headers)
         eventually(lambda count=count: len(lines()) > count)
-        found = lines()[-1]
-        assert response.headers["x-request-id"] == found["id"]
-        assert (found["id"] == "my-1") == (given.get("x-request-id") == "my-1")
-        assert "\t" not in found["id"]
-        assert (found["method"], found["path"]) == ("POST", "/v1/completions")
-        assert (found["status"], found["bytes"]) == (401, len(response.content))
-        assert "12345" not in str(found)
+        line = lines()[-1]
+        assert response.headers["x-request-id"] == line["id"]
+        assert (line["id"] == "my-1") == (given.get("x-request-id") == "my-1")
+        assert "\t" not in line["id"]
+        assert (line["method"], line["path"]) == ("POST", "/v1/completions")
+        assert (line["status"], line["bytes"]) == (401, len(response.content))
+        assert "12345" not in str(line)
 
 
 # ------------------------------------------------------------------------------------ options
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "words"),
     [
         (["--host", "nonsense", "--api-key", "a"], "nonsense isn't an address of this machine"),
         (["--host", "192.0.2.1"], "Give it an --api-key"),
@@ -136,10 +136,10 @@ def test_each_request_has_a_line_with_its_id_but_neither_its_text_nor_its_key(lo
         (["--name", "http://lab.example"], "isn't a host's name"),
     ],
 )
-def test_an_option_that_can_not_be_is_refused_with_a_sentence(capsys, args, told):
+def test_an_option_that_can_not_be_is_refused_with_a_sentence(capsys, args, words):
     assert serve.main(["--port", "0", *args]) == 1
     sentence = capsys.readouterr().err
-    assert told in sentence
+    assert words in sentence
     assert len(sentence.splitlines()) == 1
 
 

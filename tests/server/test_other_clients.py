@@ -115,9 +115,9 @@ def test_lm_eval_reads_the_perplexity_that_the_model_gives(server):
         instance("loglikelihood", {}, given, index)
         for index, given in enumerate([(BEGINNING, " had three sons"), (BEGINNING, " had a wolf")])
     ]
-    found = harness.loglikelihood(asked, disable_tqdm=True)
+    answers = harness.loglikelihood(asked, disable_tqdm=True)
     tokenizer, model = load_tokenizer("fable"), GPTLMHead.from_pretrained("fable")
-    for one, (likelihood, is_greedy) in zip(asked, found, strict=True):
+    for one, (likelihood, is_greedy) in zip(asked, answers, strict=True):
         start, ids = (tokenizer(text)["input_ids"] for text in (BEGINNING, "".join(one.args)))
         inputs = torch.tensor([ids])
         rows = model(inputs, torch.arange(len(ids))[None])[0, len(start) - 1 : -1].log_softmax(-1)

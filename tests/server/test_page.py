@@ -113,8 +113,8 @@ def test_tokens_are_colored_and_explained_on_demand(opened, server, client):
     text = write(page)
     written(text)
     given = body(prompt="Once upon a time", max_tokens=24, logprobs=5, speculation=True)
-    told = client.post("/v1/completions", json=given).json()["choices"][0]["logprobs"]
-    expect(text.locator(".drafted")).to_have_count(sum(told["drafted"]))
+    logprobs = client.post("/v1/completions", json=given).json()["choices"][0]["logprobs"]
+    expect(text.locator(".drafted")).to_have_count(sum(logprobs["drafted"]))
     unlikely, drafted = text.locator(".p1").first, text.locator(".drafted").first
     assert {style(one, "text-decoration-line") for one in (unlikely, drafted)} == {"none"}
     for choice, colored in (("probability", unlikely), ("accepted draft", drafted)):
@@ -123,7 +123,7 @@ def test_tokens_are_colored_and_explained_on_demand(opened, server, client):
         assert style(colored, "background-color") != "rgba(0, 0, 0, 0)"
     text.locator(".token").first.focus()
     page.keyboard.press("ArrowRight")
-    expect(page.locator("#tip .taken span").first).to_have_text(f"“{told['tokens'][1]}”")
+    expect(page.locator("#tip .taken span").first).to_have_text(f"“{logprobs['tokens'][1]}”")
     expect(page.locator("#tip .choice")).to_have_count(5)
     page.keyboard.press("Escape")
     expect(page.locator("#tip")).to_be_hidden()

@@ -28,18 +28,18 @@ CLIENTS = 8
 @pytest.fixture(scope="module")
 def on_ray(tmp_path_factory):
     """A cluster with two replicas, in a process that ends it, and its address."""
-    told = tmp_path_factory.mktemp("ray") / "told"
+    output = tmp_path_factory.mktemp("ray") / "output"
     module = "solutions.router.on_ray"
     command = [sys.executable, "-m", module, "--port", "0", "--technique", "prefix"]
-    with told.open("w") as file:
+    with output.open("w") as file:
         started = subprocess.Popen(
             command, cwd=ROOT, stdout=file, stderr=file,
             env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
         )  # fmt: skip
     try:
         address = re.compile(r"Serving on Ray at (\S+)")
-        eventually(lambda: started.poll() is not None or address.search(told.read_text()), 120)
-        yield started, address.search(told.read_text())[1]
+        eventually(lambda: started.poll() is not None or address.search(output.read_text()), 120)
+        yield started, address.search(output.read_text())[1]
     finally:
         started.terminate()
         started.wait(60)
@@ -77,32 +77,33 @@ def test_a_client_that_leaves_frees_its_blocks_through_ray(on_ray):
 def test_a_replica_that_is_killed_costs_no_request_without_a_token(on_ray):
     started, url = on_ray
     ended = threading.Event()
-    seen = []
+    answers = []
 
     def ask(number):
         with httpx2.Client(base_url=url, timeout=60) as client:
             while not ended.is_set():
-                given = body(max_tokens=60, stream=number % 2 == 0, prompt=f"{number} {len(seen)}")
+                prompt = f"{number} {len(answers)}"
+                given = body(max_tokens=60, stream=number % 2 == 0, prompt=prompt)
                 response = client.post("/v1/completions", json=given)
                 assert response.status_code == 200, response.text
-                seen.append(list(events(response.text)) if given["stream"] else response.json())
+                answers.append(list(events(response.text)) if given["stream"] else response.json())
 
     with ThreadPoolExecutor(CLIENTS) as pool:
         clients = [pool.submit(ask, number) for number in range(CLIENTS)]
         try:
-            eventually(lambda: len(seen) > 5 * CLIENTS, 60)
+            eventually(lambda: len(answers) > 5 * CLIENTS, 60)
             assert len(replicas_of(started)) == 2
             replicas_of(started)[0].kill()
-            count = len(seen)
-            eventually(lambda: len(seen) > count + 5 * CLIENTS, 60)
+            count = len(answers)
+            eventually(lambda: len(answers) > count + 5 * CLIENTS, 60)
             eventually(lambda: len(replicas_of(started)) == 2, 60)
         finally:
             ended.set()
         for client in clients:
             client.result(60)
-    broken = [found for found in seen if isinstance(found, list) and "error" in found[-1]]
+    broken = [answer for answer in answers if isinstance(answer, list) and "error" in answer[-1]]
     assert len(broken) <= CLIENTS  # those that had a token
-    assert all(len(found) > 1 for found in broken)
+    assert all(len(answer) > 1 for answer in broken)
     with httpx2.Client(base_url=url) as client:
         text = client.get("/metrics").text
     assert set(re.findall(r"replica_load{.*?} (.*)", text)) == {"0.0"}

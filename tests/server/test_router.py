@@ -63,8 +63,8 @@ class Fake(ThreadingHTTPServer):
 
 class Connection(BaseHTTPRequestHandler):
     def do_GET(self):
-        found = {"data": [{"id": "fable"}, {"id": self.server.url}]}
-        self.answer(self.server.health, found if self.path == "/v1/models" else {})
+        models = {"data": [{"id": "fable"}, {"id": self.server.url}]}
+        self.answer(self.server.health, models if self.path == "/v1/models" else {})
 
     def do_POST(self):
         content = self.rfile.read(int(self.headers["content-length"]))
@@ -125,8 +125,8 @@ def never_ends(connection):
 
 
 def refuses(status, **headers):
-    told = {"error": {"message": "a secret of the replica", "code": status}}
-    return lambda connection: connection.answer(status, told, **headers)
+    error = {"error": {"message": "a secret of the replica", "code": status}}
+    return lambda connection: connection.answer(status, error, **headers)
 
 
 def says(content, status=200, **headers):
@@ -208,8 +208,8 @@ def stream(client, **given):
     return list(events(response.text))
 
 
-def text_of(found):
-    return "".join(one["choices"][0]["text"] for one in found)
+def text_of(pieces):
+    return "".join(one["choices"][0]["text"] for one in pieces)
 
 
 # ------------------------------------------------------------------------------------- faults
@@ -555,13 +555,13 @@ def test_the_figures_of_all_replicas_are_the_routers_too(before):
     _, client = before
     stream(client)
     text = client.get("/metrics").text
-    found = figures(text)
-    counted = [found["vllm:time_to_first_token_seconds_count", str(n)] for n in (1, 2)]
+    values = figures(text)
+    counted = [values["vllm:time_to_first_token_seconds_count", str(n)] for n in (1, 2)]
     assert sum(counted) >= 1
-    assert ("workbook_blocks", "1", "free") in found
-    assert found["router_time_to_first_token_seconds_count",] == 1
-    assert found["router_request_latency_seconds_count",] == 1
-    assert found["router_responses_total", "200"] == 1
+    assert ("workbook_blocks", "1", "free") in values
+    assert values["router_time_to_first_token_seconds_count",] == 1
+    assert values["router_request_latency_seconds_count",] == 1
+    assert values["router_responses_total", "200"] == 1
     assert len(re.findall(r"^# TYPE process_resident_memory_bytes", text, re.MULTILINE)) == 1
 
 
@@ -601,11 +601,11 @@ def test_the_page_sees_the_engines_of_all_replicas_as_one(before, pair):
 
 def test_blocks_of_several_views_are_numbered_on():
     def view(blocks, refs):
-        seen = {"id": "a", "blocks": blocks}
+        row = {"id": "a", "blocks": blocks}
         pool = {"block_size": 16, "refs": refs, "cached": [0]}
         others = {"waiting": [], "pool": pool, "model": "m", "technique": "t"}
         others["tpot"] = {"latest": [0.001 * len(refs)] * len(refs)}
-        return {"running": [seen], **others, **dict.fromkeys(SUMS, 2)}
+        return {"running": [row], **others, **dict.fromkeys(SUMS, 2)}
 
     whole = merged({1: view([1], [0, 1]), 0: view([2], [0, 0, 1])})
     assert whole["pool"] == {"block_size": 16, "refs": [0, 0, 1, 0, 1], "cached": [0, 3]}
@@ -677,9 +677,9 @@ def test_a_replica_that_can_not_start_is_told():
     command = [sys.executable, "serve.py", "--replicas", "2", "--port", "0", "--model", "none"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 1
-    told = ended.stderr.splitlines()
-    assert told[-1] == "Replica 1 has ended before it could serve."
-    assert len(told) <= 3  # and what each of them says, but no word of Python's
+    lines = ended.stderr.splitlines()
+    assert lines[-1] == "Replica 1 has ended before it could serve."
+    assert len(lines) <= 3  # and what each of them says, but no word of Python's
     assert "Python" not in ended.stderr
 
 

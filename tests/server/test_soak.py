@@ -27,10 +27,10 @@ REQUESTS, TOKENS, RESPONSES = (f"workbook_{n}_total" for n in ("requests", "toke
 
 
 class Client:
-    """Behaves in one way after the other, and counts in `seen` what the server's figures should."""
+    """Behaves in one way after the other. counts: what the server's figures should say."""
 
     def __init__(self, url: str, number: int) -> None:
-        self.dice, self.seen = random.Random(number), Counter[tuple[str, str]]()
+        self.dice, self.counts = random.Random(number), Counter[tuple[str, str]]()
         self.http, self.raw = httpx2.Client(base_url=url, timeout=120), SimpleNamespace(url=url)
 
     def work(self, until: float) -> Counter[tuple[str, str]]:
@@ -39,18 +39,18 @@ class Client:
         with self.http:
             while time.monotonic() < until:
                 self.dice.choice(kinds)()
-        return self.seen
+        return self.counts
 
     def whole(self, response: httpx2.Response, usage: dict[str, int]) -> None:
-        self.seen[RESPONSES, str(response.status_code)] += 1
-        self.seen[REQUESTS, "whole"] += 1
-        self.seen[TOKENS, "prompt"] += usage["prompt_tokens"]
-        self.seen[TOKENS, "completion"] += usage["completion_tokens"]
+        self.counts[RESPONSES, str(response.status_code)] += 1
+        self.counts[REQUESTS, "whole"] += 1
+        self.counts[TOKENS, "prompt"] += usage["prompt_tokens"]
+        self.counts[TOKENS, "completion"] += usage["completion_tokens"]
 
     def left(self, prompt_tokens: int) -> None:
-        self.seen[RESPONSES, "200"] += 1
-        self.seen[REQUESTS, "left"] += 1
-        self.seen[TOKENS, "prompt"] += prompt_tokens
+        self.counts[RESPONSES, "200"] += 1
+        self.counts[REQUESTS, "left"] += 1
+        self.counts[TOKENS, "prompt"] += prompt_tokens
 
     def streams(self) -> None:
         asked = {"max_tokens": self.dice.randint(1, 200), "n": self.dice.randint(1, 3), **USAGE}
@@ -83,7 +83,7 @@ class Client:
         content = self.dice.choice([b"{", b"[]", b'{"model": 1}', json.dumps(body(n=99)).encode()])
         response = self.http.post("/v1/completions", content=content)
         assert response.status_code == 400
-        self.seen[RESPONSES, "400"] += 1
+        self.counts[RESPONSES, "400"] += 1
 
     def nonsense(self) -> None:
         post = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
@@ -99,7 +99,7 @@ class Client:
         with connected(self.raw, content) as opened:
             read = b"".join(iter(lambda: opened.recv(65536), b""))
         assert re.findall(rb"HTTP/1.1 (\d+)", read) == [expected.encode()]
-        self.seen[RESPONSES, expected] += 1
+        self.counts[RESPONSES, expected] += 1
 
     def half(self) -> None:
         with connected(self.raw, b"POST /v1/completions HTTP/1.1\r\nhost: local"):
@@ -119,30 +119,30 @@ def test_ten_minutes_of_clients_leave_memory_flat_and_nothing_behind(process):
         while time.monotonic() < until:
             time.sleep(MINUTES)  # sixty times
             sizes.append(sum(one.memory_info().rss for one in both))
-        seen = sum((one.result() for one in working), Counter())
+        counts = sum((one.result() for one in working), Counter())
     third = len(sizes) // 3
     early, late = (statistics.median(some) for some in (sizes[third : 2 * third], sizes[-third:]))
-    print(f"{dict(seen)}; {early / 1e6:.0f} MB, {late / 1e6:.0f} MB")
+    print(f"{dict(counts)}; {early / 1e6:.0f} MB, {late / 1e6:.0f} MB")
     assert late < GROWTH * early
     eventually(lambda: [one.num_fds() for one in both] <= files)
 
     with httpx2.Client(base_url=url) as client:
 
         def look() -> dict[tuple, float]:
-            found = figures(client.get("/metrics").text)
-            seen[RESPONSES, "200"] += 1  # the next time
-            return found
+            values = figures(client.get("/metrics").text)
+            counts[RESPONSES, "200"] += 1  # the next time
+            return values
 
         def is_idle() -> bool:
-            found = look()
+            values = look()
             busy = ("vllm:num_requests_running",), ("vllm:num_requests_waiting",)
-            return not any(found[name] for name in (*busy, ("workbook_blocks", "used")))
+            return not any(values[name] for name in (*busy, ("workbook_blocks", "used")))
 
         eventually(is_idle)
-        expected = dict(seen)
-        found = look()
-        assert {name: found[name] for name in expected} == expected
-        assert found[REQUESTS, "failed"] == found[REQUESTS, "refused"] == 0
+        expected = dict(counts)
+        values = look()
+        assert {name: values[name] for name in expected} == expected
+        assert values[REQUESTS, "failed"] == values[REQUESTS, "refused"] == 0
     started.send_signal(signal.SIGTERM)
     assert started.wait(20) == 0
     assert started.stderr.read() == ""
