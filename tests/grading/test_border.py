@@ -12,7 +12,7 @@ from autograder.text.imports import files_named, imports
 from autograder.text.reference import ROOT, SOLUTIONS, parts_of
 from tests.common.trials import LABS
 
-ROOMS = "autograder", "labs", "solutions"
+ROOMS = "autograder", "course", "solutions"
 SHOW = """
 from autograder.grading.border import shown_files
 from autograder.text.lesson import lessons
