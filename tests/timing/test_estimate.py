@@ -14,8 +14,7 @@ from tests.common.checkpoints import write_tiny
 from timing import estimate
 from timing.machine import Machine
 from timing.rows import estimating as row
-from timing.rows.bench import Bench
-from timing.table import workloads
+from timing.table import Bench, workloads
 
 MEASURED = Machine(bandwidth=1e10, flops=1e11)
 CPU = torch.device("cpu")

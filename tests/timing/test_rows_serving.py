@@ -12,11 +12,9 @@ import timed_generate
 from solutions import serving
 from solutions.server.here import serve_here
 from tests.common.checkpoints import write_tiny
-from timing.peers.worker import PeerFailed
 from timing.rows import serving as row
-from timing.rows.bench import Bench
 from timing.rows.engine import engine
-from timing.table import over_http, workloads
+from timing.table import Bench, NotTimed, over_http, workloads
 from timing.table.workloads import LENGTHS, RAGGED, Workload, ragged
 
 CPU = torch.device("cpu")
@@ -104,5 +102,5 @@ def test_without_the_server_s_packages_the_row_is_left_out_with_a_sentence(
 
 
 def test_on_a_gpu_it_is_left_out():
-    with pytest.raises(PeerFailed, match="computes on the processor"):
+    with pytest.raises(NotTimed, match="computes on the processor"):
         row.serve(Bench(Path(), torch.device("cuda"))).run(Workload(RAGGED, "", "", [], []))

@@ -44,9 +44,8 @@ from solutions.speculative import ConfidentDrafter
 from tests.common.checkpoints import write_tiny
 from tests.common.commands import resize
 from timed_generate import DEFAULT, STORY, TECHNIQUES
-from timing.rows.bench import BLOCK_SIZE, Bench, Prepare
 from timing.rows.hf import HF_SIZES
-from timing.table import kv_bytes
+from timing.table import BLOCK_SIZE, Bench, Prepare, kv_bytes
 from timing.table.lossy import in_8_bits, loss_of
 from timing.table.race import Lane
 from timing.table.runs import BestBatches, Continuous, Rounds, Run

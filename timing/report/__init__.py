@@ -14,14 +14,14 @@ from autograder.notebook.passed import Progress, progress_in
 from autograder.text.lesson import lessons
 from autograder.text.reference import ROOT
 from timing.kept_rows import Row, kept
-from timing.peers.catalogue import PEERS
+from timing.peers.catalogue import OTHERS
 from timing.report.pictures import fitting, pictures_in
 
 WORK = ROOT / "work"
 TITLE = "An inference engine of my own"
 MARK = '<meta name="generator" content="timing.report">'  # a file without it isn't overwritten
 PAGE = Path(__file__).with_name("page.html")
-MINE, OTHERS = "mine", {"hf", "hf-nocache", *PEERS}
+MINE = "mine"
 MARKS = {
     "#": "Its weights are rounded or a window hides tokens, so its text may differ.",
     "!": "Other programs were busy meanwhile, so its time is too long.",

@@ -8,10 +8,8 @@ import torch
 from solutions.batching import ContinuousBatcher
 from solutions.estimates.shapes import Machine, read_shape
 from timing import machine
-from timing.rows.bench import Bench, Rows
 from timing.rows.engine import ENGINE_SIZE
-from timing.table import kv_bytes
-from timing.table.runs import Continuous
+from timing.table import Bench, Continuous, Rows, kv_bytes
 from timing.table.workloads import RAGGED, RAGGED_NEW, RAGGED_PROMPT, Workload
 
 SLOWER = 2  # times the TPOT of one request, at most

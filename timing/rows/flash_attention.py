@@ -1,8 +1,7 @@
 """Lab 12: the engine with attention in tiles."""
 
-from timing.rows.bench import Bench, Rows
 from timing.rows.engine import engine_of
-from timing.table.served import Served
+from timing.table import Bench, Rows, Served
 from timing.table.workloads import RAGGED
 
 

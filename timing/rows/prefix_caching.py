@@ -1,8 +1,7 @@
 """Lab 8: the engine with a prefix cache."""
 
-from timing.rows.bench import Bench, Own, Rows
 from timing.rows.engine import engine_of
-from timing.table.served import Served
+from timing.table import Bench, Own, Rows, Served
 from timing.table.workloads import CHAT, RAGGED
 
 

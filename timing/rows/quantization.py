@@ -6,11 +6,8 @@ from dataclasses import replace
 from torch import nn
 
 from gpt import GPTLMHead
-from timing.rows.bench import Bench, Own, Rows
 from timing.rows.engine import engine_of
-from timing.table.lossy import Lossy, in_8_bits, loss_of
-from timing.table.served import Served
-from timing.table.verify import COARSE_HAIR, ROUNDED
+from timing.table import COARSE_HAIR, ROUNDED, Bench, Lossy, Own, Rows, Served, in_8_bits, loss_of
 from timing.table.workloads import EQUAL, LENGTHS, RAGGED
 from timing.work import weight_bytes
 

@@ -4,59 +4,50 @@ import functools
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from timing.rows import (
-    batching,
-    constrained,
-    decoding,
-    disaggregation,
-    engine,
-    estimating,
-    flash_attention,
-    generate,
-    hf,
-    kv_cache,
-    kv_reduction,
-    moe,
-    paged_attention,
-    parallel_decoding,
-    parallelism,
-    prefix_caching,
-    quantization,
-    serving,
-    speculative,
-    tokenizer,
-)
-from timing.rows.bench import Bench, Own, Prepare, Rows, is_learners
-from timing.table.runs import Prepared
+from autograder.text.lesson import lessons
+from timing.rows import hf
+from timing.table import Bench, Own, Prepare, Prepared, Rows, is_learners
 from timing.table.workloads import CHAT, EQUAL, LENGTHS, RAGGED, SAMPLED
 
-# In the order of the table: one request at a time, then many, then the engine in all its forms.
-LABS: tuple[Any, ...] = (
-    *(generate, kv_cache, decoding, speculative, parallel_decoding, tokenizer, moe),
-    *(batching, estimating, paged_attention),
-    *(engine, prefix_caching, disaggregation, quantization, kv_reduction, flash_attention),
-    *(parallelism, serving, constrained),
-)
+
+def rows_of(lab: str) -> Any:
+    """Import the module with a lab's rows.
+
+    ROWS: the function that prepares each row, by the row's name and by kind of workload. OWN: if
+    the learner writes something that can be timed, what makes the row `mine`.
+    """
+    return import_module(f"timing.rows.{lab}")
+
+
+def serves_many(lab: Any) -> bool:
+    """Return whether each of a lab's rows serves many requests at a time."""
+    return not any(row.keys() <= {LENGTHS, SAMPLED} for row in lab.ROWS.values())
+
+
+# In the order of the labs, but one request at a time comes before many. So the last technique that
+# a learner has written is the fastest, too.
+LABS = sorted(map(rows_of, lessons()), key=serves_many)
 TECHNIQUES: Rows = {name: row for lab in (*LABS, hf) for name, row in lab.ROWS.items()}
 OWN: list[Own] = [own for lab in LABS for own in getattr(lab, "OWN", [])]
 
-# The row `mine`, by kinds of workload: how its line begins, and what it runs until some code of the
-# learner's has passed.
-UNTIL: dict[tuple[str, ...], tuple[str, str, Prepare]] = {
-    (LENGTHS,): ("", "cached loop: no loop of yours has passed its check yet", kv_cache.cached),
-    (SAMPLED,): ("", "sampling: no sampler of yours has passed its check yet", decoding.sampled),
+# The row `mine`, by kinds of workload: how its line begins, and the row that it is until some code
+# of the learner's has passed, with its name.
+UNTIL: dict[tuple[str, ...], tuple[str, str, str]] = {
+    (LENGTHS,): ("", "cached", "cached loop: no loop of yours has passed its check yet"),
+    (SAMPLED,): ("", "sampled", "sampling: no sampler of yours has passed its check yet"),
     (RAGGED, EQUAL): (
         "many requests: ",
+        "static",
         "static batches, until batching of yours has passed",
-        batching.static,
     ),
     (CHAT,): (
         "chats: ",
+        "engine",
         "engine, until an engine or a prefix cache of yours has passed",
-        engine.engine,
     ),
 }
 
@@ -69,10 +60,10 @@ def mine_rows(mine: Callable[[str], ModuleType]) -> dict[str, Prepare]:
 def newest(mine: Callable[[str], ModuleType], kinds: tuple[str, ...], bench: Bench) -> Prepared:
     """Prepare the newest technique for these workloads that has a part of the learner's own."""
     labs = functools.cache(mine)
-    prefix, about, prepare = UNTIL[kinds]
+    prefix, row, about = UNTIL[kinds]
     for own in reversed(OWN):
         if kinds[0] in own.kinds and any(is_learners(labs(own.lab), part) for part in own.parts):
             made: Any = own.prepare(replace(bench, lab=labs))
             return replace(made, about=prefix + own.about)
-    made = prepare(bench)
+    made = TECHNIQUES[row][kinds[0]](bench)
     return replace(made, about=f"{prefix}the reference's {about}")
