@@ -65,7 +65,7 @@ COMPILED = {"llama-cpp-python": "eight minutes on two cores"}  # measured; there
 LABS, WORK = ROOT / "labs", ROOT / "work"
 FOR_LEARNERS = ROOT / ".jupyter"  # settings that hide nbgrader, whose panels are for instructors
 # Three processes on two cores, because one often waits for a browser or a sandbox. Which tests run
-# in one process, and so share what they make, and in which order: tests/conftest.py says it.
+# in one process, and so share what they make, and in which order: conftest.py says it.
 PYTEST = ["-m", "pytest", "-n", "3"]
 RECORD = ".labs.json"  # in work/: the hash that every released file had when it was copied
 
@@ -80,7 +80,7 @@ def main(arguments: list[str]) -> int:
         "timed": (timed, []),
         "serve": (program("serve.py"), ["serve"]),
         "site": (program("-m", "docs.site"), ["lab", "grade", "site"]),
-        "labs": (program("-m", "autograder.build"), ["grade"]),
+        "labs": (labs, ["grade"]),
         "test": (test, EXTRAS),
         "test-rest": (program(*PYTEST, "-m", "slow or needs"), [*EXTRAS, "site"]),
         "test-all": (test_all, [*EXTRAS, "site"]),
@@ -491,6 +491,11 @@ def timed(python: Path, arguments: list[str]) -> int:
 
 def test(python: Path, arguments: list[str]) -> int:
     return test_all(python, ["-m", "not slow", "--hypothesis-profile=quick", *arguments])
+
+
+def labs(python: Path, arguments: list[str]) -> int:
+    """Build the student edition, then the tables in the texts that follow from the lessons."""
+    return run(python, "-m", "autograder.build", *arguments) or run(python, "-m", "docs.tables")
 
 
 def test_all(python: Path, arguments: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""The lesson build: from solutions/lessons/*.md to autograder/source/ (solved) and labs/ (student).
+"""The lesson build: from course/*/lesson.md to autograder/source/ (solved) and labs/ (student).
 
 A lesson is a jupytext Markdown notebook. The build adds the parts that a lesson only names. A code
 cell marked `from="kv_cache.KVCache"` gets the object's source from solutions/kv_cache.py, and a
@@ -30,7 +30,16 @@ from autograder import colab
 from autograder.exercises import exercises
 from autograder.judging import catalogue
 from autograder.judging.exercise import Exercise
-from autograder.text.lesson import CARD, FILE, QUESTION, Card, read_card, require_attributes
+from autograder.text.lesson import (
+    CARD,
+    QUESTION,
+    Card,
+    name_of,
+    place_of,
+    read_card,
+    read_lesson,
+    require_attributes,
+)
 from autograder.text.reference import BEGIN, ROOT, AuthorError, Module, parts_of, read_module
 
 METADATA = {"code": {"from", "tags"}, "markdown": {*CARD, *QUESTION, "tags"}}
@@ -40,19 +49,19 @@ KERNEL = {
 }
 
 
-def build(lessons: Path, course: Path, registry: Mapping[str, Exercise]) -> list[Path]:
+def build(root: Path, course: Path, registry: Mapping[str, Exercise]) -> list[Path]:
     """Write autograder/source and labs of `course`; return the files, sorted.
 
-    Lessons quote the modules in the parent folder of `lessons`, and gpt.py one above. The
+    The lessons are in course/ of `root`; they quote the modules in its solutions/, and gpt.py. The
     assignments are entered into the course's gradebook. Raises AuthorError, before anything is
     written, if a lesson is wrong or a file in the way was not written by the build.
     """
-    files = sorted(lessons.glob("*.md"))
+    files = sorted(root.glob("course/*/lesson.md"))
     if not files:
-        raise AuthorError(f"There are no lessons in {lessons}.")
-    modules = read_modules(lessons.parent)
-    require_registered(modules, registry, {lesson.stem.partition("_")[2] for lesson in files})
-    solved = {lesson.stem: solve(lesson, modules, registry) for lesson in files}
+        raise AuthorError(f"There are no lessons in {root / 'course'}.")
+    modules = read_modules(root / "solutions")
+    require_registered(modules, registry, {name_of(file).partition("_")[2] for file in files})
+    solved = {name_of(file): solve(file, modules, registry) for file in files}
     require_all_used(solved, registry)
     for name in solved:
         require_replaceable(course, notebook_paths(course, name))
@@ -89,15 +98,14 @@ def solve(
     lesson: Path, modules: Mapping[str, Module], registry: Mapping[str, Exercise]
 ) -> NotebookNode:
     """Make the solved notebook of one lesson, with cell ids that depend only on the lesson."""
-    if not FILE.fullmatch(lesson.stem):
-        raise AuthorError(f"{lesson.name}: name a lesson like 02_kv_cache.md.")
+    name, file = name_of(lesson), place_of(lesson)
     cells: list[NotebookNode] = []
     cards: dict[str, Card] = {}
-    for number, cell in enumerate(read_lesson(lesson), 1):
-        where = f"{lesson.name}, cell {number}"
+    for number, cell in enumerate(read_cells(lesson), 1):
+        where = f"{file}, cell {number}"
         require_known_metadata(cell, where)
         if "exercise" in cell.metadata:
-            card = read_card(dict(cell.metadata), cell.source, lesson.name)
+            card = read_card(dict(cell.metadata), cell.source, file)
             if card.exercise in cards:
                 raise AuthorError(f"{where}: the card of {card.exercise} occurs twice.")
             cards[card.exercise] = card
@@ -112,18 +120,32 @@ def solve(
                 'with from="module.object" and leave the cell empty.'
             )
         elif only_imports(cell):
-            cells += set_up_cells(cell, lesson.stem)
+            cells += set_up_cells(cell, name)
         else:
             cells.append(plain_cell(cell))
-    give_ids(cells, lesson.name)
+    promise(cells, read_lesson(lesson).minutes)
+    give_ids(cells, file)
     return new_notebook(cells=cells, metadata=KERNEL)
 
 
-def read_lesson(lesson: Path) -> list[NotebookNode]:
+def read_cells(lesson: Path) -> list[NotebookNode]:
     cells = jupytext.read(lesson).cells
     for cell in cells:  # jupytext notes the blank lines between cells; they have no meaning here
         cell.metadata = {k: v for k, v in cell.metadata.items() if not k.startswith("lines_to_")}
     return cells
+
+
+def promise(cells: list[NotebookNode], minutes: int) -> None:
+    """Say how long the lab takes, where the lesson's text has {time}."""
+    for cell in cells:
+        if cell.cell_type == "markdown":
+            cell.source = cell.source.replace("{time}", in_words(minutes))
+
+
+def in_words(minutes: int) -> str:
+    """Return a length of time as prose has it: "3 hours 45 minutes"."""
+    parts = zip(divmod(minutes, 60), ("hour", "minute"), strict=True)
+    return " ".join(f"{count} {unit}{'s' * (count > 1)}" for count, unit in parts if count)
 
 
 def require_known_metadata(cell: NotebookNode, where: str) -> None:
@@ -303,7 +325,7 @@ def require_registered(
         if name.split(".")[0] in labs and name not in registry:
             raise AuthorError(
                 f"solutions/{name.split('.')[0]}.py has a solution in {name}, but there is no such "
-                "exercise. Register it in autograder/exercises/, or remove the markers."
+                "exercise. Register it in the lab's cases.py, or remove the markers."
             )
 
 
@@ -387,7 +409,7 @@ def mark(name: str, solved: NotebookNode, released: NotebookNode) -> None:
     Both have the same note, so nbgrader's generate_assignment, run by hand, gives the same lab.
     """
     note = {
-        "lesson": f"solutions/lessons/{name}.md",
+        "lesson": f"course/lab{name}/lesson.md",
         "note": "Written by `make labs`. Edit the lesson, not this file.",
         "sha256": {"solved": digest(solved), "released": digest(released)},
     }
@@ -434,7 +456,7 @@ def main() -> None:
     try:
         require_alembic()
         catalogue.require_current()
-        written = build(ROOT / "solutions" / "lessons", ROOT, exercises())
+        written = build(ROOT, ROOT, exercises())
     except AuthorError as error:
         sys.exit(f"The labs were not built. {error}")
     for path in written:

@@ -26,7 +26,7 @@ from autograder.attempt.notebook import python_of
 from autograder.build import read_modules, solve
 from autograder.exercises import exercises
 from autograder.text.imports import files_used
-from autograder.text.lesson import LESSONS, Lesson, lessons
+from autograder.text.lesson import Lesson, lessons
 from autograder.text.reference import ROOT, SOLUTIONS, Module, importing
 
 KEPT = ROOT / "build" / "notebooks"
@@ -41,7 +41,7 @@ LOOKED_UP = re.compile(r'\b(?:mine|labs)\("(\w+)"\)')  # a lab's solution, by th
 
 
 def solved(lesson: Lesson) -> NotebookNode:
-    return solve(LESSONS / f"{lesson.name}.md", modules(), exercises())
+    return solve(lesson.room / "lesson.md", modules(), exercises())
 
 
 @cache
@@ -70,7 +70,7 @@ def hash_of(file: Path) -> str:
 
 def files_needed(lab: str, code: Iterable[str]) -> set[Path]:
     """Return the files that the cells of a lab's notebook use, and its checks."""
-    texts = [*map(python_of, code), f"import autograder.exercises.{lab}"]
+    texts = [*map(python_of, code), f"import {lessons()[lab].package}.cases"]
     labs = {lab, *looked_up(texts)}
     while True:
         found = files_used([*texts, *importing(labs)])

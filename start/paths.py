@@ -138,7 +138,3 @@ def table() -> str:
     ]
     head = [["path", "time", "contains", "leaves out"], ["---"] * 4]
     return "".join(f"| {' | '.join(row)} |\n" for row in [*head, *rows])
-
-
-if __name__ == "__main__":
-    print(table(), end="")

@@ -150,7 +150,7 @@ def test_workbook_refuses_the_pythons_that_pip_would_refuse():
 # ------------------------------------------------------------------------------------------ imports
 
 
-OURS = {"autograder", "docs", "gpt", "models", "serve", "solutions", "start", "tests",
+OURS = {"autograder", "course", "docs", "gpt", "models", "serve", "solutions", "start", "tests",
         "timed_generate", "timing", "visuals", "workbook"}  # fmt: skip
 # Labs use them: no solutions.
 MEASURING = {"timing.cores", "timing.stopwatch", "timing.threads", "timing.work"}
@@ -168,7 +168,7 @@ MAY_IMPORT = {
     "timing": {"gpt", "solutions", "timing"},
     "timing/machine.py": MEASURING,
     "timing/table": {"gpt", "solutions", "timing.table", *MEASURING},  # no rows, no peers
-    "timing/techniques.py": {"timing.table", "timing.rows", "autograder.text.lesson"},
+    "timing/techniques.py": {"timing.hf", "timing.table", "autograder.text.lesson"},
     "timing/memory.py": {"solutions.memory"},
     "timing/estimate.py": {"gpt", "solutions", "timing", "autograder.check"},
     "timing/peak.py": set(),

@@ -75,12 +75,12 @@ def test_what_a_notebook_uses_is_found_without_an_import_statement_too():
     assert used("batching") >= {
         *("gpt.py", "constraints.txt", "models/fable/model.safetensors", "visuals/batching.py"),
         *("solutions/batching.py", "solutions/kv_cache.py", "autograder/check.py"),
-        *("autograder/exercises/batching.py", "autograder/attempt/drivers/batching.py"),
+        *("course/lab03_batching/cases.py", "autograder/attempt/drivers/batching.py"),
         "solutions/generate.py",  # fetched by `mine`
     }
     assert used("serving") >= {
         "solutions/engine/engine.py",  # imported late, by its name
         "solutions/constrained.py",  # looked up by the server
     }
-    assert not used("flash_attention") & {"solutions/moe.py", "autograder/exercises/moe.py"}
+    assert not used("flash_attention") & {"solutions/moe.py", "course/lab17_moe/cases.py"}
     assert "solutions/flash_attention.py" in used("flash_attention")

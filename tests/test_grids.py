@@ -98,14 +98,14 @@ def test_what_is_about_no_exercise_has_its_turn_by_its_own_number():
     [
         ("solutions/moe.py", 0),
         ("solutions/experts/layers.py", 0),
-        ("solutions/lessons/17_moe.md", 0),
-        ("autograder/misconceptions/moe.md", 0),
-        ("tests/answers/moe.py", 0),
+        ("course/lab17_moe/lesson.md", 0),
+        ("course/lab17_moe/wrong.md", 0),
+        ("course/lab17_moe/answers.py", 0),
         ("solutions/kv_cache.py", 1),
         ("autograder/judging/judge.py", 1),
         ("tests/common/mutants.py", 1),
         ("solutions/parallelism.py", None),
-        ("tests/answers/parallelism.py", None),
+        ("course/lab18_parallelism/answers.py", None),
         ("docs/serving.md", None),
     ],
 )
@@ -115,7 +115,7 @@ def test_a_change_is_near_what_it_may_break(changed, expected):
 
 def test_what_a_change_touches_is_tried_whole_in_any_turn(run):
     for turn in range(4):
-        tried, report = run(turn, "autograder/misconceptions/moe.md")
+        tried, report = run(turn, "course/lab17_moe/wrong.md")
         assert tried == run(turn)[0] | of_lab("moe")
         assert f"since 0123456789 touches {len(of_lab('moe'))} cases." in report[0]
 

@@ -1,52 +1,44 @@
-"""Every lab is complete, imports run one way, and the promised minutes are right."""
+"""Every lab is complete, and imports run one way."""
 
 import ast
 import re
 from itertools import chain
 from pathlib import Path
 
-import jupytext
 import pytest
 
-from autograder.judging.catalogue import CATALOGUES
 from autograder.text.imports import files_used, imports
-from autograder.text.lesson import LESSONS, lessons
+from autograder.text.lesson import COURSE, lessons
 from autograder.text.reference import ROOT, SOLUTIONS, importing, parts_of
+from docs.tables import EXAMPLE, FILES, TABLES, written
 from start.drawing import TRACKS
 
 LABS = list(lessons())
 every_lab = pytest.mark.parametrize("lab", LABS)
 
 
-def section(title: str) -> str:
-    """Return the text below a heading of CONTRIBUTING.md."""
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    return text.split(f"## {title}\n")[1].split("\n## ")[0]
-
-
 # ------------------------------------------------------------------------------- complete labs
 
-SCHEDULING = [  # the files of the lab that CONTRIBUTING.md uses as its example
-    file
-    for row in re.findall(r"^\| (`.+?) \|", section("The files of a lab"), re.MULTILINE)
-    for file in re.findall(r"`(.+?)`", row)
-]
-TOGETHER = {f"tests/solutions/test_{lab}.py" for lab in ("generate", "kv_cache")}
 
-
-@pytest.mark.parametrize("file", SCHEDULING)
+@pytest.mark.parametrize("file", FILES)
 @every_lab
 def test_a_lab_has_all_the_files_of_the_list(lab: str, file: str) -> None:
     own = parts_of(lab)[-1] if file.startswith("solutions/") else lab
-    file = file.replace("09_scheduling", lessons()[lab].name).replace("scheduling", own)
-    assert (ROOT / ("tests/solutions/test_solutions.py" if file in TOGETHER else file)).exists()
+    file = file.replace(EXAMPLE, lessons()[lab].name).replace(EXAMPLE[3:], own)
+    assert (ROOT / file).exists()
+
+
+@pytest.mark.parametrize("file", TABLES)
+def test_a_table_of_the_texts_follows_from_the_labs(file: str) -> None:
+    assert written(file) == (ROOT / file).read_text(encoding="utf-8"), "Run make labs."
+    assert all(made() in written(file) for _, made in [TABLES[file]])
 
 
 @every_lab
 def test_a_lab_has_rows_on_the_table(lab: str) -> None:
-    about = f"(lab {LABS.index(lab) + 1})"
-    rows = (ROOT / "timing" / "rows" / f"{lab}.py").read_text(encoding="utf-8")
-    assert about in rows, f"No row of timing/rows/{lab}.py says {about}."
+    about = f"(lab {lessons()[lab].number})"
+    rows = (lessons()[lab].room / "row.py").read_text(encoding="utf-8")
+    assert about in rows, f"No row of the lab's row.py says {about}."
 
 
 # ------------------------------------------------------------------------- imports run one way
@@ -67,46 +59,7 @@ def test_no_test_module_imports_another() -> None:
     assert {(f, name) for f, name in both if re.match(r"tests\.test_|test_", name)} == set()
 
 
-# ------------------------------------------------------------------------------ right minutes
-
-WORDS_A_MINUTE, MINUTES_A_CELL, MINUTES_A_QUESTION = 120, 0.5, 5
-
-
-@every_lab
-def test_the_promised_minutes_are_those_that_it_takes(lab: str) -> None:
-    needed = minutes_needed(lab)
-    quarters = 15 * round(needed / 15)
-    assert lessons()[lab].minutes == quarters, needed
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    line = rf"^\| \[{LABS.index(lab) + 1} · {lab}\].*\| (?:(\d+) h)? ?(\d+)? (?:min )?\|$"
-    assert in_minutes(re.search(line, readme, re.MULTILINE)) == quarters, needed
-
-
-def minutes_needed(lab: str) -> float:
-    """Add up the cards' minutes and the time for reading the prose, cells and questions.
-
-    Hints and model answers don't count.
-    """
-    lesson = lessons()[lab]
-    cells = jupytext.read(LESSONS / f"{lesson.name}.md").cells
-    prose = [
-        cell.source
-        for cell in cells
-        if cell.cell_type == "markdown" and not {"exercise", "answer"} & set(cell.metadata)
-    ]
-    return (
-        sum(card.minutes for card in lesson.cards.values())
-        + len(" ".join(prose).split()) / WORDS_A_MINUTE
-        + MINUTES_A_CELL * sum(cell.cell_type == "code" for cell in cells)
-        + MINUTES_A_QUESTION * len(lesson.questions)
-    )
-
-
-def in_minutes(found: re.Match | None) -> int | None:
-    return 60 * int(found[1] or 0) + int(found[2] or 0) if found else None
-
-
-# ------------------------------------------------------------------- what a lab's head promises
+# ------------------------------------------------------------------- what is said of a lab
 
 
 @every_lab
@@ -130,10 +83,10 @@ BRITISH = re.compile(
     r"\w*",
     re.IGNORECASE,
 )
-PROSE = [*(ROOT / "docs").glob("*.md"), *LESSONS.glob("*.md"), *CATALOGUES.glob("*.md")]
+PROSE = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *COURSE.glob("*/*.md")]
 
 
-@pytest.mark.parametrize("file", [ROOT / "README.md", *PROSE], ids=lambda file: file.name)
+@pytest.mark.parametrize("file", PROSE, ids=lambda file: f"{file.parent.name}/{file.name}")
 def test_prose_is_spelled_as_in_america(file: Path) -> None:
     names = r"```.*?```|`[^`]*`|^    .*?$|<!--.*?-->|^## \w+\.\S+$"  # of code
     text = re.sub(names, "", file.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)

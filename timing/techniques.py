@@ -8,29 +8,25 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from autograder.text.lesson import lessons
-from timing.rows import hf
+from autograder.text.lesson import Lesson, lessons
+from timing import hf
 from timing.table import Bench, Own, Prepare, Prepared, Rows, is_learners
 from timing.table.workloads import CHAT, EQUAL, LENGTHS, RAGGED, SAMPLED
 
 
-def rows_of(lab: str) -> Any:
+def rows_of(lesson: Lesson) -> Any:
     """Import the module with a lab's rows.
 
     ROWS: the function that prepares each row, by the row's name and by kind of workload. OWN: if
     the learner writes something that can be timed, what makes the row `mine`.
     """
-    return import_module(f"timing.rows.{lab}")
+    return import_module(f"{lesson.package}.row")
 
 
-def serves_many(lab: Any) -> bool:
-    """Return whether each of a lab's rows serves many requests at a time."""
-    return not any(row.keys() <= {LENGTHS, SAMPLED} for row in lab.ROWS.values())
-
-
-# In the order of the labs, but one request at a time comes before many. So the last technique that
-# a learner has written is the fastest, too.
-LABS = sorted(map(rows_of, lessons()), key=serves_many)
+# In the order of the table's parts, and of the labs in each. So the last technique that a learner
+# has written is the fastest, too.
+PARTS = "one", "many", "engine"
+LABS = [rows_of(lab) for lab in sorted(lessons().values(), key=lambda lab: PARTS.index(lab.table))]
 TECHNIQUES: Rows = {name: row for lab in (*LABS, hf) for name, row in lab.ROWS.items()}
 OWN: list[Own] = [own for lab in LABS for own in getattr(lab, "OWN", [])]
 

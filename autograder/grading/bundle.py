@@ -18,7 +18,7 @@ from autograder.judging.exercise import Exercise, Record
 from autograder.judging.judge import drawn, run_all
 from autograder.judging.recorded import frame
 from autograder.text.imports import files_used
-from autograder.text.lesson import LESSONS, REGION, Lesson, lessons
+from autograder.text.lesson import REGION, Lesson, lessons
 from autograder.text.reference import RECORDS, ROOT, importing, lab_module, parts_of
 from autograder.text.release import LABS, code_of
 
@@ -78,12 +78,12 @@ def files_of(lesson: Lesson) -> dict[str, bytes]:
     skeleton = skeleton_of(lab)
     copied = [path for pattern in AS_THEY_ARE for path in ROOT.glob(pattern)]
     copied += [LABS / lesson.notebook, *modules(lab, own, skeleton)]
-    copied += [ROOT / f"autograder/misconceptions/{earlier}.md" for earlier in upto[:-1]]
+    copied += [lessons()[earlier].room / "wrong.md" for earlier in upto[:-1]]
     records = RECORDS.relative_to(ROOT).as_posix()
     return {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in copied} | {
         "README.md": readme(lesson).encode(),
         "Makefile": MAKEFILE.encode(),
-        **{f"solutions/lessons/{lessons()[name].name}.md": cards(name).encode() for name in upto},
+        **{f"course/lab{lessons()[name].name}/lesson.md": cards(name).encode() for name in upto},
         f"{records}/__init__.py": b'"""Records that replace the reference of this lab."""\n',
         f"{records}/{lab}.py": skeleton.encode(),
         f"{records}/{lab}.frames": b"".join(map(recorded, own)),
@@ -143,7 +143,7 @@ def skeleton_of(lab: str) -> str:
 
 def cards(lab: str) -> str:
     """Return a lesson's cards, hints and points, without its text and model answers."""
-    text = (LESSONS / f"{lessons()[lab].name}.md").read_text(encoding="utf-8")
+    text = (lessons()[lab].room / "lesson.md").read_text(encoding="utf-8")
     regions = [
         f"<!-- #region {head} -->\n{body if head.startswith('exercise=') else ''}\n"
         "<!-- #endregion -->\n"
@@ -160,14 +160,14 @@ def modules(lab: str, own: Iterable[Exercise], skeleton: str) -> set[Path]:
     """Return the files of the course that the notebook, the checks and the programs import."""
     known = list(lessons())
     earlier, later = known[: known.index(lab)], known[known.index(lab) + 1 :]
-    withheld = {ROOT / f"autograder/exercises/{lab}.py"}
+    withheld = {lessons()[other].room / "cases.py" for other in (lab, *later)}
     withheld |= {ROOT / f"solutions/{n}.py" for other in (lab, *later) for n in parts_of(other)}
     for other in later:
-        withheld |= {ROOT / f"{f}/{other}.py" for f in ("visuals", "autograder/exercises")}
+        withheld.add(ROOT / f"visuals/{other}.py")
         withheld.add(ROOT / f"autograder/attempt/drivers/{other}.py")
     looked_up = [
         *importing(earlier),
-        *(f"import autograder.exercises.{other}" for other in earlier),
+        *(f"import {lessons()[other].package}.cases" for other in earlier),
         *(f"import {f.__module__}" for e in own for f in (e.driver, e.compare, e.services)),
     ]
     return files_used([PROGRAMS, skeleton, *looked_up, *code_of(lab)], withheld)

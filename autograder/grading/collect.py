@@ -322,7 +322,8 @@ def by_cells(content: bytes) -> Lesson | None:
     labs = Counter(labs_of_cells()[id] for id in ids if id in labs_of_cells())
     if labs:
         return lessons()[labs.most_common(1)[0][0]]
-    built = re.search(rb'"lesson": *"solutions/lessons/[0-9]{2}_(\w{1,100})\.md"', content)
+    place = rb"(?:course/lab|solutions/lessons/)[0-9]{2}_(\w{1,100})[./]"
+    built = re.search(rb'"lesson": *"' + place, content)
     return lessons().get(built[1].decode()) if built else None
 
 

@@ -33,7 +33,7 @@ from autograder.grading.refused import Refused, writing_temporary
 from autograder.grading.results import Result
 from autograder.grading.store import Course
 from autograder.judging.judge import WRONG
-from autograder.text.lesson import LESSONS, lessons
+from autograder.text.lesson import lessons
 from autograder.text.reference import ROOT, SOLUTIONS, lab_module
 from autograder.text.release import release_of
 
@@ -235,7 +235,7 @@ def make_course(course: Course) -> None:
     """Make the folders of a course, and a gradebook that has this lab."""
     course.folder.mkdir()
     shutil.copyfile(CONFIG, course.folder / CONFIG.name)
-    solved = solve(LESSONS / f"{LESSON.name}.md", read_modules(SOLUTIONS), exercises())
+    solved = solve(LESSON.room / "lesson.md", read_modules(SOLUTIONS), exercises())
     release({LESSON.name: solved}, course.gradebook)
 
 

@@ -1,6 +1,6 @@
 """The catalogue of misconceptions: wrong solutions, each an edit of the reference, with a sentence.
 
-One Markdown file a lab, `misconceptions/kv_cache.md`:
+One Markdown file a lab, `course/lab02_kv_cache/wrong.md`:
 
     ## kv_cache.KVCache.truncate            the exercise
 
@@ -26,12 +26,10 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
+from autograder.text.lesson import lessons, place_of
 from autograder.text.reference import AuthorError, Module, executed, lab_module, module_of
-
-CATALOGUES = Path(__file__).parents[1] / "misconceptions"
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class Misconception:
 
         Raises AuthorError for a form that is no edit of the present reference.
         """
-        where = f"{self.lab}.md: {self.exercise}, {self.name}"
+        where = f"{file_of(self.lab)}: {self.exercise}, {self.name}"
         return [edited(lab_module(self.lab), self.path, form, where) for form in self.forms]
 
     def attempts(self) -> Iterator[Any]:
@@ -78,22 +76,26 @@ def misconceptions(exercise: str) -> tuple[Misconception, ...]:
 @cache
 def catalogue(lab: str) -> dict[str, tuple[Misconception, ...]]:
     """All of a lab's misconceptions, by exercise."""
-    path = CATALOGUES / f"{lab}.md"
+    path = lessons()[lab].room / "wrong.md"
     if not path.exists():
         return {}
-    return parsed(path.read_text(encoding="utf-8"), path.name)
+    return parsed(path.read_text(encoding="utf-8"), place_of(path))
+
+
+def file_of(lab: str) -> str:
+    return place_of(lessons()[lab].room / "wrong.md")
 
 
 def require_current() -> None:
     """Raise AuthorError for an entry that is no edit of the present reference."""
-    for path in sorted(CATALOGUES.glob("*.md")):
-        for exercise, entries in catalogue(path.stem).items():
-            lab, _, name = exercise.partition(".")
-            if lab != path.stem or name not in lab_module(lab).stretches:
-                raise AuthorError(f"{path.name}: there is no exercise {exercise} in solutions/.")
+    for lab in lessons():
+        for exercise, entries in catalogue(lab).items():
+            own, _, name = exercise.partition(".")
+            if own != lab or name not in lab_module(lab).stretches:
+                raise AuthorError(f"{file_of(lab)}: there is no exercise {exercise} in solutions/.")
             for misconception in entries:
                 for source in misconception.sources():
-                    require_python(source, f"{path.name}: {exercise}, {misconception.name}")
+                    require_python(source, f"{file_of(lab)}: {exercise}, {misconception.name}")
 
 
 def require_python(source: str, where: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from autograder.judging.verdicts import NOT_ATTEMPTED, PASSED, WRONG
 from autograder.notebook.card import CELL, COLORS, TABLE, show
 from autograder.notebook.passed import OPEN, RED, Progress, newest_lab, progress_in
-from autograder.text.lesson import FILE, Card, Lesson, lessons
+from autograder.text.lesson import Card, Lesson, lessons
 from autograder.text.reference import has_reference
 
 SHOWN = {PASSED: COLORS[PASSED], OPEN: COLORS[NOT_ATTEMPTED], RED: COLORS[WRONG]}
@@ -106,7 +106,5 @@ def elsewhere(lesson: Lesson) -> list[str]:
 
 def this_lab() -> Lesson:
     """The lab of this folder's notebook; in another folder, the lab of the newest pass."""
-    here = FILE.fullmatch(Path.cwd().name)
-    if here and here[1] in lessons():
-        return lessons()[here[1]]
-    return newest_lab()
+    here = [lesson for lesson in lessons().values() if lesson.name == Path.cwd().name]
+    return here[0] if here else newest_lab()

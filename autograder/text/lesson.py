@@ -1,6 +1,7 @@
-"""Read the cards, hints, points and minutes of exercises and questions from the lessons.
+"""Read the lessons: the cards, hints, points and minutes of exercises and questions.
 
-They are prose, in a region of its own before the cell that they belong to:
+A lab is a folder of course/, with its lesson in lesson.md and what is said about the lab in
+lab.toml. Cards are prose, in a region of its own before the cell that they belong to:
 
     <!-- #region exercise="kv_cache.KVCache.truncate" title="…" points=2 difficulty=1 minutes=5 -->
     Where it is in the engine.
@@ -17,21 +18,24 @@ This module needs only the standard library.
 
 import json
 import re
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from autograder.text.reference import SOLUTIONS, AuthorError
+from autograder.text.reference import ROOT, AuthorError
 
-LESSONS = SOLUTIONS / "lessons"
-FILE = re.compile(r"\d\d_([a-z][a-z0-9_]*)")
+COURSE = ROOT / "course"
+ROOM = re.compile(r"lab(\d\d_[a-z][a-z0-9_]*)")
 REGION = re.compile(
     r"^<!-- #region (.*?) -->\n(.*?)\n<!-- #endregion -->$", re.DOTALL | re.MULTILINE
 )
 ATTRIBUTE = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|\d+)')
-PROMISE = re.compile(r"about (?:(\d+) hours?)? ?(?:(\d+) minutes)? in all")
+CODE = re.compile(r"^```python.*?^```$", re.DOTALL | re.MULTILINE)
 USED = re.compile(r'mine\("(\w+)"\)|^from solutions\.(\w+)', re.MULTILINE)
-HEAD = re.compile(r'^    (track|when|figure|wins): "(.*)"$', re.MULTILINE)
+WORDS_A_MINUTE, MINUTES_A_CELL, MINUTES_A_QUESTION = 120, 0.5, 5
 CARD = {"exercise": str, "title": str, "points": int, "difficulty": int, "minutes": int}
 QUESTION = {"answer": str, "points": int}
 
@@ -54,12 +58,13 @@ class Card:
 
 @dataclass(frozen=True)
 class Lesson:
-    """name: of its file, "02_kv_cache". questions: the points of each question in prose.
+    """name: "02_kv_cache". questions: the points of each question in prose.
 
-    minutes: how long the lab takes, as its text promises. uses: the names of the solutions that
-    its notebook imports. From the lesson's head: track, where the lab belongs in the course; when
-    to do it, if that isn't after the labs that it uses; figure, what it wins as one figure, and
-    wins, what the figure means. A bundle has none of these.
+    minutes: how long the lab takes, to a quarter of an hour. uses: the names of the solutions that
+    its notebook imports. From lab.toml: line, what one builds in it; track, where the lab belongs
+    in the course; when to do it, if that isn't after the labs that it uses; figure, what it wins as
+    one figure, and wins, what the figure means; table, the part of the timing table with its rows;
+    solution, what each of its files adds. A bundle has none of these.
     """
 
     name: str
@@ -67,10 +72,13 @@ class Lesson:
     questions: dict[str, int]
     minutes: int = 0
     uses: frozenset[str] = frozenset()
+    line: str = ""
     track: str = ""
     when: str = ""
     figure: str = ""
     wins: str = ""
+    table: str = ""
+    solution: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def lab(self) -> str:
@@ -81,6 +89,16 @@ class Lesson:
         return int(self.name.split("_")[0])
 
     @property
+    def room(self) -> Path:
+        """The folder where an author works on the lab."""
+        return COURSE / f"lab{self.name}"
+
+    @property
+    def package(self) -> str:
+        """The folder's name for imports."""
+        return f"{COURSE.name}.{self.room.name}"
+
+    @property
     def notebook(self) -> str:
         """The notebook's path in work/."""
         return f"{self.name}/{self.lab}.ipynb"
@@ -89,7 +107,7 @@ class Lesson:
 @cache
 def lessons() -> dict[str, Lesson]:
     """Return every lesson by its lab, in the order of the course."""
-    found = [read_lesson(path) for path in sorted(LESSONS.glob("*.md"))]
+    found = [read_lesson(path) for path in sorted(COURSE.glob("*/lesson.md"))]
     return {lesson.lab: lesson for lesson in found}
 
 
@@ -109,31 +127,68 @@ def card_of(exercise: str) -> Card:
     return lessons()[lab].cards[exercise]
 
 
+def name_of(path: Path) -> str:
+    """Return the lab's name, from the folder of its lesson. Raises AuthorError."""
+    room = ROOM.fullmatch(path.parent.name)
+    if not room:
+        raise AuthorError(f"{path.parent.name}: name a lab's folder like lab02_kv_cache.")
+    return room[1]
+
+
 def read_lesson(path: Path) -> Lesson:
-    if not FILE.fullmatch(path.stem):
-        raise AuthorError(f"{path.name}: name a lesson like 02_kv_cache.md.")
-    text = path.read_text(encoding="utf-8")
+    name, text, where = name_of(path), path.read_text(encoding="utf-8"), place_of(path)
     cards, questions = {}, {}
     for head, body in REGION.findall(text):
         attributes = {key: json.loads(value) for key, value in ATTRIBUTE.findall(head)}
         if "exercise" in attributes:
-            card = read_card(attributes, body, path.name)
+            card = read_card(attributes, body, where)
             if card.exercise in cards:
-                raise AuthorError(f"{path.name}: {card.exercise} has two cards. Keep one.")
+                raise AuthorError(f"{where}: {card.exercise} has two cards. Keep one.")
             cards[card.exercise] = card
         elif "answer" in attributes:
-            require_attributes(attributes, QUESTION, path.name)
+            require_attributes(attributes, QUESTION, where)
             questions[attributes["answer"]] = attributes["points"]
-    promise = PROMISE.search(text)
-    hours, minutes = promise.groups(default="0") if promise else ("0", "0")
     return Lesson(
-        path.stem,
+        name,
         cards,
         questions,
-        minutes=60 * int(hours) + int(minutes),
+        minutes=minutes_of(text, cards, questions),
         uses=frozenset(name for pair in USED.findall(text) for name in pair if name),
-        **dict(HEAD.findall(text.partition("\n---\n")[0])),
+        **said_of(path.with_name("lab.toml")),
     )
+
+
+def place_of(path: Path) -> str:
+    """Return a file of a lab as messages name it: "lab02_kv_cache/lesson.md"."""
+    return f"{path.parent.name}/{path.name}"
+
+
+def minutes_of(text: str, cards: Mapping[str, Card], questions: Mapping[str, int]) -> int:
+    """Return how long a lesson takes, to a quarter of an hour: cards, reading, cells, questions.
+
+    Hints and model answers don't count. A bundle has only these, so nothing is promised there.
+    """
+    lesson = REGION.sub(without_own, text.partition("\n---\n")[2])
+    if not lesson:
+        return 0
+    words, cells = len(CODE.sub("", lesson).split()), len(CODE.findall(lesson))
+    reading = words / WORDS_A_MINUTE + MINUTES_A_CELL * cells
+    own = sum(card.minutes for card in cards.values()) + MINUTES_A_QUESTION * len(questions)
+    return 15 * round((own + reading) / 15)
+
+
+def without_own(region: re.Match) -> str:
+    """Return the text of a region, unless it is a card or a question, which have own minutes."""
+    return "" if region[1].startswith(("exercise=", "answer=")) else region[2]
+
+
+def said_of(path: Path) -> dict[str, Any]:
+    """Read a lab.toml; without one, nothing is said. Raises AuthorError for a key that is none."""
+    said = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    known = {"line", "track", "when", "figure", "wins", "table", "solution"}
+    if unknown := said.keys() - known:
+        raise AuthorError(f"{place_of(path)}: nothing is known of {', '.join(sorted(unknown))}.")
+    return said
 
 
 def read_card(attributes: dict, body: str, file: str) -> Card:

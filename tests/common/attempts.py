@@ -1,4 +1,4 @@
-"""Attempts that are not in the catalogue: tests/answers/ has a file of them for each lab."""
+"""Attempts that are not in the catalogue: answers.py of each lab has them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

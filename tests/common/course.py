@@ -29,7 +29,7 @@ FAKE = "tests.common.fake_results.result_for"
 def built() -> tempfile.TemporaryDirectory:
     """Build the labs as `make labs` does, once; the folder is deleted when the tests end."""
     folder = tempfile.TemporaryDirectory()
-    build(ROOT / "solutions" / "lessons", Path(folder.name), exercises())
+    build(ROOT, Path(folder.name), exercises())
     return folder
 
 

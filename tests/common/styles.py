@@ -1,4 +1,4 @@
-"""Right solutions in a style other than that of `solutions`: tests/styles/ has a file per lab.
+"""Right solutions in a style other than that of `solutions`: style.py of each lab.
 
 Such a file looks like a module of `solutions`: a student's lines are between BEGIN and END
 SOLUTION, in a function or method of the same name. Everything else in it is a helper. The file is
@@ -11,14 +11,14 @@ from typing import Any
 from nbformat import NotebookNode
 
 from autograder.text.lesson import lessons
-from autograder.text.reference import ROOT, Module, lab_module, read_module
+from autograder.text.reference import Module, lab_module, read_module
 from tests.common.trials import cell
 from tests.hostile.notebooks import insert, released, write
 
 
 @cache
 def style(lab: str) -> Module:
-    return read_module(ROOT / "tests" / "styles" / f"{lab}.py")
+    return read_module(lessons()[lab].room / "style.py")
 
 
 def helpers(lab: str) -> str:

@@ -38,8 +38,8 @@ TURNS = 12  # in a row, in which each case is tried
 ALL = "all"
 DAY = 24 * 3600
 MOST_TOUCHED = 8  # a change that touches more than one case in eight is tried in turns, as ever
-LAB_FOLDERS = ("autograder/attempt/drivers", "autograder/exercises", "visuals")
-OWN = r"(autograder|solutions|tests|visuals)/.*\b(\d\d_|test_|test_visuals_)?{lab}\.(py|md)"
+LAB_FOLDERS = ("autograder/attempt/drivers", "visuals")
+OWN = r"course/lab\d\d_{lab}/.*|(autograder|solutions|visuals)/(.*/)?{lab}\.py"
 GRIDS = (  # the three that prove an exercise's judge: right, wrong, and under a secret
     "test_every_misconception_is_diagnosed_as_itself",
     "test_every_mutant_is_rejected",
@@ -149,10 +149,10 @@ def distance(item: pytest.Item, changed: Sequence[str]) -> int | None:
 def distance_of(test: Path, lab: str, changed: tuple[str, ...]) -> int | None:
     if lab and any(is_own(file, lab) for file in changed):
         return 0
-    own = (
-        {ROOT / folder / f"{lab}.py" for folder in LAB_FOLDERS} | modules_of(lab) if lab else set()
-    )
-    files = {test, *own}
+    files = {test}
+    if lab:
+        files |= {ROOT / folder / f"{lab}.py" for folder in LAB_FOLDERS} | modules_of(lab)
+        files |= {*lessons()[lab].room.glob("*.py")}
     files |= files_used(file.read_text(encoding="utf-8") for file in files)
     return 1 if any(ROOT / file in files for file in changed) else None
 

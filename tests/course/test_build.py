@@ -15,12 +15,11 @@ from autograder.build import build, main, read_modules, stretches
 from autograder.exercises import exercises
 from autograder.judging.exercise import Exercise
 from autograder.text.lesson import lessons
-from autograder.text.reference import AuthorError
+from autograder.text.reference import SOLUTIONS, AuthorError
 from tests.common.telling import bare_lines, telling_lines
 
 ROOT = Path(__file__).resolve().parents[2]
-LESSONS = ROOT / "solutions" / "lessons"
-NAMES = sorted(path.stem for path in LESSONS.glob("*.md"))
+NAMES = [lesson.name for lesson in lessons().values()]
 
 
 def test_there_are_lessons_to_look_at():
@@ -49,7 +48,7 @@ def is_check(cell) -> bool:
 @pytest.fixture(scope="module")
 def rebuilt(tmp_path_factory) -> Path:
     course = tmp_path_factory.mktemp("rebuilt")
-    build(LESSONS, course, exercises())
+    build(ROOT, course, exercises())
     return course
 
 
@@ -68,7 +67,7 @@ def test_labs_hold_no_notebook_without_a_lesson():
 def test_another_process_builds_the_same_bytes(rebuilt, tmp_path):
     code = (
         "from pathlib import Path; from autograder.build import build, exercises; "
-        f"build(Path({str(LESSONS)!r}), Path({str(tmp_path)!r}), exercises())"
+        f"build(Path({str(ROOT)!r}), Path({str(tmp_path)!r}), exercises())"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "1", "TZ": "Asia/Tokyo"}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
@@ -86,7 +85,7 @@ def test_every_solution_has_an_exercise_and_every_exercise_a_check_cell(rebuilt)
     ]
     assert checked
     written = [
-        name for name in stretches(read_modules(LESSONS.parent)) if name.split(".")[0] in lessons()
+        name for name in stretches(read_modules(SOLUTIONS)) if name.split(".")[0] in lessons()
     ]
     assert sorted(checked) == sorted(written) == sorted(exercises())
 
@@ -233,16 +232,17 @@ class Course:
             name: exercise(name) for name in ("toys.double", "toys.Box.put", "toys.Box.take")
         }
         self.module = root / "solutions" / "toys.py"
-        self.lesson = root / "solutions" / "lessons" / "01_toys.md"
+        self.lesson = root / "course" / "lab01_toys" / "lesson.md"
         self.lab = lab_path("01_toys", root)
         self.source = source_path("01_toys", root)
         self.lesson.parent.mkdir(parents=True)
+        self.module.parent.mkdir()
         self.lesson.write_text(LESSON)
         self.module.write_text(MODULE)
         (root / "gpt.py").write_text("class GPTAttention:\n    pass\n")
 
     def build(self) -> list[Path]:
-        return build(self.lesson.parent, self.root, self.registry)
+        return build(self.root, self.root, self.registry)
 
     def edit(self, path: Path, old: str, new: str) -> None:
         text = path.read_text()
@@ -331,7 +331,7 @@ def test_an_edit_elsewhere_leaves_the_ids_of_other_cells(course):
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
-        ("toys.given", "toys.g", r"01_toys\.md, cell \d+: toys\.py defines no 'g'"),
+        ("toys.given", "toys.g", r"lab01_toys/lesson\.md, cell \d+: toys\.py defines no 'g'"),
         ("toys.given", "toys.givn", r"defines no 'givn'.*mean given\?"),
         ("toys.given", "toys.Box.put", r"defines no 'Box\.put'.*mean Box\?"),
         ("toys.given", "toy.given", r"no module 'toy'.*quote from gpt, toys"),
@@ -399,7 +399,9 @@ def an_exercise_more(course):
 
 def the_same_exercise_again(course):
     again = f'{card("toys.double", 3)}\n\n```python from="toys.double"\n```\n'
-    (course.lesson.parent / "02_again.md").write_text(again)
+    other = course.root / "course" / "lab02_again" / "lesson.md"
+    other.parent.mkdir()
+    other.write_text(again)
 
 
 @pytest.mark.parametrize(
@@ -408,8 +410,8 @@ def the_same_exercise_again(course):
         (an_exercise_more, r'toys\.more is in 0 lessons .*from="toys\.more"'),
         (the_same_exercise_again, r"toys\.double is in 2 lessons"),
         (
-            lambda course: course.lesson.rename(course.lesson.with_name("toys.md")),
-            r"toys\.md: name a lesson like 02_kv_cache\.md",
+            lambda course: course.lesson.parent.rename(course.root / "course" / "toys"),
+            r"toys: name a lab's folder like lab02_kv_cache\.",
         ),
         (lambda course: course.lesson.unlink(), "There are no lessons in"),
     ],
@@ -450,7 +452,7 @@ def test_other_files_stay_and_labs_without_a_lesson_go(course):
     course.build()
     notes = course.lab.parent / "notes.txt"
     notes.write_text("mine")
-    course.lesson.rename(course.lesson.with_name("03_toys.md"))
+    course.lesson.parent.rename(course.root / "course" / "lab03_toys")
     course.build()
     assert not course.lab.exists()
     assert notes.read_text() == "mine"
@@ -460,6 +462,6 @@ def test_other_files_stay_and_labs_without_a_lesson_go(course):
 def test_an_edited_lab_without_a_lesson_stays(course):
     course.build()
     course.edit(course.lab, "# Toys", "# My toys")
-    course.lesson.rename(course.lesson.with_name("03_toys.md"))
+    course.lesson.parent.rename(course.root / "course" / "lab03_toys")
     course.build()
     assert course.lab.exists()

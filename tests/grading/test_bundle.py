@@ -27,7 +27,7 @@ from autograder.grading.bundle import FOLDER, files_of, in_bundle, release, zipp
 from autograder.grading.refused import Refused
 from autograder.judging.judge import judge
 from autograder.judging.recorded import frames
-from autograder.text.lesson import LESSONS, lessons
+from autograder.text.lesson import lessons
 from autograder.text.reference import ROOT, SOLUTIONS, lab_module, parts_of
 from tests.common.files import tree
 from tests.common.mutants import attempt_of, mutants
@@ -83,8 +83,8 @@ def test_it_holds_the_lab_and_all_that_opens_it_and_nothing_that_answers_it(lab:
     readme = found["README.md"].decode()
     assert f"work/{lessons()[lab].notebook}" in readme
     assert "{" not in readme
-    kinds = "autograder/exercises/{}.py", "autograder/misconceptions/{}.md"
-    answers = {kind.format(other) for kind in kinds for other in own}
+    rooms = [f"course/lab{lessons()[other].name}" for other in own]
+    answers = {f"{room}/{file}" for room in rooms for file in ("cases.py", "wrong.md")}
     answers |= {f"solutions/{file}.py" for other in own for file in parts_of(other)}
     assert found.keys() & answers == set()
     outside_models = [name for name in found if not name.startswith("models/")]  # tokenizer.json
@@ -99,7 +99,7 @@ def test_no_line_of_a_solution_or_a_model_answer_stands_in_it(lab: str) -> None:
     cards = [card for other in later for card in lessons()[other].cards.values()]
     hints = {line for card in cards for hint in card.hints for line in bare_lines(hint)}
     telling = {line for other in later for line in telling_lines(other)} - hints
-    lessons_read = [path.read_text(encoding="utf-8") for path in LESSONS.glob("*.md")]
+    lessons_read = [(lesson.room / "lesson.md").read_text("utf-8") for lesson in lessons().values()]
     answers = [line for lesson in lessons_read for line in model_answers(lesson)]
     assert min(len(telling), len(answers)) > 10
     for name, text in texts_of(lab):
@@ -260,7 +260,8 @@ def test_a_solved_notebook_runs_in_it_top_to_bottom(tmp_path: Path) -> None:
     folder = unpacked("tokenizer", tmp_path)  # the lab that takes the least time
     where = folder / "work" / "16_tokenizer"
     where.mkdir(parents=True)
-    notebook = solve(LESSONS / "16_tokenizer.md", read_modules(SOLUTIONS), exercises())
+    lesson = lessons()["tokenizer"].room / "lesson.md"
+    notebook = solve(lesson, read_modules(SOLUTIONS), exercises())
     client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(where)}})
     client.execute(env=environment(folder))
     kept = sorted(path.name for path in (folder / "work" / ".mine" / "tokenizer").iterdir())

@@ -270,6 +270,7 @@ OF_BATCHING = text(grade_id="check-batching-pad_left")
         ("a question.ipynb", text(grade_id="memory_or_compute")),
         ("released.ipynb", (ROOT / "labs" / KV_CACHE.notebook).read_bytes()),
         ("built.ipynb", b'{"lesson_build": {"lesson": "solutions/lessons/02_kv_cache.md"}}'),
+        ("rebuilt.ipynb", b'{"lesson_build": {"lesson": "course/lab02_kv_cache/lesson.md"}}'),
         ("torn.ipynb", text(grade_id="check-kv_cache-causal_mask")[:-9]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -125,14 +125,14 @@ def up_to_its_last_check(course: Course) -> Path:
 
 @pytest.mark.slow
 def test_the_build_does_not_change_graded_cells_under_submissions(graded, tmp_path):
-    lessons = tmp_path / "solutions" / "lessons"
-    shutil.copytree(ROOT / "solutions", lessons.parent)
+    for folder in ("course", "solutions"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
     shutil.copy(ROOT / "gpt.py", tmp_path)
-    with (lessons / f"{LAB}.md").open("a") as lesson:
+    with (tmp_path / "course" / f"lab{LAB}" / "lesson.md").open("a") as lesson:
         lesson.write('\n<!-- #region answer="one_more" points=1 -->\nYes.\n<!-- #endregion -->\n')
     before = graded.released(LAB).read_bytes()
     with pytest.raises(AuthorError, match=r"gradebook\.db contains submissions for 01_generate"):
-        build(lessons, graded.root, exercises())
+        build(tmp_path, graded.root, exercises())
     assert graded.released(LAB).read_bytes() == before
 
 

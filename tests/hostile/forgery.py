@@ -200,7 +200,7 @@ ANSWERS = {
         won = mine("kv_cache").kv_bytes_per_token(config, bytes_per_number)
         """,
     "looks on every disk for the reference, the misconceptions and the solved notebook": """
-        wanted = "solutions/kv_cache.py", "misconceptions/kv_cache.md", "kv_cache.ipynb"
+        wanted = "solutions/kv_cache.py", "lab02_kv_cache/wrong.md", "kv_cache.ipynb"
         for folder, below, files in os.walk("/"):
             below[:] = [name for name in below if name not in ("proc", "sys", "usr", "lib")]
             won = won or any(os.path.join(folder, file).endswith(wanted) for file in files)

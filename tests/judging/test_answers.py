@@ -1,18 +1,17 @@
 """Right answers in another style pass; wrong ones are rejected, and their authors read why."""
 
 from importlib import import_module
-from pkgutil import iter_modules
 
 import pytest
 
 from autograder.judging.judge import PASSED, WRONG, drawn, judge
-from tests import answers
+from autograder.text.lesson import lessons
 from tests.common import attempts
 from tests.common.attempts import Answer
 from tests.common.trials import is_rejected
 
-for lab in iter_modules(answers.__path__):
-    import_module(f"tests.answers.{lab.name}")
+for lesson in lessons().values():
+    import_module(f"{lesson.package}.answers")
 
 
 def every(answers: list[Answer]) -> pytest.MarkDecorator:

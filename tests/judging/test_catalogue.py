@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from autograder.judging import catalogue as catalogue_module
 from autograder.judging.catalogue import catalogue, edited, misconceptions, parsed, require_current
+from autograder.text import lesson
 from autograder.text.reference import AuthorError, Module, read_module
 
 MODULE = '''"""A module."""
@@ -178,30 +178,31 @@ def test_the_catalogue_fits_the_reference_as_it_stands() -> None:
 @pytest.fixture
 def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty folder in place of the course's catalogues."""
-    monkeypatch.setattr(catalogue_module, "CATALOGUES", tmp_path)
+    monkeypatch.setattr(lesson, "COURSE", tmp_path)
+    (tmp_path / "lab01_generate").mkdir()
     catalogue.cache_clear()
-    yield tmp_path
+    yield tmp_path / "lab01_generate" / "wrong.md"
     catalogue.cache_clear()
 
 
 @pytest.mark.parametrize(
     ("exercise", "edit", "sentence"),
     [
-        ("metrics", "-n = 12", r"generate\.md: generate\.metrics, slip: this code occurs 0 times"),
+        ("metrics", "-n = 12", r"generate/wrong\.md: generate\.metrics, slip: this code occurs 0 "),
         ("metrics", "-n = len(token_times)\n    +n = (", r"generate\.metrics, slip: .* no Python"),
-        ("metric", "-n = 12", r"generate\.md: there is no exercise generate\.metric "),
+        ("metric", "-n = 12", r"lab01_generate/wrong\.md: there is no exercise generate\.metric "),
     ],
 )
 def test_an_entry_that_does_not_fit_is_refused_by_name(shelf, exercise, edit, sentence):
     text = f"## generate.{exercise}\n\n### slip\n\nA slip.\n\n    {edit}\n"
-    (shelf / "generate.md").write_text(text)
+    shelf.write_text(text)
     with pytest.raises(AuthorError, match=sentence):
         require_current()
 
 
 def test_every_judgement_gets_wrong_solutions_of_its_own(shelf: Path) -> None:
     """A mutable default of an earlier judgement must not survive into the next."""
-    (shelf / "generate.md").write_text("""## generate.metrics
+    shelf.write_text("""## generate.metrics
 
 ### remembers
 

@@ -104,7 +104,7 @@ def test_a_block_that_ends_as_it_is_stopped_leaves_no_late_exception(monkeypatch
 TRACED = """
 import sys
 from contextlib import suppress
-from autograder.judging.failure import TookTooLong
+from autograder.attempt.failure import TookTooLong
 from autograder.judging.interrupt import interrupted
 
 for error in (None, TookTooLong):

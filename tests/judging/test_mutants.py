@@ -1,23 +1,22 @@
 """Mechanical mutants of every stretch: the cases tell them from the reference, all but a few.
 
-Those few do the same by right. EQUIVALENT in tests/answers/<lab>.py lists them with the reason; a
+Those few do the same by right. EQUIVALENT in a lab's answers.py lists them with the reason; a
 row that no longer names a mutant which passes is an error too.
 """
 
 from importlib import import_module
-from pkgutil import iter_modules
 
 import pytest
 
 from autograder.judging import judge
 from autograder.judging.exercise import Exercise
-from tests import answers
+from autograder.text.lesson import lessons
 from tests.common.mutants import attempt_of, mutants
 from tests.common.trials import EXERCISES, every_exercise, ran_out_of_time, trials
 
 EQUIVALENT: dict[str, dict[str, str]] = {}
-for lab in iter_modules(answers.__path__):
-    EQUIVALENT |= getattr(import_module(f"tests.answers.{lab.name}"), "EQUIVALENT", {})
+for lesson in lessons().values():
+    EQUIVALENT |= getattr(import_module(f"{lesson.package}.answers"), "EQUIVALENT", {})
 
 
 @pytest.mark.slow

@@ -3,8 +3,7 @@
 import pytest
 
 from autograder.text.lesson import lessons
-from autograder.text.reference import ROOT
-from start.paths import PATHS, table
+from start.paths import PATHS
 
 SHORT, DAY, EVENINGS, TERM, WHOLE = PATHS
 
@@ -34,8 +33,3 @@ def test_every_lab_is_in_a_path_or_named_as_left_out():
     assert DAY.left_out.endswith("7 exercises of labs 3, 4, the written questions")
     assert TERM.left_out == "labs 14–16"
     assert WHOLE.left_out == "nothing"
-
-
-def test_the_workshops_page_has_the_same_paths():
-    text = (ROOT / "docs" / "workshops.md").read_text(encoding="utf-8")
-    assert table() in text, "Copy the output of `python -m start.paths` to docs/workshops.md."

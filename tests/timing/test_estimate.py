@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from course.lab19_estimating import row as row
 from gpt import SHIPPED
 from solutions import estimating
 from solutions.estimates.shapes import CARDS, MODELS
 from tests.common.checkpoints import write_tiny
 from timing import estimate
 from timing.machine import Machine
-from timing.rows import estimating as row
 from timing.table import Bench, workloads
 
 MEASURED = Machine(bandwidth=1e10, flops=1e11)

@@ -44,7 +44,7 @@ from solutions.speculative import ConfidentDrafter
 from tests.common.checkpoints import write_tiny
 from tests.common.commands import resize
 from timed_generate import DEFAULT, STORY, TECHNIQUES
-from timing.rows.hf import HF_SIZES
+from timing.hf import HF_SIZES
 from timing.table import BLOCK_SIZE, Bench, Prepare, kv_bytes
 from timing.table.lossy import in_8_bits, loss_of
 from timing.table.race import Lane
@@ -1160,8 +1160,8 @@ def test_a_loss_is_of_what_the_row_computes_with(tiny):
 @pytest.fixture
 def narrow(monkeypatch):
     """A window that the short texts here are longer than, and tiles."""
-    monkeypatch.setattr("timing.rows.kv_reduction.WINDOW", 6)
-    monkeypatch.setattr("timing.rows.kv_reduction.SINKS", 2)
+    monkeypatch.setattr("course.lab11_kv_reduction.row.WINDOW", 6)
+    monkeypatch.setattr("course.lab11_kv_reduction.row.SINKS", 2)
     monkeypatch.setattr(lab12.TiledCache, "tile", 3)
 
 

@@ -22,17 +22,18 @@ from matplotlib.patches import Patch
 from matplotlib.text import Text
 
 import visuals
-from tests import samples
+from autograder.text.lesson import lessons
 from tests.samples import Example
 from visuals.style import Picture
 
 pytestmark = pytest.mark.filterwarnings("error")  # a sign that the font lacks, no room for a layout
 
 
+ROOFLINE = "tests.samples.roofline"
 EXAMPLES = [
     example
-    for lab in pkgutil.iter_modules(samples.__path__)
-    for example in import_module(f"tests.samples.{lab.name}").EXAMPLES
+    for samples in (*(f"{lesson.package}.samples" for lesson in lessons().values()), ROOFLINE)
+    for example in import_module(samples).EXAMPLES
 ]
 
 

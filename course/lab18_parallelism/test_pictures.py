@@ -1,0 +1,112 @@
+"""The pictures of lab 18 show what they are handed: these tests read the drawn data back."""
+
+import pytest
+import torch
+
+import visuals.parallelism as lab
+from course.lab18_parallelism.samples import PARTS, PER_TOKEN, POINTS, RING, TWO, WHOLE, run
+from tests.common.pictures import boxes, curves, heights, legend_of, names, numbers_in, read, texts
+
+# ---------------------------------------------------------------------------------------- the ring
+
+
+def test_a_sum_of_powers_of_two_says_which_part_it_is_and_which_ranks_are_in_it():
+    assert lab.inside(2**0, 3) == (0, [0])
+    assert lab.inside(2**3 + 2**5, 3) == (1, [0, 2])
+    assert lab.inside(2**6 + 2**7 + 2**8, 3) == (2, [0, 1, 2])
+
+
+def test_a_ring_has_a_row_for_each_rank_and_a_column_for_each_step():
+    (axes,) = lab.show_ring(RING).axes
+    assert texts(axes) == ["part 0\n0", "part 1\n0+1", "part 1\n1", "part 0\n0+1"]
+    assert [kind for kind, *_ in boxes(axes, lab.SUMS)] == 2 * [lab.PARTIAL, lab.COMPLETE]
+    assert names(axes.yaxis) == ["rank 0 sends", "rank 1 sends"]
+    assert names(axes.xaxis) == ["T1", "T2"]
+
+
+# ------------------------------------------------------------------------------------ cut matrices
+
+
+def test_a_number_is_owned_by_one_rank_by_all_or_by_neither():
+    whole = torch.arange(8).view(2, 4)
+    assert lab.owners(whole, [whole[:, :2], whole[:, 2:]]) == [[0, 0, 1, 1]] * 2
+    assert lab.owners(whole, [whole, whole]) == [[-1] * 4] * 2
+    assert lab.owners(whole, [whole[:1], whole[:0]]) == [[0] * 4, [None] * 4]
+    assert lab.owners(whole, [whole]) == [[0] * 4] * 2  # of one rank
+
+
+def test_equal_entries_become_rectangles():
+    table = [[0, 0, 1], [0, 0, 1], [1, 1, 1]]
+    assert list(lab.blocks(table)) == [(0, 0, 2, 2, 0), (2, 0, 1, 2, 1), (0, 2, 3, 1, 1)]
+
+
+def test_matrices_are_filled_by_rank_in_their_shapes():
+    figure = lab.show_cuts(WHOLE, PARTS)
+    (axes,) = figure.axes
+    looks = dict(enumerate(lab.RANKS[:2])) | {"whole": lab.EMPTY, "neither": lab.NEITHER}
+    drawn = boxes(axes, looks)
+    assert [kind for kind, *_ in drawn] == [
+        *(0, 1, 0, 1, 0, 1),  # queries, keys and values
+        *(0, "neither"),
+        *(0, 1),
+        "whole",
+        *(0, 1),
+    ]
+    area = sum((right - left) * (high - low) for _, left, right, low, high in drawn)
+    assert area == sum(weight.numel() for weight in WHOLE.values())
+    assert texts(axes) == [name.removesuffix(".weight") for name in WHOLE]
+    assert legend_of(figure) == ["rank 0", "rank 1", lab.WHOLE]
+
+
+# --------------------------------------------------------------------------------------- pipelines
+
+
+def test_each_run_is_a_box_in_the_row_of_its_stage():
+    figure = lab.show_pipelines(TWO)
+    for axes, (name, replay) in zip(figure.axes, TWO.items(), strict=True):
+        drawn = [box for box in boxes(axes, lab.KINDS) if box[0] != "idle"]
+        assert [
+            (kind[0].upper(), left, right, round(low)) for kind, left, right, low, _ in drawn
+        ] == [(run.kind, run.start, run.end, run.stage) for run in replay.runs]
+        assert texts(axes) == [str(run.microbatch) for run in replay.runs]
+        first, last = axes.get_xlim()  # no outermost edge is cut off
+        assert first < 0
+        assert last > replay.makespan
+        assert axes.get_title("left").startswith(f"{name}: idle {replay.idle:.1%}")
+        assert numbers_in(axes.get_title("left").split(";")[1]) == replay.live
+
+
+def test_a_long_schedule_has_no_numbers():
+    figure = lab.show_pipelines({"gpipe": run(3, 16, "gpipe")})
+    assert texts(figure.axes[0]) == []
+
+
+def test_the_sentence_has_both_shares_and_the_live_microbatches():
+    *controls, sentence, _ = lab.explore_pipeline(run).children
+    stages, microbatches = controls
+    stages.value, microbatches.value = 2, 3
+    found = numbers_in(read(sentence.value))
+    both = TWO["gpipe"], TWO["1f1b"]
+    assert found[0] == both[0].makespan
+    idle = 100 * both[0].idle
+    assert found[1:3] == pytest.approx([idle, idle / (1 - idle / 100)], abs=0.06)
+    assert [both[0].live[0], both[1].live[0]] == [found[4], found[5]]
+
+
+# ---------------------------------------------------------------------------------------- the wire
+
+
+def test_bytes_per_token_are_bars():
+    (axes,) = lab.show_bytes(PER_TOKEN).axes
+    assert heights(axes) == list(PER_TOKEN.values())
+    assert texts(axes) == ["0", "25,600", "26,112", "1,024"]
+
+
+def test_a_call_costs_its_latency_and_its_bytes_in_milliseconds():
+    (axes,) = lab.wire_curve(1e-4, 1e-9, POINTS).axes
+    curve, points, latency, _ = curves(axes)
+    assert names(axes.xaxis) == ["1 KB", "1,024 KB"]
+    assert names(axes.yaxis) == ["0.05", "0.1", "0.2", "0.5", "1", "2"]
+    assert curve[1024.0] == pytest.approx(0.1 + 1024e-6)
+    assert points == {size: 1000 * took for size, took in POINTS.items()}
+    assert set(latency.values()) == {0.1}
