@@ -17,8 +17,8 @@ Every technique is verified before it is timed: it must produce the reference's 
 are drawn at random, it must draw the same ones with its caches as without. Where weights are
 rounded or a window hides tokens (marked #), it must produce the tokens of a naive model with the
 same weights or window. A row that other programs disturbed is timed again, and marked ! if they
-went on. The last line of the output is the whole result as JSON. A lab's techniques are in row.py of
-its folder in course/.
+went on. The last line of the output is the whole result as JSON. A lab's techniques are in the
+row.py of its folder in course/.
 """
 
 import argparse

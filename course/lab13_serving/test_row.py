@@ -32,12 +32,13 @@ def tiny(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def short() -> Iterator[None]:
+def short(tmp_path_factory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         sizes = {"RAGGED_REQUESTS": 12, "RAGGED_PROMPT": (2, 8), "RAGGED_NEW": (2, 12)}
         for name, size in sizes.items():
             patch.setattr(workloads, name, size)
         patch.setattr("timing.machine.BANDWIDTH_BYTES", 2**20)
+        patch.setenv("MINE_FOLDER", str(tmp_path_factory.mktemp("mine")))  # rows are kept there
         yield
 
 
