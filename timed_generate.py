@@ -17,8 +17,8 @@ Every technique is verified before it is timed: it must produce the reference's 
 are drawn at random, it must draw the same ones with its caches as without. Where weights are
 rounded or a window hides tokens (marked #), it must produce the tokens of a naive model with the
 same weights or window. A row that other programs disturbed is timed again, and marked ! if they
-went on. The last line of the output is the whole result as JSON. A lab's techniques are in
-timing/rows/, in a file named after the lab.
+went on. The last line of the output is the whole result as JSON. A lab's techniques are in the
+row.py of its folder in course/.
 """
 
 import argparse
@@ -39,6 +39,7 @@ from tqdm import tqdm
 from gpt import GPTLMHead, find_checkpoint, load_tokenizer
 from solutions.engine import products
 from solutions.engine.products import WAYS, choice_for, told, weights_of
+from timing import techniques
 from timing.command_line import (
     Parser,
     has_matplotlib,
@@ -50,23 +51,28 @@ from timing.command_line import (
 from timing.cores import usable_cores
 from timing.kept_rows import keep
 from timing.machine import last_level_cache, memory_bandwidth, processor_name
-from timing.peers.catalogue import NEVER, PEERS, missing
+from timing.peers.catalogue import NEVER, OTHERS, PEERS, missing
 from timing.peers.row import SIZES, peer_techniques
 from timing.peers.worker import Workers
-from timing.rows.bench import Bench, Rows
-from timing.table import techniques
-from timing.table.measure import REPEATS, Plan, Row, growth, measure
-from timing.table.plot import plot
-from timing.table.printed import (
+from timing.table import (
+    REPEATS,
+    Bench,
+    Key,
+    Plan,
+    Prepared,
+    Row,
+    Rows,
+    Verifier,
+    draw_chart,
+    growth,
+    measure_rows,
     show_environment,
     show_growth,
     show_missing,
+    show_race,
     show_tables,
     show_words,
 )
-from timing.table.race import race
-from timing.table.runs import Prepared
-from timing.table.verify import Key, Verifier
 from timing.table.workloads import KINDS, LENGTHS, RAGGED, Workload, new_workloads
 from timing.threads import set_threads
 from timing.work import weight_bytes
@@ -250,14 +256,14 @@ def prepare(bench: Bench, plan: Plan, techniques: Rows) -> dict[tuple[str, str],
 
 
 def add_words(
-    rows: list[Row], plan: Plan, prepared: dict[tuple[str, str], Prepared], told: Verifier
+    rows: list[Row], plan: Plan, prepared: dict[tuple[str, str], Prepared], verifier: Verifier
 ) -> None:
     """Add what each row is, and whether its tokens may differ from the reference's."""
     kinds = {workload.name: workload.kind for workload, _ in plan}
     for row in rows:
         workload, name = row["workload"], row["technique"]
         row["about"] = prepared[kinds[workload], name].about
-        row["differs"] = (workload, name) in told.differing
+        row["differs"] = (workload, name) in verifier.differing
 
 
 def not_timed(absent: Mapping[str, str], left_out: Mapping[Key, str]) -> dict[str, str]:
@@ -326,7 +332,7 @@ def run_race(parser: Parser, args: argparse.Namespace, racers: Sequence[str]) ->
     for name in tqdm(racers, leave=False, disable=None):
         verifier.run(workload, name, techniques[name])
         runs[name] = verifier.run(workload, name, techniques[name])
-    race(new_console(), runs, tokenizer, tokenizer.decode(workload.prompts[0]))
+    show_race(new_console(), runs, tokenizer, tokenizer.decode(workload.prompts[0]))
 
 
 def time_all(parser: Parser, args: argparse.Namespace, workers: Workers) -> None:
@@ -344,26 +350,26 @@ def time_all(parser: Parser, args: argparse.Namespace, workers: Workers) -> None
     console = new_console()
     found = environment(args, plan, naive_model)
     show_environment(console, found, plan)
-    measured = measure(plan, prepared, naive_model, found, args.repeats)
-    rows, told = measured.rows, measured.told
-    add_words(rows, plan, prepared, told)
+    measured = measure_rows(plan, prepared, naive_model, found, args.repeats)
+    rows, verifier = measured.rows, measured.verifier
+    add_words(rows, plan, prepared, verifier)
     one_prompt = {workload.name for workload, _ in plan if workload.kind == LENGTHS}
     powers = growth([row for row in rows if row["workload"] in one_prompt])
 
-    show_tables(console, plan, rows, told)
+    show_tables(console, plan, rows, verifier)
     show_words(console, plan, rows, prepared)
     left_out = not_timed(absent, measured.left_out)
     show_missing(console, left_out)
     if powers:
         show_growth(console, powers, args.tokens)
     if args.plot:
-        light, dark = plot(args.plot, plan, rows, told)
+        light, dark = draw_chart(args.plot, plan, rows, verifier, OTHERS)
         console.print(f"\nThe chart: {light}, and {dark} for a dark page.")
     done = {
         "rows": rows,
         "environment": found,
         "growth": powers,
-        "losses": {name: asdict(it.loss) for name, it in told.lossy.items() if it.loss},
+        "losses": {name: asdict(it.loss) for name, it in verifier.lossy.items() if it.loss},
         "not_timed": left_out,
     }
     line = json.dumps(done)

@@ -167,6 +167,8 @@ MAY_IMPORT = {
     },
     "timing": {"gpt", "solutions", "timing"},
     "timing/machine.py": MEASURING,
+    "timing/table": {"gpt", "solutions", "timing.table", *MEASURING},  # no rows, no peers
+    "timing/techniques.py": {"timing.hf", "timing.table", "autograder.text.lesson"},
     "timing/memory.py": {"solutions.memory"},
     "timing/estimate.py": {"gpt", "solutions", "timing", "autograder.check"},
     "timing/peak.py": set(),

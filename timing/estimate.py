@@ -28,7 +28,7 @@ from solutions import estimating
 from solutions.estimates.shapes import CARDS, MODELS, Machine, Shape, read_shape, together
 from timing.command_line import Parser, new_console, whole_number
 from timing.machine import measure_machine
-from timing.table.printed import milliseconds, number
+from timing.table import milliseconds, number
 
 USABLE = 0.9  # of a machine's memory; the rest is for activations and the runtime
 THIS = "this"  # the machine that this runs on

@@ -19,14 +19,10 @@ from gpt import GPTConfig, GPTLMHead, find_checkpoint, read_config
 from solutions.prefix_caching import block_hashes
 from timing.cores import usable_cores
 from timing.machine import processor_name
-from timing.rows.bench import BLOCK_SIZE, Bench
 from timing.stopwatch import median_seconds
-from timing.table import workloads
-from timing.table.measure import Runs, timed_runs
-from timing.table.runs import Run
-from timing.table.techniques import TECHNIQUES
-from timing.table.verify import Verifier
+from timing.table import BLOCK_SIZE, Bench, Run, Runs, Verifier, timed_runs, workloads
 from timing.table.workloads import CHAT, EQUAL, Workload, chat, fitting, random_prompts
+from timing.techniques import TECHNIQUES
 from timing.threads import parse_with_threads
 
 MODEL, CPU = "fable", torch.device("cpu")

@@ -1,8 +1,6 @@
 """Lab 1: the loop without a cache."""
 
-from timing.rows.bench import Bench, Own, Rows
-from timing.table import kv_bytes
-from timing.table.runs import Batches, one_prompt_at_a_time
+from timing.table import Batches, Bench, Own, Rows, kv_bytes, one_prompt_at_a_time
 from timing.table.workloads import LENGTHS
 
 

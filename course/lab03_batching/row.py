@@ -3,9 +3,7 @@
 from typing import Any
 
 from solutions.batching import ContinuousBatcher
-from timing.rows.bench import SLOTS, Bench, Own, Rows
-from timing.table import kv_bytes
-from timing.table.runs import Batches, Continuous
+from timing.table import SLOTS, Batches, Bench, Continuous, Own, Rows, kv_bytes
 from timing.table.workloads import EQUAL, RAGGED, Workload
 
 

@@ -3,9 +3,7 @@
 from typing import Any
 
 from solutions.paged_attention import PagedBatcher
-from timing.rows.bench import BLOCK_SIZE, SLOTS, Bench, Own, Rows
-from timing.table import kv_bytes
-from timing.table.runs import Continuous
+from timing.table import BLOCK_SIZE, SLOTS, Bench, Continuous, Own, Rows, kv_bytes
 from timing.table.workloads import EQUAL, RAGGED, Workload
 
 

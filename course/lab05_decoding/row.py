@@ -4,9 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from solutions.speculative import Round
-from timing.rows.bench import Bench, Own, Rows
-from timing.table import kv_bytes
-from timing.table.runs import Ids, Rounds
+from timing.table import Bench, Ids, Own, Rounds, Rows, kv_bytes
 from timing.table.workloads import SAMPLED
 
 

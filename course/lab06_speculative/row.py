@@ -5,9 +5,7 @@ from typing import Any
 
 from gpt import read_config
 from solutions.speculative import Round, first_layers
-from timing.rows.bench import Bench, Own, Rows
-from timing.table import kv_bytes
-from timing.table.runs import Ids, Rounds
+from timing.table import Bench, Ids, Own, Rounds, Rows, kv_bytes
 from timing.table.workloads import LENGTHS, SAMPLED
 
 MODEL_DRAFTS, NGRAM_DRAFTS = 6, 8  # in a round, at most

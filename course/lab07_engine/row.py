@@ -5,8 +5,7 @@ from typing import Any
 
 from solutions.engine.engine import Engine, Parts
 from solutions.paged_attention import PagedCache
-from timing.rows.bench import BLOCK_SIZE, SLOTS, Bench, Own, Rows, is_learners
-from timing.table.served import Served
+from timing.table import BLOCK_SIZE, SLOTS, Bench, Own, Rows, Served, is_learners
 from timing.table.workloads import CHAT, EQUAL, LENGTHS, RAGGED, Workload
 
 ENGINE_SIZE, TOKEN_BUDGET = 64, 256  # requests at a time, and tokens in a step, at most

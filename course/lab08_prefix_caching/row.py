@@ -1,8 +1,7 @@
 """Lab 8: the engine with a prefix cache."""
 
 from course.lab07_engine.row import engine_of
-from timing.rows.bench import Bench, Own, Rows
-from timing.table.served import Served
+from timing.table import Bench, Own, Rows, Served
 from timing.table.workloads import CHAT, RAGGED
 
 

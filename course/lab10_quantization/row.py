@@ -7,10 +7,7 @@ from torch import nn
 
 from course.lab07_engine.row import engine_of
 from gpt import GPTLMHead
-from timing.rows.bench import Bench, Own, Rows
-from timing.table.lossy import Lossy, in_8_bits, loss_of
-from timing.table.served import Served
-from timing.table.verify import COARSE_HAIR, ROUNDED
+from timing.table import COARSE_HAIR, ROUNDED, Bench, Lossy, Own, Rows, Served, in_8_bits, loss_of
 from timing.table.workloads import EQUAL, LENGTHS, RAGGED
 from timing.work import weight_bytes
 

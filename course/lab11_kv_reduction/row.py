@@ -9,10 +9,7 @@ from course.lab07_engine.row import ENGINE_SIZE, room_for
 from solutions.engine.engine import Engine
 from solutions.kv_reduction import WindowCache
 from solutions.kv_variants.window_engine import windowed_engine
-from timing.rows.bench import Bench, Rows
-from timing.table.lossy import Anew, Lossy, loss_of
-from timing.table.served import Served
-from timing.table.verify import HAIR
+from timing.table import HAIR, Anew, Bench, Lossy, Rows, Served, loss_of
 from timing.table.workloads import LENGTHS, RAGGED, Workload
 
 WINDOW, SINKS = 64, 4

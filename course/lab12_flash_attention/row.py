@@ -1,8 +1,7 @@
 """Lab 12: the engine with attention in tiles."""
 
 from course.lab07_engine.row import engine_of
-from timing.rows.bench import Bench, Rows
-from timing.table.served import Served
+from timing.table import Bench, Rows, Served
 from timing.table.workloads import RAGGED
 
 

@@ -3,9 +3,7 @@
 from importlib.util import find_spec
 
 from course.lab07_engine.row import room_for
-from timing.peers.row import Absent
-from timing.rows.bench import Bench, Rows
-from timing.table.runs import Prepared
+from timing.table import Absent, Bench, Prepared, Rows
 from timing.table.workloads import LENGTHS, RAGGED
 
 PACKAGES = "fastapi", "httptools", "httpx2", "prometheus_client", "uvicorn"

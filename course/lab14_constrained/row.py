@@ -15,11 +15,7 @@ from solutions.decoding import CachedRows
 from solutions.grammars.json_schema import pattern_of
 from solutions.grammars.regex import literal, star, then
 from solutions.speculative import Round
-from timing.rows.bench import Bench, Rows
-from timing.table import kv_bytes
-from timing.table.lossy import Lossy
-from timing.table.runs import Batches, Ids, Rounds
-from timing.table.verify import HAIR
+from timing.table import HAIR, Batches, Bench, Ids, Lossy, Rounds, Rows, kv_bytes
 from timing.table.workloads import LENGTHS, PROMPT
 
 NAME = {"type": "string", "minLength": 1, "maxLength": 12}

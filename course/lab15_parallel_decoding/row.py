@@ -7,10 +7,7 @@ from course.lab06_speculative.row import draft_for
 from solutions.parallel.proposers import Heads, HeadsTree
 from solutions.parallel.trees import Decoded
 from solutions.speculative import Round
-from timing.peers.row import Absent
-from timing.rows.bench import Bench, Own, Rows
-from timing.table import kv_bytes
-from timing.table.runs import Ids, Prepared, Rounds
+from timing.table import Absent, Bench, Ids, Own, Prepared, Rounds, Rows, kv_bytes
 from timing.table.workloads import LENGTHS
 
 TREE, MEDUSA = (2, 1, 1, 1), (2, 1, 1)  # children below each node, level by level

@@ -5,10 +5,7 @@ from typing import Any
 
 import torch
 
-from timing.peers.row import Absent
-from timing.rows.bench import Bench, Rows
-from timing.table import kv_bytes
-from timing.table.runs import Batches, Ids, Prepared
+from timing.table import Absent, Batches, Bench, Ids, Prepared, Rows, kv_bytes
 from timing.table.workloads import LENGTHS
 
 

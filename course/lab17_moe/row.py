@@ -10,11 +10,18 @@ from solutions.experts.layers import layers_of, take
 from solutions.experts.splitting import mlp_inputs
 from solutions.kv_cache import KVCache, generate
 from solutions.quality.bits_per_byte import CALIBRATION, passages
-from timing.rows.bench import Bench, Own, Rows
-from timing.table import kv_bytes
-from timing.table.lossy import Anew, Lossy, loss_of
-from timing.table.runs import Batches, one_prompt_at_a_time
-from timing.table.verify import HAIR
+from timing.table import (
+    HAIR,
+    Anew,
+    Batches,
+    Bench,
+    Lossy,
+    Own,
+    Rows,
+    kv_bytes,
+    loss_of,
+    one_prompt_at_a_time,
+)
 from timing.table.workloads import LENGTHS
 from timing.work import weight_bytes
 

@@ -13,10 +13,7 @@ from solutions.engine.engine import Engine
 from solutions.ranks.group import Group
 from solutions.ranks.processes import Processes
 from solutions.ranks.tensor_parallel import Functions, TensorParallelLMHead, new_engine
-from timing.peers.row import Absent
-from timing.rows.bench import Bench, Rows
-from timing.table.runs import Prepared, Run
-from timing.table.served import Served
+from timing.table import Absent, Bench, Prepared, Rows, Run, Served
 from timing.table.workloads import RAGGED, Workload
 
 RANKS = 2

@@ -24,8 +24,7 @@ from solutions.ranks.processes import Processes, from_environment, in_processes
 from solutions.ranks.tensor_parallel import Functions, TensorParallelLMHead, engine_tokens
 from tests.common.checkpoints import write_tiny
 from timing import wire
-from timing.rows.bench import Bench
-from timing.table.verify import Verifier
+from timing.table import Bench, Verifier
 from timing.table.workloads import RAGGED, Workload
 
 CUT = Functions(
@@ -239,7 +238,7 @@ def test_the_row_of_the_table(tiny, tmp_path):
     assert run.tokens_computed == sum(map(len, PROMPTS)) + 5 + 6 + 7 + 8 - len(PROMPTS)
     write_tiny(tmp_path, n_embd=33, n_head=3, n_layer=1, n_positions=8)
     odd = row.tensor_parallel(Bench(tmp_path, torch.device("cpu")))
-    assert "this model's 3 heads don't divide among 2 processes" in str(odd.failure)
+    assert "this model's 3 heads don't divide among 2 processes" in odd.why
 
 
 def test_the_wire_model_is_found_again():

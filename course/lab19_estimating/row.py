@@ -9,9 +9,7 @@ from course.lab07_engine.row import ENGINE_SIZE
 from solutions.batching import ContinuousBatcher
 from solutions.estimates.shapes import Machine, read_shape
 from timing import machine
-from timing.rows.bench import Bench, Rows
-from timing.table import kv_bytes
-from timing.table.runs import Continuous
+from timing.table import Bench, Continuous, Rows, kv_bytes
 from timing.table.workloads import RAGGED, RAGGED_NEW, RAGGED_PROMPT, Workload
 
 SLOWER = 2  # times the TPOT of one request, at most

@@ -6,6 +6,7 @@ from types import ModuleType
 
 import pytest
 
+from tests.common.timed import assert_stopped, quick, table, tiny, written  # noqa: F401
 from timing.cores import OtherPrograms
 
 

@@ -14,8 +14,7 @@ from solutions.estimates.shapes import CARDS, MODELS
 from tests.common.checkpoints import write_tiny
 from timing import estimate
 from timing.machine import Machine
-from timing.rows.bench import Bench
-from timing.table import workloads
+from timing.table import Bench, workloads
 
 MEASURED = Machine(bandwidth=1e10, flops=1e11)
 CPU = torch.device("cpu")

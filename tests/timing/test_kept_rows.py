@@ -40,7 +40,7 @@ def test_a_run_that_ends_keeps_its_rows_and_one_that_does_not_keeps_none(tmp_pat
     args = ["--model", str(tmp_path), "--workloads", "lengths", "--tokens", "2", "--threads", "1"]
     args += ["--techniques", "naive,int8", "--mine", "--repeats", "1"]
     with monkeypatch.context() as patch:
-        patch.setattr(timed_generate, "measure", lambda *_: sys.exit("a technique was wrong"))
+        patch.setattr(timed_generate, "measure_rows", lambda *_: sys.exit("a technique was wrong"))
         with pytest.raises(SystemExit, match="a technique was wrong"):
             timed_generate.main(args)
     assert kept() == []

@@ -27,7 +27,7 @@ from tests.common.tools import ABSENCE
 from timing.peers.catalogue import PEERS, Peer, missing
 from timing.peers.row import PeerRow
 from timing.peers.worker import PeerFailed, Worker, Workers
-from timing.rows.bench import Bench
+from timing.table import Bench
 from timing.table.verify import difference
 from timing.table.workloads import LENGTHS, RAGGED, Workload
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from timing.cores import usable_cores
 from timing.load.runs import GOOD, Load, Unit
 from timing.machine import processor_name
-from timing.table.printed import milliseconds, new_table, number
+from timing.table import milliseconds, new_table, number
 
 ENOUGH = 1000  # answers, below which a p99 rests on fewer than ten
 LATE = 0.1  # of the SLO's TTFT: a generator that is later than this changes what it measures

@@ -50,6 +50,7 @@ PEERS = {
         advice=" It needs its own version of torch, so use another environment.",
     ),
 }
+OTHERS = {"hf", "hf-nocache", *PEERS}  # the rows that aren't the course's own
 NEVER = {"gpt-fast": "it only runs models with Llama's architecture, not GPT-2."}
 
 

@@ -8,10 +8,7 @@ from functools import partial
 from gpt import read_config
 from timing.peers.catalogue import FLOAT32, PEERS
 from timing.peers.worker import PeerFailed, Workers
-from timing.rows.bench import Bench, Rows
-from timing.table.lossy import Lossy
-from timing.table.runs import Run
-from timing.table.verify import ROUNDED
+from timing.table import ROUNDED, Bench, Lossy, OtherEngine, Rows, Run
 from timing.table.workloads import EQUAL, LENGTHS, RAGGED, Workload
 
 MOST_THREADS = 2
@@ -26,10 +23,8 @@ class Choice:
     size: int
 
 
-class PeerRow:
+class PeerRow(OtherEngine):
     """One engine, with the number of threads and of requests at a time that a short trial chose."""
-
-    weight_bytes = None  # the bytes it reads for a token can't be seen from outside
 
     def __init__(self, name: str, kind: str, workers: Workers, bench: Bench) -> None:
         self.name, self.peer, self.folder, self.workers = name, PEERS[name], bench.folder, workers
@@ -90,15 +85,6 @@ class PeerRow:
         outputs = [[*p, *ids] for p, ids in zip(workload.prompts, new, strict=True)]
         unseen = None, None, None  # its computed tokens and the bytes of its KV cache
         return Run(outputs, 0.0, token_times, *unseen, choice.size, {"threads": choice.threads})
-
-
-class Absent(PeerRow):
-    """A row that can't be timed here. why: a sentence."""
-
-    lossy, about = None, ""
-
-    def __init__(self, why: str) -> None:
-        self.failure = PeerFailed(why)
 
 
 def best_of(best: int, tried: list[int]) -> str:

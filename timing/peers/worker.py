@@ -12,6 +12,7 @@ from threading import Event, Timer
 from typing import Any, Self
 
 from timing.peers.engine import Ids
+from timing.table import NotTimed
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "timing.peers"]
@@ -24,8 +25,8 @@ THREADS = "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 WAITING = {"OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false"}
 
 
-class PeerFailed(Exception):
-    """Its message is a sentence that says why an engine is not on the table."""
+class PeerFailed(NotTimed):
+    """An engine's process has failed. The message is a sentence that says why."""
 
 
 class Worker:

@@ -11,9 +11,7 @@ from torch import nn
 from tqdm import tqdm
 
 from solutions import generate as lab1
-from timing.peers.row import PeerRow
-from timing.peers.worker import PeerFailed
-from timing.table.runs import NOTES, Prepared, Run
+from timing.table.runs import NOTES, NotTimed, OtherEngine, Prepared, Run
 from timing.table.verify import Key, Verifier
 from timing.table.workloads import Workload
 
@@ -30,15 +28,15 @@ Row = dict[str, Any]
 class Measured:
     """The rows of the table, and the remarks about them.
 
-    left_out: why another engine has no row.
+    left_out: why a technique has no row.
     """
 
     rows: list[Row]
-    told: Verifier
+    verifier: Verifier
     left_out: dict[Key, str]
 
 
-def measure(
+def measure_rows(
     plan: Plan,
     prepared: Mapping[tuple[str, str], Prepared],
     naive_model: nn.Module,
@@ -49,17 +47,17 @@ def measure(
 
     prepared: by kind of workload and name.
     """
-    told = Verifier(naive_model)
-    runs, left_out = timed_runs(plan, prepared, told, repeats)
+    verifier = Verifier(naive_model)
+    runs, left_out = timed_runs(plan, prepared, verifier, repeats)
     rows = []
     for workload, names in plan:
         for name in names:
-            if own := runs.get((workload.name, name)):
+            if timed := runs.get((workload.name, name)):
                 read = prepared[workload.kind, name].weight_bytes
-                undisturbed = [run for run in own if not run.is_disturbed]
-                rows.append(new_row(workload, name, undisturbed or own, read, environment))
+                undisturbed = [run for run in timed if not run.is_disturbed]
+                rows.append(new_row(workload, name, undisturbed or timed, read, environment))
     add_speedups(rows)
-    return Measured(rows, told, left_out)
+    return Measured(rows, verifier, left_out)
 
 
 def timed_runs(
@@ -68,7 +66,7 @@ def timed_runs(
     verifier: Verifier,
     repeats: int | None = None,
 ) -> tuple[Runs, dict[Key, str]]:
-    """Return the timed runs of each row, and why another engine has none.
+    """Return the timed runs of each row, and why a technique has none.
 
     The verified runs are the warm-up. Then the techniques take turns, and each repeat starts with a
     different one, so that a slow minute of the machine, or a warm cache, favors none of them.
@@ -77,20 +75,20 @@ def timed_runs(
     A reference's first run counts if it took that long. Rows without an undisturbed run are timed
     again at the end, when the other programs may have finished.
 
-    Another engine that fails or produces wrong tokens loses its row; one of ours stops everything.
+    Another engine that produces wrong tokens loses its row; one of ours stops everything.
     """
     runs: Runs = {}
     left_out: dict[Key, str] = {}
 
     def verified(workload: Workload, name: str) -> list[Run]:
-        """Return one verified run, or none if it is another engine's and has failed."""
+        """Return one verified run, or none if the technique has lost its row."""
         key, technique = (workload.name, name), prepared[workload.kind, name]
         if key in left_out:
             return []
         try:
             return [verifier.run(workload, name, technique)]
-        except (PeerFailed, SystemExit) as failure:
-            if not isinstance(technique, PeerRow):
+        except (NotTimed, SystemExit) as failure:
+            if isinstance(failure, SystemExit) and not isinstance(technique, OtherEngine):
                 raise
             left_out[key] = str(failure).removeprefix("Stopped: ")
             verifier.forget(key)
@@ -114,15 +112,15 @@ def timed_runs(
     ) as progress:
         for workload, name in verifying:
             progress.set_description(f"verify {name}, {workload.name}")
-            found = verified(workload, name)
-            if name == workload.reference and repeats is None and is_enough(found):
-                runs[workload.name, name] = found
+            first = verified(workload, name)
+            if name == workload.reference and repeats is None and is_enough(first):
+                runs[workload.name, name] = first
             progress.update()
         for workload, name in timing:
             progress.set_description(f"time {name}, {workload.name}")
             timed = runs.get((workload.name, name), [])
-            if (repeats or not is_enough(timed)) and (found := verified(workload, name)):
-                runs[workload.name, name] = [*timed, *found]
+            if (repeats or not is_enough(timed)) and (run := verified(workload, name)):
+                runs[workload.name, name] = [*timed, *run]
             progress.update()
         for workload, name in AGAIN * rows:
             timed = runs.get((workload.name, name), [])
@@ -199,12 +197,12 @@ def median_over(
     over_requests: Callable[[list[float]], float] = statistics.median,
 ) -> float | None:
     """Return the median over the runs of each run's median (or other value) over its requests."""
-    found = []
+    values = []
     for run in runs:
         picked = [pick(request) for request in run]
         known = [seconds for seconds in picked if seconds is not None]
-        found += [over_requests(known)] if known else []
-    return statistics.median(found) if found else None
+        values += [over_requests(known)] if known else []
+    return statistics.median(values) if values else None
 
 
 def mbu(
@@ -251,19 +249,20 @@ def growth(rows: list[Row]) -> dict[str, dict[str, float | None]]:
     """
     powers: dict[str, dict[str, float | None]] = {}
     lengths = {row["new_tokens"] for row in rows}
-    for name, own in by_technique(rows).items():
-        if len(own) == len(lengths) > 1:
+    for name, by_length in by_technique(rows).items():
+        if len(by_length) == len(lengths) > 1:
             powers[name] = {
-                "total_time": power(own, "total_s"),
-                "total_time_last_two": power(own[-2:], "total_s"),
-                "tokens_computed": (
-                    None if own[0]["tokens_computed"] is None else power(own, "tokens_computed")
-                ),
+                "total_time": power(by_length, "total_s"),
+                "total_time_last_two": power(by_length[-2:], "total_s"),
+                "tokens_computed": power(by_length, "tokens_computed"),
             }
     return powers
 
 
-def power(rows: list[Row], cost: str) -> float:
+def power(rows: list[Row], cost: str) -> float | None:
+    """Return the slope of a cost over the new tokens; None if the cost can't be seen."""
+    if rows[0][cost] is None:
+        return None
     lengths = [math.log(row["new_tokens"]) for row in rows]
     return statistics.linear_regression(lengths, [math.log(row[cost]) for row in rows]).slope
 

@@ -1,9 +1,9 @@
 """The chart that --plot draws: tokens per second, a bar for each technique."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from timing.peers.catalogue import PEERS
 from timing.table.measure import Plan, Row
 from timing.table.verify import Verifier
 from timing.table.workloads import LENGTHS, RAGGED, Workload
@@ -23,7 +23,6 @@ NAMES = {  # for readers who haven't seen the table; other rows keep their name
     "ct2-int8": "CTranslate2, int8",
     "llama.cpp-q8": "llama.cpp, q8_0",
 }
-OTHERS = {"hf", "hf-nocache", *PEERS}
 OURS, THEIRS = "#2f81f7", "#8b949e"  # both are legible on white and on black
 
 LEGEND = (
@@ -33,10 +32,13 @@ LEGEND = (
 PAGES = ("white", "#1f2328"), ("#0d1117", "#e6edf3")  # background and ink
 
 
-def plot(path: Path, plan: Plan, rows: list[Row], told: Verifier) -> list[Path]:
+def draw_chart(
+    path: Path, plan: Plan, rows: list[Row], verifier: Verifier, others: Collection[str]
+) -> list[Path]:
     """Draw one panel for each workload, on a light page and on a dark one.
 
-    Returns the two files: `path`, and one next to it whose name ends in -dark.
+    others: the techniques that are other engines'. Returns the two files: `path`, and one next to
+    it whose name ends in -dark.
     """
     import matplotlib
 
@@ -47,7 +49,7 @@ def plot(path: Path, plan: Plan, rows: list[Row], told: Verifier) -> list[Path]:
         (workload, [row for row in rows if row["workload"] == workload.name])
         for workload, _ in plan
     ]
-    bars = [len(own) for _, own in panels]
+    bars = [len(panel) for _, panel in panels]
     files = [path, path.with_stem(f"{path.stem}-dark")]
     for file, (page, ink) in zip(files, PAGES, strict=True):
         inked = dict.fromkeys(["text.color", "ytick.color"], ink)
@@ -60,8 +62,8 @@ def plot(path: Path, plan: Plan, rows: list[Row], told: Verifier) -> list[Path]:
                 facecolor=page,
                 squeeze=False,
             )
-            for axes, (workload, own) in zip(all_axes.flat, panels, strict=True):
-                draw_bars(axes, own, told)
+            for axes, (workload, panel) in zip(all_axes.flat, panels, strict=True):
+                draw_bars(axes, panel, verifier, others)
                 axes.set_title(title_of(workload), loc="left", fontsize=14, fontweight="bold")
             figure.supxlabel(LEGEND, fontsize=11, x=0.01, ha="left")
             figure.savefig(file, format="png", dpi=150)
@@ -76,15 +78,15 @@ def title_of(workload: Workload) -> str:
     return f"{len(workload.prompts)} {kind} requests"
 
 
-def draw_bars(axes: Any, rows: list[Row], told: Verifier) -> None:
+def draw_bars(axes: Any, rows: list[Row], verifier: Verifier, others: Collection[str]) -> None:
     """Draw the rows of one workload from top to bottom, hatched if their outputs may differ."""
     bars = axes.barh(
         [NAMES.get(row["technique"], row["technique"]) for row in rows],
         [row["tok_per_s"] for row in rows],
-        color=[THEIRS if row["technique"] in OTHERS else OURS for row in rows],
+        color=[THEIRS if row["technique"] in others else OURS for row in rows],
     )
     for bar, row in zip(bars, rows, strict=True):
-        bar.set_hatch("//" if (row["workload"], row["technique"]) in told.differing else "")
+        bar.set_hatch("//" if (row["workload"], row["technique"]) in verifier.differing else "")
     axes.bar_label(bars, [label(row) for row in rows], padding=4)
     axes.invert_yaxis()
     axes.margins(x=0.25, y=0.02)

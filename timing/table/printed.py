@@ -121,7 +121,7 @@ def new_table(first: str, headers: Sequence[str]) -> Table:
 
 
 def show_rows(
-    console: Console, rows: list[Row], columns: dict[str, Column], told: Verifier
+    console: Console, rows: list[Row], columns: dict[str, Column], verifier: Verifier
 ) -> None:
     table = new_table("", list(columns))
     workload = None
@@ -131,7 +131,7 @@ def show_rows(
             table.add_section()
             table.add_row(workload, style="bold")
         key = workload, row["technique"]
-        mark = "~" if key in told.ties else "#" if key in told.differing else ""
+        mark = "~" if key in verifier.ties else "#" if key in verifier.differing else ""
         mark += "!" if row["disturbed"] else ""
         table.add_row(row["technique"] + mark, *(cell(row) for cell in columns.values()))
     console.print(table)
@@ -149,9 +149,9 @@ def tables(plan: Plan, rows: list[Row]) -> list[tuple[list[Row], dict[str, Colum
     ]
 
 
-def show_tables(console: Console, plan: Plan, rows: list[Row], told: Verifier) -> None:
-    for own, columns in tables(plan, rows):
-        show_rows(console, own, columns, told)
+def show_tables(console: Console, plan: Plan, rows: list[Row], verifier: Verifier) -> None:
+    for shown, columns in tables(plan, rows):
+        show_rows(console, shown, columns, verifier)
     for row in rows:
         if row["acceptance"] is not None:
             console.print(
@@ -165,11 +165,11 @@ def show_tables(console: Console, plan: Plan, rows: list[Row], told: Verifier) -
                 f"{row['technique']}, {row['workload']}: {row['hits']:,} of {row['queried']:,} "
                 "prompt tokens found in the prefix cache"
             )
-    for tie in told.ties.values():
+    for tie in verifier.ties.values():
         console.print(f"~ {tie}")
-    for differing in told.differing.values():
+    for differing in verifier.differing.values():
         console.print(f"# {differing}")
-    for name, lossy in told.lossy.items():
+    for name, lossy in verifier.lossy.items():
         console.print(f"# {name}: {lossy}")
     if others := [row["other_programs_cores"] for row in rows if row["disturbed"]]:
         console.print(f"! {disturbance(max(others), 'add --threads {}')}")

@@ -57,7 +57,7 @@ def frame(lanes: list[Lane], tokenizer: Any, moment: float, width: int) -> Colum
     return Columns(shown)
 
 
-def race(console: Console, runs: Mapping[str, Run], tokenizer: Any, prompt: str) -> None:
+def show_race(console: Console, runs: Mapping[str, Run], tokenizer: Any, prompt: str) -> None:
     """Play runs back side by side. Without a terminal, print only the end."""
     lanes = [Lane.of(name, run) for name, run in runs.items()]
     last = max(lane.times[-1] for lane in lanes)

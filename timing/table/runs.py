@@ -81,6 +81,10 @@ class Run:
 NOTES = "used", "preemptions", "pool_used", "queried", "hits", "acceptance", "tokens_per_pass"
 
 
+class NotTimed(Exception):
+    """Its message is a sentence that says why a technique has no row on the table."""
+
+
 class Prepared(Protocol):
     """A technique with its weights loaded: the interface of every row of the table."""
 
@@ -97,7 +101,25 @@ class Prepared(Protocol):
         """How the outputs may differ from the reference's; None if they must be equal."""
 
     def run(self, workload: Workload) -> Run:
-        """Run the workload once."""
+        """Run the workload once. Raises NotTimed."""
+
+
+class OtherEngine:
+    """The base of techniques that aren't the course's: if one is wrong, only its row is lost."""
+
+    weight_bytes = None  # the bytes it reads for a token can't be seen from outside
+
+
+@dataclass(frozen=True)
+class Absent:
+    """A row that can't be timed here. why: a sentence."""
+
+    why: str
+
+    about, lossy, weight_bytes = "", None, None
+
+    def run(self, workload: Workload) -> Run:
+        raise NotTimed(self.why)
 
 
 # ---------------------------------------------------------------------------------- watching
@@ -299,10 +321,10 @@ class Rounds:
         exact = [deepcopy(model).double() for model in self.models]
         anew = [Uncached.over(model) for model in exact]
         prompt = workload.prompts[number]
-        found, expected = (
+        cached, uncached = (
             continued(prompt, self.rounds_of(models, workload, number)) for models in (exact, anew)
         )
-        return found, expected
+        return cached, uncached
 
 
 class Uncached(CachedLMHead):

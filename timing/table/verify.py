@@ -1,7 +1,7 @@
 """Verify what a technique generates, so that no row of the table shows a wrong one."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -67,8 +67,8 @@ class Verifier:
 
     def forget(self, key: Key) -> None:
         """Drop the remarks about a row that is left out in the end."""
-        for told in (self.ties, self.differing):
-            told.pop(key, None)
+        for remarks in (self.ties, self.differing):
+            remarks.pop(key, None)
 
 
 def verify_replay(name: str, workload: Workload, technique: Any) -> None:
@@ -79,12 +79,49 @@ def verify_replay(name: str, workload: Workload, technique: Any) -> None:
     """
     short = replace(workload, new_tokens=[REPLAYED_TOKENS] * len(workload.prompts))
     for number in range(REPLAYED):
-        found, expected = technique.replayed(short, number)
-        if found != expected:
+        cached, uncached = technique.replayed(short, number)
+        if cached != uncached:
             sys.exit(
                 f"Stopped: {name} draws other tokens with its caches than without them, although "
                 f"the random numbers are the same, for request {number} of {workload.name}."
             )
+
+
+@dataclass(frozen=True)
+class Text:
+    """What a technique has generated for one request of a workload.
+
+    request: its number in the workload. ids: prompt and new tokens.
+    """
+
+    technique: str
+    workload: Workload
+    request: int
+    prompt: list[int]
+    ids: list[int]
+
+    @property
+    def place(self) -> str:
+        several = len(self.workload.prompts) > 1
+        return f"request {self.request} of {self.workload.name}" if several else self.workload.name
+
+    def differences(self, wanted: Sequence[int]) -> list[int]:
+        """Return the positions at which another text has other tokens."""
+        both = enumerate(zip(self.ids, wanted, strict=True))
+        return [position for position, (token, other) in both if token != other]
+
+
+def texts_of(name: str, workload: Workload, outputs: Sequence[list[int]]) -> Iterator[Text]:
+    """Yield the text of each request. Raises SystemExit if its length is wrong."""
+    for number, ids in enumerate(outputs):
+        text = Text(name, workload, number, workload.prompt(number, outputs), ids)
+        length = len(text.prompt) + workload.new_tokens[number]
+        if len(ids) != length:
+            sys.exit(
+                f"Stopped: {name} returned {len(ids)} tokens for {text.place}; the prompt and the "
+                f"new tokens make {length}."
+            )
+        yield text
 
 
 def verify(
@@ -101,12 +138,10 @@ def verify(
     message if an output is wrong.
     """
     ties = []
-    for number, ids in enumerate(outputs):
-        prompt = workload.prompt(number, outputs)
-        require_length(name, workload, number, prompt, ids)
-        wanted = None if expected is None else expected[number]
-        if ids != wanted and not workload.temperature:
-            tie = hold_against_naive(name, workload, number, prompt, ids, wanted, naive_model, hair)
+    for text in texts_of(name, workload, outputs):
+        wanted = None if expected is None else expected[text.request]
+        if text.ids != wanted and not workload.temperature:
+            tie = hold_against_naive(text, wanted, naive_model, hair)
             ties += [tie] if tie else []
     if len(ties) > 1:
         return f"{ties[0]} The same happened in {len(ties) - 1} more requests."
@@ -125,13 +160,10 @@ def difference(
     Raises SystemExit if a prompt has changed or the number of new tokens is wrong.
     """
     before = 0  # new tokens that come before their text's first difference
-    for number, (ids, wanted) in enumerate(zip(outputs, expected, strict=True)):
-        prompt = workload.prompt(number, outputs)
-        require_length(name, workload, number, prompt, ids)
-        if ids[: len(prompt)] != prompt:
-            sys.exit(f"Stopped: {name} changes the prompt of {place_of(workload, number)}.")
-        differs = [i for i, (a, b) in enumerate(zip(ids, wanted, strict=True)) if a != b]
-        before += (differs[0] if differs else len(ids)) - len(prompt)
+    for text, wanted in zip(texts_of(name, workload, outputs), expected, strict=True):
+        if text.ids[: len(text.prompt)] != text.prompt:
+            sys.exit(f"Stopped: {name} changes the prompt of {text.place}.")
+        before += next(iter(text.differences(wanted)), len(wanted)) - len(text.prompt)
     same = sum(ids == wanted for ids, wanted in zip(outputs, expected, strict=True))
     share = before / sum(workload.new_tokens)
     return (
@@ -141,14 +173,7 @@ def difference(
 
 
 def hold_against_naive(
-    name: str,
-    workload: Workload,
-    number: int,
-    prompt: list[int],
-    ids: list[int],
-    wanted: list[int] | None,
-    naive_model: nn.Module,
-    hair: float,
+    text: Text, wanted: list[int] | None, naive_model: nn.Module, hair: float
 ) -> str | None:
     """Verify that every new token of one request is the naive model's choice, or ties with it.
 
@@ -156,44 +181,29 @@ def hold_against_naive(
     technique's own text: each token must have the best logit, or one a hair below it. The same
     holds for later turns of a chat. Returns a sentence if there is a tie.
     """
-    place = place_of(workload, number)
-    logits = logits_after(naive_model, ids)[len(prompt) - 1 :]
+    ids, length = text.ids, len(text.prompt)
+    logits = logits_after(naive_model, ids)[length - 1 :]
     if wanted is None:
-        wanted = prompt + logits.argmax(dim=-1).tolist()
-    differing = [i for i, (a, b) in enumerate(zip(ids, wanted, strict=True)) if a != b]
-    if not differing:
+        wanted = text.prompt + logits.argmax(dim=-1).tolist()
+    differences = text.differences(wanted)
+    if not differences:
         return None
-    first = differing[0]
-    picked = logits.gather(-1, torch.tensor(ids[len(prompt) :], device=logits.device)[:, None])
+    first = differences[0]
+    picked = logits.gather(-1, torch.tensor(ids[length:], device=logits.device)[:, None])
     gaps = (logits.amax(-1) - picked[:, 0]) / logits.abs().amax(-1)  # of each new token
-    if ids[: len(prompt)] != prompt or gaps.max() > hair:
+    if ids[:length] != text.prompt or gaps.max() > hair:
         sys.exit(
-            f"Stopped: {name} does not generate what the naive model does. For {place} the first "
-            f"difference is at position {first} (the prompt has {len(prompt)} tokens), and the "
-            f"chosen logits are up to {gaps.max():.1e} below the best one (a tie is {hair:.0e})."
+            f"Stopped: {text.technique} does not generate what the naive model does. For "
+            f"{text.place} the first difference is at position {first} (the prompt has {length} "
+            f"tokens), and the chosen logits are up to {gaps.max():.1e} below the best one (a tie "
+            f"is {hair:.0e})."
         )
-    if first < len(prompt):  # in an earlier turn, already reported
+    if first < length:  # in an earlier turn, already reported
         return None
     return (
-        f"{name}, {place}: the first difference is at position {first}, where the two best "
-        f"logits are {gaps[first - len(prompt)]:.1e} apart: a tie in float32."
+        f"{text.technique}, {text.place}: the first difference is at position {first}, where the "
+        f"two best logits are {gaps[first - length]:.1e} apart: a tie in float32."
     )
-
-
-def require_length(
-    name: str, workload: Workload, number: int, prompt: list[int], ids: list[int]
-) -> None:
-    length = len(prompt) + workload.new_tokens[number]
-    if len(ids) != length:
-        sys.exit(
-            f"Stopped: {name} returned {len(ids)} tokens for {place_of(workload, number)}; the "
-            f"prompt and the new tokens make {length}."
-        )
-
-
-def place_of(workload: Workload, number: int) -> str:
-    several = len(workload.prompts) > 1
-    return f"request {number} of {workload.name}" if several else workload.name
 
 
 @torch.no_grad()

@@ -11,9 +11,7 @@ import transformers
 from torch import nn
 
 from solutions.batching import pad_left
-from timing.rows.bench import Bench, Rows
-from timing.table import kv_bytes
-from timing.table.runs import Batches, BestBatches, Ids
+from timing.table import Batches, Bench, BestBatches, Ids, Rows, kv_bytes
 from timing.table.workloads import EQUAL, EQUAL_REQUESTS, LENGTHS, RAGGED
 
 HF_SIZES = 8, 16, 32, 64
