@@ -2,27 +2,25 @@
 
 import copy
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-# Parts of a case that an engine allocates or computes as a whole. All others are slices there.
-WHOLE = {"pool", "kv", "store", "state", "tiles", "outputs", "lses", "chosen", "weights"}
 
-
-def as_in_an_engine(value: Any, whole: bool = False) -> Any:
+def as_in_an_engine(value: Any, whole: Collection[str] = (), is_whole: bool = False) -> Any:
     """A copy of a case's data, with its tensors laid out in memory as an engine makes them.
 
     So code that needs contiguous memory, as `view` does, raises here where an engine would raise.
+    whole: the names of what an engine allocates or computes as a whole. All else is a slice there.
     """
     if isinstance(value, Tensor):
-        return value.clone(memory_format=torch.contiguous_format) if whole else laid_out(value)
+        return value.clone(memory_format=torch.contiguous_format) if is_whole else laid_out(value)
     if type(value) is dict:
-        return {k: as_in_an_engine(item, whole or k in WHOLE) for k, item in value.items()}
+        return {k: as_in_an_engine(v, whole, is_whole or k in whole) for k, v in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(as_in_an_engine(item, whole) for item in value)
+        return type(value)(as_in_an_engine(item, whole, is_whole) for item in value)
     return copy.deepcopy(value)
 
 

@@ -250,7 +250,7 @@ def tried(
     order: dict[str, Any],
 ) -> tuple[str, Any]:
     """The outcome of one case, as a message."""
-    data = as_in_an_engine(case["data"])
+    data = as_in_an_engine(case["data"], order["whole"])
     lent = {name: service(peer, **told) for name, told in case["services"].items()}
     try:
         with torch_as_it_is(), lending(attempt, functions):

@@ -361,6 +361,7 @@ class There(Attempt):
                 "attempt": exercise.attempt_name,
                 "is_class": isinstance(exercise.reference, type),
                 "driver": driver.__name__,
+                "whole": exercise.whole,
                 "cells": self.trying.rebuilt.cells_before(exercise.name),
                 "given": given_statements(exercise.lab, exercise.path),
                 "lent": {name: near.share(Lent(f)) for name, f in needed(exercise).items()},

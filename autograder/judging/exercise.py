@@ -166,6 +166,7 @@ class Exercise:
     as_built: the driver again, for an attempt that keeps books of its own besides those that are
         asked for: it reaches every state by the attempt's own methods, where the first driver sets
         it by hand. An attempt that passes with one of them is right.
+    whole: names of a case's tensors that an engine has as a whole, and not as slices.
     in_bundle: what is lent in a bundle, if `services` lends what the lab's own reference makes.
     record: in a bundle, the outcomes of the reference and of the misconceptions.
     """
@@ -177,6 +178,7 @@ class Exercise:
     services: Services = no_services
     as_built: Driver | None = None
     in_bundle: Services | None = None
+    whole: tuple[str, ...] = ()
     record: Record | None = field(default=None, compare=False)
 
     def all_cases(self, generator: torch.Generator) -> list[Case]:

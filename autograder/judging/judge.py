@@ -385,7 +385,7 @@ def run(
     SystemExit and its like count as errors of the attempt; only KeyboardInterrupt is the person's
     own wish to stop.
     """
-    data = as_in_an_engine(dict(case.data))
+    data = as_in_an_engine(dict(case.data), exercise.whole)
     services = exercise.services(data)
     for name, counts in limited(work or {}).items():
         services[name].limit(counts)

@@ -61,6 +61,7 @@ def frame(exercise: Exercise, cases: Sequence[Case], record: Record) -> bytes:
             "compare": place_of(exercise.compare),
             "services": place_of(exercise.services),
             "as_built": place_of(exercise.as_built) if exercise.as_built else None,
+            "whole": exercise.whole,
             "cases": [[case.label, dict(case.data)] for case in cases],
             "right": {driver: numbered(outcomes) for driver, outcomes in record.right.items()},
             "wrong": [[m.name, m.sentence, numbered(outcomes)] for m, outcomes in record.wrong],
@@ -89,6 +90,7 @@ def from_data(data: dict[str, Any]) -> Exercise:
         at_place(data["compare"]),
         at_place(data["services"]),
         as_built=at_place(data["as_built"]) if data["as_built"] else None,
+        whole=data["whole"],
         record=Record({driver: named(n) for driver, n in data["right"].items()}, wrong),
     )
 

@@ -258,10 +258,24 @@ def truncate_cases(generator: torch.Generator) -> list[Case]:
 
 EXERCISES = (
     Exercise("kv_cache.causal_mask", drivers.causal_mask, causal_mask_cases),
-    Exercise("kv_cache.ThreadedAttention.forward", drivers.threaded_attention, attention_cases),
-    Exercise("kv_cache.ThreadedBlock.forward", drivers.threaded_block, block_cases),
-    Exercise("kv_cache.ThreadedModel.forward", drivers.threaded_model, model_cases),
-    Exercise("kv_cache.ThreadedLMHead.forward", drivers.threaded_lm_head, lm_head_cases),
+    Exercise(
+        "kv_cache.ThreadedAttention.forward",
+        drivers.threaded_attention,
+        attention_cases,
+        whole=("weights",),
+    ),
+    Exercise(
+        "kv_cache.ThreadedBlock.forward", drivers.threaded_block, block_cases, whole=("weights",)
+    ),
+    Exercise(
+        "kv_cache.ThreadedModel.forward", drivers.threaded_model, model_cases, whole=("weights",)
+    ),
+    Exercise(
+        "kv_cache.ThreadedLMHead.forward",
+        drivers.threaded_lm_head,
+        lm_head_cases,
+        whole=("weights",),
+    ),
     Exercise(
         "kv_cache.generate_threaded",
         drivers.generate_threaded,

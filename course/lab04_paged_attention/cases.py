@@ -352,7 +352,7 @@ EXERCISES = (
     of_the_manager("free", free_cases),
     of_the_manager("fork", fork_cases),
     Exercise("paged_attention.slot_mapping", drivers.slot_mapping, slot_cases),
-    Exercise("paged_attention.PagedCache.attend", drivers.attend, attend_cases),
+    Exercise("paged_attention.PagedCache.attend", drivers.attend, attend_cases, whole=("pool",)),
     with_manager(
         "paged_attention.PagedBatcher.make_room",
         *(drivers.make_room, make_room_cases),

@@ -356,8 +356,8 @@ EXERCISES = (
     with_model("disaggregation.prefill_in_chunks", drivers.prefill_in_chunks, prefill_cases),
     Exercise("disaggregation.StallFree.schedule", drivers.schedule, schedule_cases),
     Exercise("disaggregation.token_gaps", drivers.token_gaps, gap_cases),
-    Exercise("disaggregation.pack_kv", drivers.pack_kv, pack_cases),
-    Exercise("disaggregation.unpack_kv", drivers.unpack_kv, unpack_cases),
-    with_writer("disaggregation.adopt", drivers.adopt, adopt_cases),
+    Exercise("disaggregation.pack_kv", drivers.pack_kv, pack_cases, whole=("pool",)),
+    Exercise("disaggregation.unpack_kv", drivers.unpack_kv, unpack_cases, whole=("kv", "pool")),
+    with_writer("disaggregation.adopt", drivers.adopt, adopt_cases, whole=("kv", "pool")),
     Exercise("disaggregation.Leases.due", drivers.due, due_cases),
 )

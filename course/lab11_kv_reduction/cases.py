@@ -355,6 +355,6 @@ EXERCISES = (
     Exercise("kv_reduction.WindowCache.attend", drivers.window_cache, cache_cases),
     Exercise("kv_reduction.keep_heavy", drivers.keep_heavy, heavy_cases),
     Exercise("kv_reduction.ChannelKeys.append", drivers.channel_keys, codes_cases),
-    Exercise("kv_reduction.HostPool.swap_out", drivers.swap_out, out_cases),
-    Exercise("kv_reduction.HostPool.swap_in", drivers.swap_in, in_cases),
+    Exercise("kv_reduction.HostPool.swap_out", drivers.swap_out, out_cases, whole=("pool",)),
+    Exercise("kv_reduction.HostPool.swap_in", drivers.swap_in, in_cases, whole=("pool", "store")),
 )

@@ -306,10 +306,10 @@ with_memory = partial(Exercise, compare=compare_with_traffic, services=lend_memo
 
 EXERCISES = (
     Exercise("flash_attention.count_traffic", drivers.count_traffic, traffic_cases),
-    Exercise("flash_attention.absorb", drivers.absorb, absorb_cases),
+    Exercise("flash_attention.absorb", drivers.absorb, absorb_cases, whole=("state", "tiles")),
     with_memory("flash_attention.flash_attention", drivers.flash_attention, flash_cases),
-    Exercise("flash_attention.merge", drivers.merge, merge_cases),
+    Exercise("flash_attention.merge", drivers.merge, merge_cases, whole=("lses", "outputs")),
     Exercise("flash_attention.split_decode", drivers.split_decode, split_cases),
-    Exercise("flash_attention.paged_decode", drivers.paged_decode, paged_cases),
+    Exercise("flash_attention.paged_decode", drivers.paged_decode, paged_cases, whole=("pool",)),
     Exercise("flash_attention.backward_tile", drivers.backward_tile, backward_cases),
 )

@@ -290,11 +290,11 @@ def hops_cases(generator: Generator) -> list[Case]:
 
 EXERCISES = (
     Exercise("moe.route", drivers.route, route_cases),
-    Exercise("moe.dispatch", drivers.dispatch, dispatch_cases),
-    Exercise("moe.moe_forward", drivers.moe_forward, forward_cases),
-    Exercise("moe.balance_loss", drivers.balance_loss, balance_cases),
-    Exercise("moe.keep", drivers.keep, keep_cases),
+    Exercise("moe.dispatch", drivers.dispatch, dispatch_cases, whole=("chosen",)),
+    Exercise("moe.moe_forward", drivers.moe_forward, forward_cases, whole=("chosen", "weights")),
+    Exercise("moe.balance_loss", drivers.balance_loss, balance_cases, whole=("chosen",)),
+    Exercise("moe.keep", drivers.keep, keep_cases, whole=("chosen",)),
     Exercise("moe.split_mlp", drivers.split_mlp, split_cases),
-    Exercise("moe.exchange", drivers.exchange, exchange_cases),
+    Exercise("moe.exchange", drivers.exchange, exchange_cases, whole=("chosen", "weights")),
     Exercise("moe.hops", drivers.hops, hops_cases),
 )

@@ -233,7 +233,7 @@ def gradient_cases(generator: Generator) -> list[Case]:
 
 EXERCISES = (
     Exercise("parallelism.ring_all_reduce", drivers.ring_all_reduce, ring_cases),
-    Exercise("parallelism.shard", drivers.shard, shard_cases),
+    Exercise("parallelism.shard", drivers.shard, shard_cases, whole=("state",)),
     Exercise("parallelism.tensor_parallel_block", drivers.tensor_parallel_block, block_cases),
     Exercise(
         "parallelism.vocab_parallel_embedding", drivers.vocab_parallel_embedding, embedding_cases
