@@ -24,6 +24,7 @@ from autograder.text.release import LABS, code_of
 
 FOLDER = "inference-labs"  # in the zip; students unpack later labs over it
 AS_THEY_ARE = (
+    "autograder/notebook/*.html",
     *("LICENSE", "gpt.py", "workbook.py", "pyproject.toml", "constraints.txt", "environment.yml"),
     *(".jupyter/*/*.json", "models/README.md"),
     *("models/*/*.json", "models/*/*.md", "models/*/*.safetensors", "models/text/*.txt"),

@@ -5,10 +5,10 @@ with the right to change grades. Here HTML is shown as text and not executed. A 
 its layout could take minutes is shown as plain text.
 """
 
-from html import escape
 from typing import Any
 from urllib.parse import quote
 
+from markupsafe import Markup, escape
 from nbconvert.exporters.html import contextfilter
 from nbconvert.filters import Highlight2HTML
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
@@ -50,4 +50,4 @@ def code(source: str, metadata: Any = None) -> str:
 
 
 def plain(source: str) -> str:
-    return f"<pre>{escape(source)}</pre>"
+    return Markup("<pre>{}</pre>").format(source)

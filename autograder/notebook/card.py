@@ -1,18 +1,17 @@
 """What a check shows: a small card, HTML in a notebook and plain text in a terminal."""
 
-import html
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from autograder.judging.verdicts import NOT_ATTEMPTED, PASSED, WRONG
+from autograder.text.templates import render
 
+CARD = Path(__file__).with_name("card.html")
 # Middle tones, visible on white and on black; everything else keeps the theme's own colors.
 COLORS = {PASSED: "#2e9e5b", NOT_ATTEMPTED: "#c98a1b", WRONG: "#d2504b"}
-CELL = "text-align:left;vertical-align:top;padding:1px 12px 1px 0"
-TABLE = "margin:4px 0;color:inherit;font:inherit"
 MOST_CHARACTERS = 600  # of a folded text, in a terminal
 
 
@@ -39,32 +38,7 @@ class VerdictCard:
         return "\n".join([f"{self.name}: {self.status}{points}", *paragraphs, *rows, *folded])
 
     def _repr_html_(self) -> str:
-        color = COLORS[self.status]
-        paragraphs = "".join(f"<div>{code_marked(p)}</div>" for p in self.paragraphs)
-        rows = "".join(
-            f'<tr style="background:none"><td style="{CELL};opacity:.7">{html.escape(label)}</td>'
-            f'<td style="{CELL}"><code>{html.escape(value)}</code></td></tr>'
-            for label, value in self.rows
-        )
-        folded = (
-            '<details><summary style="opacity:.7;cursor:pointer">the case, in Python</summary>'
-            f'<pre style="white-space:pre-wrap;margin:2px 0">{html.escape(self.folded)}</pre>'
-            "</details>"
-        )
-        return (
-            f'<div style="border-left:4px solid {color};padding:2px 12px;margin:4px 0">'
-            f"<div><b>{html.escape(self.name)}</b>: "
-            f'<b style="color:{color}">{self.status}</b>'
-            + (f", {html.escape(self.points)}" if self.points else "")
-            + f"</div>{paragraphs}"
-            + (f'<table style="{TABLE}">{rows}</table>' if rows else "")
-            + (folded if self.folded else "")
-            + "</div>"
-        )
-
-
-def code_marked(text: str) -> str:
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
+        return render(CARD, card=self, color=COLORS[self.status])
 
 
 def in_ipython() -> Any:

@@ -1,15 +1,16 @@
 """How far a learner has come: `status`."""
 
-import html
 from dataclasses import dataclass
 from pathlib import Path
 
 from autograder.judging.verdicts import NOT_ATTEMPTED, PASSED, WRONG
-from autograder.notebook.card import CELL, COLORS, TABLE, show
+from autograder.notebook.card import COLORS, show
 from autograder.notebook.passed import OPEN, RED, Progress, newest_lab, progress_in
 from autograder.text.lesson import Card, Lesson, lessons
 from autograder.text.reference import has_reference
+from autograder.text.templates import render
 
+STATUS = Path(__file__).with_name("status.html")
 SHOWN = {PASSED: COLORS[PASSED], OPEN: COLORS[NOT_ATTEMPTED], RED: COLORS[WRONG]}
 START = "start.ipynb"  # next to the folders of the labs
 
@@ -35,21 +36,7 @@ class Status:
         return "\n".join([self.title, *lines, *self.sentences])
 
     def _repr_html_(self) -> str:
-        rows = "".join(table_row(card, state) for card, state in self.rows)
-        sentences = "".join(f"<div>{html.escape(sentence)}</div>" for sentence in self.sentences)
-        back = f'<div><a href="{self.start}">The whole course</a></div>' if self.start else ""
-        return f'<b>{self.title}</b><table style="{TABLE}">{rows}</table>{sentences}{back}'
-
-
-def table_row(card: Card, state: str) -> str:
-    cells = [
-        f'<span style="color:{SHOWN[state]}">{state}</span>',
-        f"<code>{card.exercise}</code>",
-        f"{card.minutes} min",
-        html.escape(card.title),
-    ]
-    columns = "".join(f'<td style="{CELL}">{cell}</td>' for cell in cells)
-    return f'<tr style="background:none">{columns}</tr>'
+        return render(STATUS, status=self, colors=SHOWN)
 
 
 def status() -> None:

@@ -48,30 +48,30 @@ CLASS = [
 
 
 def test_an_exercise_says_how_many_passed_and_why_the_others_did_not() -> None:
-    found = metrics_of(CLASS)
-    assert (found.passed, found.wrong, found.not_attempted) == (1, 4, 1)
-    assert [(held.name, held.sentence, held.students) for held in found.held] == [
+    metrics = metrics_of(CLASS)
+    assert (metrics.passed, metrics.wrong, metrics.not_attempted) == (1, 4, 1)
+    assert [(each.name, each.sentence, each.students) for each in metrics.mistakes] == [
         (KNOWN.name, KNOWN.sentence, 2),
         (OTHER.name, OTHER.sentence, 1),
     ]
-    assert report(CLASS, LESSON).mistakes == [*found.held]
-    assert found.unexplained == ("eve",)
-    assert (found.middle, found.largest) == (0.5, 4.0)  # of the attempts alone
+    assert report(CLASS, LESSON).mistakes == [*metrics.mistakes]
+    assert metrics.unexplained == ("eve",)
+    assert (metrics.middle, metrics.largest) == (0.5, 4.0)  # of the attempts alone
     assert metrics_of([graded("fay", NOT_ATTEMPTED)]).middle is None
 
 
 @pytest.mark.parametrize(
-    ("passed", "wrong", "found"),
+    ("passed", "wrong", "measured"),
     [
         *[(10, 0, 1), (9, 1, 1), (8, 1, 2), (3, 1, 2), (2, 1, 3), (2, 2, 3), (1, 2, 4), (1, 3, 4)],
         *[(1, 4, 5), (0, 9, 5), (1, 1, None), (0, 0, None)],
     ],
 )
-def test_a_difficulty_is_found_by_the_share_of_attempts_that_passed(passed, wrong, found) -> None:
+def test_a_difficulty_is_the_share_of_attempts_that_passed(passed, wrong, measured) -> None:
     results = [graded(f"p{i}", PASSED) for i in range(passed)]
     results += [graded(f"w{i}", WRONG) for i in range(wrong)]
     lazy = [graded(f"n{i}", NOT_ATTEMPTED) for i in range(20)]
-    assert metrics_of(results).found == metrics_of(results + lazy).found == found
+    assert metrics_of(results).measured == metrics_of(results + lazy).measured == measured
 
 
 def test_a_report_depends_on_the_class_and_not_on_the_order() -> None:
@@ -88,7 +88,8 @@ def test_every_lab_has_a_report_that_adds_up(lab: str) -> None:
     counted = report(results, lessons()[lab])
     for each in counted.exercises:
         assert each.passed + each.wrong + each.not_attempted == 60
-        assert sum(held.students for held in each.held) + len(each.unexplained) == each.wrong
+        explained = sum(mistake.students for mistake in each.mistakes)
+        assert explained + len(each.unexplained) == each.wrong
     assert sum(row.points for row in counted.rows) == sum(result.points for result in results)
     assert len(text_of(to_html(counted))) > 1000
 

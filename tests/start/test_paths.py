@@ -31,5 +31,5 @@ def test_every_lab_is_in_a_path_or_named_as_left_out():
     assert SHORT.left_out.startswith("labs 3–")
     assert EVENINGS.left_out.startswith("labs 5, 6, 8–")
     assert DAY.left_out.endswith("7 exercises of labs 3, 4, the written questions")
-    assert TERM.left_out == "labs 14–16"
+    assert TERM.left_out.startswith("labs 14–16")
     assert WHOLE.left_out == "nothing"
