@@ -70,7 +70,7 @@ def wide() -> Drawing:
     columns = max(len(row), len(others))
     right, bus = LEFT + columns * COLUMN - BRANCH, TOP + 128
     lefts = [LEFT + COLUMN * i for i in range(columns - len(others), columns)]
-    places = [(LEFT + COLUMN * i, TOP) for i in range(len(row))]
+    places: list[Point] = [(LEFT + COLUMN * i, TOP) for i in range(len(row))]
     ends = [(right, TOP), (right, bus), (lefts[0] + BRANCH, bus)]
     lines = [(core, line([places[0], *ends]))]
     stations = list(zip(row, places, strict=True))
