@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
-from autograder.grading.foreign import cell, counted, listed, shown
-from autograder.grading.inventory import Inventory
-from autograder.grading.results import Mark, Result
+from autograder.grading.collect.inventory import Inventory
+from autograder.grading.judge.foreign import cell, counted, listed, shown
+from autograder.grading.judge.results import Mark, Result
 from autograder.judging.catalogue import misconceptions
 from autograder.judging.judge import NOT_ATTEMPTED, PASSED, WRONG
 from autograder.notebook.card import COLORS, code_marked

@@ -24,7 +24,7 @@ from typing import Any, Self
 
 import psutil
 
-from autograder.grading.border import shown_files
+from autograder.grading.judge.border import shown_files
 from autograder.grading.refused import writing_temporary
 from autograder.grading.temporary import Temporary
 from autograder.judging.patience import can_run
