@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from autograder.grading import commands, demo
-from autograder.grading.jail import JailError
+from autograder.grading.judge.jail import JailError
 from autograder.grading.refused import GOES_ON, Refused
 from autograder.text.lesson import Lesson, lessons
 

@@ -25,9 +25,10 @@ c.ClearSolutions.code_stub = {
 }
 c.Execute.timeout = 120  # seconds per cell, for `nbgrader validate`, which runs a student's code
 
-# The process with the gradebook neither reads nor runs a submission: see grading/plugins.py.
+# The process with the gradebook neither reads nor runs a submission: see
+# grading/give_back/plugins.py.
 SUBMITTED = REPOSITORY / "autograder" / "submitted"
-PLUGINS = "autograder.grading.plugins"
+PLUGINS = "autograder.grading.give_back.plugins"
 c.Autograde.exporter_class = f"{PLUGINS}.SubmittedExporter"
 c.Autograde.sanitize_preprocessors = [
     f"{PLUGINS}.RebuildFromRelease",
@@ -49,12 +50,12 @@ c.CourseDirectory.ignore = [
     ".ipynb_checkpoints", "*.pyc", "__pycache__", "feedback",
     f"{glob.escape(str(SUBMITTED))}/*/*",
 ]  # fmt: skip
-c.ExchangeFactory.collect = "autograder.grading.exchange.Collect"
+c.ExchangeFactory.collect = "autograder.grading.collect.exchange.Collect"
 
 # How formgrader and feedback show students' Markdown and code.
 c.HTMLExporter.filters = {
-    "markdown2html": "autograder.grading.pages.prose",
-    "highlight_code": "autograder.grading.pages.code",
+    "markdown2html": "autograder.grading.give_back.pages.prose",
+    "highlight_code": "autograder.grading.give_back.pages.code",
 }
 
 # nbgrader starts `alembic` by name, which fails if its environment is not activated.

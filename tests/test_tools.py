@@ -42,5 +42,5 @@ def test_where_ci_promises_the_tool_the_test_fails(without):
 
 
 def test_where_no_sandbox_can_be_made_the_reason_is_the_graders_own(monkeypatch):
-    monkeypatch.setattr("autograder.grading.jail.shutil.which", lambda name: None)
+    monkeypatch.setattr("autograder.grading.judge.jail.shutil.which", lambda name: None)
     assert "apt install bubblewrap" in tools.without_sandbox()

@@ -27,13 +27,13 @@ from distributed import (
 )
 from distributed.security import Security
 
-from autograder.grading.jail import Jail, JailError
+from autograder.grading.judge.jail import Jail, JailError
+from autograder.grading.judge.results import NotGraded, Result
+from autograder.grading.judge.secret import Key, key_of
+from autograder.grading.judge.submission import MOST_BYTES, Submission
+from autograder.grading.judge.version import course_version
 from autograder.grading.local import graded_or_not
 from autograder.grading.refused import Refused
-from autograder.grading.results import NotGraded, Result
-from autograder.grading.secret import Key, key_of
-from autograder.grading.submission import MOST_BYTES, Submission
-from autograder.grading.version import course_version
 
 PATIENCE = 60  # seconds to wait for the first worker
 DIED = NotGraded(
@@ -161,7 +161,7 @@ def require_the_course(client: Client) -> None:
     """Raise Refused if a worker or the scheduler doesn't have this version of the course."""
 
     def version() -> str:  # sent as source, because this module may be missing there
-        from autograder.grading.version import course_version
+        from autograder.grading.judge.version import course_version
 
         return course_version()
 

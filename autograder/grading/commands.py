@@ -11,17 +11,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from autograder.grading import bundle as bundling
-from autograder.grading import collect as collecting
-from autograder.grading import report as reporting
-from autograder.grading.foreign import shown
-from autograder.grading.gradebook import NotEntered, entered, gradebook
-from autograder.grading.inventory import inventory
-from autograder.grading.jail import Jail
+from autograder.grading.collect import submitted as collecting
+from autograder.grading.collect.inventory import inventory
+from autograder.grading.give_back import report as reporting
+from autograder.grading.give_back.gradebook import NotEntered, entered, gradebook
+from autograder.grading.judge.foreign import shown
+from autograder.grading.judge.jail import Jail
+from autograder.grading.judge.results import NotGraded, Result
+from autograder.grading.judge.submission import Submission
 from autograder.grading.local import graded_here
 from autograder.grading.refused import Refused, writing
-from autograder.grading.results import NotGraded, Result
 from autograder.grading.store import COURSE, Course
-from autograder.grading.submission import Submission
 from autograder.grading.temporary import remove_leftovers, write_whole
 from autograder.text.lesson import Lesson
 

@@ -24,13 +24,13 @@ from rich.table import Table
 
 from autograder.build import read_modules, release, solve
 from autograder.exercises import exercises
-from autograder.grading import report as reporting
 from autograder.grading.commands import grade_course
-from autograder.grading.foreign import shown
-from autograder.grading.gradebook import course_config, reason
-from autograder.grading.jail import Jail
+from autograder.grading.give_back import report as reporting
+from autograder.grading.give_back.gradebook import course_config, reason
+from autograder.grading.judge.foreign import shown
+from autograder.grading.judge.jail import Jail
+from autograder.grading.judge.results import Result
 from autograder.grading.refused import Refused, writing_temporary
-from autograder.grading.results import Result
 from autograder.grading.store import Course
 from autograder.judging.judge import WRONG
 from autograder.text.lesson import lessons

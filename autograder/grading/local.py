@@ -13,13 +13,13 @@ from typing import Self
 
 import torch
 
-from autograder.grading.bounds import is_of_memory
-from autograder.grading.jail import Jail, JailError
-from autograder.grading.oracle import grade_one
+from autograder.grading.judge.bounds import is_of_memory
+from autograder.grading.judge.jail import Jail, JailError
+from autograder.grading.judge.oracle import grade_one
+from autograder.grading.judge.results import NotGraded, Result
+from autograder.grading.judge.secret import Key, key_of
+from autograder.grading.judge.submission import Submission
 from autograder.grading.refused import writing_temporary
-from autograder.grading.results import NotGraded, Result
-from autograder.grading.secret import Key, key_of
-from autograder.grading.submission import Submission
 from autograder.grading.temporary import Temporary, hold, remove_leftovers
 
 TRIES = 2  # for a submission whose grader dies while grading it

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from autograder.grading.jail import Jail
-from autograder.grading.oracle import grade_one
+from autograder.grading.judge.jail import Jail
+from autograder.grading.judge.oracle import grade_one
+from autograder.grading.judge.results import RESULT, Result, from_json, result_id, to_json
+from autograder.grading.judge.secret import kept_secret, key_of, secret_id
+from autograder.grading.judge.submission import Submission, read_submission, students
+from autograder.grading.judge.version import course_version
 from autograder.grading.refused import writing
-from autograder.grading.results import RESULT, Result, from_json, result_id, to_json
-from autograder.grading.secret import kept_secret, key_of, secret_id
-from autograder.grading.submission import Submission, read_submission, students
 from autograder.grading.temporary import write_whole
-from autograder.grading.version import course_version
 from autograder.text.lesson import Lesson, lessons
 from autograder.text.reference import ROOT
 

@@ -150,7 +150,8 @@ def kv_cases(generator: Generator) -> list[Case]:
 
 # ----------------------------------------------------------------------------------- on a machine
 
-# A toy, because a function that is lent for a grade takes no number above it: see grading/near.py.
+# A toy, because a function that is lent for a grade takes no number above it
+# (grading/judge/near.py).
 LARGEST = 100_000
 
 

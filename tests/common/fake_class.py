@@ -5,7 +5,7 @@ Most students do well, and less well in exercises with a higher difficulty on th
 
 import random
 
-from autograder.grading.results import Mark, Result
+from autograder.grading.judge.results import Mark, Result
 from autograder.judging.catalogue import misconceptions
 from autograder.judging.judge import NOT_ATTEMPTED, PASSED, WRONG
 from autograder.text.lesson import Lesson

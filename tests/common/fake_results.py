@@ -3,9 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
-from autograder.grading.rebuild import rebuild
-from autograder.grading.results import Result
-from autograder.grading.submission import Submission
+from autograder.grading.judge.rebuild import rebuild
+from autograder.grading.judge.results import Result
+from autograder.grading.judge.submission import Submission
 from autograder.judging.judge import NOT_ATTEMPTED, PASSED, WRONG
 from autograder.text.lesson import lessons
 from autograder.text.release import release_of

@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 from autograder.grading import local
-from autograder.grading.jail import Jail, JailError
-from autograder.grading.results import Result
-from autograder.grading.secret import Key
-from autograder.grading.submission import Submission
+from autograder.grading.judge.jail import Jail, JailError
+from autograder.grading.judge.results import Result
+from autograder.grading.judge.secret import Key
+from autograder.grading.judge.submission import Submission
 from autograder.text.lesson import lessons
 from tests.common.fake_class import fake_result
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from autograder.grading.results import Result
+from autograder.grading.judge.results import Result
 
 
 def lost(result: Result) -> dict[str, tuple[str, ...]]:

@@ -5,7 +5,7 @@ import json
 import re
 from typing import Any
 
-from autograder.grading.submission import Submission
+from autograder.grading.judge.submission import Submission
 from autograder.text.release import release_of
 
 TODO = re.compile(r"# TODO: write this part\n *raise NotImplementedError\(.*\)")

@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 
 from autograder.grading import local
-from autograder.grading.oracle import grade_one
+from autograder.grading.judge.oracle import grade_one
 
 DIES_ONCE, DIES_ALWAYS, FAILS = "cyd", "mallory", "fay"
 

@@ -47,7 +47,10 @@ def package(name: str, how: str) -> Callable[[], str]:
 
 def without_sandbox() -> str:
     """Grading needs more than the program: where users may make no namespaces, it has no walls."""
-    from autograder.grading.jail import Jail, JailError  # torch takes seconds, and few tests ask
+    from autograder.grading.judge.jail import (  # torch takes seconds, and few tests ask
+        Jail,
+        JailError,
+    )
 
     try:
         with Jail() as jail:

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from autograder.grading.border import shown_files
+from autograder.grading.judge.border import shown_files
 from autograder.text.imports import files_named, imports
 from autograder.text.reference import ROOT, SOLUTIONS, parts_of
 from tests.common.trials import LABS
 
 ROOMS = "autograder", "course", "solutions"
 SHOW = """
-from autograder.grading.border import shown_files
+from autograder.grading.judge.border import shown_files
 from autograder.text.lesson import lessons
 
 for lab in lessons():

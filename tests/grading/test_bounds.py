@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from autograder.exercises import exercises
-from autograder.grading import oracle
-from autograder.grading.jail import Jail, JailError
-from autograder.grading.oracle import There, Trying
-from autograder.grading.rebuild import rebuild
-from autograder.grading.secret import key_of
-from autograder.grading.submission import Submission
+from autograder.grading.judge import oracle
+from autograder.grading.judge.jail import Jail, JailError
+from autograder.grading.judge.oracle import There, Trying
+from autograder.grading.judge.rebuild import rebuild
+from autograder.grading.judge.secret import key_of
+from autograder.grading.judge.submission import Submission
 from autograder.judging.judge import WRONG, Judgement, ReferenceFails
 from autograder.text.release import release_of
 from tests.hostile.notebooks import as_bytes, solved

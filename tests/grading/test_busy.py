@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from autograder.attempt.failure import WAITED, Starved, TookTooLong, Waited
-from autograder.grading import oracle, turns
-from autograder.grading.jail import Jail, JailError
-from autograder.grading.near import Near
-from autograder.grading.oracle import grade_one
-from autograder.grading.results import Result
-from autograder.grading.secret import key_of
-from autograder.grading.submission import Submission
-from autograder.grading.turns import turn
+from autograder.grading.judge import oracle, turns
+from autograder.grading.judge.jail import Jail, JailError
+from autograder.grading.judge.near import Near
+from autograder.grading.judge.oracle import grade_one
+from autograder.grading.judge.results import Result
+from autograder.grading.judge.secret import key_of
+from autograder.grading.judge.submission import Submission
+from autograder.grading.judge.turns import turn
 from autograder.judging.interrupt import LOOK
 from autograder.judging.patience import Patience
 from tests.common.graded import lost
@@ -65,8 +65,8 @@ RIGHT = as_bytes(solved("generate"))
 
 GRADER = f"""
 import torch
-from autograder.grading import oracle
-from autograder.grading.jail import Jail
+from autograder.grading.judge import oracle
+from autograder.grading.judge.jail import Jail
 from tests.common.graded import lost
 from tests.grading.test_busy import RIGHT, grade
 

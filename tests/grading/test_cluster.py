@@ -33,12 +33,12 @@ from autograder import grading
 from autograder.__main__ import main
 from autograder.grading import cluster, commands, local
 from autograder.grading.certificates import new_certificate
-from autograder.grading.jail import Jail
-from autograder.grading.oracle import grade_one
+from autograder.grading.judge.jail import Jail
+from autograder.grading.judge.oracle import grade_one
+from autograder.grading.judge.results import NotGraded, Result
+from autograder.grading.judge.secret import key_of
+from autograder.grading.judge.submission import Submission
 from autograder.grading.refused import Refused
-from autograder.grading.results import NotGraded, Result
-from autograder.grading.secret import key_of
-from autograder.grading.submission import Submission
 from autograder.text.lesson import lessons
 from autograder.text.reference import ROOT
 from tests.common import mortal

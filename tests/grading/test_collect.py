@@ -18,10 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nbgrader.coursedir import CourseDirectory
 
-from autograder.grading import archive as archives
-from autograder.grading import timestamp
-from autograder.grading.collect import Collected, collect
-from autograder.grading.download import student
+from autograder.grading.collect import archive as archives
+from autograder.grading.collect import timestamp
+from autograder.grading.collect.download import student
+from autograder.grading.collect.submitted import Collected, collect
 from autograder.grading.refused import Refused
 from autograder.text.lesson import lessons
 from tests.common.handed_in import notebook, prose

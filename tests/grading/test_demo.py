@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from autograder.grading import demo
-from autograder.grading.results import Mark
+from autograder.grading.judge.results import Mark
 from autograder.text.reference import ROOT
 from tests.common.fake_class import fake_result
 

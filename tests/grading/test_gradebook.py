@@ -19,8 +19,8 @@ from nbgrader.apps import NbGraderAPI
 
 from autograder.__main__ import main
 from autograder.grading import commands, demo
-from autograder.grading.gradebook import name_students, reason
-from autograder.grading.plugins import ApplyResults
+from autograder.grading.give_back.gradebook import name_students, reason
+from autograder.grading.give_back.plugins import ApplyResults
 from autograder.grading.store import Course
 from tests.common.disks import NO_ROOM, full_disk
 from tests.common.fake_class import fake_result

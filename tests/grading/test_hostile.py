@@ -8,13 +8,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autograder.grading import oracle
-from autograder.grading.jail import Jail
+from autograder.grading.judge import oracle
+from autograder.grading.judge.jail import Jail
+from autograder.grading.judge.oracle import grade_one
+from autograder.grading.judge.results import Result, from_json, to_json
+from autograder.grading.judge.secret import key_of
+from autograder.grading.judge.submission import Submission, read_submission
 from autograder.grading.local import graded_here
-from autograder.grading.oracle import grade_one
-from autograder.grading.results import Result, from_json, to_json
-from autograder.grading.secret import key_of
-from autograder.grading.submission import Submission, read_submission
 from autograder.text.lesson import lessons
 from tests.common.graded import lost
 from tests.hostile import CORPUS

@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autograder.grading import commands
-from autograder.grading import inventory as module
-from autograder.grading.clutter import is_clutter
-from autograder.grading.inventory import Inventory, inventory
-from autograder.grading.jail import Jail
+from autograder.grading.collect import inventory as module
+from autograder.grading.collect.clutter import is_clutter
+from autograder.grading.collect.inventory import Inventory, inventory
+from autograder.grading.give_back.report import report, to_csv, to_html
+from autograder.grading.judge.jail import Jail
+from autograder.grading.judge.results import NotGraded
+from autograder.grading.judge.submission import Unreadable, open_folder
 from autograder.grading.refused import Refused
-from autograder.grading.report import report, to_csv, to_html
-from autograder.grading.results import NotGraded
 from autograder.grading.store import Course
-from autograder.grading.submission import Unreadable, open_folder
 from autograder.text.lesson import lessons
 from tests.common.fake_class import fake_result
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from autograder.attempt.worker import Child
-from autograder.grading.near import Lent, Near
+from autograder.grading.judge.near import Lent, Near
 from autograder.judging.borrowed import Borrowed, borrowed
 from autograder.judging.exercise import Exercise, Service, Services
 from autograder.judging.judge import PASSED, WRONG, drawn, judge

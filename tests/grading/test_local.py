@@ -16,12 +16,12 @@ import pytest
 import torch
 
 from autograder.grading import local
-from autograder.grading.jail import Jail, JailError, remove_leftover_groups
+from autograder.grading.judge.jail import Jail, JailError, remove_leftover_groups
+from autograder.grading.judge.results import NotGraded, Result
+from autograder.grading.judge.secret import key_of
+from autograder.grading.judge.submission import Submission
 from autograder.grading.local import graded_here, graded_or_not
 from autograder.grading.refused import Refused
-from autograder.grading.results import NotGraded, Result
-from autograder.grading.secret import key_of
-from autograder.grading.submission import Submission
 from autograder.grading.temporary import PREFIXES, remove_leftovers
 from autograder.text.reference import ROOT
 from tests.common import faulty

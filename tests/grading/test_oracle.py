@@ -17,12 +17,12 @@ import pytest
 from nbformat import NotebookNode
 
 from autograder.attempt.source import definitions, first_line
-from autograder.grading.jail import Jail, JailError, Sandbox
-from autograder.grading.oracle import Trying, grade_one, models_of
-from autograder.grading.rebuild import rebuild
-from autograder.grading.results import Result
-from autograder.grading.secret import key_of
-from autograder.grading.submission import Submission
+from autograder.grading.judge.jail import Jail, JailError, Sandbox
+from autograder.grading.judge.oracle import Trying, grade_one, models_of
+from autograder.grading.judge.rebuild import rebuild
+from autograder.grading.judge.results import Result
+from autograder.grading.judge.secret import key_of
+from autograder.grading.judge.submission import Submission
 from autograder.judging import judge as judge_module
 from autograder.judging.catalogue import Misconception
 from autograder.judging.exercise import Case, Exercise
@@ -370,8 +370,10 @@ def refused(*_: object, **__: object) -> None:
     ids=["no bubblewrap", "no processes", "a course that the sandbox would show"],
 )
 def test_where_no_sandbox_can_be_had_it_says_why(name, value, told, monkeypatch):
-    monkeypatch.setattr("autograder.grading.jail.shutil.which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(f"autograder.grading.jail.{name}", value)
+    monkeypatch.setattr(
+        "autograder.grading.judge.jail.shutil.which", lambda name: f"/usr/bin/{name}"
+    )
+    monkeypatch.setattr(f"autograder.grading.judge.jail.{name}", value)
     with pytest.raises(JailError, match=told):
         Jail().__enter__()
 
@@ -403,7 +405,7 @@ def test_a_python_behind_links_runs_in_the_sandbox(tmp_path: Path) -> None:
     (venv / "bin" / "python").symlink_to(links / "python")
     (venv / "pyvenv.cfg").write_text(f"home = {links}\n")
     (tmp_path / "venv").symlink_to(venv)
-    script = "from autograder.grading.jail import Jail\nwith Jail(): print('made')"
+    script = "from autograder.grading.judge.jail import Jail\nwith Jail(): print('made')"
     command = [str(tmp_path / "venv" / "bin" / "python"), "-c", script]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (ran.stdout, ran.stderr) == ("made\n", "")

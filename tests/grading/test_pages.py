@@ -2,7 +2,7 @@
 
 import pytest
 
-from autograder.grading.pages import MOST_CODE, MOST_PROSE, code, prose
+from autograder.grading.give_back.pages import MOST_CODE, MOST_PROSE, code, prose
 
 
 def laid_out(source: str, **cell: dict) -> str:

@@ -12,11 +12,11 @@ import pytest
 from nbformat.v4 import new_notebook
 
 from autograder.grading import store
-from autograder.grading.gradebook import entered
-from autograder.grading.plugins import apply, card_of
-from autograder.grading.rebuild import check_id
+from autograder.grading.give_back.gradebook import entered
+from autograder.grading.give_back.plugins import apply, card_of
+from autograder.grading.judge.rebuild import check_id
+from autograder.grading.judge.results import Mark, Result
 from autograder.grading.refused import Refused
-from autograder.grading.results import Mark, Result
 from autograder.text.lesson import lessons
 from autograder.text.release import release_of
 from tests.common.course import Course, text_of

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nbgrader.nbgraderformat import MetadataValidator
 
-from autograder.grading.rebuild import MOST_CELLS, MOST_TEXT, Rebuilt, check_id, rebuild
-from autograder.grading.submission import Submission
+from autograder.grading.judge.rebuild import MOST_CELLS, MOST_TEXT, Rebuilt, check_id, rebuild
+from autograder.grading.judge.submission import Submission
 from autograder.text.lesson import lessons
 from autograder.text.release import release_of
 from tests.common.handed_in import (

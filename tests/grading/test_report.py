@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autograder.grading.report import ExerciseNumbers, Report, report, to_csv, to_html
-from autograder.grading.results import Result
+from autograder.grading.give_back.report import ExerciseNumbers, Report, report, to_csv, to_html
+from autograder.grading.judge.results import Result
 from autograder.judging.catalogue import misconceptions
 from autograder.judging.judge import NOT_ATTEMPTED, PASSED, WRONG
 from autograder.text.lesson import lessons

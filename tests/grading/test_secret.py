@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from autograder.grading.jail import Jail
-from autograder.grading.oracle import grade_one, models_of
+from autograder.grading.judge.jail import Jail
+from autograder.grading.judge.oracle import grade_one, models_of
+from autograder.grading.judge.secret import Key, kept_secret, key_of
+from autograder.grading.judge.submission import Submission
 from autograder.grading.refused import Refused
-from autograder.grading.secret import Key, kept_secret, key_of
-from autograder.grading.submission import Submission
 from autograder.judging.draws import hidden_normals, model_seed, small_model
 from autograder.judging.random_models import normals, random_weights
 from gpt import GPTConfig, GPTLMHead

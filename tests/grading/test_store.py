@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from autograder.grading import commands
-from autograder.grading.jail import Jail
-from autograder.grading.results import RESULT, Result, from_json, result_id, to_json
+from autograder.grading.judge.jail import Jail
+from autograder.grading.judge.results import RESULT, Result, from_json, result_id, to_json
+from autograder.grading.judge.submission import Submission
 from autograder.grading.store import Course
-from autograder.grading.submission import Submission
 from autograder.text.lesson import lessons
 from tests.common.fake_class import fake_mark, fake_result
 

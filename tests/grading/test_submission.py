@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autograder.grading import submission as module
-from autograder.grading.submission import (
+from autograder.grading.collect.timestamp import handed_in_at, written
+from autograder.grading.judge import submission as module
+from autograder.grading.judge.submission import (
     MOST_BYTES,
     Cell,
     Submission,
@@ -23,7 +24,6 @@ from autograder.grading.submission import (
     read_submission,
     students,
 )
-from autograder.grading.timestamp import handed_in_at, written
 from autograder.text.lesson import lessons
 from tests.common.handed_in import code, notebook, prose
 

@@ -5,7 +5,6 @@ other process: it has its own namespaces for users, processes, memory and networ
 depends on the machine; `limits` lists them, and every report repeats the list.
 """
 
-import itertools
 import json
 import os
 import shutil
@@ -19,12 +18,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Self
 
 import psutil
 
-from autograder.grading.border import shown_files
+from autograder.grading.judge.border import shown_files
 from autograder.grading.refused import writing_temporary
 from autograder.grading.temporary import Temporary
 from autograder.judging.patience import can_run
@@ -46,6 +46,9 @@ ENVIRONMENT = {
     "MKL_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
+OWN_USER = "--unshare-user", "--disable-userns", "--uid", str(NOBODY), "--gid", str(NOBODY)
+TO_LEAVE_ROOT = ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP"]
+ROOM_TO_WRITE = "--perms", "1777", "--size", str(256 << 20), "--tmpfs"
 # Of the kernel or the whole machine: any user can write some of these.
 SWITCHES = [f"/proc/{name}" for name in ("sys", "sysrq-trigger", "irq", "bus", "pressure")]
 WORKER = ("-P", "-m", "autograder.attempt")
@@ -225,7 +228,7 @@ class Jail:
             return file.read()
 
 
-numbers = itertools.count()
+numbers = count()
 
 
 def new_user() -> int:
@@ -334,6 +337,29 @@ def devices() -> Iterator[str]:
     yield from ("--symlink", "/proc/self/fd", "/dev/fd")
 
 
+def walls(jail: Jail, lab: str) -> list[str]:
+    """Return bubblewrap's options for an attempt at a lab, in the order in which it builds."""
+    course = [(jail.stage(lab), COURSE), (ROOT / "models", COURSE / "models")]
+    return [
+        # No network, no other process, no memory or name in common with anything outside.
+        *("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"),
+        *("--unshare-cgroup-try", "--hostname", "sandbox"),
+        # A user without rights, whoever runs this.
+        *("--cap-drop", "ALL", *(TO_LEAVE_ROOT if jail.is_root else OWN_USER)),
+        # It ends with the grader, has no terminal to write into, and inherits no variable.
+        *("--die-with-parent", "--new-session", "--as-pid-1", "--clearenv"),
+        *chain(*(("--setenv", *pair) for pair in environment(COURSE, SCRATCH).items())),
+        # Of files, the system's, this Python and what the attempt needs, all read-only.
+        *chain(*system_folders()),
+        *chain(*(("--ro-bind", str(path), str(place)) for path, place in course)),
+        *("--proc", "/proc", *devices()),
+        *chain(*(("--ro-bind-try", file, file) for file in SWITCHES)),
+        # Two folders to write into, which a child leaves as they were or the sandbox is closed.
+        *chain(*((*ROOM_TO_WRITE, folder) for folder in (str(SCRATCH), "/dev/shm"))),
+        *("--remount-ro", "/", "--chdir", str(SCRATCH)),
+    ]
+
+
 class Sandbox:
     """A running sandbox. It runs one exercise after the other, each in a new process."""
 
@@ -358,25 +384,7 @@ class Sandbox:
         release, block = os.pipe()
         info, tell = os.pipe()
         passed = [control, release, tell]
-        own_user = f"--unshare-user --disable-userns --uid {NOBODY} --gid {NOBODY}"
-        to_leave_root = "--cap-add CAP_SETUID --cap-add CAP_SETGID --cap-add CAP_SETPCAP"
-        command = ["bwrap", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
-        command += ["--unshare-cgroup-try", "--hostname", "sandbox", "--cap-drop", "ALL"]
-        command += (to_leave_root if jail.is_root else own_user).split()
-        command += ["--die-with-parent", "--new-session", "--as-pid-1", "--clearenv"]
-        for name, value in environment(COURSE, SCRATCH).items():
-            command += ["--setenv", name, value]
-        for bind in system_folders():
-            command += bind
-        command += ["--ro-bind", str(jail.stage(lab)), str(COURSE)]
-        command += ["--ro-bind", str(ROOT / "models"), str(COURSE / "models")]
-        command += ["--proc", "/proc", *devices()]
-        for file in SWITCHES:
-            command += ["--ro-bind-try", file, file]
-        for folder in (str(SCRATCH), "/dev/shm"):
-            command += ["--perms", "1777", "--size", str(256 << 20), "--tmpfs", folder]
-        command += ["--remount-ro", "/", "--chdir", str(SCRATCH)]
-        command += ["--block-fd", str(release), "--info-fd", str(tell)]
+        command = ["bwrap", *walls(jail, lab), "--block-fd", str(release), "--info-fd", str(tell)]
         if jail.filter:
             rules = os.memfd_create("rules")
             os.write(rules, jail.filter)

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, median
 
-from autograder.grading.foreign import counted, listed, shown
-from autograder.grading.report.counts import DIFFICULTIES, Report, StudentRow
+from autograder.grading.give_back.report.counts import DIFFICULTIES, Report, StudentRow
+from autograder.grading.judge.foreign import counted, listed, shown
 from autograder.judging.judge import NOT_ATTEMPTED, PASSED, WRONG
 from autograder.notebook.card import COLORS
 from autograder.text.templates import render

@@ -36,11 +36,19 @@ from functools import cache
 from pathlib import Path
 from zipfile import ZipFile
 
-from autograder.grading import refused, timestamp
-from autograder.grading.archive import Allowance, Entry, Refused, entries, open_archive, read
-from autograder.grading.clutter import passed_over
-from autograder.grading.download import HandedIn, Student, attributed
-from autograder.grading.foreign import cell, counted, listed, shown
+from autograder.grading import refused
+from autograder.grading.collect import timestamp
+from autograder.grading.collect.archive import (
+    Allowance,
+    Entry,
+    Refused,
+    entries,
+    open_archive,
+    read,
+)
+from autograder.grading.collect.clutter import passed_over
+from autograder.grading.collect.download import HandedIn, Student, attributed
+from autograder.grading.judge.foreign import cell, counted, listed, shown
 from autograder.text.lesson import Lesson, lessons
 
 COLUMNS = ["id", "name", "file"]  # of students.csv

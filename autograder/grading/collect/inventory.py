@@ -15,10 +15,10 @@ from functools import cache
 from itertools import islice
 from pathlib import Path
 
-from autograder.grading.clutter import is_clutter, passed_over
-from autograder.grading.collect import is_notebook, is_zip
-from autograder.grading.foreign import listed, shown
-from autograder.grading.submission import Unreadable, open_folder, students
+from autograder.grading.collect.clutter import is_clutter, passed_over
+from autograder.grading.collect.submitted import is_notebook, is_zip
+from autograder.grading.judge.foreign import listed, shown
+from autograder.grading.judge.submission import Unreadable, open_folder, students
 from autograder.text.lesson import Lesson, lessons
 
 MOST_STUDENTS = 100_000  # entries of submitted/

@@ -17,7 +17,7 @@ from pathlib import Path
 from unicodedata import normalize
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
-from autograder.grading.clutter import is_clutter
+from autograder.grading.collect.clutter import is_clutter
 
 MOST_ENTRIES = 50_000
 MOST_MEGABYTES = 200  # unpacked of one student's files

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from nbgrader.utils import parse_utc
 
-from autograder.grading.submission import read_beside
+from autograder.grading.judge.submission import read_beside
 from autograder.text.lesson import Lesson
 
 NAME = "timestamp.txt"

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autograder.grading.foreign import listed, shown
+from autograder.grading.judge.foreign import listed, shown
 from autograder.text.lesson import Lesson
 
 MOST_BYTES = 32 * 2**20  # of a notebook

@@ -30,9 +30,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from autograder.grading.archive import LEADS_OUT, Entry
-from autograder.grading.clutter import is_clutter
-from autograder.grading.timestamp import from_local
+from autograder.grading.collect.archive import LEADS_OUT, Entry
+from autograder.grading.collect.clutter import is_clutter
+from autograder.grading.collect.timestamp import from_local
 
 NUMBER = r"[0-9]{1,20}"
 MOODLE_STUDENT = rf"(?P<name>[^_]+)(?:_(?P<number>{NUMBER}))?_assignsubmission_(?:file|onlinetext)"

@@ -18,8 +18,8 @@ from nbgrader.apps import NbGraderAPI
 from sqlalchemy.exc import DatabaseError
 from traitlets.config import Config, PyFileConfigLoader
 
-from autograder.grading import timestamp
-from autograder.grading.collect import Table
+from autograder.grading.collect import timestamp
+from autograder.grading.collect.submitted import Table
 from autograder.grading.refused import GOES_ON, Refused, not_written, writing_temporary
 from autograder.grading.store import Course
 from autograder.grading.temporary import Temporary

@@ -13,8 +13,8 @@ import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from autograder.grading.judge.submission import Submission
 from autograder.grading.refused import Refused
-from autograder.grading.submission import Submission
 
 BYTES = 32
 

@@ -3,8 +3,8 @@
 import csv
 import io
 
-from autograder.grading.foreign import cell
-from autograder.grading.report.counts import Report
+from autograder.grading.give_back.report.counts import Report
+from autograder.grading.judge.foreign import cell
 
 
 def to_csv(report: Report) -> str:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
-from autograder.grading.submission import Cell, Submission, Unreadable, read_cells
+from autograder.grading.judge.submission import Cell, Submission, Unreadable, read_cells
 from autograder.notebook.cells import DEFINED
 from autograder.text.lesson import lessons
 

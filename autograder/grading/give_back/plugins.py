@@ -19,12 +19,12 @@ from nbgrader.preprocessors import NbGraderPreprocessor
 from traitlets import Unicode
 from traitlets.utils.importstring import import_item
 
-from autograder.grading import timestamp
-from autograder.grading.exchange import MOST_SECRET, SECRET
-from autograder.grading.foreign import HIDDEN
-from autograder.grading.rebuild import check_id, rebuild
-from autograder.grading.results import RESULT, Mark, Result, result_id
-from autograder.grading.submission import Submission, read_beside, read_submission
+from autograder.grading.collect import timestamp
+from autograder.grading.collect.exchange import MOST_SECRET, SECRET
+from autograder.grading.judge.foreign import HIDDEN
+from autograder.grading.judge.rebuild import check_id, rebuild
+from autograder.grading.judge.results import RESULT, Mark, Result, result_id
+from autograder.grading.judge.submission import Submission, read_beside, read_submission
 from autograder.notebook.card import VerdictCard
 from autograder.text.lesson import Lesson, lessons
 from autograder.text.release import release_of

@@ -33,21 +33,21 @@ from autograder.attempt.records import Seen
 from autograder.attempt.shown import ShownModel
 from autograder.attempt.wire import WireError
 from autograder.exercises import exercises
-from autograder.grading.bounds import (
+from autograder.grading.judge.bounds import (
     TooMuchToJudge,
     bounded,
     is_of_memory,
     machine_has_room,
 )
-from autograder.grading.foreign import shown
-from autograder.grading.jail import Jail, JailError, Sandbox
-from autograder.grading.near import Lent, Near
-from autograder.grading.rebuild import Rebuilt, rebuild
-from autograder.grading.results import Mark, Result
-from autograder.grading.secret import Key
-from autograder.grading.submission import Submission
-from autograder.grading.turns import turn
-from autograder.grading.version import course_version
+from autograder.grading.judge.foreign import shown
+from autograder.grading.judge.jail import Jail, JailError, Sandbox
+from autograder.grading.judge.near import Lent, Near
+from autograder.grading.judge.rebuild import Rebuilt, rebuild
+from autograder.grading.judge.results import Mark, Result
+from autograder.grading.judge.secret import Key
+from autograder.grading.judge.submission import Submission
+from autograder.grading.judge.turns import turn
+from autograder.grading.judge.version import course_version
 from autograder.judging.draws import model_seed
 from autograder.judging.exercise import Case, Driver, Exercise, Outcome, Service
 from autograder.judging.given import given_statements

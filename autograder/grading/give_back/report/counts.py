@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from autograder.grading.inventory import Inventory
-from autograder.grading.results import Mark, Result
+from autograder.grading.collect.inventory import Inventory
+from autograder.grading.judge.results import Mark, Result
 from autograder.judging.catalogue import misconceptions
 from autograder.judging.judge import NOT_ATTEMPTED, PASSED, WRONG
 from autograder.text.lesson import Lesson

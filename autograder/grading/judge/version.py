@@ -6,12 +6,9 @@ from functools import cache
 from autograder.text.reference import ROOT
 
 PARTS = (
-    *("gpt.py", "solutions/**/*.py", "labs/*/*.ipynb"),
+    *("gpt.py", "solutions/**/*.py", "labs/*/*.ipynb", "course/*/*.md", "course/*/cases.py"),
     *(f"autograder/{room}/**/*.py" for room in ("attempt", "judging", "lending", "text")),
-    *("autograder/exercises.py", "course/*/cases.py", "course/*/lesson.md", "course/*/wrong.md"),
-    "autograder/notebook/verdict.py",
-    *(f"autograder/grading/{name}.py" for name in ("oracle", "near", "rebuild", "submission")),
-    *(f"autograder/grading/{name}.py" for name in ("border", "bounds", "jail", "foreign", "turns")),
+    *("autograder/grading/judge/*.py", "autograder/exercises.py", "autograder/notebook/verdict.py"),
 )
 
 

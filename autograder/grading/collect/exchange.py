@@ -12,8 +12,8 @@ from pathlib import Path
 
 from nbgrader.exchange.default import ExchangeCollect
 
-from autograder.grading import timestamp
-from autograder.grading.submission import MOST_BYTES, Unreadable, open_folder, read_file
+from autograder.grading.collect import timestamp
+from autograder.grading.judge.submission import MOST_BYTES, Unreadable, open_folder, read_file
 
 SECRET = "submission_secret.txt"  # identifies the student's own feedback
 MOST_SECRET = 1000  # bytes

@@ -1,0 +1,3 @@
+"""What comes in: archives and folders become submissions, and nothing is lost silently."""
+
+__all__ = ["archive", "exchange", "inventory", "submitted", "timestamp"]
