@@ -584,6 +584,18 @@ def test_other_errors_are_not_hidden() -> None:
 # ------------------------------------------------------------------------------------- deaths
 
 
+@pytest.mark.parametrize("which", ["prefill", "decode"])
+def test_death_at_any_time_changes_no_text(which: str) -> None:
+    for when in range(25):
+        both = world(prefill=replace(AMPLE, token_budget=2))
+        for seed, prompt in enumerate([[3, 14, 15], [9, 2, 6, 5, 35], [8]]):
+            both.submit(prompt, 9, None, SAMPLED, seed)
+        for _ in range(when):
+            both.tick()
+        both.kill(which)
+        both.run()
+
+
 def test_prefill_keeps_what_it_computed() -> None:
     """Nobody has room at first, and then all who could have had some are dead."""
     both = world(decode=replace(AMPLE, max_running=1))
