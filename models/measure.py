@@ -44,7 +44,7 @@ from solutions.speculative import (
     new_logits,
 )
 from timing.machine import processor_name
-from timing.table.verify import HAIR
+from timing.table import HAIR
 
 STRIDE = 512  # tokens from one scored window to the next
 PROMPT_LENGTH, NEW_TOKENS = 32, 64

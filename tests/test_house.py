@@ -2,6 +2,8 @@
 
 import ast
 import re
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 
@@ -57,6 +59,29 @@ def test_no_test_module_imports_another() -> None:
     assert len(files) > 20
     both = {(file.name, name) for file in files for name in imports(file)}
     assert {(f, name) for f, name in both if re.match(r"tests\.test_|test_", name)} == set()
+
+
+# ------------------------------------------------------------------------------ what is public
+
+ROOMS = "autograder", "course", "docs", "models", "solutions", "start", "timing"
+FACES = {
+    *("autograder.attempt", "autograder.judging", "timing.table"),
+    *(f"autograder.grading.{room}" for room in ("collect", "judge", "give_back")),
+    *("solutions.router", "solutions.server"),
+}
+
+
+@pytest.mark.parametrize("face", sorted(FACES))
+def test_a_package_says_what_others_may_import(face: str) -> None:
+    package, inside = import_module(face), ROOT / face.replace(".", "/")
+    files = [file for room in ROOMS for file in (ROOT / room).rglob("*.py")]
+    others = [f for f in files if inside not in f.parents and not f.name.startswith("test_")]
+    named = {name for file in others for name in imports(file) if name.startswith(f"{face}.")}
+    used = {name.removeprefix(f"{face}.").split(".")[0] for name in named}
+    assert package.__doc__
+    assert used <= set(package.__all__), used - set(package.__all__)
+    there = {n for n in package.__all__ if hasattr(package, n) or find_spec(f"{face}.{n}")}
+    assert there == set(package.__all__)
 
 
 # ------------------------------------------------------------------- what is said of a lab

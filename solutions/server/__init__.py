@@ -4,4 +4,7 @@
 solutions/README.md tells the order in which a request meets the other files.
 """
 
-__all__ = ["app", "connections", "engine_process", "formats", "here", "settings"]
+__all__ = [
+    *("app", "connections", "engine_process", "engine_thread", "events", "formats", "here"),
+    *("loaded", "metrics", "protocol", "settings", "web"),
+]

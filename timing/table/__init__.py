@@ -43,7 +43,7 @@ __all__ = [
     "Bench", "BestBatches", "Continuous", "Ids", "Key", "Lossy", "NotTimed", "OtherEngine", "Own",
     "Plan", "Prepare", "Prepared", "Rounds", "Row", "Rows", "Run", "Runs", "Served", "Verifier",
     "draw_chart", "growth", "in_8_bits", "is_learners", "kv_bytes", "loss_of", "measure_rows",
-    "milliseconds", "new_table", "number", "one_prompt_at_a_time", "show_environment",
+    "milliseconds", "new_table", "number", "one_prompt_at_a_time", "over_http", "show_environment",
     "show_growth", "show_missing", "show_race", "show_tables", "show_words", "timed_runs",
     "workloads",
 ]  # fmt: skip
