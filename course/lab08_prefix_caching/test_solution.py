@@ -331,9 +331,8 @@ class WatchedQueue(WatchedPrefixes):
     def assert_policy(self, before: dict[int, bool], left: int, preempted: int) -> None:
         pass
 
-    def watched_preempt(self, sequence: Any) -> None:
-        super().watched_preempt(sequence)
-        assert self.engine.scheduler.waiting[0] is sequence
+    def preempting(self, sequence: Any) -> None:
+        super().preempting(sequence)
         del self.waited[sequence.number]
 
     def watched_let_in(self) -> bool:
