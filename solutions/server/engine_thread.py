@@ -18,6 +18,7 @@ from torch import Tensor
 
 from solutions.decoding import GREEDY
 from solutions.engine.engine import Output as EngineOutput
+from solutions.engine.integrity import BrokenPool, check_integrity
 from solutions.engine.runner import Chunk
 from solutions.engine.sequence import Sequence
 from solutions.engine.watcher import Watcher, watch
@@ -57,7 +58,7 @@ class EngineThread(Watcher):
         self.loaded, self.engine = loaded, loaded.new_engine(self.note)
         self.deliver = deliver
         self.on_view: Callable[[], object] = lambda: None
-        self.on_death = self.on_view  # a thread doesn't die by itself, as a process may
+        self.on_death = self.on_view
         self.inbox: deque[Request | str] = deque()  # requests, and ids of those to abort
         self.wake, self.is_stopped = threading.Event(), False
         self.numbers: dict[str, int] = {}  # the engine's number of each request that it serves
@@ -109,6 +110,14 @@ class EngineThread(Watcher):
     # ------------------------------------------------------------------- in the engine's thread
 
     def run(self) -> None:
+        """Serve until it is stopped, or its pool breaks, which only `debug` looks for."""
+        try:
+            self.serve()
+        except BrokenPool as fault:
+            log.critical("%s The engine ends.", fault)
+            self.on_death()
+
+    def serve(self) -> None:
         while not self.is_stopped:
             if not (self.inbox or self.engine.has_work):
                 self.look()
@@ -159,6 +168,8 @@ class EngineThread(Watcher):
         except Exception:
             log.exception("A step of the engine has failed.")
             self.end_the_failed()
+        if self.loaded.settings.debug:
+            check_integrity(self.engine.scheduler.manager)
         self.steps += 1
         if self.outputs:
             outputs, self.outputs = self.outputs, []

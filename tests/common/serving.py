@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from gpt import GPTConfig
 from solutions.decoding import GREEDY, SamplingParams, stream
 from solutions.engine.engine import Engine, Output, Parts, new_engine
+from solutions.engine.integrity import check_integrity
 from solutions.engine.sequence import Sequence
 from solutions.engine.watcher import Watcher, watch
 from solutions.kv_cache import CachedLMHead
-from solutions.kv_variants.window_engine import GONE
 from solutions.paged_attention import PagedCache
 from solutions.prefix_caching import PrefixManager
 from solutions.speculative import Drafter, ModelDrafter, NgramDrafter, generate_speculative
@@ -68,30 +68,16 @@ def drafters(kind: Kind | None, config: GPTConfig, seed: int) -> Callable[[], Dr
 # ---------------------------------------------------------------------- invariants of every step
 
 
-def assert_blocks_are_kept(manager: Any) -> None:
-    """Assert that every block is free or held: by one request, or by all that share its prefix."""
-    held = Counter(block for table in manager.tables.values() for block in table if block != GONE)
-    numbers = range(manager.num_blocks)
-    assert sorted([*held, *manager.free_blocks]) == list(numbers)
-    assert manager.ref_counts == [held[block] for block in numbers]
-    if isinstance(manager, PrefixManager):
-        assert {block: key for key, block in manager.cached.items()} == manager.block_hash
-        assert len(manager.cached) == len(manager.block_hash)
-    else:
-        assert set(held.values()) <= {1}
-
-
 def assert_books_are_kept(engine: Engine) -> None:
     """Assert that each request waits or runs, and that running ones hold just the blocks needed."""
     scheduler, manager = engine.scheduler, engine.scheduler.manager
-    assert_blocks_are_kept(manager)
+    check_integrity(manager)
+    assert isinstance(manager, PrefixManager) or max(manager.ref_counts) <= 1  # none is shared
     running, waiting = numbers_of(scheduler.running), numbers_of(scheduler.waiting)
-    assert manager.tables.keys() == manager.lengths.keys() == set(running)
+    assert manager.tables.keys() == set(running)
     for sequence in scheduler.running:
         length = manager.lengths[sequence.number]
         assert sequence.num_computed_tokens <= length < sequence.end  # the last token isn't stored
-        assert len(manager.tables[sequence.number]) == manager.blocks_for(length)
-
     assert len(running) <= scheduler.max_running
     assert sorted(running + waiting) == sorted(engine.sequences)  # in exactly one of them, once
     assert not any(sequence.has_ended for sequence in engine.sequences.values())
