@@ -45,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
     add("--name", action="append", default=[], help="a host name by which clients may call")
     add("--origin", action="append", default=[], help="of pages on the web that may call")
     add("--log", action="store_true", help="tell each request in a line of JSON on stderr")
+    add("--debug", action="store_true", help="check the engine's blocks after each step")
     add("--threads", type=int, help="of the engine; by default all cores")
     add("--until-input-ends", action="store_true", help=argparse.SUPPRESS)  # for replicas
     add("--pool-mb", type=int, default=Settings.pool_bytes // 10**6,
@@ -92,6 +93,7 @@ def serve(options: argparse.Namespace) -> None:
         api_key=options.api_key,
         origins=tuple(options.origin),
         log=options.log,
+        debug=options.debug,
         hosts=(*options.name, *([] if options.host in ("0.0.0.0", "::") else [options.host])),
         target_ttft=options.target_ttft,
         drain=options.drain,
@@ -172,7 +174,8 @@ def arguments_for(options: argparse.Namespace) -> list[str]:
     given = ["--model", options.model, "--technique", options.technique, "--threads", str(threads)]
     given += ["--target-ttft", str(options.target_ttft), "--pool-mb", str(options.pool_mb)]
     given += ["--drain", str(options.drain)]
-    return [*given, *(["--mine"] if options.mine else [])]
+    flags = [flag for flag in ("mine", "debug") if getattr(options, flag)]
+    return [*given, *(f"--{flag}" for flag in flags)]
 
 
 def stop_when_input_ends() -> None:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from gpt import GPTConfig
 from solutions.engine.engine import Parts
+from solutions.engine.integrity import check_integrity
 from solutions.engine.scheduler import Scheduler
 from solutions.kv_cache import CachedLMHead, KVCache
 from solutions.paged_attention import OutOfBlocks
@@ -37,7 +38,6 @@ from tests.common.serving import (
     KINDS,
     Load,
     WatchedEngine,
-    assert_blocks_are_kept,
     hold_often,
     loads,
     numbers_of,
@@ -213,7 +213,7 @@ def live(num_blocks: int, block_size: int, life: Sequence[Any]) -> Counter[str]:
             manager.free(who)
             del texts[who]
         happened["evicted"] += len(before[4]) > len(manager.block_hash)
-        assert_blocks_are_kept(manager)
+        check_integrity(manager)
         assert manager.tables == plain.tables
         assert list(manager.free_blocks) == plain.free_blocks
         assert (manager.queried, manager.hits) == (plain.queried, plain.hits)
@@ -331,9 +331,8 @@ class WatchedQueue(WatchedPrefixes):
     def assert_policy(self, before: dict[int, bool], left: int, preempted: int) -> None:
         pass
 
-    def watched_preempt(self, sequence: Any) -> None:
-        super().watched_preempt(sequence)
-        assert self.engine.scheduler.waiting[0] is sequence
+    def preempting(self, sequence: Any) -> None:
+        super().preempting(sequence)
         del self.waited[sequence.number]
 
     def watched_let_in(self) -> bool:

@@ -25,6 +25,7 @@ from solutions.disaggregation import (
     unpack_kv,
 )
 from solutions.engine.engine import Output
+from solutions.engine.integrity import check_integrity
 from solutions.engine.scheduler import Scheduler
 from solutions.kv_cache import CachedLMHead
 from solutions.paged_attention import BlockManager, OutOfBlocks
@@ -57,11 +58,10 @@ def assert_is_empty(side: Any) -> None:
     """No request is left, and every block is free."""
     manager, scheduler = side.manager, side.engine.scheduler
     assert not any([side.numbers, side.engine.sequences, scheduler.running, scheduler.waiting])
-    assert not any([manager.tables, manager.lengths, side.leases.ends])
+    assert not any([manager.tables, side.leases.ends])
     noted = "outgoing", "asking", "incoming", "adopted"
     assert not any(getattr(side, name, None) for name in noted)
-    assert sorted(manager.free_blocks) == list(range(manager.num_blocks))
-    assert not any(manager.ref_counts)
+    check_integrity(manager)
 
 
 class World:

@@ -28,10 +28,10 @@ pytestmark = pytest.mark.usefixtures("short_stretches")
 class WatchedSwapping(WatchedEngine):
     """Who is preempted keeps what was computed of it, and comes back without being admitted."""
 
-    def watched_preempt(self, sequence: Any) -> None:
+    def preempting(self, sequence: Any) -> None:
         story = self.stories[sequence.number]
         cached = story.cached
-        super().watched_preempt(sequence)
+        super().preempting(sequence)
         story.cached, story.admitted = cached, story.admitted + 1
 
     def step(self) -> None:

@@ -9,9 +9,10 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from solutions.engine.managers import GONE
 from solutions.kv_cache import CachedLMHead
 from solutions.kv_reduction import window_mask
-from solutions.kv_variants.window_engine import GONE, windowed_engine
+from solutions.kv_variants.window_engine import windowed_engine
 from tests.common.engines import CONFIGS, model_of
 from tests.common.serving import Load, WatchedEngine, assert_texts, hold_often, loads, serve
 

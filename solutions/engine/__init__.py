@@ -1,4 +1,4 @@
-"""Lab 7: the engine. Read sequence, managers, scheduler, products, runner, engine, in turn."""
+"""Lab 7: the engine. Read sequence, managers, scheduler, products, watcher, runner, engine."""
 
 from importlib import import_module
 from typing import Any

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from solutions.paged_attention import BlockManager, OutOfBlocks
 
+GONE = -1  # in a block table: this block has been freed, and no later token of the text sees it
+
 if TYPE_CHECKING:
     Manager = BlockManager
 else:

@@ -6,7 +6,7 @@ own request alone, runs in groups: requests with equally many new tokens togethe
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 import gpt
 from solutions.engine.products import USUAL, Choice, Linear
+from solutions.engine.watcher import Watcher
 from solutions.kv_cache import CachedLMHead, causal_mask
 from solutions.paged_attention import PagedCache, slot_mapping
 
@@ -272,6 +273,7 @@ class Runner:
     transformer: Callable[..., Float[Tensor, "1 total n_embd"]]
     lm_head: Callable[..., Float[Tensor, "rows vocab"]]
     kv_cache: PackedCache
+    watcher: Watcher = field(default_factory=Watcher)
 
     @torch.inference_mode()
     def forward(self, batch: Sequence[Chunk]) -> dict[int, Float[Tensor, "wanted vocab"]]:
@@ -283,6 +285,7 @@ class Runner:
         ids = [token for chunk in batch for token in chunk.ids]
         rows = torch.tensor([ids], device=position_ids.device), position_ids[None]
         hidden = self.transformer(*rows, self.kv_cache)[0]
+        self.watcher.computed(batch, hidden)
         wanted, end = list[int](), 0  # rows of `hidden`
         for chunk in batch:
             end += len(chunk.ids)

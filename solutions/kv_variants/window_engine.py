@@ -15,12 +15,10 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from solutions.engine.engine import Engine, Output, Parts, new_engine
-from solutions.engine.managers import EngineManager
+from solutions.engine.managers import GONE, EngineManager
 from solutions.engine.runner import FastCache
 from solutions.kv_cache import CachedLMHead
 from solutions.paged_attention import PagedCache
-
-GONE = -1  # in a block table: this block has been freed
 
 
 class WindowManager(EngineManager):

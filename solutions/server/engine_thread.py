@@ -10,21 +10,25 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from solutions.decoding import GREEDY
 from solutions.engine.engine import Output as EngineOutput
+from solutions.engine.integrity import BrokenPool, check_integrity
+from solutions.engine.runner import Chunk
+from solutions.engine.sequence import Sequence
+from solutions.engine.watcher import Watcher, watch
 from solutions.grammars.regex import EMPTY
 from solutions.server.formats import Guides
 from solutions.server.loaded import Loaded, read_tokenizer
 from solutions.server.messages import EngineFault, TokenLogprob
 from solutions.server.messages import TextOutput as Output
 from solutions.server.messages import TextRequest as Request
-from solutions.server.reading import PromptReader, read_prompts, scored
+from solutions.server.reading import PromptReader, scored
 from solutions.server.tokens import TokenBytes, stop_at
 
 Deliver = Callable[[list[tuple[str, Output | EngineFault]]], None]
@@ -43,7 +47,7 @@ class Facts:
     prefill_rate: float
 
 
-class EngineThread:
+class EngineThread(Watcher):
     """Runs an engine. deliver: called in its thread, with all outputs of a step.
 
     view: the engine as it was after one of its latest steps, for the page and the metrics;
@@ -54,7 +58,7 @@ class EngineThread:
         self.loaded, self.engine = loaded, loaded.new_engine(self.note)
         self.deliver = deliver
         self.on_view: Callable[[], object] = lambda: None
-        self.on_death = self.on_view  # a thread doesn't die by itself, as a process may
+        self.on_death = self.on_view
         self.inbox: deque[Request | str] = deque()  # requests, and ids of those to abort
         self.wake, self.is_stopped = threading.Event(), False
         self.numbers: dict[str, int] = {}  # the engine's number of each request that it serves
@@ -68,7 +72,7 @@ class EngineThread:
         self.queued: dict[int, float] = {}  # seconds from then until it had blocks
         self.preempted: Counter[int] = Counter()
         self.steps, self.viewed = 0, 0.0
-        self.watch()
+        watch(self.engine, self)
         config = loaded.model.config
         rate = self.prefill_rate([0] * min(WARM_UP, config.n_positions - 1))
         self.facts = Facts(config.n_positions, config.vocab_size, config.eos_token_id, rate)
@@ -106,6 +110,14 @@ class EngineThread:
     # ------------------------------------------------------------------- in the engine's thread
 
     def run(self) -> None:
+        """Serve until it is stopped, or its pool breaks, which only `debug` looks for."""
+        try:
+            self.serve()
+        except BrokenPool as fault:
+            log.critical("%s The engine ends.", fault)
+            self.on_death()
+
+    def serve(self) -> None:
         while not self.is_stopped:
             if not (self.inbox or self.engine.has_work):
                 self.look()
@@ -156,6 +168,8 @@ class EngineThread:
         except Exception:
             log.exception("A step of the engine has failed.")
             self.end_the_failed()
+        if self.loaded.settings.debug:
+            check_integrity(self.engine.scheduler.manager)
         self.steps += 1
         if self.outputs:
             outputs, self.outputs = self.outputs, []
@@ -200,50 +214,41 @@ class EngineThread:
 
     # ------------------------------------------------------------------------ what is looked at
 
-    def watch(self) -> None:
-        """Let the engine's own methods note what no output says, and keep to each format."""
-        engine = self.engine
-        manager: Any = engine.scheduler.manager
-        plain_choose, preempt = engine.choose, engine.scheduler.preempt
-        admit: Any = manager.admit
+    def admitted(self, sequence: Sequence) -> None:
+        number = sequence.number
+        if not self.preempted[number]:
+            self.cached[number] = sequence.num_computed_tokens
+            self.queued[number] = time.monotonic() - self.came[number]
 
-        def choose(sequence: Any, logits: torch.Tensor) -> list[int]:
-            adjustments = self.requests[sequence.number].adjustments
-            if adjustments is not None:
-                answer = sequence.ids[sequence.prompt_length :]
-                logits = adjustments.apply(logits, answer, sequence.drafts)
-            return plain_choose(sequence, logits)
+    def preempting(self, sequence: Sequence) -> None:
+        self.preempted[sequence.number] += 1
 
-        def noting_choose(sequence: Any, logits: torch.Tensor) -> list[int]:
-            constraint = self.constraints.get(sequence.number)
-            if constraint is None:
-                ids = choose(sequence, logits)
-            else:
-                with engine.ending_at_errors(sequence):
-                    constrained = constraint.constrain(logits, sequence.drafts)
-                ids = choose(sequence, constrained)
-                for token in ids:
-                    constraint.advance(token)
-            wanted = self.requests[sequence.number].logprobs
-            if wanted is not None:
-                self.logprobs[sequence.number] = logprobs_of(logits, ids, wanted)
-            return ids
+    def computed(self, chunks: Iterable[Chunk], hidden: Tensor) -> None:
+        place = 0
+        for chunk in chunks:
+            if reader := self.readers.get(chunk.request):
+                reader.read(chunk.start, hidden[place : place + len(chunk.ids)])
+            place += len(chunk.ids)
 
-        def noting_preempt(sequence: Any) -> None:
-            self.preempted[sequence.number] += 1
-            preempt(sequence)
+    def choosing(self, sequence: Sequence, logits: Tensor) -> Tensor:
+        """Keep to the request's format, and adjust what may be chosen in it."""
+        constraint = self.constraints.get(sequence.number)
+        if constraint is not None:
+            logits = constraint.constrain(logits, sequence.drafts)
+        adjustments = self.requests[sequence.number].adjustments
+        if adjustments is None:
+            return logits
+        answer = sequence.ids[sequence.prompt_length :]
+        return adjustments.apply(logits, answer, sequence.drafts)
 
-        def noting_admit(request: int, *text: Any) -> int:
-            found = admit(request, *text)
-            if not self.preempted[request]:
-                self.cached[request] = found
-                self.queued[request] = time.monotonic() - self.came[request]
-            return found
-
-        engine.choose = noting_choose  # type: ignore[method-assign]
-        engine.scheduler.preempt = noting_preempt  # type: ignore[method-assign]
-        manager.admit = noting_admit
-        read_prompts(engine.runner, self.readers)
+    def chosen(self, sequence: Sequence, logits: Tensor, ids: list[int]) -> None:
+        constraint = self.constraints.get(sequence.number)
+        if constraint is not None:
+            for token in ids:
+                constraint.advance(token)
+        wanted = self.requests[sequence.number].logprobs
+        if wanted is not None:
+            self.logprobs[sequence.number] = logprobs_of(logits, ids, wanted)
 
     def look(self) -> None:
         """Renew the view of the engine as it is between two steps: plain data."""
@@ -266,7 +271,7 @@ class EngineThread:
         }
         self.on_view()
 
-    def seen(self, sequence: Any) -> dict[str, Any]:
+    def seen(self, sequence: Sequence) -> dict[str, Any]:
         return {
             "id": self.requests[sequence.number].id,
             "prompt": sequence.prompt_length,
@@ -278,7 +283,7 @@ class EngineThread:
         }
 
 
-def logprobs_of(logits: torch.Tensor, ids: Sequence[int], alternatives: int) -> list[TokenLogprob]:
+def logprobs_of(logits: Tensor, ids: list[int], alternatives: int) -> list[TokenLogprob]:
     """Return the logprob of each new token, of which all but the last are accepted drafts."""
     *drafted, last = scored(logits, ids, alternatives)
     return [*(replace(one, is_drafted=True) for one in drafted), last]

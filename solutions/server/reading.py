@@ -5,7 +5,6 @@ computes pass through its runner, so they are looked at there.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -38,29 +37,6 @@ class PromptReader:
 
     def embedding(self) -> list[float]:
         return torch.stack(self.states).float().mean(dim=0).tolist() if self.states else []
-
-
-def read_prompts(runner: Any, readers: dict[int, PromptReader]) -> None:
-    """Let a runner show each reader the hidden states of its prompt. readers: by request."""
-    forward, transformer = runner.forward, runner.transformer
-    seen: list[Tensor] = []
-
-    def showing_transformer(*inputs: Any) -> Tensor:
-        hidden = transformer(*inputs)
-        seen[:] = [hidden[0]]
-        return hidden
-
-    def reading_forward(batch: Sequence[Any]) -> dict[int, Tensor]:
-        batch = sorted(batch, key=lambda chunk: chunk.shape)  # as the runner packs them
-        logits: dict[int, Tensor] = forward(batch)
-        place = 0
-        for chunk in batch:
-            if reader := readers.get(chunk.request):
-                reader.read(chunk.start, seen[0][place : place + len(chunk.ids)])
-            place += len(chunk.ids)
-        return logits
-
-    runner.transformer, runner.forward = showing_transformer, reading_forward
 
 
 def scored(

@@ -40,6 +40,7 @@ def with_lab(name: str, module: Any, labs: Labs = reference) -> Labs:
 class Settings:
     """model: a name or a folder. hosts: names of the server, besides those of this machine itself.
     origins: of pages on the web that may call it. log: whether each request is told on stderr.
+    debug: whether the engine's blocks are checked after each step.
     pool_bytes: memory for keys and values. draft_tokens: drafted in a step, at most, for a request
     that asks for speculation. max_waiting: texts without a token. max_texts: in one request.
 
@@ -56,6 +57,7 @@ class Settings:
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     log: bool = False
+    debug: bool = False
     pool_bytes: int = 256_000_000
     block_size: int = 16
     token_budget: int = 256

@@ -4,7 +4,7 @@ Shared by the tests of the solutions.
 """
 
 import random
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -182,19 +182,6 @@ def shuffled(manager: BlockManager, seed: int) -> BlockManager:
     random.Random(seed).shuffle(numbers)
     manager.free_blocks = deque(numbers)
     return manager
-
-
-def assert_sound(manager: BlockManager) -> None:
-    """Assert that every block is free or in as many tables as its ref count says, without waste."""
-    held = Counter(block for table in manager.tables.values() for block in table)
-    numbers = range(manager.num_blocks)
-    assert manager.ref_counts == [held[block] for block in numbers]
-    assert sorted(manager.free_blocks) == [block for block in numbers if not held[block]]
-    assert manager.used_blocks == len(held)
-    assert manager.tables.keys() == manager.lengths.keys()
-    for request_id, table in manager.tables.items():
-        assert len(set(table)) == len(table)
-        assert len(table) == blocks_for(manager.lengths[request_id], manager.block_size)
 
 
 # ------------------------------------------------------------------------------ refused requests

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from gpt import GPTConfig
 from solutions.decoding import GREEDY, SamplingParams, stream
 from solutions.engine.engine import Engine, Output, Parts, new_engine
+from solutions.engine.integrity import check_integrity
 from solutions.engine.sequence import Sequence
+from solutions.engine.watcher import Watcher, watch
 from solutions.kv_cache import CachedLMHead
-from solutions.kv_variants.window_engine import GONE
 from solutions.paged_attention import PagedCache
 from solutions.prefix_caching import PrefixManager
 from solutions.speculative import Drafter, ModelDrafter, NgramDrafter, generate_speculative
@@ -67,30 +68,16 @@ def drafters(kind: Kind | None, config: GPTConfig, seed: int) -> Callable[[], Dr
 # ---------------------------------------------------------------------- invariants of every step
 
 
-def assert_blocks_are_kept(manager: Any) -> None:
-    """Assert that every block is free or held: by one request, or by all that share its prefix."""
-    held = Counter(block for table in manager.tables.values() for block in table if block != GONE)
-    numbers = range(manager.num_blocks)
-    assert sorted([*held, *manager.free_blocks]) == list(numbers)
-    assert manager.ref_counts == [held[block] for block in numbers]
-    if isinstance(manager, PrefixManager):
-        assert {block: key for key, block in manager.cached.items()} == manager.block_hash
-        assert len(manager.cached) == len(manager.block_hash)
-    else:
-        assert set(held.values()) <= {1}
-
-
 def assert_books_are_kept(engine: Engine) -> None:
     """Assert that each request waits or runs, and that running ones hold just the blocks needed."""
     scheduler, manager = engine.scheduler, engine.scheduler.manager
-    assert_blocks_are_kept(manager)
+    check_integrity(manager)
+    assert isinstance(manager, PrefixManager) or max(manager.ref_counts) <= 1  # none is shared
     running, waiting = numbers_of(scheduler.running), numbers_of(scheduler.waiting)
-    assert manager.tables.keys() == manager.lengths.keys() == set(running)
+    assert manager.tables.keys() == set(running)
     for sequence in scheduler.running:
         length = manager.lengths[sequence.number]
         assert sequence.num_computed_tokens <= length < sequence.end  # the last token isn't stored
-        assert len(manager.tables[sequence.number]) == manager.blocks_for(length)
-
     assert len(running) <= scheduler.max_running
     assert sorted(running + waiting) == sorted(engine.sequences)  # in exactly one of them, once
     assert not any(sequence.has_ended for sequence in engine.sequences.values())
@@ -112,7 +99,7 @@ class Story:
     reasons: list[str] = field(default_factory=list)
 
 
-class WatchedEngine:
+class WatchedEngine(Watcher):
     """An engine, and assertions about everything that each `step` did.
 
     Requests must arrive in the order of their numbers. outputs: all outputs of the engine, in
@@ -139,12 +126,11 @@ class WatchedEngine:
         self.batches: list[Any] = []
         self.published: list[int] = []
         scheduler: Any = self.engine.scheduler
-        manager, runner = scheduler.manager, cast(Any, self.engine.runner)
+        manager = scheduler.manager
         self.schedule, scheduler.schedule = scheduler.schedule, self.watched_schedule
-        self.preempt, scheduler.preempt = scheduler.preempt, self.watched_preempt
-        self.forward, runner.forward = runner.forward, self.watched_forward
         self.admit, manager.admit = manager.admit, self.watched_admit
         self.publish, manager.publish = manager.publish, self.watched_publish
+        watch(self.engine, self)
 
     def submit(self, prompt: list[int], *given: Any, **named: Any) -> int:
         before = list(prompt)
@@ -185,7 +171,7 @@ class WatchedEngine:
         self.published.append(request)
         self.publish(request, token_ids, computed)
 
-    def watched_preempt(self, sequence: Any) -> None:
+    def preempting(self, sequence: Any) -> None:
         scheduler, manager = self.engine.scheduler, self.engine.scheduler.manager
         assert sequence is scheduler.running[-1]
         missing = [
@@ -195,7 +181,6 @@ class WatchedEngine:
         assert max(missing) > len(manager.free_blocks)  # a request can't get the blocks it needs
         story = self.stories[sequence.number]
         story.cached, story.preempted = 0, story.preempted + 1
-        self.preempt(sequence)
 
     def watched_schedule(self) -> dict[int, int]:
         self.steps, scheduler = len(self.engine.trace), self.engine.scheduler
@@ -233,11 +218,11 @@ class WatchedEngine:
             are_drafts_late = computed == len(sequence.ids) - 1 and left < missing
             assert missing == 0 or left == 0 or are_drafts_late
 
-    def watched_forward(self, batch: Any) -> Any:
-        self.batches.append(batch)
-        assert {chunk.request: len(chunk.ids) for chunk in batch} == self.plan
+    def computed(self, chunks: Any, hidden: Any) -> None:
+        self.batches.append(chunks)
+        assert {chunk.request: len(chunk.ids) for chunk in chunks} == self.plan
         self.sampled = set()
-        for chunk in batch:
+        for chunk in chunks:
             story, sequence = self.stories[chunk.request], self.engine.sequences[chunk.request]
             end = story.cached + len(chunk.ids)
             assert sequence.ids == story.ids
@@ -246,11 +231,8 @@ class WatchedEngine:
             assert end < len(story.ids) or end == len(story.ids) + len(sequence.drafts)
             assert chunk.wanted == max(0, end - len(story.ids) + 1)
             self.sampled |= {chunk.request} if chunk.wanted else set()
-        logits = self.forward(batch)
-        for chunk in batch:
-            self.stories[chunk.request].cached += len(chunk.ids)
-            self.stories[chunk.request].computed += len(chunk.ids)
-        return logits
+            story.cached += len(chunk.ids)
+            story.computed += len(chunk.ids)
 
     def step(self) -> None:
         steps, before, forwards = len(self.engine.trace), len(self.outputs), len(self.batches)
@@ -258,7 +240,7 @@ class WatchedEngine:
         drafts = {n: len(sequence.drafts) for n, sequence in self.engine.sequences.items()}
         self.engine.step()
         assert len(self.engine.trace) == steps + 1
-        assert len(self.batches) <= forwards + 1
+        assert len(self.batches) == forwards + bool(self.plan)
         trace, new = self.engine.trace[-1], self.outputs[before:]
         assert trace == [(n, tokens, n in self.sampled) for n, tokens in self.plan.items()]
         assert self.published == list(self.plan)

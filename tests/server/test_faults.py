@@ -242,6 +242,21 @@ def test_an_engine_that_dies_fails_its_requests_and_ends_the_server(process):
     assert started.stderr.read() == sentence
 
 
+def test_with_debug_a_broken_pool_ends_the_engine(caplog):
+    with serve_here(debug=True) as server, httpx2.Client(base_url=server.url) as client:
+        answers(client)  # with whole books it goes on
+        with client.stream("POST", "/v1/completions", json=body(stream=True, max_tokens=900)) as r:
+            lines = r.iter_lines()
+            next(lines)
+            server.app.state.service.engine.engine.scheduler.manager.ref_counts[-1] += 1
+            *_, error, done = [line for line in lines if line]
+        assert "The server failed on this request." in error
+        assert done == "data: [DONE]"
+        eventually(lambda: server.app.state.fault)
+    sentence = "has the ref count 1, and is in 0 tables. The engine ends."
+    assert any(sentence in message for message in caplog.messages)
+
+
 @pytest.mark.slow
 def test_a_second_ctrl_c_breaks_off_what_runs(process):
     started, url = process

@@ -1,16 +1,28 @@
 """Run a workload once with the engine, which reports when each token came."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 from solutions.engine.engine import Engine, Output
 from solutions.engine.runner import Chunk
+from solutions.engine.watcher import Watcher, watch
+from solutions.paged_attention import BlockManager
 from timing.stopwatch import synchronize
 from timing.table.runs import Ids, OneModel, Run
 from timing.table.workloads import Workload
+
+
+class HeldBlocks(Watcher):
+    """Notes the share of the pool's blocks that is held during each forward pass."""
+
+    def __init__(self, manager: BlockManager) -> None:
+        self.manager, self.shares = manager, list[float]()
+
+    def computed(self, chunks: list[Chunk], hidden: Any) -> None:
+        self.shares.append(1 - len(self.manager.free_blocks) / self.manager.num_blocks)
 
 
 @dataclass(frozen=True)
@@ -46,14 +58,9 @@ class Served(OneModel):
         start = time.perf_counter()
         for place in range(workload.at_start):
             submit(place)
-        manager, forward = engine.scheduler.manager, engine.runner.forward
-        shares: list[float] = []  # of the pool's blocks, held during each forward pass
-
-        def watched(batch: Sequence[Chunk]) -> Any:
-            shares.append(1 - len(manager.free_blocks) / manager.num_blocks)
-            return forward(batch)
-
-        engine.runner.forward = watched  # type: ignore[method-assign]
+        manager = engine.scheduler.manager
+        held = HeldBlocks(manager)
+        watch(engine, held)
         engine.run()
         reserved = engine.runner.kv_cache.cache.pool.nbytes
         return Run(
@@ -61,12 +68,12 @@ class Served(OneModel):
             start,
             token_times,
             sum(tokens for step in engine.trace for _, tokens, _ in step),
-            round(max(shares) * reserved),
+            round(max(held.shares) * reserved),
             reserved,
             min(self.size, workload.at_start),
             {
                 "preemptions": engine.scheduler.preemptions,
-                "pool_used": fmean(shares),
+                "pool_used": fmean(held.shares),
                 "queried": getattr(manager, "queried", None),  # only lab 8's manager counts these
                 "hits": getattr(manager, "hits", None),
             },
