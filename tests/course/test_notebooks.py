@@ -75,7 +75,7 @@ def test_a_solved_lab_runs_top_to_bottom_and_every_check_passes(lesson, request,
 @pytest.mark.parametrize("lesson", [FIRST, *OTHERS], ids=lambda lesson: lesson.name)
 def test_a_lab_solved_in_another_style_runs_top_to_bottom(lesson, request, tmp_path):
     """What passes the checks breaks no later cell. A pass holds until something used changes."""
-    styles = ROOT / "tests" / "styles" / f"{lesson.lab}.py"
+    styles = lesson.room / "style.py"
     passed = KEPT / f"{lesson.name}-style-{digest(lesson)}-{hash_of(styles)[:16]}"
     if not passed.exists():
         execute(in_another_style(lesson.lab), request.getfixturevalue("kernel"), tmp_path, QUICK)
