@@ -12,7 +12,7 @@ from tests.common.clients import is_whole, started
 
 @pytest.fixture(scope="session")
 def shared() -> Iterator[RunningServer]:
-    with serve_here(technique="prefix") as running:
+    with serve_here(technique="prefix", debug=True) as running:
         yield running
 
 
@@ -52,5 +52,5 @@ def failing(server, monkeypatch):
 @pytest.fixture
 def process():
     """A server in a process of its own, and its address."""
-    with started() as process:
+    with started("--debug") as process:
         yield process

@@ -149,7 +149,10 @@ def test_1000_streams_at_once_end_whole_or_are_refused(server):
 @pytest.mark.slow
 def test_a_full_pool_preempts_and_every_text_is_that_of_an_empty_one(server, client):
     expected = client.post("/v1/completions", json=body(max_tokens=150)).json()["choices"][0]
-    with serve_here(pool_bytes=1) as small, httpx2.Client(base_url=small.url, timeout=120) as own:
+    with (
+        serve_here(pool_bytes=1, debug=True) as small,
+        httpx2.Client(base_url=small.url, timeout=120) as own,
+    ):
         with ThreadPoolExecutor(16) as pool:
             asked = [pool.submit(own.post, "/v1/completions", json=body(max_tokens=150))
                      for _ in range(16)]  # fmt: skip
