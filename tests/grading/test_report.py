@@ -143,9 +143,8 @@ def text_of(source: str) -> str:
 
 
 HARDER = f"{list(LESSON.cards).index(METRICS) + 1}. {LESSON.cards[METRICS].title}"
-GUS = fake_result(
-    "gus", LESSON, (), ("It is odd.",), ("2 GB of memory",), False, version="old", secret="other"
-)
+UNSAFE = {"limits": ("2 GB of memory",), "sandboxed": False, "version": "old", "secret": "other"}
+GUS = fake_result("gus", LESSON, (), ("It is odd.",), **UNSAFE)
 PAGES: dict[str, tuple[list[Result], list[str]]] = {
     "a class": (
         CLASS,
@@ -227,7 +226,7 @@ def with_text(text: str) -> Report:
         replace(fake_mark(exercise, WRONG, LESSON), paragraphs=(text,), rows=((text, text),))
         for exercise in LESSON.cards
     )
-    hostile = fake_result(text, LESSON, marks, (text,), (text,), True, text, text)
+    hostile = fake_result(text, LESSON, marks, (text,), limits=(text,), version=text, secret=text)
     return report([hostile], LESSON)
 
 

@@ -104,20 +104,20 @@ OTHER_FIRST = [("new", 2), ("naive", 2), ("new", 3), ("naive", 3)]
 
 
 @pytest.mark.parametrize(
-    ("techniques", "options", "enough", "timed", "repeats"),
+    ("asked", "enough", "timed", "repeats"),
     [
-        ("new", ["--repeats", "4"], 1e-9, [("new", 2), ("new", 3)] * 4, 4),  # as often as asked
-        ("naive,new", ["--repeats", "2"], 1e-9, VERIFIED + OTHER_FIRST, 2),
-        ("naive,new", [], math.inf, VERIFIED + OTHER_FIRST + VERIFIED, 3),  # thrice, in turns
-        ("naive,new", [], 1e-9, [("new", 2), ("new", 3)], 1),  # the reference was timed at once
+        ("new --repeats 4", 1e-9, [("new", 2), ("new", 3)] * 4, 4),  # as often as asked
+        ("naive,new --repeats 2", 1e-9, VERIFIED + OTHER_FIRST, 2),
+        ("naive,new", math.inf, VERIFIED + OTHER_FIRST + VERIFIED, 3),  # thrice, in turns
+        ("naive,new", 1e-9, [("new", 2), ("new", 3)], 1),  # the reference was timed at once
     ],
 )
 def test_each_row_is_verified_and_then_timed_until_it_is_enough(
-    tiny, ran, monkeypatch, capsys, techniques, options, enough, timed, repeats
+    tiny, ran, monkeypatch, asked, enough, timed, repeats, capsys
 ):
     monkeypatch.setattr(timing.table.measure, "ENOUGH_SECONDS", enough)
-    names = ["--techniques", techniques, "--workloads", "lengths", "--tokens", "2,3"]
-    timed_generate.main(["--model", str(tiny), *names, *options])
+    options = f"--workloads lengths --tokens 2,3 --techniques {asked}".split()
+    timed_generate.main(["--model", str(tiny), *options])
     assert ran == VERIFIED + timed
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert {row["repeats"] for row in result["rows"]} == {repeats}
