@@ -5,11 +5,20 @@ given in its lab's module, and the record that `make lab` kept of them.
 """
 
 import json
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import workbook
+from solutions.engine import new_engine
+from solutions.engine.limits import Limits
+from solutions.kv_cache import CachedLMHead
+from solutions.kv_reduction import HostPool, window_mask
+from solutions.kv_variants.swapping_engine import swapping_engine
+from solutions.kv_variants.window_engine import windowed_engine
+from tests.common.engines import CONFIGS, model_of
 from tests.common.files import tree
 
 DATA = Path(__file__).resolve().parent / "data"
@@ -48,3 +57,20 @@ def test_an_update_keeps_everything_of_a_learners(tmp_path, monkeypatch, capsys)
     told = capsys.readouterr().out
     reported = {n for n in RECORD if f"{n} has changed since you copied it. Your copy" in told}
     assert reported == changed
+
+
+@pytest.mark.parametrize("form", ["limits", "numbers", "names"])
+def test_an_engine_also_takes_its_limits_as_four_numbers(form):
+    """In the ways in which labs 7 to 13 gave them at their release."""
+    model, numbers = model_of(CachedLMHead, CONFIGS[0], 0), (9, 2, 8, 3)
+    given, named = {
+        "limits": ([Limits(*numbers)], {}),
+        "numbers": (numbers, {}),
+        "names": ([], asdict(Limits(*numbers))),
+    }[form]
+    windowed = partial(windowed_engine, window=4, sinks=2, window_mask=window_mask)
+    for new in (new_engine, windowed, partial(swapping_engine, host=HostPool())):
+        scheduler = new(model, *given, on_output=print, **named).scheduler
+        manager = scheduler.manager
+        sizes = manager.num_blocks, manager.block_size
+        assert (*sizes, scheduler.token_budget, scheduler.max_running) == numbers

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from solutions.engine.engine import Engine, Parts
+from solutions.engine.limits import Limits
 from solutions.paged_attention import PagedCache
 from timing.table import BLOCK_SIZE, SLOTS, Bench, Own, Rows, Served, is_learners
 from timing.table.workloads import CHAT, EQUAL, LENGTHS, RAGGED, Workload
@@ -28,7 +29,7 @@ def engine_of(bench: Bench, about: str, token_budget: int = TOKEN_BUDGET, **othe
     parts = parts_of(bench, **others)
 
     def new_engine(model: Any, workload: Workload, on_output: Callable) -> Engine:
-        return lab.new_engine(model, *room_for(workload, token_budget), on_output, parts=parts)
+        return lab.new_engine(model, limits_for(workload, token_budget), on_output, parts=parts)
 
     return Served(about, bench.load(), new_engine, ENGINE_SIZE)
 
@@ -48,14 +49,14 @@ def parts_of(bench: Bench, **others: Any) -> Parts:
     return Parts(**{**found, **others})
 
 
-def room_for(workload: Workload, token_budget: int = TOKEN_BUDGET) -> tuple[int, int, int, int]:
-    """Return the number of blocks, their size, the token budget and the most requests at a time.
+def limits_for(workload: Workload, token_budget: int = TOKEN_BUDGET) -> Limits:
+    """Return the limits of an engine for a workload.
 
     The pool gets the memory that the slots of `continuous` reserve, or less for few requests.
     """
     slots = min(SLOTS, workload.at_start)
     num_blocks = -(-slots * workload.longest // BLOCK_SIZE)
-    return num_blocks, BLOCK_SIZE, token_budget, ENGINE_SIZE
+    return Limits(num_blocks, BLOCK_SIZE, token_budget, ENGINE_SIZE)
 
 
 KINDS = LENGTHS, RAGGED, EQUAL, CHAT

@@ -11,6 +11,7 @@ import gpt
 from solutions.engine import products
 from solutions.engine.chosen_model import ChosenLinear, ChosenLMHead
 from solutions.engine.engine import Output, new_engine
+from solutions.engine.limits import Limits
 from solutions.engine.products import SIZES, USUAL, WAYS, Linear, choice_for
 from solutions.kv_cache import CachedLMHead, KVCache, generate
 
@@ -225,7 +226,7 @@ def test_the_engine_writes_the_same_text_in_every_way(monkeypatch, way: str) -> 
     monkeypatch.setattr(products, "always", way)
     model = CachedLMHead.from_pretrained("fable")
     outputs: list[Output] = []
-    engine = new_engine(model, 32, 4, 16, 4, outputs.append)
+    engine = new_engine(model, Limits(32, 4, 16, 4), outputs.append)
     prompts = [[15, 300, 7], list(range(100, 120)), [2000]]
     for prompt in prompts:
         engine.submit(prompt, 6)

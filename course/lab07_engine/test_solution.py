@@ -27,6 +27,7 @@ from gpt import load_tokenizer
 from solutions.decoding import GREEDY, SamplingParams
 from solutions.engine import engine as lab_7
 from solutions.engine.engine import Output, Parts, new_engine
+from solutions.engine.limits import Limits
 from solutions.engine.managers import FreeBlocks
 from solutions.engine.runner import Chunk, in_rectangles
 from solutions.engine.sequence import Sequence, stop_at_text
@@ -318,7 +319,7 @@ def test_a_callback_that_raises_loses_nothing(k: int, every: int) -> None:
             raise OopsError
 
     model, drafter = model_of(CachedLMHead, CONFIG, 0), drafters(a_perfect_draft, CONFIG, 0)
-    engine = new_engine(model, 8, 4, 16, 4, raise_at_times, drafter if k else None, k)
+    engine = new_engine(model, Limits(8, 4, 16, 4), raise_at_times, drafter if k else None, k)
     for prompt in PROMPTS:
         engine.submit(prompt, 6)
     while engine.has_work:
@@ -353,7 +354,7 @@ def test_a_callback_may_submit_and_abort() -> None:
         if number < len(PROMPTS):
             assert engine.submit(PROMPTS[number], 5 if number % 3 else 2) == number
 
-    engine = new_engine(model_of(CachedLMHead, CONFIG, 0), 8, 4, 16, 2, on_output)
+    engine = new_engine(model_of(CachedLMHead, CONFIG, 0), Limits(8, 4, 16, 2), on_output)
     submit(0)
     engine.run()
     assert {n: PROMPTS[n] + new for n, new in received.items()} == {
@@ -372,7 +373,7 @@ def test_outputs_leave_the_thread_that_steps_while_others_submit_and_abort() -> 
     def on_output(output: Output) -> None:
         outputs[output.request].append((len(engine.trace), output))
 
-    engine = new_engine(model_of(CachedLMHead, CONFIG, 0), 12, 2, 9, 5, on_output)
+    engine = new_engine(model_of(CachedLMHead, CONFIG, 0), Limits(12, 2, 9, 5), on_output)
     have_come = Event()
     prompts: dict[int, list[int]] = {}
     aborted: dict[int, int] = {}
@@ -486,7 +487,8 @@ def test_what_is_raised_for_a_request_ends_it_alone(what: str) -> None:
     new_drafter: Any = (lambda: RaisingDrafter(target)) if what == "drafter" else None
     parts = Parts(next_token_probs=raising_probs) if what == "probs" else Parts()
     engine = new_engine(
-        target, 64, 4, 64, 8, outputs.append, new_drafter, 2 if new_drafter else 0, parts
+        *(target, Limits(64, 4, 64, 8), outputs.append),
+        *(new_drafter, 2 if new_drafter else 0, parts),
     )
     own = SamplingParams() if what == "probs" else GREEDY
     failing = engine.submit([9, 8], 6, own, stop=raising_stop if what == "stop" else None)
@@ -753,7 +755,7 @@ def test_random_requests_leak_nothing(monkeypatch, count, kind):
     rng, ended = random.Random(0), Counter[str | None]()
     model, drafter = model_of(CachedLMHead, CONFIG, 0), drafters(kind, CONFIG, 0)
     engine = new_engine(
-        *(model, 9, 2, 12, 6, lambda output: ended.update([output.finish_reason])),
+        *(model, Limits(9, 2, 12, 6), lambda output: ended.update([output.finish_reason])),
         *(drafter, 3 if kind else 0),
     )
     sampled = [GREEDY, SamplingParams(temperature=3.0), SamplingParams(top_k=4)]

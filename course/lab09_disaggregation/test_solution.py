@@ -21,6 +21,7 @@ from solutions.disaggregation import (
     unpack_kv,
 )
 from solutions.engine.engine import Engine, Output, Parts, new_engine
+from solutions.engine.limits import Limits
 from solutions.engine.managers import EngineManager
 from solutions.kv_cache import CachedLMHead, KVCache
 from solutions.prefix_caching import PrefixManager
@@ -217,14 +218,14 @@ def test_packed_is_what_is_unpacked(transfer: Any) -> None:
 def decoding_engine(outputs: list[Output], manager: Any = EngineManager) -> Engine:
     model = model_of(CachedLMHead, CONFIG, 0)
     parts = Parts(block_manager=manager)
-    return new_engine(model, 32, 4, 16, 4, outputs.append, parts=parts)
+    return new_engine(model, Limits(32, 4, 16, 4), outputs.append, parts=parts)
 
 
 def prefilled(prompt: list[int], limit: int, start: int, eos: int | None = None) -> Prefilled:
     """As another engine has computed it, with blocks of another size."""
     model = model_of(CachedLMHead, CONFIG, 0)
     outputs: list[Output] = []
-    engine = new_engine(model, 32, 3, 16, 4, outputs.append)
+    engine = new_engine(model, Limits(32, 3, 16, 4), outputs.append)
     number = engine.submit(prompt, 2)
     engine.step()
     pool, table = engine.runner.kv_cache.cache.pool, engine.scheduler.manager.tables[number]

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from gpt import GPTConfig, GPTLMHead, Linear
 from solutions import kv_cache as lab_2
 from solutions.engine.engine import Output, Parts, new_engine
+from solutions.engine.limits import Limits
 from solutions.kv_cache import CachedLMHead, KVCache
 from solutions.paged_attention import PagedBatcher
 from solutions.quality.bits_per_byte import CALIBRATION, logits_of, passages
@@ -313,7 +314,7 @@ class ByEngine:
 
         blocks = 32 + sum(map(len, prompts))
         # In some of its steps no prompt is computed to the end, and no logits are asked for.
-        engine = new_engine(model, blocks, 4, 5, 4, receive, parts=self.parts)
+        engine = new_engine(model, Limits(blocks, 4, 5, 4), receive, parts=self.parts)
         for prompt, limit in zip(prompts, limits, strict=True):
             engine.submit(prompt, limit)
         engine.run()

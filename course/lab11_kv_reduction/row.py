@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from course.lab07_engine.row import ENGINE_SIZE, room_for
+from course.lab07_engine.row import ENGINE_SIZE, limits_for
 from solutions.engine.engine import Engine
 from solutions.kv_reduction import WindowCache
 from solutions.kv_variants.window_engine import windowed_engine
@@ -31,8 +31,8 @@ def window(bench: Bench) -> Served:
     lab = bench.lab("kv_reduction")
 
     def new_engine(model: Any, workload: Workload, on_output: Callable) -> Engine:
-        room = room_for(workload)
-        return windowed_engine(model, *room, on_output, WINDOW, SINKS, lab.window_mask)
+        limits = limits_for(workload)
+        return windowed_engine(model, limits, on_output, WINDOW, SINKS, lab.window_mask)
 
     about = f"the engine with a window of the last {WINDOW} tokens and the first {SINKS} (lab 11)"
     lossy = in_a_window(bench, WINDOW, SINKS)

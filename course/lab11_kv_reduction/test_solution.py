@@ -18,6 +18,7 @@ from torch import Tensor
 from gpt import GPTConfig
 from solutions.engine.engine import Output, Parts, new_engine
 from solutions.engine.integrity import check_integrity
+from solutions.engine.limits import Limits
 from solutions.kv_cache import CachedLMHead
 from solutions.kv_reduction import (
     ChannelKeys,
@@ -213,7 +214,7 @@ def test_the_engine_serves_a_grouped_model(config, kv_heads):
         texts[output.request] += output.new_ids
 
     parts = Parts(paged_cache=grouped_pages(kv_heads, grouped_attention))
-    engine = new_engine(model, 10, 2, 6, 4, receive, parts=parts)
+    engine = new_engine(model, Limits(10, 2, 6, 4), receive, parts=parts)
     for text in prompts.values():
         engine.submit(text, 8)
     engine.run()

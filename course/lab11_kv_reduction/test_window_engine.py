@@ -9,6 +9,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from solutions.engine.limits import Limits
 from solutions.engine.managers import GONE
 from solutions.kv_cache import CachedLMHead
 from solutions.kv_reduction import window_mask
@@ -80,13 +81,13 @@ def test_the_engine_gives_the_naive_tokens_under_the_mask() -> None:
 def test_a_token_sees_itself(window: int, sinks: int) -> None:
     model = model_of(CachedLMHead, CONFIGS[1], 0)
     with pytest.raises(ValueError, match=f"window is {window} and sinks {sinks}"):
-        windowed_engine(model, 4, 2, 4, 1, lambda _: None, window, sinks, window_mask)
+        windowed_engine(model, Limits(4, 2, 4, 1), print, window, sinks, window_mask)
 
 
 def test_a_growing_text_takes_no_more_blocks() -> None:
     """Window 4 and 2 sinks in blocks of 2: one block for the sinks, and two that slide."""
     model, most = model_of(CachedLMHead, CONFIGS[2], 0), []
-    engine = windowed_engine(model, 10, 2, 8, 1, lambda _: None, 4, 2, window_mask)
+    engine = windowed_engine(model, Limits(10, 2, 8, 1), lambda _: None, 4, 2, window_mask)
     engine.submit([1, 2, 3], 17)
     while engine.has_work:
         engine.step()

@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-from course.lab07_engine.row import room_for
+from course.lab07_engine.row import limits_for
 from timing.table import Absent, Bench, Prepared, Rows
 from timing.table.workloads import LENGTHS, RAGGED
 
@@ -18,7 +18,7 @@ def serve(bench: Bench) -> Prepared:
     from timing.table.over_http import OverHTTP  # needs these packages
 
     about = "the engine behind an HTTP server, each answer a stream of events (lab 13)"
-    return OverHTTP(about, bench.folder, room_for)
+    return OverHTTP(about, bench.folder, limits_for)
 
 
 ROWS: Rows = {"serve": dict.fromkeys([LENGTHS, RAGGED], serve)}

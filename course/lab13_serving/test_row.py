@@ -12,6 +12,7 @@ import timed_generate
 from course.lab07_engine.row import engine
 from course.lab13_serving import row as row
 from solutions import serving
+from solutions.engine.limits import Limits
 from solutions.server.here import serve_here
 from tests.common.checkpoints import write_tiny
 from timing.table import Bench, NotTimed, over_http, workloads
@@ -80,7 +81,7 @@ def test_an_error_of_the_server_is_raised_and_no_short_answer():
 
 
 def test_the_server_has_the_engine_s_room_and_refuses_nothing(tiny):
-    settings = over_http.settings_for(tiny, 20, 16, 256, 64)
+    settings = over_http.settings_for(tiny, Limits(20, 16, 256, 64))
     with serve_here(**vars(settings)) as server:
         service = server.app.state.service
         manager, admission = service.engine.engine.scheduler.manager, service.requests.admission

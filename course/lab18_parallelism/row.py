@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from course.lab07_engine.row import ENGINE_SIZE, room_for
+from course.lab07_engine.row import ENGINE_SIZE, limits_for
 from gpt import GPTConfig, read_config
 from solutions.engine.engine import Engine
 from solutions.ranks.group import Group
@@ -43,7 +43,7 @@ def serve(group: Group, folder: Path, functions: Functions, workload: Workload) 
     model = TensorParallelLMHead.from_pretrained(folder, group, functions)
 
     def made(model: Any, workload: Workload, on_output: Callable) -> Engine:
-        return new_engine(model, room_for(workload), on_output)
+        return new_engine(model, limits_for(workload), on_output)
 
     return Served("", model, made, ENGINE_SIZE).run(workload)
 

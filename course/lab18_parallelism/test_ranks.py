@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import astuple
 from multiprocessing import active_children
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from course.lab18_parallelism import row as row
 from gpt import GPTLMHead
 from solutions import parallelism
 from solutions.engine import engine
+from solutions.engine.limits import Limits
 from solutions.kv_cache import CachedLMHead, generate
 from solutions.ranks.group import Stuck, in_turns
 from solutions.ranks.processes import Processes, from_environment, in_processes
@@ -31,7 +33,7 @@ CUT = Functions(
     parallelism.shard, parallelism.vocab_parallel_embedding, parallelism.tensor_parallel_block
 )
 PROMPTS = [[7, 300, 41, 5], list(range(100, 170)), [9], list(range(40))]
-ROOM = 32, 8, 24, 3
+LIMITS = Limits(32, 8, 24, 3)
 ONES = torch.ones(2)
 
 
@@ -201,16 +203,16 @@ def tokens_of_one_process(folder: Path) -> list[list[int]]:
     def note(output: engine.Output) -> None:
         new_ids[output.request] += output.new_ids
 
-    whole = engine.new_engine(CachedLMHead.from_pretrained(folder), *ROOM, note)
+    whole = engine.new_engine(CachedLMHead.from_pretrained(folder), LIMITS, note)
     for prompt in PROMPTS:
         whole.submit(prompt, 12)
     whole.run()
     return new_ids
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_the_engine_gives_each_rank_its_tokens(tiny, size):
-    found = in_turns(size, engine_tokens, tiny, CUT, PROMPTS, 12, ROOM)
+@pytest.mark.parametrize(("size", "limits"), [(1, astuple(LIMITS)), (2, LIMITS), (4, LIMITS)])
+def test_the_engine_gives_each_rank_its_tokens(tiny, size, limits):
+    found = in_turns(size, engine_tokens, tiny, CUT, PROMPTS, 12, limits)
     assert found == [tokens_of_one_process(tiny)] * size
 
 

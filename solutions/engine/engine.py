@@ -21,6 +21,7 @@ from torch import Tensor
 from gpt import GPTConfig
 from solutions.batching import require_request
 from solutions.decoding import GREEDY, SamplingParams, next_token_probs
+from solutions.engine.limits import Limits
 from solutions.engine.managers import EngineHooks
 from solutions.engine.products import Linear, choice_for, weights_of
 from solutions.engine.runner import Chunk, FastCache, FusedTransformer, PackedCache, Runner
@@ -228,10 +229,7 @@ class Engine:
 
 def new_engine(
     model: CachedLMHead,
-    num_blocks: int,
-    block_size: int,
-    token_budget: int,
-    max_running: int,
+    limits: Limits,
     on_output: Callable[[Output], None],
     new_drafter: Callable[[], Drafter] | None = None,
     k: int = 0,
@@ -246,7 +244,7 @@ def new_engine(
     manager_class: Any = parts.block_manager
     if not issubclass(manager_class, EngineHooks):
         manager_class = type("EngineManager", (EngineHooks, manager_class), {})
-    manager = manager_class(num_blocks, block_size)
+    manager = manager_class(limits.num_blocks, limits.block_size)
     cache = parts.paged_cache(model.config, manager, weight.device, weight.dtype)
     choice = choice_for(weights_of(model))
     lm_head = getattr(model, "lm_head", None) or Linear(weight, choice=choice)
@@ -254,5 +252,5 @@ def new_engine(
         runner = Runner(FusedTransformer(model, choice), lm_head, FastCache(cache))
     else:
         runner = Runner(model.transformer, lm_head, PackedCache(cache))
-    scheduler = (parts.scheduler or Scheduler)(manager, token_budget, max_running)
+    scheduler = (parts.scheduler or Scheduler)(manager, limits.token_budget, limits.max_running)
     return Engine(model.config, scheduler, runner, on_output, new_drafter, k, parts)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from solutions.engine.engine import Engine, Output, Parts, new_engine
+from solutions.engine.limits import Limits, or_four_numbers
 from solutions.engine.managers import EngineHooks
 from solutions.engine.scheduler import Plan, Scheduler
 from solutions.engine.sequence import Sequence
@@ -109,12 +110,10 @@ class SwappingScheduler(Scheduler):
         self.host.forget(sequence.number)
 
 
+@or_four_numbers
 def swapping_engine(
     model: CachedLMHead,
-    num_blocks: int,
-    block_size: int,
-    token_budget: int,
-    max_running: int,
+    limits: Limits,
     on_output: Callable[[Output], None],
     host: Any,
     **drafts: Any,
@@ -124,8 +123,7 @@ def swapping_engine(
     drafts: new_drafter and k, as in lab 7.
     """
     parts = Parts(scheduler=SwappingScheduler)
-    room = num_blocks, block_size, token_budget, max_running
-    engine = new_engine(model, *room, on_output, parts=parts, **drafts)
+    engine = new_engine(model, limits, on_output, parts=parts, **drafts)
     scheduler = engine.scheduler
     assert isinstance(scheduler, SwappingScheduler)
     scheduler.host, scheduler.cache = host, engine.runner.kv_cache.cache

@@ -15,6 +15,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from solutions.engine.engine import Engine, Output, Parts, new_engine
+from solutions.engine.limits import Limits, or_four_numbers
 from solutions.engine.managers import GONE, EngineManager
 from solutions.engine.runner import FastCache
 from solutions.kv_cache import CachedLMHead
@@ -64,12 +65,10 @@ class WindowedCache(FastCache):
         return self.cache.pool.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf)
 
 
+@or_four_numbers
 def windowed_engine(
     model: CachedLMHead,
-    num_blocks: int,
-    block_size: int,
-    token_budget: int,
-    max_running: int,
+    limits: Limits,
     on_output: Callable[[Output], None],
     window: int,
     sinks: int,
@@ -87,8 +86,7 @@ def windowed_engine(
             f"{window} and sinks {sinks}."
         )
     parts = Parts(block_manager=WindowManager)
-    room = num_blocks, block_size, token_budget, max_running
-    engine = new_engine(model, *room, on_output, parts=parts, **drafts)
+    engine = new_engine(model, limits, on_output, parts=parts, **drafts)
     manager, runner = engine.scheduler.manager, engine.runner
     assert isinstance(manager, WindowManager)
     manager.window, manager.sinks = window, sinks

@@ -19,14 +19,13 @@ from torch import Tensor, nn
 
 from gpt import GPTConfig, require_inputs
 from solutions.engine.engine import Engine, Output
+from solutions.engine.limits import Limits
 from solutions.engine.managers import EngineManager
 from solutions.engine.runner import FastCache, PackedCache, Runner
 from solutions.engine.scheduler import Scheduler
 from solutions.kv_cache import CachedLMHead, KVCache
 from solutions.paged_attention import PagedCache
 from solutions.ranks.group import Group
-
-Room = tuple[int, int, int, int]  # blocks, their size, tokens in a step, requests at a time
 
 
 @dataclass(frozen=True)
@@ -120,15 +119,15 @@ class TensorParallelLMHead(nn.Module):
 
 
 def new_engine(
-    model: TensorParallelLMHead, room: Room, on_output: Callable[[Output], None]
+    model: TensorParallelLMHead, limits: Limits, on_output: Callable[[Output], None]
 ) -> Engine:
     """Return lab 7's engine for this rank's part of the model."""
-    num_blocks, block_size, token_budget, max_running = room
     weight = model.transformer.wte.weight
-    manager = EngineManager(num_blocks, block_size)
+    manager = EngineManager(limits.num_blocks, limits.block_size)
     cache = FastCache(PagedCache(model.config, manager, weight.device, weight.dtype))
     runner = Runner(model.transformer, model.lm_head, cache)
-    return Engine(model.config, Scheduler(manager, token_budget, max_running), runner, on_output)
+    scheduler = Scheduler(manager, limits.token_budget, limits.max_running)
+    return Engine(model.config, scheduler, runner, on_output)
 
 
 def engine_tokens(
@@ -137,16 +136,21 @@ def engine_tokens(
     functions: Functions,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
-    room: Room,
+    limits: Limits | tuple[int, int, int, int],
 ) -> list[list[int]]:
-    """Serve these prompts on all ranks; return each one's new tokens, the same on every rank."""
+    """Serve these prompts on all ranks; return each one's new tokens, the same on every rank.
+
+    Older copies of the lab give the limits as a tuple.
+    """
     model = TensorParallelLMHead.from_pretrained(name_or_folder, group, functions)
     new_ids: dict[int, list[int]] = {}
 
     def note(output: Output) -> None:
         new_ids[output.request] += output.new_ids
 
-    engine = new_engine(model, room, note)
+    if not isinstance(limits, Limits):
+        limits = Limits(*limits)
+    engine = new_engine(model, limits, note)
     for prompt in prompts:
         new_ids[engine.submit(prompt, max_new_tokens)] = []
     engine.run()

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 
 from gpt import find_checkpoint, load_tokenizer
 from solutions.engine.engine import Engine, Output, Parts
+from solutions.engine.limits import Limits
 from solutions.kv_cache import CachedLMHead
 from solutions.server.settings import Labs, Settings, reference
 from solutions.speculative import AdaptiveDrafter, ConfidentDrafter, Drafter, NgramDrafter
@@ -33,14 +34,14 @@ class Loaded:
 
     def new_engine(self, on_output: Callable[[Output], None]) -> Engine:
         settings = self.settings
-        parts = self.parts()
+        size, budget = settings.block_size, settings.token_budget
         return self.labs("engine").new_engine(
             self.model,
-            *(self.num_blocks, settings.block_size, settings.token_budget, settings.max_running),
+            Limits(self.num_blocks, size, budget, settings.max_running),
             on_output,
             self.new_drafter,
             settings.draft_tokens,
-            parts,
+            self.parts(),
         )
 
     def parts(self) -> Parts:

@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from solutions.engine.engine import Engine, Output, Parts, new_engine
+from solutions.engine.limits import Limits
 from solutions.engine.runner import Chunk, PackedCache
 from solutions.engine.scheduler import Scheduler
 from solutions.engine.sequence import Sequence
@@ -54,13 +55,9 @@ class Pieces:
 
 
 @dataclass(frozen=True)
-class Room:
+class Room(Limits):
     """The limits of a side. Each side has its own, and even the block sizes may differ."""
 
-    num_blocks: int
-    block_size: int
-    token_budget: int
-    max_running: int
     block_manager: type[BlockManager] = BlockManager
 
 
@@ -97,8 +94,7 @@ class Side:
     ) -> None:
         self.pieces, self.send, self.tell = pieces, send, tell
         parts = Parts(block_manager=room.block_manager, scheduler=self.scheduler())
-        limits = room.num_blocks, room.block_size, room.token_budget, room.max_running
-        self.engine = new_engine(model, *limits, self.gained, parts=parts)
+        self.engine = new_engine(model, room, self.gained, parts=parts)
         self.manager = self.engine.scheduler.manager
         self.pool = self.engine.runner.kv_cache.cache.pool
         keys_and_values, layers, _, _, heads, head_dim = self.pool.shape

@@ -14,6 +14,7 @@ from gpt import GPTConfig
 from solutions.decoding import GREEDY, SamplingParams, stream
 from solutions.engine.engine import Engine, Output, Parts, new_engine
 from solutions.engine.integrity import check_integrity
+from solutions.engine.limits import Limits
 from solutions.engine.sequence import Sequence
 from solutions.engine.watcher import Watcher, watch
 from solutions.kv_cache import CachedLMHead
@@ -119,8 +120,8 @@ class WatchedEngine(Watcher):
         make: Callable[..., Engine] = new_engine,
         **others: Any,
     ) -> None:
-        room = num_blocks, block_size, token_budget, max_running
-        self.engine = make(model, *room, self.receive, new_drafter=new_drafter, k=k, **others)
+        limits = Limits(num_blocks, block_size, token_budget, max_running)
+        self.engine = make(model, limits, self.receive, new_drafter=new_drafter, k=k, **others)
         self.stories: dict[int, Story] = {}
         self.outputs: list[Output] = []
         self.batches: list[Any] = []

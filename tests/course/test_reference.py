@@ -24,6 +24,7 @@ from autograder.text.reference import (
 )
 from gpt import GPTLMHead
 from solutions.engine import engine, managers, scheduler
+from solutions.engine.limits import Limits
 from solutions.generate import generate
 from solutions.kv_cache import CachedLMHead
 from tests.common.trials import LABS, cell
@@ -99,7 +100,7 @@ def test_a_learner_s_own_part_of_it_serves_in_the_whole(tmp_path, monkeypatch, c
     )
     outputs: list[Any] = []
     model = small_model(CachedLMHead)
-    served = module.new_engine(model, 8, 2, 4, 2, outputs.append)
+    served = module.new_engine(model, Limits(8, 2, 4, 2), outputs.append)
     served.submit([5, 3, 8], 4)
     served.run()
     assert inspect.unwrap(type(served.scheduler).schedule).__code__.co_filename.endswith(

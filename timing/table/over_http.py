@@ -23,6 +23,7 @@ import torch
 
 from gpt import read_config
 from solutions import serving
+from solutions.engine.limits import Limits
 from solutions.server.app import new_app
 from solutions.server.engine_process import EngineProcess
 from solutions.server.events import data_of
@@ -35,40 +36,37 @@ FLOAT32_BYTES = 4
 NO_TOKEN = -1  # an EOS that no text has
 NUMBERS = re.compile("\ue000([0-9]+)\ue001")  # two characters for private use, which no book has
 
-Room = Callable[[Workload], tuple[int, int, int, int]]
-
 
 @dataclass(frozen=True)
 class OverHTTP:
     """A server on this machine, asked by one client that reads every answer as a stream.
 
-    room: returns the engine's blocks, their size, its token budget and its most requests.
+    limits_for: returns the engine's limits.
     """
 
     about: str
     folder: Path
-    room: Room
+    limits_for: Callable[[Workload], Limits]
 
     lossy = weight_bytes = None
 
     def run(self, workload: Workload) -> Run:
-        settings = settings_for(self.folder, *self.room(workload))
+        settings = settings_for(self.folder, self.limits_for(workload))
         return asyncio.run(ask_all(workload, settings, url_of(settings)))
 
 
-def settings_for(
-    folder: Path, num_blocks: int, block_size: int, token_budget: int, max_running: int
-) -> Settings:
+def settings_for(folder: Path, limits: Limits) -> Settings:
     """Return the settings of a server with an engine of this size that refuses nothing."""
     config = read_config(folder)
-    num_blocks = max(num_blocks, -(-config.n_positions // block_size))  # as the server does
+    least = -(-config.n_positions // limits.block_size)  # as the server does
+    slots = max(limits.num_blocks, least) * limits.block_size
     return Settings(
         model=str(folder),
         threads=torch.get_num_threads(),
-        pool_bytes=num_blocks * block_size * 2 * config.n_layer * config.n_embd * FLOAT32_BYTES,
-        block_size=block_size,
-        token_budget=token_budget,
-        max_running=max_running,
+        pool_bytes=slots * 2 * config.n_layer * config.n_embd * FLOAT32_BYTES,
+        block_size=limits.block_size,
+        token_budget=limits.token_budget,
+        max_running=limits.max_running,
         target_ttft=math.inf,
     )
 
