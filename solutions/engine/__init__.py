@@ -8,6 +8,11 @@ from typing import Any
 
 from solutions.engine.limits import or_four_numbers
 
+__all__ = [
+    *("chosen_model", "engine", "integrity", "limits", "managers", "products", "runner"),
+    *("scheduler", "sequence", "watcher"),
+]
+
 
 def __getattr__(name: str) -> Any:
     """Return a name that engine.py defines, so that `solutions.engine` has it too.

@@ -23,8 +23,7 @@ from solutions.batching import require_request
 from solutions.decoding import GREEDY, SamplingParams, next_token_probs
 from solutions.engine.limits import Limits
 from solutions.engine.managers import EngineHooks
-from solutions.engine.products import Linear, choice_for, weights_of
-from solutions.engine.runner import Chunk, FastCache, FusedTransformer, PackedCache, Runner
+from solutions.engine.runner import Chunk, FastCache, PackedCache, Runner, new_runner
 from solutions.engine.scheduler import Scheduler
 from solutions.engine.sequence import Sequence, StopCondition
 from solutions.kv_cache import CachedLMHead
@@ -238,19 +237,15 @@ def new_engine(
     """Return an engine for this model, made of these parts. k: drafts per round.
 
     With the reference's cache of lab 4 it takes a path with fewer operations; with any other cache
-    it calls that cache's `attend`. A model may have its own LM head (lab 10).
+    it calls that cache's `attend`.
     """
-    weight = model.transformer.wte.weight
     manager_class: Any = parts.block_manager
     if not issubclass(manager_class, EngineHooks):
         manager_class = type("EngineManager", (EngineHooks, manager_class), {})
     manager = manager_class(limits.num_blocks, limits.block_size)
+    weight = model.transformer.wte.weight
     cache = parts.paged_cache(model.config, manager, weight.device, weight.dtype)
-    choice = choice_for(weights_of(model))
-    lm_head = getattr(model, "lm_head", None) or Linear(weight, choice=choice)
-    if parts.paged_cache is PagedCache:
-        runner = Runner(FusedTransformer(model, choice), lm_head, FastCache(cache))
-    else:
-        runner = Runner(model.transformer, lm_head, PackedCache(cache))
+    kv_cache = FastCache(cache) if parts.paged_cache is PagedCache else PackedCache(cache)
     scheduler = (parts.scheduler or Scheduler)(manager, limits.token_budget, limits.max_running)
+    runner = new_runner(model, kv_cache)
     return Engine(model.config, scheduler, runner, on_output, new_drafter, k, parts)

@@ -11,13 +11,14 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from solutions.engine.engine import Engine, Output, Parts, new_engine
+from solutions.engine.engine import Engine, Output
 from solutions.engine.limits import Limits, or_four_numbers
-from solutions.engine.managers import EngineHooks
+from solutions.engine.managers import EngineManager
+from solutions.engine.runner import FastCache, new_runner
 from solutions.engine.scheduler import Plan, Scheduler
 from solutions.engine.sequence import Sequence
 from solutions.kv_cache import CachedLMHead
-from solutions.paged_attention import OutOfBlocks
+from solutions.paged_attention import OutOfBlocks, PagedCache
 
 
 class FileStore(MutableMapping[int, Tensor]):
@@ -53,15 +54,13 @@ class FileStore(MutableMapping[int, Tensor]):
 class SwappingScheduler(Scheduler):
     """Lab 7's scheduler, except that a preempted request is swapped to the host pool.
 
-    host: a HostPool. cache: the PagedCache that it copies from and to. `swapping_engine` sets both.
+    host: a HostPool. cache: the PagedCache that it copies from and to.
     swapped: request number to the tokens it has in the host pool, for each swapped request.
     """
 
-    host: Any
-    cache: Any
-
-    def __init__(self, manager: EngineHooks, token_budget: int, max_running: int) -> None:
-        super().__init__(manager, token_budget, max_running)
+    def __init__(self, cache: Any, token_budget: int, max_running: int, host: Any) -> None:
+        super().__init__(cache.manager, token_budget, max_running)
+        self.cache, self.host = cache, host
         self.swapped: dict[int, int] = {}
 
     def preempt(self, sequence: Sequence) -> None:
@@ -122,9 +121,9 @@ def swapping_engine(
 
     drafts: new_drafter and k, as in lab 7.
     """
-    parts = Parts(scheduler=SwappingScheduler)
-    engine = new_engine(model, limits, on_output, parts=parts, **drafts)
-    scheduler = engine.scheduler
-    assert isinstance(scheduler, SwappingScheduler)
-    scheduler.host, scheduler.cache = host, engine.runner.kv_cache.cache
-    return engine
+    manager = EngineManager(limits.num_blocks, limits.block_size)
+    weight = model.transformer.wte.weight
+    cache = PagedCache(model.config, manager, weight.device, weight.dtype)
+    scheduler = SwappingScheduler(cache, limits.token_budget, limits.max_running, host)
+    runner = new_runner(model, FastCache(cache))
+    return Engine(model.config, scheduler, runner, on_output, **drafts)

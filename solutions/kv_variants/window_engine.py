@@ -14,10 +14,11 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from solutions.engine.engine import Engine, Output, Parts, new_engine
+from solutions.engine.engine import Engine, Output
 from solutions.engine.limits import Limits, or_four_numbers
 from solutions.engine.managers import GONE, EngineManager
-from solutions.engine.runner import FastCache
+from solutions.engine.runner import FastCache, new_runner
+from solutions.engine.scheduler import Scheduler
 from solutions.kv_cache import CachedLMHead
 from solutions.paged_attention import PagedCache
 
@@ -25,7 +26,9 @@ from solutions.paged_attention import PagedCache
 class WindowManager(EngineManager):
     """The engine's manager, which also frees blocks outside the window. No block is shared."""
 
-    window, sinks = 1, 0  # `windowed_engine` sets both for its manager
+    def __init__(self, num_blocks: int, block_size: int, window: int, sinks: int) -> None:
+        super().__init__(num_blocks, block_size)
+        self.window, self.sinks = window, sinks
 
     def publish(self, request: int, token_ids: Sequence[int], computed: int) -> None:
         """Free the blocks between the sinks and the first key that the next query may see.
@@ -85,11 +88,10 @@ def windowed_engine(
             f"A window needs 1 token or more (a token sees itself), and sinks 0 or more; window is "
             f"{window} and sinks {sinks}."
         )
-    parts = Parts(block_manager=WindowManager)
-    engine = new_engine(model, limits, on_output, parts=parts, **drafts)
-    manager, runner = engine.scheduler.manager, engine.runner
-    assert isinstance(manager, WindowManager)
-    manager.window, manager.sinks = window, sinks
+    manager = WindowManager(limits.num_blocks, limits.block_size, window, sinks)
+    weight = model.transformer.wte.weight
+    cache = PagedCache(model.config, manager, weight.device, weight.dtype)
     visible = partial(window_mask, window=window, sinks=sinks)
-    runner.kv_cache = WindowedCache(runner.kv_cache.cache, visible)
-    return engine
+    runner = new_runner(model, WindowedCache(cache, visible))
+    scheduler = Scheduler(manager, limits.token_budget, limits.max_running)
+    return Engine(model.config, scheduler, runner, on_output, **drafts)
