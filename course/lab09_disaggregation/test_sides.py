@@ -596,6 +596,17 @@ def test_death_at_any_time_changes_no_text(which: str) -> None:
         both.run()
 
 
+def test_asking_twice_confirms_nothing_that_is_arriving() -> None:
+    """Otherwise the prefill side would free what the decode side may still give up."""
+    both = world()
+    both.submit([3, 14, 15], 4)
+    both.prefill.receive(both.jobs.popleft())
+    for now in range(2):
+        both.decode.receive(both.there[0])
+        both.decode.step(now)
+    assert [type(message) for message in both.back] == [Granted]
+
+
 def test_prefill_keeps_what_it_computed() -> None:
     """Nobody has room at first, and then all who could have had some are dead."""
     both = world(decode=replace(AMPLE, max_running=1))

@@ -365,10 +365,11 @@ class DecodeSide(Side):
         match message:
             case Hello():
                 self.meet(message)
-            case Ask(key) if key in self.numbers:
+            case Ask(key) if self.numbers.get(key) in self.adopted:
                 self.send(Confirmed(key))  # it runs here, but the confirmation was lost
             case Ask(key):
-                self.asking[key] = message
+                if key not in self.numbers:  # otherwise it is arriving
+                    self.asking[key] = message
             case Piece(key) if self.numbers.get(key) in self.incoming:
                 self.unpack(self.numbers[key], message)
             case Last(key) if self.numbers.get(key) in self.incoming:
