@@ -19,7 +19,7 @@ from autograder.judging.judge import drawn, run_all
 from autograder.judging.recorded import frame
 from autograder.text.imports import files_used
 from autograder.text.lesson import REGION, Lesson, lessons
-from autograder.text.reference import RECORDS, ROOT, importing, lab_module, parts_of
+from autograder.text.reference import RECORDS, ROOT, importing, lab_module, module_files
 from autograder.text.release import LABS, code_of
 
 FOLDER = "inference-labs"  # in the zip; students unpack later labs over it
@@ -160,15 +160,11 @@ def cards(lab: str) -> str:
 def modules(lab: str, own: Iterable[Exercise], skeleton: str) -> set[Path]:
     """Return the files of the course that the notebook, the checks and the programs import."""
     known = list(lessons())
-    earlier, later = known[: known.index(lab)], known[known.index(lab) + 1 :]
-    withheld = {lessons()[other].room / "cases.py" for other in (lab, *later)}
-    withheld |= {ROOT / f"solutions/{n}.py" for other in (lab, *later) for n in parts_of(other)}
-    for other in later:
-        withheld.add(ROOT / f"visuals/{other}.py")
-        withheld.add(ROOT / f"autograder/attempt/drivers/{other}.py")
+    earlier, from_here = known[: known.index(lab)], known[known.index(lab) :]
     looked_up = [
         *importing(earlier),
         *(f"import {lessons()[other].package}.cases" for other in earlier),
         *(f"import {f.__module__}" for e in own for f in (e.driver, e.compare, e.services)),
     ]
-    return files_used([PROGRAMS, skeleton, *looked_up, *code_of(lab)], withheld)
+    sources = [PROGRAMS, skeleton, *looked_up, *code_of(lab)]
+    return files_used(sources, without={*module_files(from_here)})

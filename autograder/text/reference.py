@@ -95,6 +95,11 @@ def parts_of(lab: str) -> tuple[str, ...]:
     return tuple(f"{lab}/{name}" for name in (*marked, lab))
 
 
+def module_files(labs: Iterable[str]) -> list[Path]:
+    """Return the files of the modules of these labs, a lab's own file last."""
+    return [SOLUTIONS / f"{part}.py" for lab in labs for part in parts_of(lab)]
+
+
 def importing(labs: Iterable[str]) -> list[str]:
     """Return statements that import the modules of these labs, as text."""
     return [f"import {import_name(part)}" for lab in labs for part in parts_of(lab)]
@@ -130,14 +135,12 @@ def lab_module(lab: str) -> Module:
 
 def has_reference(lab: str) -> bool:
     """Whether a lab's reference is available; a bundle has only the references of earlier labs."""
-    return (SOLUTIONS / f"{parts_of(lab)[-1]}.py").exists()
+    return module_files([lab])[-1].exists()
 
 
 def module_file(lab: str) -> Path:
     """Return the file of a lab's module; without the reference, the learner's version of it."""
-    if has_reference(lab):
-        return SOLUTIONS / f"{parts_of(lab)[-1]}.py"
-    return RECORDS / f"{lab}.py"
+    return module_files([lab])[-1] if has_reference(lab) else RECORDS / f"{lab}.py"
 
 
 @cache

@@ -13,7 +13,7 @@ import torch
 
 import timed_generate
 import timing.machine
-from autograder.text.reference import SOLUTIONS, fresh_copy, parts_of
+from autograder.text.reference import fresh_copy, module_files
 from tests.common.checkpoints import write_tiny
 from tests.common.commands import resize
 from timed_generate import DEFAULT, TECHNIQUES
@@ -107,9 +107,9 @@ def written(monkeypatch) -> Callable[[dict[str, list[str]]], Callable[[str], Any
     def write(yours: dict[str, list[str]]) -> Callable[[str], Any]:
         def mine(lab: str) -> Any:
             module, own = fresh_copy(lab), fresh_copy(lab)
-            for part in reversed(parts_of(lab)):  # what a part imports is no longer the reference's
-                source = (SOLUTIONS / f"{part}.py").read_text()
-                exec(compile(source, f"my {lab}", "exec"), vars(own))
+            # In reverse, so that the names that a file imports are no longer the reference's.
+            for file in reversed(module_files([lab])):
+                exec(compile(file.read_text(), f"my {lab}", "exec"), vars(own))
             vars(module).update({part: vars(own)[part] for part in yours.get(lab, [])})
             return module
 

@@ -9,7 +9,7 @@ import pytest
 
 from autograder.grading.judge.border import shown_files
 from autograder.text.imports import files_named, imports
-from autograder.text.reference import ROOT, SOLUTIONS, parts_of
+from autograder.text.reference import ROOT, SOLUTIONS, module_files
 from tests.common.trials import LABS
 
 ROOMS = "autograder", "course", "solutions"
@@ -24,15 +24,11 @@ for lab in lessons():
 every_lab = pytest.mark.parametrize("lab", LABS)
 
 
-def files_of(labs: list[str]) -> set[Path]:
-    return {SOLUTIONS / f"{part}.py" for lab in labs for part in parts_of(lab)}
-
-
 @every_lab
 def test_it_holds_earlier_solutions_and_no_other(lab: str) -> None:
     shown, number = shown_files(lab), LABS.index(lab)
-    assert shown >= {ROOT / "gpt.py", *files_of(LABS[:number])}
-    assert shown.isdisjoint(files_of(LABS[number:]))
+    assert shown >= {ROOT / "gpt.py", *module_files(LABS[:number])}
+    assert shown.isdisjoint(module_files(LABS[number:]))
 
 
 @every_lab

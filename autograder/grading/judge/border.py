@@ -7,7 +7,7 @@ from pathlib import Path
 
 from autograder.text.imports import files_used
 from autograder.text.lesson import lessons
-from autograder.text.reference import SOLUTIONS, importing, parts_of
+from autograder.text.reference import importing, module_files
 
 PROGRAMS = "import autograder.attempt.__main__, autograder.attempt.worker"
 
@@ -22,7 +22,7 @@ def shown_files(lab: str) -> set[Path]:
     """
     labs = list(lessons())
     earlier, from_here = labs[: labs.index(lab)], labs[labs.index(lab) :]
-    answers = {SOLUTIONS / f"{part}.py" for other in from_here for part in parts_of(other)}
-    own = [(SOLUTIONS / f"{part}.py").read_text(encoding="utf-8") for part in parts_of(lab)]
+    own = [file.read_text(encoding="utf-8") for file in module_files([lab])]
     driver = f"import gpt, autograder.attempt.drivers.{lab}"
+    answers = set(module_files(from_here))
     return files_used([PROGRAMS, driver, *own, *importing(earlier)], without=answers)
