@@ -127,14 +127,16 @@ def is_own(file: str, lab: str) -> bool:
     return ROOT / file in modules_of(lab) or re.match(OWN.format(lab=lab), file) is not None
 
 
-@cache
-def modules_of(lab: str) -> frozenset[Path]:
+def modules_of(lab: str) -> set[Path]:
     """Return the files of `solutions` that a lab uses and no earlier one does."""
     labs = list(lessons())
-    upto = labs[: labs.index(lab) + 1]
-    used = [files_used([*importing([name]), *code_of(name)]) for name in upto]
-    own = used[-1].difference(*used[:-1])
-    return frozenset(path for path in own if SOLUTIONS in path.parents)
+    return solutions_used(lab).difference(*map(solutions_used, labs[: labs.index(lab)]))
+
+
+@cache
+def solutions_used(lab: str) -> set[Path]:
+    used = files_used([*importing([lab]), *code_of(lab)])
+    return {path for path in used if SOLUTIONS in path.parents}
 
 
 def distance(item: pytest.Item, changed: Sequence[str]) -> int | None:
