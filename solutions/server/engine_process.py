@@ -24,7 +24,7 @@ from solutions.server.settings import Labs, Settings
 
 if TYPE_CHECKING:  # PyTorch is imported by both processes at the same time, once this one has begun
     from solutions.server.engine_thread import Deliver, EngineThread, Facts
-    from solutions.server.messages import TextRequest as Request
+    from solutions.server.messages import TextRequest
 
 log = logging.getLogger("workbook")
 
@@ -47,7 +47,7 @@ class EngineProcess:
         self.deliver: Deliver = lambda outputs: None
         self.on_death: Callable[[], object] = lambda: None
         self.is_stopped = False
-        self.outbox: SimpleQueue[Request | str] = SimpleQueue()
+        self.outbox: SimpleQueue[TextRequest | str] = SimpleQueue()
 
     def wait(self) -> None:
         """Wait until the model is loaded."""
@@ -72,7 +72,7 @@ class EngineProcess:
         self.process.join(1)
         atexit.unregister(self.process.kill)
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: TextRequest) -> None:
         self.outbox.put(request)
 
     def abort(self, request_id: str) -> None:
@@ -80,8 +80,7 @@ class EngineProcess:
 
     def send(self) -> None:
         """Write what is submitted to the pipe, which takes no more while the engine hangs."""
-        from solutions.server.messages import EngineFault
-        from solutions.server.messages import TextRequest as Request
+        from solutions.server.messages import EngineFault, TextRequest
 
         with contextlib.suppress(OSError):  # it has ended, which `listen` finds out
             while True:
@@ -92,7 +91,7 @@ class EngineProcess:
                     raise
                 except Exception:
                     log.exception("A request can't be sent to the engine.")
-                    if isinstance(message, Request):
+                    if isinstance(message, TextRequest):
                         self.deliver([(message.id, EngineFault())])
 
     def listen(self) -> None:

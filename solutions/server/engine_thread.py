@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from solutions.decoding import GREEDY
-from solutions.engine.engine import Output as EngineOutput
+from solutions.engine.engine import Output
 from solutions.engine.integrity import BrokenPool, check_integrity
 from solutions.engine.runner import Chunk
 from solutions.engine.sequence import Sequence
@@ -25,13 +25,11 @@ from solutions.engine.watcher import Watcher, watch
 from solutions.grammars.regex import EMPTY
 from solutions.server.formats import Guides
 from solutions.server.loaded import Loaded, read_tokenizer
-from solutions.server.messages import EngineFault, TokenLogprob
-from solutions.server.messages import TextOutput as Output
-from solutions.server.messages import TextRequest as Request
+from solutions.server.messages import EngineFault, TextOutput, TextRequest, TokenLogprob
 from solutions.server.reading import PromptReader, scored
 from solutions.server.tokens import TokenBytes, stop_at
 
-Deliver = Callable[[list[tuple[str, Output | EngineFault]]], None]
+Deliver = Callable[[list[tuple[str, TextOutput | EngineFault]]], None]
 LOOK_EVERY, BEAT = 0.15, 1.0  # seconds between two views of a busy engine, and of an idle one
 WARM_UP = 256  # tokens of the prompt that measures how fast prompts are computed
 log = logging.getLogger("workbook")
@@ -59,11 +57,11 @@ class EngineThread(Watcher):
         self.deliver = deliver
         self.on_view: Callable[[], object] = lambda: None
         self.on_death = self.on_view
-        self.inbox: deque[Request | str] = deque()  # requests, and ids of those to abort
+        self.inbox: deque[TextRequest | str] = deque()  # requests, and ids of those to abort
         self.wake, self.is_stopped = threading.Event(), False
         self.numbers: dict[str, int] = {}  # the engine's number of each request that it serves
-        self.requests: dict[int, Request] = {}
-        self.outputs: list[tuple[str, Output | EngineFault]] = []
+        self.requests: dict[int, TextRequest] = {}
+        self.outputs: list[tuple[str, TextOutput | EngineFault]] = []
         self.constraints: dict[int, Any] = {}  # lab 14's, of requests with a format
         self.logprobs: dict[int, list[TokenLogprob]] = {}
         self.cached: dict[int, int] = {}
@@ -82,7 +80,7 @@ class EngineThread(Watcher):
     def prefill_rate(self, prompt: list[int]) -> float:
         """Return how many prompt tokens per second the engine computes, before it serves."""
         for _ in range(2):  # the first one warms up
-            self.add(Request("warm-up", prompt, 1, GREEDY, seed=0, salt=b"warm-up"))
+            self.add(TextRequest("warm-up", prompt, 1, GREEDY, seed=0, salt=b"warm-up"))
             start = time.perf_counter()
             self.engine.run()
             seconds = time.perf_counter() - start
@@ -99,7 +97,7 @@ class EngineThread(Watcher):
         self.wake.set()
         self.thread.join()
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: TextRequest) -> None:
         self.inbox.append(request)
         self.wake.set()
 
@@ -130,12 +128,12 @@ class EngineThread(Watcher):
     def take_in(self) -> None:
         while self.inbox:
             came = self.inbox.popleft()
-            if isinstance(came, Request):
+            if isinstance(came, TextRequest):
                 self.add(came)
             elif came in self.numbers:
                 self.engine.abort(self.numbers[came])
 
-    def add(self, request: Request) -> None:
+    def add(self, request: TextRequest) -> None:
         stop = stop_at(request.stops, self.bytes_of) if request.stops else None
         number = self.engine.submit(
             request.prompt, request.max_new_tokens, request.params, request.seed,
@@ -189,7 +187,7 @@ class EngineThread(Watcher):
         while engine.outputs:
             self.note(engine.outputs.popleft())
 
-    def note(self, output: EngineOutput) -> None:
+    def note(self, output: Output) -> None:
         """Translate an output of the engine. An aborted request has no reader any more."""
         number = output.request
         request = self.requests[number]
@@ -207,7 +205,7 @@ class EngineThread(Watcher):
             reason = output.finish_reason
             if constraint is not None and constraint.state is EMPTY:
                 reason = "stop"  # there was room for the whole text, though not for EOS
-            sent = Output(request.id, output.new_ids, reason, logprobs, cached, queued)
+            sent = TextOutput(request.id, output.new_ids, reason, logprobs, cached, queued)
             if reader is not None:
                 sent = replace(sent, prompt_logprobs=reader.scores, embedding=reader.embedding())
             self.outputs.append((request.id, sent))

@@ -367,9 +367,8 @@ class DecodeSide(Side):
                 self.meet(message)
             case Ask(key) if self.numbers.get(key) in self.adopted:
                 self.send(Confirmed(key))  # it runs here, but the confirmation was lost
-            case Ask(key):
-                if key not in self.numbers:  # otherwise it is arriving
-                    self.asking[key] = message
+            case Ask(key) if key not in self.numbers:  # otherwise its pieces are arriving
+                self.asking[key] = message
             case Piece(key) if self.numbers.get(key) in self.incoming:
                 self.unpack(self.numbers[key], message)
             case Last(key) if self.numbers.get(key) in self.incoming:
