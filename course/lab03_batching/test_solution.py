@@ -106,7 +106,7 @@ def test_utilisation_of_seven_requests_in_four_slots() -> None:
     )
     assert lab_3.utilisation(static.trace) == 31 / 52  # 8 + 5 steps
     assert lab_3.utilisation(continuous.trace) == 31 / 32
-    assert lab_3.utilisation([[None]]) == 0  # a server to which nobody came
+    assert lab_3.utilisation([[None]]) == 0  # a server without requests
     with pytest.raises(ValueError, match="trace has no step"):
         lab_3.utilisation([])
 

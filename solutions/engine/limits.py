@@ -1,4 +1,4 @@
-"""The engine's limits, which whoever makes an engine gives it."""
+"""The limits of an engine: how much it may hold, and how much it may do in a step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

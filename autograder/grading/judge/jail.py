@@ -344,7 +344,7 @@ def walls(jail: Jail, lab: str) -> list[str]:
         # No network, no other process, no memory or name in common with anything outside.
         *("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"),
         *("--unshare-cgroup-try", "--hostname", "sandbox"),
-        # A user without rights, whoever runs this.
+        # A user without rights, also where the grader runs as root.
         *("--cap-drop", "ALL", *(TO_LEAVE_ROOT if jail.is_root else OWN_USER)),
         # It ends with the grader, has no terminal to write into, and inherits no variable.
         *("--die-with-parent", "--new-session", "--as-pid-1", "--clearenv"),
