@@ -1,12 +1,14 @@
-"""Train the embedded models: GPT-2's architecture on any plain text.
+"""Train the embedded models: GPT-2's architecture, or Llama's, on any plain text.
 
     python models/train.py books.txt --out models/fable
+    python models/train.py books.txt --out models/fable-llama --family llama
     python models/train.py books.txt --out models/fable-draft --layers 2 --width 128 --heads 4 \\
         --teacher models/fable
 
-The first command trains the target. The second distills a draft from it: the draft learns the
-target's whole next-token distribution as well as the text itself (Hinton et al., 2015). For the
-second half of its steps, it learns from text that the target writes.
+The first command trains the target, the second a model of the same size in Llama's architecture.
+The third distills a draft from the target: the draft learns the target's whole next-token
+distribution as well as the text itself (Hinton et al., 2015). For the second half of its steps, it
+learns from text that the target writes.
 
 You can interrupt it at any time: the same command continues from the last checkpoint and ends with
 the same weights. The last 3% of the text is held out; neither the tokenizer nor the model sees it.
@@ -29,9 +31,16 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm import tqdm, trange
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 END_OF_TEXT = "<|endoftext|>"
 HELD_OUT = 0.03
@@ -84,22 +93,30 @@ def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> Int[Tensor, " token
     return torch.tensor(tokenizer.encode(text, verbose=False))
 
 
-def load_teacher(folder: Path, context: int) -> tuple[GPT2LMHeadModel, PreTrainedTokenizerFast]:
+def load_teacher(folder: Path, context: int) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     if not (folder / "config.json").exists():
         sys.exit(f"{folder} has no model to use as a teacher. Train one first, without --teacher.")
-    teacher = GPT2LMHeadModel.from_pretrained(folder).eval()
-    if teacher.config.n_positions < context:
+    teacher = AutoModelForCausalLM.from_pretrained(folder).eval()
+    positions = teacher.config.max_position_embeddings
+    if positions < context:
         sys.exit(
-            f"The teacher has a context length of {teacher.config.n_positions} tokens and cannot "
-            f"teach {context}. Pass --context {teacher.config.n_positions} or less."
+            f"The teacher has a context length of {positions} tokens and cannot teach {context}. "
+            f"Pass --context {positions} or less."
         )
     return teacher, PreTrainedTokenizerFast.from_pretrained(folder)
 
 
-def new_model(args: argparse.Namespace, vocab_size: int, eos_token_id: int) -> GPT2LMHeadModel:
+def new_model(args: argparse.Namespace, vocab_size: int, eos_token_id: int) -> PreTrainedModel:
     if args.width % args.heads:
         sys.exit(f"--width {args.width} must be a multiple of --heads {args.heads}.")
-    config = GPT2Config(
+    config = SHAPES[args.family](args, vocab_size)
+    config.bos_token_id = config.eos_token_id = eos_token_id
+    # Eager attention under bf16 autocast is the fastest way to train these shapes on a CPU.
+    return AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+
+
+def gpt2(args: argparse.Namespace, vocab_size: int) -> PreTrainedConfig:
+    return GPT2Config(
         vocab_size=vocab_size,
         n_positions=args.context,
         n_layer=args.layers,
@@ -108,19 +125,47 @@ def new_model(args: argparse.Namespace, vocab_size: int, eos_token_id: int) -> G
         resid_pdrop=args.dropout,
         embd_pdrop=args.dropout,
         attn_pdrop=0.0,
-        bos_token_id=eos_token_id,
-        eos_token_id=eos_token_id,
     )
-    # Eager attention under bf16 autocast is the fastest way to train these shapes on a CPU.
-    return GPT2LMHeadModel._from_config(config, attn_implementation="eager")
 
 
-def new_optimizers(model: GPT2LMHeadModel, lr: float) -> list[torch.optim.Optimizer]:
+def llama(args: argparse.Namespace, vocab_size: int) -> PreTrainedConfig:
+    """Return a shape with as many weights in the MLP as GPT-2's, and four query heads to a KV head.
+
+    An MLP with gates has three matrices in place of two, so its neurons are 8/3 of the width, and
+    not 4 times; here rounded up to a multiple of 64, for blocks of 32 codes.
+    """
+    return LlamaConfig(
+        vocab_size=vocab_size,
+        max_position_embeddings=args.context,
+        num_hidden_layers=args.layers,
+        hidden_size=args.width,
+        intermediate_size=64 * math.ceil(args.width * 8 / 3 / 64),
+        num_attention_heads=args.heads,
+        num_key_value_heads=max(1, args.heads // 4),
+        tie_word_embeddings=True,
+    )
+
+
+SHAPES = {"gpt2": gpt2, "llama": llama}
+
+
+def add_dropout(model: PreTrainedModel, probability: float) -> None:
+    """Give a Llama the dropout that GPT-2 has after its embeddings, attention and MLP."""
+
+    def dropped(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
+        return F.dropout(output, probability, module.training)
+
+    for name, module in model.named_modules():
+        if name.endswith(("embed_tokens", "o_proj", "down_proj")):
+            module.register_forward_hook(dropped)
+
+
+def new_optimizers(model: PreTrainedModel, lr: float) -> list[torch.optim.Optimizer]:
     """Muon (Jordan, 2024) for the matrices inside the blocks, AdamW for everything else."""
     matrices: list[Tensor] = []
     others: list[Tensor] = []
     for name, parameter in model.named_parameters():
-        inside = parameter.ndim == 2 and ".h." in name
+        inside = parameter.ndim == 2 and (".h." in name or ".layers." in name)
         (matrices if inside else others).append(parameter)
     return [
         torch.optim.Muon(matrices, lr=lr, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
@@ -157,7 +202,7 @@ def draw_windows(
 
 @torch.no_grad()
 def own_text(
-    teacher: GPT2LMHeadModel, tokens: Int[Tensor, " corpus"], context: int, seed: int
+    teacher: PreTrainedModel, tokens: Int[Tensor, " corpus"], context: int, seed: int
 ) -> Int[Tensor, "examples length"]:
     """Return short prompts from the text with the teacher's greedy continuations.
 
@@ -196,7 +241,7 @@ def distillation_loss(
 
 
 @torch.no_grad()
-def held_out_loss(model: GPT2LMHeadModel, tokens: Int[Tensor, " held_out"], window: int) -> float:
+def held_out_loss(model: PreTrainedModel, tokens: Int[Tensor, " held_out"], window: int) -> float:
     """Return the mean cross-entropy in nats per token, over adjacent windows: all tokens count."""
     model.eval()
     total = 0.0
@@ -208,14 +253,14 @@ def held_out_loss(model: GPT2LMHeadModel, tokens: Int[Tensor, " held_out"], wind
     return total / (len(tokens) - 1)
 
 
-def sample(model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerFast, prompt: str) -> str:
+def sample(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompt: str) -> str:
     """Return the prompt and up to 100 new tokens: temperature 0.8, top-p 0.95, seed 0."""
     model.eval()
     torch.manual_seed(0)
     inputs = tokenizer(prompt, return_tensors="pt")
     output = model.generate(
         **inputs,
-        max_new_tokens=min(100, model.config.n_positions - inputs.input_ids.shape[1]),
+        max_new_tokens=min(100, model.config.max_position_embeddings - inputs.input_ids.shape[1]),
         do_sample=True,
         temperature=0.8,
         top_p=0.95,
@@ -225,9 +270,9 @@ def sample(model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerFast, prompt: s
     return tokenizer.decode(output[0])
 
 
-def save_model(model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """Write the model in the Hugging Face layout: weights in 16 bits, loaded later in 32 bits."""
-    half = GPT2LMHeadModel(model.config)
+    half = type(model)(model.config)
     half.load_state_dict(model.state_dict())
     half.half().save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
@@ -238,7 +283,7 @@ def save_model(model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerFast, folde
 
 def settings_of(args: argparse.Namespace, text: str) -> dict[str, object]:
     """Return the settings that a resumed run must share with the interrupted one."""
-    names = ("layers", "width", "heads", "context", "vocab", "teacher")
+    names = ("family", "layers", "width", "heads", "context", "vocab", "teacher")
     text_hash = hashlib.sha256(text.encode()).hexdigest()[:12]
     return {"text hash": text_hash, **{name: str(getattr(args, name)) for name in names}}
 
@@ -246,7 +291,7 @@ def settings_of(args: argparse.Namespace, text: str) -> dict[str, object]:
 def save_checkpoint(
     path: Path,
     step: int,
-    model: GPT2LMHeadModel,
+    model: PreTrainedModel,
     optimizers: list[torch.optim.Optimizer],
     settings: dict[str, object],
 ) -> None:
@@ -263,7 +308,7 @@ def save_checkpoint(
 
 def load_checkpoint(
     path: Path,
-    model: GPT2LMHeadModel,
+    model: PreTrainedModel,
     optimizers: list[torch.optim.Optimizer],
     settings: dict[str, object],
 ) -> int:
@@ -272,10 +317,11 @@ def load_checkpoint(
         return 0
     state = torch.load(path, weights_only=True)
     for name, value in settings.items():
-        if state["settings"][name] != value:
+        other = state["settings"].get(name)
+        if other != value:
             sys.exit(
-                f"{path} belongs to another run, with {name} = {state['settings'][name]} instead "
-                f"of {value}. Use the same settings, delete it, or pass another --out."
+                f"{path} belongs to another run, with {name} = {other} instead of {value}. "
+                "Use the same settings, delete it, or pass another --out."
             )
     model.load_state_dict(state["model"])
     for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
@@ -302,6 +348,8 @@ def train(args: argparse.Namespace) -> None:
 
     vocab_size = teacher.config.vocab_size if teacher else args.vocab
     model = new_model(args, vocab_size, tokenizer.eos_token_id).train()
+    if args.family == "llama":
+        add_dropout(model, args.dropout)
     optimizers = new_optimizers(model, args.lr)
     args.out.mkdir(parents=True, exist_ok=True)
     checkpoint = args.out / "checkpoint.pt"
@@ -360,6 +408,7 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("text", type=Path, help="a UTF-8 text file")
     add("--out", type=Path, required=True, help="folder for the trained model")
     add("--teacher", type=Path, help="distill from the model in this folder, with its tokenizer")
+    add("--family", choices=SHAPES, default="gpt2", help="architecture (default %(default)s)")
     add("--layers", type=int, default=12, help="number of layers (default %(default)s)")
     add("--width", type=int, default=256, help="width of the hidden states (default %(default)s)")
     add("--heads", type=int, default=8, help="attention heads per layer (default %(default)s)")
