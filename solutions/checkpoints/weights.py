@@ -5,6 +5,7 @@ Both hold the same numbers under different names. `of_hub` and `of_gguf` read th
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from solutions.gguf.names import joined, our_name
 from solutions.llama import LlamaConfig, dequantize, from_gguf
 
 Weights = dict[str, Tensor]
+SIZES = "vocab_size", "n_positions", "n_embd", "n_inner", "n_layer", "n_head", "group", "head_dim"
 KINDS = "llama", "mistral", "qwen2", "qwen3"
 INDEX = "model.safetensors.index.json"  # of a checkpoint in several files
 
@@ -36,6 +38,11 @@ def read_checkpoint(path: Path) -> tuple[LlamaConfig, Weights]:
 
 
 def require_fitting(path: Path, config: LlamaConfig, weights: Weights) -> None:
+    sizes = asdict(config).items()
+    if any(not isinstance(n, int) or n < 1 for name, n in sizes if name in SIZES):
+        raise ValueError(
+            f"{path} has impossible sizes ({config}): they must be whole numbers above 0."
+        )
     from solutions.llama import LlamaLMHead
 
     with torch.device("meta"):
@@ -58,11 +65,17 @@ def refused(path: Path, what: str, taken: str) -> ValueError:
 
 def read_hub(folder: Path) -> tuple[LlamaConfig, Weights]:
     file = first_existing(folder, ("config.json",), "configuration")
-    found = json.loads(file.read_text(encoding="utf-8"))
-    if (folder / "generation_config.json").exists():  # which has all ids that end a chat's answer
-        generation = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
-        found["eos_token_id"] = generation.get("eos_token_id", found.get("eos_token_id"))
-    config = of_hub(file, found)
+    generation = folder / "generation_config.json"
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if generation.exists():  # which has all ids that end a chat's answer
+            ends = json.loads(generation.read_text(encoding="utf-8")).get("eos_token_id")
+            found["eos_token_id"] = found.get("eos_token_id") if ends is None else ends
+        config = of_hub(file, found)
+    except (KeyError, TypeError, AttributeError, ArithmeticError, json.JSONDecodeError) as error:
+        raise ValueError(
+            f"{file} isn't the description of a model ({error!r}). Download it again."
+        ) from error
     pairs = (pair for shard in shards(folder) for pair in read_weights(shard).items())
     return config, joined({our_name(n): w.float() for n, w in pairs if "rotary_emb" not in n})
 
