@@ -11,13 +11,10 @@ import torch.nn.functional as F
 import gpt
 from solutions.engine import products
 from solutions.engine.chosen_model import ChosenLinear, ChosenLMHead
-from solutions.engine.engine import Engine, Output
-from solutions.engine.managers import EngineManager
+from solutions.engine.engine import Output, new_engine
+from solutions.engine.limits import Limits
 from solutions.engine.products import SIZES, USUAL, WAYS, Linear, Products, in_words
-from solutions.engine.runner import FastCache, new_runner
-from solutions.engine.scheduler import Scheduler
 from solutions.kv_cache import CachedLMHead, KVCache, generate
-from solutions.paged_attention import PagedCache
 
 WEIGHTS = [torch.ones(6, 4), torch.ones(2, 4), torch.ones(6, 4)]
 
@@ -227,17 +224,14 @@ def test_where_nothing_can_be_written_each_process_measures(clock, tmp_path) -> 
 # -------------------------------------------------------------------------------------- the engine
 
 
-@pytest.mark.parametrize("of_the_model", [False, True])
 @pytest.mark.parametrize("way", WAYS)
-def test_the_engine_writes_the_same_text_in_every_way(way: str, of_the_model: bool) -> None:
-    """Whether the engine is given its products, or a model that brings them."""
-    given, model = Products(way), CachedLMHead.from_pretrained("fable")
-    chosen = ChosenLMHead.from_pretrained("fable", products=given) if of_the_model else model
-    manager, outputs = EngineManager(32, 4), list[Output]()
-    kv_cache = FastCache(PagedCache(model.config, manager))
-    runner = new_runner(chosen, kv_cache, *([] if of_the_model else [given]))
-    assert functions_of(runner) == {WAYS[way](torch.ones(4, 4), None).__qualname__}
-    engine = Engine(model.config, Scheduler(manager, 16, 4), runner, outputs.append)
+def test_the_engine_writes_the_same_text_in_every_way(way: str) -> None:
+    """By the products that its model brings."""
+    chosen = ChosenLMHead.from_pretrained("fable", products=Products(way))
+    outputs: list[Output] = []
+    engine = new_engine(chosen, Limits(32, 4, 16, 4), outputs.append)
+    assert functions_of(engine.runner) == {WAYS[way](torch.ones(4, 4), None).__qualname__}
+    model = CachedLMHead.from_pretrained("fable")
     prompts = [[15, 300, 7], list(range(100, 120)), [2000]]
     for prompt in prompts:
         engine.submit(prompt, 6)

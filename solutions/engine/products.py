@@ -153,10 +153,7 @@ PRODUCTS = Products(os.environ.get("PRODUCTS"))
 
 
 def weights_of(model: gpt.GPTLMHead) -> list[Float[Tensor, "n_out n_in"]]:
-    """Return the weights of a step's products: those of the blocks, then the LM head's.
-
-    Without layers and a head that bring their own product.
-    """
+    """Return the weights of layers, then of the LM head, without those with their own product."""
     layers = [m for m in model.modules() if isinstance(m, gpt.Linear) and not hasattr(m, "product")]
     head = [] if hasattr(model, "lm_head") else [model.transformer.wte.weight]
     return [*(layer.weight.T for layer in layers), *head]
