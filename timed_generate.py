@@ -37,8 +37,7 @@ import transformers
 from tqdm import tqdm
 
 from gpt import GPTLMHead, find_checkpoint, load_tokenizer
-from solutions.engine import products
-from solutions.engine.products import WAYS, choice_for, told, weights_of
+from solutions.engine.products import PRODUCTS, WAYS, Products, in_words, weights_of
 from timing import techniques
 from timing.command_line import (
     Parser,
@@ -294,7 +293,7 @@ def environment(
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "products": told(choice_for(weights_of(naive_model))),
+        "products": in_words(args.products.choice_for(weights_of(naive_model))),
         "prompt_tokens": len(prompts[0]) if prompts else None,
         "repeats": args.repeats,
     }
@@ -304,7 +303,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = new_parser()
     args = with_choice(parser.parse_args(argv))
     set_threads(args.threads)
-    products.always = args.products or products.always
+    args.products = Products(args.products) if args.products else PRODUCTS
     racers: Sequence[str] = RACERS
     if (args.mine or args.race) and not has_solved():
         new_console().print(
@@ -324,7 +323,7 @@ def run_race(parser: Parser, args: argparse.Namespace, racers: Sequence[str]) ->
         folder = find_checkpoint(args.model)
         tokenizer = load_tokenizer(args.model)
         [workload] = new_workloads([LENGTHS], folder, [max(args.tokens)])
-        bench = Bench(folder, args.device)
+        bench = Bench(folder, args.device, products=args.products)
         techniques = {name: TECHNIQUES[name][LENGTHS](bench) for name in racers}
     except ValueError as error:
         parser.error(str(error))
@@ -341,7 +340,7 @@ def time_all(parser: Parser, args: argparse.Namespace, workers: Workers) -> None
     try:
         folder = find_checkpoint(args.model)
         plan = new_plan(folder, args, peers)
-        bench = Bench(folder, args.device)
+        bench = Bench(folder, args.device, products=args.products)
         naive_model = bench.load(GPTLMHead)
         prepared = prepare(bench, plan, {**TECHNIQUES, **peers})
     except ValueError as error:

@@ -22,8 +22,8 @@ from torch.profiler import ProfilerActivity, profile
 from gpt import load_tokenizer
 from solutions.engine.engine import Engine, Output
 from solutions.engine.managers import EngineManager
-from solutions.engine.products import SIZES, USUAL, Linear, choice_for, times_of, told, weights_of
-from solutions.engine.runner import FastCache, FusedTransformer, PackedCache, Runner
+from solutions.engine.products import PRODUCTS, SIZES, Products, in_words, weights_of
+from solutions.engine.runner import FastCache, PackedCache, Runner, new_runner
 from solutions.engine.scheduler import Scheduler
 from solutions.kv_cache import CachedLMHead
 from solutions.paged_attention import PagedCache
@@ -34,34 +34,26 @@ STEPS, ROUNDS = 96, 3
 REQUESTS = 1, 16
 MOST = 8  # operations of a profile
 BLOCK_SIZE = 16
+USUAL = Products("F.linear")
 
-NewRunner = Callable[[CachedLMHead, PagedCache], Runner]
+Lever = Callable[[CachedLMHead, PagedCache], Runner]
 
 
 def with_modules(model: CachedLMHead, kv_cache: PackedCache) -> Runner:
-    return Runner(model.transformer, partial(F.linear, weight=weight_of(model)), kv_cache)
+    lm_head = partial(F.linear, weight=model.transformer.wte.weight)
+    return Runner(model.transformer, lm_head, kv_cache)
 
 
-def fused(model: CachedLMHead, kv_cache: PackedCache, chosen: bool = True) -> Runner:
-    choice = choice_for(weights_of(model)) if chosen else USUAL
-    lm_head = Linear(weight_of(model), choice=choice)
-    return Runner(FusedTransformer(model, choice), lm_head, kv_cache)
-
-
-def weight_of(model: CachedLMHead) -> torch.Tensor:
-    return model.transformer.wte.weight
-
-
-LEVERS: dict[str, NewRunner] = {
+LEVERS: dict[str, Lever] = {
     "lab 2's modules over lab 4's cache": lambda m, c: with_modules(m, PackedCache(c)),
     "+ keys and values read where they lie": lambda m, c: with_modules(m, FastCache(c)),
-    "+ weights without modules": lambda m, c: fused(m, FastCache(c), chosen=False),
-    "+ products in the fastest way": lambda m, c: fused(m, FastCache(c)),
+    "+ weights without modules": lambda m, c: new_runner(m, FastCache(c), USUAL),
+    "+ products in the fastest way": lambda m, c: new_runner(m, FastCache(c)),
 }
 
 
 def decoding(
-    model: CachedLMHead, prompt: list[int], requests: int, new_runner: NewRunner
+    model: CachedLMHead, prompt: list[int], requests: int, lever: Lever
 ) -> tuple[Engine, list[Output]]:
     """Return an engine whose requests have been prefilled, and the list of its outputs."""
     length = len(prompt) + STEPS
@@ -71,7 +63,7 @@ def decoding(
     cache = PagedCache(model.config, manager, weight.device, weight.dtype)
     outputs: list[Output] = []
     scheduler = Scheduler(manager, token_budget=blocks * BLOCK_SIZE, max_running=requests)
-    engine = Engine(model.config, scheduler, new_runner(model, cache), outputs.append)
+    engine = Engine(model.config, scheduler, lever(model, cache), outputs.append)
     for _ in range(requests):
         engine.submit(prompt, STEPS)
     engine.step()  # the prompts
@@ -96,8 +88,8 @@ def main() -> None:
     for _ in range(1 + ROUNDS):  # the first one warms up
         for requests in REQUESTS:
             first = None
-            for name, new_runner in LEVERS.items():
-                engine, outputs = decoding(model, prompt, requests, new_runner)
+            for name, lever in LEVERS.items():
+                engine, outputs = decoding(model, prompt, requests, lever)
                 seconds = seconds_of_steps(engine)
                 first = first or outputs
                 if outputs != first:
@@ -123,9 +115,9 @@ def print_ways(model: CachedLMHead) -> None:
     print("\nall products of a step, ms by the number of rows\n")
     print("| |" + "|".join(f" {size} " for size in SIZES) + "|")
     print("|---|" + "---:|" * len(SIZES))
-    for way, times in (times_of(weights) or {}).items():
+    for way, times in (PRODUCTS.times_of(weights) or {}).items():
         print(f"| {way} |" + "|".join(f" {1e3 * seconds:.2f} " for seconds in times) + "|")
-    print(f"\nchosen: {told(choice_for(weights))}")
+    print(f"\nchosen: {in_words(PRODUCTS.choice_for(weights))}")
 
 
 def spent(

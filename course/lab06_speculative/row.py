@@ -1,6 +1,7 @@
 """Lab 6: drafts from a small model or from n-grams, verified in one forward pass."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from gpt import read_config
@@ -15,7 +16,7 @@ def draft_for(bench: Bench, model: Any) -> tuple[Any, str]:
     """Return the model's draft model, or else the model's own first layers; and its name."""
     beside = bench.folder.with_name(f"{bench.folder.name}-draft")
     if beside.is_dir():
-        return Bench(beside, bench.device).quick(), beside.name
+        return replace(bench, folder=beside).quick(), beside.name
     layers = max(1, read_config(bench.folder).n_layer // 6)
     return first_layers(model, layers), f"the model's first layers ({layers})"
 

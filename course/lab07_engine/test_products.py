@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,18 +13,16 @@ from solutions.engine import products
 from solutions.engine.chosen_model import ChosenLinear, ChosenLMHead
 from solutions.engine.engine import Output, new_engine
 from solutions.engine.limits import Limits
-from solutions.engine.products import SIZES, USUAL, WAYS, Linear, choice_for
+from solutions.engine.products import SIZES, USUAL, WAYS, Linear, Products, in_words
 from solutions.kv_cache import CachedLMHead, KVCache, generate
 
 WEIGHTS = [torch.ones(6, 4), torch.ones(2, 4), torch.ones(6, 4)]
 
 
-@pytest.fixture(autouse=True)
-def measured_here(monkeypatch, tmp_path) -> None:
+@pytest.fixture
+def measuring(tmp_path) -> Products:
     """Choose by measuring, although other tests don't, and keep the times in a folder apart."""
-    monkeypatch.setattr(products, "always", None)
-    monkeypatch.setattr(products, "known", {})
-    monkeypatch.setattr(products, "user_cache_path", lambda name: tmp_path / name)
+    return Products(folder=tmp_path)
 
 
 @pytest.fixture
@@ -61,9 +60,9 @@ def test_every_way_multiplies_as_f_linear_does(total: int, n_out: int, way: str)
     for bias_or_none in (bias, None):
         wanted = F.linear(hidden, weight, bias_or_none)
         for laid_out in (weight, weight.T.contiguous().T):
-            found = Linear(laid_out, bias_or_none, (way,) * len(SIZES))(hidden)
-            torch.testing.assert_close(found, wanted)
-            assert found.is_contiguous()
+            multiplied = Linear(laid_out, bias_or_none, (way,) * len(SIZES))(hidden)
+            torch.testing.assert_close(multiplied, wanted)
+            assert multiplied.is_contiguous()
 
 
 @pytest.mark.parametrize(("rows", "way"), [(0, 0), (1, 0), (2, 1), (3, 1), (4, 2), (999, -1)])
@@ -75,10 +74,10 @@ def test_a_choice_holds_up_to_the_next_size(monkeypatch, rows: int, way: int) ->
 
 
 @torch.no_grad()
-def test_the_plain_loops_model_multiplies_in_the_chosen_ways_too(monkeypatch) -> None:
+def test_the_plain_loops_model_multiplies_in_the_chosen_ways_too() -> None:
     """In float32; a copy in another dtype computes as lab 2's model does."""
-    monkeypatch.setattr(products, "always", "parts")
-    chosen, plain = (cls.from_pretrained("fable-draft") for cls in (ChosenLMHead, CachedLMHead))
+    chosen = ChosenLMHead.from_pretrained("fable-draft", products=Products("parts"))
+    plain = CachedLMHead.from_pretrained("fable-draft")
     products_made = [m for m in chosen.modules() if isinstance(m, gpt.Linear)]
     assert all(isinstance(m, ChosenLinear) for m in products_made)
     ids, positions = torch.randint(9, (2, 3)), torch.arange(3).expand(2, -1)
@@ -94,23 +93,22 @@ def test_the_plain_loops_model_multiplies_in_the_chosen_ways_too(monkeypatch) ->
 # -------------------------------------------------------------------------------------- the choice
 
 
-def test_each_size_gets_the_fastest_way(clock) -> None:
-    assert choice_for(WEIGHTS) == PARTS_FROM_4
+def test_each_size_gets_the_fastest_way(measuring, clock) -> None:
+    assert measuring.choice_for(WEIGHTS) == PARTS_FROM_4
 
 
-def test_a_choice_in_words(clock) -> None:
-    assert products.told(PARTS_FROM_4) == "F.linear from 1, parts from 4 rows on"
-    assert products.told(USUAL) == "F.linear"
+def test_a_choice_in_words() -> None:
+    assert in_words(PARTS_FROM_4) == "F.linear from 1, parts from 4 rows on"
+    assert in_words(USUAL) == "F.linear"
 
 
-def test_one_way_may_be_asked_for_without_measuring(monkeypatch, clock) -> None:
-    monkeypatch.setattr(products, "always", "oneDNN")
-    assert choice_for(WEIGHTS) == ("oneDNN",) * len(SIZES)
+def test_one_way_may_be_asked_for_without_measuring(clock) -> None:
+    assert Products("oneDNN").choice_for(WEIGHTS) == ("oneDNN",) * len(SIZES)
     assert clock == []
 
 
-def test_other_dtypes_are_multiplied_as_usual(clock) -> None:
-    assert choice_for([weight.double() for weight in WEIGHTS]) == USUAL
+def test_other_dtypes_are_multiplied_as_usual(measuring, clock) -> None:
+    assert measuring.choice_for([weight.double() for weight in WEIGHTS]) == USUAL
     assert clock == []
 
 
@@ -130,15 +128,15 @@ def wrong_from_8_rows_on(weight, bias):
 
 
 @pytest.mark.parametrize("wrong", [raises, raises_later, wrong_from_8_rows_on])
-def test_a_way_that_is_missing_or_wrong_is_left_out(monkeypatch, clock, wrong) -> None:
+def test_a_way_that_is_missing_or_wrong_is_left_out(measuring, monkeypatch, clock, wrong) -> None:
     monkeypatch.setitem(products.WAYS, "parts", wrong)
-    assert choice_for(WEIGHTS) == USUAL
+    assert measuring.choice_for(WEIGHTS) == USUAL
 
 
-def test_on_a_busy_machine_f_linear_is_taken_and_nothing_kept(monkeypatch, clock, tmp_path) -> None:
+def test_a_busy_machine_takes_f_linear_and_keeps_nothing(measuring, monkeypatch, clock) -> None:
     monkeypatch.setattr(products, "PATIENCE", 0.0)
-    assert choice_for(WEIGHTS) == USUAL
-    assert not list(tmp_path.iterdir())
+    assert measuring.choice_for(WEIGHTS) == USUAL
+    assert not list(measuring.folder.iterdir())
 
 
 def test_measuring_draws_from_no_generator_of_others() -> None:
@@ -152,19 +150,25 @@ def test_no_more_is_measured_than_caches_hold_and_one_of_each_shape(monkeypatch)
     assert [len(weight) for weight in products.enough_of(WEIGHTS)] == [6, 2]
 
 
+def test_of_a_large_weight_a_slice_is_measured(monkeypatch) -> None:
+    """The LM head of a large vocabulary would take all of the time."""
+    monkeypatch.setattr(products, "LARGE", WEIGHTS[1].nbytes)
+    assert [len(weight) for weight in products.enough_of(WEIGHTS)] == [2, 2, 2]
+
+
 # ---------------------------------------------------------------------------------------- the file
 
 
 @pytest.fixture
-def kept(clock) -> None:
-    """Times of WEIGHTS that an earlier process has kept."""
-    choice_for(WEIGHTS)
+def kept(measuring, clock) -> Products:
+    """Choose in a process that finds the times of WEIGHTS that an earlier one has kept."""
+    Products(folder=measuring.folder).choice_for(WEIGHTS)
     clock.clear()
-    products.known.clear()
+    return measuring
 
 
 def test_the_next_process_reads_the_times(kept, clock) -> None:
-    assert choice_for(WEIGHTS) == PARTS_FROM_4
+    assert kept.choice_for(WEIGHTS) == PARTS_FROM_4
     assert clock == []
 
 
@@ -178,12 +182,12 @@ OTHER_MACHINES = {
 @pytest.mark.parametrize("what", OTHER_MACHINES)
 def test_times_of_another_machine_are_not_used(kept, clock, monkeypatch, what: str) -> None:
     monkeypatch.setattr(f"solutions.engine.products.{what}", OTHER_MACHINES[what])
-    assert choice_for(WEIGHTS) == PARTS_FROM_4
+    assert kept.choice_for(WEIGHTS) == PARTS_FROM_4
     assert clock != []
 
 
 def test_times_of_other_shapes_are_not_used(kept, clock) -> None:
-    choice_for(WEIGHTS[:2])
+    kept.choice_for(WEIGHTS[:2])
     assert clock != []
 
 
@@ -204,29 +208,30 @@ BROKEN = [
 @pytest.mark.parametrize("content", BROKEN)
 def test_a_file_that_is_of_no_use_is_written_anew(kept, clock, content: str) -> None:
     kind = products.kind_of(WEIGHTS)
-    file = products.file_of(kind)
+    file = products.file_of(kind, kept.folder)
     right = file.read_text()
     file.write_text(content.replace("KIND", f'"{kind}"'))
-    assert choice_for(WEIGHTS) == PARTS_FROM_4
+    assert kept.choice_for(WEIGHTS) == PARTS_FROM_4
     assert clock != []
     assert file.read_text() == right
 
 
-def test_where_nothing_can_be_written_each_process_measures(monkeypatch, clock, tmp_path) -> None:
+def test_where_nothing_can_be_written_each_process_measures(clock, tmp_path) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(products, "user_cache_path", lambda name: tmp_path / "file" / name)
-    assert choice_for(WEIGHTS) == PARTS_FROM_4
+    assert Products(folder=tmp_path / "file" / "folder").choice_for(WEIGHTS) == PARTS_FROM_4
 
 
 # -------------------------------------------------------------------------------------- the engine
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_engine_writes_the_same_text_in_every_way(monkeypatch, way: str) -> None:
-    monkeypatch.setattr(products, "always", way)
-    model = CachedLMHead.from_pretrained("fable")
+def test_the_engine_writes_the_same_text_in_every_way(way: str) -> None:
+    """By the products that its model brings."""
+    chosen = ChosenLMHead.from_pretrained("fable", products=Products(way))
     outputs: list[Output] = []
-    engine = new_engine(model, Limits(32, 4, 16, 4), outputs.append)
+    engine = new_engine(chosen, Limits(32, 4, 16, 4), outputs.append)
+    assert functions_of(engine.runner) == {WAYS[way](torch.ones(4, 4), None).__qualname__}
+    model = CachedLMHead.from_pretrained("fable")
     prompts = [[15, 300, 7], list(range(100, 120)), [2000]]
     for prompt in prompts:
         engine.submit(prompt, 6)
@@ -234,3 +239,9 @@ def test_the_engine_writes_the_same_text_in_every_way(monkeypatch, way: str) -> 
     for number, prompt in enumerate(prompts):
         new = [token for o in outputs if o.request == number for token in o.new_ids]
         assert generate(model, torch.tensor([prompt]), 6)[0].tolist() == prompt + new
+
+
+def functions_of(runner: Any) -> set[str]:
+    """Return the names of the functions that multiply by its layers and by its LM head."""
+    parts = [part for layer in runner.transformer.layers for part in layer if callable(part)]
+    return {f.__qualname__ for part in [*parts, runner.lm_head] for f in part.products}

@@ -1,4 +1,4 @@
-"""Lab 2's model, multiplying in the ways that are the fastest here, as the engine does.
+"""Lab 2's model, multiplying in the ways that are the fastest here; the engine then does so, too.
 
 The rows of the table use it from lab 2 on, so that they differ in their ideas alone.
 """
@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 import gpt
-from solutions.engine.products import Choice, Linear, choice_for, weights_of
+from solutions.engine.products import PRODUCTS, Choice, Linear, Products, weights_of
 from solutions.kv_cache import CachedLMHead, KVCache
 
 
@@ -19,24 +19,29 @@ class ChosenLinear(gpt.Linear):
     def __init__(self, layer: gpt.Linear, choice: Choice) -> None:
         nn.Module.__init__(self)  # gpt.Linear's own would draw random weights in vain
         self.weight, self.bias = layer.weight, layer.bias
-        self.product = Linear(layer.weight.T, layer.bias, choice)
+        self.chosen = Linear(layer.weight.T, layer.bias, choice)
+
+    def product(self) -> Linear:
+        return self.chosen
 
     def forward(self, hidden: Float[Tensor, "*rows n_in"]) -> Float[Tensor, "*rows n_out"]:
         is_usual = hidden.dtype == torch.float32  # what the choice was made for
-        return in_rows(self.product, hidden) if is_usual else super().forward(hidden)
+        return in_rows(self.chosen, hidden) if is_usual else super().forward(hidden)
 
 
 class ChosenLMHead(CachedLMHead):
-    scores: Linear
+    lm_head: Linear
 
     @classmethod
-    def from_pretrained(cls, name_or_folder: str | Path, device: Any = "cpu") -> Self:
+    def from_pretrained(
+        cls, name_or_folder: str | Path, device: Any = "cpu", products: Products = PRODUCTS
+    ) -> Self:
         model = super().from_pretrained(name_or_folder, device)
-        choice = choice_for(weights_of(model))
+        choice = products.choice_for(weights_of(model))
         for name, layer in list(model.named_modules()):
             if isinstance(layer, gpt.Linear):
                 model.set_submodule(name, ChosenLinear(layer, choice))
-        model.scores = Linear(model.transformer.wte.weight, choice=choice)
+        model.lm_head = Linear(model.transformer.wte.weight, choice=choice)
         return model
 
     def forward(
@@ -47,7 +52,7 @@ class ChosenLMHead(CachedLMHead):
     ) -> Float[Tensor, "batch q_len vocab"]:
         if self.transformer.wte.weight.dtype != torch.float32:
             return super().forward(inputs, position_ids, kv_cache)
-        return in_rows(self.scores, self.transformer(inputs, position_ids, kv_cache))
+        return in_rows(self.lm_head, self.transformer(inputs, position_ids, kv_cache))
 
 
 def in_rows(product: Linear, hidden: Float[Tensor, "*rows n_in"]) -> Float[Tensor, "*rows n_out"]:

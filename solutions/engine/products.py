@@ -3,8 +3,11 @@
 A step with one token reads every weight to use it once; a step with many tokens computes. PyTorch
 brings several ways to multiply, and no rule says which is the fastest for how many rows: on another
 processor it is another one. So they are measured, as cuDNN and Triton do it: each way multiplies by
-all weights of the model, for a few numbers of rows. That takes about a second, once for each kind
+the weights of the model, for a few numbers of rows. That takes about a second, once for each kind
 of model, processor and number of threads: files in the user's cache folder keep the times.
+
+Another way to multiply by floats is one more entry of WAYS. Weights of another kind, as codes, are
+a layer of their own, whose `product` returns how they are multiplied.
 """
 
 import json
@@ -32,9 +35,11 @@ SIZES = 1, 2, 4, 8, 16, 64, 256  # rows; each choice holds up to the next size
 ROUNDS = 3  # of which the shortest counts: other programs only ever add time
 PARTS = 4  # into which a weight is split
 ENOUGH = 64 * 2**20  # bytes of weights: more than caches hold
+LARGE = 16 * 2**20  # bytes of one weight, of which no more are timed
 LONG = 0.2  # seconds, after which a way isn't timed again
 PATIENCE = 6.0  # seconds for all of it, which takes less than one for the shipped model
 TOLERANCE = 1e-4  # relative to the largest number of a product, in float32
+KEPT = user_cache_path("inference-workbook") / "products"
 
 Weight = Float[Tensor, "n_out n_in"]
 Bias = Float[Tensor, " n_out"] | None
@@ -62,8 +67,8 @@ def by_parts(weight: Weight, bias: Bias) -> Product:
     added = (weight.new_zeros(len(weight)) if bias is None else bias).view(count, -1, 1)
 
     def product(hidden: Float[Tensor, "rows n_in"]) -> Float[Tensor, "rows n_out"]:
-        found = torch.baddbmm(added, parts, hidden.T.expand(count, -1, -1))
-        return found.flatten(0, 1).T.contiguous()
+        columns = torch.baddbmm(added, parts, hidden.T.expand(count, -1, -1))
+        return columns.flatten(0, 1).T.contiguous()
 
     return product
 
@@ -107,24 +112,54 @@ class Linear:
 
 # ------------------------------------------------------------------------------------ the choice
 
-always = os.environ.get("PRODUCTS")  # a way to take without measuring: results don't vary then
+
+class Products:
+    """How engines multiply: always in one way, or in the way that is the fastest for each size.
+
+    way: what is always taken, so that results don't vary; None: all ways are timed. folder: where
+    later processes find the times.
+    """
+
+    def __init__(self, way: str | None = None, folder: Path = KEPT) -> None:
+        self.way, self.folder = way, folder
+        self.known: dict[str, Times | None] = {}  # by the kind of weights
+
+    def choice_for(self, weights: Sequence[Weight]) -> Choice:
+        """Return the fastest way for each size; where nothing is timed, the same for all sizes."""
+        times = self.times_of(weights)
+        if times is None:
+            return (self.way or "F.linear",) * len(SIZES)
+        return tuple(min(times, key=lambda way: times[way][i]) for i in range(len(SIZES)))
+
+    def times_of(self, weights: Sequence[Weight]) -> Times | None:
+        """Return the times of all ways for these weights: known here, from the file, or measured.
+
+        None on a GPU, for other dtypes than float32, on a busy machine, for no weights, and if one
+        way is asked for.
+        """
+        are_usual = all(w.device.type == "cpu" and w.dtype == torch.float32 for w in weights)
+        if self.way or not weights or not are_usual:
+            return None
+        kind = kind_of(weights)
+        if kind not in self.known:
+            file = file_of(kind, self.folder)
+            self.known[kind] = read_times(file, kind) or measured(weights)
+            write_times(file, kind, self.known[kind])
+        return self.known[kind]
+
+
+# Those of engines that aren't given any. The variable is for processes that are started by others.
+PRODUCTS = Products(os.environ.get("PRODUCTS"))
 
 
 def weights_of(model: gpt.GPTLMHead) -> list[Float[Tensor, "n_out n_in"]]:
-    """Return the weights of all products of a step: those of the blocks, then the LM head's."""
-    layers = [module for module in model.modules() if isinstance(module, gpt.Linear)]
-    return [*(layer.weight.T for layer in layers), model.transformer.wte.weight]
+    """Return the weights of layers, then of the LM head, without those with their own product."""
+    layers = [m for m in model.modules() if isinstance(m, gpt.Linear) and not hasattr(m, "product")]
+    head = [] if hasattr(model, "lm_head") else [model.transformer.wte.weight]
+    return [*(layer.weight.T for layer in layers), *head]
 
 
-def choice_for(weights: Sequence[Weight]) -> Choice:
-    """Return the fastest way for each size; where nothing is measured, the same for all sizes."""
-    times = times_of(weights)
-    if times is None:
-        return (always or "F.linear",) * len(SIZES)
-    return tuple(min(times, key=lambda way: times[way][i]) for i in range(len(SIZES)))
-
-
-def told(choice: Choice) -> str:
+def in_words(choice: Choice) -> str:
     """Say a choice in words: "parts from 1, oneDNN from 2 rows on"."""
     if len(set(choice)) == 1:
         return choice[0]
@@ -132,22 +167,9 @@ def told(choice: Choice) -> str:
     return ", ".join(f"{choice[i]} from {SIZES[i]}" for i in starts) + " rows on"
 
 
-def times_of(weights: Sequence[Weight]) -> Times | None:
-    """Return the times of all ways for these weights: known here, from the file, or measured.
+choice_for, times_of, told = PRODUCTS.choice_for, PRODUCTS.times_of, in_words  # for lab 7's lesson
 
-    None on a GPU, for other dtypes than float32, on a busy machine, and if one way is asked for.
-    """
-    here = all(weight.device.type == "cpu" for weight in weights)
-    if always or not here or any(weight.dtype != torch.float32 for weight in weights):
-        return None
-    kind = kind_of(weights)
-    if kind not in known:
-        known[kind] = read_times(kind) or measured(weights)
-        write_times(kind, known[kind])
-    return known[kind]
-
-
-known: dict[str, Times | None] = {}  # in this process, by the kind of weights
+# ---------------------------------------------------------------------------------- the measuring
 
 
 @torch.inference_mode()
@@ -159,15 +181,21 @@ def measured(weights: Sequence[Weight]) -> Times | None:
     """
     end = time.perf_counter() + PATIENCE
     weights = [weight.detach() for weight in enough_of(weights)]
+    of_each_shape = {weight.shape: i for i, weight in enumerate(weights)}.values()
     made: dict[str, list[Product]] = {}
     for name, way in WAYS.items():
         with suppress(Exception):  # of whatever kind: then this machine doesn't have this way
             made[name] = [way(weight, None) for weight in weights]
     times: Times = {name: [] for name in made}
-    own = torch.Generator().manual_seed(0)  # nobody's seeds are used up here
+    generator = torch.Generator().manual_seed(0)  # nobody's seeds are used up here
     for size in SIZES:
-        inputs = [torch.randn(size, weight.shape[1], generator=own) for weight in weights]
-        made = {name: made[name] for name in made if agree(made[name], made["F.linear"], inputs)}
+        inputs = [torch.randn(size, weight.shape[1], generator=generator) for weight in weights]
+        usual = made["F.linear"]
+        made = {
+            name: linears
+            for name, linears in made.items()
+            if all(agree(linears[i], usual[i], inputs[i]) for i in of_each_shape)
+        }
         seconds: dict[str, list[float]] = {name: [] for name in made}
         for _, name in product(range(ROUNDS), made):
             if sum(seconds[name]) < LONG:
@@ -180,21 +208,22 @@ def measured(weights: Sequence[Weight]) -> Times | None:
 
 
 def enough_of(weights: Sequence[Weight]) -> list[Weight]:
-    """Return as many weights as no cache holds, and one of each shape."""
-    found: list[Weight] = []
+    """Return as many weights as no cache holds, and one of each shape; of a large one, a slice."""
+    enough: list[Weight] = []
+    shapes: set[torch.Size] = set()
     for weight in weights:
-        is_new = weight.shape not in {other.shape for other in found}
-        if is_new or sum(other.nbytes for other in found) < ENOUGH:
-            found.append(weight)
-    return found
+        if weight.shape not in shapes or sum(one.nbytes for one in enough) < ENOUGH:
+            shapes.add(weight.shape)
+            enough.append(weight[: max(1, LARGE // weight[0].nbytes)])
+    return enough
 
 
-def agree(products: list[Product], usual: list[Product], inputs: list[Tensor]) -> bool:
-    """Whether all products are F.linear's, up to rounding. One that raises an error is not."""
+def agree(way: Product, usual: Product, hidden: Tensor) -> bool:
+    """Whether a product is F.linear's, up to rounding. One that raises an error is not."""
     with suppress(Exception):
-        given = zip(products, usual, inputs, strict=True)
-        both = [(way(hidden), linear(hidden)) for way, linear, hidden in given]
-        return all(float((p - u).abs().max()) <= TOLERANCE * float(u.abs().max()) for p, u in both)
+        multiplied, wanted = way(hidden), usual(hidden)
+        most = TOLERANCE * float(wanted.abs().max())
+        return float((multiplied - wanted).abs().max()) <= most
     return False
 
 
@@ -212,9 +241,9 @@ def seconds_of(products: list[Product], inputs: list[Tensor]) -> float:
 def kind_of(weights: Sequence[Weight]) -> str:
     """Return what the times depend on: processor, threads, PyTorch's version, shapes of weights."""
     shapes = Counter(f"{n_out}x{n_in}" for n_out, n_in in (weight.shape for weight in weights))
-    told = ", ".join(f"{count} of {shape}" for shape, count in sorted(shapes.items()))
+    counts = ", ".join(f"{count} of {shape}" for shape, count in sorted(shapes.items()))
     threads = torch.get_num_threads()
-    return f"{processor()}; threads: {threads}; torch {torch.__version__}; weights: {told}"
+    return f"{processor()}; threads: {threads}; torch {torch.__version__}; weights: {counts}"
 
 
 def processor() -> str:
@@ -226,15 +255,14 @@ def processor() -> str:
     return platform.processor()
 
 
-def file_of(kind: str) -> Path:
-    name = sha256(kind.encode()).hexdigest()[:16]
-    return user_cache_path("inference-workbook") / "products" / f"{name}.json"
+def file_of(kind: str, folder: Path) -> Path:
+    return folder / f"{sha256(kind.encode()).hexdigest()[:16]}.json"
 
 
-def read_times(kind: str) -> Times | None:
+def read_times(file: Path, kind: str) -> Times | None:
     """Return the times that were kept for this kind of weights; None if there are none of use."""
     try:
-        kept = json.loads(file_of(kind).read_text(encoding="utf-8"))
+        kept = json.loads(file.read_text(encoding="utf-8"))
         kept_kind, kept_times = kept["kind"], kept["times"]
         times = {way: [float(seconds) for seconds in kept_times[way]] for way in kept_times}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
@@ -243,12 +271,11 @@ def read_times(kind: str) -> Times | None:
     return times if kept_kind == kind and whole and "F.linear" in times else None
 
 
-def write_times(kind: str, times: Times | None) -> None:
+def write_times(file: Path, kind: str, times: Times | None) -> None:
     """Keep the times; where nothing can be written, the next process measures again."""
     if times is None:
         return
     with suppress(OSError):
-        file = file_of(kind)
         file.parent.mkdir(parents=True, exist_ok=True)
         new = file.with_suffix(f".{os.getpid()}")  # whoever reads meanwhile finds a whole file
         new.write_text(json.dumps({"kind": kind, "times": times}), encoding="utf-8")

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 import gpt
-from solutions.engine.products import USUAL, Choice, Linear, choice_for, weights_of
+from solutions.engine.products import PRODUCTS, USUAL, Choice, Linear, Products, weights_of
 from solutions.engine.watcher import Watcher
 from solutions.kv_cache import CachedLMHead, causal_mask
 from solutions.paged_attention import PagedCache, slot_mapping
@@ -225,9 +225,10 @@ class FusedTransformer:
 
     def __init__(self, model: CachedLMHead, choice: Choice = USUAL) -> None:
         def linear_of(module: Any) -> Any:
-            if isinstance(module, gpt.Linear):
-                return Linear(module.weight.T, module.bias, choice)
-            return module.product() if hasattr(module, "product") else module  # lab 10's layers
+            if hasattr(module, "product"):
+                return module.product()
+            is_usual = isinstance(module, gpt.Linear)
+            return Linear(module.weight.T, module.bias, choice) if is_usual else module
 
         self.config = model.config
         transformer: Any = model.transformer
@@ -294,13 +295,13 @@ class Runner:
         return {chunk.request: part for chunk, part in zip(batch, logits, strict=True)}
 
 
-def new_runner(model: CachedLMHead, kv_cache: PackedCache) -> Runner:
+def new_runner(model: CachedLMHead, kv_cache: PackedCache, products: Products = PRODUCTS) -> Runner:
     """Return a runner for this model. With a FastCache it takes a path with fewer operations.
 
-    A model may have its own LM head (lab 10).
+    Layers that have a `product` bring their own, and a model may have its own LM head (lab 10).
     """
-    choice, weight = choice_for(weights_of(model)), model.transformer.wte.weight
-    lm_head = getattr(model, "lm_head", None) or Linear(weight, choice=choice)
+    choice = products.choice_for(weights_of(model))
+    lm_head = getattr(model, "lm_head", None) or Linear(model.transformer.wte.weight, choice=choice)
     if isinstance(kv_cache, FastCache):
         return Runner(FusedTransformer(model, choice), lm_head, kv_cache)
     return Runner(model.transformer, lm_head, kv_cache)

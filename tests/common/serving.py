@@ -115,13 +115,11 @@ class WatchedEngine(Watcher):
         block_size: int,
         token_budget: int,
         max_running: int = 4,
-        new_drafter: Callable[[], Drafter] | None = None,
-        k: int = 0,
         make: Callable[..., Engine] = new_engine,
         **others: Any,
     ) -> None:
         limits = Limits(num_blocks, block_size, token_budget, max_running)
-        self.engine = make(model, limits, self.receive, new_drafter=new_drafter, k=k, **others)
+        self.engine = make(model, limits, self.receive, **others)
         self.stories: dict[int, Story] = {}
         self.outputs: list[Output] = []
         self.batches: list[Any] = []

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from solutions.engine.products import SIZES
-from solutions.engine.runner import FastCache, FusedTransformer, PackedCache, Runner
+from solutions.engine.products import PRODUCTS, SIZES
+from solutions.engine.runner import FastCache, FusedTransformer, PackedCache, Runner, new_runner
 from solutions.kv_cache import CachedLMHead
 from solutions.paged_attention import PagedCache
 from tests.common.commands import resize, table_in
@@ -19,8 +19,8 @@ def quick(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def ways(monkeypatch):
-    times = {"F.linear": [1e-3] * len(SIZES), "parts": [2e-3] * len(SIZES)}
-    monkeypatch.setattr(levers, "times_of", lambda weights: times)
+    times = {"F.linear": [2e-3] * len(SIZES), "parts": [1e-3] * len(SIZES)}
+    monkeypatch.setattr(PRODUCTS, "times_of", lambda weights: times)
 
 
 @pytest.mark.slow
@@ -34,15 +34,14 @@ def test_every_lever_has_a_row_and_a_time_for_each_number_of_requests(capsys):
     assert all(float(time) > 0 for _, *times in rows for time in times)
     assert table_in(ways) == [
         ["", *map(str, SIZES)],
-        ["F.linear", *["1.00"] * len(SIZES)],
-        ["parts", *["2.00"] * len(SIZES)],
+        ["F.linear", *["2.00"] * len(SIZES)],
+        ["parts", *["1.00"] * len(SIZES)],
     ]
-    assert chosen.startswith("chosen: F.linear\n")
+    assert chosen.startswith("chosen: parts\n")
     assert [printed.count("aten::") for printed in profiles] == [pytest.approx(6, abs=2)] * 2
 
 
-def test_the_levers_differ_in_their_parts(monkeypatch):
-    monkeypatch.setattr(levers, "choice_for", lambda weights: ("parts",) * len(SIZES))
+def test_the_levers_differ_in_their_parts():
     runners = [new_runner_of(name) for name in levers.LEVERS]
     caches = [type(runner.kv_cache) for runner in runners]
     assert caches == [PackedCache, FastCache, FastCache, FastCache]
@@ -70,7 +69,7 @@ def test_a_lever_that_changes_the_tokens_is_refused(monkeypatch):
             return {n: part.roll(1, -1) for n, part in super().forward(batch).items()}
 
     def wrong(model: CachedLMHead, cache: PagedCache) -> Runner:
-        right = levers.fused(model, FastCache(cache))
+        right = new_runner(model, FastCache(cache))
         return Shifted(right.transformer, right.lm_head, right.kv_cache)
 
     monkeypatch.setitem(levers.LEVERS, "a wrong one", wrong)

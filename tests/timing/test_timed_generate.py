@@ -44,12 +44,12 @@ def test_speedup_is_over_naive_on_the_same_workload_where_it_was_timed(table):
 
 
 def test_the_environment_says_what_was_measured_on(table, tiny):
-    _, result = table("--tokens", "2", "--techniques", "naive", "--threads", "1")
+    one_way = "--threads", "1", "--products", "parts"
+    _, result = table("--tokens", "2", "--techniques", "naive,engine", *one_way)
     found = result["environment"]
     weights = sum(p.nbytes for p in GPT2LMHeadModel.from_pretrained(tiny).parameters())
     assert found["weight_bytes"] == weights - CONTEXT * 32 * 4  # but the position embeddings
-    assert found["threads"] == 1
-    assert found["repeats"] == 1
+    assert (found["threads"], found["products"], found["repeats"]) == (1, "parts", 1)
     assert found["torch"] == torch.__version__
     assert found["memory_bandwidth_bytes_per_s"] > 0
     assert found["device"] == "cpu"

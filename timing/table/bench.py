@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from solutions.engine.chosen_model import ChosenLMHead
+from solutions.engine.products import PRODUCTS, Products
 from solutions.kv_cache import CachedLMHead
 from timing.table.runs import Prepared
 
@@ -25,8 +26,8 @@ def reference(lab: str) -> ModuleType:
 
 
 @functools.cache  # several rows run the same model
-def load(model: Any, folder: Path, device: torch.device) -> Any:
-    return model.from_pretrained(folder, device)
+def load(model: Any, *given: Any) -> Any:
+    return model.from_pretrained(*given)
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,15 @@ class Bench:
     folder: Path
     device: torch.device
     lab: Callable[[str], ModuleType] = reference
+    products: Products = PRODUCTS
 
     def load(self, model: Any = CachedLMHead) -> Any:
         """Load the checkpoint into a model of this class, by default one that takes a cache."""
         return load(model, self.folder, self.device)
 
     def quick(self) -> Any:
-        """Load it into a model that multiplies as the engine does."""
-        return self.load(ChosenLMHead)
+        """Load it into a model that multiplies by `products`, in the engine as well."""
+        return load(ChosenLMHead, self.folder, self.device, self.products)
 
 
 Prepare = Callable[[Bench], Prepared]
