@@ -230,10 +230,11 @@ class QuantizedLMHead(CachedLMHead):
     ) -> None:
         nn.Module.__init__(self)  # GPTLMHead's own would draw random weights in vain
         self.config, self.embedding = model.config, embedding
-        self.transformer = copy.deepcopy(model.transformer)
-        for name, linear in matrices(self).items():
-            self.set_submodule(name, new_layer(linear))
-        self.set_submodule("transformer.wte", embedding)
+        self.output = getattr(model, "output", None)  # a head of its own stays as it is
+        # What has a replacement is not copied: the floats of all layers together would fill memory.
+        replaced = {id(linear): new_layer(linear) for linear in matrices(model).values()}
+        replaced[id(model.transformer.wte)] = embedding
+        self.transformer = copy.deepcopy(model.transformer, replaced)
 
     def forward(
         self,
@@ -244,7 +245,7 @@ class QuantizedLMHead(CachedLMHead):
         return self.lm_head(self.transformer(inputs, position_ids, kv_cache))
 
     def lm_head(self, hidden: Float[Tensor, "*rows n_embd"]) -> Float[Tensor, "*rows vocab"]:
-        return self.embedding.logits(hidden)
+        return self.embedding.logits(hidden) if self.output is None else self.output(hidden)
 
 
 def bytes_of(model: nn.Module) -> int:

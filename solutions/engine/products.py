@@ -22,6 +22,7 @@ from contextlib import suppress
 from hashlib import sha256
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -155,8 +156,13 @@ PRODUCTS = Products(os.environ.get("PRODUCTS"))
 def weights_of(model: gpt.GPTLMHead) -> list[Float[Tensor, "n_out n_in"]]:
     """Return the weights of layers, then of the LM head, without those with their own product."""
     layers = [m for m in model.modules() if isinstance(m, gpt.Linear) and not hasattr(m, "product")]
-    head = [] if hasattr(model, "lm_head") else [model.transformer.wte.weight]
+    head = [] if hasattr(model, "lm_head") else [head_of(model)]
     return [*(layer.weight.T for layer in layers), *head]
+
+
+def head_of(model: Any) -> Float[Tensor, "vocab n_embd"]:
+    """Return what the LM head scores with: the token embeddings, if it has no weight of its own."""
+    return getattr(model, "head_weight", model.transformer.wte.weight)
 
 
 def in_words(choice: Choice) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 import gpt
-from solutions.engine.products import PRODUCTS, USUAL, Choice, Linear, Products, weights_of
+from solutions.engine.products import PRODUCTS, USUAL, Choice, Linear, Products, head_of, weights_of
 from solutions.engine.watcher import Watcher
 from solutions.kv_cache import CachedLMHead, causal_mask
 from solutions.paged_attention import PagedCache, slot_mapping
@@ -137,10 +137,14 @@ class PackedCache:
     def attend_rows(
         self, layer: int, part: Rectangle, *rows: Float[Tensor, "rows heads q_len head_dim"]
     ) -> Float[Tensor, "rows heads q_len head_dim"]:
-        cache = self.cache
-        cache.selected = *part.positions.shape, layer
-        cache.new_slots, cache.all_slots, cache.mask = part.new_slots, part.places, part.mask
-        return cache.attend(layer, *rows)
+        (queries, keys, values), cache = rows, self.cache
+        # To a KV head, the queries of its query heads are just more queries (lab 20).
+        group = queries.shape[1] // keys.shape[1]
+        folded = queries.reshape(*keys.shape[:2], -1, keys.shape[3])
+        cache.selected = folded.shape[0], folded.shape[2], layer
+        cache.new_slots, cache.all_slots = part.new_slots, part.places
+        cache.mask = part.mask.repeat(1, 1, group, 1)
+        return cache.attend(layer, folded, keys, values).reshape(queries.shape)
 
 
 class FastCache(PackedCache):
@@ -194,7 +198,9 @@ class FastCache(PackedCache):
     ) -> Float[Tensor, "1 heads tokens head_dim"]:
         _, heads, _, head_dim = queries.shape
         rows = queries.view(heads, *part.positions.shape, head_dim).transpose(0, 1)
-        attended = F.scaled_dot_product_attention(rows, *self.read(layer, part), part.mask)
+        attended = F.scaled_dot_product_attention(
+            rows, *self.read(layer, part), part.mask, enable_gqa=True
+        )
         return attended.transpose(0, 1).reshape(queries.shape)
 
     def read(self, layer: int, part: Rectangle) -> KeysAndValues:
@@ -218,7 +224,7 @@ def by_layer(both: Float[Tensor, "2 layers ..."]) -> list[KeysAndValues]:
 
 
 class FusedTransformer:
-    """Computes the model's hidden states with fewer operations, on the model's own weights.
+    """Computes a GPT-2's hidden states with fewer operations, on the model's own weights.
 
     It calls no modules and doesn't check the ids: the engine has checked them in `submit`.
     """
@@ -230,14 +236,15 @@ class FusedTransformer:
             is_usual = isinstance(module, gpt.Linear)
             return Linear(module.weight.T, module.bias, choice) if is_usual else module
 
-        self.config = model.config
+        self.config: Any = model.config
         transformer: Any = model.transformer
-        self.embeddings = transformer.wte, transformer.wpe
-        self.last_norm = norm_of(transformer.ln_f)
+        embeddings = "wte", "wpe"
+        self.embeddings = [getattr(transformer, e) for e in embeddings if hasattr(transformer, e)]
+        self.last_norm = self.norm_of(transformer.ln_f)
         self.layers = [
             (
-                *(norm_of(block.ln_1), linear_of(block.attn.c_attn)),
-                *(linear_of(block.attn.c_proj), norm_of(block.ln_2)),
+                *(self.norm_of(block.ln_1), linear_of(block.attn.c_attn)),
+                *(linear_of(block.attn.c_proj), self.norm_of(block.ln_2)),
                 *(linear_of(block.mlp.c_fc), linear_of(block.mlp.c_proj)),
             )
             for block in transformer.h
@@ -261,10 +268,10 @@ class FusedTransformer:
             hidden = mlp_proj(widened).add_(hidden)
         return F.layer_norm(hidden, *self.last_norm)[None]
 
-
-def norm_of(module: Any) -> tuple[Any, ...]:
-    """Return the arguments of F.layer_norm after its input."""
-    return module.normalized_shape, module.weight, module.bias, module.eps
+    @staticmethod
+    def norm_of(module: Any) -> tuple[Any, ...]:
+        """Return the arguments of the norm's function after its input."""
+        return module.normalized_shape, module.weight, module.bias, module.eps
 
 
 @dataclass
@@ -298,10 +305,13 @@ class Runner:
 def new_runner(model: CachedLMHead, kv_cache: PackedCache, products: Products = PRODUCTS) -> Runner:
     """Return a runner for this model. With a FastCache it takes a path with fewer operations.
 
-    Layers that have a `product` bring their own, and a model may have its own LM head (lab 10).
+    Layers that have a `product` bring their own, and a model may have its own LM head (lab 10). A
+    model of another family says what that path is (lab 20).
     """
     choice = products.choice_for(weights_of(model))
-    lm_head = getattr(model, "lm_head", None) or Linear(model.transformer.wte.weight, choice=choice)
-    if isinstance(kv_cache, FastCache):
-        return Runner(FusedTransformer(model, choice), lm_head, kv_cache)
+    lm_head = getattr(model, "lm_head", None) or Linear(head_of(model), choice=choice)
+    is_gpt2 = isinstance(model.transformer, gpt.GPTModel)
+    fused = FusedTransformer if is_gpt2 else getattr(model.transformer, "fused", None)
+    if fused is not None and isinstance(kv_cache, FastCache):
+        return Runner(fused(model, choice), lm_head, kv_cache)
     return Runner(model.transformer, lm_head, kv_cache)

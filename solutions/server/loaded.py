@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
 
-from gpt import find_checkpoint, load_tokenizer
 from solutions.engine.engine import Engine, Output, Parts
 from solutions.engine.limits import Limits
+from solutions.families import find_checkpoint, load_model, load_tokenizer
 from solutions.kv_cache import CachedLMHead
 from solutions.server.settings import Labs, Settings, reference
 from solutions.speculative import AdaptiveDrafter, ConfidentDrafter, Drafter, NgramDrafter
@@ -28,8 +27,8 @@ class Loaded:
     def num_blocks(self) -> int:
         """How many blocks the pool has: its memory holds them, or they hold one longest text."""
         config, size = self.model.config, self.settings.block_size
-        in_bytes = self.model.transformer.wte.weight.element_size()
-        token = 2 * config.n_layer * config.n_embd * in_bytes
+        in_bytes = self.model.transformer.ln_f.weight.element_size()
+        token = 2 * config.n_layer * config.n_head * config.head_dim * in_bytes
         return max(-(-config.n_positions // size), self.settings.pool_bytes // (token * size))
 
     def new_engine(self, on_output: Callable[[Output], None]) -> Engine:
@@ -61,17 +60,14 @@ class Loaded:
     def new_drafter(self) -> Drafter:
         """Return a drafter: the draft model that comes with the model, or n-grams of the text."""
         if self.draft is None:
-            weight = self.model.transformer.wte.weight
-            return AdaptiveDrafter(NgramDrafter(self.model.config.vocab_size, device=weight.device))
+            device = self.model.transformer.ln_f.weight.device
+            return AdaptiveDrafter(NgramDrafter(self.model.config.vocab_size, device=device))
         return ConfidentDrafter(self.draft, self.model.config.n_positions)
 
 
 def read_tokenizer(model: str) -> Any:
     """Return a model's tokenizer, without transformers if that is possible: it takes a second."""
-    file = find_checkpoint(model) / "tokenizer.json"
-    if file.exists():
-        return Tokenizer.from_file(str(file))
-    return load_tokenizer(model).backend_tokenizer
+    return load_tokenizer(find_checkpoint(model))
 
 
 def load(settings: Settings, labs: Labs = reference) -> Loaded:
@@ -79,7 +75,7 @@ def load(settings: Settings, labs: Labs = reference) -> Loaded:
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     folder = find_checkpoint(settings.model)
-    model: Any = CachedLMHead.from_pretrained(folder)
+    model = load_model(folder)
     if settings.technique == "int8":
         model = labs("quantization").quantized(model)
     beside = folder.with_name(f"{folder.name}-draft")
