@@ -310,20 +310,21 @@ def test_a_message_that_ends_in_the_middle_has_nobody_behind_it() -> None:
             Peer(ours).receive()
 
 
-@pytest.mark.parametrize("content", [[], "answer", ["answer"], [1, 2], {"answer": 1}], ids=str)
-def test_a_message_has_a_kind_and_a_content(content: Any) -> None:
-    with pytest.raises(WireError, match="a kind and a content"):
-        receive(packed(content))
+NO_MESSAGES = [[], "answer", ["answer"], [1, 2], {"answer": 1}]
+QUESTIONS = [None, 1, [], [0], [0, "get"], [7, "get", "x"], ["0", "get", "x"], [[0], "get", "x"]]
 
 
 @pytest.mark.parametrize(
-    "question",
-    [None, 1, [], [0], [0, "get"], [7, "get", "x"], ["0", "get", "x"], [[0], "get", "x"]],
+    ("content", "why"),
+    [
+        *((content, "a kind and a content") for content in NO_MESSAGES),
+        *((["ask", question], "no question") for question in QUESTIONS),
+    ],
     ids=str,
 )
-def test_a_question_is_for_something_that_is_shared(question: Any) -> None:
-    with pytest.raises(WireError, match="no question"):
-        receive(packed(["ask", question]))
+def test_a_message_has_a_kind_and_a_question_is_for_something_shared(content, why) -> None:
+    with pytest.raises(WireError, match=why):
+        receive(packed(content))
 
 
 def receive(frame: bytes) -> Any:
