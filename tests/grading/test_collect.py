@@ -608,10 +608,6 @@ def test_no_cell_of_the_table_is_a_formula_or_hides_anything(course: Course) -> 
 # ------------------------------------------------------------------------------- hostile archives
 
 
-def as_it_is(archive: bytes) -> bytes:
-    return archive
-
-
 def encrypted(archive: bytes) -> bytes:
     """The same archive, of which the first entry says that it is encrypted."""
     return with_byte(archive, archive.index(archives.CENTRAL_HEADER) + 8, lambda flags: flags | 1)
@@ -631,9 +627,9 @@ def with_byte(archive: bytes, at: int, change: Callable[[int], int]) -> bytes:
 
 
 HONEST = "ada/kv_cache.ipynb", text("honest")
-UNREADABLE: list[tuple[str, File, Callable[[bytes], bytes]]] = [
+UNREADABLE: list[tuple[str, File]] = [
     *(
-        ("the name leads out of the archive", name, as_it_is)
+        ("the name leads out of the archive", name)
         for name in (
             *("../../outside/kv_cache.ipynb", "ada/../../kv_cache.ipynb"),
             *("eve/../../kv_cache.ipynb", "../eve_1_2_kv_cache.ipynb", "..\\..\\kv_cache.ipynb"),
@@ -642,27 +638,34 @@ UNREADABLE: list[tuple[str, File, Callable[[bytes], bytes]]] = [
         )
     ),
     *(
-        ("it is a link or a device, not a file", entry("eve/kv_cache.ipynb", mode=kind), as_it_is)
+        ("it is a link or a device, not a file", entry("eve/kv_cache.ipynb", mode=kind))
         for kind in (stat.S_IFLNK | 0o777, stat.S_IFCHR, stat.S_IFBLK, stat.S_IFIFO)
     ),
-    ("it is encrypted", "eve/kv_cache.ipynb", encrypted),
-    ("it is damaged", "eve/kv_cache.ipynb", damaged),
-    ("it is damaged", "eve/kv_cache.ipynb", lying),
-    ("times its size", ("eve/kv_cache.ipynb", b"0" * 3_000_000), as_it_is),
-    ("begins with a dot", "eve/.work/kv_cache.ipynb", as_it_is),
-    ("it is an empty folder", ("eve/work/", b""), as_it_is),
-    ("it is nested in more than 100 folders", "eve/" + "a/" * 100 + "kv_cache.ipynb", as_it_is),
-    ("it is not a notebook", "eve/kv_cache.py", as_it_is),
-    ("Ignored: 1 file or folder", "eve/.DS_Store", as_it_is),
+    ("times its size", ("eve/kv_cache.ipynb", b"0" * 3_000_000)),
+    ("begins with a dot", "eve/.work/kv_cache.ipynb"),
+    ("it is an empty folder", ("eve/work/", b"")),
+    ("it is nested in more than 100 folders", "eve/" + "a/" * 100 + "kv_cache.ipynb"),
+    ("it is not a notebook", "eve/kv_cache.py"),
+    ("Ignored: 1 file or folder", "eve/.DS_Store"),
 ]
+CHANGED = ("it is encrypted", encrypted), ("it is damaged", damaged), ("it is damaged", lying)
+
+
+def unreadable(*others: File) -> Iterator[tuple[str, bytes]]:
+    """Archives of which the first entry can't be read, with the reason."""
+    yield from ((reason, zipped(file, *others)) for reason, file in UNREADABLE)
+    for reason, change in CHANGED:
+        yield reason, change(zipped("eve/kv_cache.ipynb", *others))
+
+
 ZIPS = [
-    *((reason, change(zipped(file))) for reason, file, change in UNREADABLE),
+    *unreadable(),
     ("it is empty", zipped()),
     ("it is damaged, or not a zip archive", b"PK\x03\x04"),
     ("inside a student's zip", zipped(("b.zip", zipped("kv_cache.ipynb")))),
 ]
 DOWNLOADS = [
-    *((reason, change(zipped(file, HONEST))) for reason, file, change in UNREADABLE),
+    *unreadable(HONEST),
     ("begins with a dot", zipped("eve_1_2_.kv_cache.ipynb", HONEST)),
     ("give each student a folder", zipped("kv_cache.ipynb", HONEST)),
     *((reason, zipped(("eve/work.zip", packed), HONEST)) for reason, packed in ZIPS),

@@ -202,6 +202,7 @@ SPOILED: dict[str, tuple[Callable[[Course], object], str]] = {
         "secret: Is a directory. Check that it exists",
     ),
     "no database": (lambda course: course.gradebook.write_bytes(b"none" * 1000), NO_DATABASE),
+    "no gradebook": (lambda course: course.gradebook.unlink(), NO_LAB),
     "an empty file": (lambda course: course.gradebook.write_bytes(b""), NO_LAB),
     "without the lab": (remove_the_lab, NO_LAB),
 }

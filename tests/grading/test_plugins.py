@@ -12,13 +12,10 @@ import nbformat
 import pytest
 from nbformat.v4 import new_notebook
 
-from autograder.grading import store
-from autograder.grading.give_back.gradebook import entered
 from autograder.grading.give_back.plugins import GradeSubmission, apply, card_of
 from autograder.grading.judge.rebuild import check_id
 from autograder.grading.judge.results import RESULT, Mark, Result, result_id
 from autograder.grading.judge.submission import Submission
-from autograder.grading.refused import Refused
 from autograder.text.lesson import lessons
 from autograder.text.release import release_of
 from tests.common.course import Course, text_of
@@ -285,9 +282,3 @@ def test_a_mark_that_nbgrader_would_misread_is_refused(marks):
     apply(result(FIRST, SECOND), notebook)
     with pytest.raises(ValueError, match="Run `make labs` and grade this lab again"):
         apply(result(*marks), notebook)
-
-
-def test_a_gradebook_that_doesn_t_know_the_lab_is_refused(tmp_path: Path) -> None:
-    course = store.Course(tmp_path)
-    with pytest.raises(Refused, match=r"doesn't have 01_generate\. Enter the labs: make labs"):
-        entered(course, lessons()["generate"])
