@@ -25,24 +25,21 @@ c.ClearSolutions.code_stub = {
 }
 c.Execute.timeout = 120  # seconds per cell, for `nbgrader validate`, which runs a student's code
 
-# The process with the gradebook neither reads nor runs a submission: see
-# grading/give_back/plugins.py.
+# The process with the gradebook neither trusts nor runs a submission: see
+# grading/give_back/plugins.py. The first pass over it has nothing to do.
 SUBMITTED = REPOSITORY / "autograder" / "submitted"
 PLUGINS = "autograder.grading.give_back.plugins"
-c.Autograde.exporter_class = f"{PLUGINS}.SubmittedExporter"
-c.Autograde.sanitize_preprocessors = [
-    f"{PLUGINS}.RebuildFromRelease",
+c.Autograde.exporter_class = f"{PLUGINS}.EmptyExporter"
+c.Autograde.sanitize_preprocessors = []
+c.Autograde.autograde_preprocessors = [
+    f"{PLUGINS}.GradeSubmission",
     "nbgrader.preprocessors.OverwriteKernelspec",
     "nbgrader.preprocessors.OverwriteCells",
-    "nbgrader.preprocessors.CheckCellMetadata",
-]
-c.Autograde.autograde_preprocessors = [
-    f"{PLUGINS}.ApplyResults",
     "nbgrader.preprocessors.SaveAutoGrades",
     "nbgrader.preprocessors.AssignLatePenalties",
     "nbgrader.preprocessors.CheckCellMetadata",
 ]
-c.SubmissionStep.submitted = str(SUBMITTED)
+c.GradeSubmission.submitted = str(SUBMITTED)
 
 # Other files next to a submitted notebook are not copied, and links are not followed. The exchange
 # uses these patterns, too. This one has slashes, so it matches nothing that the exchange copies.

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from numbers import Integral
 from operator import index
 from types import GeneratorType
 from typing import Any, NamedTuple
@@ -147,3 +148,24 @@ def kind_of(value: Any) -> str:
     if type(value) is GeneratorType and value.gi_code.co_name == "<genexpr>":
         name = "generator expression"
     return f"{'an' if name[:1] in 'aeiouAEIOU' else 'a'} {name}"
+
+
+def kind_or_none(value: Any) -> str:
+    return "None" if value is None else kind_of(value)
+
+
+def is_int(value: Any) -> bool:
+    """Numpy's integers are as good as Python's."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def kind_of_int(value: Any) -> str:
+    return "an int" if is_int(value) else kind_of(value)
+
+
+def kind_of_list(value: Any) -> str:
+    """Whether a value is a list of ints, in words."""
+    if not isinstance(value, list):
+        return f"is {kind_of(value)}"
+    odd = [kind_of(item) for item in value if not is_int(item)]
+    return f"is a list with {odd[0]} in it" if odd else "is a list of ints"

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from autograder.attempt.plain import kind_of, plain, without_addresses
+from autograder.attempt.plain import kind_or_none, plain, without_addresses
 
 Attempt = Callable[..., Any]  # a function; the class, where it is a method
 
@@ -35,9 +35,30 @@ def things(count: int, found: Any, rule: str) -> Any:
     several = isinstance(found, (tuple, list))
     if several and len(found) == count:
         return found
-    what = f"{len(found)} things" if several else "None" if found is None else kind_of(found)
+    what = f"{len(found)} things" if several else kind_or_none(found)
     missing = " Is a `return` missing?" if found is None else ""
     raise TypeError(f"{rule}; this is {what}.{missing}")
+
+
+def parts(found: Any, rule: str, *names: str) -> list[Seen]:
+    """Each of the things that a function returned. Raises TypeError for another number of them."""
+    return [Seen(*both) for both in zip(names, things(len(names), found, rule), strict=True)]
+
+
+def integers(values: Any, what: str) -> list[int]:
+    """The numbers that `what`, which an attempt called, was given. Raises TypeError for others."""
+    if not hasattr(values, "__len__"):
+        raise TypeError(f"{what} takes a list of numbers, not {kind_or_none(values)}.")
+    if strange := [value for value in values if not hasattr(value, "__int__")]:
+        raise TypeError(
+            f"{what} takes a list of numbers; this one contains {kind_or_none(strange[0])}."
+        )
+    return [int(value) for value in values]
+
+
+def as_it_was(what: str, now: Any, before: Any, where: str = "") -> Seen:
+    """Whether something is unchanged; what is in it is shown nowhere."""
+    return Seen(what, "is as it was" if now == before else "has been changed", where)
 
 
 def form_of(value: Any) -> Any:
@@ -81,14 +102,14 @@ def one_by_one(attempt: Attempt, requests: list[dict[str, Any]], model: Any, of:
     ]
 
 
-def is_out_of_blocks(error: Exception) -> bool:
-    """OutOfBlocks may be a class of the attempt's notebook, so its name must do."""
-    return "OutOfBlocks" in [kind.__name__ for kind in type(error).__mro__]
+def tried(method: Callable[..., Any], *given: Any, error: str = "a ValueError") -> tuple[Any, str]:
+    """What a method returned, and whether it refused what it was given.
 
-
-def tried(method: Callable[..., Any], *given: Any) -> tuple[Any, str]:
-    """What a method returned, and whether it refused what it was given."""
+    error: the name of the refusal. Its class may be the notebook's own, so its name must do.
+    """
     try:
         return method(*given), "went through"
-    except ValueError:
-        return None, "was refused with a ValueError"
+    except Exception as raised:
+        if error.split()[-1] not in [kind.__name__ for kind in type(raised).__mro__]:
+            raise
+        return None, f"was refused with {error}"

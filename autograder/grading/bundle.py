@@ -75,10 +75,10 @@ def files_of(lesson: Lesson) -> dict[str, bytes]:
     """Return all files of a bundle, by name."""
     lab, known = lesson.lab, list(lessons())
     upto = known[: known.index(lab) + 1]
-    own = [in_bundle(exercise) for exercise in exercises().values() if exercise.lab == lab]
+    of_lab = [in_bundle(exercise) for exercise in exercises().values() if exercise.lab == lab]
     skeleton = skeleton_of(lab)
     copied = [path for pattern in AS_THEY_ARE for path in ROOT.glob(pattern)]
-    copied += [LABS / lesson.notebook, *modules(lab, own, skeleton)]
+    copied += [LABS / lesson.notebook, *modules(lab, of_lab, skeleton)]
     copied += [lessons()[earlier].room / "wrong.md" for earlier in upto[:-1]]
     records = RECORDS.relative_to(ROOT).as_posix()
     return {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in copied} | {
@@ -87,7 +87,7 @@ def files_of(lesson: Lesson) -> dict[str, bytes]:
         **{f"course/lab{lessons()[name].name}/lesson.md": cards(name).encode() for name in upto},
         f"{records}/__init__.py": b'"""Records that replace the reference of this lab."""\n',
         f"{records}/{lab}.py": skeleton.encode(),
-        f"{records}/{lab}.frames": b"".join(map(recorded, own)),
+        f"{records}/{lab}.frames": b"".join(map(recorded, of_lab)),
     }
 
 
@@ -157,14 +157,14 @@ def cards(lab: str) -> str:
 # ------------------------------------------------------------------------------- needed modules
 
 
-def modules(lab: str, own: Iterable[Exercise], skeleton: str) -> set[Path]:
+def modules(lab: str, of_lab: Iterable[Exercise], skeleton: str) -> set[Path]:
     """Return the files of the course that the notebook, the checks and the programs import."""
     known = list(lessons())
     earlier, from_here = known[: known.index(lab)], known[known.index(lab) :]
     looked_up = [
         *importing(earlier),
         *(f"import {lessons()[other].package}.cases" for other in earlier),
-        *(f"import {f.__module__}" for e in own for f in (e.driver, e.compare, e.services)),
+        *(f"import {f.__module__}" for e in of_lab for f in (e.driver, e.compare, e.services)),
     ]
     sources = [PROGRAMS, skeleton, *looked_up, *code_of(lab)]
     return files_used(sources, without={*module_files(from_here)})

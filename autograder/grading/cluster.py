@@ -76,11 +76,11 @@ def graded_there(
             return client.submit(done, order, key=f"{order.name}-{when}")
 
         suspected = []
-        for submission, found in side_by_side(client, submissions, ask):
-            if found is None:
+        for submission, result in side_by_side(client, submissions, ask):
+            if result is None:
                 suspected.append(submission)
             else:
-                yield submission, found
+                yield submission, result
         # A submission queued behind one that killed its worker is suspected with it. Graded alone,
         # it gets its result; only the harmful one kills its worker again.
         for submission in suspected:
@@ -104,9 +104,9 @@ def side_by_side(
 
     ask_more()
     for future in coming:
-        submission, found = asked.pop(future), answer(future)
+        submission, result = asked.pop(future), answer(future)
         ask_more()
-        yield submission, found
+        yield submission, result
 
 
 @contextmanager
@@ -165,12 +165,12 @@ def require_the_course(client: Client) -> None:
 
         return course_version()
 
-    found = {f"worker {name}": v for name, v in client.run(version, on_error="return").items()}
+    versions = {f"worker {name}": v for name, v in client.run(version, on_error="return").items()}
     try:
-        found["scheduler"] = client.run_on_scheduler(version)
+        versions["scheduler"] = client.run_on_scheduler(version)
     except ImportError as error:
-        found["scheduler"] = error
-    for who, theirs in found.items():
+        versions["scheduler"] = error
+    for who, theirs in versions.items():
         if isinstance(theirs, ImportError):
             raise Refused(
                 f"The {who} can't load the course ({theirs}). Start it in the course's "

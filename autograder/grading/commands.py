@@ -136,10 +136,10 @@ def graded(
     if not open_ones:
         return
     if scheduler is None:
-        found = graded_here(open_ones, course.secret, jail, jobs)
+        results = graded_here(open_ones, course.secret, jail, jobs)
     else:
-        found = graded_there(open_ones, course.secret, jail, scheduler)
-    for submission, result in found:
+        results = graded_there(open_ones, course.secret, jail, scheduler)
+    for submission, result in results:
         if isinstance(result, Result):
             course.keep(submission, result)
         yield submission, result
@@ -206,9 +206,9 @@ def report(given: argparse.Namespace) -> int:
     if not results:
         nothing = f"No submission of {given.lab.name} is graded yet: python -m autograder grade"
         raise Refused("\n".join([nothing, *handed_in.lines]))
-    found = reporting.report(results, given.lab, handed_in)
+    counts = reporting.report(results, given.lab, handed_in)
     folder = COURSE.folder / "reports"
-    for suffix, text in ((".html", reporting.to_html(found)), (".csv", reporting.to_csv(found))):
+    for suffix, text in ((".html", reporting.to_html(counts)), (".csv", reporting.to_csv(counts))):
         path = folder / f"{given.lab.name}{suffix}"
         with writing(folder):
             write_whole(path, text)

@@ -251,8 +251,8 @@ def hand_in(course: Course) -> None:
 def scores_of(course: Course) -> dict[str, float]:
     """Return the points in the gradebook, by student."""
     with Gradebook(f"sqlite:///{course.gradebook}") as book:
-        found = book.assignment_submissions(LESSON.name)
-        return {submission.student.id: submission.score for submission in found}
+        submissions = book.assignment_submissions(LESSON.name)
+        return {submission.student.id: submission.score for submission in submissions}
 
 
 def is_expected(student: Student, results: dict[str, Result], scores: dict[str, float]) -> bool:
@@ -281,8 +281,8 @@ def why(result: Result) -> str:
 
 def write_pages(course: Course, results: list[Result]) -> None:
     """Write the instructor's report, and a page of feedback for each student."""
-    found = reporting.report(results, LESSON)
-    (course.folder / "report.html").write_text(reporting.to_html(found), encoding="utf-8")
+    summary = reporting.report(results, LESSON)
+    (course.folder / "report.html").write_text(reporting.to_html(summary), encoding="utf-8")
     done = NbGraderAPI(config=course_config(course)).generate_feedback(LESSON.name)
     if not done["success"]:
         raise Refused(f"nbgrader wrote no feedback: {reason(done)}")

@@ -49,16 +49,16 @@ class Grader:
         it again. A new grader starts by testing a sandbox.
         """
         try:
-            found = self.connection.recv()
+            answer = self.connection.recv()
         except (EOFError, OSError):
-            found = None
-        if found is None or isinstance(found, JailError):
+            answer = None
+        if answer is None or isinstance(answer, JailError):
             self.process.join(FAREWELL)  # it ends by itself
-        if not isinstance(found, Result):
+        if not isinstance(answer, Result):
             self.close()
-        if isinstance(found, JailError):
-            raise found
-        return found
+        if isinstance(answer, JailError):
+            raise answer
+        return answer
 
     def close(self) -> None:
         self.connection.close()

@@ -86,8 +86,8 @@ class Course:
 
     def results(self, lesson: Lesson) -> list[Result]:
         """Return the kept results of the present submissions."""
-        found = (self.kept(submission) for submission in self.submissions(lesson))
-        return [result for result in found if result is not None]
+        results = (self.kept(submission) for submission in self.submissions(lesson))
+        return [result for result in results if result is not None]
 
 
 COURSE = Course(ROOT / "autograder")

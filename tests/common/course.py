@@ -42,7 +42,7 @@ class Course:
         shutil.copytree(built().name, root, dirs_exist_ok=True)
         config = (ROOT / "autograder" / "nbgrader_config.py").read_text(encoding="utf-8")
         (self.folder / "nbgrader_config.py").write_text(
-            f'{config}\nc.ApplyResults.result_for = "{FAKE}"\n', encoding="utf-8"
+            f'{config}\nc.GradeSubmission.result_for = "{FAKE}"\n', encoding="utf-8"
         )
 
     def solved(self, name: str) -> Path:

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 from autograder.grading.judge.results import Result
 
+SOON = 3.0  # seconds of processor time, after which what has no end is stopped
+
 
 def lost(result: Result) -> dict[str, tuple[str, ...]]:
     """Return the message of each exercise that has not earned all its points."""

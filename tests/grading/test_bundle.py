@@ -149,19 +149,15 @@ def test_another_process_makes_the_same_bytes(lab: str, tmp_path: Path) -> None:
     assert path.read_bytes() == made(lab)
 
 
-def test_it_replaces_no_file(tmp_path: Path) -> None:
+def test_it_replaces_no_file_and_a_lab_that_is_not_built_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "mine.zip"
     path.write_bytes(b"mine")
     with pytest.raises(Refused, match="already exists"):
         release(lessons()["generate"], path)
-    assert path.read_bytes() == b"mine"
-
-
-def test_a_lab_that_is_not_built_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(bundle, "LABS", tmp_path)
     with pytest.raises(Refused, match="make labs"):
         release(lessons()["generate"], tmp_path / "lab.zip")
-    assert list(tmp_path.iterdir()) == []
+    assert (path.read_bytes(), list(tmp_path.iterdir())) == (b"mine", [path])
 
 
 # ------------------------------------------------------------------------------ at a learner's

@@ -27,12 +27,6 @@ from tests.hostile.notebooks import LOOP, as_bytes, both, solved
 IDLE = 0.6  # seconds
 
 
-@pytest.fixture(scope="module")
-def jail() -> Iterator[Jail]:
-    with Jail() as jail:
-        yield jail
-
-
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(oracle, "IDLE", IDLE)
@@ -224,20 +218,15 @@ def test_none_runs_beside_one_that_is_alone(enter: Callable[[bool], Event]) -> N
     assert not enter(True).wait(0.2)
 
 
-@pytest.mark.parametrize("alone", [True, False])
-def test_a_grader_that_is_stopped_in_its_turn_is_not_waited_for_without_end(
-    alone: bool, enter: Callable[[bool], Event], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("setting", "value", "alone"),
+    [("LONGEST", 0.1, True), ("LONGEST", 0.1, False), ("FOLDER", Path("/dev/null"), True)],
+    ids=["stopped, alone", "stopped, together", "no locks"],
+)
+def test_a_turn_comes_where_a_grader_was_stopped_in_its_own_and_where_there_are_no_locks(
+    setting, value, alone, enter, monkeypatch
 ) -> None:
-    monkeypatch.setattr(turns, "LONGEST", 0.1)
     assert enter(True).wait(60)
+    monkeypatch.setattr(turns, setting, value)
     with turn(alone):
-        pass
-
-
-def test_where_there_are_no_locks_it_grades_without(
-    enter: Callable[[bool], Event], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert enter(True).wait(60)
-    monkeypatch.setattr(turns, "FOLDER", Path("/dev/null"))
-    with turn(alone=True):
         pass

@@ -17,24 +17,6 @@ OWN = ROOT / "autograder"
 STUDENT = demo.Student("ada", "right", demo.wrote(), points=8)
 
 
-@pytest.fixture(scope="module")
-def tour():
-    """What it said, and the folder that it left."""
-    before = own_files()
-    done = subprocess.run(
-        [sys.executable, "-m", "autograder", "demo"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=1200,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert own_files() == before, "the tour has written into the course's own folder"
-    folder = Path(re.findall(r"^ +(\S+)$", done.stdout, re.MULTILINE)[-1])
-    yield done.stdout, folder
-    shutil.rmtree(folder)
-
-
 def own_files() -> dict[Path, int]:
     """What grading writes, with the time of each file."""
     files = [OWN / "secret", OWN / "gradebook.db", *(OWN / "graded").glob("01_generate/*")]
@@ -43,9 +25,13 @@ def own_files() -> dict[Path, int]:
 
 @pytest.mark.needs("bwrap")
 @pytest.mark.slow
-def test_it_tells_of_everybody_and_why_and_counts_the_verdicts(tour):
-    said, _ = tour
-    number = len(demo.CLASS)
+def test_it_tells_of_everybody_and_why_counts_the_verdicts_and_names_its_pages():
+    before = own_files()
+    command = [sys.executable, "-m", "autograder", "demo"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert own_files() == before, "the tour has written into the course's own folder"
+    said, number = done.stdout, len(demo.CLASS)
     assert number >= 12
     assert said.splitlines()[-1] == f"{number} of {number} verdicts as expected."
     table = said[said.index("who ") :]
@@ -53,17 +39,13 @@ def test_it_tells_of_everybody_and_why_and_counts_the_verdicts(tour):
         assert re.search(rf"^{student.name} .*{student.points:g} of 8", table, re.MULTILINE)
     assert "Every position is" in table
     assert "no network" in said
-
-
-@pytest.mark.needs("bwrap")
-@pytest.mark.slow
-def test_the_pages_that_it_names_are_there(tour):
-    said, folder = tour
     pages = [Path(path) for path in re.findall(r"^ +(\S+\.html)$", said, re.MULTILINE)]
     report, feedback = (page.read_text(encoding="utf-8") for page in pages)
     assert all(student.name in report for student in demo.CLASS)
     assert "Every position is too high by 1" in feedback
-    assert len([*folder.glob("autograder/feedback/*/*/*.html")]) == len(demo.CLASS)
+    folder = Path(re.findall(r"^ +(\S+)$", said, re.MULTILINE)[-1])
+    assert len([*folder.glob("autograder/feedback/*/*/*.html")]) == number
+    shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,6 @@ def hand_in(course: Course, student: str, content: str) -> Path:
     return folder
 
 
-@pytest.mark.slow
 def test_only_ordinary_files_are_collected(course, tmp_path):
     """nbgrader by itself follows a link to the solved notebook, which its owner may read."""
     content = notebook(solved(LAB))

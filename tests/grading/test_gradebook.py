@@ -6,7 +6,7 @@ What grading comes to is made up: no code is run.
 import re
 import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from nbgrader.apps import NbGraderAPI
 from autograder.__main__ import main
 from autograder.grading import commands, demo
 from autograder.grading.give_back.gradebook import name_students, reason
-from autograder.grading.give_back.plugins import ApplyResults
+from autograder.grading.give_back.plugins import GradeSubmission
 from autograder.grading.store import Course
 from tests.common.disks import NO_ROOM, full_disk
 from tests.common.fake_class import fake_result
@@ -189,32 +189,31 @@ def test_no_room_for_results_or_the_report_ends_it_with_a_sentence(course: Cours
             assert {path.suffix for path in folder.iterdir()} == {".html", ".csv"}
 
 
-def test_any_other_file_that_fails_is_named(course: Course, capsys) -> None:
-    secret = course.folder / "secret"
-    secret.mkdir(mode=0o700)
-    code, said = grade(capsys)
-    assert code == 1
-    assert f"{secret}: Is a directory. Check that it exists" in said
-
-
-def test_what_is_no_gradebook_is_told(course: Course, capsys) -> None:
-    course.gradebook.write_bytes(b"no database" * 1000)
-    code, said = grade(capsys)
-    assert (code, kept(course)) == (1, 0)
-    assert "can't be read: file is not a database. Restore your last copy of it." in said
-
-
-def test_an_empty_file_is_no_gradebook(course: Course, capsys) -> None:
-    course.gradebook.write_bytes(b"")
-    code, said = grade(capsys)
-    assert (code, kept(course)) == (1, 0)
-    assert f"doesn't have {LESSON.name}. Enter the labs: make labs" in said
-
-
-def test_a_gradebook_without_the_lab_is_told(course: Course, capsys) -> None:
+def remove_the_lab(course: Course) -> None:
     with Gradebook(f"sqlite:///{course.gradebook}") as known:
         known.remove_assignment(LESSON.name)
-    assert "Enter the labs: make labs" in grade(capsys)[1]
+
+
+NO_LAB = f"doesn't have {LESSON.name}. Enter the labs: make labs"
+NO_DATABASE = "can't be read: file is not a database. Restore your last copy of it."
+SPOILED: dict[str, tuple[Callable[[Course], object], str]] = {
+    "another file": (
+        lambda course: (course.folder / "secret").mkdir(mode=0o700),
+        "secret: Is a directory. Check that it exists",
+    ),
+    "no database": (lambda course: course.gradebook.write_bytes(b"none" * 1000), NO_DATABASE),
+    "no gradebook": (lambda course: course.gradebook.unlink(), NO_LAB),
+    "an empty file": (lambda course: course.gradebook.write_bytes(b""), NO_LAB),
+    "without the lab": (remove_the_lab, NO_LAB),
+}
+
+
+@pytest.mark.parametrize(("spoil", "why"), SPOILED.values(), ids=SPOILED)
+def test_a_file_that_it_cannot_use_is_told_before_it_grades(spoil, why, course, capsys) -> None:
+    spoil(course)
+    code, said = grade(capsys)
+    assert (code, list(course.graded(LESSON).glob("*.json"))) == (1, [])
+    assert why in said
 
 
 def test_while_one_grader_is_at_work_another_is_refused(course: Course, capsys) -> None:
@@ -262,7 +261,7 @@ def test_one_that_was_stopped_before_it_entered_points_is_entered_again(
         raise stopped_by
 
     with monkeypatch.context() as patch:
-        patch.setattr(ApplyResults, "preprocess", stopped)
+        patch.setattr(GradeSubmission, "preprocess", stopped)
         assert grade(capsys)[0] == ends_with
     assert len(list((course.folder / "autograded").rglob("*.ipynb"))) == copies
     assert kept(course) == results

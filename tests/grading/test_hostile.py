@@ -2,7 +2,6 @@
 
 import time
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -32,11 +31,6 @@ MOST_SECONDS = 20.0  # of the grader's own, for all exercises of a lab
 HONEST = Submission("ada", "generate", as_bytes(solved("generate")))
 
 CLASS = {"spoiled", "left behind", "lending", "kills"}  # those that might cost others something
-every_submission = pytest.mark.parametrize(
-    "hostile",
-    [pytest.param(h, marks=pytest.mark.in_turn(6)) for h in CORPUS],
-    ids=lambda h: f"{h.family}-{h.name}",
-)
 
 
 @pytest.fixture(scope="module")
@@ -57,40 +51,6 @@ def require_walls(jail):
     assert outside.points == 0, "The sandbox has a hole: nothing hostile is run here."
 
 
-@dataclass(frozen=True)
-class Graded:
-    """result: of a hostile submission. memory: bytes that the grader took above its start, at most.
-    seconds: of processor time that it took. next: the result of an honest one that came after it,
-    where it tried to leave something."""
-
-    result: Result
-    memory: int
-    seconds: float
-    next: Result | None
-
-
-@pytest.fixture(scope="module")
-def results(jail, tmp_path_factory):
-    """Grades a submission once, whichever test asks first, and then an honest one."""
-    known: dict[str, Graded] = {}
-
-    def graded_once(hostile: Hostile) -> Graded:
-        if hostile.name not in known:
-            submission = handed_in(hostile, tmp_path_factory.mktemp("submitted"))
-            before = psutil.Process().memory_info().rss
-            forget_peak()
-            began = time.thread_time()
-            result = graded(submission, jail)
-            seconds = time.thread_time() - began
-            memory = peak_bytes() - before
-            leaves = hostile.family in ("spoiled", "left behind")
-            after = graded(HONEST, jail) if leaves else None
-            known[hostile.name] = Graded(result, memory, seconds, after)
-        return known[hostile.name]
-
-    return graded_once
-
-
 def handed_in(hostile: Hostile, submitted: Path) -> Submission:
     lesson = lessons()[hostile.lab]
     folder = submitted / hostile.student / lesson.name
@@ -107,30 +67,25 @@ def words(result: Result, exercise: str | None) -> str:
 
 
 @pytest.mark.needs("bwrap")
-@every_submission
-def test_every_score_is_exact_and_says_why(hostile, results):
-    result = results(hostile).result
+@pytest.mark.in_turn(6)
+@pytest.mark.parametrize("hostile", CORPUS, ids=lambda h: f"{h.family}-{h.name}")
+def test_every_score_is_exact_and_no_attack_costs_others_anything(hostile, jail, tmp_path):
+    """It says why, in words that can be kept and shown; the grader keeps its time and memory; and
+    whoever comes after one that leaves something behind gets all points."""
+    submission = handed_in(hostile, tmp_path)
+    before = psutil.Process().memory_info().rss
+    forget_peak()
+    began = time.thread_time()
+    result = graded(submission, jail)
+    assert time.thread_time() - began <= MOST_SECONDS
+    assert peak_bytes() - before <= MOST_MEMORY
     assert {mark.exercise: mark.points for mark in result.marks} == hostile.points
     assert hostile.says in words(result, hostile.exercise)
-
-
-@pytest.mark.needs("bwrap")
-@every_submission
-def test_the_grader_keeps_its_memory_and_who_comes_next_all_points(hostile, results):
-    found = results(hostile)
-    assert found.memory <= MOST_MEMORY
-    assert found.seconds <= MOST_SECONDS
-    assert found.next is None or lost(found.next) == {}
-
-
-@pytest.mark.needs("bwrap")
-@every_submission
-def test_what_is_told_can_be_kept_and_shown(hostile, results):
-    result = results(hostile).result
-    kept = to_json(result).encode()
-    assert from_json(kept.decode()) == result
-    told = [*result.remarks, *(p for mark in result.marks for p in mark.paragraphs)]
-    assert all(text.isprintable() and len(text) < 5000 for text in told)
+    assert from_json(to_json(result).encode().decode()) == result
+    sentences = [*result.remarks, *(text for mark in result.marks for text in mark.paragraphs)]
+    assert all(text.isprintable() and len(text) < 5000 for text in sentences)
+    if hostile.family in ("spoiled", "left behind"):
+        assert lost(graded(HONEST, jail)) == {}
 
 
 @pytest.mark.needs("bwrap")

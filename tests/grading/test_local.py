@@ -8,8 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -73,38 +72,13 @@ def test_memory_is_suspected_only_where_a_process_was_killed() -> None:
 # ------------------------------------------------------------------------------------ a batch
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder that tells the graders what fails, and holds their temporary files."""
-    folder = tmp_path_factory.mktemp("faults")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FAULTS", str(folder))
-        patch.setattr(tempfile, "tempdir", str(folder))
-        patch.setattr(local, "serve", faulty.serve)
-        yield folder
-
-
-@dataclass(frozen=True)
-class Batch:
-    """found: by student. ended: the error at the end. sent: what the graders were sent."""
-
-    found: dict[str, Result | NotGraded]
-    ended: str
-    sent: list[bytes]
-
-
-@pytest.fixture(scope="module")
-def batch(folder: Path) -> Batch:
-    students = "ada", faulty.GONE, "bob", "cat", faulty.GONE_FOR_EVER, "dan"
-    found: dict[str, Result | NotGraded] = {}
-    sent: list[bytes] = []
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("__init__", "begin"):
-            patch.setattr(local.Grader, name, noted(getattr(local.Grader, name), sent))
-        graded = graded_here(map(handed_in, students), SECRET, Jail(), 1)
-        with pytest.raises(JailError) as ended:
-            found.update((submission.student, result) for submission, result in graded)
-    return Batch(found, str(ended.value), sent)
+    monkeypatch.setenv("FAULTS", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(local, "serve", faulty.serve)
+    return tmp_path
 
 
 def noted(method: Callable, sent: list[bytes]) -> Callable:
@@ -116,19 +90,26 @@ def noted(method: Callable, sent: list[bytes]) -> Callable:
 
 
 @pytest.mark.slow
-def test_a_sandbox_that_is_gone_costs_one_submission_and_no_more_to_be_had_ends_it(batch):
-    gone = NotGraded("The sandbox is gone.")
-    assert batch.found[faulty.GONE] == batch.found[faulty.GONE_FOR_EVER] == gone
-    ada, bob, cat = (vars(batch.found[student])["seconds"] for student in ("ada", "bob", "cat"))
+def test_a_sandbox_that_is_gone_costs_one_submission_and_no_more_to_be_had_ends_it(
+    folder, monkeypatch
+):
+    """And no grader gets the secret, and nothing is left of the batch."""
+    students = "ada", faulty.GONE, "bob", "cat", faulty.GONE_FOR_EVER, "dan"
+    results: dict[str, Result | NotGraded] = {}
+    sent: list[bytes] = []
+    for name in ("__init__", "begin"):
+        monkeypatch.setattr(local.Grader, name, noted(getattr(local.Grader, name), sent))
+    graded = graded_here(map(handed_in, students), SECRET, Jail(), 1)
+    with pytest.raises(JailError, match=r"^There is no sandbox to be had\.$"):
+        results.update((submission.student, result) for submission, result in graded)
+    assert (
+        results[faulty.GONE] == results[faulty.GONE_FOR_EVER] == NotGraded("The sandbox is gone.")
+    )
+    ada, bob, cat = (vars(results[student])["seconds"] for student in ("ada", "bob", "cat"))
     assert ada != bob == cat  # the next is graded by a new process, which has tried one out
-    assert batch.ended == "There is no sandbox to be had."
-    assert "dan" not in batch.found
-
-
-@pytest.mark.slow
-def test_no_grader_gets_the_secret_and_nothing_is_left_of_a_batch(batch, folder):
-    assert any(key_of(SECRET, handed_in("bob")).value in sent for sent in batch.sent)
-    assert not any(SECRET in sent for sent in batch.sent)
+    assert "dan" not in results
+    assert any(key_of(SECRET, handed_in("bob")).value in each for each in sent)
+    assert not any(SECRET in each for each in sent)
     assert [path for path in folder.iterdir() if path.name.startswith(PREFIXES)] == []
 
 

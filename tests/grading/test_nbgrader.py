@@ -47,7 +47,6 @@ def graded(released) -> Course:
     return released
 
 
-@pytest.mark.slow
 def test_nbgrader_releases_the_very_lab_that_the_build_wrote(released):
     built = released.released(LAB).read_bytes()
     released.nbgrader("generate_assignment", LAB, "--force")
@@ -101,7 +100,6 @@ def test_feedback_says_what_each_check_came_to(graded):
     assert "No response." in said["untouched"]
 
 
-@pytest.mark.slow
 def test_validate_runs_a_students_own_checks(released):
     """Before handing in, on the student's own machine, nothing is made up."""
     assert "Success" in released.nbgrader("validate", str(up_to_its_last_check(released)))
@@ -123,7 +121,6 @@ def up_to_its_last_check(course: Course) -> Path:
     return path
 
 
-@pytest.mark.slow
 def test_the_build_does_not_change_graded_cells_under_submissions(graded, tmp_path):
     for folder in ("course", "solutions"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
@@ -154,17 +151,6 @@ def page_of(course: Course, student: str, formgrader: str) -> str:
     return get(f"{formgrader}/submissions/{id}/")
 
 
-@pytest.mark.slow
-def test_the_formgrader_shows_the_course(formgrader, graded):
-    assert "<title>nbgrader formgrade</title>" in get(formgrader)
-    assignments = get(f"{formgrader}/api/assignments")
-    assert '"01_generate"' in assignments
-    assert '"num_submissions": 3' in assignments
-    page = page_of(graded, "wrong", formgrader)
-    assert "generate.metrics : wrong , 0 of 3 points" in text_of(page)
-
-
-@pytest.mark.slow
 def test_a_students_prose_is_no_page_of_its_own(formgrader, graded):
     """It would run in the browser of whoever grades, who may change grades."""
     attack = "<script>attack()</script> <img src=x onerror=attack()> [x](javascript:attack())"

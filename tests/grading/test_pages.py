@@ -53,17 +53,12 @@ def test_nothing_in_prose_is_obeyed(attack):
 
 
 def test_pasted_pictures_are_shown_and_lost_ones_are_named():
-    pictures = {"a.png": {"image/png": "iVBORw0KGgo="}}
-    page = laid_out("![my picture](attachment:a.png)", attachments=pictures)
-    assert 'src="data:image/png;base64,iVBORw0KGgo="' in page
+    pictures = {name: {"image/png": "iVBORw0KGgo="} for name in ("a.png", "my picture.png")}
+    for link in ("attachment:a.png", "attachment:my%20picture.png", "<attachment:my picture.png>"):
+        page = laid_out(f"![my picture]({link})", attachments=pictures)
+        assert 'src="data:image/png;base64,iVBORw0KGgo="' in page
     assert laid_out("![a < b](attachment:b.png)") == "<p>[picture: a &lt; b]</p>\n"
     assert laid_out("![](attachment:b&c.png)") == "<p>[picture: b&amp;c.png]</p>\n"
-
-
-@pytest.mark.parametrize("link", ["attachment:my%20picture.png", "<attachment:my picture.png>"])
-def test_a_pasted_picture_may_have_a_name_with_spaces(link):
-    pictures = {"my picture.png": {"image/png": "iVBORw0KGgo="}}
-    assert 'src="data:image/png' in laid_out(f"![]({link})", attachments=pictures)
 
 
 def test_code_is_colored():

@@ -1,6 +1,7 @@
 """Grading with nbgrader's own autograde and made-up results: gradebook, feedback, regrades."""
 
 import copy
+import json
 import os
 from dataclasses import replace
 from datetime import datetime
@@ -11,12 +12,10 @@ import nbformat
 import pytest
 from nbformat.v4 import new_notebook
 
-from autograder.grading import store
-from autograder.grading.give_back.gradebook import entered
-from autograder.grading.give_back.plugins import apply, card_of
+from autograder.grading.give_back.plugins import GradeSubmission, apply, card_of
 from autograder.grading.judge.rebuild import check_id
-from autograder.grading.judge.results import Mark, Result
-from autograder.grading.refused import Refused
+from autograder.grading.judge.results import RESULT, Mark, Result, result_id
+from autograder.grading.judge.submission import Submission
 from autograder.text.lesson import lessons
 from autograder.text.release import release_of
 from tests.common.course import Course, text_of
@@ -135,6 +134,27 @@ def test_no_output_of_a_submission_counts_and_no_cell_is_run(course, student, tm
     hand_in(course, student, cells)
     assert grade(course, student) == ZEROS
     assert not (tmp_path / "ran").exists()
+
+
+def replaced_meanwhile(submission: Submission, course: Path) -> Result:
+    """What a submission earns whose student hands in something else while it is graded."""
+    (course / "submitted" / submission.student / lessons()[LAB].notebook).write_bytes(b"else")
+    return fake_result(submission.student, lessons()[LAB])
+
+
+def test_what_is_shown_is_what_was_graded_and_no_metadata_of_a_submission_counts(tmp_path):
+    path = tmp_path / "submitted" / "ada" / lessons()[LAB].notebook
+    path.parent.mkdir(parents=True)
+    forged = {**json.loads(notebook(solved(LAB))), "metadata": {RESULT: "forged", "own": 1}}
+    path.write_text(json.dumps(forged))
+    step = GradeSubmission(
+        submitted=str(tmp_path / "submitted"), result_for=f"{__name__}.replaced_meanwhile"
+    )
+    named = {"nbgrader": {"assignment": NAME, "student": "ada"}}
+    graded, _ = step.preprocess(new_notebook(), named)
+    expected = result_id(fake_result("ada", lessons()[LAB]))
+    assert graded.metadata == {**release_of(LAB).metadata, RESULT: expected}
+    assert [cell.source for cell in graded.cells] == [cell["source"] for cell in solved(LAB)]
 
 
 def test_only_labs_of_the_course_are_graded(course, student):
@@ -262,9 +282,3 @@ def test_a_mark_that_nbgrader_would_misread_is_refused(marks):
     apply(result(FIRST, SECOND), notebook)
     with pytest.raises(ValueError, match="Run `make labs` and grade this lab again"):
         apply(result(*marks), notebook)
-
-
-def test_a_gradebook_that_doesn_t_know_the_lab_is_refused(tmp_path: Path) -> None:
-    course = store.Course(tmp_path)
-    with pytest.raises(Refused, match=r"doesn't have 01_generate\. Enter the labs: make labs"):
-        entered(course, lessons()["generate"])

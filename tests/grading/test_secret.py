@@ -1,7 +1,6 @@
 """What a grade's cases and models are derived from: nobody can guess it, or search for it."""
 
 import stat
-from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 
@@ -22,12 +21,6 @@ from tests.hostile.notebooks import as_bytes, released, write
 SECRET = bytes(range(32))
 TINY = GPTConfig(8, n_positions=4, n_embd=4, n_layer=1, n_head=1)
 HERS = Submission("ada", "generate", b"a notebook")
-
-
-@pytest.fixture(scope="module")
-def jail() -> Iterator[Jail]:
-    with Jail() as jail:
-        yield jail
 
 
 # ------------------------------------------------------------------------------------------- keys

@@ -185,25 +185,23 @@ def test_a_magic_for_a_whole_cell_leaves_its_lines_where_they_are(magic: str) ->
 # ---------------------------------------------------------------------------------- what is told
 
 
-def test_where_nothing_defines_it_that_is_told() -> None:
-    assert said_of() == said_of("", "# def f", "n = 1") == "The notebook defines no `f`."
-    assert said_of(RETURNS_1, "del f") == "The notebook defines no `f`."
+NONE = "The notebook defines no `f`."
+OWN = "The cell that defines `f` did not run"
+ABOVE = "`f` is not defined: a cell above did not run"
+SAID = [
+    ([], NONE),
+    (["", "# def f", "n = 1"], NONE),
+    ([RETURNS_1, "del f"], NONE),
+    (["n = 1", "def f(:"], f"{OWN} (SyntaxError: invalid syntax (<cell 2>, line 1))."),
+    (["ONE = 0 / 0\ndef f(): return ONE"], f"{OWN} (ZeroDivisionError: division by zero)."),
+    ([f"@nothing\n{RETURNS_1}"], f"{OWN} (NameError: name 'nothing' is not defined)."),
+    (["g = (:", "n = 1"], f"{ABOVE} (SyntaxError: invalid syntax (<cell 1>, line 1))."),
+]
 
 
-def test_the_error_of_its_own_cell_is_told() -> None:
-    line = "The cell that defines `f` did not run"
-    syntax = "SyntaxError: invalid syntax (<cell 2>, line 1)"
-    assert said_of("n = 1", "def f(:") == f"{line} ({syntax})."
-    crash = "ONE = 0 / 0\ndef f():\n    return ONE"
-    assert said_of(crash) == f"{line} (ZeroDivisionError: division by zero)."
-    assert said_of("@no_such_thing\ndef f():\n    return 1").startswith(f"{line} (NameError: ")
-
-
-def test_the_error_of_another_cell_is_told_where_it_may_be_the_reason() -> None:
-    assert said_of("g = (:", "n = 1") == (
-        "`f` is not defined: a cell above did not run (SyntaxError: invalid syntax (<cell 1>, "
-        "line 1))."
-    )
+@pytest.mark.parametrize(("cells", "said"), SAID, ids=str)
+def test_where_it_is_not_defined_the_error_that_may_be_the_reason_is_told(cells, said) -> None:
+    assert said_of(*cells) == said
 
 
 def test_no_more_than_a_few_lines_are_told() -> None:

@@ -206,20 +206,25 @@ JSON = notebook([code("x = 'é'"), prose("Prose")])
 PLAIN = json.dumps(json.loads(JSON), ensure_ascii=False)
 
 
+OLD = {"nbformat": 3, "worksheets": [{"cells": [{"cell_type": "code", "input": "x"}]}, 4]}
+
+
 @pytest.mark.parametrize(
-    "content",
+    ("content", "cells"),
     [
-        JSON.encode(),
-        PLAIN.encode(),
-        codecs.BOM_UTF8 + PLAIN.encode(),
-        PLAIN.encode("utf-16"),
-        PLAIN.encode("latin-1"),
-        PLAIN.replace("3", "3" * 10_000).encode(),
-        PLAIN.replace("3", "NaN").encode(),
+        (JSON.encode(), CELLS),
+        (PLAIN.encode(), CELLS),
+        (codecs.BOM_UTF8 + PLAIN.encode(), CELLS),
+        (PLAIN.encode("utf-16"), CELLS),
+        (PLAIN.encode("latin-1"), CELLS),
+        (PLAIN.replace("3", "3" * 10_000).encode(), CELLS),
+        (PLAIN.replace("3", "NaN").encode(), CELLS),
+        (b'{"cells": [{"source": "a\tb\nc"}]}', [Cell(False, "a\tb\nc")]),  # a tab as it is
+        (json.dumps(OLD).encode(), [Cell(True, "x")]),
     ],
 )
-def test_cells_are_read_whatever_the_encoding(content):
-    assert read_cells(content) == CELLS
+def test_cells_are_read_whatever_the_encoding_and_the_format(content, cells):
+    assert read_cells(content) == cells
 
 
 @pytest.mark.parametrize(
@@ -247,15 +252,6 @@ def test_cells_are_read_whatever_the_encoding(content):
 def test_what_can_be_used_of_a_cell_is_used(cell, expected):
     content = json.dumps({"cells": [3, None, cell, "cell"]}).encode()
     assert read_cells(content) == [expected]
-
-
-def test_control_characters_in_a_text_do_no_harm():
-    assert read_cells(b'{"cells": [{"source": "a\tb\nc"}]}') == [Cell(False, "a\tb\nc")]
-
-
-def test_an_old_notebook_keeps_its_cells_on_sheets():
-    old = {"nbformat": 3, "worksheets": [{"cells": [{"cell_type": "code", "input": "x"}]}, 4]}
-    assert read_cells(json.dumps(old).encode()) == [Cell(True, "x")]
 
 
 def test_only_pictures_are_taken_of_what_is_pasted_into_prose():

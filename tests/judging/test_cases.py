@@ -172,8 +172,8 @@ RARE = {
     ],
     ("engine.Engine.step", "What is added to the trace"): [", False]", ", True]"],
     ("prefix_caching.PrefixManager.match", "`match("): ["is []", "is [0]", "is [0, 1]"],
-    ("prefix_caching.PrefixManager.take_block", "`take_block("): ["is refused with OutOfBlocks"],
-    ("prefix_caching.PrefixManager.admit", "`admit("): ["is refused with OutOfBlocks"],
+    ("prefix_caching.PrefixManager.take_block", "`take_block("): ["was refused with OutOfBlocks"],
+    ("prefix_caching.PrefixManager.admit", "`admit("): ["was refused with OutOfBlocks"],
     ("prefix_caching.PrefixManager.admit", "`ref_counts`"): ["[4, "],
     ("prefix_caching.PrefixManager.publish", "`cached`"): ["with the salt a"],
     ("prefix_caching.RadixTree.walk", "The length"): ["0", "1", "2"],
@@ -193,7 +193,7 @@ RARE = {
     ("serving.sse", "Call 1 of `usage`"): ["after 0 choices", "after 3 choices"],
     ("serving.sse", "The cancellation"): ["reaches the choices at 0.25 s"],
     ("serving.RequestPool.stream", "The end"): ["CancelledError", "OtherError", "client leaves"],
-    ("serving.Router.pick", "The request"): ["is refused with a ServiceError"],
+    ("serving.Router.pick", "The request"): ["was refused with a ServiceError"],
     ("serving.with_failover", "The end"): ["TimeoutError", "ReplicaFault: third", "OtherError"],
 }
 

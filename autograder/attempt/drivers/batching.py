@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from itertools import count
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -10,8 +9,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from autograder.attempt.lent import sealed
-from autograder.attempt.plain import kind_of
-from autograder.attempt.records import Attempt, Seen, one_call, things
+from autograder.attempt.plain import kind_of, kind_of_list
+from autograder.attempt.records import Attempt, Seen, one_call, parts
 from autograder.attempt.tensors import float_type, place_of, snapshot
 from gpt import GPTConfig
 
@@ -23,8 +22,7 @@ Config = dict[str, Any]  # the fields of a GPTConfig
 def pad_left(attempt: Attempt, prompts: list[list[int]], **pad_id: int) -> list[Seen]:
     """`pad_id` is handed on where the case has one."""
     rule = "pad_left returns two things, the ids and the attention mask"
-    input_ids, attention_mask = things(2, attempt(prompts, **pad_id), rule)
-    return [Seen("`input_ids`", input_ids), Seen("`attention_mask`", attention_mask)]
+    return parts(attempt(prompts, **pad_id), rule, "`input_ids`", "`attention_mask`")
 
 
 def padded_position_ids(attempt: Attempt, attention_mask: Bool[Tensor, "batch seq"]) -> list[Seen]:
@@ -71,17 +69,9 @@ def generate_padded(attempt: Attempt, batches: list[dict[str, Any]], model: Any)
             return [*seen, Seen("What it returned", outputs, where)]
         seen.append(Seen("What it returned", f"is a list of {len(outputs)}", where))
         for row, output in enumerate(outputs[: len(batch["prompts"])]):
-            seen.append(Seen(f"What came back for prompts[{row}]", form_of(output), where))
+            seen.append(Seen(f"What came back for prompts[{row}]", kind_of_list(output), where))
             seen.append(Seen(f"The output for prompts[{row}]", copied(output), where))
     return seen
-
-
-def form_of(output: Any) -> str:
-    """Whether an output is a list of ints, numpy's among them, in words."""
-    if not isinstance(output, list):
-        return f"is {kind_of(output)}"
-    odd = [token for token in output if not isinstance(token, Integral)]
-    return f"is a list with {kind_of(odd[0])} in it" if odd else "is a list of ints"
 
 
 def copied(value: Any) -> Any:

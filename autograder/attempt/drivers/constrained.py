@@ -13,8 +13,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from autograder.attempt.lent import handle, sealed
-from autograder.attempt.plain import kind_of, plain
-from autograder.attempt.records import Attempt, Seen, form_of, things, tried
+from autograder.attempt.plain import kind_of, kind_or_none, plain
+from autograder.attempt.records import Attempt, Seen, as_it_was, form_of, integers, things, tried
 from autograder.attempt.tensors import snapshot
 from solutions.grammars.regex import Regex, nullable, parse
 
@@ -34,14 +34,13 @@ def bytes_of(tokens: Sequence[str]) -> list[bytes]:
 
 
 def still(vocabulary: Sequence[str], given: list[bytes]) -> Seen:
-    same = given == bytes_of(vocabulary)
-    return Seen("`vocabulary`", "is as it was" if same else "is changed")
+    return as_it_was("`vocabulary`", given, bytes_of(vocabulary))
 
 
 def words(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"a tensor of shape {list(value.shape)}"
-    return "None" if value is None else kind_of(value)
+    return kind_or_none(value)
 
 
 def named(tokens: Any, eos: int | None = None) -> str:
@@ -177,14 +176,6 @@ class Texts:
             )
         self.texts = [[*text, token] for text, token in zip(self.texts, tokens, strict=True)]
         self.logits = self.computed()
-
-
-def integers(values: Any, what: str) -> list[int]:
-    if not hasattr(values, "__len__"):
-        raise TypeError(f"{what} takes a list of numbers, not {words(values)}.")
-    if strange := [value for value in values if not hasattr(value, "__int__")]:
-        raise TypeError(f"{what} takes a list of numbers; this has {words(strange[0])} in it.")
-    return [int(value) for value in values]
 
 
 class Chooser:

@@ -10,8 +10,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from autograder.attempt.lent import handle, opaque
-from autograder.attempt.plain import kind_of
-from autograder.attempt.records import Attempt, Seen, form_of, one_call, uniforms_given
+from autograder.attempt.plain import kind_of, kind_or_none
+from autograder.attempt.records import Attempt, Seen, form_of, integers, one_call, uniforms_given
 from autograder.attempt.tensors import copied
 
 
@@ -219,15 +219,6 @@ class Texts:
         self.logits = self.computed()
 
 
-def integers(values: Any, what: str) -> list[int]:
-    if not hasattr(values, "__len__"):
-        raise TypeError(f"{what} takes a list of numbers, not {kind_of(values)}.")
-    for value in values:
-        if not hasattr(value, "__int__"):
-            raise TypeError(f"{what} takes a list of numbers; this one contains {kind_of(value)}.")
-    return [int(value) for value in values]
-
-
 def step(
     attempt: type, prompt: list[int], embedding: Places, head: Head, steps: int, **options: Any
 ) -> list[Seen]:
@@ -303,11 +294,11 @@ def stop_at(attempt: Attempt, pieces: list[str], stops: list[str]) -> list[Seen]
     own = {"__iter__": lambda given: given, "__next__": lambda given: next(source)}
     text = attempt(opaque("Pieces", (), **own), stops)
     if not isinstance(text, Iterator):
-        return [Seen("What it returned", f"is {named(text)}")]
+        return [Seen("What it returned", f"is {kind_or_none(text)}")]
     seen = [Seen("What it returned", "is an iterator, as `yield` makes one")]
     for number, part in enumerate(text):
         if not isinstance(part, str):
-            return [*seen, Seen("What it yields", f"is {named(part)}")]
+            return [*seen, Seen("What it yields", f"is {kind_or_none(part)}")]
         source.passed += part
         if number == MOST_PIECES:
             told = f"did not end after {MOST_PIECES:,} pieces"
@@ -319,7 +310,3 @@ def stop_at(attempt: Attempt, pieces: list[str], stops: list[str]) -> list[Seen]
         where = f"after piece {number}"
         seen.append(Seen("The text that it had yielded", f"was {passed!r}", where))
     return seen
-
-
-def named(value: Any) -> str:
-    return "None" if value is None else kind_of(value)

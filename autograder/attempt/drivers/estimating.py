@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from autograder.attempt.plain import in_numbers, kind_of
-from autograder.attempt.records import Attempt, Seen, one_call, things
+from autograder.attempt.records import Attempt, Seen, one_call, parts
 from solutions.estimates.shapes import Machine, Shape
 
 Runs = Float[Tensor, " runs"]
@@ -59,8 +59,8 @@ def plan(
     tpot_limit: float,
 ) -> list[Seen]:
     found = attempt(Shape(**shape), Machine(**machine), context, width, tpot_limit)
-    batch, price = things(2, found, "plan returns two numbers, the batch and the price")
-    return [Seen("The batch", batch), Seen("The price", price)]
+    rule = "plan returns two numbers, the batch and the price"
+    return parts(found, rule, "The batch", "The price")
 
 
 max_rate = one_call(__name__, "max_rate", "What it returned", "slots ttft tpot new_tokens")
@@ -102,8 +102,8 @@ def fit_law(
 
 def compute_optimal(attempt: Attempt, law: dict[str, float], flops: float) -> list[Seen]:
     rule = "compute_optimal returns two numbers, the params and the tokens"
-    both = zip(("params", "tokens"), things(2, attempt(law, flops), rule), strict=True)
-    return [Seen(f"The number of {name}", number(found)) for name, found in both]
+    both = parts(attempt(law, flops), rule, "The number of params", "The number of tokens")
+    return [Seen(name, number(found)) for name, found, _ in both]
 
 
 def number(found: Any) -> Any:

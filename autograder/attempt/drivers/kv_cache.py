@@ -6,7 +6,6 @@ judged one are replaced by simpler ones, so that an error in one layer costs onl
 """
 
 from collections.abc import Callable, Iterator
-from numbers import Integral
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from autograder.attempt.lent import sealed
-from autograder.attempt.plain import kind_of
+from autograder.attempt.plain import kind_of_int, kind_or_none
 from autograder.attempt.records import Attempt, Seen, one_by_one, one_call, tried
 from autograder.attempt.tensors import float_type, place_of
 from gpt import GPTConfig, GPTModel
@@ -121,7 +120,7 @@ def cache_seen(kv_cache: Any, where: str) -> list[Seen]:
         form = f"is a list of pairs (keys, values), {len(kv_cache)} long"
         pairs = {f" of layer {idx}": pair for idx, pair in enumerate(kv_cache)}
     else:
-        form, pairs = f"is {'None' if kv_cache is None else kind_of(kv_cache)}", {}
+        form, pairs = f"is {kind_or_none(kv_cache)}", {}
     seen = [Seen("The cache", form, where)]
     for of, (keys, values) in pairs.items():
         seen += [Seen(f"`keys`{of}", keys.clone(), where)]
@@ -196,8 +195,8 @@ def generate_threaded(attempt: Attempt, requests: list[dict[str, Any]], model: A
 
 def kv_bytes_per_token(attempt: Attempt, config: Config, bytes_per_number: list[int]) -> list[Seen]:
     number = attempt(GPTConfig(**config), *bytes_per_number)
-    kind = "is an int" if isinstance(number, Integral) else f"is {kind_of(number)}"
-    return [Seen("The number of bytes", number), Seen("What it returned", kind)]
+    kind = Seen("What it returned", f"is {kind_of_int(number)}")
+    return [Seen("The number of bytes", number), kind]
 
 
 # -------------------------------------------------------------------------- the cache as an object

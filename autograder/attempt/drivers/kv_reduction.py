@@ -19,7 +19,6 @@ from autograder.attempt.records import (
     Attempt,
     Seen,
     form_of,
-    is_out_of_blocks,
     one_call,
     things,
     tried,
@@ -286,25 +285,14 @@ def swap_in(
             continue
         where = f"after step {number}"
         with lending(attempt, COPIERS):
-            found = done(host.swap_in, cache, request)
+            _, how = tried(host.swap_in, cache, request, error="OutOfBlocks")
         seen += [
-            Seen(f"`swap_in` of request {request}", found, where),
+            Seen(f"`swap_in` of request {request}", how, where),
             Seen("`self.store`", same_store(host, kept), where),
             Seen("What is in the store", in_store(kept), where),
             *books(cache, where),
         ]
     return seen
-
-
-def done(method: Callable[..., Any], *given: Any) -> str:
-    """Whether a call went through, in words."""
-    try:
-        method(*given)
-    except Exception as error:
-        if is_out_of_blocks(error):
-            return "was refused with OutOfBlocks"
-        raise
-    return "went through"
 
 
 def same_store(host: Any, store: dict[int, Any]) -> str:

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from autograder.attempt.lent import handle, sealed
-from autograder.attempt.records import Attempt, Seen, form_of, one_call, things
+from autograder.attempt.records import Attempt, Seen, as_it_was, form_of, one_call, parts, things
 from autograder.attempt.tensors import snapshot
 from solutions.ranks.group import SHOWN, Group, in_turns
 
@@ -34,8 +34,8 @@ def route(
 
 def dispatch(attempt: Attempt, chosen: Chosen, experts: int) -> list[Seen]:
     rule = "dispatch returns two tensors, the assignments and the counts"
-    order, counts = things(2, attempt(chosen, experts), rule)
-    return [Seen("The tensor of assignments", order), Seen("The tensor of counts", counts)]
+    names = "The tensor of assignments", "The tensor of counts"
+    return parts(attempt(chosen, experts), rule, *names)
 
 
 # ------------------------------------------------------------------------------------ the experts
@@ -83,7 +83,7 @@ def moe_forward(
     lent = [*map(sealed, experts)]
     before = lent.copy()
     seen = [Seen("What it returned", attempt(hidden, weights, chosen, lent))]
-    seen.append(Seen("`experts`", "is as it was" if lent == before else "is changed"))
+    seen.append(as_it_was("`experts`", lent, before))
     return seen + [Seen(f"Expert {i}", e.told()) for i, e in enumerate(experts)]
 
 

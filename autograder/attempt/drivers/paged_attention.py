@@ -11,7 +11,7 @@ from torch import Tensor
 
 from autograder.attempt.lent import sealed
 from autograder.attempt.plain import in_numbers, kind_of
-from autograder.attempt.records import Seen, is_out_of_blocks, one_call
+from autograder.attempt.records import Seen, one_call, tried
 from autograder.attempt.tensors import float_type
 from gpt import GPTConfig
 from solutions.batching import ContinuousBatcher, Request
@@ -75,15 +75,11 @@ def books_after(manager: Any, steps: list[Step]) -> list[Seen]:
 def done(manager: Any, method: str, *given: Any) -> str:
     """What became of a call."""
     try:
-        returned = getattr(manager, method)(*given)
-    except Exception as error:
-        if is_out_of_blocks(error):
-            return "was refused with OutOfBlocks"
-        if isinstance(error, ValueError):
-            return f"was refused with a ValueError ({error})"
-        raise
-    if method != "append":
-        return "went through"  # the others have nothing to return
+        returned, how = tried(getattr(manager, method), *given, error="OutOfBlocks")
+    except ValueError as error:
+        return f"was refused with a ValueError ({error})"
+    if method != "append" or how != "went through":
+        return how  # the others have nothing to return
     return f"returned {shown(tuple(returned) if isinstance(returned, (list, tuple)) else returned)}"
 
 

@@ -6,7 +6,6 @@ part costs only one exercise.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -15,8 +14,8 @@ from torch import Tensor
 
 from autograder.attempt.around import lending, notebook_of
 from autograder.attempt.lent import handle, sealed
-from autograder.attempt.plain import kind_of, plain
-from autograder.attempt.records import Attempt, Seen, form_of, things, tried
+from autograder.attempt.plain import is_int, kind_or_none, plain
+from autograder.attempt.records import Attempt, Seen, as_it_was, form_of, parts, things, tried
 from autograder.attempt.tensors import copied, float_type, snapshot
 from gpt import GPTConfig
 from solutions.parallel.trees import Tree
@@ -26,9 +25,8 @@ Logits = Float[Tensor, "nodes vocab"]
 
 def jacobi_step(attempt: Attempt, guess: list[int], best: list[int]) -> list[Seen]:
     rule = "jacobi_step returns two lists, the certain tokens and the next guess"
-    names = "The list of certain tokens", "The next guess"
-    both = zip(names, things(2, attempt(guess, best), rule), strict=True)
-    return [Seen(name, copied(part)) for name, part in both]
+    found = parts(attempt(guess, best), rule, "The list of certain tokens", "The next guess")
+    return [Seen(name, copied(part)) for name, part, _ in found]
 
 
 # ------------------------------------------------------------------------------------------ trees
@@ -105,10 +103,6 @@ def origin(before: Tensor, now: Tensor, place: int) -> str:
     return next((f"place {was}" for was in same.nonzero().flatten().tolist()), "no single place")
 
 
-def is_int(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
 # ------------------------------------------------------------------------- sampling from a tree
 
 
@@ -133,7 +127,7 @@ def verify_candidates(
 
 
 def words(value: Any) -> str:
-    return str(int(value)) if is_int(value) else "None" if value is None else kind_of(value)
+    return str(int(value)) if is_int(value) else kind_or_none(value)
 
 
 # ------------------------------------------------------------------------------------ the loop
@@ -246,8 +240,7 @@ def add(attempt: type, n: int, size: int, grams: list[list[int]]) -> list[Seen]:
     for number, gram in enumerate(grams, 1):
         given, call = list(gram), f"`add({gram})` in step {number}"
         _, went = tried(pool.add, given)
-        same = "is as it was" if given == gram else "is changed"
-        seen += [Seen(call, went), Seen("`gram`", same, f"after {call}")]
+        seen += [Seen(call, went), as_it_was("`gram`", given, gram, f"after {call}")]
         given.clear()
         for first in firsts:
             found = shown(pool.candidates(first))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from autograder.attempt.lent import sealed
 from autograder.attempt.plain import Strange, kind_of, plain
-from autograder.attempt.records import Attempt, Seen, is_out_of_blocks, things, tried
+from autograder.attempt.records import Attempt, Seen, things, tried
 from solutions.paged_attention import BlockManager
 
 Step = tuple[Any, ...]  # the name of a method, and what it is given: ("free", 1)
@@ -183,15 +183,10 @@ def called(manager: Any, step: Step, number: int) -> Seen:
     method, *given = step
     given = [part.encode() if isinstance(part, str) else part for part in given]
     call, where = f"`{method}({', '.join(map(repr, given))})`", f"in step {number}"
-    try:
-        returned = getattr(manager, method)(*given)
-    except Exception as error:
-        if is_out_of_blocks(error):
-            return Seen(call, "is refused with OutOfBlocks", where)
-        raise
-    if method in ("match", "take_block", "admit"):
+    returned, how = tried(getattr(manager, method), *given, error="OutOfBlocks")
+    if method in ("match", "take_block", "admit") and how == "went through":
         return Seen(call, None if returned is None else f"is {told(returned)}", where)
-    return Seen(call, "goes through", where)  # the others have nothing to return
+    return Seen(call, how, where)  # the others have nothing to return
 
 
 def books(manager: Any, number: int) -> Iterator[Seen]:

@@ -17,11 +17,10 @@ from autograder.attempt.drivers.virtual_time import (
     now,
     shown,
     stream_of,
-    words_for,
 )
 from autograder.attempt.lent import handle, sealed
-from autograder.attempt.plain import Strange, kind_of, plain
-from autograder.attempt.records import Attempt, Seen, one_call
+from autograder.attempt.plain import Strange, kind_of, kind_or_none, plain
+from autograder.attempt.records import Attempt, Seen, one_call, tried
 
 Step = tuple[Any, ...]  # of a script: ("wait", 1.5), ("piece", "Once")
 
@@ -185,7 +184,7 @@ def sse(
 def event_told(event: Any) -> str:
     """An event in words. It is read as strictly as a client may read it."""
     if type(event) is not bytes:
-        return f"is {words_for(event)}, where bytes are needed"
+        return f"is {kind_or_none(event)}, where bytes are needed"
     if event == b"data: [DONE]\n\n":
         return "is data: [DONE]"
     begin, data, end = event[:5], event[5:-2], event[-2:]
@@ -272,7 +271,7 @@ def stream(attempt: Attempt, requests: list[dict[str, Any]], lag: float) -> list
 
 def output_told(output: Any) -> str:
     if not isinstance(output, Output):
-        return f"is {words_for(output)} and no output"
+        return f"is {kind_or_none(output)} and no output"
     return f"is {output.new_ids} with the finish_reason {output.finish_reason!r}"
 
 
@@ -332,28 +331,19 @@ def pick(
         else:
             hashes = [h.encode() for h in value]
             given, before = list(hashes), books(own)
-            found, state = picked(router, given)
-            seen.append(Seen("The request", state, f"in step {number}"))
-            seen.append(Seen("The replica picked", found, f"in step {number}"))
+            replica, how = tried(router.pick, given, error="a ServiceError")
+            seen.append(Seen("The request", how, f"in step {number}"))
+            seen.append(Seen("The replica picked", replica, f"in step {number}"))
             same = "are as before" if books(own) == before else f"are {books(own)}"
             seen.append(Seen(BOOKS, same, f"after the pick in step {number}"))
             kept = "is as before" if given == hashes else "has been changed"
             seen.append(Seen("The list `hashes`", kept, f"after the pick in step {number}"))
             if what == "serve":
-                if not is_index(found, len(own)):
+                if not is_index(replica, len(own)):
                     break
-                router.begin(found, hashes)
-                chosen.append(found)
+                router.begin(replica, hashes)
+                chosen.append(replica)
     return [*seen, Seen(BOOKS, f"are {books(own)}", "at the end")]
-
-
-def picked(router: Any, hashes: list[bytes]) -> tuple[Any, str]:
-    try:
-        return router.pick(hashes), "can be served"
-    except Exception as error:
-        if "ServiceError" not in [kind.__name__ for kind in type(error).__mro__]:
-            raise
-        return None, "is refused with a ServiceError"
 
 
 def books(replicas: list[Any]) -> Any:

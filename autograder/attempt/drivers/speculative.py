@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -11,8 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from autograder.attempt.lent import handle
-from autograder.attempt.plain import kind_of
-from autograder.attempt.records import Attempt, Seen, one_call, things, uniforms_given
+from autograder.attempt.plain import kind_of_int, kind_of_list
+from autograder.attempt.records import Attempt, Seen, as_it_was, one_call, things, uniforms_given
 from autograder.attempt.tensors import copied
 from solutions.decoding import SamplingParams
 
@@ -42,22 +41,8 @@ def verified(name: str, found: Any) -> list[Seen]:
     return [
         Seen("The number of accepted drafts", accepted),
         Seen("The next token", token),
-        Seen("What it returned", f"is {number_kind(accepted)} and {number_kind(token)}"),
+        Seen("What it returned", f"is {kind_of_int(accepted)} and {kind_of_int(token)}"),
     ]
-
-
-def number_kind(value: Any) -> str:
-    """Numpy's integers are as good as Python's."""
-    is_int = isinstance(value, Integral) and not isinstance(value, bool)
-    return "an int" if is_int else kind_of(value)
-
-
-def list_kind(value: Any) -> str:
-    """Whether a value is a list of ints, in words."""
-    if not isinstance(value, list):
-        return f"is {kind_of(value)}"
-    odd = [kind for kind in map(number_kind, value) if kind != "an int"]
-    return f"is a list with {odd[0]} in it" if odd else "is a list of ints"
 
 
 # ------------------------------------------------------------------------------------ drafting
@@ -75,17 +60,16 @@ def propose(
         this, handed, before = f"round {number}", list(text), generator.get_state()
         found = drafter.propose(handed, k, sampling, generator)
         drafts, probs = things(2, found, "propose returns two things, drafts and probabilities")
-        same = "is as it was" if handed == text else "has been changed"
         seen += [
-            Seen("The list of drafts", list_kind(drafts), f"of {this}"),
+            Seen("The list of drafts", kind_of_list(drafts), f"of {this}"),
             Seen("What was drafted", copied(drafts), f"in {this}"),
             Seen("The table of probabilities", probs, f"of {this}"),
             Seen("`self.kv_cache.length`", drafter.kv_cache.length, f"after {this}"),
-            Seen("`ids`", same, f"after {this}"),
+            as_it_was("`ids`", handed, text, f"after {this}"),
         ]
         if sampling.temperature > 0:
             seen.append(Seen("The generator", numbers_given(before, generator), f"in {this}"))
-        if list_kind(drafts) != "is a list of ints":
+        if kind_of_list(drafts) != "is a list of ints":
             break
         text += [*drafts[:accepted], token]
         drafter.truncate(len(text) - 1)
@@ -103,7 +87,7 @@ def numbers_given(before: Tensor, generator: torch.Generator) -> str:
 def ngram_draft(attempt: Attempt, ids: list[int], k: int, **longest: int) -> list[Seen]:
     """`longest` is passed if the case has one."""
     draft = attempt(ids, k, **longest)
-    return [Seen("The draft", copied(draft)), Seen("What it returned", list_kind(draft))]
+    return [Seen("The draft", copied(draft)), Seen("What it returned", kind_of_list(draft))]
 
 
 # ------------------------------------------------------------------------------------ the loop
@@ -202,7 +186,7 @@ def speculated(found: Any) -> Iterator[Seen]:
         return
     yield Seen("What it returned", "has `ids` and `rounds`")
     yield Seen("`ids`", copied(ids), "of the result")
-    yield Seen("The result's `ids`", list_kind(ids))
+    yield Seen("The result's `ids`", kind_of_list(ids))
     if not isinstance(rounds, list):
         yield Seen("The result's `rounds`", rounds)
         return

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autograder.attempt.plain import kind_of, plain
-from autograder.attempt.records import Attempt, Seen
+from autograder.attempt.records import Attempt, Seen, as_it_was
 
 DEEP = 3  # lists in lists that are shown
 Merges = list[tuple[str, str]]
@@ -58,18 +58,13 @@ def readable(value: Any, depth: int = 0) -> Any:
     return plain(value)
 
 
-def as_it_was(name: str, now: Any, before: Any) -> Seen:
-    """Whether an argument is unchanged; what is in it is shown nowhere."""
-    return Seen(f"`{name}`", "is as it was" if now == before else "has been changed")
-
-
 # ---------------------------------------------------------------------------------- ids to text
 
 
 def decode(attempt: Attempt, ids: list[int], token_bytes: dict[int, str]) -> list[Seen]:
     table, before = raw_table(token_bytes), raw_table(token_bytes)
     text = attempt(ids, table)
-    return [Seen("The text", told(text)), as_it_was("token_bytes", table, before)]
+    return [Seen("The text", told(text)), as_it_was("`token_bytes`", table, before)]
 
 
 def pre_tokenize(attempt: Attempt, text: str) -> list[Seen]:
@@ -85,7 +80,7 @@ def merge(attempt: Attempt, parts: list[str], pair: tuple[str, str]) -> list[See
     found = attempt(given, raw_pair(pair))
     return [
         Seen("What it returned", told(found)),
-        as_it_was("parts", given, before),
+        as_it_was("`parts`", given, before),
         Seen("The list that it returned", "is `parts` itself" if found is given else "is new"),
     ]
 
@@ -105,8 +100,8 @@ def count_pairs(
     if isinstance(found, Mapping):
         pairs = {repr(readable(pair)): count for pair, count in found.items()}
         seen += [Seen(f"The count of {pair}", pairs[pair]) for pair in sorted(pairs)]
-    seen.append(as_it_was("splits", given, before))
-    return [*seen, as_it_was("counts", weights, weights_before)]
+    seen.append(as_it_was("`splits`", given, before))
+    return [*seen, as_it_was("`counts`", weights, weights_before)]
 
 
 def raw_words(counts: dict[str, int]) -> dict[bytes, int]:
@@ -124,8 +119,8 @@ def train(attempt: Attempt, words: dict[str, int], merges: int, ids: dict[str, i
         seen.append(Seen("The number of merges", len(found)))
     return [
         *seen,
-        as_it_was("words", given, raw_words(words)),
-        as_it_was("ids", tokens, raw_words(ids)),
+        as_it_was("`words`", given, raw_words(words)),
+        as_it_was("`ids`", tokens, raw_words(ids)),
     ]
 
 
@@ -136,7 +131,7 @@ def join_by_rank(attempt: Attempt, word: str, ranks: list[tuple[str, str, int]])
     given = {raw_pair((left, right)): rank for left, right, rank in ranks}
     before = dict(given)
     found = attempt(raw(word), given)
-    return [Seen("What it returned", told(found)), as_it_was("ranks", given, before)]
+    return [Seen("What it returned", told(found)), as_it_was("`ranks`", given, before)]
 
 
 def encode(
@@ -165,7 +160,7 @@ def encode(
     if list_kind(found) == "is a list of ints":
         stood_for = [table.get(number, number) for number in found]
         seen.append(Seen("The list of tokens", told(stood_for)))
-    return [*seen, as_it_was("tokenizer", given, Tokenizer(ids, ranks, special, table))]
+    return [*seen, as_it_was("`tokenizer`", given, Tokenizer(ids, ranks, special, table))]
 
 
 def list_kind(value: Any) -> Any:

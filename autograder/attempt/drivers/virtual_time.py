@@ -13,7 +13,7 @@ from inspect import isawaitable, iscoroutine
 from typing import Any
 
 from autograder.attempt.lent import sealed
-from autograder.attempt.plain import Strange, kind_of, plain
+from autograder.attempt.plain import Strange, kind_or_none, plain
 from autograder.attempt.records import Seen
 from solutions.simulated.clock import Endless, Stuck, run
 
@@ -67,7 +67,7 @@ def awaited(name: str, found: Any) -> Awaitable[Any]:
     if not isawaitable(found):
         raise TypeError(
             f"`{name}` should be an `async def` that returns its result; a call of it gave "
-            f"{words_for(found)}."
+            f"{kind_or_none(found)}."
         )
     return found
 
@@ -79,13 +79,9 @@ async def stream_of(name: str, found: Any) -> Any:
     if not hasattr(type(found), "__aiter__"):
         raise TypeError(
             f"`{name}` should be an `async def` with a `yield` for each of its results; a call of "
-            f"it gave {words_for(found)}."
+            f"it gave {kind_or_none(found)}."
         )
     return found
-
-
-def words_for(found: Any) -> str:
-    return "None" if found is None else kind_of(found)
 
 
 def shown(value: Any) -> Any:

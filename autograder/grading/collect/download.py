@@ -84,14 +84,14 @@ class HandedIn:
         return self.path[-1]
 
 
-def attributed(found: Sequence[Entry]) -> tuple[list[HandedIn], list[Entry]]:
+def attributed(entries: Sequence[Entry]) -> tuple[list[HandedIn], list[Entry]]:
     """Return the files with their students, and the entries whose name contains no student."""
-    outer = len(wrapper([e for e in found if not e.clutter and e.problem != LEADS_OUT]))
+    outer = len(wrapper([e for e in entries if not e.clutter and e.problem != LEADS_OUT]))
     handed_in, alone, nobodys = [], [], []
-    for entry in found:
-        around, own = entry.path[: outer + 1], entry.path[outer + 1 :]
-        if own and not is_clutter(around, others=(), is_folder=True):
-            handed_in.append(HandedIn(owner(around[-1]), entry, own))
+    for entry in entries:
+        around, rest = entry.path[: outer + 1], entry.path[outer + 1 :]
+        if rest and not is_clutter(around, others=(), is_folder=True):
+            handed_in.append(HandedIn(owner(around[-1]), entry, rest))
         elif entry.clutter:
             nobodys.append(entry)
         else:
@@ -111,12 +111,12 @@ def fits(pattern: re.Pattern[str], entry: Entry) -> bool:
     return pattern.fullmatch(entry.file) is not None
 
 
-def wrapper(found: Sequence[Entry]) -> tuple[str, ...]:
+def wrapper(entries: Sequence[Entry]) -> tuple[str, ...]:
     """Return the folder around a whole download, if a person or a system has added one.
 
     A folder that contains everything is one student's, unless its entries have students' names.
     """
-    work = [entry for entry in found if entry.file.lower().endswith((".ipynb", ".zip"))]
+    work = [entry for entry in entries if entry.file.lower().endswith((".ipynb", ".zip"))]
     if len({entry.path[0] for entry in work}) != 1 or any(len(e.path) == 1 for e in work):
         return ()
     folders = {entry.path[1] for entry in work if len(entry.path) > 2}

@@ -66,9 +66,9 @@ class Inventory:
     @property
     def lines(self) -> list[str]:
         """Say what is not graded: one line for each of the first students, and the notes."""
-        told = [f"{shown(name)}: {why}" for name, why in self.misplaced.items()]
-        more = f"and {len(told) - MOST_LINES} more: python -m autograder report {self.lesson.lab}"
-        return [*told[:MOST_LINES], *([more] if len(told) > MOST_LINES else []), *self.notes]
+        lines = [f"{shown(name)}: {why}" for name, why in self.misplaced.items()]
+        more = f"and {len(lines) - MOST_LINES} more: python -m autograder report {self.lesson.lab}"
+        return [*lines[:MOST_LINES], *([more] if len(lines) > MOST_LINES else []), *self.notes]
 
     @property
     def notes(self) -> list[str]:
@@ -100,9 +100,9 @@ def inventory(submitted: Path, lesson: Lesson) -> Inventory:
             if kind == CLUTTER:
                 clutter += 1
             elif kind == FOLDER:
-                seen = look(course, name, lesson)
-                clutter += seen.clutter
-                if why := reason(name, seen, lesson, name in graded):
+                contents = look(course, name, lesson)
+                clutter += contents.clutter
+                if why := reason(name, contents, lesson, name in graded):
                     misplaced[name] = f"not a submission: {why}"
                 elif name not in graded:
                     without.append(name)
@@ -116,7 +116,7 @@ def inventory(submitted: Path, lesson: Lesson) -> Inventory:
 
 
 @dataclass
-class Seen:
+class Contents:
     """The content of a student's folder, for a lab.
 
     lab: whether something has the name of the lab's folder. in_place: whether a notebook is in that
@@ -134,14 +134,14 @@ class Seen:
     whole: bool = True
 
 
-def look(course: int, student: str, lesson: Lesson) -> Seen:
-    found = list(islice(walk(course, student), MOST_ENTRIES))
-    seen = Seen(whole=len(found) < MOST_ENTRIES)
-    for path, kind in found:
-        note(path, kind, lesson, seen)
-    if seen.in_place:  # other files in the lab's folder are the student's own, or earlier ones
-        seen.notebooks = [path for path in seen.notebooks if path[0] != lesson.name]
-    return seen
+def look(course: int, student: str, lesson: Lesson) -> Contents:
+    entries = list(islice(walk(course, student), MOST_ENTRIES))
+    contents = Contents(whole=len(entries) < MOST_ENTRIES)
+    for path, kind in entries:
+        note(path, kind, lesson, contents)
+    if contents.in_place:  # other files in the lab's folder are the student's own, or earlier ones
+        contents.notebooks = [path for path in contents.notebooks if path[0] != lesson.name]
+    return contents
 
 
 def walk(course: int, student: str) -> Iterator[tuple[Names, str]]:
@@ -180,23 +180,23 @@ def kinds_in(folder: int, most: int) -> dict[str, str]:
     return kinds | dict.fromkeys(clutter, CLUTTER)
 
 
-def note(path: Names, kind: str, lesson: Lesson, seen: Seen) -> None:
+def note(path: Names, kind: str, lesson: Lesson, contents: Contents) -> None:
     if kind == CLOSED:
-        seen.whole = False
+        contents.whole = False
     elif kind == CLUTTER:
-        seen.clutter += 1
+        contents.clutter += 1
     elif path == (lesson.name,):
-        seen.lab = True
+        contents.lab = True
     elif kind == FILE and path[:-1] == (lesson.name,) and is_graded(path[-1]):
-        seen.in_place = True
+        contents.in_place = True
     elif kind == FILE and (is_notebook(path[-1]) or is_zip(path[-1])):
         ours = is_of(path, lesson)
         if ours is None:
-            seen.perhaps.append(path)
+            contents.perhaps.append(path)
         elif ours:
-            (seen.notebooks if is_notebook(path[-1]) else seen.others).append(path)
+            (contents.notebooks if is_notebook(path[-1]) else contents.others).append(path)
     elif named_after(path[-1]) == lesson or (kind == FOLDER and is_numbered(path[-1], lesson)):
-        seen.others.append(path)
+        contents.others.append(path)
 
 
 def is_graded(file: str) -> bool:
@@ -204,23 +204,23 @@ def is_graded(file: str) -> bool:
     return file.lower().endswith(".ipynb") and not file.startswith(".")
 
 
-def reason(student: str, seen: Seen, lesson: Lesson, graded: bool) -> str | None:
+def reason(student: str, contents: Contents, lesson: Lesson, graded: bool) -> str | None:
     """Say why something in a folder is not a submission, and what to do; None if all is well."""
     there = f"submitted/{shown(student)}/{lesson.notebook}"
-    found = seen.notebooks or ([] if seen.in_place else seen.others or seen.perhaps)
-    what = listed(["/".join(path) for path in found])
-    if student in labs() and not seen.lab:
+    paths = contents.notebooks or ([] if contents.in_place else contents.others or contents.perhaps)
+    what = listed(["/".join(path) for path in paths])
+    if student in labs() and not contents.lab:
         return A_LABS.format(lab=labs()[student].name)
-    if student.startswith(".") and (found or seen.lab):
+    if student.startswith(".") and (paths or contents.lab):
         return HIDDEN
-    if found and seen.in_place:
+    if paths and contents.in_place:
         return BESIDE.format(what=what, lab=lesson.name)
-    if seen.notebooks:
-        which = "it" if len(found) == 1 else "the right one"
+    if contents.notebooks:
+        which = "it" if len(paths) == 1 else "the right one"
         return MOVE.format(what=what, which=which, there=there)
-    if found:
+    if paths:
         return PERHAPS.format(what=what, there=there)
-    if not seen.in_place and (not seen.whole or (seen.lab and not graded)):
+    if not contents.in_place and (not contents.whole or (contents.lab and not graded)):
         return NOT_SEEN.format(there=there)
     return None
 
@@ -238,8 +238,8 @@ def is_of(path: Names, lesson: Lesson) -> bool | None:
 
 def named_after(name: str) -> Lesson | None:
     """Find the lesson named in a name, however it is written: "KV-Cache (2)", "2_kvcache"."""
-    found = [each.replace("_", "") for each in lab_names().findall(words(name))]
-    return labs()[max(found, key=len)] if found else None
+    labels = [each.replace("_", "") for each in lab_names().findall(words(name))]
+    return labs()[max(labels, key=len)] if labels else None
 
 
 def is_numbered(name: str, lesson: Lesson) -> bool:

@@ -136,7 +136,7 @@ def collect(archive: Path, submitted: Path, lesson: Lesson | None) -> Collected:
     Students' names are added to students.csv, next to `submitted`. Raises refused.Refused.
     """
     table = Table(submitted.parent / "students.csv")
-    found = Collected()
+    tally = Collected()
     if not archive.is_file():
         raise refused.Refused(f"There is no file {archive}.")
     try:
@@ -146,20 +146,20 @@ def collect(archive: Path, submitted: Path, lesson: Lesson | None) -> Collected:
             f"{archive} can't be collected: {reason}. Download it again, as a zip archive."
         ) from None
     with download:
-        for student, files in sorted(by_student(download, found).items()):
-            collect_student(student, files, download, submitted, lesson, found)
+        for student, files in sorted(by_student(download, tally).items()):
+            collect_student(student, files, download, submitted, lesson, tally)
             table.note(student, files)
     table.write()
-    return found
+    return tally
 
 
-def by_student(download: ZipFile, found: Collected) -> dict[Student, list[HandedIn]]:
+def by_student(download: ZipFile, tally: Collected) -> dict[Student, list[HandedIn]]:
     handed_in, nobodys = attributed(list(entries(download)))
     for entry in nobodys:
         if entry.clutter:
-            found.clutter += 1
+            tally.clutter += 1
         else:
-            found.leave_out(entry.name, entry.problem or NOBODYS)
+            tally.leave_out(entry.name, entry.problem or NOBODYS)
     files = defaultdict(list)
     for each in handed_in:
         files[each.student].append(each)
@@ -172,14 +172,14 @@ def collect_student(
     download: ZipFile,
     submitted: Path,
     only: Lesson | None,
-    found: Collected,
+    tally: Collected,
 ) -> None:
-    notebooks = list(notebooks_of(files, download, only, found))
-    chosen = newest(notebooks, only, found)
+    notebooks = list(notebooks_of(files, download, only, tally))
+    chosen = newest(notebooks, only, tally)
     for notebook in chosen:
-        place(notebook, submitted / student.id / notebook.lesson.name, found)
+        place(notebook, submitted / student.id / notebook.lesson.name, tally)
     if not chosen:
-        found.without.append((student, [each.entry.name for each in files]))
+        tally.without.append((student, [each.entry.name for each in files]))
         if only and not in_the_way(submitted / student.id / only.name, only):
             (submitted / student.id / only.name).mkdir(parents=True, exist_ok=True)
 
@@ -217,28 +217,28 @@ class Notebook:
 
 
 def notebooks_of(
-    files: Sequence[HandedIn], download: ZipFile, only: Lesson | None, found: Collected
+    files: Sequence[HandedIn], download: ZipFile, only: Lesson | None, tally: Collected
 ) -> Iterator[Notebook]:
     """Yield a student's notebooks of a known lab, including those in the student's own zip."""
     allowance = Allowance()
     for handed_in in files:
         name = handed_in.entry.name
         if handed_in.entry.clutter:
-            found.clutter += 1
+            tally.clutter += 1
             continue
         try:
             require_work(handed_in.entry, handed_in.path)
             content = read(download, handed_in.entry, allowance)
             if is_zip(handed_in.file):
-                yield from packed_notebooks(handed_in, content, allowance, only, found)
+                yield from packed_notebooks(handed_in, content, allowance, only, tally)
             else:
                 yield notebook(handed_in, name, handed_in.file, content, only)
         except Refused as reason:
-            found.leave_out(name, reason)
+            tally.leave_out(name, reason)
 
 
 def packed_notebooks(
-    handed_in: HandedIn, packed: bytes, allowance: Allowance, only: Lesson | None, found: Collected
+    handed_in: HandedIn, packed: bytes, allowance: Allowance, only: Lesson | None, tally: Collected
 ) -> Iterator[Notebook]:
     """Yield the notebooks in a student's own zip archive. Raises Refused if it is empty."""
     archive = open_archive(packed)
@@ -248,7 +248,7 @@ def packed_notebooks(
     for entry in packed_files:
         name = f"{handed_in.entry.name} › {entry.name}"
         if entry.clutter:
-            found.clutter += 1
+            tally.clutter += 1
             continue
         try:
             require_work(entry, entry.path)
@@ -257,7 +257,7 @@ def packed_notebooks(
             content = read(archive, entry, allowance)
             yield notebook(handed_in, name, entry.file, content, only, entry.time)
         except Refused as reason:
-            found.leave_out(name, reason)
+            tally.leave_out(name, reason)
 
 
 def require_work(entry: Entry, path: Sequence[str]) -> None:
@@ -278,26 +278,26 @@ def notebook(
     only: Lesson | None,
     packed: datetime | None = None,
 ) -> Notebook:
-    own = by_name(file) or by_cells(content)
-    lesson = own or only
+    named = by_name(file) or by_cells(content)
+    lesson = named or only
     if lesson is None:
         raise Refused(NO_LAB)
-    return Notebook(handed_in, name, content, lesson, own is not None, packed)
+    return Notebook(handed_in, name, content, lesson, named is not None, packed)
 
 
-def newest(notebooks: Sequence[Notebook], only: Lesson | None, found: Collected) -> list[Notebook]:
+def newest(notebooks: Sequence[Notebook], only: Lesson | None, tally: Collected) -> list[Notebook]:
     """Choose one notebook for each lesson."""
     choices = defaultdict(list)
     for each in notebooks:
         if only and each.lesson != only:
-            found.leave_out(each.file, OTHER_LAB.format(only.name))
+            tally.leave_out(each.file, OTHER_LAB.format(only.name))
         else:
             choices[each.lesson.name].append(each)
     chosen = [max(reversed(several), key=lambda each: each.rank) for several in choices.values()]
     for best in chosen:
         for each in choices[best.lesson.name]:
             if each is not best:
-                found.leave_out(each.file, TWICE if each.content == best.content else OUTDONE)
+                tally.leave_out(each.file, TWICE if each.content == best.content else OUTDONE)
     return chosen
 
 
@@ -349,23 +349,23 @@ def labs_of_cells() -> dict[str, str]:
 # ----------------------------------------------------------------------------- writing submitted/
 
 
-def place(notebook: Notebook, folder: Path, found: Collected) -> None:
+def place(notebook: Notebook, folder: Path, tally: Collected) -> None:
     """Put a notebook into its folder, unless the one there is the same or newer."""
     target = folder / f"{notebook.lesson.lab}.ipynb"
     earlier = None
     if in_the_way(folder, notebook.lesson):
-        found.leave_out(notebook.file, IN_THE_WAY)
+        tally.leave_out(notebook.file, IN_THE_WAY)
         return
     if target.exists():
         if notebook.digest in (digest_of(target), last_collected(folder)):
-            found.again += 1
+            tally.again += 1
             return
         if notebook.time <= time_of(target):
-            found.leave_out(notebook.file, NOT_NEWER)
+            tally.leave_out(notebook.file, NOT_NEWER)
             return
         earlier = move_away(target)
     write(notebook, target)
-    found.placed.append(Placed(notebook.handed_in, notebook.lesson.name, notebook.file, earlier))
+    tally.placed.append(Placed(notebook.handed_in, notebook.lesson.name, notebook.file, earlier))
 
 
 def in_the_way(folder: Path, lesson: Lesson) -> bool:

@@ -50,14 +50,14 @@ def from_local(text: str) -> tuple[datetime | None, str]:
     """
     try:
         local = datetime.strptime(text, "%Y-%m-%d-%H-%M-%S")
-        found, later = (local.replace(fold=fold).astimezone(UTC) for fold in (0, 1))
+        time, later = (local.replace(fold=fold).astimezone(UTC) for fold in (0, 1))
     except (ValueError, OverflowError):
         return None, NEVER
-    if found.astimezone().replace(tzinfo=None, fold=0) != local:  # clocks are set forward
+    if time.astimezone().replace(tzinfo=None, fold=0) != local:  # clocks are set forward
         return None, NEVER
-    if found > now() + AHEAD:
+    if time > now() + AHEAD:
         return None, FUTURE
-    return found, TWICE if later != found else ""
+    return time, TWICE if later != time else ""
 
 
 def now() -> datetime:

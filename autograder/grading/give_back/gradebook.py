@@ -70,12 +70,12 @@ def gradebook(course: Course, lesson: Lesson) -> Iterator[Callable[[str], None]]
 
 def stage(course: Course, lesson: Lesson, staged: Path, student: str) -> None:
     """Write an empty notebook for a student, and the time when the real one was handed in."""
-    own = staged / student / lesson.name
-    own.mkdir(parents=True)
-    nbformat.write(new_notebook(), own / f"{lesson.lab}.ipynb")
+    folder = staged / student / lesson.name
+    folder.mkdir(parents=True)
+    nbformat.write(new_notebook(), folder / f"{lesson.lab}.ipynb")
     time = timestamp.handed_in_at(course.submitted, student, lesson)
     if time is not None:
-        (own / timestamp.NAME).write_text(timestamp.written(time))
+        (folder / timestamp.NAME).write_text(timestamp.written(time))
 
 
 def autograde(api: NbGraderAPI, lesson: Lesson, student: str) -> str | None:
@@ -161,6 +161,6 @@ def course_config(course: Course) -> Config:
 
 def reason(answer: dict[str, Any]) -> str:
     """Return the last error in nbgrader's log; what nbgrader raises often only refers to it."""
-    told = (answer.get(name, "") for name in ("log", "error"))
-    errors = (re.findall(r"^ *([\w.]+: .+)", text, re.M) for text in told)
-    return next((found[-1] for found in errors if found), "nbgrader gave no reason.")
+    texts = (answer.get(name, "") for name in ("log", "error"))
+    errors = (re.findall(r"^ *([\w.]+: .+)", text, re.M) for text in texts)
+    return next((lines[-1] for lines in errors if lines), "nbgrader gave no reason.")

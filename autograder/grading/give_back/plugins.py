@@ -1,11 +1,10 @@
-"""The steps of nbgrader's autograde in this course, set by configuration (nbgrader_config.py).
+"""The step of nbgrader's autograde in this course, set by configuration (nbgrader_config.py).
 
 Stock nbgrader reads a submission and runs it with access to the gradebook. Here it does neither:
-
-1. The exporter gives it an empty notebook. RebuildFromRelease replaces that by a notebook rebuilt
-   from the release and the student's own code.
-2. ApplyResults, which replaces Execute, writes the results of grading into the check cells. Stock
-   nbgrader reads the scores from there and keeps the gradebook, as it always does.
+the exporter gives it an empty notebook, and GradeSubmission, which replaces Execute, replaces that
+by a notebook rebuilt from the release and the student's own code, with the results of grading in
+the check cells. Stock nbgrader reads the scores from there and keeps the gradebook, as it always
+does.
 """
 
 import unicodedata
@@ -24,7 +23,7 @@ from autograder.grading.collect.exchange import MOST_SECRET, SECRET
 from autograder.grading.judge.foreign import HIDDEN
 from autograder.grading.judge.rebuild import check_id, rebuild
 from autograder.grading.judge.results import RESULT, Mark, Result, result_id
-from autograder.grading.judge.submission import Submission, read_beside, read_submission
+from autograder.grading.judge.submission import read_beside, read_submission
 from autograder.notebook.card import VerdictCard
 from autograder.text.lesson import Lesson, lessons
 from autograder.text.release import release_of
@@ -32,71 +31,56 @@ from autograder.text.release import release_of
 UNSANDBOXED = "Graded without a sandbox."
 
 
-class SubmittedExporter(NotebookExporter):
-    """Reads no student's file: if the notebook is rebuilt, it starts with an empty one."""
+class EmptyExporter(NotebookExporter):
+    """Reads no file: every notebook starts empty."""
 
     def from_filename(
         self, filename: str, resources: Any = None, **kw: Any
     ) -> tuple[str, dict[str, Any]]:
-        if any(isinstance(step, RebuildFromRelease) for step in self._preprocessors):
-            return self.from_notebook_node(new_notebook(), resources, **kw)
-        return super().from_filename(filename, resources, **kw)
+        return self.from_notebook_node(new_notebook(), resources, **kw)
 
 
-class SubmissionStep(NbGraderPreprocessor):
-    """A step that needs the student's submission."""
+class GradeSubmission(NbGraderPreprocessor):
+    """Replaces the notebook by the rebuilt one, with points and reason in each check cell.
 
-    submitted = Unicode(help="The course's folder of submissions.").tag(config=True)
-
-    def lesson(self, resources: Any) -> Lesson:
-        """Raises ValueError for an assignment that is not a lab of the course."""
-        name = resources["nbgrader"]["assignment"]
-        for lesson in lessons().values():
-            if lesson.name == name:
-                return lesson
-        known = ", ".join(lesson.name for lesson in lessons().values())
-        raise ValueError(f"There is no lab {name!r}. The labs are {known}.")
-
-    def submission(self, resources: Any) -> Submission:
-        student = resources["nbgrader"]["student"]
-        return read_submission(Path(self.submitted), student, self.lesson(resources))
-
-
-class RebuildFromRelease(SubmissionStep):
-    """Replaces the submitted notebook by the rebuilt one.
-
-    Only two other things are taken from the student's folder: the time of the submission, by which
-    nbgrader finds late ones, and the secret with which the exchange returns the feedback.
+    No other cell has an output. The submission is read once, so what nbgrader shows is what was
+    graded. Only two other things are taken from the student's folder: the time of the submission,
+    by which nbgrader finds late ones, and the secret with which the exchange returns the feedback.
     """
 
-    def preprocess(self, nb: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
-        submission = self.submission(resources)
-        resources["outputs"] = self.beside(resources)
-        return rebuild(submission, release_of(submission.lab)).notebook, resources
-
-    def beside(self, resources: Any) -> dict[str, bytes]:
-        """Return the files to write into the notebook's folder, by name."""
-        where = Path(self.submitted), resources["nbgrader"]["student"], self.lesson(resources)
-        files = {}
-        if time := timestamp.handed_in_at(*where):
-            files[timestamp.NAME] = timestamp.written(time).encode()
-        if secret := read_beside(*where, SECRET, MOST_SECRET):
-            files[SECRET] = secret
-        return files
-
-
-class ApplyResults(SubmissionStep):
-    """Writes points and reason into each check cell. No other cell has an output."""
-
+    submitted = Unicode(help="The course's folder of submissions.").tag(config=True)
     result_for = Unicode(
         "autograder.grading.store.result_for",
         help="The function from a Submission and the course's folder to the Result.",
     ).tag(config=True)
 
     def preprocess(self, nb: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
-        course = Path(self.submitted).parent
-        apply(import_item(self.result_for)(self.submission(resources), course), nb)
-        return nb, resources
+        submitted, student = Path(self.submitted), resources["nbgrader"]["student"]
+        lesson = lesson_named(resources["nbgrader"]["assignment"])
+        submission = read_submission(submitted, student, lesson)
+        notebook = rebuild(submission, release_of(lesson.lab)).notebook
+        apply(import_item(self.result_for)(submission, submitted.parent), notebook)
+        resources["outputs"] = beside(submitted, student, lesson)
+        return notebook, resources
+
+
+def lesson_named(name: str) -> Lesson:
+    """Raises ValueError for an assignment that is not a lab of the course."""
+    for lesson in lessons().values():
+        if lesson.name == name:
+            return lesson
+    known = ", ".join(lesson.name for lesson in lessons().values())
+    raise ValueError(f"There is no lab {name!r}. The labs are {known}.")
+
+
+def beside(submitted: Path, student: str, lesson: Lesson) -> dict[str, bytes]:
+    """Return the files to write into the notebook's folder, by name."""
+    files = {}
+    if time := timestamp.handed_in_at(submitted, student, lesson):
+        files[timestamp.NAME] = timestamp.written(time).encode()
+    if secret := read_beside(submitted, student, lesson, SECRET, MOST_SECRET):
+        files[SECRET] = secret
+    return files
 
 
 def apply(result: Result, notebook: NotebookNode) -> None:

@@ -131,15 +131,15 @@ class Jail:
     @property
     def resources(self) -> dict[str, int]:
         """Return the limits of one process, by the names of `resource`."""
-        found = {
+        limits = {
             "RLIMIT_FSIZE": 64 << 20,
             "RLIMIT_NOFILE": 128,
             "RLIMIT_CORE": 0,
             "RLIMIT_CPU": int(3 * self.seconds) + 5,
         }
         if sys.platform == "linux":  # elsewhere they count more, or aren't enforced
-            found |= {"RLIMIT_AS": self.memory, "RLIMIT_NPROC": self.processes}
-        return found
+            limits |= {"RLIMIT_AS": self.memory, "RLIMIT_NPROC": self.processes}
+        return limits
 
     @cached_property
     def limits(self) -> tuple[str, ...]:
@@ -477,10 +477,10 @@ class Sandbox:
 
     def expect(self, message: bytes) -> None:
         try:
-            found = self.control.recv(64)
+            answer = self.control.recv(64)
         except OSError:
-            found = b""
-        if found != message:
+            answer = b""
+        if answer != message:
             self.log.seek(0)
             said = self.log.read(4000).decode(errors="replace").strip().splitlines()
             self.close()
@@ -508,9 +508,9 @@ def cgroups() -> list[tuple[Path, str]]:
     """Return the folders in which a cgroup can be made, each with the file for its limit."""
     top = Path("/sys/fs/cgroup")
     kinds = [("memory", "memory.limit_in_bytes"), ("pids", "pids.max")]
-    found = [(top / name, limit) for name, limit in kinds if os.access(top / name, os.W_OK)]
-    if found and all((folder / "cgroup.procs").exists() for folder, _ in found):
-        return found
+    folders = [(top / name, limit) for name, limit in kinds if os.access(top / name, os.W_OK)]
+    if folders and all((folder / "cgroup.procs").exists() for folder, _ in folders):
+        return folders
     enabled = top / "cgroup.subtree_control"  # of version 2
     if enabled.exists() and os.access(top, os.W_OK):
         controllers = enabled.read_text().split()

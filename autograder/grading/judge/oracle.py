@@ -439,12 +439,12 @@ def needed(exercise: Exercise) -> dict[str, Any]:
 
     They run out here, on whatever a stranger hands them.
     """
-    module, found, left = lab_module(exercise.lab), set[str](), {exercise.attempt_name}
+    module, names, left = lab_module(exercise.lab), set[str](), {exercise.attempt_name}
     while left:
-        found |= left
+        names |= left
         used = (global_names(module.text(module.objects[n])) for n in left if n in module.objects)
-        left = {name for names in used for name in names} - found
-    return {name: function for name, function in lent(exercise).items() if name in found}
+        left = {name for each in used for name in each} - names
+    return {name: function for name, function in lent(exercise).items() if name in names}
 
 
 TOO_BUSY = (
@@ -469,13 +469,13 @@ def outcome_of(near: Near, exercise: Exercise, case: Case, expected: Outcome) ->
     kind, content = near.receive()
     if kind == "failed":
         return Outcome(failure=failed(content))
-    seen, after, shown = answered(kind, content)
+    records, after, shown = answered(kind, content)
     if after.keys() != data.keys():
         raise WireError("an answer has all parts of the case")
     counts = {name: service.counts() for name, service in services.items()}
     touched = [n for n, s in services.items() if not same_embeddings(s, shown.get(n))]
     changed = f"a weight of `{touched[0]}`" if touched else changed_part(after, data)
-    return Outcome(seen, counts, changed=changed)
+    return Outcome(records, counts, changed=changed)
 
 
 def offered(near: Near, service: Service) -> dict[str, Any]:

@@ -32,12 +32,12 @@ def kept_secret(path: Path) -> bytes:
     if path.is_symlink() or stat.S_IMODE(path.stat().st_mode) & 0o077:
         raise Refused(f"Other users can read {path}. Make it private: chmod 600 {path}")
     try:
-        found = bytes.fromhex(path.read_text().strip())
+        secret = bytes.fromhex(path.read_text().strip())
     except ValueError:
-        found = b""
-    if len(found) < BYTES:
+        secret = b""
+    if len(secret) < BYTES:
         raise Refused(f"{path} contains no secret. Move it away, and a new one will be made.")
-    return found
+    return secret
 
 
 def secret_id(secret: bytes) -> str:

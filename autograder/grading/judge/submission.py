@@ -43,8 +43,8 @@ class Submission:
     @property
     def sha256(self) -> str:
         """The hash of the content, or of the problem if there is no content."""
-        told = (self.problem or "").encode() if self.content is None else self.content
-        return hashlib.sha256(told).hexdigest()
+        content = (self.problem or "").encode() if self.content is None else self.content
+        return hashlib.sha256(content).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,8 @@ def lab_folder(submitted: Path, student: str, lesson: Lesson) -> Iterator[int]:
         raise Unreadable(f"There is no folder {shown(student)} in submitted/.")
     with (
         open_folder(submitted) as course,
-        open_folder(student, course) as own,
-        open_folder(lesson.name, own) as folder,
+        open_folder(student, course) as labs,
+        open_folder(lesson.name, labs) as folder,
     ):
         yield folder
 
@@ -271,12 +271,12 @@ def pictures_of(attachments: Any) -> dict[str, dict[str, str]]:
     """Return the attachments that are pictures."""
     if not isinstance(attachments, dict):
         return {}
-    found = {
+    pictures = {
         whole(name): {type: data for type, data in kinds.items() if is_picture(type, data)}
         for name, kinds in attachments.items()
         if isinstance(kinds, dict)
     }
-    return {name: kinds for name, kinds in found.items() if kinds}
+    return {name: kinds for name, kinds in pictures.items() if kinds}
 
 
 def is_picture(type: str, data: Any) -> bool:
