@@ -1,6 +1,7 @@
 """Settings that every test shares."""
 
 import os
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,6 +38,9 @@ TURNS = pytest.StashKey[list[str]]()  # what was left out, in lines
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # the processes of pytest-xdist are told
         turns.settle()
+        shared = tempfile.TemporaryDirectory()
+        os.environ["SHARED_FOLDER"] = shared.name
+        config.add_cleanup(shared.cleanup)
     if config.getoption("--hypothesis-profile") != "soak":
         config.option.hypothesis_seed = config.option.hypothesis_seed or turns.seed()
 
