@@ -46,6 +46,7 @@ from solutions.moe import split
 from solutions.paged_attention import Family, branches, generate_paged
 from solutions.parallel_decoding import Lookahead, ModelTree, generate_jacobi, generate_tree
 from solutions.prefix_caching import PrefixManager
+from solutions.quality.streamed import streamed_bits
 from solutions.quantization import QuantizedLinear, quantized
 from solutions.quantized_model import norms_before
 from solutions.ranks.tensor_parallel import TensorParallelLMHead
@@ -215,6 +216,11 @@ def test_the_engine_serves_any_load_in_any_way(way: str) -> None:
     hold_often(0.05, is_served, llama_loads(way))
 
 
+def test_codes_leave_an_untied_head_as_it_is() -> None:
+    model, hidden = llama_of("untied", CONFIGS[1], 0), normals(0)((3, 32))
+    assert torch.equal(in_codes(model).lm_head(hidden), model.output(hidden))
+
+
 # -------------------------------------------------------------------------- the loops of other labs
 
 Ids = list[int]
@@ -310,6 +316,12 @@ def test_a_window_hides_the_same_keys_as_a_mask(variant: str) -> None:
     for start in range(0, 20, 3):
         new = ids[:, start : start + 3], ids[:, start : start + 3]
         torch.testing.assert_close(model(*new, window), model(*new, masked), rtol=0, atol=1e-9)
+
+
+def test_bits_of_a_streamed_text_do_not_depend_on_the_chunks() -> None:
+    model, ids = llama_of("untied", CONFIGS[2], 0), torch.arange(20, 40)
+    one, five = (streamed_bits(model, lambda: WindowCache(3, 4), [ids], 9, n) for n in (1, 5))
+    torch.testing.assert_close(one, five)
 
 
 # --------------------------------------------------------------------------------- what needs GPT-2

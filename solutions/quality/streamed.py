@@ -39,7 +39,7 @@ def streamed_bits(
             f"Of passages of {length + 1} tokens 1 to {length} can be scored, in chunks of 1 or "
             f"more; scored is {scored} and chunk is {chunk}."
         )
-    device = model.transformer.wpe.weight.device
+    device = model.transformer.ln_f.weight.device
     predicted = []
     for start in range(0, length, chunk):
         positions = torch.arange(start, min(start + chunk, length), device=device)

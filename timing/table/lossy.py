@@ -97,7 +97,7 @@ def bits_of(
     model: CachedLMHead, folder: Path, new_cache: Callable[[], Any] | None = None
 ) -> Float[Tensor, " passages"]:
     length = min(LENGTH, model.config.n_positions)
-    device = model.transformer.wpe.weight.device
+    device = model.transformer.ln_f.weight.device
     new_cache = new_cache or functools.partial(KVCache, model.config, 1, length, device)
     texts = passages(model=str(folder), length=length)[:PASSAGES]
     found = [
