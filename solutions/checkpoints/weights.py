@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from gpt import WEIGHT_FILES, first_existing, read_weights
@@ -154,10 +155,12 @@ def read_gguf(file: GGUF) -> tuple[LlamaConfig, Weights]:
 
 def tensor_of(file: GGUF, name: str) -> Tensor:
     """Return a tensor of the file in float32."""
-    kind, blocks = file.kind(name).name, file.blocks(name)
+    return numbers_of(file.blocks(name), file.kind(name).name).reshape(file.tensors[name].shape)
+
+
+def numbers_of(blocks: UInt8[Tensor, "blocks bytes"], kind: str) -> Float[Tensor, "blocks numbers"]:
     plain = {"F32": torch.float32, "F16": torch.float16}
-    numbers = blocks.view(plain[kind]).float() if kind in plain else dequantize(blocks, kind)
-    return numbers.reshape(file.tensors[name].shape)
+    return blocks.view(plain[kind]).float() if kind in plain else dequantize(blocks, kind)
 
 
 def of_gguf(file: GGUF) -> LlamaConfig:
