@@ -53,6 +53,15 @@ def is_gpt2(path: Path) -> bool:
     return not isinstance(config, dict) or config.get("model_type", "gpt2") == "gpt2"
 
 
+def read_config(path: Path) -> Any:
+    """Return the `config` that the model will have. Raises ValueError as `load_model` does."""
+    if is_gpt2(path):
+        return gpt.read_config(path)
+    from solutions.checkpoints.weights import read_shape
+
+    return read_shape(path)
+
+
 def load_model(path: Path, codes: bool = False) -> Any:
     """Load a model in float32, or on the 4-bit codes of its GGUF file.
 

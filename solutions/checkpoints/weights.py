@@ -38,6 +38,12 @@ def read_checkpoint(path: Path) -> tuple[LlamaConfig, Weights]:
     return config, weights
 
 
+def read_shape(path: Path) -> LlamaConfig:
+    """Return the shape alone. Raises ValueError for another architecture."""
+    file = gguf_in(path)
+    return hub_config(path) if file is None else of_gguf(GGUF(file))
+
+
 def require_fitting(path: Path, config: LlamaConfig, weights: Weights) -> None:
     sizes = asdict(config).items()
     if any(not isinstance(n, int) or n < 1 for name, n in sizes if name in SIZES):
@@ -64,7 +70,7 @@ def refused(path: Path, what: str, taken: str) -> ValueError:
 # ------------------------------------------------------------------------------ a folder of the hub
 
 
-def read_hub(folder: Path) -> tuple[LlamaConfig, Weights]:
+def hub_config(folder: Path) -> LlamaConfig:
     file = first_existing(folder, ("config.json",), "configuration")
     generation = folder / "generation_config.json"
     try:
@@ -72,11 +78,15 @@ def read_hub(folder: Path) -> tuple[LlamaConfig, Weights]:
         if generation.exists():  # which has all ids that end a chat's answer
             ends = json.loads(generation.read_text(encoding="utf-8")).get("eos_token_id")
             found["eos_token_id"] = found.get("eos_token_id") if ends is None else ends
-        config = of_hub(file, found)
+        return of_hub(file, found)
     except (KeyError, TypeError, AttributeError, ArithmeticError, json.JSONDecodeError) as error:
         raise ValueError(
             f"{file} isn't the description of a model ({error!r}). Download it again."
         ) from error
+
+
+def read_hub(folder: Path) -> tuple[LlamaConfig, Weights]:
+    config = hub_config(folder)
     pairs = (pair for shard in shards(folder) for pair in read_weights(shard).items())
     return config, joined({our_name(n): w.float() for n, w in pairs if "rotary_emb" not in n})
 

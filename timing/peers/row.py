@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from gpt import read_config
+from solutions.families import read_config
 from timing.peers.catalogue import FLOAT32, PEERS
 from timing.peers.worker import PeerFailed, Workers
 from timing.table import ROUNDED, Bench, Lossy, OtherEngine, Rows, Run
