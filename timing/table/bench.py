@@ -17,6 +17,7 @@ from solutions import families
 from solutions.engine.chosen_model import ChosenLMHead
 from solutions.engine.products import PRODUCTS, Products
 from solutions.kv_cache import CachedLMHead
+from timing.table.lossy import ungrouped
 from timing.table.runs import NotTimed, Prepared
 
 SLOTS = 16
@@ -63,16 +64,8 @@ class Bench:
         return load_family(self.folder, self.device)
 
     def quick(self) -> Any:
-        """Load a model that multiplies by `products`, for any cache of the labs.
-
-        These have as many heads of keys and values as the model has query heads.
-        """
-        model = self.for_engine()
-        if getattr(model.config, "group", 1) == 1:
-            return model
-        from solutions.llama import Expanded
-
-        return Expanded(model)
+        """Load a model that multiplies by `products`, for any cache of the labs."""
+        return ungrouped(self.for_engine())
 
     def for_engine(self) -> Any:
         """Load the same for lab 7's engine, which shares a KV head among query heads (lab 20)."""

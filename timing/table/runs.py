@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Protocol, Self
+from typing import Any, NoReturn, Protocol, Self
 
 import torch
 from jaxtyping import Float, Int
@@ -121,6 +121,9 @@ class Absent:
     def run(self, workload: Workload) -> Run:
         raise NotTimed(self.why)
 
+    def replayed(self, workload: Workload, number: int) -> NoReturn:
+        raise NotTimed(self.why)
+
 
 # ---------------------------------------------------------------------------------- watching
 
@@ -146,8 +149,11 @@ class Watch:
         self.tokens_computed = self.held = self.reserved = 0
 
     def __enter__(self) -> Self:
+        model: Any = self.model
+        theirs = getattr(model, "get_input_embeddings", None)  # of a model of transformers
+        embedding = theirs() if theirs else model.transformer.wte
         self.hooks = [
-            self.model.get_submodule("transformer.wte").register_forward_pre_hook(self.count),
+            embedding.register_forward_pre_hook(self.count),
             self.model.register_forward_hook(self.note, with_kwargs=True),
         ]
         synchronize(self.device)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,9 @@ class Workload:
     kind: one of KINDS. about: its line under the table. temperature: 0 is greedy. No EOS ends a
     request early, so all techniques do the same work.
 
+    reference: the baseline of speed-ups, whose tokens all others must produce if greedy. For many
+    requests it is lab 2's loop, one request at a time, because the naive loop would take minutes.
+
     turns: 1 if all requests arrive at the start. With more turns the requests are chats: the first
     turns of all chats come first, then all second turns, and so on. A later turn continues the
     whole text of the previous one, answer included, and arrives when that one has finished.
@@ -51,6 +55,7 @@ class Workload:
     new_tokens: list[int]
     temperature: float = 0
     turns: int = 1
+    reference: str = "cached"
 
     @property
     def at_start(self) -> int:
@@ -61,15 +66,6 @@ class Workload:
         """Return a request's whole prompt. outputs: prompt and answer of the requests before it."""
         before = outputs[number - self.at_start] if number >= self.at_start else []
         return before + self.prompts[number]
-
-    @property
-    def reference(self) -> str:
-        """The baseline of speed-ups, whose tokens all others must produce if greedy.
-
-        For many requests it is lab 2's loop, one request at a time, because the naive loop would
-        take minutes.
-        """
-        return {LENGTHS: "naive", SAMPLED: "sampled"}.get(self.kind, "cached")
 
     @property
     def longest(self) -> int:
@@ -105,7 +101,8 @@ def one_prompt(folder: Path, config: Any, lengths: Sequence[int]) -> list[Worklo
             f"tokens has room for {room} after the prompt of {len(prompt)} tokens."
         )
     about = f"one request, a prompt of {len(prompt)} tokens"
-    return [Workload(LENGTHS, f"{n} new tokens", about, [prompt], [n]) for n in lengths]
+    of = partial(Workload, LENGTHS, about=about, prompts=[prompt], reference="naive")
+    return [of(name=f"{n} new tokens", new_tokens=[n]) for n in lengths]
 
 
 def sampled(folder: Path, config: Any) -> Workload:
@@ -115,8 +112,8 @@ def sampled(folder: Path, config: Any) -> Workload:
         f"temperature {SAMPLED_TEMPERATURE}"
     )
     prompts, limits = encoded(OPENINGS, folder), [SAMPLED_NEW] * len(OPENINGS)
-    workload = Workload(SAMPLED, SAMPLED, about, prompts, limits, SAMPLED_TEMPERATURE)
-    return fitting(workload, config)
+    drawn = {"temperature": SAMPLED_TEMPERATURE, "reference": SAMPLED}
+    return fitting(Workload(SAMPLED, SAMPLED, about, prompts, limits, **drawn), config)
 
 
 def encoded(texts: Sequence[str], folder: Path) -> list[list[int]]:
