@@ -39,6 +39,7 @@ from tqdm import tqdm
 from gpt import GPTLMHead
 from solutions.engine.products import PRODUCTS, WAYS, Products, in_words, weights_of
 from solutions.families import find_checkpoint, load_tokenizer
+from solutions.gguf.file import gguf_in
 from timing import techniques
 from timing.command_line import (
     Parser,
@@ -370,6 +371,8 @@ def time_all(parser: Parser, args: argparse.Namespace, workers: Workers) -> None
     peers = peer_techniques([name for name in args.peers if name not in absent], workers)
     try:
         folder = find_checkpoint(args.model)
+        if args.names == STORY and gguf_in(folder) is not None:
+            args.names.insert(args.names.index("hf"), "codes")
         bench = Bench(folder, args.device, products=args.products)
         naive_model = bench.load(GPTLMHead)
         plan = new_plan(folder, args, peers, weight_bytes(naive_model))

@@ -32,7 +32,7 @@ def beside(bench: Bench) -> tuple[Bench, Lossy]:
     other = replace(bench, folder=folder)
     llama, gpt2 = other.load(), bench.load()
     held = [2 * m.config.n_layer * m.config.n_head * m.config.head_dim * 4 for m in (llama, gpt2)]
-    wins = f"{held[0]:,} bytes of keys and values for a token instead of {held[1]:,}"
+    wins = f"{held[0]:,} KV bytes a token, not {held[1]:,}"
     lost = loss_of(llama, gpt2, bench.folder)
     return other, Lossy("another model", llama, HAIR, wins, lost)
 

@@ -14,7 +14,6 @@ from tests.common.llamas import write_llama
 from tests.common.timed import shorten
 from timed_generate import TECHNIQUES
 from timing.peers.gguf_file import write_gguf
-from timing.table.workloads import KINDS
 
 GPT2_ONLY = {"cached-concat", "speculative", "tree", "experts", "experts-half", "tensor-parallel"}
 
@@ -42,6 +41,7 @@ def all_rows(model: Path) -> dict[str, Any]:
     return json.loads(out.getvalue().splitlines()[-1])
 
 
+@pytest.mark.slow  # test_row.py of lab 20 shows a few rows
 def test_each_row_is_verified_and_timed_or_left_out_with_a_sentence(whole) -> None:
     is_gguf, result = whole
     without = {*GPT2_ONLY, "medusa", "llama"}
@@ -51,3 +51,17 @@ def test_each_row_is_verified_and_timed_or_left_out_with_a_sentence(whole) -> No
     assert timed == (TECHNIQUES.keys() | lab20.ROWS.keys()) - without - {"mine"}
     for name in GPT2_ONLY:
         assert "GPT-2" in result["not_timed"][name]
+
+
+def test_the_naive_loop_is_left_out_where_it_would_take_minutes(table, monkeypatch) -> None:
+    monkeypatch.setattr(timed_generate, "SHORT", 8)
+    monkeypatch.setattr(timed_generate, "DEFAULT", ["naive", "cached"])
+    for large, left in ((2**30, {7: "naive", 9: "naive"}), (1, {7: "naive", 9: "cached"})):
+        monkeypatch.setattr(timed_generate, "LARGE", large)
+        _, result = table("--tokens", "7,9")
+        references = {row["new_tokens"]: row["speedup_over"] for row in result["rows"]}
+        assert references == left
+        assert all(row["speedup"] for row in result["rows"])
+        assert ("minutes" in result["not_timed"].get("naive", "")) == (left[9] == "cached")
+    _, result = table("--tokens", "9", "--techniques", "naive")
+    assert [row["technique"] for row in result["rows"]] == ["naive"]

@@ -74,7 +74,7 @@ class Bench:
     def require_gpt2(self, why: str) -> None:
         """Raise NotTimed, with the reason, for a model of another family."""
         if not families.is_gpt2(self.folder):
-            raise NotTimed(f"{why}, and {self.folder.name} isn't one.")
+            raise NotTimed(f"{why}, and {self.folder.name} is of another family.")
 
 
 Prepare = Callable[[Bench], Prepared]
