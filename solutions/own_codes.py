@@ -6,6 +6,7 @@ both rounded to bfloat16. Embedding and head are rounded to 8 bits, as in lab 10
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float, UInt8
@@ -69,6 +70,8 @@ def load_own_codes(path: Path) -> QuantizedLMHead:
     Raises ValueError, with what to do, if there is none, or if the kernel can't take one.
     """
     file = GGUF(path)
+    if not any(file.kind(name).name in BLOCKS for name in file.tensors if name[:4] == "blk."):
+        raise ValueError(f"{path} has no codes of 4 bits. Load it as floats, or take a Q4_1 file.")
     config, names = of_gguf(file), [name for name in file.tensors if name != "rope_freqs.weight"]
     shapes = {name: torch.empty(file.tensors[name].shape, device="meta") for name in names}
     require_fitting(path, config, in_our_order(shapes, file, config))
@@ -79,10 +82,8 @@ def load_own_codes(path: Path) -> QuantizedLMHead:
         modules, norms = layer_of(file, config, number)
         layers.update(modules)
         others.update(norms)
-    if not any(isinstance(layer, OwnCodes) for layer in layers.values()):
-        raise ValueError(f"{path} has no codes of 4 bits. Load it as floats, or take a Q4_1 file.")
     with torch.device("meta"):  # none are drawn in vain
-        model = LlamaLMHead(config)
+        model: Any = LlamaLMHead(config)
     model.load_state_dict(others, strict=False, assign=True)
     places = {linear: place for place, linear in matrices(model).items()}
     made = QuantizedLMHead(model, lambda linear: layers[places[linear]], embedding)
@@ -91,15 +92,13 @@ def load_own_codes(path: Path) -> QuantizedLMHead:
 
 def in_8_bits(file: GGUF, name: str) -> Int8Embedding:
     """Round as lab 10's `quantized` does, with the floats of a few rows at a time."""
-    kind, rows = (
-        file.kind(name).name,
-        file.blocks(name).unflatten(0, (file.tensors[name].shape[0], -1)),
-    )
-    floats = (
-        numbers_of(part.flatten(0, 1), kind).view(len(part), -1) for part in rows.split(SLICE)
-    )
-    codes, scale = zip(*(absmax(part, bits=8, dim=1) for part in floats), strict=True)
-    return Int8Embedding(torch.cat(codes), torch.cat(scale))
+    kind, vocab_size = file.kind(name).name, file.tensors[name].shape[0]
+    parts = []
+    for blocks in file.blocks(name).unflatten(0, (vocab_size, -1)).split(SLICE):
+        rows = numbers_of(blocks.flatten(0, 1), kind).view(len(blocks), -1)
+        parts.append(absmax(rows, bits=8, dim=1))
+    codes, scale = (torch.cat(part) for part in zip(*parts, strict=True))
+    return Int8Embedding(codes, scale)
 
 
 def layer_of(

@@ -12,7 +12,7 @@ from solutions.engine.limits import Limits
 from solutions.families import load_model
 from solutions.own_codes import OwnCodes
 from solutions.quantized_model import bytes_of, matrices
-from tests.common.llamas import SMALL, write_llama
+from tests.common.llamas import write_llama
 from timing.peers.gguf_file import write_gguf
 from timing.table.verify import COARSE_HAIR
 
@@ -67,8 +67,9 @@ def test_a_number_takes_five_bits_and_one_of_the_embedding_eight(tmp_path) -> No
     coded = load_model(file, codes=True)
     linears = list(matrices(load_model(file)).values())
     expected = sum(weight.weight.numel() * 5 // 8 + weight.bias.nbytes for weight in linears)
-    expected += SMALL["vocab_size"] * (SMALL["hidden_size"] + 4 + 2)  # with the scale, twice
-    expected += (2 * SMALL["num_hidden_layers"] + 1) * SMALL["hidden_size"] * 4  # norms
+    shape = coded.config
+    expected += shape.vocab_size * (shape.n_embd + 4 + 2)  # with the scale, twice
+    expected += (2 * shape.n_layer + 1) * shape.n_embd * 4  # norms
     assert bytes_of(coded) == expected
 
 

@@ -112,8 +112,8 @@ def sampled(folder: Path, config: Any) -> Workload:
         f"temperature {SAMPLED_TEMPERATURE}"
     )
     prompts, limits = encoded(OPENINGS, folder), [SAMPLED_NEW] * len(OPENINGS)
-    drawn = {"temperature": SAMPLED_TEMPERATURE, "reference": SAMPLED}
-    return fitting(Workload(SAMPLED, SAMPLED, about, prompts, limits, **drawn), config)
+    given = SAMPLED, SAMPLED, about, prompts, limits, SAMPLED_TEMPERATURE
+    return fitting(Workload(*given, reference=SAMPLED), config)
 
 
 def encoded(texts: Sequence[str], folder: Path) -> list[list[int]]:
