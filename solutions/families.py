@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 
 import gpt
 from solutions.checkpoints.templates import ChatTemplate, template_in
-from solutions.checkpoints.tokenizers import tokenizer_of
+from solutions.checkpoints.bpe import tokenizer_of
 from solutions.gguf.file import GGUF, gguf_in
 from solutions.kv_cache import CachedLMHead
 
