@@ -22,8 +22,8 @@ from platformdirs import user_cache_path
 from tokenizers import Tokenizer
 
 import gpt
-from solutions.checkpoints.templates import ChatTemplate, template_in
 from solutions.checkpoints.bpe import tokenizer_of
+from solutions.checkpoints.templates import ChatTemplate, template_in
 from solutions.gguf.file import GGUF, gguf_in
 from solutions.kv_cache import CachedLMHead
 
