@@ -6,7 +6,6 @@ The engine's every step is verified as lab 7's tests do it, on random Llamas of 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ from gpt import GPTConfig
 from solutions import generate as lab_1
 from solutions import kv_cache as lab_2
 from solutions.batching import generate_continuous, generate_static
-from solutions.constrained import PaddedRows, generate_constrained
+from solutions.constrained import Automaton, PaddedRows, generate_constrained
 from solutions.decoding import GREEDY, CachedRows, parallel_samples, stream
 from solutions.disaggregation import StallFree, prefill_in_chunks
 from solutions.engine.engine import Parts
@@ -95,7 +94,7 @@ SCALES = {"c_attn": 3.0, "attn.c_proj": 8.0, "mlp.c_proj": 4.0}  # as the random
 
 @cache
 @torch.inference_mode(False)  # a drafter may be the first to ask, in the middle of a step
-def llama_of(variant: str, config: GPTConfig, seed: int) -> LlamaLMHead:
+def llama_of(variant: str, config: GPTConfig, seed: int) -> Any:
     """Return a Llama as long, as deep and with as many tokens as a GPT-2, in float64."""
     shape = LlamaConfig(
         vocab_size=config.vocab_size,
@@ -140,7 +139,8 @@ def naive(model: Any, prompt: list[int], limit: int, eos: int | None = None) -> 
 
 
 def another_llama(config: GPTConfig, seed: int) -> ModelDrafter:
-    return ModelDrafter(Expanded(llama_of("tied", config, seed + 1)), config.n_positions)
+    model: Any = Expanded(llama_of("tied", config, seed + 1))
+    return ModelDrafter(model, config.n_positions)
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class LlamaLoad(Load):
         return naive(model, visit.prompt, visit.limit, visit.eos)
 
 
-def in_codes(model: LlamaLMHead) -> Any:
+def in_codes(model: Any) -> Any:
     """In float64; of a tied model, the head alone is a kernel's."""
     return quantized(model, QuantizedLinear.from_linear)
 
@@ -260,7 +260,7 @@ def test_a_loop_for_one_text_serves_an_expanded_llama(name: str, variant: str) -
 def in_any_words(model: Any) -> list[Ids]:
     """Continue prompts under a format of one state that allows all tokens and never ends."""
     index = [dict.fromkeys(range(model.config.vocab_size), 0)]
-    rows, automaton = PaddedRows(model, PROMPTS, NEW), SimpleNamespace(accepting={0})
+    rows, automaton = PaddedRows(model, PROMPTS, NEW), Automaton([{}], frozenset({0}))
     new = generate_constrained(rows, automaton, index, NEW, eos=-1)
     return [[*prompt, *ids] for prompt, ids in zip(PROMPTS, new, strict=True)]
 
@@ -315,6 +315,7 @@ def test_a_window_hides_the_same_keys_as_a_mask(variant: str) -> None:
 # --------------------------------------------------------------------------------- what needs GPT-2
 
 GPT2_ONLY = "gpt.py implements GPT-2 only"
+ALONE: Any = None, None  # no group of ranks
 # What is made of a GPT-2's own parts: the reason, the error's words, and what to try on a model and
 # on its folder.
 NEEDS_GPT2: dict[str, tuple[str, str, Callable[..., Any]]] = {
@@ -351,7 +352,7 @@ NEEDS_GPT2: dict[str, tuple[str, str, Callable[..., Any]]] = {
     "lab 18's ranks": (
         "a part is cut by GPT-2's names, and its norms have biases",
         GPT2_ONLY,
-        lambda _, folder: TensorParallelLMHead.from_pretrained(folder, None, None),
+        lambda _, folder: TensorParallelLMHead.from_pretrained(folder, *ALONE),
     ),
 }
 
