@@ -78,7 +78,7 @@ def rms_norm(
     are multiplied by the gain. Returns the dtype of `hidden`, which isn't changed.
     """
     ### BEGIN SOLUTION
-    wide = hidden.float() if hidden.dtype.itemsize < 4 else hidden
+    wide = hidden.float() if hidden.dtype.itemsize == 2 else hidden
     wide = wide * (wide.square().mean(dim=-1, keepdim=True) + eps).rsqrt()
     return wide.to(hidden.dtype) * gain
     ### END SOLUTION
@@ -408,7 +408,8 @@ def chat_ids(messages: Sequence[Message], tokenizer: Any, control: Mapping[str, 
     break; at the end, `<|im_start|>`, "assistant" and a line break ask for the answer. A chat that
     doesn't begin with the role "system" gets a system message before it, with SYSTEM as content.
     `control` has the ids of the two control tokens. All else is text: `tokenizer.encode(text)`
-    returns its ids, where the names of control tokens are letters as any other.
+    returns its ids, where the names of control tokens are letters as any other. Text between two
+    control tokens is encoded in one piece. `messages` isn't changed.
     """
     ### BEGIN SOLUTION
     if messages[0]["role"] != "system":
