@@ -246,9 +246,6 @@ def block_cases(generator: torch.Generator) -> list[Case]:
     ]
 
 
-IN_A_LAYER = "attn_norm attn_q attn_k attn_v attn_output ffn_norm ffn_gate ffn_up ffn_down"
-
-
 def gguf_cases(generator: torch.Generator) -> list[Case]:
     def case(
         label: str,
@@ -258,36 +255,28 @@ def gguf_cases(generator: torch.Generator) -> list[Case]:
         layers: int = 1,
         head_dim: int = 6,
         biases: bool = False,
-        more: tuple[str, ...] = (),
+        untied: bool = False,
     ) -> Case:
-        """more: the names of further vectors and matrices."""
+        width, inner = 5, 7
         rows = {"attn_q": heads * head_dim, "attn_k": kv_heads * head_dim}
-        rows |= {"attn_v": kv_heads * head_dim, "ffn_gate": 7, "ffn_up": 7}
-        tensors = {}
-
-        def add(name: str, *shape: int) -> None:
-            tensors[name] = normal(generator, *shape).float()
-
-        add("token_embd.weight", 11, 5)
+        rows |= {"attn_v": kv_heads * head_dim}
+        matrices = {name: (count, width) for name, count in rows.items()}
+        matrices |= {"attn_output": (width, heads * head_dim), "ffn_down": (width, inner)}
+        matrices |= {"ffn_gate": (inner, width), "ffn_up": (inner, width)}
+        vectors = {f"{name}.bias": count for name, count in rows.items() if biases}
+        vectors |= {"attn_norm.weight": width, "ffn_norm.weight": width}
+        if kind == "qwen3":
+            vectors |= {"attn_q_norm.weight": head_dim, "attn_k_norm.weight": head_dim}
+        shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (11, width)}
         for layer in range(layers):
-            for name in IN_A_LAYER.split():
-                if name.endswith("norm"):
-                    shape: tuple[int, ...] = (5,)
-                elif name in ("attn_output", "ffn_down"):
-                    shape = 5, heads * head_dim if name == "attn_output" else 7
-                else:
-                    shape = rows[name], 5
-                add(f"blk.{layer}.{name}.weight", *shape)
-            if biases:
-                for name in ("attn_q", "attn_k", "attn_v"):
-                    add(f"blk.{layer}.{name}.bias", rows[name])
-            if kind == "qwen3":
-                for name in ("attn_q_norm", "attn_k_norm"):
-                    add(f"blk.{layer}.{name}.weight", head_dim)
-        add("output_norm.weight", 5)
-        for name in more:
-            add(name, 11, 5)
-        return Case(label, {"tensors": tensors, "heads": heads, "kv_heads": kv_heads, "kind": kind})
+            shapes |= {f"blk.{layer}.{name}": (size,) for name, size in vectors.items()}
+            shapes |= {f"blk.{layer}.{name}.weight": shape for name, shape in matrices.items()}
+        shapes["output_norm.weight"] = (width,)
+        if untied:
+            shapes["output.weight"] = (11, width)
+        given = {name: normal(generator, *shape).float() for name, shape in shapes.items()}
+        about = {"heads": heads, "kv_heads": kv_heads, "kind": kind}
+        return Case(label, {"tensors": given, **about})
 
     return [
         case("a llama, four heads on two", 4, 2),
@@ -297,7 +286,7 @@ def gguf_cases(generator: torch.Generator) -> list[Case]:
         case("heads of ten numbers", 4, 2, head_dim=10),
         case("two layers", 4, 2, layers=2),
         case("with biases", 4, 2, biases=True),
-        case("with a head of its own", 4, 2, more=("output.weight",)),
+        case("with a head of its own", 4, 2, untied=True),
         case("a qwen2 with biases", 4, 2, "qwen2", biases=True),
         case("a qwen3 with a norm of each head", 6, 2, "qwen3"),
         case("eleven layers", 2, 1, layers=11),
