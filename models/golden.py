@@ -1,10 +1,9 @@
-"""Write golden numbers beside a GGUF: what transformers computes after a few prompts.
+"""Write golden numbers next to a GGUF: what transformers computes after a few prompts.
 
     python models/golden.py fable-llama
 
-Lab 20 compares its own model with them. The weights are read by transformers and by the gguf
-package, so nothing that is tested there has a part in them; only the ids come from the model's own
-tokenizer here.
+Lab 20 compares its own model with them. transformers and the gguf package read the weights, so none
+of the lab's functions takes part. Only the ids come from the tokenizer that the lab uses, too.
 """
 
 import json

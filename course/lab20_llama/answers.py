@@ -55,13 +55,6 @@ def widened(heads, positions, radians):
     return rotate(heads.float() if is_short else heads, positions, radians)
 
 
-@wrong(attend_in_groups, "The count of numbers in the keys that `attend` was given is")
-def with_copies_after_the_end(attend, queries, keys, values, mask):
-    keys, values = (torch.cat([part, part], dim=2) for part in (keys, values))
-    unseen = torch.cat([mask, torch.zeros_like(mask)], dim=3)
-    return attend_in_groups(attend, queries, keys, values, unseen)
-
-
 @wrong(attend_in_groups, "It raised ValueError: attend takes equal batches and heads, not")
 def with_heads_as_they_are(attend, queries, keys, values, mask):
     return attend(queries, keys, values, mask)
@@ -81,19 +74,6 @@ def down_for_each_half(hidden, gate_up, down):
     left, right = active.clone(), active.clone()
     left[..., middle:], right[..., :middle] = 0, 0
     return down(left) + down(right)
-
-
-@right(from_gguf)
-def by_sorted_rows(tensors, heads, kv_heads, kind):
-    def halved(tensor, count):
-        rows = torch.arange(len(tensor)).view(count, -1)
-        return tensor[torch.cat([rows[:, ::2], rows[:, 1::2]], dim=1).flatten()]
-
-    changed = dict(tensors)
-    for name in tensors:
-        if kind == "llama" and (".attn_q." in name or ".attn_k." in name):
-            changed[name] = halved(tensors[name], heads if ".attn_q." in name else kv_heads)
-    return from_gguf(changed, heads, kv_heads, "qwen2")
 
 
 @wrong(chat_ids, "The list of ids has ", "The answer isn't asked for")

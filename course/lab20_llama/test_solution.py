@@ -94,7 +94,7 @@ SLIPS: dict[str, tuple[str, Any, bool]] = {
 
 
 @pytest.mark.parametrize("slip", SLIPS)
-def test_a_slip_that_no_loop_shows_is_seen_beside_a_reference(slip: str, model, monkeypatch):
+def test_a_slip_that_no_loop_shows_differs_from_a_reference(slip: str, model, monkeypatch):
     right = logits_of(model)
     assert loops_agree(model)
     name, wrong, shows_at_once = SLIPS[slip]
@@ -105,7 +105,7 @@ def test_a_slip_that_no_loop_shows_is_seen_beside_a_reference(slip: str, model, 
     assert off[16] > 0.01
 
 
-def test_a_norm_over_several_tokens_is_what_a_loop_does_show(model, monkeypatch) -> None:
+def test_a_loop_shows_a_norm_over_several_tokens(model, monkeypatch) -> None:
     def over_all(hidden: Tensor, gain: Tensor, eps: float) -> Tensor:
         return hidden / (hidden.square().mean() + eps).sqrt() * gain
 
