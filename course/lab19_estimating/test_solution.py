@@ -104,6 +104,7 @@ def test_the_shipped_model_is_read():
 
 PUBLISHED = {  # parameters, and active ones, in billions
     "gpt2": (0.124, 0.124),  # its card on the hub
+    "SmolLM2-135M": (0.1345, 0.1345),  # its card on the hub: 134,515,008 weights
     "OPT-13B": (12.85, 12.85),  # Zhang et al., 2022: "13B"
     "Llama-2-7B": (6.74, 6.74),  # these three: their cards on the hub
     "Llama-3-8B": (8.03, 8.03),

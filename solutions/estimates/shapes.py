@@ -113,6 +113,7 @@ GPT = {"gated": False, "biases": True, "tied": True}
 MODELS = {
     "fable": Shape(4096, 256, 12, 8, 8, 32, 1024, positions=1024, **GPT),
     "gpt2": Shape(50257, 768, 12, 12, 12, 64, 3072, positions=1024, **GPT),
+    "SmolLM2-135M": Shape(49152, 576, 30, 9, 3, 64, 1536, tied=True),
     "OPT-13B": Shape(50272, 5120, 40, 40, 40, 128, 20480, positions=2050, **GPT),
     "Llama-2-7B": Shape(32000, 4096, 32, 32, 32, 128, 11008),
     "Llama-3-8B": Shape(128256, 4096, 32, 32, 8, 128, 14336),

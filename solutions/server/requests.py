@@ -25,8 +25,8 @@ Body = CompletionBody | ChatBody
 class Requests:
     """Reads the bodies of requests, and admits their texts.
 
-    waiting: texts that were admitted and have no token yet. backlog: the tokens of their prompts,
-    counted here too, because a learner's first `Admission` counts nothing.
+    waiting: texts that were admitted and have no token yet. waiting_tokens: those of their
+    prompts, counted here too, because a learner's first `Admission` counts nothing.
     """
 
     def __init__(self, settings: Settings, labs: Labs, facts: Facts, metrics: Metrics) -> None:
@@ -36,7 +36,7 @@ class Requests:
         self.bytes_of = TokenBytes(self.tokenizer)
         self.admission = labs("serving").Admission(settings.target_ttft, facts.prefill_rate)
         self.pace = Pace(facts.prefill_rate, settings.token_budget)
-        self.waiting = self.backlog = 0
+        self.waiting = self.waiting_tokens = 0
         self.format_reader = ThreadPoolExecutor(1, "formats")
 
     async def schema_of(self, body: Body) -> str | None:
@@ -186,7 +186,7 @@ class Requests:
             sentence = "The first token would take too long, because many requests are waiting."
             raise self.full(sentence, wait)
         self.waiting += len(texts)
-        self.backlog += tokens
+        self.waiting_tokens += tokens
 
     def full(self, sentence: str, retry_after: float) -> Refusal:
         self.metrics.count("refused")
@@ -195,13 +195,13 @@ class Requests:
     def release(self, text: TextRequest) -> None:
         """Take a text off those that wait: it has its first token, or has left before that."""
         self.waiting -= 1
-        self.backlog -= len(text.prompt)
+        self.waiting_tokens -= len(text.prompt)
         self.admission.release(len(text.prompt))
 
     def begin(self, text: TextRequest, now: float) -> None:
         """Release a text whose first token has come now, and measure how fast prompts are read."""
         self.release(text)
-        self.admission.prefill_rate = self.pace.computed(len(text.prompt), self.backlog, now)
+        self.admission.prefill_rate = self.pace.computed(len(text.prompt), self.waiting_tokens, now)
 
 
 class Pace:

@@ -5,14 +5,13 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from html import unescape
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
 from nbgrader.api import Gradebook
 from nbgrader.apps import NbGraderAPI
 from traitlets.config import PyFileConfigLoader
@@ -25,11 +24,14 @@ from tests.common.browser import served
 FAKE = "tests.common.fake_results.result_for"
 
 
-@cache
-def built() -> tempfile.TemporaryDirectory:
-    """Build the labs as `make labs` does, once; the folder is deleted when the tests end."""
-    folder = tempfile.TemporaryDirectory()
-    build(ROOT, Path(folder.name), exercises())
+def built_course() -> Path:
+    """Build the labs as `make labs` does, once for all processes that share the tests."""
+    folder = Path(os.environ["SHARED_FOLDER"]) / "course"
+    with FileLock(folder.with_suffix(".lock")):
+        if not folder.exists():
+            new = folder.with_suffix(".new")
+            build(ROOT, new, exercises())
+            new.rename(folder)
     return folder
 
 
@@ -39,7 +41,7 @@ class Course:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.folder = root / "autograder"
-        shutil.copytree(built().name, root, dirs_exist_ok=True)
+        shutil.copytree(built_course(), root, dirs_exist_ok=True)
         config = (ROOT / "autograder" / "nbgrader_config.py").read_text(encoding="utf-8")
         (self.folder / "nbgrader_config.py").write_text(
             f'{config}\nc.GradeSubmission.result_for = "{FAKE}"\n', encoding="utf-8"

@@ -345,11 +345,12 @@ class Load:
 
 
 @st.composite
-def loads(draw: st.DrawFn, kinds: Any = None) -> Load:
+def loads(draw: st.DrawFn, kinds: Any = None, text_of: Callable[..., list[int]] = naive) -> Load:
     """Draw up to 6 requests, and an engine with just enough room for the longest one, or more.
 
     Most requests come at once and grow, so the pool is often too small for the running ones. Many
-    begin like the prompt and the answer of another request.
+    begin like the prompt and the answer of another request. text_of: returns both, of a model of
+    another family.
     """
     config, seed = draw(configs), draw(seeds)
     ids, full = st.integers(0, config.vocab_size - 1), config.n_positions
@@ -360,7 +361,7 @@ def loads(draw: st.DrawFn, kinds: Any = None) -> Load:
         begins, missing = begins[:length], max(0, length - len(begins))
         prompt = begins + draw(st.lists(ids, min_size=missing, max_size=missing))
         limit = draw(st.sampled_from([8, 7, 6, full, 4, 2, 1]))
-        texts.append(naive(config, seed, prompt, limit))
+        texts.append(text_of(config, seed, prompt, limit))
         step += draw(st.sampled_from([0, 0, 0, 0, 1, 3, 8]))
         stay = draw(st.sampled_from([None] * 8 + [0, 1, 2, 4, 8, 12]))
         leaves = None if stay is None else step + stay

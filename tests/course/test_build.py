@@ -16,6 +16,7 @@ from autograder.exercises import exercises
 from autograder.judging.exercise import Exercise
 from autograder.text.lesson import lessons
 from autograder.text.reference import SOLUTIONS, AuthorError
+from tests.common.course import built_course
 from tests.common.telling import bare_lines, telling_lines
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,10 +47,8 @@ def is_check(cell) -> bool:
 
 
 @pytest.fixture(scope="module")
-def rebuilt(tmp_path_factory) -> Path:
-    course = tmp_path_factory.mktemp("rebuilt")
-    build(ROOT, course, exercises())
-    return course
+def rebuilt() -> Path:
+    return built_course()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -63,7 +62,7 @@ def test_labs_hold_no_notebook_without_a_lesson():
     assert [path.parent.name for path in sorted(ROOT.glob("labs/*/*.ipynb"))] == NAMES
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # that labs/ is built again, above, shows it of what is released
 def test_another_process_builds_the_same_bytes(rebuilt, tmp_path):
     code = (
         "from pathlib import Path; from autograder.build import build, exercises; "

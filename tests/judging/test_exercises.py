@@ -156,7 +156,7 @@ Form = tuple[str, int]  # a misconception's name, and the number of its form
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """What does not end is not waited for."""
-    monkeypatch.setattr(judge_module, "SECONDS", 5.0)
+    monkeypatch.setattr(judge_module, "SECONDS", 2.0)
 
 
 @every_exercise

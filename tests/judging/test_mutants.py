@@ -24,7 +24,7 @@ for lesson in lessons().values():
 @pytest.mark.parametrize("seeds", [1, pytest.param(5, marks=pytest.mark.soak)])
 @every_exercise
 def test_every_mutant_is_rejected(exercise: Exercise, seeds: int, monkeypatch) -> None:
-    monkeypatch.setattr(judge, "SECONDS", 5.0)
+    monkeypatch.setattr(judge, "SECONDS", 2.0)
     made = {mutant.change: attempt_of(exercise, mutant) for mutant in mutants(exercise)}
     equivalent = EQUIVALENT.get(exercise.name, {})
     assert made
