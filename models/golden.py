@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from solutions.families import find_checkpoint, load_tokenizer
 from solutions.gguf.file import gguf_in
+from timing.hf import from_gguf
 
 LONG = (
     "There was once a poor miller who had three sons. When he died, he left them only his mill, "
@@ -30,23 +29,13 @@ PROMPTS = (
 TOP = 5  # logits
 
 
-def load_as_transformers_does(file: Path) -> Any:
-    shape = load_gguf_checkpoint(str(file))["config"]
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**shape))
-    read = load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=model)
-    lacking, unknown = model.load_state_dict(read["tensors"], strict=False)
-    if unknown or set(lacking) - {"lm_head.weight"}:
-        raise ValueError(f"{file}: {unknown} is unknown to transformers, {lacking} lacks.")
-    return model.eval()
-
-
 @torch.inference_mode()
 def golden(path: Path) -> list[dict[str, Any]]:
     """Return the ids of each prompt, and the highest logits after it with their ids."""
     file = gguf_in(path)
     if file is None:
         raise ValueError(f"{path} has no GGUF file.")
-    model, tokenizer = load_as_transformers_does(file), load_tokenizer(path)
+    model, tokenizer = from_gguf(file).eval(), load_tokenizer(path)
     rows = []
     for prompt in PROMPTS:
         ids = tokenizer.encode(prompt).ids
