@@ -50,6 +50,7 @@ def parser() -> argparse.ArgumentParser:
     add("--until-input-ends", action="store_true", help=argparse.SUPPRESS)  # for replicas
     add("--pool-mb", type=int, default=Settings.pool_bytes // 10**6,
         help="memory for keys and values (%(default)s)")  # fmt: skip
+    add("--context", type=int, help="tokens of the longest text; by default as many as fit")
     add("--target-ttft", type=float, default=Settings.target_ttft,
         help="refuse requests that would wait longer, in seconds (%(default)s)")  # fmt: skip
     add("--drain", type=float, default=Settings.drain,
@@ -90,6 +91,7 @@ def serve(options: argparse.Namespace) -> None:
         technique=options.technique,
         threads=options.threads,
         pool_bytes=options.pool_mb * 10**6,
+        context=options.context,
         api_key=options.api_key,
         origins=tuple(options.origin),
         log=options.log,
@@ -143,6 +145,12 @@ def one_server(
     from solutions.server.app import new_app
 
     engine.wait()
+    context, positions = engine.facts.context, engine.facts.n_positions
+    if context < positions and options.context is None:
+        held = f"{context:,} of the model's {positions:,} tokens"
+        pool = f"--pool-mb {options.pool_mb}"
+        held = f"{context:,} of the model's {positions:,} tokens, as many as {pool} holds"
+        print(f"The context is {held}.", file=sys.stderr)
     app = new_app(settings, engine, labs)
     return app, app.state.service.drain, settings.name
 
@@ -174,6 +182,7 @@ def arguments_for(options: argparse.Namespace) -> list[str]:
     given = ["--model", options.model, "--technique", options.technique, "--threads", str(threads)]
     given += ["--target-ttft", str(options.target_ttft), "--pool-mb", str(options.pool_mb)]
     given += ["--drain", str(options.drain)]
+    given += [] if options.context is None else ["--context", str(options.context)]
     flags = [flag for flag in ("mine", "debug") if getattr(options, flag)]
     return [*given, *(f"--{flag}" for flag in flags)]
 

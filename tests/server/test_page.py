@@ -9,7 +9,7 @@ from playwright.sync_api import expect, sync_playwright
 
 from solutions.server.here import serve_here
 from tests.common.browser import LAUNCH
-from tests.common.clients import body
+from tests.common.clients import ONE_TEXT, body
 from tests.common.tools import find_browser
 
 HOSTILE = "<img src=x onerror=\"document.title='taken'\"><b>bold</b>"
@@ -133,7 +133,7 @@ def test_tokens_are_colored_and_explained_on_demand(opened, server, client):
 
 @pytest.mark.slow
 def test_a_burst_is_seen_by_who_has_the_key(opened):
-    with serve_here(technique="prefix", pool_bytes=1, api_key="secret") as small:
+    with serve_here(technique="prefix", pool_bytes=ONE_TEXT, api_key="secret") as small:
         page = opened(small)
         key = page.get_by_label("The API key is missing or wrong.")
         key.fill("secret")
