@@ -3,6 +3,7 @@
     python workbook.py serve                       the shipped model, on this machine only
     python workbook.py serve --technique prefix    with lab 8's prefix cache
     python workbook.py serve --mine                with your own pieces of lab 13 and of the engine
+    python workbook.py serve --terminal            a chat here instead of a server
     python workbook.py serve --replicas 2          two servers behind a router
     python workbook.py serve --upstream http://127.0.0.1:8001 --upstream http://127.0.0.1:8002
 
@@ -18,6 +19,7 @@ import os
 import signal
 import sys
 import threading
+import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,8 @@ def parser() -> argparse.ArgumentParser:
     add("--origin", action="append", default=[], help="of pages on the web that may call")
     add("--log", action="store_true", help="tell each request in a line of JSON on stderr")
     add("--debug", action="store_true", help="check the engine's blocks after each step")
+    add("--open", action="store_true", help="open the page in a browser")
+    add("--terminal", action="store_true", help="chat in the terminal, and serve nobody else")
     add("--threads", type=int, help="of the engine; by default all cores")
     add("--until-input-ends", action="store_true", help=argparse.SUPPRESS)  # for replicas
     add("--pool-mb", type=int, default=Settings.pool_bytes // 10**6,
@@ -104,33 +108,57 @@ def serve(options: argparse.Namespace) -> None:
     allow_many_connections()
     if options.until_input_ends:
         threading.Thread(target=stop_when_input_ends, daemon=True).start()
-    taken = listening(options.host, options.port)
+    taken = None if options.terminal else listening(options.host, options.port)
     with contextlib.ExitStack() as stack:
         if options.replicas > 1 or options.upstream:
             app, drain, what = behind_router(options, settings, stack)
         else:
             app, drain, what = one_server(options, settings, stack)
+        if taken is None:
+            talk_here(app, settings, drain)
+            return
         server = DrainingServer(app, settings, drain)
         app.state.stop = server.begin_to_stop
         host = options.host if options.host not in ("0.0.0.0", "::") else "127.0.0.1"
         address = f"http://{f'[{host}]' if ':' in host else host}:{taken.getsockname()[1]}"
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-            runner.run(announced(server, taken, f"Serving {what} at {address}"))
+            runner.run(announced(server, taken, what, address, options.open))
         if app.state.fault:
             raise ValueError(app.state.fault)
 
 
-async def announced(server: DrainingServer, taken: Any, line: str) -> None:
-    """Serve, and print the address once the first request would be answered."""
+def talk_here(app: Any, settings: Settings, drain: Any) -> None:
+    from solutions.server.here import RunningServer
+    from solutions.server.terminal import talk
+
+    with RunningServer(app, settings, drain) as running:
+        talk(running.url, settings.name, settings.api_key)
+
+
+async def announced(
+    server: DrainingServer, taken: Any, what: str, address: str, opens: bool
+) -> None:
+    """Serve, and print the address once the first request would be answered. opens: whether a
+    browser is to show the page then.
+    """
 
     async def announce() -> None:
         while not server.started:
             await asyncio.sleep(0.005)
-        print(line, flush=True)
+        print(f"Serving {what} at {address}", flush=True)
+        if opens and has_screen():
+            threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
     announcing = asyncio.create_task(announce())
     await server.serve([taken])
     announcing.cancel()
+
+
+def has_screen() -> bool:
+    """Return whether a browser has a window. A browser of texts would take the terminal."""
+    return sys.platform != "linux" or bool(
+        {"DISPLAY", "WAYLAND_DISPLAY", "BROWSER"} & {*os.environ}
+    )
 
 
 def one_server(

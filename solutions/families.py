@@ -18,16 +18,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from platformdirs import user_cache_path
 from tokenizers import Tokenizer
 
 import gpt
+from solutions.checkpoints.installed import INSTALLED
 from solutions.checkpoints.templates import ChatTemplate, template_in
 from solutions.checkpoints.tokenizers import tokenizer_of
 from solutions.gguf.file import GGUF, gguf_in
 from solutions.kv_cache import CachedLMHead
-
-INSTALLED = user_cache_path("inference-workbook") / "models"  # where `make chat` puts smollm2
 
 
 def find_checkpoint(name_or_path: str | Path) -> Path:

@@ -116,7 +116,8 @@ class Requests:
         """Return a body's prompts, the most tokens of each answer, and the prompts' field."""
         if isinstance(body, ChatBody):
             prompt = self.chat_ids(body.messages)
-            usual = min(256, max(1, self.facts.context - len(prompt)))
+            most = 256 if self.template is None else 1024  # with one, a model knows how to end
+            usual = min(most, max(1, self.facts.context - len(prompt)))
             return [prompt], body.max_completion_tokens or body.max_tokens or usual, "messages"
         param = "input" if is_embedding else "prompt"
         prompts = [self.ids_of(prompt, param) for prompt in body.prompts]
