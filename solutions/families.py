@@ -5,6 +5,7 @@ for shapes as in gpt.py:
 
 - `config` has vocab_size, n_positions, n_embd, n_layer, eos_token_id, head_dim, and n_head, the
   number of heads whose keys and values a cache keeps;
+- `config` may have eos_token_ids, if several tokens end a text; eos_token_id is the first;
 - `transformer(inputs, position_ids, kv_cache)` returns hidden states, and calls
   `kv_cache.attend(layer, queries, keys, values)` in each layer, with a multiple of n_head query
   heads, neighbors of which share a KV head;
