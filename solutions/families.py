@@ -5,6 +5,7 @@ for shapes as in gpt.py:
 
 - `config` has vocab_size, n_positions, n_embd, n_layer, eos_token_id, head_dim, and n_head, the
   number of heads whose keys and values a cache keeps;
+- `config` may have eos_token_ids, if several tokens end a text; eos_token_id is the first;
 - `transformer(inputs, position_ids, kv_cache)` returns hidden states, and calls
   `kv_cache.attend(layer, queries, keys, values)` in each layer, with a multiple of n_head query
   heads, neighbors of which share a KV head;
@@ -18,16 +19,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from platformdirs import user_cache_path
 from tokenizers import Tokenizer
 
 import gpt
 from solutions.checkpoints.bpe import tokenizer_of
+from solutions.checkpoints.installed import INSTALLED
 from solutions.checkpoints.templates import ChatTemplate, template_in
 from solutions.gguf.file import GGUF, gguf_in
 from solutions.kv_cache import CachedLMHead
-
-INSTALLED = user_cache_path("inference-workbook") / "models"  # where `make chat` puts smollm2
 
 
 def find_checkpoint(name_or_path: str | Path) -> Path:

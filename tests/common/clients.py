@@ -16,6 +16,7 @@ from solutions.server.here import RunningServer
 
 ROOT = Path(__file__).resolve().parents[2]
 BEGINNING = "Once upon a time there was a king who"
+ONE_TEXT = 1024 * 2 * 12 * 256 * 4  # bytes of the keys and values of fable's longest text
 
 
 class Animal(BaseModel):
