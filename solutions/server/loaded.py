@@ -97,7 +97,7 @@ def load(settings: Settings, labs: Labs = reference) -> Loaded:
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     folder = find_checkpoint(settings.model)
-    model = load_model(folder)
+    model = load_model(folder, codes=settings.technique == "codes")
     if settings.technique == "int8":
         model = labs("quantization").quantized(model)
     beside = folder.with_name(f"{folder.name}-draft")

@@ -9,7 +9,7 @@ from typing import Any
 
 Labs = Callable[[str], Any]  # from a lab's name to its module: the reference's, or a learner's
 
-TECHNIQUES = ("engine", "prefix", "int8")
+TECHNIQUES = ("engine", "prefix", "int8", "codes")
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 

@@ -12,6 +12,8 @@ from solutions.engine.limits import Limits
 from solutions.families import load_model
 from solutions.own_codes import OwnCodes
 from solutions.quantized_model import bytes_of, matrices
+from solutions.server.loaded import load
+from solutions.server.settings import Settings
 from tests.common.llamas import write_llama
 from timing.peers.gguf_file import write_gguf
 from timing.table.verify import COARSE_HAIR
@@ -95,3 +97,11 @@ def test_other_files_are_refused_with_a_sentence(precision, changes, sentence, t
         load_model(file, codes=True)
     with pytest.raises(ValueError, match="isn't a GGUF file"):
         load_model(tmp_path, codes=True)
+
+
+def test_a_server_serves_them_where_there_are_any(tmp_path) -> None:
+    file = write(tmp_path, "q4_1")
+    loaded = load(Settings(model=str(file), technique="codes"))
+    assert any(isinstance(layer, OwnCodes) for layer in loaded.model.modules())
+    with pytest.raises(ValueError, match="isn't a GGUF file"):
+        load(Settings(technique="codes"))
