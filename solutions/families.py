@@ -5,6 +5,7 @@ for shapes as in gpt.py:
 
 - `config` has vocab_size, n_positions, n_embd, n_layer, eos_token_id, head_dim, and n_head, the
   number of heads whose keys and values a cache keeps;
+- `config` may have eos_token_ids, if several tokens end a text; eos_token_id is the first;
 - `transformer(inputs, position_ids, kv_cache)` returns hidden states, and calls
   `kv_cache.attend(layer, queries, keys, values)` in each layer, with a multiple of n_head query
   heads, neighbors of which share a KV head;
@@ -18,16 +19,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from platformdirs import user_cache_path
 from tokenizers import Tokenizer
 
 import gpt
+from solutions.checkpoints.bpe import tokenizer_of
+from solutions.checkpoints.installed import INSTALLED
 from solutions.checkpoints.templates import ChatTemplate, template_in
-from solutions.checkpoints.tokenizers import tokenizer_of
 from solutions.gguf.file import GGUF, gguf_in
 from solutions.kv_cache import CachedLMHead
-
-INSTALLED = user_cache_path("inference-workbook") / "models"  # where `make chat` puts smollm2
 
 
 def find_checkpoint(name_or_path: str | Path) -> Path:
@@ -69,16 +68,36 @@ def is_gpt2(path: Path) -> bool:
     return not isinstance(config, dict) or config.get("model_type", "gpt2") == "gpt2"
 
 
-def load_model(path: Path) -> Any:
-    """Load a model in float32. Raises ValueError, with what to do, for one of another family."""
+def read_config(path: Path) -> Any:
+    """Return the `config` that the model will have. Raises ValueError as `load_model` does."""
+    if is_gpt2(path):
+        return gpt.read_config(path)
+    from solutions.checkpoints.weights import read_shape
+
+    return read_shape(path)
+
+
+def load_model(path: Path, codes: bool = False) -> Any:
+    """Load a model in float32, or on the 4-bit codes of its GGUF file.
+
+    Raises ValueError, with what to do, for one of another family, and if there are no such codes.
+    """
+    file = gguf_in(path)
+    if codes and file is None:
+        raise ValueError(f"{path} isn't a GGUF file, and only these have 4-bit codes of their own.")
     if is_gpt2(path):
         return CachedLMHead.from_pretrained(path)
     # Only now: what is handed out with an earlier lab has no solution of lab 20.
     from solutions.checkpoints.weights import read_checkpoint
     from solutions.fused_llama import FusedLlama
     from solutions.llama import LlamaLMHead
+    from solutions.own_codes import load_own_codes
 
-    model = LlamaLMHead.of(*read_checkpoint(path))
+    model: Any
+    if codes and file is not None:
+        model = load_own_codes(file)
+    else:
+        model = LlamaLMHead.of(*read_checkpoint(path))
     model.transformer.fused = FusedLlama
     return model
 

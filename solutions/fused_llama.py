@@ -17,7 +17,7 @@ class FusedLlama(FusedTransformer):
 
     def __init__(self, model: Any, choice: Choice = USUAL) -> None:
         super().__init__(model, choice)
-        self.radians = radians_of(model.config).to(model.transformer.wte.weight.device)
+        self.radians = radians_of(model.config).to(model.transformer.ln_f.weight.device)
         norms = [block.attn.norms for block in model.transformer.h]
         self.head_norms = [[self.norm_of(norm) for norm in both] for both in norms]
 

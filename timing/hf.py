@@ -2,16 +2,21 @@
 
 import functools
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from functools import partial
+from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from torch import nn
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from solutions.batching import pad_left
-from timing.table import Batches, Bench, BestBatches, Ids, Rows, kv_bytes
+from solutions.gguf.file import gguf_in
+from timing.table import Batches, Bench, BestBatches, Ids, NotTimed, Rows, kv_bytes
 from timing.table.workloads import EQUAL, EQUAL_REQUESTS, LENGTHS, RAGGED
 
 HF_SIZES = 8, 16, 32, 64
@@ -34,10 +39,30 @@ def hf_best(bench: Bench) -> BestBatches:
 @functools.cache
 def load(folder: Path, device: torch.device) -> nn.Module:
     transformers.utils.logging.disable_progress_bar()
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    file = gguf_in(folder)
+    if file is None:
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    else:
+        model = from_gguf(file)
     # Greedy and without an EOS, as the course's own loops run here, whatever the checkpoint says.
     model.generation_config = transformers.GenerationConfig(do_sample=False, pad_token_id=0)
     return model.eval().requires_grad_(False).to(device)
+
+
+def from_gguf(file: Path) -> Any:
+    """Read a GGUF into a model of transformers; its `from_pretrained` would need accelerate, too.
+
+    Raises NotTimed if its reader, the package gguf, isn't there.
+    """
+    if find_spec("gguf") is None:
+        raise NotTimed("it needs gguf to read this file. Install it: pip install gguf")
+    config = transformers.AutoConfig.for_model(**load_gguf_checkpoint(file)["config"])
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    with redirect_stderr(StringIO()):  # a progress bar
+        weights = load_gguf_checkpoint(file, return_tensors=True, model_to_load=model)["tensors"]
+    model.load_state_dict(weights, strict=False, assign=True)
+    model.tie_weights()
+    return model
 
 
 def generate(use_cache: bool) -> Callable[[Any, list[Ids], list[int]], list[Ids]]:

@@ -27,7 +27,13 @@ AS_THEY_ARE = (
     "autograder/notebook/*.html",
     *("LICENSE", "gpt.py", "workbook.py", "pyproject.toml", "constraints.txt", "environment.yml"),
     *(".jupyter/*/*.json", "models/README.md"),
-    *("models/*/*.json", "models/*/*.md", "models/*/*.safetensors", "models/text/*.txt"),
+    *(
+        "models/*/*.json",
+        "models/*/*.md",
+        "models/*/*.safetensors",
+        "models/*/*.gguf",
+        "models/text/*.txt",
+    ),
 )
 PROGRAMS = "import workbook, autograder.check"
 MAKEFILE = """\

@@ -17,6 +17,7 @@ def draft_for(bench: Bench, model: Any) -> tuple[Any, str]:
     beside = bench.folder.with_name(f"{bench.folder.name}-draft")
     if beside.is_dir():
         return replace(bench, folder=beside).quick(), beside.name
+    bench.require_gpt2("without a draft model beside it, a GPT-2's first layers draft")
     layers = max(1, read_config(bench.folder).n_layer // 6)
     return first_layers(model, layers), f"the model's first layers ({layers})"
 

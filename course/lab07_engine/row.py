@@ -31,7 +31,7 @@ def engine_of(bench: Bench, about: str, token_budget: int = TOKEN_BUDGET, **othe
     def new_engine(model: Any, workload: Workload, on_output: Callable) -> Engine:
         return lab.new_engine(model, limits_for(workload, token_budget), on_output, parts=parts)
 
-    return Served(about, bench.quick(), new_engine, ENGINE_SIZE)
+    return Served(about, bench.for_engine(), new_engine, ENGINE_SIZE)
 
 
 def parts_of(bench: Bench, **others: Any) -> Parts:

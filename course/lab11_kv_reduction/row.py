@@ -36,7 +36,7 @@ def window(bench: Bench) -> Served:
 
     about = f"the engine with a window of the last {WINDOW} tokens and the first {SINKS} (lab 11)"
     lossy = in_a_window(bench, WINDOW, SINKS)
-    return Served(about, bench.quick(), new_engine, ENGINE_SIZE, lossy=lossy)
+    return Served(about, bench.for_engine(), new_engine, ENGINE_SIZE, lossy=lossy)
 
 
 ROWS: Rows = {"window": dict.fromkeys([LENGTHS, RAGGED], window)}

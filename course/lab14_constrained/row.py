@@ -12,10 +12,11 @@ from torch import Tensor, nn
 import solutions.constrained as reference
 from gpt import GPTLMHead, load_tokenizer
 from solutions.decoding import CachedRows
+from solutions.gguf.file import gguf_in
 from solutions.grammars.json_schema import pattern_of
 from solutions.grammars.regex import literal, star, then
 from solutions.speculative import Round
-from timing.table import HAIR, Batches, Bench, Ids, Lossy, Rounds, Rows, kv_bytes
+from timing.table import HAIR, Batches, Bench, Ids, Lossy, NotTimed, Rounds, Rows, kv_bytes
 from timing.table.workloads import LENGTHS, PROMPT
 
 NAME = {"type": "string", "minLength": 1, "maxLength": 12}
@@ -27,6 +28,8 @@ RECORD = {"type": "object", "properties": {"name": NAME, "age": AGE, "kind": KIN
 @functools.cache  # both rows and what verifies them use the same
 def new_guide(lab: Any, folder: Path) -> tuple[Any, list[list[int]]]:
     """Return the guide for records, one a line, and the jump of each state."""
+    if gguf_in(folder) is not None:
+        raise NotTimed("its guide needs a folder of the hub with a tokenizer, and this is a GGUF.")
     tokenizer = load_tokenizer(folder)
     automaton = lab.automaton_of(star(then(pattern_of(RECORD), literal("\n"))))
     endless = replace(automaton, accepting=frozenset())  # so that no EOS ends a request early

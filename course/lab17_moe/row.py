@@ -42,6 +42,7 @@ class Routed(Batches):
 
 @functools.cache  # both rows use the same experts
 def split_model(bench: Bench) -> Any:
+    bench.require_gpt2("the MLPs of a GPT-2 are split into experts")
     model = bench.load()
     length = min(LENGTH, model.config.n_positions)
     texts = passages(CALIBRATION, str(bench.folder), length)[:TEXTS]

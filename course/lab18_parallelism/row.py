@@ -59,6 +59,7 @@ def processes() -> Processes:
 def tensor_parallel(bench: Bench) -> Prepared:
     if bench.device.type != "cpu":
         return Absent("its two processes compute on the processor.")
+    bench.require_gpt2("the blocks of a GPT-2 are cut")
     if why := undivided(read_config(bench.folder)):
         return Absent(why)
     lab = bench.lab("parallelism")

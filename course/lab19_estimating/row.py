@@ -9,7 +9,7 @@ from course.lab07_engine.row import ENGINE_SIZE
 from solutions.batching import ContinuousBatcher
 from solutions.estimates.shapes import Machine, read_shape
 from timing import machine
-from timing.table import Bench, Continuous, Rows, kv_bytes
+from timing.table import Bench, Continuous, NotTimed, Rows, kv_bytes
 from timing.table.workloads import RAGGED, RAGGED_NEW, RAGGED_PROMPT, Workload
 
 SLOWER = 2  # times the TPOT of one request, at most
@@ -23,7 +23,10 @@ def measured(device: torch.device) -> machine.Machine:
 
 def planned(bench: Bench) -> Continuous:
     """Prepare continuous batching in the slots of a plan. Memory has room for the engine's size."""
-    lab, shape = bench.lab("estimating"), read_shape(bench.folder / "config.json")
+    file = bench.folder / "config.json"
+    if not file.exists():
+        raise NotTimed("its plan reads the config.json of a folder of the hub, and this is a GGUF.")
+    lab, shape = bench.lab("estimating"), read_shape(file)
     tokens, speed = RAGGED_PROMPT[1] + RAGGED_NEW[1], measured(bench.device)
     room = lab.kv_bytes(shape, ENGINE_SIZE * tokens, WIDTH)
     memory = WIDTH * lab.parameters(shape)["total"] + room

@@ -266,7 +266,7 @@ def test_a_loop_for_one_text_serves_an_expanded_llama(name: str, variant: str) -
 def in_any_words(model: Any) -> list[Ids]:
     """Continue prompts under a format of one state that allows all tokens and never ends."""
     index = [dict.fromkeys(range(model.config.vocab_size), 0)]
-    rows, automaton = PaddedRows(model, PROMPTS, NEW), Automaton([], frozenset({0}))
+    rows, automaton = PaddedRows(model, PROMPTS, NEW), Automaton([{}], frozenset({0}))
     new = generate_constrained(rows, automaton, index, NEW, eos=-1)
     return [[*prompt, *ids] for prompt, ids in zip(PROMPTS, new, strict=True)]
 
@@ -326,8 +326,8 @@ def test_bits_of_a_streamed_text_do_not_depend_on_the_chunks() -> None:
 
 # --------------------------------------------------------------------------------- what needs GPT-2
 
-NONE: Any = None  # neither a group nor functions: the folder is read before they are used
 GPT2_ONLY = "gpt.py implements GPT-2 only"
+ALONE: Any = None, None  # no group of ranks
 # What is made of a GPT-2's own parts: the reason, the error's words, and what to try on a model and
 # on its folder.
 NEEDS_GPT2: dict[str, tuple[str, str, Callable[..., Any]]] = {
@@ -364,7 +364,7 @@ NEEDS_GPT2: dict[str, tuple[str, str, Callable[..., Any]]] = {
     "lab 18's ranks": (
         "a part is cut by GPT-2's names, and its norms have biases",
         GPT2_ONLY,
-        lambda _, folder: TensorParallelLMHead.from_pretrained(folder, NONE, NONE),
+        lambda _, folder: TensorParallelLMHead.from_pretrained(folder, *ALONE),
     ),
 }
 

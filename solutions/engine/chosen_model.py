@@ -1,8 +1,9 @@
-"""Lab 2's model, multiplying in the ways that are the fastest here; the engine then does so, too.
+"""A model that multiplies in the ways that are the fastest here; the engine then does so, too.
 
 The rows of the table use it from lab 2 on, so that they differ in their ideas alone.
 """
 
+import copy
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 import gpt
-from solutions.engine.products import PRODUCTS, Choice, Linear, Products, weights_of
+from solutions.engine.products import PRODUCTS, Choice, Linear, Products, head_of, weights_of
 from solutions.kv_cache import CachedLMHead, KVCache
 
 
@@ -30,29 +31,34 @@ class ChosenLinear(gpt.Linear):
 
 
 class ChosenLMHead(CachedLMHead):
-    lm_head: Linear
+    """Lab 2's model, or one of another family (lab 20), on the same weights."""
+
+    def __init__(self, model: Any, products: Products = PRODUCTS) -> None:
+        nn.Module.__init__(self)
+        choice = products.choice_for(weights_of(model))
+        layers = [layer for layer in model.modules() if isinstance(layer, gpt.Linear)]
+        shared: dict[int, Any] = {id(weight): weight for weight in model.parameters()}
+        shared |= {id(layer): ChosenLinear(layer, choice) for layer in layers}
+        self.config, self.head_weight = model.config, head_of(model)
+        self.transformer = copy.deepcopy(model.transformer, shared)
+        self.lm_head = Linear(self.head_weight, choice=choice)
 
     @classmethod
     def from_pretrained(
         cls, name_or_folder: str | Path, device: Any = "cpu", products: Products = PRODUCTS
     ) -> Self:
-        model = super().from_pretrained(name_or_folder, device)
-        choice = products.choice_for(weights_of(model))
-        for name, layer in list(model.named_modules()):
-            if isinstance(layer, gpt.Linear):
-                model.set_submodule(name, ChosenLinear(layer, choice))
-        model.lm_head = Linear(model.transformer.wte.weight, choice=choice)
-        return model
+        return cls(CachedLMHead.from_pretrained(name_or_folder, device), products).eval()
 
     def forward(
         self,
         inputs: Int[Tensor, "batch q_len"],
         position_ids: Int[Tensor, "batch q_len"],
-        kv_cache: KVCache,
+        kv_cache: KVCache | None = None,
     ) -> Float[Tensor, "batch q_len vocab"]:
-        if self.transformer.wte.weight.dtype != torch.float32:
-            return super().forward(inputs, position_ids, kv_cache)
-        return in_rows(self.lm_head, self.transformer(inputs, position_ids, kv_cache))
+        hidden = self.transformer(inputs, position_ids, kv_cache)
+        if hidden.dtype != torch.float32:
+            return hidden @ self.head_weight.T
+        return in_rows(self.lm_head, hidden)
 
 
 def in_rows(product: Linear, hidden: Float[Tensor, "*rows n_in"]) -> Float[Tensor, "*rows n_out"]:

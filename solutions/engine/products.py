@@ -68,7 +68,9 @@ def by_parts(weight: Weight, bias: Bias) -> Product:
     added = (weight.new_zeros(len(weight)) if bias is None else bias).view(count, -1, 1)
 
     def product(hidden: Float[Tensor, "rows n_in"]) -> Float[Tensor, "rows n_out"]:
-        columns = torch.baddbmm(added, parts, hidden.T.expand(count, -1, -1))
+        # Of one row the stride may be anything, and of most strides the product takes a slow way.
+        rows = hidden.flatten().view(hidden.shape)
+        columns = torch.baddbmm(added, parts, rows.T.expand(count, -1, -1))
         return columns.flatten(0, 1).T.contiguous()
 
     return product

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from gpt import load_tokenizer
@@ -39,10 +39,19 @@ def streamed_bits(
             f"Of passages of {length + 1} tokens 1 to {length} can be scored, in chunks of 1 or "
             f"more; scored is {scored} and chunk is {chunk}."
         )
-    device = model.transformer.ln_f.weight.device
+    predicted = streamed_logits(model, kv_cache, ids, chunk)
+    return bits_of(predicted[:, -scored:], ids, load_tokenizer(tokenizer))
+
+
+@torch.inference_mode()
+def streamed_logits(
+    model: Any, kv_cache: Any, ids: Int[Tensor, "passages seq"], chunk: int
+) -> Float[Tensor, "passages seq-1 vocab"]:
+    """Return the logits that predict each token but the first, computed `chunk` by `chunk`."""
+    device, length = model.transformer.ln_f.weight.device, ids.shape[1] - 1
     predicted = []
     for start in range(0, length, chunk):
         positions = torch.arange(start, min(start + chunk, length), device=device)
         part = ids[:, start : start + len(positions)].to(device)
         predicted.append(model(part, positions.expand_as(part), kv_cache).cpu())
-    return bits_of(torch.cat(predicted, dim=1)[:, -scored:], ids, load_tokenizer(tokenizer))
+    return torch.cat(predicted, dim=1)

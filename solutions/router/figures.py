@@ -155,6 +155,6 @@ def merged(views: dict[int, Any]) -> dict[str, Any]:
         pool["refs"] += view["pool"]["refs"]
         pool["cached"] += [first + block for block in view["pool"]["cached"]]
         whole |= {name: whole[name] + view[name] for name in SUMS}
-        whole |= {"model": view["model"], "technique": view["technique"]}
+        whole |= {name: view.get(name) for name in ("model", "technique", "chats")}
     tpots = [seconds for view in views.values() for seconds in view["tpot"]["latest"]]
     return {**whole, "pool": pool, "tpot": spread(tpots)}

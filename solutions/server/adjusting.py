@@ -20,14 +20,14 @@ from solutions.decoding import NEVER
 class Adjustments:
     """presence: subtracted from the logit of each token that the answer has. frequency: subtracted
     once for each time. bias: added to a token's logit. min_tokens: while the answer is shorter,
-    `eos_token_id` can't come.
+    none of `ends` can come.
     """
 
     presence: float = 0.0
     frequency: float = 0.0
     bias: dict[int, float] = field(default_factory=dict)
     min_tokens: int = 0
-    eos_token_id: int | None = None
+    ends: tuple[int, ...] = ()
 
     def apply(
         self,
@@ -41,7 +41,7 @@ class Adjustments:
             written = torch.tensor([*answer, *drafts[:place]], dtype=torch.long, device=row.device)
             counts = written.bincount(minlength=len(row))[: len(row)]
             row -= self.frequency * counts + self.presence * (counts > 0)
-            if self.eos_token_id is not None and len(written) < self.min_tokens:
-                row[self.eos_token_id] = NEVER
+            if len(written) < self.min_tokens:
+                row[list(self.ends)] = NEVER
         adjusted[:, list(self.bias)] += adjusted.new_tensor(list(self.bias.values()))
         return adjusted

@@ -265,8 +265,8 @@ class Answers:
             name, content = self.bytes_of.name(token), self.bytes_of(token)
             return {"token": name, "logprob": logprob, "bytes": list(content)}
 
-        tops = [entry(*top) for top in scores.top]
-        return {**entry(token, scores.logprob), "top_logprobs": tops}
+        tops, drafted = [entry(*top) for top in scores.top], scores.is_drafted
+        return {**entry(token, scores.logprob), "top_logprobs": tops, "drafted": drafted}
 
     # ----------------------------------------------------------------------------------- answers
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,26 +24,38 @@ from solutions.engine.runner import Chunk
 from solutions.engine.sequence import Sequence
 from solutions.engine.watcher import Watcher, watch
 from solutions.grammars.regex import EMPTY
-from solutions.server.formats import Guides
+from solutions.server.formats import Guides, Vocabulary
 from solutions.server.loaded import Loaded, read_tokenizer
 from solutions.server.messages import EngineFault, TextOutput, TextRequest, TokenLogprob
 from solutions.server.reading import PromptReader, scored
-from solutions.server.tokens import TokenBytes, stop_at
+from solutions.server.tokens import stop_at
 
 Deliver = Callable[[list[tuple[str, TextOutput | EngineFault]]], None]
 LOOK_EVERY, BEAT = 0.15, 1.0  # seconds between two views of a busy engine, and of an idle one
-WARM_UP = 256  # tokens of the prompt that measures how fast prompts are computed
+WARM_UP = 16, 64, 256  # tokens of the prompts that measure how fast prompts are computed
+LONG = 0.5  # seconds, after which no longer prompt is tried
 log = logging.getLogger("workbook")
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a server needs to know of its model. prefill_rate: prompt tokens per second, here."""
+    """What a server needs to know of its model. context: the longest text that it serves, in
+    tokens; n_positions: the longest that the model reads. prefill_rate: prompt tokens per second,
+    here. other_ends: tokens that end a text besides EOS.
+    """
 
+    context: int
     n_positions: int
     vocab_size: int
     eos_token_id: int | None
     prefill_rate: float
+    other_ends: tuple[int, ...] = ()
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """All tokens that end a text."""
+        first = () if self.eos_token_id is None else (self.eos_token_id,)
+        return first + self.other_ends
 
 
 class EngineThread(Watcher):
@@ -53,6 +66,7 @@ class EngineThread(Watcher):
     """
 
     def __init__(self, loaded: Loaded, deliver: Deliver = lambda outputs: None) -> None:
+        context = loaded.context  # first of all, because a pool may be too small for any engine
         self.loaded, self.engine = loaded, loaded.new_engine(self.note)
         self.deliver = deliver
         self.on_view: Callable[[], object] = lambda: None
@@ -72,18 +86,29 @@ class EngineThread(Watcher):
         self.steps, self.viewed = 0, 0.0
         watch(self.engine, self)
         config = loaded.model.config
-        rate = self.prefill_rate([0] * min(WARM_UP, config.n_positions - 1))
-        self.facts = Facts(config.n_positions, config.vocab_size, config.eos_token_id, rate)
+        self.facts = Facts(
+            context=context,
+            n_positions=config.n_positions,
+            vocab_size=config.vocab_size,
+            eos_token_id=config.eos_token_id,
+            prefill_rate=self.prefill_rate(context),
+            other_ends=getattr(config, "eos_token_ids", ())[1:],
+        )
         self.look()
+        background = ThreadPoolExecutor(1, "vocabulary")  # it takes a second, and few texts need it
+        self.vocabulary = background.submit(self.new_vocabulary)
         self.thread = threading.Thread(target=self.run, name="engine", daemon=True)
 
-    def prefill_rate(self, prompt: list[int]) -> float:
+    def prefill_rate(self, context: int) -> float:
         """Return how many prompt tokens per second the engine computes, before it serves."""
-        for _ in range(2):  # the first one warms up
-            self.add(TextRequest("warm-up", prompt, 1, GREEDY, seed=0, salt=b"warm-up"))
-            start = time.perf_counter()
-            self.engine.run()
-            seconds = time.perf_counter() - start
+        seconds = 0.0
+        for turn, tokens in enumerate(WARM_UP[:1] + WARM_UP):  # the first one warms up
+            if seconds < LONG:
+                prompt, salt = [0] * min(tokens, context - 1), bytes([turn])  # none is cached
+                self.add(TextRequest("warm-up", prompt, 1, GREEDY, seed=0, salt=salt))
+                start = time.perf_counter()
+                self.engine.run()
+                seconds = time.perf_counter() - start
         self.outputs.clear()
         return len(prompt) / seconds
 
@@ -134,7 +159,9 @@ class EngineThread(Watcher):
                 self.engine.abort(self.numbers[came])
 
     def add(self, request: TextRequest) -> None:
-        stop = stop_at(request.stops, self.bytes_of) if request.stops else None
+        stop = None
+        if request.stops or request.other_ends:
+            stop = stop_at(request.stops, self.bytes_of, request.other_ends)
         number = self.engine.submit(
             request.prompt, request.max_new_tokens, request.params, request.seed,
             request.eos_token_id, stop, request.salt,
@@ -149,16 +176,15 @@ class EngineThread(Watcher):
         self.numbers[request.id], self.requests[number] = number, request
         self.came[number] = time.monotonic()
 
-    @functools.cached_property
-    def bytes_of(self) -> TokenBytes:
-        return TokenBytes(read_tokenizer(self.loaded.settings.model))
+    def new_vocabulary(self) -> Vocabulary:
+        return Vocabulary(read_tokenizer(self.loaded.settings.model), self.facts.ends)
+
+    def bytes_of(self, token: int) -> bytes:
+        return self.vocabulary.result().bytes_of(token)
 
     @functools.cached_property
     def guides(self) -> Guides:
-        eos = self.facts.eos_token_id
-        assert eos is not None, "without it, no format is admitted"
-        tokenizer = read_tokenizer(self.loaded.settings.model)
-        return Guides(self.loaded.labs("constrained"), tokenizer, eos)
+        return Guides(self.loaded.labs("constrained"), self.vocabulary.result())
 
     def step(self) -> None:
         try:

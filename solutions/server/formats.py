@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -36,6 +36,7 @@ from solutions.grammars.regex import (
     then,
 )
 from solutions.server.settings import reference
+from solutions.server.tokens import TokenBytes
 
 MOST_MASKS, MOST_STATES = 2000, 50_000  # kept from one request to the next
 MANY = 16  # ways to read a text so far
@@ -76,18 +77,6 @@ def options_of(regex: Regex) -> int:
     return len(regex.options) if isinstance(regex, Either) else 0
 
 
-class Names:
-    """A tokenizer's tokens by the names that lab 14 asks for, those of transformers."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        added = tokenizer.get_added_tokens_decoder()
-        self.all_special_ids = [token for token, one in added.items() if one.special]
-        self.convert_ids_to_tokens, self.size = tokenizer.id_to_token, tokenizer.get_vocab_size()
-
-    def __len__(self) -> int:
-        return self.size
-
-
 @dataclass(eq=False)
 class Node:
     """Where some bytes lead in a trie. tokens: those that have exactly these bytes."""
@@ -96,16 +85,24 @@ class Node:
     children: dict[int, Node] = field(default_factory=dict)
 
 
-def trie_of(vocabulary: Sequence[bytes]) -> Node:
-    """Return all tokens as a tree. Tokens with a common beginning share the nodes for it."""
-    root = Node()
-    for token, text in enumerate(vocabulary):
-        node = root
-        for byte in text:
-            node = node.children.setdefault(byte, Node())
-        if text:
-            node.tokens.append(token)
-    return root
+class Vocabulary:
+    """The texts of all tokens, and a tree in which those with a common beginning share its nodes.
+
+    ends: tokens that end a text. For 50,000 tokens the tree takes a second.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, ends: Collection[int] = ()) -> None:
+        self.bytes_of, self.ends = TokenBytes(tokenizer, ends), list(ends)
+        self.texts = [self.bytes_of(token) for token in range(tokenizer.get_vocab_size())]
+        self.root = Node()
+        for token, text in enumerate(self.texts):
+            node = self.root
+            for byte in text:
+                if byte not in node.children:
+                    node.children[byte] = Node()
+                node = node.children[byte]
+            if text:
+                node.tokens.append(token)
 
 
 class Region(NamedTuple):
@@ -127,9 +124,9 @@ class Masks:
     schemas, and from the tokens that go on into `second`.
     """
 
-    def __init__(self, vocabulary: Sequence[bytes], eos: int, derivative: Derivative) -> None:
-        self.vocabulary, self.eos, self.derivative = vocabulary, eos, derivative
-        self.root, self.longest = trie_of(vocabulary), max(map(len, vocabulary))
+    def __init__(self, vocabulary: Vocabulary, derivative: Derivative) -> None:
+        self.vocabulary, self.derivative = vocabulary, derivative
+        self.root, self.longest = vocabulary.root, vocabulary.bytes_of.longest
         self.forget()
 
     def forget(self) -> None:
@@ -164,7 +161,7 @@ class Masks:
         return self.firsts[regex]
 
     def allowed(self, regex: Regex) -> Bool[Tensor, " vocab"]:
-        """Return the tokens that may come next, EOS among them if the text may end."""
+        """Return the tokens that may come next, those that end a text if it may end here."""
         with at_most(MOST_FOR_A_MASK, "A mask of the format"):
             return self.mask(regex)
 
@@ -192,7 +189,7 @@ class Masks:
         mask[tokens] = True
         if first.has_empty and rest is not EMPTY:
             mask |= self.mask(rest)
-        mask[self.eos] = regex.has_empty
+        mask[self.vocabulary.ends] = regex.has_empty
         return mask
 
     def read(self, regex: Regex, node: Node) -> tuple[list[int], list[Node]]:
@@ -211,7 +208,8 @@ class Masks:
     def region(self, regex: Regex) -> Region:
         if regex not in self.regions:
             tokens, exits = self.read(regex, self.root)
-            mask, by_byte = torch.zeros(len(self.vocabulary), dtype=torch.bool), defaultdict(list)
+            mask = torch.zeros(len(self.vocabulary.texts), dtype=torch.bool)
+            by_byte = defaultdict[int, list[Node]](list)
             mask[tokens] = True
             for exit_ in exits:
                 for byte, child in exit_.children.items() if exit_ is not self.root else ():
@@ -255,16 +253,16 @@ class FormatGuide:
         return self.masks.allowed(state)
 
     def advance(self, state: Regex, token: int) -> Regex:
-        for byte in self.masks.vocabulary[token]:
+        for byte in self.masks.vocabulary.texts[token]:
             state = self.masks.after(state, byte)
         return state
 
 
 class Guides:
-    """The guides of an engine. lab: lab 14's names. eos: ends a text."""
+    """The guides of an engine. lab: lab 14's names."""
 
-    def __init__(self, lab: Any, tokenizer: Tokenizer, eos: int) -> None:
-        self.masks = Masks(lab.vocabulary_bytes(Names(tokenizer)), eos, derivative_of(lab))
+    def __init__(self, lab: Any, vocabulary: Vocabulary) -> None:
+        self.masks = Masks(vocabulary, derivative_of(lab))
 
     def guide(self, schema: str) -> FormatGuide:
         if len(self.masks.kept) > MOST_MASKS or len(self.masks.edges) > MOST_STATES:

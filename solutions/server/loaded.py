@@ -1,5 +1,6 @@
 """The model that a server serves, and engines for it."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -24,12 +25,33 @@ class Loaded:
     labs: Labs = reference
 
     @property
+    def block_bytes(self) -> int:
+        """Bytes of the keys and values of a block."""
+        config, weight = self.model.config, self.model.transformer.ln_f.weight
+        numbers = 2 * config.n_layer * config.n_head * config.head_dim
+        return self.settings.block_size * numbers * weight.element_size()
+
+    @property
     def num_blocks(self) -> int:
-        """How many blocks the pool has: its memory holds them, or they hold one longest text."""
-        config, size = self.model.config, self.settings.block_size
-        in_bytes = self.model.transformer.ln_f.weight.element_size()
-        token = 2 * config.n_layer * config.n_head * config.head_dim * in_bytes
-        return max(-(-config.n_positions // size), self.settings.pool_bytes // (token * size))
+        """How many blocks the pool's memory holds."""
+        return self.settings.pool_bytes // self.block_bytes
+
+    @property
+    def context(self) -> int:
+        """The longest text that is served, in tokens: as the settings say, or as long as model and
+        pool allow. Raises ValueError, with what to do about it, if they don't.
+        """
+        asked, size = self.settings.context, self.settings.block_size
+        most, held = self.model.config.n_positions, self.num_blocks * size
+        if asked is not None and asked > most:
+            raise ValueError(f"{self.settings.name} reads at most {most} tokens, not {asked}.")
+        if (asked or 2) > held:
+            pool = -(-(asked or 2) // size) * self.block_bytes / 10**6
+            raise ValueError(
+                f"The pool holds {held} tokens. Take --pool-mb {math.ceil(pool)} or more, or a "
+                "smaller --context."
+            )
+        return asked or min(most, held)
 
     def new_engine(self, on_output: Callable[[Output], None]) -> Engine:
         settings = self.settings
@@ -75,7 +97,7 @@ def load(settings: Settings, labs: Labs = reference) -> Loaded:
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     folder = find_checkpoint(settings.model)
-    model = load_model(folder)
+    model = load_model(folder, codes=settings.technique == "codes")
     if settings.technique == "int8":
         model = labs("quantization").quantized(model)
     beside = folder.with_name(f"{folder.name}-draft")

@@ -12,8 +12,8 @@ Reads = Literal["nothing", "logprobs", "embedding"]
 @dataclass(frozen=True)
 class TextRequest:
     """One text to write. logprobs: how many alternatives to report per token; None for nothing.
-    schema: the JSON schema that the text must fit, as text; None for any text. reads: what is asked
-    of the prompt itself.
+    other_ends: tokens that end it besides EOS. schema: the JSON schema that the text must fit, as
+    text; None for any text. reads: what is asked of the prompt itself.
     """
 
     id: str
@@ -22,6 +22,7 @@ class TextRequest:
     params: SamplingParams
     seed: int
     eos_token_id: int | None = None
+    other_ends: tuple[int, ...] = ()
     speculation: bool = False
     logprobs: int | None = None
     stops: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ Source: OpenAI, "API reference" (completions, chat completions, embeddings, erro
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi.responses import JSONResponse
@@ -255,6 +255,11 @@ class Message(Strict):
     def text(self) -> str:
         return "".join(part.text for part in self.content)
 
+    @property
+    def plain(self) -> dict[str, str]:
+        """The message as chat templates know it, which have no role "developer"."""
+        return {"role": "system" if self.role == "developer" else self.role, "content": self.text}
+
 
 class ChatBody(Sampling):
     """The body of POST /v1/chat/completions."""
@@ -269,10 +274,10 @@ class ChatBody(Sampling):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-def transcript(messages: list[Message]) -> str:
+def transcript(messages: Sequence[Message]) -> str:
     """Return a chat as a plain text that ends where the answer begins.
 
-    The shipped models have no chat template: they have only ever seen books.
+    It is for models without a chat template: those that are shipped have only ever seen books.
     """
     turns = (f"{message.role}: {message.text}\n\n" for message in messages)
     return "".join(turns) + "assistant:"

@@ -3,17 +3,19 @@
 import asyncio
 import hashlib
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from solutions.checkpoints.templates import RefusedChat
 from solutions.decoding import SamplingParams
+from solutions.families import find_checkpoint, load_chat
 from solutions.server.adjusting import Adjustments
 from solutions.server.engine_thread import Facts
 from solutions.server.formats import derivative_of, read_format
 from solutions.server.loaded import read_tokenizer
 from solutions.server.messages import Reads, TextRequest
 from solutions.server.metrics import Metrics
-from solutions.server.protocol import ChatBody, CompletionBody, Refusal, transcript
+from solutions.server.protocol import ChatBody, CompletionBody, Message, Refusal, transcript
 from solutions.server.settings import Labs, Settings
 from solutions.server.tokens import TokenBytes
 
@@ -25,18 +27,21 @@ Body = CompletionBody | ChatBody
 class Requests:
     """Reads the bodies of requests, and admits their texts.
 
-    waiting: texts that were admitted and have no token yet. backlog: the tokens of their prompts,
-    counted here too, because a learner's first `Admission` counts nothing.
+    template: how the model has learned to read chats; None if it has learned none.
+    waiting: texts that were admitted and have no token yet. waiting_tokens: those of their
+    prompts, counted here too, because a learner's first `Admission` counts nothing.
     """
 
     def __init__(self, settings: Settings, labs: Labs, facts: Facts, metrics: Metrics) -> None:
         self.settings, self.labs, self.facts, self.metrics = settings, labs, facts, metrics
         self.model = settings.name
         self.tokenizer = read_tokenizer(settings.model)
-        self.bytes_of = TokenBytes(self.tokenizer)
+        self.template = load_chat(find_checkpoint(settings.model), self.tokenizer)
+        self.ends = facts.ends
+        self.bytes_of = TokenBytes(self.tokenizer, self.ends)
         self.admission = labs("serving").Admission(settings.target_ttft, facts.prefill_rate)
         self.pace = Pace(facts.prefill_rate, settings.token_budget)
-        self.waiting = self.backlog = 0
+        self.waiting = self.waiting_tokens = 0
         self.format_reader = ThreadPoolExecutor(1, "formats")
 
     async def schema_of(self, body: Body) -> str | None:
@@ -72,7 +77,7 @@ class Requests:
             sentence = f"A request is for at most {self.settings.max_texts} texts, prompts times n."
             raise Refusal(400, sentence, param="n" if body.n > 1 else param)
         for prompt in prompts:
-            if len(prompt) + limit > self.facts.n_positions:
+            if len(prompt) + limit > self.facts.context:
                 tokens = f"The prompt has {len(prompt)} tokens and max_tokens is {limit}, together"
                 raise self.too_long(tokens, param)
         self.require_ends(body, limit, schema is not None)
@@ -88,6 +93,7 @@ class Requests:
                 params=params,
                 seed=seed_of(seed, i),
                 eos_token_id=None if body.ignore_eos else self.facts.eos_token_id,
+                other_ends=() if body.ignore_eos else self.facts.other_ends,
                 speculation=body.speculation,
                 logprobs=body.alternatives,
                 stops=tuple(body.stop),
@@ -109,19 +115,37 @@ class Requests:
     def prompts_of(self, body: Body, is_embedding: bool) -> tuple[list[list[int]], int, str]:
         """Return a body's prompts, the most tokens of each answer, and the prompts' field."""
         if isinstance(body, ChatBody):
-            prompt = self.encode(transcript(body.messages), "messages")
-            usual = min(256, max(1, self.facts.n_positions - len(prompt)))
+            prompt = self.chat_ids(body.messages)
+            most = 256 if self.template is None else 1024  # with one, a model knows how to end
+            usual = min(most, max(1, self.facts.context - len(prompt)))
             return [prompt], body.max_completion_tokens or body.max_tokens or usual, "messages"
         param = "input" if is_embedding else "prompt"
         prompts = [self.ids_of(prompt, param) for prompt in body.prompts]
         return prompts, 16 if body.max_tokens is None else max(1, body.max_tokens), param
 
+    def chat_ids(self, messages: Sequence[Message]) -> list[int]:
+        """Return a chat's tokens up to the answer, as the model's template writes it, or else as a
+        plain transcript. Raises Refusal.
+        """
+        if self.template is None:
+            return self.encode(transcript(messages), "messages")
+        self.require_short("".join(message.text for message in messages), "messages")
+        try:
+            ids = self.template.ids([message.plain for message in messages])
+        except RefusedChat as error:
+            raise Refusal(400, str(error), param="messages") from None
+        return ids or [self.facts.eos_token_id or 0]
+
     def encode(self, text: str, param: str) -> list[int]:
         """Return a text's tokens; those of an empty text are the one that begins every text."""
-        if len(text.encode()) > self.facts.n_positions * self.bytes_of.longest:
-            raise self.too_long(f"The prompt has {len(text):,} characters,", param)
+        self.require_short(text, param)
         ids: list[int] = self.tokenizer.encode(text).ids
         return ids or [self.facts.eos_token_id or 0]
+
+    def require_short(self, text: str, param: str) -> None:
+        """Raise Refusal for a text that is too long, whatever its tokens are."""
+        if len(text.encode()) > self.facts.context * self.bytes_of.longest:
+            raise self.too_long(f"The prompt has {len(text):,} characters,", param)
 
     def ids_of(self, prompt: str | list[int], param: str) -> list[int]:
         if isinstance(prompt, str):
@@ -137,7 +161,13 @@ class Requests:
             raise Refusal(400, sentence, param=param)
 
     def too_long(self, tokens: str, param: str) -> Refusal:
-        sentence = f"{tokens} more than the model's context of {self.facts.n_positions}."
+        context, positions = self.facts.context, self.facts.n_positions
+        sentence = f"{tokens} more than the model's context of {context}."
+        if context < positions:
+            sentence = (
+                f"{tokens} more than this server's context of {context}. The model's is "
+                f"{positions}: see --context and --pool-mb."
+            )
         return Refusal(400, sentence, "context_length_exceeded", param)
 
     def require_ends(self, body: Body, limit: int, has_format: bool) -> None:
@@ -168,11 +198,11 @@ class Requests:
     def adjustments_of(self, body: Body) -> Adjustments | None:
         bias = {int(token): added for token, added in body.logit_bias.items()}
         self.require_tokens(bias, "logit_bias")
-        eos = None if body.ignore_eos else self.facts.eos_token_id
+        ends = () if body.ignore_eos else self.ends
         adjustments = Adjustments(
-            body.presence_penalty, body.frequency_penalty, bias, body.min_tokens, eos
+            body.presence_penalty, body.frequency_penalty, bias, body.min_tokens, ends
         )
-        return None if adjustments == Adjustments(eos_token_id=eos) else adjustments
+        return None if adjustments == Adjustments(ends=ends) else adjustments
 
     # ------------------------------------------------------------------------------- admission
 
@@ -186,7 +216,7 @@ class Requests:
             sentence = "The first token would take too long, because many requests are waiting."
             raise self.full(sentence, wait)
         self.waiting += len(texts)
-        self.backlog += tokens
+        self.waiting_tokens += tokens
 
     def full(self, sentence: str, retry_after: float) -> Refusal:
         self.metrics.count("refused")
@@ -195,13 +225,13 @@ class Requests:
     def release(self, text: TextRequest) -> None:
         """Take a text off those that wait: it has its first token, or has left before that."""
         self.waiting -= 1
-        self.backlog -= len(text.prompt)
+        self.waiting_tokens -= len(text.prompt)
         self.admission.release(len(text.prompt))
 
     def begin(self, text: TextRequest, now: float) -> None:
         """Release a text whose first token has come now, and measure how fast prompts are read."""
         self.release(text)
-        self.admission.prefill_rate = self.pace.computed(len(text.prompt), self.backlog, now)
+        self.admission.prefill_rate = self.pace.computed(len(text.prompt), self.waiting_tokens, now)
 
 
 class Pace:

@@ -9,7 +9,7 @@ from typing import Any
 
 Labs = Callable[[str], Any]  # from a lab's name to its module: the reference's, or a learner's
 
-TECHNIQUES = ("engine", "prefix", "int8")
+TECHNIQUES = ("engine", "prefix", "int8", "codes")
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -41,7 +41,8 @@ class Settings:
     """model: a name or a folder. hosts: names of the server, besides those of this machine itself.
     origins: of pages on the web that may call it. log: whether each request is told on stderr.
     debug: whether the engine's blocks are checked after each step.
-    pool_bytes: memory for keys and values. draft_tokens: drafted in a step, at most, for a request
+    pool_bytes: memory for keys and values. context: the longest text, in tokens; None for as long
+    as model and pool allow. draft_tokens: drafted in a step, at most, for a request
     that asks for speculation. max_waiting: texts without a token. max_texts: in one request.
 
     In seconds: target_ttft, above which requests are refused; stalled, after which a client that
@@ -59,6 +60,7 @@ class Settings:
     log: bool = False
     debug: bool = False
     pool_bytes: int = 256_000_000
+    context: int | None = None
     block_size: int = 16
     token_budget: int = 256
     max_running: int = 64
@@ -86,6 +88,8 @@ class Settings:
             raise ValueError(f"An engine computes with 1 thread or more, not {self.threads}.")
         if self.pool_bytes < 1:
             raise ValueError("Keys and values need memory: take 1 MB or more.")
+        if self.context is not None and self.context < 2:
+            raise ValueError(f"A text has 2 tokens or more, so the context isn't {self.context}.")
         if not (self.target_ttft > 0 and self.drain >= 0):  # neither holds for NaN
             raise ValueError("A time is a number of seconds, and that of the TTFT is above 0.")
         for name in self.hosts:

@@ -1,7 +1,7 @@
 """A tokenizer's tokens as bytes, and the text that they make."""
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from tokenizers import Tokenizer
 
@@ -12,9 +12,9 @@ BYTE_OF |= {chr(256 + place): byte for place, byte in enumerate(OTHERS)}
 
 
 class TokenBytes:
-    """The bytes of each token. A special token has none, because it is no text."""
+    """The bytes of each token. Special tokens and those of `ends` have none: they are no text."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, ends: Collection[int] = ()) -> None:
         added = tokenizer.get_added_tokens_decoder()
         self.known = {
             token: bytes(BYTE_OF[character] for character in name)
@@ -24,6 +24,7 @@ class TokenBytes:
         }
         for token, one in added.items():
             self.known[token] = b"" if one.special else one.content.encode()
+        self.known |= dict.fromkeys(ends, b"")
         self.longest = max(map(len, self.known.values()))
 
     def __call__(self, token: int) -> bytes:
@@ -38,12 +39,19 @@ class TokenBytes:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
 
 
-def stop_at(stops: Sequence[str], bytes_of: TokenBytes) -> Callable[[Sequence[int]], bool]:
-    """Return whether a text's newest token completes a stop string. Called after each token."""
+def stop_at(
+    stops: Sequence[str], bytes_of: Callable[[int], bytes], ends: Collection[int] = ()
+) -> Callable[[Sequence[int]], bool]:
+    """Return whether a text's newest token is one of `ends`, or completes a stop string.
+
+    Called after each token.
+    """
     wanted = [stop.encode() for stop in stops]
-    longest = max(map(len, wanted))  # a token is a byte or more
+    longest = max(map(len, wanted), default=0)  # a token is a byte or more
 
     def has_stopped(ids: Sequence[int]) -> bool:
+        if ids[-1] in ends or not wanted:
+            return ids[-1] in ends
         ending = b"".join(map(bytes_of, ids[-longest:]))
         return any(stop in ending for stop in wanted)
 

@@ -9,15 +9,10 @@ from transformers import PreTrainedTokenizerFast
 
 from solutions.checkpoints.templates import ChatTemplate, RefusedChat, template_in
 from solutions.families import load_chat, load_tokenizer
-from solutions.llama import SYSTEM, chat_ids
+from solutions.llama import chat_ids
 from tests.common.checkpoints import SHIPPED
+from tests.common.llamas import CHATML
 
-CHATML = (
-    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
-    f"{{{{ '<|im_start|>system\\n{SYSTEM}<|im_end|>\\n' }}}}{{% endif %}}"
-    "{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n'}}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
 LLAMA2 = (
     "{{ bos_token }}{% for message in messages %}{% if message.role == 'user' %}"
     "[INST] {{ message.content | trim }} [/INST]{% elif message.role == 'assistant' %}"

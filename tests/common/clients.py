@@ -16,6 +16,7 @@ from solutions.server.here import RunningServer
 
 ROOT = Path(__file__).resolve().parents[2]
 BEGINNING = "Once upon a time there was a king who"
+ONE_TEXT = 1024 * 2 * 12 * 256 * 4  # bytes of the keys and values of fable's longest text
 
 
 class Animal(BaseModel):
@@ -39,7 +40,7 @@ def is_whole(server: RunningServer) -> bool:
     answers, requests = service.answers, service.requests
     nothing = not (answers.pool.queues or answers.running or engine.inbox or engine.numbers)
     no_work = not (engine.engine.has_work or engine.requests or manager.tables)
-    no_counts = requests.waiting == requests.backlog == requests.admission.backlog == 0
+    no_counts = requests.waiting == requests.waiting_tokens == requests.admission.backlog == 0
     return nothing and no_work and no_counts and not any(manager.ref_counts)
 
 

@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from solutions.llama import SYSTEM
 from tests.common.checkpoints import SHIPPED
 
 LLAMA3 = {
@@ -32,6 +34,13 @@ SMALL = {
     "eos_token_id": 0,
     "pad_token_id": None,
 }
+CHATML = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    f"{{{{ '<|im_start|>system\\n{SYSTEM}<|im_end|>\\n' }}}}{{% endif %}}"
+    "{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n'}}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+CONTROL = {"<|endoftext|>": 0, "<|im_start|>": 4096, "<|im_end|>": 4097, "<|eot_id|>": 4098}
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {},
     "llama-tied": {"tie_word_embeddings": True},
@@ -73,3 +82,13 @@ def write_llama(folder: Path, variant: str = "llama", **changes: Any) -> PreTrai
     for file in SHIPPED.glob("tokenizer*"):
         shutil.copy(file, folder)
     return model
+
+
+def write_chat_model(folder: Path) -> None:
+    """Write a small random model that has ChatML's template, and three tokens that end a text."""
+    ends = [CONTROL[name] for name in ("<|im_end|>", "<|endoftext|>", "<|eot_id|>")]
+    write_llama(folder, "llama-tied", vocab_size=4112, eos_token_id=ends)
+    tokenizer = Tokenizer.from_file(str(SHIPPED / "tokenizer.json"))
+    tokenizer.add_special_tokens(list(CONTROL))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(CHATML)

@@ -15,7 +15,7 @@ def telling_lines(lab: str) -> list[str]:
         for solution in module.stretches
         for line in bare_lines("\n".join(module.stretch(solution)))
     ]
-    return [line for line in lines if len(line) >= 12 and line not in known and line[0] != "#"]
+    return [line for line in lines if len(line) >= 15 and line not in known and line[0] != "#"]
 
 
 def bare_lines(text: str) -> list[str]:

@@ -84,6 +84,16 @@ def without_quota() -> str:
         return f"no quota of the processor can be set, as root can in a writable cgroup: {error}"
 
 
+def without_smollm2() -> str:
+    from solutions.families import find_checkpoint
+
+    try:
+        find_checkpoint("smollm2")
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def find_browser() -> str | None:
     return next((path for path in map(shutil.which, BROWSERS) if path), None)
 
@@ -105,6 +115,7 @@ ABSENCE: dict[str, Callable[[], str]] = {
     "llama_cpp": package("llama_cpp", "make timed ARGS=--peers installs it"),
     "pip": package("pip", "uv made this environment"),
     "ray": package("ray", 'pip install -e ".[ray]"'),
+    "smollm2": without_smollm2,
     "sphinx": package("sphinx", "make site installs it"),
     "triton": package("triton", 'pip install -e ".[gpu]", on Linux'),
     "vllm": package("vllm", "it needs an environment of its own"),

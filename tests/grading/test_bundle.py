@@ -127,7 +127,7 @@ def texts_of(lab: str) -> Iterator[tuple[str, str]]:
         if name.endswith(".ipynb"):
             cells = json.loads(content)["cells"]
             yield name, "\n".join("".join(cell["source"]) for cell in cells)
-        elif not name.endswith((".safetensors", ".frames")):
+        elif not name.endswith((".safetensors", ".gguf", ".frames")):
             yield name, content.decode()
 
 

@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx2
 import pytest
 
 from solutions.server.here import RunningServer, serve_here
 from tests.common.clients import is_whole, started
+from tests.common.llamas import write_chat_model
 
 
 @pytest.fixture(scope="session")
@@ -54,3 +56,18 @@ def process():
     """A server in a process of its own, and its address."""
     with started("--debug") as process:
         yield process
+
+
+@pytest.fixture(scope="session")
+def chat_model(tmp_path_factory) -> Path:
+    """The folder of a small random model that has learned to chat, called "chatty"."""
+    folder = tmp_path_factory.mktemp("models") / "chatty"
+    write_chat_model(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def chatty(chat_model) -> Iterator[RunningServer]:
+    with serve_here(model=str(chat_model), technique="prefix", debug=True) as running:
+        yield running
+        assert is_whole(running)

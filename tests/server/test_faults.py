@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from solutions.server.here import serve_here
-from tests.common.clients import body, connected, events, is_whole, started
+from tests.common.clients import ONE_TEXT, body, connected, events, is_whole, started
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -150,7 +150,7 @@ def test_1000_streams_at_once_end_whole_or_are_refused(server):
 def test_a_full_pool_preempts_and_every_text_is_that_of_an_empty_one(server, client):
     expected = client.post("/v1/completions", json=body(max_tokens=150)).json()["choices"][0]
     with (
-        serve_here(pool_bytes=1, debug=True) as small,
+        serve_here(pool_bytes=ONE_TEXT, debug=True) as small,
         httpx2.Client(base_url=small.url, timeout=120) as own,
     ):
         with ThreadPoolExecutor(16) as pool:

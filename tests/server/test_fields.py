@@ -90,7 +90,7 @@ def test_the_models_own_messages_may_be_empty(client, content):
 
 
 def test_penalties_count_the_answer_and_its_drafts_and_biases_are_added():
-    adjustments = Adjustments(0.5, 0.25, {3: 7.0}, min_tokens=3, eos_token_id=0)
+    adjustments = Adjustments(0.5, 0.25, {3: 7.0}, min_tokens=3, ends=(0,))
     logits = torch.zeros(3, 5)
     adjusted = adjustments.apply(logits, [1, 1], [2, 1])
     expected = [

@@ -8,18 +8,17 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tokenizers import Tokenizer
 
 from autograder.check import mine
 from autograder.notebook.passed import kept_file
-from gpt import find_checkpoint
 from solutions import constrained as lab_14
 from solutions.decoding import GREEDY
 from solutions.grammars.json_schema import pattern_of
 from solutions.grammars.regex import at_most
 from solutions.server import formats
 from solutions.server.engine_process import EngineProcess
-from solutions.server.formats import Guides, read_format
+from solutions.server.formats import Guides, Vocabulary, read_format
+from solutions.server.loaded import read_tokenizer
 from solutions.server.messages import TextRequest
 from solutions.server.settings import Settings
 
@@ -134,14 +133,14 @@ SCHEMAS = [
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
-    return Tokenizer.from_file(str(find_checkpoint("fable") / "tokenizer.json"))
+def vocabulary():
+    return Vocabulary(read_tokenizer("fable"), [0])
 
 
 @pytest.mark.parametrize("schema", SCHEMAS)
-def test_masks_are_those_of_an_index(schema, tokenizer):
-    regex, guides = pattern_of(schema), Guides(lab_14, tokenizer, 0)
-    index = lab_14.IndexGuide(lab_14.automaton_of(regex), guides.masks.vocabulary, 0)
+def test_masks_are_those_of_an_index(schema, vocabulary):
+    regex, guides = pattern_of(schema), Guides(lab_14, vocabulary)
+    index = lab_14.IndexGuide(lab_14.automaton_of(regex), guides.masks.vocabulary.texts, 0)
     lazy = guides.guide(json.dumps(schema))
     pairs = [(index.start(), lazy.start())]
     for state, remains in pairs:  # which grows meanwhile
@@ -180,14 +179,14 @@ LARGE = [
 
 
 @pytest.mark.parametrize("schema", LARGE)
-def test_the_work_is_as_the_schema_is_long_however_much_it_repeats(schema, tokenizer, monkeypatch):
+def test_the_work_is_as_the_schema_is_long_however_much_it_repeats(schema, vocabulary, monkeypatch):
     """Work is counted in expressions: for the schema, for each mask and for each token."""
     text, draw = json.dumps(schema), random.Random(3)
     most = 10_000 + 3 * len(text)
     monkeypatch.setattr(formats, "MOST_FOR_A_MASK", most)
     read_format.cache_clear()
     with at_most(most, "The schema"):
-        guide = Guides(lab_14, tokenizer, 0).guide(text)
+        guide = Guides(lab_14, vocabulary).guide(text)
     state, token = guide.start(), -1
     for _ in range(30):
         token = draw.choice(guide.allowed(state).nonzero().flatten().tolist())
@@ -226,10 +225,10 @@ def test_a_schema_that_takes_long_is_refused(schema):
 
 
 def test_nothing_is_computed_before_a_text_comes_to_it_and_masks_are_forgotten(
-    tokenizer, monkeypatch
+    vocabulary, monkeypatch
 ):
     monkeypatch.setattr(formats, "MOST_MASKS", 9)
-    guides, most = Guides(lab_14, tokenizer, 0), 0
+    guides, most = Guides(lab_14, vocabulary), 0
     for n in range(20):
         guide = guides.guide(json.dumps({"enum": [f"{n} kings", f"{n} queens"]}))
         assert len(guides.masks.kept) <= 9
@@ -258,6 +257,5 @@ def test_a_learners_own_lab_writes_formats_in_another_process(tmp_path, monkeypa
         for _, output in outputs.get(timeout=120):
             came, reason = came + output.new_ids, output.finish_reason
     engine.stop()
-    vocabulary = Tokenizer.from_file(str(find_checkpoint("fable") / "tokenizer.json"))
-    assert json.loads(vocabulary.decode(came)) in KINDS
+    assert json.loads(read_tokenizer("fable").decode(came)) in KINDS
     assert (tmp_path / "read").exists()

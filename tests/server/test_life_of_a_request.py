@@ -29,6 +29,7 @@ def traced():
     threading.setprofile(note)
     with serve_here() as server:
         threading.setprofile(None)
+        server.app.state.service.engine.vocabulary.result()  # made by another thread
         yield server, entered
 
 

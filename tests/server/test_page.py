@@ -4,12 +4,13 @@ import json
 import re
 from types import SimpleNamespace
 
+import httpx2
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
 from solutions.server.here import serve_here
 from tests.common.browser import LAUNCH
-from tests.common.clients import body
+from tests.common.clients import ONE_TEXT, body
 from tests.common.tools import find_browser
 
 HOSTILE = "<img src=x onerror=\"document.title='taken'\"><b>bold</b>"
@@ -133,7 +134,7 @@ def test_tokens_are_colored_and_explained_on_demand(opened, server, client):
 
 @pytest.mark.slow
 def test_a_burst_is_seen_by_who_has_the_key(opened):
-    with serve_here(technique="prefix", pool_bytes=1, api_key="secret") as small:
+    with serve_here(technique="prefix", pool_bytes=ONE_TEXT, api_key="secret") as small:
         page = opened(small)
         key = page.get_by_label("The API key is missing or wrong.")
         key.fill("secret")
@@ -221,3 +222,70 @@ def test_a_phone_shows_it_without_scrolling_sideways(opened, server, scheme):
     expect(page.locator("#engine")).to_be_visible()
     assert page.locator("html").evaluate("html => html.scrollWidth") == 360
     assert style(page.locator("body"), "color") != style(page.locator("body"), "background-color")
+
+
+# ---------------------------------------------------------------------------------------- a chat
+
+
+def chat(page, said, **given):
+    """Say something by the keyboard; return the answer."""
+    for name, value in {"temperature": 0, "max_tokens": 12, **given}.items():
+        page.locator(f"#{name}").fill(str(value))
+    page.get_by_label("Your message").fill(said)
+    page.get_by_label("Your message").press("Enter")
+    return page.locator("#turns article").last
+
+
+def test_a_chat_goes_on_with_all_its_turns(opened, chatty):
+    page, sent = opened(chatty), []
+    page.on("request", lambda request: sent.append(request.post_data_json))
+    page.get_by_label("System prompt").fill("Answer in verse.")
+    first = written(chat(page, HOSTILE))
+    page.get_by_label("Your message").press("Shift+Enter")
+    expect(page.locator("#turns article")).to_have_count(1)
+    second = chat(page, "And\nwho?")
+    text = written(second)
+    system = {"role": "system", "content": "Answer in verse."}
+    user, answer = {"role": "user", "content": HOSTILE}, {"role": "assistant", "content": first}
+    messages = [body["messages"] for body in sent if body]
+    assert messages == [
+        [system, user],
+        [system, user, answer, {"role": "user", "content": "And\nwho?"}],
+    ]
+    given = {"model": "chatty", "messages": messages[1], "max_tokens": 12, "temperature": 0}
+    told = httpx2.post(f"{chatty.url}/v1/chat/completions", json=given, timeout=60).json()
+    assert text == told["choices"][0]["message"]["content"]
+    expect(second).to_contain_text("prompt tokens cached")
+    expect(page.locator("#turns p.turn").first).to_have_text(HOSTILE)
+    page.get_by_label("probability").check()
+    second.locator(".token").first.hover()
+    expect(page.locator("#tip .choice")).to_have_count(5)
+    page.get_by_role("button", name="New chat").click()
+    expect(page.locator("#turns > *")).to_have_count(0)
+    assert page.title() == "Inference workbook"
+
+
+def test_an_answer_of_a_chat_is_stopped_and_its_failure_is_no_turn(opened, chatty):
+    page, sent = opened(chatty), []
+    answer = chat(page, "Hello", max_tokens=300)
+    answer.locator(".token").nth(2).wait_for()
+    page.get_by_role("button", name="Stop", exact=True).first.click()
+    expect(answer).to_contain_text("· stopped")
+    failed = chat(page, "Go on", max_tokens=5000)
+    expect(failed.get_by_role("alert")).to_contain_text("model's context of 512.")
+    page.on("request", lambda request: sent.append(request.post_data_json))
+    written(chat(page, "Go on"))
+    [body] = filter(None, sent)
+    assert [message["role"] for message in body["messages"]] == ["user", "assistant", "user"]
+    page.seen.said.clear()
+
+
+def test_a_chat_fits_a_phone_and_fables_page_has_none(opened, chatty, server):
+    page = opened(chatty, width=360)
+    written(chat(page, "Once" * 60))
+    assert page.locator("html").evaluate("html => html.scrollWidth") == 360
+    page = opened(server)
+    expect(page.locator("#engine")).to_be_visible()
+    for hidden in ("#turns", "#system", "#new-chat"):
+        expect(page.locator(hidden)).to_be_hidden()
+    expect(page.get_by_label("Texts at once")).to_be_visible()

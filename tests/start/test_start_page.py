@@ -92,6 +92,12 @@ def test_at_the_end_of_a_track_the_first_open_lab_is_next(read, pass_all):
     assert read()[1][0] == "02_kv_cache/kv_cache.ipynb"
 
 
+def test_who_has_built_the_engine_may_talk_to_it(read, pass_all):
+    assert "Talk to your engine" not in read()[0]
+    pass_all(*lessons()["engine"].cards)
+    assert "Talk to your engine. make chat ARGS=--mine in a terminal" in read()[0]
+
+
 def test_a_learner_who_is_done_is_told_so(read, pass_all):
     pass_all(*ALL)
     text, _ = read()

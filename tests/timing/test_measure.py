@@ -147,7 +147,7 @@ def test_a_row_that_other_programs_disturb_is_timed_again_and_then_marked(
 
 
 def test_by_default_the_slowest_technique_is_left_out_of_long_texts(table, monkeypatch):
-    monkeypatch.setattr(timed_generate, "SHORT_ONLY", {"hf-nocache": 2})
+    monkeypatch.setattr(timed_generate, "SHORT", 2)
     _, result = table("--tokens", "2,3")
     found = [row["workload"] for row in result["rows"] if row["technique"] == "hf-nocache"]
     assert found == ["2 new tokens"]

@@ -27,7 +27,7 @@ from tests.common.tools import ABSENCE
 from timing.peers.catalogue import PEERS, Peer, missing
 from timing.peers.row import PeerRow
 from timing.peers.worker import PeerFailed, Worker, Workers
-from timing.table import Bench
+from timing.table import Bench, NotTimed
 from timing.table.verify import difference
 from timing.table.workloads import LENGTHS, RAGGED, Workload
 
@@ -232,6 +232,18 @@ def test_threads_that_fail_are_passed_over_unless_all_do(tiny):
     for _ in range(2):
         with pytest.raises(PeerFailed, match="1 threads fail"):
             row.run(requests([[1]], [4]))
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_a_gguf_is_taken_as_it_is_by_llama_cpp_and_by_no_other(tmp_path, monkeypatch):
+    monkeypatch.setitem(PEERS, "llama.cpp", replace(PEERS["ct2"], title="llama.cpp"))
+    bench = Bench(tmp_path / "model.gguf", CPU)
+    row = PeerRow("llama.cpp", RAGGED, None, bench)
+    assert row.folder == bench.folder
+    assert row.lossy is not None  # its weights are the file's, and it computes on their codes
+    assert row.about.endswith("on the same file")
+    with pytest.raises(NotTimed, match=r"only llama\.cpp takes"):
+        PeerRow("ct2", RAGGED, None, bench)
 
 
 # ------------------------------------------------------------------------------- rounded weights

@@ -21,8 +21,8 @@ from matplotlib.colors import to_rgba
 from matplotlib.patches import Patch
 from matplotlib.text import Text
 
+import course
 import visuals
-from autograder.text.lesson import lessons
 from tests.samples import Example
 from visuals.style import Picture
 
@@ -30,10 +30,9 @@ pytestmark = pytest.mark.filterwarnings("error")  # a sign that the font lacks, 
 
 
 ROOFLINE = "tests.samples.roofline"
+ROOMS = [f"course.{one.name}.samples" for one in pkgutil.iter_modules(course.__path__) if one.ispkg]
 EXAMPLES = [
-    example
-    for samples in (*(f"{lesson.package}.samples" for lesson in lessons().values()), ROOFLINE)
-    for example in import_module(samples).EXAMPLES
+    example for samples in (*ROOMS, ROOFLINE) for example in import_module(samples).EXAMPLES
 ]
 
 

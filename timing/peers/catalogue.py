@@ -25,8 +25,12 @@ class Peer:
     advice: str = ""
 
     @property
+    def name(self) -> str:
+        return f"{self.title} {version(next(iter(self.modules.values())))}"
+
+    @property
     def about(self) -> str:
-        return f"{self.title} {version(next(iter(self.modules.values())))}, {self.precision}"
+        return f"{self.name}, {self.precision}"
 
 
 CTRANSLATE2 = {"ctranslate2": "ctranslate2"}
@@ -51,7 +55,7 @@ PEERS = {
     ),
 }
 OTHERS = {"hf", "hf-nocache", *PEERS}  # the rows that aren't the course's own
-NEVER = {"gpt-fast": "it only runs models with Llama's architecture, not GPT-2."}
+NEVER = {"gpt-fast": "it only runs models like Llama, from checkpoints that it has converted."}
 
 
 def missing(device: str) -> Iterator[tuple[str, str]]:

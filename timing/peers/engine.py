@@ -12,8 +12,9 @@ Ids = list[int]
 class Given:
     """The arguments of an engine.
 
-    folder: the model's folder. scratch: a folder for the converted model, which other processes of
-    the same engine reuse. precision: of the weights, one of those in `catalogue`.
+    folder: the model's folder, or its GGUF file. scratch: a folder for the converted model, which
+    other processes of the same engine reuse. precision: of the weights, one of those in
+    `catalogue`.
     """
 
     folder: Path

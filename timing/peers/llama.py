@@ -22,14 +22,15 @@ class LlamaCpp:
 
     The binding's own class handles only one sequence, so this class calls llama.cpp's functions.
     With float32 weights, keys and values are float32 too, so that the tokens can be compared with
-    ours; otherwise they are float16, llama.cpp's default.
+    ours; otherwise they are float16, llama.cpp's default. A GGUF file is taken as it is.
     """
 
     def __init__(self, given: Given) -> None:
-        path = given.scratch / f"{given.precision}.gguf"
+        is_gguf = given.folder.suffix == ".gguf"
+        path = given.folder if is_gguf else given.scratch / f"{given.precision}.gguf"
         if not path.exists():
             convert(given.folder, path, given.precision)
-        self.threads, self.exact = given.threads, given.precision == FLOAT32
+        self.threads, self.exact = given.threads, given.precision == FLOAT32 and not is_gguf
         llama_cpp.llama_backend_init()
         params = llama_cpp.llama_model_default_params()
         # Its AMX kernels crash on more than one row: github.com/ggml-org/llama.cpp/issues/20824

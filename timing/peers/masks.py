@@ -32,7 +32,7 @@ from solutions.constrained import (
     vocabulary_bytes,
 )
 from solutions.grammars.regex import Regex, parse
-from solutions.server.formats import FormatGuide, Masks
+from solutions.server.formats import FormatGuide, Masks, Vocabulary
 from timing.cores import usable_cores
 from timing.machine import processor_name
 from timing.stopwatch import undisturbed
@@ -218,7 +218,9 @@ def main() -> None:
     libraries = {
         "lab 14, index": own(lambda regex: IndexGuide(automaton_of(regex), **given)),
         "the server's": own(
-            lambda regex: FormatGuide(regex, Masks(**given, derivative=derivative))
+            lambda regex: FormatGuide(
+                regex, Masks(Vocabulary(tokenizer.backend_tokenizer, [given["eos"]]), derivative)
+            )
         ),
     }
     cpu, cores = processor_name(torch.device("cpu")), usable_cores()

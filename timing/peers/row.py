@@ -5,13 +5,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from gpt import read_config
+from solutions.families import read_config
+from solutions.gguf.file import gguf_in
 from timing.peers.catalogue import FLOAT32, PEERS
 from timing.peers.worker import PeerFailed, Workers
-from timing.table import ROUNDED, Bench, Lossy, OtherEngine, Rows, Run
+from timing.table import ROUNDED, Bench, Lossy, NotTimed, OtherEngine, Rows, Run
 from timing.table.workloads import EQUAL, LENGTHS, RAGGED, Workload
 
 MOST_THREADS = 2
+OF_GGUF = "llama.cpp"  # whose own format it is
 SIZES = {LENGTHS: (1,), RAGGED: (8, 16, 32, 64), EQUAL: (8, 16)}  # requests at a time
 TRIALS = 2  # for each number of threads and of requests at a time; the better one counts
 TRIAL_TOKENS = 64  # new tokens with one prompt; with many, each request gets a quarter of its own
@@ -27,8 +29,14 @@ class PeerRow(OtherEngine):
     """One engine, with the number of threads and of requests at a time that a short trial chose."""
 
     def __init__(self, name: str, kind: str, workers: Workers, bench: Bench) -> None:
-        self.name, self.peer, self.folder, self.workers = name, PEERS[name], bench.folder, workers
-        self.lossy = None if self.peer.precision == FLOAT32 else Lossy(ROUNDED)
+        self.name, self.peer, self.workers = name, PEERS[name], workers
+        file = gguf_in(bench.folder)
+        if file is not None and name != OF_GGUF:
+            raise NotTimed("this model is a GGUF file, which only llama.cpp takes as it is.")
+        self.folder = file or bench.folder
+        self.loaded = self.peer.about if file is None else f"{self.peer.name}, on the same file"
+        is_exact = file is None and self.peer.precision == FLOAT32
+        self.lossy = None if is_exact else Lossy(ROUNDED)
         threads = range(1, min(MOST_THREADS, os.cpu_count() or 1) + 1)
         self.choices = [Choice(t, size) for t in threads for size in SIZES[kind]]
         self.best: Choice | None = None
@@ -37,9 +45,9 @@ class PeerRow(OtherEngine):
     @property
     def about(self) -> str:
         if self.best is None:
-            return self.peer.about
+            return self.loaded
         tried = best_of(self.best.threads, [choice.threads for choice in self.choices])
-        about = f"{self.peer.about}, threads: {tried}"
+        about = f"{self.loaded}, threads: {tried}"
         sizes = [choice.size for choice in self.choices]
         return about if max(sizes) == 1 else f"{about}, at a time: {best_of(self.best.size, sizes)}"
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from gpt import load_tokenizer
 from solutions import constrained as lab_14
-from solutions.server.formats import Guides, read_format
+from solutions.server.formats import Guides, Vocabulary, read_format
 from solutions.serving import percentile
 from timing.machine import processor_name
 from timing.peers.masks import MODEL, Library, Own, installed, llguidance, outlines_core
@@ -72,7 +72,8 @@ def case_of(path: Path, tokenizer: Any) -> Case:
 
 
 def served(tokenizer: Any) -> Library:
-    guides = Guides(lab_14, tokenizer.backend_tokenizer, tokenizer.eos_token_id)
+    vocabulary = Vocabulary(tokenizer.backend_tokenizer, [tokenizer.eos_token_id])
+    guides = Guides(lab_14, vocabulary)
 
     def new(schema: str) -> Own:
         if isinstance(refusal := read_format(lab_14.derivative, schema), str):

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from gpt import GPTLMHead
+from solutions.families import load_tokenizer
 from solutions.kv_cache import CachedLMHead, KVCache
-from solutions.quality.bits_per_byte import LENGTH, Loss, loss, passages
-from solutions.quality.streamed import streamed_bits
+from solutions.quality import bits_per_byte
+from solutions.quality.bits_per_byte import HELD_OUT, LENGTH, Loss, loss
+from solutions.quality.streamed import streamed_logits
 from solutions.quantization import absmax
 from solutions.quantized_model import with_matrices
 
@@ -73,6 +75,15 @@ class Anew(nn.Module):
         return self.model(inputs, position_ids, self.new_cache())
 
 
+def ungrouped(model: Any) -> Any:
+    """Return the model for caches with as many heads of keys as of queries (lab 20)."""
+    if getattr(model.config, "group", 1) == 1:
+        return model
+    from solutions.llama import Expanded
+
+    return Expanded(model)
+
+
 # ------------------------------------------------------------------------------- what is lost
 
 
@@ -98,10 +109,14 @@ def bits_of(
 ) -> Float[Tensor, " passages"]:
     length = min(LENGTH, model.config.n_positions)
     device = model.transformer.ln_f.weight.device
-    new_cache = new_cache or functools.partial(KVCache, model.config, 1, length, device)
-    texts = passages(model=str(folder), length=length)[:PASSAGES]
-    found = [
-        streamed_bits(model, new_cache, [text], length // 2, length, str(folder))
-        for text in tqdm(texts, "bits per byte", leave=False, disable=None)
-    ]
+    if new_cache is None:
+        model = ungrouped(model)
+        new_cache = functools.partial(KVCache, model.config, 1, length, device)
+    tokenizer = load_tokenizer(folder)
+    texts = HELD_OUT.read_text(encoding="utf-8").strip().split("\n\n")[:PASSAGES]
+    found = []
+    for text in tqdm(texts, "bits per byte", leave=False, disable=None):
+        ids = torch.tensor([tokenizer.encode(text).ids[:length]])
+        predicted = streamed_logits(model, new_cache(), ids, length)[:, -(length // 2) :]
+        found.append(bits_per_byte.bits_of(predicted, ids, tokenizer))
     return torch.cat(found)

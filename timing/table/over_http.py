@@ -21,9 +21,9 @@ from urllib.parse import urlsplit
 
 import torch
 
-from gpt import read_config
 from solutions import serving
 from solutions.engine.limits import Limits
+from solutions.families import read_config
 from solutions.server.app import new_app
 from solutions.server.engine_process import EngineProcess
 from solutions.server.events import data_of

@@ -213,7 +213,7 @@ def show_words(
 
 
 def show_missing(console: Console, missing: Mapping[str, str]) -> None:
-    """Print which other engines are not on the table, each with the reason."""
+    """Print which rows are not on the table, each with the reason."""
     if missing:
         console.print("\nNot on the table:")
     for name, reason in missing.items():

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Protocol, Self
+from typing import Any, NoReturn, Protocol, Self
 
 import torch
 from jaxtyping import Float, Int
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from solutions import batching as lab3
 from solutions import generate as lab1
 from solutions.decoding import SamplingParams
-from solutions.kv_cache import CachedLMHead, KVCache
+from solutions.kv_cache import KVCache
 from solutions.speculative import Round
 from timing.cores import disturb
 from timing.stopwatch import synchronize
@@ -121,6 +121,9 @@ class Absent:
     def run(self, workload: Workload) -> Run:
         raise NotTimed(self.why)
 
+    def replayed(self, workload: Workload, number: int) -> NoReturn:
+        raise NotTimed(self.why)
+
 
 # ---------------------------------------------------------------------------------- watching
 
@@ -146,8 +149,11 @@ class Watch:
         self.tokens_computed = self.held = self.reserved = 0
 
     def __enter__(self) -> Self:
+        model: Any = self.model
+        theirs = getattr(model, "get_input_embeddings", None)  # of a model of transformers
+        embedding = theirs() if theirs else model.transformer.wte
         self.hooks = [
-            self.model.get_submodule("transformer.wte").register_forward_pre_hook(self.count),
+            embedding.register_forward_pre_hook(self.count),
             self.model.register_forward_hook(self.note, with_kwargs=True),
         ]
         synchronize(self.device)
@@ -319,7 +325,7 @@ class Rounds:
         In float64, so that no random number falls between two roundings of a probability.
         """
         exact = [deepcopy(model).double() for model in self.models]
-        anew = [Uncached.over(model) for model in exact]
+        anew = [Uncached(model) for model in exact]
         prompt = workload.prompts[number]
         cached, uncached = (
             continued(prompt, self.rounds_of(models, workload, number)) for models in (exact, anew)
@@ -327,19 +333,17 @@ class Rounds:
         return cached, uncached
 
 
-class Uncached(CachedLMHead):
+class Uncached(nn.Module):
     """A model that recomputes every token in each forward pass.
 
     It only reads the length of the cache that it receives: the number of tokens seen so far.
     """
 
-    @classmethod
-    def over(cls, model: CachedLMHead) -> Self:
-        uncached = cls(model.config)
-        uncached.transformer = model.transformer
-        return uncached
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model, self.config, self.transformer = model, model.config, model.transformer
 
-    def forward(  # type: ignore[override]  # it is called like every CachedLMHead
+    def forward(
         self,
         inputs: Int[Tensor, "1 q_len"],
         position_ids: Int[Tensor, "1 q_len"],
@@ -351,7 +355,7 @@ class Uncached(CachedLMHead):
         positions = torch.arange(length, device=inputs.device).unsqueeze(0)
         weight = self.transformer.wte.weight
         empty = KVCache(self.config, 1, length, weight.device, weight.dtype)
-        return super().forward(self.ids, positions, empty)[:, seen:]
+        return self.model(self.ids, positions, empty)[:, seen:]
 
 
 def continued(prompt: Ids, rounds: Sequence[Round]) -> Ids:

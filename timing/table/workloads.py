@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from gpt import GPTConfig, load_tokenizer, read_config
+from solutions.families import load_tokenizer, read_config
 
 LENGTHS, SAMPLED, RAGGED, EQUAL, CHAT = KINDS = "lengths", "sampled", "ragged", "equal", "chat"
 
@@ -38,6 +40,9 @@ class Workload:
     kind: one of KINDS. about: its line under the table. temperature: 0 is greedy. No EOS ends a
     request early, so all techniques do the same work.
 
+    reference: the baseline of speed-ups, whose tokens all others must produce if greedy. For many
+    requests it is lab 2's loop, one request at a time, because the naive loop would take minutes.
+
     turns: 1 if all requests arrive at the start. With more turns the requests are chats: the first
     turns of all chats come first, then all second turns, and so on. A later turn continues the
     whole text of the previous one, answer included, and arrives when that one has finished.
@@ -50,6 +55,7 @@ class Workload:
     new_tokens: list[int]
     temperature: float = 0
     turns: int = 1
+    reference: str = "cached"
 
     @property
     def at_start(self) -> int:
@@ -60,15 +66,6 @@ class Workload:
         """Return a request's whole prompt. outputs: prompt and answer of the requests before it."""
         before = outputs[number - self.at_start] if number >= self.at_start else []
         return before + self.prompts[number]
-
-    @property
-    def reference(self) -> str:
-        """The baseline of speed-ups, whose tokens all others must produce if greedy.
-
-        For many requests it is lab 2's loop, one request at a time, because the naive loop would
-        take minutes.
-        """
-        return {LENGTHS: "naive", SAMPLED: "sampled"}.get(self.kind, "cached")
 
     @property
     def longest(self) -> int:
@@ -95,7 +92,7 @@ def new_workloads(kinds: Sequence[str], folder: Path, lengths: Sequence[int]) ->
     return workloads
 
 
-def one_prompt(folder: Path, config: GPTConfig, lengths: Sequence[int]) -> list[Workload]:
+def one_prompt(folder: Path, config: Any, lengths: Sequence[int]) -> list[Workload]:
     [prompt] = encoded([PROMPT], folder)
     room = config.n_positions - len(prompt)
     if max(lengths) > room:
@@ -104,30 +101,32 @@ def one_prompt(folder: Path, config: GPTConfig, lengths: Sequence[int]) -> list[
             f"tokens has room for {room} after the prompt of {len(prompt)} tokens."
         )
     about = f"one request, a prompt of {len(prompt)} tokens"
-    return [Workload(LENGTHS, f"{n} new tokens", about, [prompt], [n]) for n in lengths]
+    of = partial(Workload, LENGTHS, about=about, prompts=[prompt], reference="naive")
+    return [of(name=f"{n} new tokens", new_tokens=[n]) for n in lengths]
 
 
-def sampled(folder: Path, config: GPTConfig) -> Workload:
+def sampled(folder: Path, config: Any) -> Workload:
     """Return the beginnings of some tales, to be continued one after the other at a temperature."""
     about = (
         f"{len(OPENINGS)} requests one at a time, beginnings of tales, {SAMPLED_NEW} new tokens at "
         f"temperature {SAMPLED_TEMPERATURE}"
     )
     prompts, limits = encoded(OPENINGS, folder), [SAMPLED_NEW] * len(OPENINGS)
-    workload = Workload(SAMPLED, SAMPLED, about, prompts, limits, SAMPLED_TEMPERATURE)
-    return fitting(workload, config)
+    given = SAMPLED, SAMPLED, about, prompts, limits, SAMPLED_TEMPERATURE
+    return fitting(Workload(*given, reference=SAMPLED), config)
 
 
 def encoded(texts: Sequence[str], folder: Path) -> list[list[int]]:
     try:
-        return load_tokenizer(folder)(list(texts)).input_ids
+        tokenizer = load_tokenizer(folder)
     except (OSError, ValueError) as error:
         raise ValueError(
             f"{folder} has no tokenizer: copy the model's tokenizer files there."
         ) from error
+    return [tokenizer.encode(text).ids for text in texts]
 
 
-def ragged(config: GPTConfig) -> Workload:
+def ragged(config: Any) -> Workload:
     """Return requests of unequal, log-uniform lengths: most short and a few long, as in practice.
 
     They are the same every time. The prompts are random ids, because the time doesn't depend on the
@@ -142,7 +141,7 @@ def ragged(config: GPTConfig) -> Workload:
     return fitting(Workload(RAGGED, RAGGED, about, prompts, new_tokens), config)
 
 
-def equal(config: GPTConfig) -> Workload:
+def equal(config: Any) -> Workload:
     """Return requests that begin and end together, so that static batching wastes nothing."""
     generator = torch.Generator().manual_seed(0)
     about = f"{EQUAL_REQUESTS} requests, prompts of {EQUAL_PROMPT} tokens, {EQUAL_NEW} new"
@@ -150,7 +149,7 @@ def equal(config: GPTConfig) -> Workload:
     return fitting(Workload(EQUAL, EQUAL, about, prompts, [EQUAL_NEW] * EQUAL_REQUESTS), config)
 
 
-def chat(config: GPTConfig, chats: int) -> Workload:
+def chat(config: Any, chats: int) -> Workload:
     """Return chats that begin together with one system prompt and continue the model's answers.
 
     They are the same every time, made of random ids. Turns are joined as ids, because a text that
@@ -175,12 +174,12 @@ def log_uniform(ends: tuple[int, int], count: int, generator: torch.Generator) -
 
 
 def random_prompts(
-    lengths: Sequence[int], config: GPTConfig, generator: torch.Generator
+    lengths: Sequence[int], config: Any, generator: torch.Generator
 ) -> list[list[int]]:
     return [torch.randint(config.vocab_size, (n,), generator=generator).tolist() for n in lengths]
 
 
-def fitting(workload: Workload, config: GPTConfig) -> Workload:
+def fitting(workload: Workload, config: Any) -> Workload:
     if workload.longest > config.n_positions:
         raise ValueError(
             f"The workload {workload.name} needs a context of {workload.longest} tokens; this "

@@ -1,0 +1,80 @@
+"""A chat in the terminal, with a server as any other client has it."""
+
+import json
+import unicodedata
+from collections.abc import Iterator
+from contextlib import suppress
+
+import httpx2
+
+HELP = "Ctrl-C stops an answer, /new begins a new chat, and Ctrl-D ends it."
+LOST = "The server has broken off."
+USUAL = {"temperature": 0.2, "top_p": 0.9}  # as the model card of SmolLM2 has it
+Messages = list[dict[str, str]]
+
+
+class Failed(Exception):
+    """A request got no whole answer; the message is the server's sentence."""
+
+
+def talk(url: str, model: str, api_key: str | None = None) -> None:
+    """Chat with a model until the input ends."""
+    with suppress(ImportError):  # Windows has none
+        import readline  # noqa: F401, as arrow keys then edit the line
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    messages: Messages = []
+    print(HELP)
+    with httpx2.Client(base_url=url, headers=headers, timeout=None) as client:
+        while True:
+            try:
+                line = input("\n> ").strip()
+            except KeyboardInterrupt:
+                continue
+            except EOFError:
+                print()
+                return
+            if line == "/new":
+                messages = []
+                print("A new chat.")
+            elif line:
+                question = {"role": "user", "content": line}
+                messages = answered(client, model, [*messages, question])
+
+
+def answered(client: httpx2.Client, model: str, messages: Messages) -> Messages:
+    """Print the answer as it comes. Return the chat with it, and without a question that failed."""
+    answer = ""
+    try:
+        for piece in pieces(client, model, messages):
+            answer += piece
+            print(visible(piece), end="", flush=True)
+    except KeyboardInterrupt:
+        print(" … stopped", end="")
+    except (Failed, httpx2.HTTPError) as error:
+        print(error if isinstance(error, Failed) else LOST)
+        return messages[:-1]
+    print()
+    return [*messages, {"role": "assistant", "content": answer}]
+
+
+def pieces(client: httpx2.Client, model: str, messages: Messages) -> Iterator[str]:
+    """Yield an answer's text. Raises Failed."""
+    body = {"model": model, "messages": messages, "stream": True, **USUAL}
+    with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        if response.status_code != 200:
+            raise Failed(json.loads(response.read())["error"]["message"])
+        for line in response.iter_lines():
+            if line == "data: [DONE]":
+                return
+            if line:
+                event = json.loads(line.removeprefix("data: "))
+                if "error" in event:
+                    raise Failed(event["error"]["message"])
+                for choice in event["choices"]:
+                    yield choice["delta"]["content"]
+    raise Failed(LOST)
+
+
+def visible(text: str) -> str:
+    """Return a text without control characters, by which a model could steer the terminal."""
+    return "".join(c for c in text if c in "\n\t" or unicodedata.category(c) != "Cc")
