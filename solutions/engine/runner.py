@@ -143,7 +143,7 @@ class PackedCache:
         folded = queries.reshape(*keys.shape[:2], -1, keys.shape[3])
         cache.selected = folded.shape[0], folded.shape[2], layer
         cache.new_slots, cache.all_slots = part.new_slots, part.places
-        cache.mask = part.mask.repeat(1, 1, group, 1)
+        cache.mask = part.mask.expand(-1, group, -1, -1).flatten(1, 2)[:, None]  # no copy for one
         return cache.attend(layer, folded, keys, values).reshape(queries.shape)
 
 
