@@ -77,6 +77,11 @@ def read_config(path: Path) -> Any:
     return read_shape(path)
 
 
+def kv_bytes(config: Any, size: int) -> int:
+    """Return the bytes of a token's keys and values, whose numbers have `size` bytes each."""
+    return 2 * config.n_layer * config.n_head * config.head_dim * size
+
+
 def load_model(path: Path, codes: bool = False) -> Any:
     """Load a model in float32, or on the 4-bit codes of its GGUF file.
 

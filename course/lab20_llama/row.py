@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from course.lab07_engine.row import engine_of
-from solutions.families import load_model
+from solutions.families import kv_bytes, load_model
 from timing.table import (
     COARSE_HAIR,
     HAIR,
@@ -31,7 +31,7 @@ def beside(bench: Bench) -> tuple[Bench, Lossy]:
         raise NotTimed(f"it compares a model with {name}, and there is none beside it.")
     other = replace(bench, folder=folder)
     llama, gpt2 = other.load(), bench.load()
-    held = [2 * m.config.n_layer * m.config.n_head * m.config.head_dim * 4 for m in (llama, gpt2)]
+    held = [kv_bytes(model.config, 4) for model in (llama, gpt2)]
     wins = f"{held[0]:,} KV bytes a token, not {held[1]:,}"
     lost = loss_of(llama, gpt2, bench.folder)
     return other, Lossy("another model", llama, HAIR, wins, lost)

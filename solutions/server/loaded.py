@@ -9,7 +9,7 @@ import torch
 
 from solutions.engine.engine import Engine, Output, Parts
 from solutions.engine.limits import Limits
-from solutions.families import find_checkpoint, load_model, load_tokenizer
+from solutions.families import find_checkpoint, kv_bytes, load_model, load_tokenizer
 from solutions.kv_cache import CachedLMHead
 from solutions.server.settings import Labs, Settings, reference
 from solutions.speculative import AdaptiveDrafter, ConfidentDrafter, Drafter, NgramDrafter
@@ -27,9 +27,8 @@ class Loaded:
     @property
     def block_bytes(self) -> int:
         """Bytes of the keys and values of a block."""
-        config, weight = self.model.config, self.model.transformer.ln_f.weight
-        numbers = 2 * config.n_layer * config.n_head * config.head_dim
-        return self.settings.block_size * numbers * weight.element_size()
+        size = self.model.transformer.ln_f.weight.element_size()
+        return self.settings.block_size * kv_bytes(self.model.config, size)
 
     @property
     def num_blocks(self) -> int:

@@ -23,7 +23,7 @@ import torch
 
 from solutions import serving
 from solutions.engine.limits import Limits
-from solutions.families import read_config
+from solutions.families import kv_bytes, read_config
 from solutions.server.app import new_app
 from solutions.server.engine_process import EngineProcess
 from solutions.server.events import data_of
@@ -63,7 +63,7 @@ def settings_for(folder: Path, limits: Limits) -> Settings:
     return Settings(
         model=str(folder),
         threads=torch.get_num_threads(),
-        pool_bytes=slots * 2 * config.n_layer * config.n_head * config.head_dim * FLOAT32_BYTES,
+        pool_bytes=slots * kv_bytes(config, FLOAT32_BYTES),
         block_size=limits.block_size,
         token_budget=limits.token_budget,
         max_running=limits.max_running,
