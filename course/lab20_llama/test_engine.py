@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import strategies as st
-from torch import nn
 
 from autograder.judging.random_models import normals
 from course.lab09_disaggregation.test_solution import WatchedPolicy
@@ -60,6 +59,7 @@ from tests.common.serving import (
     serve_each,
     the_text_itself,
 )
+from timing.table import Anew
 
 pytestmark = pytest.mark.usefixtures("short_stretches")
 
@@ -121,17 +121,6 @@ def llama_of(variant: str, config: GPTConfig, seed: int) -> Any:
     return model
 
 
-class Anew(nn.Module):
-    """A model that computes a text from its start, through a fresh cache or without one."""
-
-    def __init__(self, model: Any, new_cache: Callable[[int], Any] = lambda _: None) -> None:
-        super().__init__()
-        self.model, self.config, self.new_cache = model, model.config, new_cache
-
-    def forward(self, inputs: Any, position_ids: Any) -> Any:
-        return self.model(inputs, position_ids, self.new_cache(self.config.n_layer))
-
-
 def naive(model: Any, prompt: list[int], limit: int, eos: int | None = None) -> list[int]:
     return lab_1.generate(model, torch.tensor([prompt]), limit, eos)[0].tolist()
 
@@ -157,7 +146,7 @@ class LlamaLoad(Load):
         return self.change(llama_of(self.variant, self.config, self.seed))
 
     def naive(self, visit: Visit) -> list[int]:
-        model = Anew(self.model, self.new_cache)
+        model = Anew(self.model, partial(self.new_cache, self.config.n_layer))
         return naive(model, visit.prompt, visit.limit, visit.eos)
 
 
@@ -193,7 +182,7 @@ def llama_loads(draw: st.DrawFn, way: str) -> LlamaLoad:
     variant = draw(st.sampled_from(list(VARIANTS)))
 
     def text(config: GPTConfig, seed: int, prompt: list[int], limit: int) -> list[int]:
-        return naive(Anew(llama_of(variant, config, seed)), prompt, limit)
+        return naive(llama_of(variant, config, seed), prompt, limit)
 
     load = draw(loads(st.sampled_from([None, the_text_itself, another_llama]), text))
     return LlamaLoad(**{**vars(load), **WAYS[way], "variant": variant})
@@ -230,7 +219,7 @@ of_each_variant = pytest.mark.parametrize("variant", VARIANTS)
 
 @cache
 def texts_of(variant: str) -> list[Ids]:
-    model = Anew(llama_of(variant, CONFIGS[2], 0))
+    model = llama_of(variant, CONFIGS[2], 0)
     return [naive(model, prompt, NEW) for prompt in PROMPTS]
 
 

@@ -26,11 +26,15 @@ Logits = Callable[[Int[Tensor, "1 seq"]], Float[Tensor, "1 seq vocab"]]
 
 
 def passages(file: Path = HELD_OUT, model: str = "fable", length: int = LENGTH) -> list[Passage]:
-    """Return the token ids of a file's passages, cut to `length`; empty lines divide passages."""
+    """Return the token ids of a file's passages, cut to `length`."""
     tokenizer = load_tokenizer(model)
-    texts = file.read_text(encoding="utf-8").strip().split("\n\n")
-    found = [tokenizer(text, verbose=False)["input_ids"][:length] for text in texts]
+    found = [tokenizer(text, verbose=False)["input_ids"][:length] for text in texts_in(file)]
     return [torch.tensor(ids) for ids in found]
+
+
+def texts_in(file: Path) -> list[str]:
+    """Return a file's passages as text; empty lines divide them."""
+    return file.read_text(encoding="utf-8").strip().split("\n\n")
 
 
 def logits_of(model: GPTLMHead) -> Logits:

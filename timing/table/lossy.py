@@ -67,7 +67,7 @@ class Anew(nn.Module):
 
     def __init__(self, model: CachedLMHead, new_cache: Callable[[], Any]) -> None:
         super().__init__()
-        self.model, self.new_cache = model, new_cache
+        self.model, self.config, self.new_cache = model, model.config, new_cache
 
     def forward(
         self, inputs: Int[Tensor, "1 seq"], position_ids: Int[Tensor, "1 seq"]
@@ -113,7 +113,7 @@ def bits_of(
         model = ungrouped(model)
         new_cache = functools.partial(KVCache, model.config, 1, length, device)
     tokenizer = load_tokenizer(folder)
-    texts = HELD_OUT.read_text(encoding="utf-8").strip().split("\n\n")[:PASSAGES]
+    texts = bits_per_byte.texts_in(HELD_OUT)[:PASSAGES]
     found = []
     for text in tqdm(texts, "bits per byte", leave=False, disable=None):
         ids = torch.tensor([tokenizer.encode(text).ids[:length]])
