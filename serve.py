@@ -49,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
     add("--log", action="store_true", help="tell each request in a line of JSON on stderr")
     add("--debug", action="store_true", help="check the engine's blocks after each step")
     add("--open", action="store_true", help="open the page in a browser")
-    add("--terminal", action="store_true", help="chat in the terminal, and serve nobody else")
+    add("--terminal", action="store_true", help="chat in the terminal, without a server")
     add("--threads", type=int, help="of the engine; by default all cores")
     add("--until-input-ends", action="store_true", help=argparse.SUPPRESS)  # for replicas
     add("--pool-mb", type=int, default=Settings.pool_bytes // 10**6,

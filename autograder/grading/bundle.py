@@ -27,13 +27,8 @@ AS_THEY_ARE = (
     "autograder/notebook/*.html",
     *("LICENSE", "gpt.py", "workbook.py", "pyproject.toml", "constraints.txt", "environment.yml"),
     *(".jupyter/*/*.json", "models/README.md"),
-    *(
-        "models/*/*.json",
-        "models/*/*.md",
-        "models/*/*.safetensors",
-        "models/*/*.gguf",
-        "models/text/*.txt",
-    ),
+    *(f"models/*/*.{kind}" for kind in ("json", "md", "safetensors", "gguf")),
+    "models/text/*.txt",
 )
 PROGRAMS = "import workbook, autograder.check"
 MAKEFILE = """\

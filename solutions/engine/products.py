@@ -195,7 +195,7 @@ def measured(weights: Sequence[Weight]) -> Times | None:
         with suppress(Exception):  # of whatever kind: then this machine doesn't have this way
             made[name] = [way(weight, None) for weight in weights]
     times: Times = {name: [] for name in made}
-    generator = torch.Generator().manual_seed(0)  # nobody's seeds are used up here
+    generator = torch.Generator().manual_seed(0)  # its own, so no seed is used up
     for size in SIZES:
         inputs = [torch.randn(size, weight.shape[1], generator=generator) for weight in weights]
         usual = made["F.linear"]

@@ -103,12 +103,13 @@ class EngineThread(Watcher):
         """Return how many prompt tokens per second the engine computes, before it serves."""
         seconds = 0.0
         for turn, tokens in enumerate(WARM_UP[:1] + WARM_UP):  # the first one warms up
-            if seconds < LONG:
-                prompt, salt = [0] * min(tokens, context - 1), bytes([turn])  # none is cached
-                self.add(TextRequest("warm-up", prompt, 1, GREEDY, seed=0, salt=salt))
-                start = time.perf_counter()
-                self.engine.run()
-                seconds = time.perf_counter() - start
+            if seconds >= LONG:
+                break
+            prompt, salt = [0] * min(tokens, context - 1), bytes([turn])  # none is cached
+            self.add(TextRequest("warm-up", prompt, 1, GREEDY, seed=0, salt=salt))
+            start = time.perf_counter()
+            self.engine.run()
+            seconds = time.perf_counter() - start
         self.outputs.clear()
         return len(prompt) / seconds
 

@@ -71,7 +71,7 @@ def words(result: Result, exercise: str | None) -> str:
 @pytest.mark.parametrize("hostile", CORPUS, ids=lambda h: f"{h.family}-{h.name}")
 def test_every_score_is_exact_and_no_attack_costs_others_anything(hostile, jail, tmp_path):
     """It says why, in words that can be kept and shown; the grader keeps its time and memory; and
-    whoever comes after one that leaves something behind gets all points."""
+    what is graded after one that leaves something behind gets all points."""
     submission = handed_in(hostile, tmp_path)
     before = psutil.Process().memory_info().rss
     forget_peak()
