@@ -371,7 +371,7 @@ def time_all(parser: Parser, args: argparse.Namespace, workers: Workers) -> None
     peers = peer_techniques([name for name in args.peers if name not in absent], workers)
     try:
         folder = find_checkpoint(args.model)
-        if args.names == STORY and "codes" in TECHNIQUES and gguf_in(folder) is not None:
+        if args.names == STORY and gguf_in(folder) is not None:
             args.names.insert(args.names.index("hf"), "codes")
         bench = Bench(folder, args.device, products=args.products)
         naive_model = bench.load(GPTLMHead)
