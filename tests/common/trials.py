@@ -32,7 +32,7 @@ seeds = pytest.mark.parametrize("seed", range(3))  # of a lab's own tests of its
 every_exercise_in_time = pytest.mark.parametrize(
     "exercise",
     [
-        e if e in FIRST else pytest.param(e, marks=[pytest.mark.slow, pytest.mark.in_turn(4)])
+        e if e in FIRST else pytest.param(e, marks=[pytest.mark.slow, pytest.mark.in_turn(6)])
         for e in EXERCISES
     ],
     ids=lambda e: e.name,
