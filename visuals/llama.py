@@ -279,7 +279,7 @@ def show_memory(models: Mapping[str, tuple[int, int]]) -> Picture:
         amounts = [both[place] for both in models.values()]
         axes.barh(range(len(amounts)), amounts, 0.7, **fill(RANKS[place]))
         for row, amount in enumerate(amounts):
-            times = f" ({amount / amounts[0]:.1f}×)" if row else ""
+            times = f" ({amount / amounts[0]:.3g}×)" if row else ""
             write_behind(axes, amount, row, f"{amount / unit:,.1f}{times}", fontsize=9)
         axes.set(xlim=(0, 1.3 * max(amounts)), xticks=[], title=title)
         name_rows(axes, models)
