@@ -98,4 +98,4 @@ def test_models_are_compared_with_the_first():
     bars = [[bar.get_width() for bar in axes.patches] for axes in (weights, tokens)]
     assert bars == [[43_000_000, 538_700_000], [24_576, 46_080]]
     assert texts(weights) == ["43.0", "538.7 (12.5×)"]
-    assert texts(tokens) == ["24.6", "46.1 (1.9×)"]
+    assert texts(tokens) == ["24.6", "46.1 (1.88×)"]
