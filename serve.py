@@ -39,6 +39,9 @@ def parser() -> argparse.ArgumentParser:
     add("--host", default="127.0.0.1", help="address to listen on; another one needs --api-key")
     add("--port", type=int, default=8000, help="0 takes a free one")
     add("--technique", choices=TECHNIQUES, default="engine")
+    add("--kernel", action="store_true", help="narrow steps as one compiled function (lab 21)")
+    add("--same-bits", action="store_true",
+        help="every step so: an answer doesn't depend on who else is served")  # fmt: skip
     add("--mine", action="store_true", help="use the solutions that passed their checks")
     add("--replicas", type=int, default=1, help="servers behind a router")
     add("--upstream", action="append", default=[], metavar="URL", help="a server to route to")
@@ -93,6 +96,8 @@ def serve(options: argparse.Namespace) -> None:
     settings = Settings(
         model=options.model,
         technique=options.technique,
+        kernel=options.kernel,
+        same_bits=options.same_bits,
         threads=options.threads,
         pool_bytes=options.pool_mb * 10**6,
         context=options.context,
@@ -211,8 +216,8 @@ def arguments_for(options: argparse.Namespace) -> list[str]:
     given += ["--target-ttft", str(options.target_ttft), "--pool-mb", str(options.pool_mb)]
     given += ["--drain", str(options.drain)]
     given += [] if options.context is None else ["--context", str(options.context)]
-    flags = [flag for flag in ("mine", "debug") if getattr(options, flag)]
-    return [*given, *(f"--{flag}" for flag in flags)]
+    flags = [flag for flag in ("mine", "debug", "kernel", "same_bits") if getattr(options, flag)]
+    return [*given, *(f"--{flag.replace('_', '-')}" for flag in flags)]
 
 
 def stop_when_input_ends() -> None:

@@ -41,14 +41,9 @@ class OwnCodes(Int4Kernel):
         nn.Module.__init__(self)
         n_out, self.size = len(rows), GROUP
         require_steps("4", "outputs", n_out)
-        blocks = rows.reshape(n_out, -1, BLOCKS[kind])
-        scales = blocks[..., :-16].contiguous().view(torch.float16).float()
-        scale, zero = scales[..., 0], 8 * scales[..., 0] + scales[..., -1]
-        if kind == "Q4_0":
-            zero = torch.zeros_like(scale)
-        both = torch.stack([scale, zero], dim=-1).transpose(0, 1).to(torch.bfloat16)
-        codes = torch.cat([blocks[..., -16:] & 15, blocks[..., -16:] >> 4], dim=-1)
-        as_int32 = codes.view(n_out, -1).to(torch.int32)
+        packed, scale, least = parts_of(rows, kind)
+        both = torch.stack([scale, least + 8 * scale], dim=-1).transpose(0, 1).to(torch.bfloat16)
+        as_int32 = torch.cat([packed & 15, packed >> 4], dim=-1).view(n_out, -1).to(torch.int32)
         self.register_buffer("packed", torch._convert_weight_to_int4pack_for_cpu(as_int32, 1))
         self.register_buffer("scale_and_zero", both.contiguous())
         self.register_buffer("bias", bias)
@@ -62,6 +57,20 @@ class OwnCodes(Int4Kernel):
             return torch.add(torch._weight_int4pack_mm_for_cpu(rows, packed, GROUP, both), bias)
 
         return product
+
+
+def parts_of(
+    rows: UInt8[Tensor, "n_out bytes"], kind: str
+) -> tuple[
+    UInt8[Tensor, "n_out groups 16"],
+    Float[Tensor, "n_out groups"],
+    Float[Tensor, "n_out groups"],
+]:
+    """Return the codes of each block, two in a byte, its scale, and what a code of 0 stands for."""
+    blocks = rows.reshape(len(rows), -1, BLOCKS[kind])
+    scales = blocks[..., :-16].contiguous().view(torch.float16).float()
+    scale = scales[..., 0]
+    return blocks[..., -16:], scale, scales[..., 1] if kind == "Q4_1" else -8 * scale
 
 
 def load_own_codes(path: Path) -> QuantizedLMHead:
@@ -104,9 +113,24 @@ def in_8_bits(file: GGUF, name: str) -> Int8Embedding:
 def layer_of(
     file: GGUF, config: LlamaConfig, number: int
 ) -> tuple[dict[str, nn.Module], dict[str, Tensor]]:
-    """Return a layer's matrices as modules, and its norms, by their places in the model.
+    """Return a layer's matrices as modules, and its norms, by their places in the model."""
+    weights, coded = rows_of_layer(file, config, number)
+    modules: dict[str, nn.Module] = {}
+    for matrix in LINEAR:
+        place = f"transformer.h.{number}.{matrix}"
+        weight, bias = weights.pop(f"{place}.weight"), weights.pop(f"{place}.bias").float()
+        kind = coded.get(matrix)
+        modules[place] = OwnCodes(weight.T, kind, bias) if kind else float_layer(weight, bias)
+    return modules, weights
 
-    A matrix is made of codes if all its parts, q, k and v for example, are codes of one kind.
+
+def rows_of_layer(
+    file: GGUF, config: LlamaConfig, number: int
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return a layer's weights by their places in the model, and the kind of each matrix of codes.
+
+    A matrix is made of codes if all its parts, q, k and v for example, are codes of one kind. Then
+    its weight is the bytes of the blocks of each output, [bytes, n_out].
     """
     names = [name for name in file.tensors if name.startswith(f"blk.{number}.")]
     kinds: dict[str, set[str]] = {matrix: set() for matrix in LINEAR}
@@ -122,14 +146,7 @@ def layer_of(
         else tensor_of(file, name)
         for name in names
     }
-    weights = in_our_order(rows, file, config)
-    modules: dict[str, nn.Module] = {}
-    for matrix in LINEAR:
-        place = f"transformer.h.{number}.{matrix}"
-        weight, bias = weights.pop(f"{place}.weight"), weights.pop(f"{place}.bias").float()
-        kind = coded.get(matrix)
-        modules[place] = OwnCodes(weight.T, kind, bias) if kind else float_layer(weight, bias)
-    return modules, weights
+    return in_our_order(rows, file, config), coded
 
 
 def matrix_of(name: str) -> str:

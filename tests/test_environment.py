@@ -48,6 +48,7 @@ def named(requirements: list[str]) -> dict[str, Requirement]:
     return {canonicalize_name(requirement.name): requirement for requirement in parsed}
 
 
+KERNEL = "kernel"  # an extra that a learner may install: lab 21 runs without it, too
 PEERS = "peers"  # an extra that no set-up installs; `timed --peers` installs each package by itself
 GPU = "gpu"  # for lab 12's one kernel
 RAY = "ray"  # for replicas on many machines
@@ -136,7 +137,7 @@ def test_conda_users_get_the_same_environment():
     oldest = PROJECT["requires-python"].removeprefix(">=")
     assert python == f"python={oldest}"
     assert pip == "pip"
-    extras = [extra for extra in EXTRAS if extra not in (PEERS, GPU, RAY, SITE)]
+    extras = [extra for extra in EXTRAS if extra not in (PEERS, GPU, KERNEL, RAY, SITE)]
     wanted = f"--editable .[{','.join(extras)}]"
     assert installed == {"pip": [wanted, "--constraint constraints.txt"]}
     assert extras == workbook.EXTRAS

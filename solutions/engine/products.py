@@ -146,7 +146,8 @@ class Products:
         kind = kind_of(weights)
         if kind not in self.known:
             file = file_of(kind, self.folder)
-            self.known[kind] = read_times(file, kind) or measured(weights)
+            times = read_times(file, kind)
+            self.known[kind] = times if times and is_whole(times) else measured(weights)
             write_times(file, kind, self.known[kind])
         return self.known[kind]
 
@@ -268,15 +269,19 @@ def file_of(kind: str, folder: Path) -> Path:
 
 
 def read_times(file: Path, kind: str) -> Times | None:
-    """Return the times that were kept for this kind of weights; None if there are none of use."""
+    """Return the times that were kept for this kind; None if there are none that can be read."""
     try:
         kept = json.loads(file.read_text(encoding="utf-8"))
         kept_kind, kept_times = kept["kind"], kept["times"]
         times = {way: [float(seconds) for seconds in kept_times[way]] for way in kept_times}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
-    whole = all(way in WAYS and len(times[way]) == len(SIZES) for way in times)
-    return times if kept_kind == kind and whole and "F.linear" in times else None
+    return times if kept_kind == kind else None
+
+
+def is_whole(times: Times) -> bool:
+    each = all(way in WAYS and len(times[way]) == len(SIZES) for way in times)
+    return each and "F.linear" in times
 
 
 def write_times(file: Path, kind: str, times: Times | None) -> None:

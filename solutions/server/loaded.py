@@ -9,6 +9,7 @@ import torch
 
 from solutions.engine.engine import Engine, Output, Parts
 from solutions.engine.limits import Limits
+from solutions.engine.runner import Runner
 from solutions.families import find_checkpoint, kv_bytes, load_model, load_tokenizer
 from solutions.kv_cache import CachedLMHead
 from solutions.server.settings import Labs, Settings, reference
@@ -55,7 +56,7 @@ class Loaded:
     def new_engine(self, on_output: Callable[[Output], None]) -> Engine:
         settings = self.settings
         size, budget = settings.block_size, settings.token_budget
-        return self.labs("engine").new_engine(
+        engine: Engine = self.labs("engine").new_engine(
             self.model,
             Limits(self.num_blocks, size, budget, settings.max_running),
             on_output,
@@ -63,6 +64,19 @@ class Loaded:
             settings.draft_tokens,
             self.parts(),
         )
+        if settings.kernel or settings.same_bits:
+            engine.runner = self.kernel_runner(engine.runner)
+        return engine
+
+    def kernel_runner(self, usual: Runner) -> Runner:
+        # Only now: it needs numba, which not every machine has.
+        from solutions.compiled.choice import EVERY_STEP, kernel_runner, runner_of
+        from solutions.compiled.weights import weights_of
+
+        weights = weights_of(self.model, find_checkpoint(self.settings.model))
+        if self.settings.same_bits:
+            return runner_of(self.model, usual, weights, EVERY_STEP)
+        return kernel_runner(self.model, usual, weights)
 
     def parts(self) -> Parts:
         """Return the engine's parts. The attention stays its own, which is the fastest."""

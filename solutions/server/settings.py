@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ class Settings:
     """model: a name or a folder. hosts: names of the server, besides those of this machine itself.
     origins: of pages on the web that may call it. log: whether each request is told on stderr.
     debug: whether the engine's blocks are checked after each step.
+    kernel: whether narrow steps are one compiled function (lab 21). same_bits: whether all are, so
+    that an answer doesn't depend on who else is served.
     pool_bytes: memory for keys and values. context: the longest text, in tokens; None for as long
     as model and pool allow. draft_tokens: drafted in a step, at most, for a request
     that asks for speculation. max_waiting: texts without a token. max_texts: in one request.
@@ -53,6 +56,8 @@ class Settings:
 
     model: str = "fable"
     technique: str = "engine"
+    kernel: bool = False
+    same_bits: bool = False
     threads: int | None = None
     api_key: str | None = None
     hosts: tuple[str, ...] = ()
@@ -84,6 +89,8 @@ class Settings:
             raise ValueError(
                 f"There is no technique {self.technique!r}. Take one of {', '.join(TECHNIQUES)}."
             )
+        if (self.kernel or self.same_bits) and find_spec("numba") is None:
+            raise ValueError("The kernel needs numba. Install it: pip install numba")
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"An engine computes with 1 thread or more, not {self.threads}.")
         if self.pool_bytes < 1:

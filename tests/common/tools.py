@@ -113,6 +113,7 @@ ABSENCE: dict[str, Callable[[], str]] = {
     "ctranslate2": package("ctranslate2", "make timed ARGS=--peers installs it"),
     "gguf": package("gguf", "make timed ARGS=--peers installs it"),
     "llama_cpp": package("llama_cpp", "make timed ARGS=--peers installs it"),
+    "numba": package("numba", 'pip install -e ".[kernel]"'),
     "pip": package("pip", "uv made this environment"),
     "ray": package("ray", 'pip install -e ".[ray]"'),
     "smollm2": without_smollm2,

@@ -1,0 +1,72 @@
+"""Lab 21: the engine with one compiled function for a step."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from course.lab07_engine.row import engine_of
+from course.lab10_quantization.row import in_codes
+from course.lab20_llama.row import on_codes
+from timing.table import Bench, NotTimed, Rows, Served
+from timing.table.workloads import EQUAL, LENGTHS, RAGGED, Workload
+
+
+@functools.cache  # a copy of the weights for all workloads and repeats
+def weights(model: Any, folder: Path) -> Any:
+    from solutions.compiled.weights import weights_of
+
+    return weights_of(model, folder)
+
+
+def with_kernel(served: Served, bench: Bench, always: bool = False) -> Served:
+    """Return the row whose engine takes the kernel as long as it is faster, or always."""
+    if find_spec("numba") is None:
+        raise NotTimed("it needs numba: pip install numba")
+    from solutions.compiled.choice import EVERY_STEP, kernel_runner, runner_of
+
+    held = weights(served.model, bench.folder)
+
+    def new_engine(model: Any, workload: Workload, on_output: Callable) -> Any:
+        engine = served.new_engine(model, workload, on_output)
+        if always:
+            engine.runner = runner_of(model, engine.runner, held, EVERY_STEP)
+        else:
+            engine.runner = kernel_runner(model, engine.runner, held)
+        return engine
+
+    return replace(served, new_engine=new_engine)
+
+
+def kernel(bench: Bench) -> Served:
+    about = "the engine; a narrow step is one compiled function (lab 21)"
+    return with_kernel(engine_of(bench, about), bench)
+
+
+def kernel_int8(bench: Bench) -> Served:
+    about = "the same with matrices, embedding and head in 8 bits (lab 21)"
+    model, lossy = in_codes(bench)
+    return with_kernel(replace(engine_of(bench, about), model=model, lossy=lossy), bench)
+
+
+def kernel_codes(bench: Bench) -> Served:
+    about = "the same on the file's own codes of 4 bits (lab 21)"
+    model, lossy = on_codes(bench)
+    return with_kernel(replace(engine_of(bench, about), model=model, lossy=lossy), bench)
+
+
+def same_bits(bench: Bench) -> Served:
+    """Prepare the engine whose results don't depend on who else is served."""
+    about = "every step is that function: the same bits in any company (lab 21)"
+    return with_kernel(engine_of(bench, about), bench, always=True)
+
+
+KINDS = LENGTHS, RAGGED, EQUAL
+ROWS: Rows = {
+    "kernel": dict.fromkeys(KINDS, kernel),
+    "kernel-int8": dict.fromkeys(KINDS, kernel_int8),
+    "kernel-codes": dict.fromkeys(KINDS, kernel_codes),
+    "same-bits": dict.fromkeys(KINDS, same_bits),
+}

@@ -1,0 +1,4 @@
+"""Lab 21, given: what surrounds the learner's functions in the kernel.
+
+Read weights, steps, kernel, runner and choice, in turn; before them solutions/compiler.py.
+"""
