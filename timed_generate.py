@@ -4,7 +4,9 @@
     python timed_generate.py --all           every technique on every workload
     python timed_generate.py --mine          adds your own code from the labs
     python timed_generate.py --peers         adds other engines; --peers ct2,llama.cpp, only these
+    python timed_generate.py --speedrun      scores your engine against the reference's, as a record
     python timed_generate.py --race          naive, transformers and your engine, side by side
+    python timed_generate.py --profile engine   where a decode step of a row goes, with a picture
     python timed_generate.py --workloads lengths --techniques naive,cached --tokens 64,256,512
     python timed_generate.py --workloads ragged --repeats 3 --plot times.png
 
@@ -44,8 +46,10 @@ from timing import techniques
 from timing.command_line import (
     Parser,
     has_matplotlib,
+    has_pictures,
     new_console,
     plot_file,
+    thread_count,
     whole_number,
     writable_file,
 )
@@ -55,6 +59,7 @@ from timing.machine import last_level_cache, memory_bandwidth, processor_name
 from timing.peers.catalogue import NEVER, OTHERS, PEERS, missing
 from timing.peers.row import SIZES, peer_techniques
 from timing.peers.worker import Workers
+from timing.speedrun import record as speedrun
 from timing.table import (
     REPEATS,
     Absent,
@@ -98,8 +103,10 @@ def has_solved() -> bool:
 DEFAULT = list(techniques.TECHNIQUES)
 STORY = ["naive", "cached", "speculative", "ngram", "continuous", "paged", "engine", "int8", "hf"]
 STORY_KINDS, STORY_TOKENS, STORY_CHART = (LENGTHS, RAGGED), [256], Path("timed.png")
+STRIP = Path("timed-profile.png")
 TECHNIQUES: Rows = {**techniques.TECHNIQUES, "mine": techniques.mine_rows(mine)}
 RACERS = "naive", "hf", "mine"
+RECORD = Path("speedrun.json")
 SHORT, LARGE = 64, 2**28  # new tokens, and bytes of weights; see `in_time`
 
 
@@ -125,13 +132,6 @@ def list_of(what: str, known: Collection[str]) -> Callable[[str], list[str]]:
         return list(dict.fromkeys(names))
 
     return names_in
-
-
-def thread_count(text: str) -> int:
-    threads, cores = whole_number(text), os.cpu_count() or 1
-    if threads > cores:
-        raise argparse.ArgumentTypeError(f"{threads} is too many: this machine has {cores} cores.")
-    return threads
 
 
 def usable_device(text: str) -> torch.device:
@@ -180,6 +180,13 @@ def new_parser() -> Parser:
         help=f"add other engines, on {','.join(SIZES)}: all, or those named of {','.join(PEERS)}",
     )
     add("--race", action="store_true", help="show naive, hf and mine side by side, and no table")
+    add(
+        "--profile",
+        choices=TECHNIQUES,
+        metavar="NAME",
+        help="show where a decode step of an engine's row goes, and no table",
+    )
+    add("--speedrun", action="store_true", help="score your engine, and write a record of it")
     add("--device", type=usable_device, default=torch.device("cpu"), help="cpu, cuda, mps (cpu)")
     add("--threads", type=thread_count, help="processor threads (one for each usable core)")
     add("--products", choices=WAYS, help="how to multiply by the weights (the fastest way)")
@@ -188,9 +195,29 @@ def new_parser() -> Parser:
         type=whole_number,
         help=f"timed runs of each row ({REPEATS}, fewer where one takes long)",
     )
-    add("--json", type=writable_file, metavar="FILE", help="write the last line there, too")
+    add(
+        "--json",
+        type=writable_file,
+        metavar="FILE",
+        help="write the last line, or the record, there",
+    )
     add("--plot", type=plot_file, metavar="FILE", help="draw the chart there, as PNG")
     return parser
+
+
+def require_one_row(parser: Parser, args: argparse.Namespace) -> None:
+    """Refuse, with --profile, what it would ignore."""
+    names = "all", "workloads", "techniques", "mine", "peers", "race", "repeats", "json"
+    others = [f"--{name}" for name in names if getattr(args, name)]
+    if args.device.type != "cpu":
+        others.append("--device")
+    if others:
+        parser.error(
+            "--profile records a step of one row on the processor, and times no table: leave out "
+            f"{', '.join(others)}."
+        )
+    if args.plot and not has_pictures():
+        parser.error("The picture of --profile needs ipywidgets: pip install ipywidgets.")
 
 
 def with_choice(args: argparse.Namespace) -> argparse.Namespace:
@@ -199,8 +226,9 @@ def with_choice(args: argparse.Namespace) -> argparse.Namespace:
     args.names = list(args.techniques or (STORY if story else DEFAULT))
     args.kinds = args.workloads or (STORY_KINDS if story else KINDS)
     args.tokens = args.tokens or (STORY_TOKENS if story else [16, 64, 256])
-    if story and not args.plot and has_matplotlib() and os.access(".", os.W_OK):
-        args.plot = STORY_CHART
+    chart, has = (STRIP, has_pictures) if args.profile else (STORY_CHART, has_matplotlib)
+    if story and not args.plot and has() and os.access(".", os.W_OK):
+        args.plot = chart
     return args
 
 
@@ -331,9 +359,15 @@ def environment(
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = new_parser()
-    args = with_choice(parser.parse_args(argv))
+    args = parser.parse_args(argv)
+    if args.profile:
+        require_one_row(parser, args)
+    args = with_choice(args)
     set_threads(args.threads)
     args.products = Products(args.products) if args.products else PRODUCTS
+    if args.speedrun:
+        run_speedrun(parser, args)
+        return
     racers: Sequence[str] = RACERS
     if (args.mine or args.race) and not has_solved():
         new_console().print(
@@ -342,6 +376,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         args.mine, racers = False, ("naive", "hf")
     if args.race:
         run_race(parser, args, racers)
+        return
+    if args.profile:
+        run_profile(parser, args)
         return
     with Workers() as workers:
         time_all(parser, args, workers)
@@ -364,6 +401,44 @@ def run_race(parser: Parser, args: argparse.Namespace, racers: Sequence[str]) ->
         verifier.run(workload, name, techniques[name])
         runs[name] = verifier.run(workload, name, techniques[name])
     show_race(new_console(), runs, tokenizer, tokenizer.decode(workload.prompts[0]))
+
+
+def run_profile(parser: Parser, args: argparse.Namespace) -> None:
+    from timing.profile import profiled, show_profile  # imports numba where it is installed
+
+    name, console = args.profile, new_console()
+    try:
+        folder = find_checkpoint(args.model)
+        [workload] = new_workloads([LENGTHS], folder, [max(args.tokens)])
+        bench = Bench(folder, args.device, products=args.products)
+        found = profiled(name, TECHNIQUES[name], bench, workload)
+    except ValueError as error:
+        parser.error(str(error))
+    except NotTimed as reason:
+        parser.error(f"{name} can't be profiled: {reason}")
+    show_profile(console, name, found)
+    if args.plot:
+        from visuals.one_kernel import show_strip  # needs packages that the table doesn't
+
+        picture = show_strip(found.events, 1e3 * found.floor_ms())
+        picture.savefig(args.plot, format="png", dpi=150)
+        console.print(f"\nThe picture: {args.plot}")
+
+
+def run_speedrun(parser: Parser, args: argparse.Namespace) -> None:
+    if args.device.type != "cpu":
+        parser.error("--speedrun runs on the CPU. Leave out --device.")
+    if not has_solved():
+        parser.error("no exercise of yours has passed its check yet: make lab.")
+    file, console = args.json or RECORD, new_console()
+    try:
+        threads = torch.get_num_threads()
+        record, result = speedrun.enter(args.model, speedrun.kept_code(), threads)
+        speedrun.show(console, record, result)
+        speedrun.write_record(record, file)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    console.print(f"The record is in {file}. docs/records.md says how to enter it.")
 
 
 def time_all(parser: Parser, args: argparse.Namespace, workers: Workers) -> None:

@@ -22,6 +22,13 @@ def whole_number(text: str) -> int:
     return int(text)
 
 
+def thread_count(text: str) -> int:
+    threads, cores = whole_number(text), os.cpu_count() or 1
+    if threads > cores:
+        raise argparse.ArgumentTypeError(f"{threads} is too many: this machine has {cores} cores.")
+    return threads
+
+
 def writable_file(text: str) -> Path:
     path = Path(text)
     target = path if path.exists() else path.parent
@@ -34,6 +41,11 @@ def writable_file(text: str) -> Path:
 
 def has_matplotlib() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
+
+
+def has_pictures() -> bool:
+    """Return whether the labs' pictures can be drawn."""
+    return has_matplotlib() and importlib.util.find_spec("ipywidgets") is not None
 
 
 def plot_file(text: str) -> Path:

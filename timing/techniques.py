@@ -1,7 +1,7 @@
 """The techniques on the table: every lab's, those of transformers, and the learner's own."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -57,9 +57,15 @@ def newest(mine: Callable[[str], ModuleType], kinds: tuple[str, ...], bench: Ben
     """Prepare the newest technique for these workloads that has a part of the learner's own."""
     labs = functools.cache(mine)
     prefix, row, about = UNTIL[kinds]
-    for own in reversed(OWN):
-        if kinds[0] in own.kinds and any(is_learners(labs(own.lab), part) for part in own.parts):
-            made: Any = own.prepare(replace(bench, lab=labs))
-            return replace(made, about=prefix + own.about)
+    for own in written(labs, kinds[0]):
+        made: Any = own.prepare(replace(bench, lab=labs))
+        return replace(made, about=prefix + own.about)
     made = TECHNIQUES[row][kinds[0]](bench)
     return replace(made, about=f"{prefix}the reference's {about}")
+
+
+def written(labs: Callable[[str], ModuleType], kind: str) -> Iterator[Own]:
+    """Yield the techniques for a kind of workload with a part of the learner's, newest first."""
+    for own in reversed(OWN):
+        if kind in own.kinds and any(is_learners(labs(own.lab), part) for part in own.parts):
+            yield own

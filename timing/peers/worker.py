@@ -32,6 +32,8 @@ class PeerFailed(NotTimed):
 class Worker:
     """A process that runs one engine: `command`, with its stderr in the file `log`.
 
+    greeting: its first answer, when the engine is loaded.
+
     Raises PeerFailed if the process ends or doesn't answer in time; a late process is killed.
     """
 
@@ -43,7 +45,7 @@ class Worker:
                 command, cwd=ROOT, env=variables, text=True, encoding="utf-8",
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
             )  # fmt: skip
-        self.answer(LOAD_SECONDS)
+        self.greeting = self.answer(LOAD_SECONDS)
 
     def serve(
         self, prompts: list[Ids], new_tokens: list[int], size: int
