@@ -268,7 +268,7 @@ def take_share(
     """Count the share `before` as done, unless it is OVER, and return the next one.
 
     counters: how many shares of each phase have been taken, and how many are done. If none is left
-    to take, wait until all are done, whoever does them, and return OVER.
+    to take, wait until all are done, by any threads, and return OVER.
     """
     taken, done = counters[0, phase : phase + 1], counters[1, phase : phase + 1]
     ### BEGIN SOLUTION

@@ -1,11 +1,11 @@
 """Lab 21, given: a whole step of a model as one function, which several threads run together.
 
 The work of a step lies in phases of several shares each. No share belongs to a thread: each takes
-the next one with an atomic addition. A phase is over when all its shares are done, whoever did
-them, so nobody waits for a thread that the system isn't running.
+the next one with an atomic addition. A phase is over when all its shares are done, by any threads,
+so none waits for a thread that the system isn't running.
 
 It serves GPT-2 and Llama's family. What a model lacks has no numbers here: without a rotation there
-are no radians, without gates no outputs of `gate`.
+are no radians, and without gates `gate` is None.
 """
 
 from typing import Any, NamedTuple

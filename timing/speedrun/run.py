@@ -87,7 +87,7 @@ def run(folder: Path, code: Path, threads: int) -> Result:
     """
     bench = Bench(folder, torch.device("cpu"))
     naive_model, before = bench.load(GPTLMHead), digest(folder)
-    draw_workloads(naive_model.config, 0)
+    draw_workloads(naive_model.config, 0)  # refuses a short context before any engine is loaded
     command = [*COMMAND, str(folder.resolve()), str(threads)]
     workers: dict[str, Worker] = {}
     with TemporaryDirectory() as logs:
