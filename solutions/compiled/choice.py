@@ -16,7 +16,7 @@ from solutions.compiled.kernel import Kernel
 from solutions.compiled.runner import KernelRunner
 from solutions.compiled.weights import Weights, weights_of
 from solutions.compiler import KEPT
-from solutions.engine.products import Times, file_of, processor, read_times, write_times
+from solutions.engine.products import Times, kept_or, processor
 from solutions.engine.runner import Chunk, FastCache, Runner
 from solutions.one_kernel import most_rows
 from solutions.paged_attention import BlockManager, PagedCache
@@ -39,12 +39,7 @@ def kernel_runner(
     """
     if weights is None:
         weights = weights_of(model)
-    kind = kind_of(weights)
-    file = file_of(kind, folder)
-    times = read_times(file, kind)
-    if times is None:
-        times = measured(model, usual, weights)
-        write_times(file, kind, times)
+    times: Any = kept_or(lambda: measured(model, usual, weights), kind_of(weights), folder)
     return runner_of(model, usual, weights, most_rows(SIZES, times["kernel"], times["usual"]))
 
 

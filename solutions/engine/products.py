@@ -145,10 +145,7 @@ class Products:
             return None
         kind = kind_of(weights)
         if kind not in self.known:
-            file = file_of(kind, self.folder)
-            times = read_times(file, kind)
-            self.known[kind] = times if times and is_whole(times) else measured(weights)
-            write_times(file, kind, self.known[kind])
+            self.known[kind] = kept_or(lambda: measured(weights), kind, self.folder, is_whole)
         return self.known[kind]
 
 
@@ -262,6 +259,21 @@ def processor() -> str:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return platform.processor()
+
+
+def kept_or(
+    measure: Callable[[], Times | None],
+    kind: str,
+    folder: Path,
+    are_usable: Callable[[Times], bool] = bool,
+) -> Times | None:
+    """Return the times of this kind that the folder keeps, or measure them and keep them there."""
+    file = file_of(kind, folder)
+    times = read_times(file, kind)
+    if times is None or not are_usable(times):
+        times = measure()
+        write_times(file, kind, times)
+    return times
 
 
 def file_of(kind: str, folder: Path) -> Path:
