@@ -85,7 +85,7 @@ def test_it_holds_the_lab_and_all_that_opens_it_and_nothing_that_answers_it(lab:
     assert "{" not in readme
     rooms = [f"course/lab{lessons()[other].name}" for other in own]
     answers = {f"{room}/{file}" for room in rooms for file in ("cases.py", "wrong.md")}
-    answers |= {f"solutions/{file}.py" for other in own for file in parts_of(other)}
+    answers |= {f"solutions/{file}.py" for other in later for file in parts_of(other)}
     assert found.keys() & answers == set()
     outside_models = [name for name in found if not name.startswith("models/")]  # tokenizer.json
     assert [name for name in outside_models for other in later if other in Path(name).name] == []
