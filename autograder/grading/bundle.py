@@ -19,7 +19,14 @@ from autograder.judging.judge import drawn, run_all
 from autograder.judging.recorded import RECORDS, frame
 from autograder.text.imports import files_used
 from autograder.text.lesson import REGION, Lesson, lessons
-from autograder.text.reference import ROOT, importing, lab_module, module_file, module_files
+from autograder.text.reference import (
+    ROOT,
+    TODO,
+    importing,
+    lab_module,
+    module_file,
+    module_files,
+)
 from autograder.text.release import LABS, code_of
 
 FOLDER = "inference-labs"  # in the zip; students unpack later labs over it
@@ -135,9 +142,7 @@ def skeleton_of(lab: str) -> str:
     for stretch in sorted(module.stretches.values(), key=lambda s: s.start, reverse=True):
         first = next(line for line in module.lines[stretch.start : stretch.stop] if line.strip())
         margin = first[: -len(first.lstrip())]
-        lines[stretch.start : stretch.stop] = [
-            f'{margin}raise NotImplementedError("This TODO is not written yet.")'
-        ]
+        lines[stretch.start : stretch.stop] = [f"{margin}{TODO}"]
     return "\n".join(lines) + "\n"
 
 

@@ -16,6 +16,7 @@ from autograder.attempt.source import Function, definitions, first_line
 ROOT = Path(__file__).resolve().parents[2]
 SOLUTIONS = ROOT / "solutions"
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
+TODO = 'raise NotImplementedError("This TODO is not written yet.")'  # in place of a solution
 
 
 class AuthorError(ValueError):
@@ -139,7 +140,7 @@ def has_reference(lab: str) -> bool:
     Of its own lab it has the module with TODOs.
     """
     file = module_file(lab)
-    return file.exists() and BEGIN in file.read_text(encoding="utf-8")
+    return file.exists() and TODO not in file.read_text(encoding="utf-8")
 
 
 def module_file(lab: str) -> Path:

@@ -15,12 +15,10 @@ from autograder.attempt.failure import TookTooLong
 from autograder.exercises import exercises
 from autograder.judging.exercise import Case, Driver, Exercise, Outcome
 from autograder.judging.judge import difference, patience, run, run_all
-from autograder.text.reference import lab_module
+from autograder.text.reference import TODO, lab_module
 
 EXERCISES = list(exercises().values())
 LABS = list(dict.fromkeys(exercise.lab for exercise in EXERCISES))
-TODO = 'raise NotImplementedError("This TODO is not written yet.")'
-
 FIRST = {exercise.lab: exercise for exercise in reversed(EXERCISES)}.values()
 
 every_exercise = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.name)
