@@ -127,6 +127,14 @@ def test_the_code_of_an_engine_is_read_at_one_commit() -> None:
     assert len(pins) == len({engine for engine, _ in pins}) == 3
 
 
+@every_lab
+def test_the_answer_to_a_question_in_passing_is_folded_below_it(lab: str) -> None:
+    text = (lessons()[lab].room / "lesson.md").read_text(encoding="utf-8")
+    asked = r"\*\*(Say it back\.|Now you can answer:)\*\* (?:.+\n)+\n"
+    folded = r"<details><summary>.+</summary>\n\n(?:.+\n)+\n</details>\n"
+    assert len(re.findall(asked + folded, text)) == len(re.findall(asked, text))
+
+
 # ------------------------------------------------------------------------------ American spelling
 
 BRITISH = re.compile(
