@@ -88,9 +88,12 @@ def files_of(lesson: Lesson) -> dict[str, bytes]:
     copied = [path for pattern in AS_THEY_ARE for path in ROOT.glob(pattern)]
     copied += [LABS / lesson.notebook, *modules(lab, of_lab, skeleton)]
     copied += [lessons()[earlier].room / "wrong.md" for earlier in upto[:-1]]
+    for_assistants = list(LABS.glob("AGENTS.md"))  # unless an instructor has deleted it
+    copied += for_assistants
     return {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in copied} | {
         "README.md": readme(lesson).encode(),
         "Makefile": MAKEFILE.encode(),
+        **{path.name: path.read_bytes() for path in for_assistants},  # in the bundle's root, too
         **{f"course/lab{lessons()[name].name}/lesson.md": cards(name).encode() for name in upto},
         module_file(lab).relative_to(ROOT).as_posix(): skeleton.encode(),
         (RECORDS / f"{lab}.frames").relative_to(ROOT).as_posix(): b"".join(map(recorded, of_lab)),
