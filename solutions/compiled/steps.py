@@ -100,7 +100,7 @@ def multiply_codes(
             multiply_tile(x[r], codes[tile], scale[tile], zero[tile], sums, totals)
             for j in range(max(low, tile * TILE), min(high, tile * TILE + TILE)):
                 total = totals[j - tile * TILE] + bias[j]
-                out[r, j] = out[r, j] + total if added else total
+                out[r, j] = total + out[r, j] if added else total
 
 
 @compiled
