@@ -113,7 +113,7 @@ def real_ones(lab: str) -> str:
     return "".join(re.findall(box, text, re.DOTALL))
 
 
-@pytest.mark.parametrize("lab", LABS[:20])
+@pytest.mark.parametrize("lab", LABS)
 def test_a_lesson_ends_with_code_of_engines_that_one_can_now_read(lab: str) -> None:
     """At a commit, so that the lines stay, and with a question."""
     links = re.findall(r"\]\((.*?)\)", real_ones(lab))
