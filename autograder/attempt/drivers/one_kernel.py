@@ -21,6 +21,7 @@ Array = Num[np.ndarray, "..."]
 f32 = np.float32
 OVER, SHARES, LINE = -1, 8, 16  # as the notebook's own
 MOST_STEPS = 120  # of one call to take_share, before a wait counts as endless
+FAR_BELOW = -1000.0  # where wrong exponents depend on how a whole number overflows
 ROWS_AT_ONCE = 4  # of weights that a processor's cache keeps
 
 # ---------------------------------------------------------------------------------- two forms
@@ -231,7 +232,10 @@ def exponentiate(attempt: Attempt, x: Float[Tensor, " n"]) -> list[Seen]:
     seen = []
     for power, found in zip(x.tolist(), map(float, numbers), strict=True):
         where, is_near = f"for x = {power:g}", near(power, found)
-        seen.append(Seen("The result", np.exp(max(power, -104.0)) if is_near else found, where))
+        if power < FAR_BELOW:
+            seen.append(Seen("The result", "is nearly 0" if is_near else "isn't nearly 0", where))
+            continue
+        seen.append(Seen("The result", np.exp(power) if is_near else found, where))
         off = "are right" if is_near else "are off by more than a few millionths"
         seen.append(Seen("The digits of the result", off, where))
     return seen
