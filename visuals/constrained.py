@@ -10,7 +10,6 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 import ipywidgets as widgets
-import matplotlib.pyplot as plt
 import numpy
 from IPython.display import HTML
 from jaxtyping import Bool
@@ -25,27 +24,25 @@ from visuals.style import (
     GRAY,
     GREEN,
     INK,
-    LOOK,
     MUTED,
     ORANGE,
     PALE,
     PALE_BLUE,
     PALE_GREEN,
     PALE_ORANGE,
-    PAPER,
     Picture,
     bare,
     fill,
     legend_above,
     name_rows,
     new_figure,
+    on_paper,
     probability_axis,
+    shared_look,
     visible,
     write,
     write_behind,
 )
-
-SHEET = f"{PAPER}; line-height:1.9"
 
 # -------------------------------------------------------------------------------- an automaton
 
@@ -98,7 +95,7 @@ def places_of(automaton: Automaton) -> dict[int, tuple[float, float]]:
     }
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def show_automaton(automaton: Automaton, read: str = "") -> Picture:
     """Draw a small automaton, and the way of a text through it in bold.
 
@@ -185,7 +182,7 @@ def walk_in_words(automaton: Automaton, text: str, read: int) -> str:
 COLUMNS = 256  # cells in a row
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def show_masks(masks: Mapping[str, Bool[Tensor, " vocab"]]) -> Picture:
     """Draw each mask as a strip with a cell for every token of the vocabulary; blue is allowed."""
     height = -(-max(map(len, masks.values())) // COLUMNS)
@@ -202,7 +199,7 @@ def show_masks(masks: Mapping[str, Bool[Tensor, " vocab"]]) -> Picture:
     return figure
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def distortion(texts: Sequence[str], given: Sequence[float], masked: Sequence[float]) -> Picture:
     """Draw two probabilities of each text: the model's, given that one comes, and the masked."""
     figure, (axes,) = new_figure(height=0.8 + 0.5 * len(texts))
@@ -226,7 +223,7 @@ def distortion(texts: Sequence[str], given: Sequence[float], masked: Sequence[fl
 MOST_PIECES = 45  # as many as have room side by side
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def allowed_mass(pieces: Sequence[str], masses: Sequence[float]) -> Picture:
     """Draw, for each token of a text, the probability that the model gave to all allowed tokens."""
     shown = range(min(len(pieces), MOST_PIECES))
@@ -270,10 +267,11 @@ def show_jumps(pieces: Sequence[str], jumped: Sequence[bool]) -> HTML:
         for kind, meaning in EXPLAINED.items()
     )
     passes = kinds.count(CHOSEN)
-    return HTML(
-        f'<div style="{SHEET}"><div>{legend}</div><div style="max-width:60em">{text}</div>'
-        f"<b>{len(pieces)} tokens from {passes} forward passes</b></div>"
+    html = (
+        f'<div>{legend}</div><div style="max-width:60em">{text}</div>'
+        f"<b>{len(pieces)} tokens from {passes} forward passes</b>"
     )
+    return HTML(on_paper(html, "line-height:1.9"))
 
 
 # -------------------------------------------------------------------------------------- a stack
@@ -300,4 +298,4 @@ def show_stack(
         for piece, stack, numbers in zip(pieces, stacks, counts, strict=True)
     )
     table = f'<table style="border-collapse:collapse">{row}{head}</tr>{rows}</table>'
-    return HTML(f'<div style="{PAPER}; overflow-x:auto">{table}</div>')
+    return HTML(on_paper(table, "overflow-x:auto"))

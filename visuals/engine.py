@@ -13,7 +13,6 @@ from itertools import groupby, pairwise
 from typing import Any, Protocol
 
 import ipywidgets as widgets
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
@@ -24,7 +23,6 @@ from visuals.style import (
     GRAY,
     GREEN,
     INK,
-    LOOK,
     MUTED,
     ORANGE,
     PALE,
@@ -32,7 +30,6 @@ from visuals.style import (
     PALE_GREEN,
     PALE_ORANGE,
     PALE_PINK,
-    PAPER,
     PINK,
     RED,
     Picture,
@@ -40,6 +37,8 @@ from visuals.style import (
     fill,
     legend_above,
     new_figure,
+    on_paper,
+    shared_look,
     visible,
 )
 
@@ -140,7 +139,7 @@ CELLS_WIDE = 5.2 * 72  # points for all columns together
 SMALLEST = 4  # points; smaller text is left out
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def timeline(trace: Trace, snapshots: Sequence[Snapshot], columns: int | None = None) -> Picture:
     """Draw requests as rows and steps as columns; a cell holds the number of tokens computed.
 
@@ -224,7 +223,7 @@ def explore_runs(name: str, runs: Mapping[int, Run], words: Mapping[int, str]) -
 # -------------------------------------------------------------------------------- pool and queue
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def pool_and_queue(snapshots: Sequence[Snapshot], num_blocks: int) -> Picture:
     """Draw the held blocks after each step, a numbered stripe per request, and below the queue."""
     steps = range(1, len(snapshots) + 1)
@@ -285,7 +284,7 @@ def preempted(before: Snapshot, after: Snapshot) -> set[int]:
 # ------------------------------------------------------------------------------------ latencies
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def show_latencies(ttft: Sequence[float], tpot: Sequence[float | None]) -> Picture:
     """Draw TTFT and TPOT of each request, with the median and the 95th percentile.
 
@@ -359,11 +358,9 @@ class Streams:
             f"{escape(visible(piece))}</span>"
             for request, piece in self.latest
         )
-        self.widget.value = (
-            f'<div style="{PAPER}; line-height:1.5">{rows}'
-            f'<div style="margin-top:0.6em"><b>The latest pieces, in order</b><br>{pieces}'
-            "</div></div>"
-        )
+        latest = f"<b>The latest pieces, in order</b><br>{pieces}"
+        html = f'{rows}<div style="margin-top:0.6em">{latest}</div>'
+        self.widget.value = on_paper(html, "line-height:1.5")
 
     def row(self, request: int) -> str:
         """Return a request's row: number, end of the prompt in gray, text, and how it ended."""

@@ -1,9 +1,11 @@
 """A lab in a real browser, as a learner meets it."""
 
 import inspect
+import io
 import json
 import shutil
 
+import matplotlib.pyplot as plt
 import pytest
 from playwright.sync_api import expect
 
@@ -106,6 +108,22 @@ def test_with_the_solution_pasted_in_the_check_passes(page, cells):
     paste_over(page, todo, inspect.getsource(generate))
     run_all(page, awaited=outputs(page, check))
     expect(outputs(page, check).first).to_contain_text("passed")
+
+
+def ground(picture):
+    """The color of a picture's corner as it is shown, dark (0) to light (1)."""
+    return plt.imread(io.BytesIO(picture.screenshot()))[2, 2, :3].mean()
+
+
+@pytest.mark.slow
+def test_the_page_and_its_pictures_are_dark_or_light_as_the_system_is(page, cells):
+    slider = first(cells, "explore_next_token(")
+    picture = cell(page, slider).locator(".jp-OutputArea-output img").first
+    run_all(page, awaited=picture)
+    for scheme, is_light in (("dark", "false"), ("light", "true")):
+        page.emulate_media(color_scheme=scheme)
+        expect(page.locator("body")).to_have_attribute("data-jp-theme-light", is_light)
+        assert (ground(picture) > 0.5) == (scheme == "light")
 
 
 @pytest.mark.slow
