@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from textwrap import shorten
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.container import BarContainer
@@ -50,7 +51,7 @@ def panel_in_words(axes: Axes) -> Iterator[str]:
 
 def line_in_words(line: Line2D, axes: Axes) -> str:
     """Say where a line begins and ends; nothing for a line that only guides the eye."""
-    points = line.get_xydata()
+    points = np.asarray(line.get_xydata()).tolist()
     if line.get_transform() != axes.transData or len(points) < 2:
         return ""
     (first, start), (last, end) = points[0], points[-1]
@@ -72,7 +73,7 @@ def bars_in_words(axes: Axes) -> Iterator[str]:
     if sum(map(len, kinds)) <= MOST_BARS:
         for kind in kinds:
             name = str(kind.get_label())
-            lengths = ", ".join(map(amount, kind.datavalues))
+            lengths = ", ".join(map(amount, np.asarray(kind.datavalues).tolist()))
             yield lengths if name.startswith("_") else f"{name} {lengths}"
 
 

@@ -10,6 +10,8 @@ import pytest
 from playwright.sync_api import expect
 
 import workbook
+from autograder.notebook.progress import status_of
+from autograder.text.lesson import lessons
 from solutions.generate import generate
 from tests.common.browser import (
     browser_page,
@@ -22,6 +24,7 @@ from tests.common.browser import (
 )
 
 LAB = "01_generate/generate.ipynb"
+NARROW = 364  # pixels of an output in a window of 480
 
 pytestmark = pytest.mark.needs("chromium")
 
@@ -44,6 +47,12 @@ def page(address, work, request):
     shutil.copy(work / LAB, work / own_copy)
     with browser_page() as page:
         open_notebook(page, address, own_copy)
+        yield page
+
+
+@pytest.fixture(scope="module")
+def narrow():
+    with browser_page(width=NARROW) as page:
         yield page
 
 
@@ -124,6 +133,13 @@ def test_the_page_and_its_pictures_are_dark_or_light_as_the_system_is(page, cell
         page.emulate_media(color_scheme=scheme)
         expect(page.locator("body")).to_have_attribute("data-jp-theme-light", is_light)
         assert (ground(picture) > 0.5) == (scheme == "light")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lesson", lessons().values(), ids=lambda lesson: lesson.lab)
+def test_status_fits_a_narrow_window(narrow, lesson):
+    narrow.set_content(f"<body style='font: 14px sans-serif'>{status_of(lesson)._repr_html_()}")
+    assert narrow.evaluate("document.documentElement.scrollWidth") <= NARROW
 
 
 @pytest.mark.slow
