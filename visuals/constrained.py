@@ -80,6 +80,9 @@ def walk(automaton: Automaton, read: bytes) -> list[int]:
     return states
 
 
+SPREAD = 1.25  # from one row to the next, so that slanted arrows leave room for labels
+
+
 def places_of(automaton: Automaton) -> dict[int, tuple[float, float]]:
     """Return a place for each state: to the right, the number of bytes from the start."""
     layers = [[0]]
@@ -89,7 +92,7 @@ def places_of(automaton: Automaton) -> dict[int, tuple[float, float]]:
         layers.append([end for end in dict.fromkeys(after) if end not in placed])
         placed.update(layers[-1])
     return {
-        state: (float(x), (len(layer) - 1) / 2 - row)
+        state: (float(x), SPREAD * ((len(layer) - 1) / 2 - row))
         for x, layer in enumerate(layers)
         for row, state in enumerate(layer)
     }
@@ -117,7 +120,7 @@ def show_automaton(automaton: Automaton, read: str = "") -> Picture:
         look = {"facecolor": face, "edgecolor": INK, "lw": 2.5 if state in way else 1, "zorder": 3}
         axes.add_patch(Circle((x, y), 0.2, **look))
         if state in automaton.accepting:
-            axes.add_patch(Circle((x, y), 0.26, fill=False, edgecolor=INK, lw=1))
+            axes.add_patch(Circle((x, y), 0.25, fill=False, edgecolor=INK, lw=1))
         write(axes, x, y, str(state), fontsize=9, zorder=4)
     middle, half = right / 2, max(right + 1, 6.4) / 2
     axes.set(xlim=(middle - half, middle + half), ylim=(low - 0.6, high + 1))
@@ -145,7 +148,7 @@ def draw_edge(
     if after_x > x:
         arrow |= {"shrinkA": gap, "shrinkB": gap}
         middle_x += 0.2 * (abs(y) - abs(after_y))  # away from an arrow that rises or falls
-        middle_y += 0.18 if middle_y >= 0 else -0.18
+        middle_y += 0.2 if middle_y >= 0 else -0.2
     elif start != end:
         bend = 0.9 / max(x - after_x, 1)  # equally high, however far it goes
         arrow |= {"shrinkA": gap, "shrinkB": gap, "connectionstyle": f"arc3,rad={bend}"}
@@ -155,7 +158,7 @@ def draw_edge(
         arrow["connectionstyle"] = "arc3,rad=-1.8"
         middle_y += 0.7
     axes.annotate("", end, start, arrowprops=arrow)
-    write(axes, middle_x, middle_y, label, fontsize=9)
+    write(axes, middle_x, middle_y, label, fontsize=8)
 
 
 def explore_walk(automaton: Automaton, text: str) -> widgets.VBox:

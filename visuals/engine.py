@@ -290,7 +290,7 @@ def show_latencies(ttft: Sequence[float], tpot: Sequence[float | None]) -> Pictu
 
     ttft, tpot: in seconds, by the request's number; None for a request with a single token.
     """
-    figure, both = new_figure(height=1.3 + 0.2 * len(ttft), columns=2)
+    figure, both = new_figure(height=1.5 + 0.2 * len(ttft), columns=2)
     for axes, name, seconds, color in (
         (both[0], "TTFT", ttft, BLUE),
         (both[1], "TPOT", tpot, ORANGE),
@@ -301,8 +301,10 @@ def show_latencies(ttft: Sequence[float], tpot: Sequence[float | None]) -> Pictu
             p50, p95 = np.percentile(list(known.values()), [50, 95])
             axes.axvline(p50, color=INK, ls="--", lw=1.2)
             axes.axvline(p95, color=INK, ls=":", lw=1.8)
-            axes.set_title(f"{name}: p50 {p50:,.0f} (dashed), p95 {p95:,.0f} ms", fontsize=9.5)
+            axes.set_title(f"{name}\np50 {p50:,.0f} (dashed), p95 {p95:,.0f} ms", fontsize=9.5)
         axes.set(ylim=(len(ttft) - 0.4, -0.6), xlabel="ms")
+        axes.locator_params(axis="x", nbins=5)
+        axes.xaxis.set_major_formatter("{x:,g}")
         axes.tick_params(axis="y", length=0)
         axes.grid(axis="x")
     both[0].set_yticks(range(len(ttft)), [f"request {row}" for row in range(len(ttft))])

@@ -102,7 +102,7 @@ def bars(requests: Sequence[Request], slo: Objective | None = None) -> Picture:
     """
     require_outcomes(requests)
     rows = len(requests)
-    height = max(min(0.3 * rows, 4), 0.05 * rows)  # inches, legible for 8 and for hundreds
+    height = min(0.3 * rows, 3)  # inches: with its slider, it fits a window
     size = min(7, max(4, 50 * height / rows))  # of a mark, in points
     zero = min(request.due for request in requests)
     figure, (axes,) = new_figure(height=1.3 + height)

@@ -6,9 +6,11 @@ Whether a picture shows the right numbers is tested beside the others of its lab
 import pickle
 import pkgutil
 import re
+from base64 import b64decode
 from collections.abc import Iterator
 from importlib import import_module
 from inspect import isfunction
+from io import BytesIO
 from itertools import combinations
 from typing import Any
 
@@ -94,6 +96,7 @@ def test_html_closes_what_it_opens(example):
 # -------------------------------------------------------------------------------------- figures
 
 SHORTEST = 60  # characters of an alternative text
+TALLEST = 600  # pixels of an explorer, as many as JupyterLab leaves of a window of 720
 SMALLEST = 7  # pixels of a letter's height where a figure is as wide as a narrow window: 480
 
 
@@ -191,3 +194,11 @@ def test_an_explorer_redraws_over_the_whole_range_of_its_sliders(example):
             seen.add((picture.value, sentence and sentence.value))
         assert len({image for image, _ in seen}) > 1
         assert not sentence or len({words for _, words in seen}) > 1
+
+
+@pytest.mark.parametrize("example", all_that_draw(widgets.VBox))
+def test_the_sliders_and_the_picture_of_an_explorer_fit_a_window(example):
+    *controls, picture = example.draw(*example.handed).children
+    png = b64decode(re.search(r"base64,([^\"]*)", picture.value)[1])
+    rows, _, _ = plt.imread(BytesIO(png)).shape
+    assert rows + 36 * len(controls) <= TALLEST
