@@ -28,6 +28,7 @@ from autograder.judging.given import given_statements, own_statements
 from autograder.judging.interrupt import interrupted
 from autograder.judging.patience import Patience, can_run
 from autograder.judging.symptoms import extreme, symptom
+from autograder.judging.terms import in_terms
 from autograder.judging.verdicts import NOT_ATTEMPTED, PASSED, WRONG
 from autograder.text.lesson import lessons
 from autograder.text.reference import has_reference, module_of
@@ -254,10 +255,12 @@ class Trial:
         if (unwritten := self.not_implemented()) is not None:
             return unwritten
         stopped = any(was_stopped(outcome) for outcome in self.got)
-        for case, got, found in zip(self.cases, self.got, self.differences(), strict=True):
+        every = zip(self.cases, self.got, self.expected, self.differences(), strict=True)
+        for case, got, expected, found in every:
             if found is not None:
                 line = self.attempt.line(got.failure) if got.failure else None
-                return Judgement(WRONG, found.sentence, case, found, line=line, stopped=stopped)
+                message = found.sentence + in_terms(case, got, expected)
+                return Judgement(WRONG, message, case, found, line=line, stopped=stopped)
         return Judgement(PASSED, "Right on every case.")
 
     def differences(self) -> Iterator[Difference | None]:

@@ -64,7 +64,7 @@ def frame(exercise: Exercise, cases: Sequence[Case], record: Record) -> bytes:
             "services": place_of(exercise.services),
             "as_built": place_of(exercise.as_built) if exercise.as_built else None,
             "whole": exercise.whole,
-            "cases": [[case.label, dict(case.data)] for case in cases],
+            "cases": [[case.label, dict(case.data), dict(case.terms)] for case in cases],
             "right": {driver: numbered(outcomes) for driver, outcomes in record.right.items()},
             "wrong": [[m.name, m.sentence, numbered(outcomes)] for m, outcomes in record.wrong],
             "outcomes": outcomes.values,
