@@ -252,11 +252,12 @@ def step_cases(generator: Generator) -> list[Case]:
             given = batch, new, context, width
             return reference.step_time(Shape(**shape), machine, *given)
 
-        machine = limits(waiting(generator, longer, step))
-        found = made(f"{label}; {longer} takes longer", shape, machine, batch, new, context, width)
+        machine = waiting(generator, longer, step)
+        given = shape, limits(machine), batch, new, context, width
         seconds = reading if longer == "reading" else computing
-        terms = seconds(Shape(**shape), Machine(**machine), batch, new, context, width)
-        return replace(found, terms={"What it returned": present(terms)})
+        terms = present(seconds(Shape(**shape), machine, batch, new, context, width))
+        found = made(f"{label}; {longer} takes longer", *given)
+        return replace(found, terms={"What it returned": terms})
 
     read, compute = "reading", "computing"
     return [

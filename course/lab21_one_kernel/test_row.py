@@ -39,7 +39,7 @@ def test_each_row_is_verified_and_timed(with_numba) -> None:
 @pytest.mark.needs("numba")
 def test_a_kernel_that_is_wrong_is_never_timed(with_numba, assert_stopped) -> None:
     def one_off(prepare: Prepare, bench: Bench) -> Any:
-        served = prepare(bench)
+        served: Any = prepare(bench)
 
         def new_engine(*given: Any) -> Any:
             engine = served.new_engine(*given)
