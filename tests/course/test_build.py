@@ -5,7 +5,9 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from symtable import SymbolTable, symtable
 
 import nbformat
 import pytest
@@ -469,3 +471,31 @@ def test_an_edited_lab_without_a_lesson_stays(course):
     course.lesson.parent.rename(course.root / "course" / "lab03_toys")
     course.build()
     assert course.lab.exists()
+
+
+# ------------------------------------------------------------------------- a cell is run again
+
+
+def tables(table: SymbolTable) -> Iterator[SymbolTable]:
+    yield table
+    for inner in table.get_children():
+        yield from tables(inner)
+
+
+def names_of(cell: str) -> tuple[set[str], set[str]]:
+    """Return the names that a cell binds, imports aside, and those that it needs from elsewhere."""
+    top = symtable(cell, "cell", "exec")
+    bound = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_assigned()}
+    outside = [symbol for symbol in top.get_symbols() if symbol.is_referenced()]
+    outside += [s for table in tables(top) for s in table.get_symbols() if s.is_global()]
+    return bound, {symbol.get_name() for symbol in outside} - bound
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_cell_can_be_run_again(name: str) -> None:
+    """A name that another cell reads is bound in one cell, or an earlier one would spoil it."""
+    cells = [names_of(c.source) for c in read(lab_path(name)).cells if c.cell_type == "code"]
+    for one in set[str]().union(*(bound for bound, _ in cells)):
+        _, *again = [number for number, (bound, _) in enumerate(cells) if one in bound]
+        readers = [number for number, (_, needed) in enumerate(cells) if one in needed]
+        assert not again or max(readers, default=0) <= again[0], one
