@@ -79,16 +79,13 @@ def widget(kind, **state):
 
 
 def test_a_slider_and_its_picture_stand_still():
-    picture = {**widget("Image"), "buffers": [{"data": "cG5n"}]}
     slider = widget("IntSlider", description="row", min=0, max=8, value=3)
     choice = widget("SelectionSlider", description="size", _options_labels=["4", "16"], index=1)
-    one, other, words, still, note = view(
-        box(slider, choice, widget("HTML", value="<b>three</b>"), picture)
-    )
+    picture = widget("HTML", value='<img alt="three bars" src="data:image/png;base64,cG5n">')
+    one, other, still, note = view(box(slider, choice, picture))
     assert 'min="0" max="8" value="3"' in one.data["text/html"]
     assert other.data["text/html"].endswith(" 16</label>")
-    assert words.data["text/html"] == "<b>three</b>"
-    assert still.data == {"image/png": "cG5n"}
+    assert still.data["text/html"] == picture["state"]["value"]
     assert "you can move this" in note.data["text/html"]
 
 
@@ -250,6 +247,46 @@ def test_no_page_is_wider_than_a_phone(page):
 
 @pytest.mark.needs("sphinx", "chromium")
 @pytest.mark.slow
+def test_code_of_100_columns_fits_a_laptop(page):
+    page.set_viewport_size({"width": 1345, "height": 900})  # 1360 without the scroll bar
+    codes = 0
+    for path in (*(page.site / "labs").rglob("*.html"), page.site / "gpt.html"):
+        page.goto(path.as_uri())
+        for text, needed, room in page.locator("article .highlight pre").evaluate_all(
+            "all => all.map(one => [one.textContent, one.scrollWidth, one.clientWidth])"
+        ):
+            codes += 1
+            assert needed <= room or max(map(len, text.splitlines())) > 100, (path, text)
+    assert codes > 100
+
+
+@pytest.mark.needs("sphinx", "chromium")
+@pytest.mark.slow
+def test_code_is_copied_by_a_button_and_outputs_have_none(page):
+    go(page, f"labs/{FIRST}")
+    code = page.locator(".cell_input", has_text="def generate(").first
+    code.hover()
+    code.get_by_role("button", name="Copy").click()
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied.strip() == code.locator("pre").inner_text().strip()
+    assert page.locator(".cell_output pre").count()
+    assert not page.locator(".cell_output .copybtn").count()
+
+
+@pytest.mark.needs("sphinx", "chromium")
+@pytest.mark.slow
+def test_a_lab_leads_to_its_exercises_and_to_its_notebook(page):
+    page.set_viewport_size({"width": 1360, "height": 900})
+    go(page, f"labs/{FIRST}")
+    contents = page.locator(".bd-sidebar-secondary")
+    expect(contents.get_by_text("Exercise: Greedy generation")).to_be_visible()
+    link = page.get_by_role("link", name="notebook alone")
+    downloaded = (page.site / "labs" / FIRST).with_name(link.get_attribute("href"))
+    assert downloaded.read_bytes() == (ROOT / "labs" / lessons()["generate"].notebook).read_bytes()
+
+
+@pytest.mark.needs("sphinx", "chromium")
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["index.html", f"labs/{FIRST}", "docs/survey.html", "gpt.html"])
 def test_a_page_of_each_kind_is_dark_or_light_as_the_system_is(page, path):
     page.emulate_media(color_scheme="dark")
@@ -260,6 +297,9 @@ def test_a_page_of_each_kind_is_dark_or_light_as_the_system_is(page, path):
         ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
         bright = sum(map(int, re.findall(r"\d+", ground)[:3])) > 384
         assert bright == (scheme == "light")
+        for picture in page.locator("article img.visual").all():
+            inverted = picture.evaluate("one => getComputedStyle(one).filter.includes('invert')")
+            assert inverted == (scheme == "dark")
 
 
 @pytest.mark.needs("sphinx", "chromium")

@@ -64,7 +64,7 @@ def kind_of(name: str) -> str:
 def called_from_python(events: Iterable[Event]) -> list[Event]:
     """Return the operations of a thread that no other operation calls, in order."""
     calls: list[Event] = []
-    for event in sorted(events, key=lambda event: (event[1], -event[2])):
-        if not calls or event[1] >= calls[-1][2]:
-            calls.append(event)
+    for call in sorted(events, key=lambda each: (each[1], -each[2])):
+        if not calls or call[1] >= calls[-1][2]:
+            calls.append(call)
     return calls

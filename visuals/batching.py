@@ -10,7 +10,6 @@ from itertools import groupby
 from typing import Protocol
 
 import ipywidgets as widgets
-import matplotlib.pyplot as plt
 from jaxtyping import Bool, Int
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap, to_rgb
@@ -24,7 +23,6 @@ from visuals.style import (
     GRAY,
     GREEN,
     INK,
-    LOOK,
     ORANGE,
     PALE,
     PINK,
@@ -35,6 +33,7 @@ from visuals.style import (
     bare,
     fill,
     new_figure,
+    shared_look,
     visible,
     write,
 )
@@ -60,7 +59,7 @@ def draw_idle(axes: Axes, column: float, row: float, width: float = 1) -> None:
 # --------------------------------------------------------------------------- a padded batch
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def show_padding(
     input_ids: Int[Tensor, "batch seq"],
     attention_mask: Bool[Tensor, "batch seq"],
@@ -91,7 +90,7 @@ def show_padding(
     return figure
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def show_padded_mask(
     mask: Bool[Tensor, "batch 1 q_len k_len"], attention_mask: Bool[Tensor, "batch k_len"]
 ) -> Picture:
@@ -144,6 +143,7 @@ def served(trace: Trace) -> tuple[int, int]:
     return sum(cells), len(cells)
 
 
+@shared_look
 def timeline(trace: Trace) -> Picture:
     """Draw a trace: rows are slots, columns are steps, cells hold the request served.
 
@@ -152,7 +152,7 @@ def timeline(trace: Trace) -> Picture:
     return timelines({"": trace})
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def timelines(traces: Mapping[str, Trace]) -> Picture:
     """Draw several traces of the same requests below one another, on one axis of steps.
 
@@ -214,7 +214,7 @@ class Slots(Protocol):
     max_length: int
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def show_slots(kv_cache: Slots) -> Picture:
     """Draw how much of each slot holds tokens; the reserved, empty part is hatched."""
     lengths = kv_cache.lengths.tolist()
@@ -236,7 +236,7 @@ def show_slots(kv_cache: Slots) -> Picture:
 # ------------------------------------------------------------------ throughput against latency
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def throughput_and_latency(seconds: Mapping[int, float], chosen: int | None = None) -> Picture:
     """Draw tokens a second of the whole batch, and milliseconds a token for each request.
 

@@ -10,7 +10,6 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 import ipywidgets as widgets
-import matplotlib.pyplot as plt
 import numpy
 from IPython.display import HTML
 from jaxtyping import Bool
@@ -25,27 +24,25 @@ from visuals.style import (
     GRAY,
     GREEN,
     INK,
-    LOOK,
     MUTED,
     ORANGE,
     PALE,
     PALE_BLUE,
     PALE_GREEN,
     PALE_ORANGE,
-    PAPER,
     Picture,
     bare,
     fill,
     legend_above,
     name_rows,
     new_figure,
+    on_paper,
     probability_axis,
+    shared_look,
     visible,
     write,
     write_behind,
 )
-
-SHEET = f"{PAPER}; line-height:1.9"
 
 # -------------------------------------------------------------------------------- an automaton
 
@@ -83,6 +80,9 @@ def walk(automaton: Automaton, read: bytes) -> list[int]:
     return states
 
 
+SPREAD = 1.25  # from one row to the next, so that slanted arrows leave room for labels
+
+
 def places_of(automaton: Automaton) -> dict[int, tuple[float, float]]:
     """Return a place for each state: to the right, the number of bytes from the start."""
     layers = [[0]]
@@ -92,13 +92,13 @@ def places_of(automaton: Automaton) -> dict[int, tuple[float, float]]:
         layers.append([end for end in dict.fromkeys(after) if end not in placed])
         placed.update(layers[-1])
     return {
-        state: (float(x), (len(layer) - 1) / 2 - row)
+        state: (float(x), SPREAD * ((len(layer) - 1) / 2 - row))
         for x, layer in enumerate(layers)
         for row, state in enumerate(layer)
     }
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def show_automaton(automaton: Automaton, read: str = "") -> Picture:
     """Draw a small automaton, and the way of a text through it in bold.
 
@@ -120,7 +120,7 @@ def show_automaton(automaton: Automaton, read: str = "") -> Picture:
         look = {"facecolor": face, "edgecolor": INK, "lw": 2.5 if state in way else 1, "zorder": 3}
         axes.add_patch(Circle((x, y), 0.2, **look))
         if state in automaton.accepting:
-            axes.add_patch(Circle((x, y), 0.26, fill=False, edgecolor=INK, lw=1))
+            axes.add_patch(Circle((x, y), 0.25, fill=False, edgecolor=INK, lw=1))
         write(axes, x, y, str(state), fontsize=9, zorder=4)
     middle, half = right / 2, max(right + 1, 6.4) / 2
     axes.set(xlim=(middle - half, middle + half), ylim=(low - 0.6, high + 1))
@@ -148,7 +148,7 @@ def draw_edge(
     if after_x > x:
         arrow |= {"shrinkA": gap, "shrinkB": gap}
         middle_x += 0.2 * (abs(y) - abs(after_y))  # away from an arrow that rises or falls
-        middle_y += 0.18 if middle_y >= 0 else -0.18
+        middle_y += 0.2 if middle_y >= 0 else -0.2
     elif start != end:
         bend = 0.9 / max(x - after_x, 1)  # equally high, however far it goes
         arrow |= {"shrinkA": gap, "shrinkB": gap, "connectionstyle": f"arc3,rad={bend}"}
@@ -158,7 +158,7 @@ def draw_edge(
         arrow["connectionstyle"] = "arc3,rad=-1.8"
         middle_y += 0.7
     axes.annotate("", end, start, arrowprops=arrow)
-    write(axes, middle_x, middle_y, label, fontsize=9)
+    write(axes, middle_x, middle_y, label, fontsize=8)
 
 
 def explore_walk(automaton: Automaton, text: str) -> widgets.VBox:
@@ -185,7 +185,7 @@ def walk_in_words(automaton: Automaton, text: str, read: int) -> str:
 COLUMNS = 256  # cells in a row
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def show_masks(masks: Mapping[str, Bool[Tensor, " vocab"]]) -> Picture:
     """Draw each mask as a strip with a cell for every token of the vocabulary; blue is allowed."""
     height = -(-max(map(len, masks.values())) // COLUMNS)
@@ -202,7 +202,7 @@ def show_masks(masks: Mapping[str, Bool[Tensor, " vocab"]]) -> Picture:
     return figure
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def distortion(texts: Sequence[str], given: Sequence[float], masked: Sequence[float]) -> Picture:
     """Draw two probabilities of each text: the model's, given that one comes, and the masked."""
     figure, (axes,) = new_figure(height=0.8 + 0.5 * len(texts))
@@ -226,7 +226,7 @@ def distortion(texts: Sequence[str], given: Sequence[float], masked: Sequence[fl
 MOST_PIECES = 45  # as many as have room side by side
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def allowed_mass(pieces: Sequence[str], masses: Sequence[float]) -> Picture:
     """Draw, for each token of a text, the probability that the model gave to all allowed tokens."""
     shown = range(min(len(pieces), MOST_PIECES))
@@ -270,10 +270,11 @@ def show_jumps(pieces: Sequence[str], jumped: Sequence[bool]) -> HTML:
         for kind, meaning in EXPLAINED.items()
     )
     passes = kinds.count(CHOSEN)
-    return HTML(
-        f'<div style="{SHEET}"><div>{legend}</div><div style="max-width:60em">{text}</div>'
-        f"<b>{len(pieces)} tokens from {passes} forward passes</b></div>"
+    html = (
+        f'<div>{legend}</div><div style="max-width:60em">{text}</div>'
+        f"<b>{len(pieces)} tokens from {passes} forward passes</b>"
     )
+    return HTML(on_paper(html, "line-height:1.9"))
 
 
 # -------------------------------------------------------------------------------------- a stack
@@ -300,4 +301,4 @@ def show_stack(
         for piece, stack, numbers in zip(pieces, stacks, counts, strict=True)
     )
     table = f'<table style="border-collapse:collapse">{row}{head}</tr>{rows}</table>'
-    return HTML(f'<div style="{PAPER}; overflow-x:auto">{table}</div>')
+    return HTML(on_paper(table, "overflow-x:auto"))

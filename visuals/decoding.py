@@ -9,7 +9,6 @@ from html import escape
 from typing import Any, Protocol
 
 import ipywidgets as widgets
-import matplotlib.pyplot as plt
 from IPython.display import HTML
 from jaxtyping import Float
 from matplotlib.axes import Axes
@@ -23,12 +22,10 @@ from visuals.style import (
     BLUE,
     EMPTY,
     INK,
-    LOOK,
     MUTED,
     ORANGE,
     PALE_BLUE,
     PALE_ORANGE,
-    PAPER,
     Picture,
     bare,
     ending,
@@ -36,7 +33,9 @@ from visuals.style import (
     legend_above,
     name_rows,
     new_figure,
+    on_paper,
     probability_axis,
+    shared_look,
     visible,
     write,
     write_behind,
@@ -44,14 +43,13 @@ from visuals.style import (
 
 Words = Callable[[int], str]
 
-SHEET = f"{PAPER}; line-height:1.6"
 PANELS = 3  # side by side, at most
 
 
 # ----------------------------------------------------------------------------- distributions
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def distributions(words: Sequence[str], named: Mapping[str, Sequence[float] | Tensor]) -> Picture:
     """Draw distributions over the same few words, one panel each; dropped words are hatched."""
     columns = min(len(named), PANELS)
@@ -125,7 +123,7 @@ def who_stays(before: Float[Tensor, " vocab"], after: Float[Tensor, " vocab"]) -
     )
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def before_and_after(
     before: Float[Tensor, " vocab"], after: Float[Tensor, " vocab"], words: Words
 ) -> Picture:
@@ -165,10 +163,8 @@ def show_repetition(pieces: Sequence[str], size: int = 4) -> HTML:
         f"{sum(marks)} of {len(marks)} tokens are marked: "
         f"each belongs to a run of {size} tokens that occurred before."
     )
-    return HTML(
-        f'<div style="{SHEET}"><div style="white-space:pre-wrap">{text}</div>'
-        f"<small>{summary}</small></div>"
-    )
+    html = f'<div style="white-space:pre-wrap">{text}</div><small>{summary}</small>'
+    return HTML(on_paper(html, "line-height:1.6"))
 
 
 def repeated(pieces: Sequence[str], size: int) -> list[bool]:
@@ -191,7 +187,7 @@ def side_by_side(texts: Mapping[str, str]) -> HTML:
         f'<div style="white-space:pre-wrap; overflow-wrap:anywhere">{escape(text)}</div></div>'
         for name, text in texts.items()
     )
-    return HTML(f'<div style="{SHEET}; display:flex; flex-wrap:wrap; gap:1em">{columns}</div>')
+    return HTML(on_paper(columns, "line-height:1.6; display:flex; flex-wrap:wrap; gap:1em"))
 
 
 # ------------------------------------------------------------------------------ the beam tree
@@ -273,7 +269,7 @@ LOOKS = {  # of a node: its face, its edge, its text
 }
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def show_tree(search: Search, words: Words) -> Picture:
     """Draw the texts that a beam search followed and those that it pruned, one row per step.
 
@@ -362,7 +358,7 @@ def draw_legend(figure: Picture, shown: Collection[str]) -> None:
 # ------------------------------------------------------------------------------ finding top k
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def sorting_costs(counts: Mapping[str, int], seconds: Mapping[str, float]) -> Picture:
     """Draw the cost of finding the k largest: comparisons counted, time measured."""
     figure, (left, right) = new_figure(height=0.7 + 0.3 * max(len(counts), len(seconds)), columns=2)

@@ -11,7 +11,6 @@ from itertools import accumulate, cycle, pairwise
 from typing import Any
 
 import ipywidgets as widgets
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.legend_handler import HandlerTuple
 from matplotlib.lines import Line2D
@@ -24,7 +23,6 @@ from visuals.style import (
     GRAY,
     GREEN,
     INK,
-    LOOK,
     ORANGE,
     PALE_BLUE,
     PALE_GREEN,
@@ -39,6 +37,7 @@ from visuals.style import (
     legend_above,
     name_rows,
     new_figure,
+    shared_look,
 )
 
 # ------------------------------------------------------------------------------- read from a trace
@@ -105,7 +104,7 @@ STEP_MARKS = {
 }
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def steps_of(traces: Mapping[str, Trace], newcomer: int) -> Picture:
     """Draw the tokens of every step, a panel for each policy: decodes below, prompts on top.
 
@@ -183,9 +182,9 @@ LONGEST: Mark = {"marker": "D", "color": RED, "ms": 4, "lw": 2}
 GAP_MARKS = {"gains a token": GAINED, "longest gap": LONGEST}
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def gaps_of(traces: Mapping[str, Trace], newcomer: int) -> Picture:
-    """Draw the same with work as the clock: a step is as wide as the tokens that it computes.
+    """Draw the tokens of every step with work as the clock: a step is as wide as its tokens.
 
     In a policy's panel each request has a row, filled for the steps that compute some of it, with a
     tick for each token that it gains. A line spans the longest gap between two ticks of a row.
@@ -245,9 +244,9 @@ def explore_budget(
     return explore(draw, choice("token budget", traces), words=lambda budget: words[budget])
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def steps_and_gaps(trace: Trace, newcomer: int, shown: Sequence[Trace]) -> Picture:
-    """Draw both pictures of one trace, on scales with room for all traces shown."""
+    """Draw one trace by its steps and by its work, on scales with room for all traces shown."""
     figure, (steps, gaps) = new_figure(height=4.6, rows=2)
     draw_steps(steps, "by steps", trace, newcomer, shown)
     draw_gaps(gaps, "by work", trace, newcomer, shown)
@@ -264,7 +263,7 @@ OWN = (PALE_ORANGE, ORANGE, "/////"), (PALE_BLUE, BLUE, "\\\\\\\\\\")  # of one 
 MOST_CHUNKS = 8  # that are named
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def chunk_mask(prompt: int, chunk: int) -> Picture:
     """Draw the causal mask of a prompt that is computed in chunks: the keys that each query sees.
 
@@ -303,7 +302,7 @@ def staircase(start: int, end: int) -> list[tuple[int, int]]:
 # ------------------------------------------------------------------------ the times of one request
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def token_dots(times: Mapping[str, Sequence[float]]) -> Picture:
     """Draw when the tokens of one request came, a line of dots for each policy, with the longest
     gap below it.
@@ -336,7 +335,7 @@ WORK = {
 }
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def lanes(events: Mapping[str, Sequence[tuple[str, float, float]]]) -> Picture:
     """Draw what each side does over time, and what is sent between them: a lane for each.
 
@@ -355,7 +354,7 @@ def lanes(events: Mapping[str, Sequence[tuple[str, float, float]]]) -> Picture:
     return figure
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def wire_bytes(points: Mapping[int, int], per_token: int) -> Picture:
     """Draw the bytes sent against the length of the prompt, with a line for keys and values alone.
 

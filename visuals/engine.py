@@ -13,7 +13,6 @@ from itertools import groupby, pairwise
 from typing import Any, Protocol
 
 import ipywidgets as widgets
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
@@ -24,7 +23,6 @@ from visuals.style import (
     GRAY,
     GREEN,
     INK,
-    LOOK,
     MUTED,
     ORANGE,
     PALE,
@@ -32,7 +30,6 @@ from visuals.style import (
     PALE_GREEN,
     PALE_ORANGE,
     PALE_PINK,
-    PAPER,
     PINK,
     RED,
     Picture,
@@ -40,6 +37,8 @@ from visuals.style import (
     fill,
     legend_above,
     new_figure,
+    on_paper,
+    shared_look,
     visible,
 )
 
@@ -140,7 +139,7 @@ CELLS_WIDE = 5.2 * 72  # points for all columns together
 SMALLEST = 4  # points; smaller text is left out
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def timeline(trace: Trace, snapshots: Sequence[Snapshot], columns: int | None = None) -> Picture:
     """Draw requests as rows and steps as columns; a cell holds the number of tokens computed.
 
@@ -224,7 +223,7 @@ def explore_runs(name: str, runs: Mapping[int, Run], words: Mapping[int, str]) -
 # -------------------------------------------------------------------------------- pool and queue
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def pool_and_queue(snapshots: Sequence[Snapshot], num_blocks: int) -> Picture:
     """Draw the held blocks after each step, a numbered stripe per request, and below the queue."""
     steps = range(1, len(snapshots) + 1)
@@ -285,13 +284,13 @@ def preempted(before: Snapshot, after: Snapshot) -> set[int]:
 # ------------------------------------------------------------------------------------ latencies
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def show_latencies(ttft: Sequence[float], tpot: Sequence[float | None]) -> Picture:
     """Draw TTFT and TPOT of each request, with the median and the 95th percentile.
 
     ttft, tpot: in seconds, by the request's number; None for a request with a single token.
     """
-    figure, both = new_figure(height=1.3 + 0.2 * len(ttft), columns=2)
+    figure, both = new_figure(height=1.5 + 0.2 * len(ttft), columns=2)
     for axes, name, seconds, color in (
         (both[0], "TTFT", ttft, BLUE),
         (both[1], "TPOT", tpot, ORANGE),
@@ -302,8 +301,10 @@ def show_latencies(ttft: Sequence[float], tpot: Sequence[float | None]) -> Pictu
             p50, p95 = np.percentile(list(known.values()), [50, 95])
             axes.axvline(p50, color=INK, ls="--", lw=1.2)
             axes.axvline(p95, color=INK, ls=":", lw=1.8)
-            axes.set_title(f"{name}: p50 {p50:,.0f} (dashed), p95 {p95:,.0f} ms", fontsize=9.5)
+            axes.set_title(f"{name}\np50 {p50:,.0f} (dashed), p95 {p95:,.0f} ms", fontsize=9.5)
         axes.set(ylim=(len(ttft) - 0.4, -0.6), xlabel="ms")
+        axes.locator_params(axis="x", nbins=5)
+        axes.xaxis.set_major_formatter("{x:,g}")
         axes.tick_params(axis="y", length=0)
         axes.grid(axis="x")
     both[0].set_yticks(range(len(ttft)), [f"request {row}" for row in range(len(ttft))])
@@ -359,11 +360,9 @@ class Streams:
             f"{escape(visible(piece))}</span>"
             for request, piece in self.latest
         )
-        self.widget.value = (
-            f'<div style="{PAPER}; line-height:1.5">{rows}'
-            f'<div style="margin-top:0.6em"><b>The latest pieces, in order</b><br>{pieces}'
-            "</div></div>"
-        )
+        latest = f"<b>The latest pieces, in order</b><br>{pieces}"
+        html = f'{rows}<div style="margin-top:0.6em">{latest}</div>'
+        self.widget.value = on_paper(html, "line-height:1.5")
 
     def row(self, request: int) -> str:
         """Return a request's row: number, end of the prompt in gray, text, and how it ended."""

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 import ipywidgets as widgets
-import matplotlib.pyplot as plt
 from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
@@ -21,7 +20,6 @@ from visuals.style import (
     GRAY,
     GREEN,
     INK,
-    LOOK,
     ORANGE,
     PALE_BLUE,
     PALE_GREEN,
@@ -36,6 +34,7 @@ from visuals.style import (
     legend_above,
     name_rows,
     new_figure,
+    shared_look,
     write,
     write_behind,
 )
@@ -66,7 +65,7 @@ PARTS: dict[str, Look] = {
 WRITTEN = 0.07  # the least share that has its number in it
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def parameter_shares(counts: Mapping[str, Mapping[str, int]]) -> Picture:
     """Draw which shares of each model's parameters are in its parts, a bar for each model.
 
@@ -96,7 +95,7 @@ def parameter_shares(counts: Mapping[str, Mapping[str, int]]) -> Picture:
 MOST = 4096  # the largest batch that is drawn
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def step_times(both: Callable[[int], Point], ridge: float) -> Picture:
     """Draw the seconds of a decode step over the batch, and where arithmetic takes over.
 
@@ -137,7 +136,7 @@ def explore_steps(
     return explore(draw, choice("tokens in the cache", contexts))
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def price_curves(curves: Mapping[str, Sequence[Point]], limit: float) -> Picture:
     """Draw the price of a million tokens over the TPOT, for each machine and for growing batches.
 
@@ -169,7 +168,7 @@ def price_curves(curves: Mapping[str, Sequence[Point]], limit: float) -> Picture
 # --------------------------------------------------------------------------------- scaling laws
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def isoflop_curves(
     curves: Mapping[float, tuple[Sequence[float], Sequence[float]]], optima: Sequence[Point]
 ) -> Picture:
@@ -192,7 +191,7 @@ def isoflop_curves(
     return figure
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def error_map(
     alphas: Sequence[float],
     betas: Sequence[float],
@@ -218,7 +217,7 @@ def error_map(
 RATIOS = {5: ":", 20: "-", 100: "--"}  # tokens per parameter, and their dashes
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def optima_cloud(drawn: Sequence[Point], marks: Mapping[str, Point]) -> Picture:
     """Draw the optimal sizes by which resampled fits would spend a budget.
 

@@ -50,15 +50,13 @@ def explore(
     `draw` gets the values in the order of the sliders. words: called with the same values; returns
     a sentence that is shown above the picture.
     """
-    sentence = widgets.HTML()
-    own_size = widgets.Layout(max_width="100%", align_self="flex-start")  # else it is stretched
-    picture = widgets.Image(format="png", layout=own_size)
+    sentence, picture = widgets.HTML(), widgets.HTML()
 
     def redraw(_: object = None) -> None:
         values = [control.value for control in sliders]
         if words:
             sentence.value = words(*values)
-        picture.value = draw(*values)._repr_png_()
+        picture.value = draw(*values).html()
 
     for control in sliders:
         control.observe(redraw, names="value")

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle, pairwise
 from typing import Any
 
-import matplotlib.pyplot as plt
 import torch
 from jaxtyping import Float
 from matplotlib.axes import Axes
@@ -22,7 +21,6 @@ from visuals.style import (
     GRAY,
     GREEN,
     INK,
-    LOOK,
     ORANGE,
     PALE_BLUE,
     PALE_GREEN,
@@ -37,6 +35,7 @@ from visuals.style import (
     legend_above,
     name_rows,
     new_figure,
+    shared_look,
     write,
 )
 
@@ -46,7 +45,7 @@ MOVED: Look = PALE_BLUE, BLUE, ""
 FAST: Look = PALE_GREEN, GREEN, "...."
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def traffic_bars(tiled: Mapping[int, int], naive: int, fast: Mapping[int, int]) -> Picture:
     """Draw how many numbers tiles of each size move, and below how many they hold.
 
@@ -76,7 +75,7 @@ WEIGHTS: dict[str, Look] = {
 }
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def online_softmax(scores: Float[Tensor, " keys"], states: Sequence[State], block: int) -> Picture:
     """Draw the scores of one query, its weights after each tile, and the softmax.
 
@@ -162,7 +161,7 @@ MOST_NUMBERED = 16  # tiles in a row or a column; smaller ones have no room for 
 Span = tuple[int, int]  # the first token, and the one after the last
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def tile_grid(
     trace: Sequence[tuple[str, int, int]], q_len: int, k_len: int, block_q: int, block_k: int
 ) -> Picture:
@@ -225,7 +224,7 @@ def draw_tile(axes: Axes, tile: tuple[Span, Span], kind: str, text: str = "") ->
 WON = RING | {"ms": 15, "mew": 1.5}
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def over_length(milliseconds: Mapping[str, Mapping[int, float]]) -> Picture:
     """Draw milliseconds over the length of a text, one line per way, on logarithmic axes.
 
@@ -273,7 +272,7 @@ PART: Look = PALE_BLUE, BLUE, "/////"
 WEIGHT: Look = PALE_ORANGE, ORANGE, ""
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def lanes(parts: Sequence[tuple[int, int, float]]) -> Picture:
     """Draw the keys of each worker, and the weight of its output in the merge.
 
@@ -310,7 +309,7 @@ SLOTS: dict[str, Look] = {
 IN_A_ROW = 12  # blocks
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def walk(
     read: Sequence[int], table: Sequence[int], block_size: int, length: int, num_blocks: int
 ) -> Picture:

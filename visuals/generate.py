@@ -5,7 +5,6 @@ from html import escape
 from itertools import accumulate, pairwise
 
 import ipywidgets as widgets
-import matplotlib.pyplot as plt
 import torch
 from IPython.display import HTML
 from jaxtyping import Float
@@ -17,7 +16,6 @@ from visuals.style import (
     BLUE,
     GRAY,
     INK,
-    LOOK,
     ORANGE,
     PALE,
     RED,
@@ -25,7 +23,9 @@ from visuals.style import (
     Picture,
     ending,
     new_figure,
+    on_paper,
     probability_axis,
+    shared_look,
     visible,
 )
 
@@ -44,13 +44,13 @@ def show_tokens(tokens: Sequence[str], ids: Sequence[int]) -> HTML:
         f'<span style="{CHIP}">{escape(visible(token))}<br><small>{token_id}</small></span>'
         for token, token_id in zip(tokens, ids, strict=True)
     )
-    return HTML(f"<div>{''.join(boxes)}</div>")
+    return HTML(on_paper("".join(boxes)))
 
 
 # --------------------------------------------------------------------------- the next token
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def next_token_bars(
     logits: Float[Tensor, " vocab"],
     decode: Callable[[list[int]], str],
@@ -58,7 +58,7 @@ def next_token_bars(
     actual: int | None = None,
     top: int = 10,
 ) -> Picture:
-    """Draw the probabilities of the `top` tokens after a text; mark the one that really follows."""
+    """Draw the probabilities of the likeliest tokens after a text, and the one that follows."""
     probs = logits.softmax(dim=-1)
     shown = probs.topk(min(top, len(probs)))
     rows = range(len(shown.values))
@@ -95,7 +95,7 @@ def explore_next_token(
 SPAN = {"arrowstyle": "<->", "color": GRAY, "shrinkA": 0, "shrinkB": 0}
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def request_timeline(start: float, token_times: Sequence[float]) -> Picture:
     """Draw one request from left to right: a tick for each token, TTFT, the gaps, the latency.
 
@@ -124,7 +124,7 @@ def request_timeline(start: float, token_times: Sequence[float]) -> Picture:
 # ---------------------------------------------------------------------------------- the cost
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def tokens_computed(counts: Sequence[int]) -> Picture:
     """Draw a row per forward pass, a cell per position: computed first, again, or not at all.
 
@@ -153,7 +153,7 @@ def tokens_computed(counts: Sequence[int]) -> Picture:
     return figure
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def cost_of_generating(counts: Sequence[int], seconds: Sequence[float]) -> Picture:
     """Draw the tokens computed so far (above) and the milliseconds per token (below)."""
     new_tokens = range(1, len(counts) + 1)

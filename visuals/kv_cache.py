@@ -22,13 +22,13 @@ from visuals.style import (
     BLUE,
     GRAY,
     INK,
-    LOOK,
     ORANGE,
     PALE,
     SKY,
     Picture,
     bare,
     new_figure,
+    shared_look,
     visible,
     write_behind,
 )
@@ -49,7 +49,7 @@ def attention_weights(
     return scores.softmax(dim=0)
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def score_times_value(
     queries: Float[Tensor, "seq head_dim"],
     keys: Float[Tensor, "seq head_dim"],
@@ -132,7 +132,7 @@ def explore_attention(
 # --------------------------------------------------------------------------------- the mask
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def show_masks(masks: Mapping[str, Bool[Tensor, "batch 1 q_len k_len"]]) -> Picture:
     """Draw masks next to each other, for row 0 of the batch, with a dot where a query sees a key.
 
@@ -168,7 +168,7 @@ def draw_grid(axes: Axes, rows: int, columns: int) -> None:
 # ----------------------------------------------------------------------- the cache, growing
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def growing_cache(steps: Sequence[list[LayerCache]]) -> Picture:
     """Draw the cache after each step of generation, as a threaded model returned it.
 
@@ -203,9 +203,9 @@ class Cache(Protocol):
     max_length: int
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def show_cache(kv_cache: Cache) -> Picture:
-    """Draw the contents of a preallocated cache, for row 0 of the batch, and its `length`.
+    """Draw the contents of a preallocated cache, for row 0 of the batch, and its length.
 
     A cell is the key of one layer at one position; the longer the vector, the darker the cell. The
     line is at `length`: memory to the right of it is not read.
@@ -231,7 +231,7 @@ def show_cache(kv_cache: Cache) -> Picture:
 # -------------------------------------------------------------------------- time per token
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def time_per_token(loops: Mapping[str, Sequence[float]], first_position: int) -> Picture:
     """Draw the milliseconds of every new token but the first, by its position.
 

@@ -8,7 +8,6 @@ from itertools import accumulate, count, cycle, groupby
 from typing import Any
 
 import ipywidgets as widgets
-import matplotlib.pyplot as plt
 import torch
 from jaxtyping import Bool, Float
 from matplotlib.axes import Axes
@@ -22,7 +21,6 @@ from visuals.style import (
     GRAY,
     GREEN,
     INK,
-    LOOK,
     ORANGE,
     PALE_BLUE,
     PALE_GREEN,
@@ -39,6 +37,7 @@ from visuals.style import (
     legend_above,
     name_rows,
     new_figure,
+    shared_look,
     write_behind,
 )
 
@@ -55,7 +54,7 @@ ROWS: dict[str, Look] = {
 }
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def kept_rows(kept: Mapping[str, Sequence[Sequence[int]]]) -> Picture:
     """Draw the tokens that a cache keeps after each step, with a panel for each way to choose them.
 
@@ -120,7 +119,7 @@ HEAD: Mark = {"marker": "o", "color": BLUE, "ms": 4, "mfc": "none", "ls": ""}
 LOST: Look = PALE_ORANGE, ORANGE, "/////"
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def first_token_mass(
     mass: Float[Tensor, "layers heads"], even: float, controls: Mapping[str, tuple[float, float]]
 ) -> Picture:
@@ -174,7 +173,7 @@ def draw_losses(axes: Axes, controls: Mapping[str, tuple[float, float]]) -> None
 # ------------------------------------------------------------------------------- keys by channel
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def key_channels(keys: Float[Tensor, "tokens head_dim"]) -> Picture:
     """Draw the keys of one head, and in the margins the range of each channel and each token.
 
@@ -234,7 +233,7 @@ PARTS: tuple[Look, ...] = (
 )
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def token_bytes(ways: Mapping[str, Mapping[str, float]]) -> Picture:
     """Draw the bytes of a token in the cache by part, with a bar for each way to store it.
 
@@ -264,7 +263,7 @@ def token_bytes(ways: Mapping[str, Mapping[str, float]]) -> Picture:
 WAYS: tuple[Look, ...] = ((PALE_ORANGE, ORANGE, "/////"), (PALE_BLUE, BLUE, ""))
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def preemption(ways: Mapping[str, tuple[int, int]]) -> Picture:
     """Draw the cost of preemption in each way: the tokens computed, and next to them the MB copied.
 

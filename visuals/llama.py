@@ -9,7 +9,6 @@ from html import escape
 from itertools import cycle
 
 import ipywidgets as widgets
-import matplotlib.pyplot as plt
 import torch
 from IPython.display import HTML
 from jaxtyping import Float, UInt8
@@ -23,13 +22,11 @@ from visuals.style import (
     CURVES,
     GRAY,
     INK,
-    LOOK,
     MUTED,
     ORANGE,
     PALE,
     PALE_BLUE,
     PALE_ORANGE,
-    PAPER,
     PLAIN,
     RANKS,
     Look,
@@ -40,6 +37,8 @@ from visuals.style import (
     legend_above,
     name_rows,
     new_figure,
+    on_paper,
+    shared_look,
     visible,
     write,
     write_behind,
@@ -56,7 +55,7 @@ def show_hands(radians: Float[Tensor, " half"]) -> widgets.VBox:
     return explore(lambda position: hands(radians, position), choice("position", POSITIONS))
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def hands(radians: Float[Tensor, " half"], position: int) -> Picture:
     """Draw each pair of a head as the hand of a clock, turned by its radians times the position.
 
@@ -93,7 +92,7 @@ def shortly(number: float) -> str:
 SPREAD: Look = PALE_ORANGE, ORANGE, "////"
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def show_by_distance(scores: Float[Tensor, "positions positions"]) -> Picture:
     """Draw the scores of one query and one key at all pairs of positions.
 
@@ -123,7 +122,7 @@ def show_by_distance(scores: Float[Tensor, "positions positions"]) -> Picture:
     return figure
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def show_turns(radians: Mapping[str, Float[Tensor, " half"]], positions: int) -> Picture:
     """Draw how often each pair turns within so many positions, with a line for one turn.
 
@@ -146,7 +145,7 @@ def show_turns(radians: Mapping[str, Float[Tensor, " half"]], positions: int) ->
 # ---------------------------------------------------------------------------------- heads in groups
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def show_groups(heads: int, kv_heads: int) -> Picture:
     """Draw which query heads share a KV head, and below it the queries that a fold makes of them.
 
@@ -203,7 +202,7 @@ KINDS = {
 NUMBERS = 32
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def show_block(raw: UInt8[Tensor, " bytes"], kind: str, numbers: Float[Tensor, " 32"]) -> Picture:
     """Draw the bytes of a block of a GGUF, and below each code the number that it becomes.
 
@@ -261,13 +260,13 @@ def show_chat(ids: Sequence[int], texts: Sequence[str], control: Mapping[str, in
         cells += f'<span style="{CELL}; {look}">{shown}</span>' + "<br>" * ("\n" in text)
     count = sum(token_id in control.values() for token_id in ids)
     words = f"{len(ids)} tokens, {count} of them control tokens (framed)"
-    return HTML(f'<div style="{PAPER}"><p>{words}</p>{cells}</div>')
+    return HTML(on_paper(f"<p>{words}</p>{cells}"))
 
 
 # ----------------------------------------------------------------------------- models in comparison
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def show_memory(models: Mapping[str, tuple[int, int]]) -> Picture:
     """Draw the bytes of each model's weights, and of a token's keys and values.
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from itertools import cycle
 
 import ipywidgets as widgets
-import matplotlib.pyplot as plt
 from jaxtyping import Bool, Float, Int
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
@@ -20,7 +19,6 @@ from visuals.style import (
     GRAY,
     GREEN,
     INK,
-    LOOK,
     MUTED,
     ORANGE,
     PALE,
@@ -39,6 +37,7 @@ from visuals.style import (
     legend_above,
     name_rows,
     new_figure,
+    shared_look,
     visible,
 )
 
@@ -69,7 +68,7 @@ CHOICES: dict[str, Look] = {
 NOTHING: Look = ("white", PALE, "")
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def show_routes(words: Sequence[str], chosen: Choices, experts: int) -> Picture:
     """Draw the choices of each token: a row for a token, a column for an expert.
 
@@ -97,7 +96,7 @@ def show_routes(words: Sequence[str], chosen: Choices, experts: int) -> Picture:
 # ------------------------------------------------------------------- what fewer experts lose
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def losses_by_experts(losses: Mapping[str, Mapping[int, float]]) -> Picture:
     """Draw the loss against the number of experts taken, with a line for each router.
 
@@ -116,7 +115,7 @@ def losses_by_experts(losses: Mapping[str, Mapping[int, float]]) -> Picture:
 # ----------------------------------------------------------------------- what a batch touches
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def experts_touched(
     measured: Mapping[int, float], at_random: Mapping[int, float], experts: int
 ) -> Picture:
@@ -142,7 +141,7 @@ def experts_touched(
 COLORS = (BLUE, ORANGE, GREEN, PINK, SKY, RED, GRAY, INK)
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def loads_in_training(history: Mapping[str, Float[Tensor, "steps experts"]]) -> Picture:
     """Draw each expert's share of the assignments over the steps, as bands, with a panel for each
     run. An even band is as high as all others."""
@@ -180,7 +179,7 @@ def explore_capacity(chosen: Choices, kept: Mapping[float, Kept], experts: int) 
     return explore(picture, choice("capacity factor", factors, start=middle), words=sentence)
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def capacity_at(
     chosen: Choices, kept: Mapping[float, Kept], experts: int, factor: float
 ) -> Picture:
@@ -221,7 +220,7 @@ def capacity_in_words(kept: Kept, experts: int) -> str:
 # -------------------------------------------------------------------------------------- hops
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def show_hops(
     words: Sequence[str],
     routes: Int[Tensor, "tokens layers"],

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import ipywidgets as widgets
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import ConnectionPatch, Rectangle
 
@@ -18,7 +17,6 @@ from visuals.style import (
     GRAY,
     GREEN,
     INK,
-    LOOK,
     ORANGE,
     PALE,
     PALE_GREEN,
@@ -35,6 +33,7 @@ from visuals.style import (
     legend_above,
     name_rows,
     new_figure,
+    shared_look,
     visible,
     write,
 )
@@ -44,9 +43,9 @@ from visuals.style import (
 PART_LOOKS = ((PALE, ""), (SKY, "//"), ("white", ".."), (ORANGE, "xx"))
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def memory_card(parts: Mapping[str, float]) -> Picture:
-    """Draw the memory of a card as one bar; `parts` are gigabytes, from left to right."""
+    """Draw the memory of a card as one bar of gigabytes; the `parts` are from left to right."""
     total = sum(parts.values())
     figure, (axes,) = new_figure(height=1.35)
     start = 0.0
@@ -74,7 +73,7 @@ class Use(Protocol):
     running: float
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def memory_bars(uses: Mapping[str, Use]) -> Picture:
     """Draw the use of the slots for each way to hand out memory, as a stacked bar.
 
@@ -105,7 +104,7 @@ def memory_bars(uses: Mapping[str, Use]) -> Picture:
     return figure
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def block_size_costs(filled: Mapping[int, float], entries: Mapping[int, float]) -> Picture:
     """Draw the two costs of a block size: empty slots in last blocks, and entries in block tables.
 
@@ -166,6 +165,7 @@ def snapshot(manager: Manager, words: Mapping[int, Sequence[str]], what: str = "
     )
 
 
+@shared_look
 def show_blocks(manager: Manager, words: Mapping[int, Sequence[str]], what: str = "") -> Picture:
     """Draw the logical blocks, the block tables under them, and the pool of physical blocks."""
     return draw_snapshot(snapshot(manager, words, what))
@@ -192,7 +192,7 @@ def look_of(request: int) -> tuple[str, str, str]:
     return REQUEST_LOOKS[request % len(REQUEST_LOOKS)]
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def draw_snapshot(moment: Snapshot) -> Picture:
     """Draw a snapshot: each block is a column, each place in it a row.
 
@@ -321,7 +321,7 @@ def label(axes: Axes, x: float, y: float, text: str, ha: str = "center", **look:
 # ---------------------------------------------------------------------- blocks held, by request
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def show_schedule(held: Sequence[Mapping[int, int]], num_blocks: int) -> Picture:
     """Draw how many blocks each request holds after each step: rows are requests, columns steps.
 

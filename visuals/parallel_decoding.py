@@ -8,7 +8,6 @@ from html import escape
 from typing import Any, Protocol
 
 import ipywidgets as widgets
-import matplotlib.pyplot as plt
 from IPython.display import HTML
 from jaxtyping import Bool
 from matplotlib.axes import Axes
@@ -22,14 +21,12 @@ from visuals.style import (
     GRAY,
     GREEN,
     INK,
-    LOOK,
     MUTED,
     ORANGE,
     PALE,
     PALE_BLUE,
     PALE_GREEN,
     PALE_ORANGE,
-    PAPER,
     PLAIN,
     Look,
     Picture,
@@ -39,6 +36,8 @@ from visuals.style import (
     legend_above,
     name_rows,
     new_figure,
+    on_paper,
+    shared_look,
     visible,
     write,
     write_behind,
@@ -97,7 +96,7 @@ def cells_of(calls: Sequence[Call]) -> Iterator[tuple[int, int, int, str]]:
         text += call.new
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def show_guesses(calls: Sequence[Call], words: Words, first: int = 0) -> Picture:
     """Draw calls whose trees are chains: a row for each, a column for each place in the text.
 
@@ -141,7 +140,7 @@ def places_of(parents: Sequence[int]) -> list[tuple[int, int]]:
     return places
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def show_tree(
     tree: Tree, words: Words, own: Bool[Tensor, "nodes nodes"], path: Sequence[int] = ()
 ) -> Picture:
@@ -231,11 +230,12 @@ def show_branches(prompt: str, calls: Sequence[Call], words: Words) -> HTML:
     )
     text = "".join(mark(words(token), kind) for token, kind in marked)
     rows = sum(len(call.tree.tokens) for call in calls)
-    return HTML(
-        f'<div style="{PAPER}; line-height:1.9"><div>{legend}</div>'
+    html = (
+        f"<div>{legend}</div>"
         f'<div style="white-space:pre-wrap; max-width:60em">{escape(prompt)}{text}</div>'
-        f"<div><b>{len(marked)} tokens from {len(calls)} calls and {rows} rows</b></div></div>"
+        f"<div><b>{len(marked)} tokens from {len(calls)} calls and {rows} rows</b></div>"
     )
+    return HTML(on_paper(html, "line-height:1.9"))
 
 
 def mark(text: str, kind: str) -> str:
@@ -253,7 +253,7 @@ def mark(text: str, kind: str) -> str:
 GAINS = {0.5: ":", 1: "-", 2: "--", 3: "-."}  # times as fast as plain decode, and their dashes
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def rows_and_tokens(
     price: Callable[[int], float], methods: Mapping[str, tuple[float, float]], most: int = 64
 ) -> Picture:
@@ -280,7 +280,7 @@ def rows_and_tokens(
     return figure
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def predicted_and_measured(
     predicted: Mapping[str, float], measured: Mapping[str, float] | None = None
 ) -> Picture:

@@ -8,7 +8,6 @@ from itertools import groupby
 from typing import Any, Protocol
 
 import ipywidgets as widgets
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 from torch import Tensor
@@ -19,7 +18,6 @@ from visuals.style import (
     EMPTY,
     GRAY,
     GREEN,
-    LOOK,
     ORANGE,
     PALE,
     PALE_GREEN,
@@ -35,6 +33,7 @@ from visuals.style import (
     legend_above,
     name_rows,
     new_figure,
+    shared_look,
     write,
 )
 
@@ -53,7 +52,7 @@ def inside(number: float, size: int) -> tuple[int, list[int]]:
     return bits[0] // size, [bit % size for bit in bits]
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def show_ring(sent: Sequence[Sequence[float]]) -> Picture:
     """Draw what each rank sends in each step: the part, and whose numbers are in the sum.
 
@@ -112,7 +111,7 @@ def blocks(table: Sequence[Sequence[Any]]) -> Iterator[tuple[int, int, int, int,
         row += height
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def show_cuts(whole: Mapping[str, Tensor], parts: Sequence[Mapping[str, Tensor]]) -> Picture:
     """Draw weight matrices as rectangles [in, out], filled by the rank that holds each number.
 
@@ -177,7 +176,7 @@ class Replay(Protocol):
     def idle(self) -> float: ...
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def show_pipelines(replays: Mapping[str, Replay]) -> Picture:
     """Draw schedules over time, a panel for each: stages are rows, numbers are microbatches."""
     rows = sum(len(replay.live) for replay in replays.values())
@@ -239,7 +238,7 @@ def explore_pipeline(replay: Callable[[int, int, str], Replay]) -> widgets.VBox:
 # -------------------------------------------------------------------------- what is sent, and when
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def show_bytes(per_token: Mapping[str, float]) -> Picture:
     """Draw the bytes that a rank puts on the wire for each token, a bar for each cut."""
     figure, (axes,) = new_figure(height=2.6)
@@ -251,7 +250,7 @@ def show_bytes(per_token: Mapping[str, float]) -> Picture:
 STEPS = 40  # of the curve
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def wire_curve(alpha: float, beta: float, points: Mapping[float, float]) -> Picture:
     """Draw how long a call takes by the bytes it sends: the model's curve, and measured points.
 

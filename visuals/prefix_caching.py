@@ -10,7 +10,6 @@ from itertools import cycle, pairwise
 from typing import Protocol
 
 import ipywidgets as widgets
-import matplotlib.pyplot as plt
 from IPython.display import HTML
 
 from visuals.explorer import choice, explore
@@ -20,14 +19,12 @@ from visuals.style import (
     GRAY,
     GREEN,
     INK,
-    LOOK,
     MUTED,
     ORANGE,
     PALE,
     PALE_BLUE,
     PALE_GREEN,
     PALE_ORANGE,
-    PAPER,
     RED,
     Picture,
     draw_bars,
@@ -35,6 +32,8 @@ from visuals.style import (
     fill,
     legend_above,
     new_figure,
+    on_paper,
+    shared_look,
     visible,
 )
 
@@ -50,7 +49,7 @@ STRETCHES = {
 }
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def chat_turns(chats: Sequence[Sequence[Turn]]) -> Picture:
     """Draw what each turn of each chat found in the cache, and what it had to compute.
 
@@ -128,11 +127,11 @@ def show_pool(moments: Mapping[str, Sequence[Block]]) -> HTML:
         f'<tr><td style="text-align:left">{escape(title)}</td>{"".join(map(cell, blocks))}</tr>'
         for title, blocks in moments.items()
     )
-    return HTML(
-        f'<div style="{PAPER}; overflow-x:auto"><table style="border-collapse:separate; '
-        f'border-spacing:3px; color:{INK}"><tr><th style="text-align:left">block</th>{head}</tr>'
-        f"{rows}</table></div>"
+    table = (
+        f'<table style="border-collapse:separate; border-spacing:3px; color:{INK}"><tr>'
+        f'<th style="text-align:left">block</th>{head}</tr>{rows}</table>'
     )
+    return HTML(on_paper(table, "overflow-x:auto"))
 
 
 def cell(block: Block) -> str:
@@ -160,7 +159,7 @@ STATES = {
 }
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def pool_strip(moments: Sequence[Moment], num_blocks: int) -> Picture:
     """Draw the pool after each step: held blocks, free blocks that are known, and empty ones.
 
@@ -240,12 +239,12 @@ def show_trees(trees: Mapping[str, Kept], words: Words) -> HTML:
     """
     known = [edges(tree) for tree in trees.values()]
     before = [*known[:1], *known]  # the first has no moment before it
-    drawn = "".join(
+    shown = "".join(
         f'<div style="flex:1 1 18em; min-width:0"><b>{escape(title)}</b>'
         f"{node_html(tree, words, old, ())}</div>"
         for (title, tree), old in zip(trees.items(), before, strict=False)
     )
-    return HTML(f'<div style="{PAPER}; display:flex; flex-wrap:wrap; gap:1em 2em">{drawn}</div>')
+    return HTML(on_paper(shown, "display:flex; flex-wrap:wrap; gap:1em 2em"))
 
 
 Edge = tuple[tuple[int, ...], tuple[int, ...]]  # the tokens before it, its own
@@ -293,7 +292,7 @@ def shortened(text: str) -> str:
 # ------------------------------------------------------------------- hit rate against pool size
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def hit_rate_curves(
     rates: Mapping[str, Mapping[int, float]], working_set: int | None = None
 ) -> Picture:
@@ -336,7 +335,7 @@ def cliff(curve: Mapping[int, float]) -> tuple[int, int] | None:
 # ------------------------------------------------------------------------------- how fine a grain
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def grain(computed: Mapping[int, int], tree: int) -> Picture:
     """Draw the prompt tokens computed against block size: only full blocks are found.
 

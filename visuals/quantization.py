@@ -11,7 +11,6 @@ from math import floor, log10
 from typing import Any
 
 import ipywidgets as widgets
-import matplotlib.pyplot as plt
 import torch
 from jaxtyping import Float, Int
 from matplotlib.axes import Axes
@@ -26,7 +25,6 @@ from visuals.style import (
     GRAY,
     GREEN,
     INK,
-    LOOK,
     ORANGE,
     PALE_BLUE,
     PALE_ORANGE,
@@ -38,6 +36,7 @@ from visuals.style import (
     fill,
     legend_above,
     new_figure,
+    shared_look,
 )
 
 # ---------------------------------------------------------------------- what a format can hold
@@ -49,7 +48,7 @@ BAND = PALE_BLUE, BLUE, "|||||"
 MOST_TICKS = 130  # in a row; more would touch
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def number_line(formats: Mapping[str, Sequence[float]], near: float) -> Picture:
     """Draw the numbers of each format near a value, and the numbers that the value becomes.
 
@@ -136,7 +135,7 @@ def draw_results(axes: Axes, row: int, name: str, numbers: Sequence[float], near
 CODES = {"used": (BLUE, BLUE, ""), "never used": ("white", RED, "////")}
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def codes_histogram(
     codes: Mapping[str, Int[Tensor, "..."]], ranges: Mapping[str, range]
 ) -> Picture:
@@ -190,7 +189,7 @@ def runs_of_zeros(counts: Sequence[int]) -> list[tuple[int, int]]:
 LARGEST: Mark = {"marker": "o", "color": ORANGE, "ms": 4, "mec": "white", "mew": 0.4}
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def grain(weight: Float[Tensor, "n_in n_out"], size: int = 32) -> Picture:
     """Draw a corner of a matrix three times, with its scales above: one, per column, per group.
 
@@ -265,7 +264,7 @@ LOSSES = (PALE_BLUE, BLUE, "...."), (PALE_ORANGE, ORANGE, "/////")
 CHOICES = ((INK, "-", "o"), (RED, "--", "s"), (GREEN, ":", "D"), (PINK, "-.", "^"))
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def clipping(
     values: Float[Tensor, "..."],
     scales: Float[Tensor, " scales"],
@@ -322,7 +321,7 @@ def at(scales: Float[Tensor, " scales"], errors: Float[Tensor, " scales"], scale
 MOST_NAMED = 3  # channels, those with the largest activations
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def channels(
     before: Float[Tensor, "tokens n_in"],
     after: Float[Tensor, "tokens n_in"] | None,
@@ -373,7 +372,7 @@ def draw_channels(
 # ---------------------------------------------------------------------- rounding that looks ahead
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def ahead(rounding: Float[Tensor, " n_in"], gptq: Float[Tensor, " n_in"]) -> Picture:
     """Draw the squared error of the outputs after each row: rounding to nearest, and GPTQ.
 
@@ -411,7 +410,7 @@ LEADER = {"arrowstyle": "-", "color": GRAY, "lw": 0.7, "shrinkB": 5, "relpos": (
 Point = tuple[float, float, float]  # size, bits per byte lost, their standard error
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def pareto(points: Mapping[str, Point], size: str = "bits per weight, scales included") -> Picture:
     """Draw the loss of each method over its size in bits per weight.
 
@@ -494,7 +493,7 @@ def explore_bits(weight: Float[Tensor, "n_in n_out"], quantize: Quantize) -> wid
     )
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def weights_and_grid(
     weight: Float[Tensor, "n_in n_out"], rounded: Float[Tensor, "n_in n_out"], grain: str
 ) -> Picture:

@@ -8,7 +8,6 @@ by memory; right of it, by arithmetic.
 
 from collections.abc import Sequence
 
-import matplotlib.pyplot as plt
 from matplotlib.ticker import FuncFormatter
 
 from timing.machine import Machine, Work
@@ -17,10 +16,10 @@ from timing.machine import Machine, Work
 from timing.machine import forward_work as forward_work
 from timing.machine import measure_machine as measure_machine
 from timing.machine import median_seconds as median_seconds
-from visuals.style import BLUE, GRAY, GREEN, INK, LOOK, ORANGE, PINK, Picture, new_figure
+from visuals.style import BLUE, GRAY, GREEN, INK, ORANGE, PINK, Picture, new_figure, shared_look
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def roofline(machine: Machine, works: Sequence[Work]) -> Picture:
     """Draw a machine's roofline and the measured computations as points, on logarithmic axes."""
     figure, (axes,) = new_figure(height=3.6)

@@ -12,7 +12,6 @@ from itertools import accumulate, cycle, pairwise
 from typing import Any, Protocol
 
 import ipywidgets as widgets
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
@@ -27,7 +26,6 @@ from visuals.style import (
     GRAY,
     GREEN,
     INK,
-    LOOK,
     MUTED,
     ORANGE,
     PALE,
@@ -45,6 +43,7 @@ from visuals.style import (
     fill,
     legend_above,
     new_figure,
+    shared_look,
     write,
 )
 
@@ -93,7 +92,7 @@ MET: Mark = {"marker": "o", "color": GREEN, "ls": ""}
 MISSED: Mark = {"marker": "x", "color": RED, "mew": 1.3, "ls": ""}
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def bars(requests: Sequence[Request], slo: Objective | None = None) -> Picture:
     """Draw each request as a bar over time: queued, prefill, decode, and how it ended if not whole.
 
@@ -103,7 +102,7 @@ def bars(requests: Sequence[Request], slo: Objective | None = None) -> Picture:
     """
     require_outcomes(requests)
     rows = len(requests)
-    height = max(min(0.3 * rows, 4), 0.05 * rows)  # inches, legible for 8 and for hundreds
+    height = min(0.3 * rows, 3)  # inches: with its slider, it fits a window
     size = min(7, max(4, 50 * height / rows))  # of a mark, in points
     zero = min(request.due for request in requests)
     figure, (axes,) = new_figure(height=1.3 + height)
@@ -247,7 +246,7 @@ def per_second(count: int, seconds: float) -> str:
 LOST: Look = "white", ORANGE, "////"
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def knee(rates: Sequence[float], throughput: Sequence[float], goodput: Sequence[float]) -> Picture:
     """Draw throughput and goodput over the arrival rate, all in requests per second.
 
@@ -283,7 +282,7 @@ def knee(rates: Sequence[float], throughput: Sequence[float], goodput: Sequence[
 PERCENTILES = {50: "o", 95: "s", 99: "^"}  # with their markers
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def ttft_curves(ttfts: Mapping[str, Sequence[float]]) -> Picture:
     """Draw the share of requests that have their first token by then, a line for each label.
 
@@ -331,7 +330,7 @@ LOAD: Look = PALE_ORANGE, ORANGE, ""
 MOST_NUMBERED = 36  # chats; the cells of more have no room for a number
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def routing(counts: Mapping[str, Counts], hits: Mapping[str, float]) -> Picture:
     """Draw which replica served the requests of each chat, a panel for each router.
 
@@ -417,7 +416,7 @@ class Part:
     color: str
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def on_the_wire(chunks: Sequence[Chunk]) -> Picture:
     """Draw the bytes of one streamed answer, with the times when they came, and what each part is.
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from visuals.style import INK
+from visuals.style import on_paper
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,10 @@ class Difference:
             f'<span style="background:{colors.get(mark, "none")}">{mark} {escape(code)}</span>\n'
             for mark, code in self.lines
         )
-        style = f"font-family:monospace;line-height:1.5;white-space:pre;overflow-x:auto;color:{INK}"
-        return f'<pre style="{style}">{rows}</pre><p>{self.summary()} (+ and ~)</p>'
+        style = (
+            "font-family:monospace;line-height:1.5;white-space:pre;overflow-x:auto;color:inherit"
+        )
+        return on_paper(f'<pre style="{style}">{rows}</pre><p>{self.summary()} (+ and ~)</p>')
 
 
 def difference(pairs: Sequence[tuple[Callable[..., object], Callable[..., object]]]) -> Difference:

@@ -10,7 +10,6 @@ from itertools import cycle
 from typing import Any, Protocol
 
 import ipywidgets as widgets
-import matplotlib.pyplot as plt
 from IPython.display import HTML
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -23,20 +22,20 @@ from visuals.style import (
     GRAY,
     GREEN,
     INK,
-    LOOK,
     MUTED,
     ORANGE,
     PALE,
     PALE_BLUE,
     PALE_GREEN,
     PALE_ORANGE,
-    PAPER,
     RED,
     RING,
     Picture,
     fill,
     legend_above,
     new_figure,
+    on_paper,
+    shared_look,
     visible,
 )
 
@@ -66,7 +65,6 @@ EXPLAINED = {
     UNDRAFTED: "the target's own token, in a round without drafts",
     BEYOND: "accepted, but cut off because the text has ended",
 }
-SHEET = f"{PAPER}; line-height:1.9"
 TOKEN = "border-radius:3px; padding:0 2px; margin-right:1px"
 MOST_ROWS = 20  # further passes are only counted
 
@@ -116,11 +114,12 @@ def show_rounds(prompt: str, rounds: Sequence[Round], words: Words) -> HTML:
     rows = [row_html(n, one, words) for n, one in enumerate(rounds[:MOST_ROWS], start=1)]
     if len(rounds) > MOST_ROWS:
         rows.append(f"<div>… and {len(rounds) - MOST_ROWS} more</div>")
-    return HTML(
-        f'<div style="{SHEET}">{legend([kind for kind in LOOKS if kind in present])}'
+    html = (
+        f"{legend([kind for kind in LOOKS if kind in present])}"
         f'<div style="white-space:pre-wrap; max-width:60em">{escape(prompt)}{text}</div>'
-        f'<div style="margin-top:0.8em">{summary(rounds)}</div>{"".join(rows)}</div>'
+        f'<div style="margin-top:0.8em">{summary(rounds)}</div>{"".join(rows)}'
     )
+    return HTML(on_paper(html, "line-height:1.9"))
 
 
 def token_html(text: str, kind: str) -> str:
@@ -166,13 +165,13 @@ def row_html(number: int, one: Round, words: Words) -> str:
 # ------------------------------------------------------------------------- accept and residual
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def show_acceptance(
     words: Sequence[str],
     target_probs: Sequence[float] | Tensor,
     draft_probs: Sequence[float] | Tensor,
 ) -> Picture:
-    """Draw p, the target's distribution, and q, the drafter's, for one place.
+    """Draw the target's distribution p and the drafter's, q, for one place.
 
     Each word's probability has up to two parts: min(p, q), which is accepted, and either q − p,
     which is rejected, or p − q, the residual. Summed over all words, the last two are equal.
@@ -218,7 +217,7 @@ def explore_acceptance(expected_tokens: Callable[[float, int], float]) -> widget
     )
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def tokens_a_round(
     expected_tokens: Callable[[float, int], float], acceptance: float, k: int
 ) -> Picture:
@@ -250,7 +249,7 @@ def round_in_words(
 # ------------------------------------------------------------------------------ does it pay?
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def verify_costs(seconds: Mapping[int, float]) -> Picture:
     """Draw the time of one forward pass over T tokens, in decode steps, and of T decode steps.
 
@@ -273,7 +272,7 @@ def verify_costs(seconds: Mapping[int, float]) -> Picture:
     return figure
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def speed_up_curves(
     curves: Mapping[str, Sequence[float]],
     measured: Mapping[str, Mapping[int, float]] | None = None,

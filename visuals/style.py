@@ -4,15 +4,22 @@ The colors are Okabe and Ito's ("Color Universal Design", 2008), which remain di
 common kind of color blindness. No picture relies on color alone.
 """
 
+import re
+from base64 import b64encode
 from collections.abc import Callable, Collection, Mapping
+from functools import wraps
+from html import escape
 from io import BytesIO
 from itertools import cycle
-from typing import Any
+from typing import Any, ParamSpec
 
 import matplotlib.pyplot as plt
+from IPython.display import display
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+
+from visuals.words import in_words
 
 BLUE = "#0072B2"  # the learner's code
 ORANGE = "#E69F00"  # the comparison
@@ -24,7 +31,6 @@ GRAY = "#8A8F98"  # lines in the background
 PALE = "#E8EAED"  # an empty cell
 INK = "#24292F"  # text
 MUTED = "#6B7078"  # text in the background
-PAPER = f"background:white; color:{INK}; padding:0.5em 0.8em"  # under HTML, in dark themes too
 
 # Fills that can be written on.
 PALE_BLUE = "#DCEEF9"
@@ -70,13 +76,68 @@ LOOK = {
 }
 
 
-class Picture(Figure):
-    """A figure that a notebook shows when a cell returns it, with any backend of pyplot."""
+# In the dark themes of JupyterLab and of the site, light becomes dark, and hues stay what they are.
+DARK = """<style>
+:is([data-jp-theme-light="false"], [data-theme="dark"]) .visual {
+  filter: invert(.93) hue-rotate(180deg) }
+</style>"""
 
-    def _repr_png_(self) -> bytes:
+
+def on_paper(html: str, look: str = "") -> str:
+    """Return HTML on a sheet of its own colors, white or dark as the page's theme is."""
+    paper = f"background:white; color:{INK}; padding:0.5em 0.8em; {look}"
+    return f'{DARK}<div class="visual" style="{paper}">{html}</div>'
+
+
+class Picture(Figure):
+    """A figure that a notebook shows when a cell returns it, with any backend of pyplot.
+
+    about: a sentence that says what is drawn.
+    """
+
+    about = ""
+
+    def png(self, bbox: str | None = None) -> bytes:
         png = BytesIO()
-        self.savefig(png, format="png")
+        self.savefig(png, format="png", bbox_inches=bbox)
         return png.getvalue()
+
+    def html(self, bbox: str | None = None) -> str:
+        """Return the picture as an image with an alternative text.
+
+        bbox: "tight" cuts empty margins, so pictures of one size may differ in theirs.
+        """
+        png = b64encode(self.png(bbox)).decode()  # first, because words are read off what is drawn
+        image = f'<img alt="{escape(self.words())}" src="data:image/png;base64,{png}"'
+        return f'{DARK}{image} class="visual dark-light" style="max-width:100%">'
+
+    def words(self) -> str:
+        """Say what the picture shows. It must have been drawn."""
+        return f"{self.about} {in_words(self)}".strip()
+
+    def _ipython_display_(self) -> None:
+        # Not a method for each kind: pyplot's backend adds the same picture without the words.
+        display({"text/html": self.html("tight"), "text/plain": self.words()}, raw=True)
+
+
+Handed = ParamSpec("Handed")
+
+
+def shared_look(draw: Callable[Handed, Picture]) -> Callable[Handed, Picture]:
+    """Draw in the shared look. The first sentence of the docstring says what the picture shows."""
+    sentence = re.match(r"Draw,? (.+?\.)(?:\s|$)", draw.__doc__ or "", re.DOTALL)
+    if sentence is None:
+        raise ValueError(f"The docstring of {draw.__name__} doesn't begin with what it draws.")
+    about = " ".join(sentence[1].split())
+
+    @wraps(draw)
+    def in_look(*args: Handed.args, **named: Handed.kwargs) -> Picture:
+        with plt.rc_context(LOOK):
+            picture = draw(*args, **named)
+        picture.about = about[0].upper() + about[1:]
+        return picture
+
+    return in_look
 
 
 def new_figure(

@@ -9,7 +9,6 @@ from html import escape
 from itertools import accumulate, cycle, pairwise
 
 import ipywidgets as widgets
-import matplotlib.pyplot as plt
 from IPython.display import HTML
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
@@ -20,12 +19,10 @@ from visuals.style import (
     CURVES,
     GRAY,
     INK,
-    LOOK,
     MUTED,
     PALE,
     PALE_BLUE,
     PALE_ORANGE,
-    PAPER,
     RED,
     RING,
     Look,
@@ -34,6 +31,8 @@ from visuals.style import (
     fill,
     legend_above,
     new_figure,
+    on_paper,
+    shared_look,
     visible,
     write,
 )
@@ -56,7 +55,7 @@ def readable(token: bytes) -> str:
 # ----------------------------------------------------------------------------------- merging
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def merge_rounds(rounds: Sequence[Parts], ranks: Mapping[tuple[bytes, bytes], int]) -> Picture:
     """Draw the parts of a word after each round: a row for a round, a box for a part.
 
@@ -118,7 +117,7 @@ def explore_merges(
     )
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def merges_at(
     bytes_per_token: Mapping[int, float], cut: Callable[[int], Parts], merges: int
 ) -> Picture:
@@ -174,7 +173,7 @@ def merges_in_words(
     )
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def vocabulary_costs(costs: Mapping[str, Mapping[int, float]]) -> Picture:
     """Draw the work per byte of text against the vocabulary's size, a line for each model.
 
@@ -228,7 +227,7 @@ def show_stream(tokens: Parts, pieces: Sequence[str], held: Parts) -> HTML:
         shown = visible(piece) if piece else ""
         waiting = f"[{rest.hex(' ').upper()}]" if rest else ""
         columns.append(stream_column([readable(token), alone, shown, waiting]))
-    return HTML(f'<div style="{PAPER}; line-height:1.5em">{"".join(columns)}</div>')
+    return HTML(on_paper("".join(columns), "line-height:1.5em"))
 
 
 def stream_column(cells: Sequence[str]) -> str:

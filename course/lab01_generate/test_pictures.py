@@ -40,10 +40,10 @@ def test_explorer_shows_the_sliders_row():
     logits = randn(3, 6)
     row, picture = lab.explore_next_token(logits, [0, 1, 5], decode).children
     first = lab.next_token_bars(logits[0], decode, after="the", actual=1)
-    assert bytes(picture.value) == first._repr_png_()
+    assert picture.value == first.html()
     row.value = row.max
     last = lab.next_token_bars(logits[2], decode, after="the king$x$")
-    assert bytes(picture.value) == last._repr_png_()
+    assert picture.value == last.html()
 
 
 @pytest.mark.parametrize(

@@ -35,4 +35,5 @@ EXAMPLES = (
     of(visuals.explore_runs, "budget", RUNS, {8: "small", 64: "large"}),
     of(visuals.pool_and_queue, SNAPSHOTS, 5),
     of(visuals.show_latencies, [0.1, 0.2, 0.4], [0.01, None, 0.03]),
+    of(visuals.show_latencies, [11.2, 13.9, 14.2], [12.5, None, 13.1]),
 )

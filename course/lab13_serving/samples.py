@@ -43,6 +43,10 @@ def run(rate: int) -> list[Record]:
     ]
 
 
+def run_many(rate: int) -> list[Record]:
+    return 60 * run(rate)
+
+
 RATES, THROUGHPUT, GOODPUT = [24, 8, 16, 32], [23.0, 8.0, 16.0, 27.0], [20.0, 8.0, 15.5, 9.0]
 TTFTS = {
     "Poisson": [0.03, 0.01, 0.02, 0.5],
@@ -86,6 +90,7 @@ EXAMPLES = (
     of(visuals.bars, 10 * RECORDS, LIMITS),
     of(visuals.explore_rate, run),
     of(visuals.explore_rate, run, LIMITS, [2, 10, 50]),
+    of(visuals.explore_rate, run_many, LIMITS, [2, 50]),
     of(visuals.knee, RATES, THROUGHPUT, GOODPUT),
     of(visuals.knee, [8], [8.0], [0.0]),
     of(visuals.ttft_curves, TTFTS),

@@ -6,12 +6,15 @@ from html import unescape
 import pytest
 import torch
 from matplotlib.patches import Circle
+from matplotlib.path import Path
 
 import visuals.constrained as lab
 from course.lab14_constrained.samples import LAUGH
 from solutions.constrained import automaton_of
 from solutions.grammars.regex import parse
 from tests.common.pictures import numbers_in, read, texts
+
+DATES = automaton_of(parse(r"(19|20)\d\d-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])"))
 
 
 @pytest.mark.parametrize(
@@ -36,8 +39,7 @@ def test_a_walk_ends_at_a_byte_without_an_edge():
 
 
 def test_states_stand_by_their_distance():
-    dates = automaton_of(parse(r"(19|20)\d\d-(0[1-9]|1[0-2])"))
-    for automaton in (LAUGH, dates):
+    for automaton in (LAUGH, DATES):
         places = lab.places_of(automaton)
         assert sorted(places) == list(range(len(automaton.edges)))
         assert len(set(places.values())) == len(places)
@@ -53,6 +55,21 @@ def test_an_automaton_has_a_bold_walk():
     arrows = [note.arrow_patch for note in axes.texts if getattr(note, "arrow_patch", None)]
     assert len(arrows) == 5
     assert sum(arrow.get_linewidth() > 2 for arrow in arrows) == 3  # 0 to 1 to 2 to 1
+
+
+def test_no_label_touches_an_arrow_or_a_state():
+    figure = lab.show_automaton(DATES)
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    rings = [patch.get_window_extent() for patch in axes.patches if isinstance(patch, Circle)]
+    notes = [note for note in axes.texts if getattr(note, "arrow_patch", None)]
+    arrows = [axes.transData.transform_path(Path([note.xyann, note.xy])) for note in notes]
+    labels = [text for text in axes.texts if text.get_text() and text.get_zorder() < 4]
+    assert len(labels) == len(arrows) > 10
+    for label in labels:
+        box = label.get_window_extent().padded(2)
+        assert not any(box.overlaps(ring) for ring in rings)
+        assert not any(arrow.intersects_bbox(box, filled=False) for arrow in arrows)
 
 
 def test_the_walk_is_told_in_words():

@@ -8,12 +8,13 @@ from pathlib import Path
 
 from nbformat import NotebookNode
 
+from autograder.text.lesson import lessons
 from autograder.text.reference import ROOT, AuthorError
 from docs.site.leaks import leaks
 from docs.site.pages import write_pages
 
 # Kinds of files that are searched for solutions; the others are pictures and fonts.
-TEXTS = {".css", ".html", ".js", ".json", ".md", ".svg", ".txt"}
+TEXTS = {".css", ".html", ".ipynb", ".js", ".json", ".md", ".svg", ".txt"}
 STRICT = ["-n", "-W", "--keep-going"]  # a link that leads nowhere is an error
 SETTINGS = ROOT / "docs" / "site"
 
@@ -28,6 +29,8 @@ def build(folder: Path, solved: Mapping[str, NotebookNode], with_solutions: bool
     command = [sys.executable, "-m", "sphinx", "-q", *strict, "-c", SETTINGS, "-d", doctrees]
     if subprocess.run([*map(str, command), pages, html], cwd=ROOT).returncode:
         raise AuthorError("Sphinx found mistakes in the pages: see above.")
+    for lesson in lessons().values():  # to download, without the outputs of its page
+        shutil.copyfile(ROOT / "labs" / lesson.notebook, html / "labs" / lesson.notebook)
     if not with_solutions and (found := leaked(html)):
         raise AuthorError("The site would show solutions:\n" + "\n".join(found))
     return html

@@ -78,9 +78,6 @@ def widgets(name: str, models: Mapping[str, Any]) -> Iterator[Any]:
 def drawn(widget: Any) -> NotebookNode:
     """Return the output that looks like a widget. Raises AuthorError for another kind."""
     kind, state = widget["model_name"], widget["state"]
-    if kind == "ImageModel":
-        (picture,) = widget["buffers"]
-        return new_output("display_data", data={"image/png": picture["data"]})
     if kind == "HTMLModel":
         return html_output(state["value"])
     if kind in ("IntSliderModel", "FloatSliderModel"):

@@ -24,9 +24,10 @@ The model, without a cache: the file to read first. Every lab builds on it.
 """
 ABOUT = """
 
-```{note}
+```{{note}}
 This is the lab as you get it, with your parts as TODOs. The pictures and outputs are those of a run
-with the reference solution.
+with the reference solution. [Set up the course](../../index.md#two-commands) to work on it: the
+<a href="{}" download>notebook alone</a> needs the other files of the project.
 ```
 """
 API = """# {name}
@@ -70,7 +71,7 @@ def write_pages(
         shutil.copyfile(ROOT / path, with_folder(folder / path))
     for path, lesson in labs.items():
         lab = nbformat.read(ROOT / path, as_version=4)
-        lab.cells[0].source += ABOUT
+        lab.cells[0].source += ABOUT.format(Path(lesson.notebook).name)
         for cell in lab.cells:
             if cell.cell_type == "markdown":
                 cell.source = rewritten(cell.source, path, site, REPOSITORY)

@@ -59,7 +59,7 @@ def said(axes: Axes) -> list[list[float]]:
 
 def read(html: str) -> str:
     """Return the visible text of some HTML."""
-    return unescape(re.sub("<[^>]+>", "", html))
+    return unescape(re.sub("<style>.*?</style>|<[^>]+>", "", html, flags=re.DOTALL))
 
 
 # ----------------------------------------------------------------------------------------- shapes

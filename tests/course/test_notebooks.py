@@ -1,5 +1,7 @@
 """The notebooks run: as released up to the first check, and solved from top to bottom."""
 
+import re
+
 import nbformat
 import pytest
 from nbclient.exceptions import CellExecutionError
@@ -16,6 +18,7 @@ from autograder.executed import (
 )
 from autograder.text.lesson import lessons
 from autograder.text.reference import ROOT
+from docs.site.grafted import STATE
 from tests.common.styles import in_another_style
 
 FIRST, *OTHERS = lessons().values()
@@ -33,7 +36,7 @@ def checks(notebook):
 
 
 @pytest.mark.slow
-@pytest.mark.in_turn(6)
+@pytest.mark.in_turn(8)
 @pytest.mark.parametrize("lesson", [FIRST, *OTHERS], ids=lambda lesson: lesson.name)
 def test_a_lab_runs_up_to_its_first_check_which_says_not_attempted(lesson, kernel, tmp_path):
     lab = nbformat.read(ROOT / "labs" / lesson.notebook, as_version=4)
@@ -55,19 +58,47 @@ IN_TURN = [pytest.mark.slow, pytest.mark.in_turn(12)]
 SHARE = [pytest.param(lesson, marks=IN_TURN) for lesson in OTHERS]
 
 
-@pytest.mark.parametrize("lesson", [FIRST, *SHARE], ids=lambda lesson: lesson.name)
-def test_a_solved_lab_runs_top_to_bottom_and_every_check_passes(lesson, request, tmp_path):
-    """It does not run again while nothing that it uses has changed."""
+@pytest.fixture
+def solved(lesson, request, tmp_path):
+    """The solved lab, which does not run again while nothing that it uses has changed."""
 
     def run(notebook):
         execute(notebook, request.getfixturevalue("kernel"), tmp_path, QUICK)
 
-    solved = kept(lesson, QUICK) or run_and_keep(lesson, QUICK, run)
+    return kept(lesson, QUICK) or run_and_keep(lesson, QUICK, run)
+
+
+@pytest.mark.parametrize("lesson", [FIRST, *SHARE], ids=lambda lesson: lesson.name)
+def test_a_solved_lab_runs_top_to_bottom_and_every_check_passes(solved):
     assert checks(solved)
     for cell in checks(solved):
         assert cell.execution_count is not None
         kinds = {output.get("name", output.output_type) for output in cell.outputs}
         assert not kinds & {"error", "stderr"}  # nbgrader scores either 0
+
+
+IMAGE = re.compile(r"<img\b[^>]*>")
+WORDS = re.compile(r'<img alt="[^"]{60,}"')
+
+
+@pytest.mark.parametrize("lesson", [FIRST, *SHARE], ids=lambda lesson: lesson.name)
+def test_every_picture_of_a_solved_lab_says_what_it_shows(solved):
+    shown = [
+        output.data
+        for cell in solved.cells
+        for output in cell.get("outputs", [])
+        if "data" in output
+    ]
+    models = solved.metadata.get("widgets", {}).get(STATE, {}).get("state", {}).values()
+    texts = [data.get("text/html", "") for data in shown]
+    texts += [
+        model["state"].get("value", "") for model in models if model["model_name"] == "HTMLModel"
+    ]
+    images = [image for text in texts for image in IMAGE.findall(text)]
+    assert images
+    assert [image[:200] for image in images if not WORDS.match(image)] == []
+    assert not [kind for data in shown for kind in data if kind.startswith("image/")]  # wordless
+    assert "ImageModel" not in {model["model_name"] for model in models}
 
 
 @pytest.mark.slow

@@ -1,13 +1,17 @@
 """A lab in a real browser, as a learner meets it."""
 
 import inspect
+import io
 import json
 import shutil
 
+import matplotlib.pyplot as plt
 import pytest
 from playwright.sync_api import expect
 
 import workbook
+from autograder.notebook.progress import status_of
+from autograder.text.lesson import lessons
 from solutions.generate import generate
 from tests.common.browser import (
     browser_page,
@@ -20,6 +24,7 @@ from tests.common.browser import (
 )
 
 LAB = "01_generate/generate.ipynb"
+NARROW = 364  # pixels of an output in a window of 480
 
 pytestmark = pytest.mark.needs("chromium")
 
@@ -42,6 +47,12 @@ def page(address, work, request):
     shutil.copy(work / LAB, work / own_copy)
     with browser_page() as page:
         open_notebook(page, address, own_copy)
+        yield page
+
+
+@pytest.fixture(scope="module")
+def narrow():
+    with browser_page(width=NARROW) as page:
         yield page
 
 
@@ -106,6 +117,29 @@ def test_with_the_solution_pasted_in_the_check_passes(page, cells):
     paste_over(page, todo, inspect.getsource(generate))
     run_all(page, awaited=outputs(page, check))
     expect(outputs(page, check).first).to_contain_text("passed")
+
+
+def ground(picture):
+    """The color of a picture's corner as it is shown, dark (0) to light (1)."""
+    return plt.imread(io.BytesIO(picture.screenshot()))[2, 2, :3].mean()
+
+
+@pytest.mark.slow
+def test_the_page_and_its_pictures_are_dark_or_light_as_the_system_is(page, cells):
+    slider = first(cells, "explore_next_token(")
+    picture = cell(page, slider).locator(".jp-OutputArea-output img").first
+    run_all(page, awaited=picture)
+    for scheme, is_light in (("dark", "false"), ("light", "true")):
+        page.emulate_media(color_scheme=scheme)
+        expect(page.locator("body")).to_have_attribute("data-jp-theme-light", is_light)
+        assert (ground(picture) > 0.5) == (scheme == "light")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lesson", lessons().values(), ids=lambda lesson: lesson.lab)
+def test_status_fits_a_narrow_window(narrow, lesson):
+    narrow.set_content(f"<body style='font: 14px sans-serif'>{status_of(lesson)._repr_html_()}")
+    assert narrow.evaluate("document.documentElement.scrollWidth") <= NARROW
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from timing import report
 from timing.kept_rows import keep
 from timing.report import __main__ as command
 from timing.report import pictures, write_report
+from visuals.style import new_figure
 
 SVG = '<svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>'
 
@@ -144,6 +145,14 @@ def test_the_last_picture_of_a_section_is_shown(work):
     begin(work, "engine", {"image/png": png(1)}, {"text/plain": ""}, {"image/png": [png(2), "\n"]})
     assert Elements(page()).addresses == [f"data:image/png;base64,{png(2)}"]
     assert "engine · 1. A heading" in page()
+
+
+def test_a_picture_of_the_course_keeps_its_words(work):
+    figure, (axes,) = new_figure()
+    axes.set_title('tokens a second, "mine" & others')
+    begin(work, "engine", {"text/html": figure.html()})
+    assert 'alt="tokens a second, &#34;mine&#34; &amp; others."' in page()
+    assert len(Elements(page()).addresses) == 1
 
 
 def test_nothing_of_a_notebook_runs_or_loads_and_no_folder_is_named(work):

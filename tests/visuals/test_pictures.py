@@ -6,9 +6,11 @@ Whether a picture shows the right numbers is tested beside the others of its lab
 import pickle
 import pkgutil
 import re
+from base64 import b64decode
 from collections.abc import Iterator
 from importlib import import_module
 from inspect import isfunction
+from io import BytesIO
 from itertools import combinations
 from typing import Any
 
@@ -81,7 +83,7 @@ def test_a_picture_leaves_what_it_is_handed_and_is_not_kept_open(example):
     assert isinstance(picture, draws(example))
     assert pickle.dumps(example.handed) == before
     assert plt.get_fignums() == open_figures
-    assert draws(example) is not Picture or picture._repr_png_().startswith(b"\x89PNG")
+    assert draws(example) is not Picture or picture.png().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("example", all_that_draw(HTML))
@@ -93,6 +95,8 @@ def test_html_closes_what_it_opens(example):
 
 # -------------------------------------------------------------------------------------- figures
 
+SHORTEST = 60  # characters of an alternative text
+TALLEST = 600  # pixels of an explorer, as many as JupyterLab leaves of a window of 720
 SMALLEST = 7  # pixels of a letter's height where a figure is as wide as a narrow window: 480
 
 
@@ -119,6 +123,16 @@ def test_nothing_leaves_the_figure_and_no_text_lies_on_another(shown):
     ]
     boxes = [Text.get_window_extent(text) for text in written]  # without an annotation's arrow
     assert all(not one.overlaps(other) for one, other in combinations(boxes, 2))
+
+
+@pytest.mark.in_turn(3)
+def test_its_words_hold_what_is_written_around_it(shown):
+    _, figure = shown
+    words, titles = figure.words(), [axes.get_title("left") for axes in figure.axes]
+    for title in (*titles, *(axes.get_xlabel() for axes in figure.axes)):
+        assert " ".join(title.split()) in words
+    assert len(words) >= SHORTEST
+    assert figure.about in words
 
 
 # What looks alike in black and white, and what tells it apart in the picture.
@@ -176,8 +190,15 @@ def test_an_explorer_redraws_over_the_whole_range_of_its_sliders(example):
     for control in controls:
         seen = set()
         for _ in turned(control):
-            png = bytes(picture.value)
-            assert png.startswith(b"\x89PNG")
-            seen.add((png, sentence and sentence.value))
-        assert len({png for png, _ in seen}) > 1
+            assert '<img alt="' in picture.value
+            seen.add((picture.value, sentence and sentence.value))
+        assert len({image for image, _ in seen}) > 1
         assert not sentence or len({words for _, words in seen}) > 1
+
+
+@pytest.mark.parametrize("example", all_that_draw(widgets.VBox))
+def test_the_sliders_and_the_picture_of_an_explorer_fit_a_window(example):
+    *controls, picture = example.draw(*example.handed).children
+    png = b64decode(re.search(r"base64,([^\"]*)", picture.value)[1])
+    rows, _, _ = plt.imread(BytesIO(png)).shape
+    assert rows + 36 * len(controls) <= TALLEST
