@@ -5,10 +5,12 @@ from autograder.text.reference import ROOT, lab_module
 
 
 def telling_lines(lab: str) -> list[str]:
-    """Return the lines of a lab's solutions that are neither in gpt.py nor in an earlier lab."""
+    """Return the lines of a lab's solutions that aren't in gpt.py, an earlier lab or given code."""
     labs, module = list(lessons()), lab_module(lab)
     earlier = ["\n".join(lab_module(other).lines) for other in labs[: labs.index(lab)]]
-    texts = [(ROOT / "gpt.py").read_text(encoding="utf-8"), *earlier]
+    solved = {n for stretch in module.stretches.values() for n in stretch}
+    given = "\n".join(line for n, line in enumerate(module.lines) if n not in solved)
+    texts = [(ROOT / "gpt.py").read_text(encoding="utf-8"), *earlier, given]
     known = {line for text in texts for line in bare_lines(text)}
     lines = [
         line
