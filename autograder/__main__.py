@@ -4,6 +4,7 @@
     python -m autograder report LAB      which exercises were hard, which mistakes were frequent
     python -m autograder collect FILE    put a learning platform's download into submitted/
     python -m autograder release LAB     make a bundle of a lab for a class
+    python -m autograder speedrun FOLDER compare the speed of a class's engines, from their records
     python -m autograder demo            make a small class and grade it: the two-minute tour
     python -m autograder certificates    make a key and certificate for grading on a cluster
 
@@ -14,7 +15,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from autograder.grading import commands, demo
+from autograder.grading import commands, demo, speedrun
 from autograder.grading.judge.jail import JailError
 from autograder.grading.refused import GOES_ON, Refused
 from autograder.text.lesson import Lesson, lessons
@@ -80,6 +81,11 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE.zip",
         help="the file to write (default: 02_kv_cache.zip here)",
     )
+
+    race = each.add_parser("speedrun", help="compare the speed of a class's engines")
+    race.set_defaults(command=speedrun.speedrun)
+    race.add_argument("folder", type=Path, metavar="FOLDER", help="with a record of each student")
+    race.add_argument("--threads", type=positive, help="one for each usable core")
 
     tour = each.add_parser("demo", help="make a small class and grade it")
     tour.set_defaults(command=demo.run)

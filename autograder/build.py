@@ -123,7 +123,8 @@ def solve(
             cells += set_up_cells(cell, name)
         else:
             cells.append(plain_cell(cell))
-    promise(cells, read_lesson(lesson).minutes)
+    written = sum(count_code(stretches(modules)[exercise]) for exercise in cards)
+    promise(cells, read_lesson(lesson).minutes, written)
     give_ids(cells, file)
     return new_notebook(cells=cells, metadata=KERNEL)
 
@@ -135,11 +136,12 @@ def read_cells(lesson: Path) -> list[NotebookNode]:
     return cells
 
 
-def promise(cells: list[NotebookNode], minutes: int) -> None:
-    """Say how long the lab takes, where the lesson's text has {time}."""
+def promise(cells: list[NotebookNode], minutes: int, lines: int) -> None:
+    """Say what the lab takes, where its text has {time}, and {lines}, to the nearest five."""
     for cell in cells:
         if cell.cell_type == "markdown":
             cell.source = cell.source.replace("{time}", in_words(minutes))
+            cell.source = cell.source.replace("{lines}", str(5 * round(lines / 5)))
 
 
 def in_words(minutes: int) -> str:

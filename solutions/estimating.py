@@ -103,7 +103,7 @@ def forward_flops(shape: Shape, new: int, context: int) -> int:
 
 
 def kv_bytes(shape: Shape, tokens: int, width: int) -> int:
-    """Return the bytes of the KV cache for so many tokens. width: bytes of a number.
+    """Return the bytes of a KV cache that holds `tokens` tokens. width: bytes of a number.
 
     A layer keeps a key and a value for each KV head, or `latent_width` numbers if that isn't 0.
     """
@@ -167,9 +167,9 @@ def plan(
 
     context: tokens that each sequence has at its end, prompt and output. Memory has to hold all the
     weights, and the KV cache of `batch` sequences of that length. The step that computes the last
-    of these tokens, behind context - 1 others, takes at most `tpot_limit` seconds. The price is
-    that of such steps without a break, in dollars as the machine's price_per_hour. Returns
-    (0, math.inf) if not even one sequence can be served.
+    of these tokens, behind context - 1 others, takes at most `tpot_limit` seconds. The price
+    assumes that the machine does one such step after the other. It is in dollars, as the machine's
+    price_per_hour. Returns (0, math.inf) if not even one sequence can be served.
     """
     require_tokens(context, 0)
     ### BEGIN SOLUTION

@@ -129,8 +129,9 @@ def keep(chosen: Int[Tensor, "tokens k"], experts: int, capacity: int) -> Bool[T
 
     All first choices come before all second choices, these before all third ones, and in each of
     these groups earlier tokens come first. In this order, each expert takes assignments until it is
-    full. The others are dropped. `chosen` isn't changed. Raises ValueError if the capacity is
-    below 0, or for a number outside the experts. Source: Lepikhin et al., algorithm 1.
+    full. The others are dropped. There may be no tokens. `chosen` isn't changed. Raises ValueError
+    if the capacity is below 0, or for a number outside the experts. Source: Lepikhin et al.,
+    algorithm 1.
     """
     require_capacity(capacity)
     require_chosen(chosen, experts)
@@ -280,7 +281,8 @@ def hops(routes: Int[Tensor, "tokens layers"], owner: Int[Tensor, "layers expert
     """Return how often a token goes to another rank between one layer and the next.
 
     routes: the expert of each token in each layer. owner: the rank of each layer's experts. Count
-    over all tokens and all pairs of neighboring layers. Source: Yao et al.
+    over all tokens and all pairs of neighboring layers. The arguments aren't changed. Source: Yao
+    et al.
     """
     ### BEGIN SOLUTION
     ranks = owner[torch.arange(len(owner)), routes]

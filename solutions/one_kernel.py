@@ -40,7 +40,7 @@ def self_times(events: Sequence[Event]) -> tuple[dict[str, list[float]], float]:
     ### BEGIN SOLUTION
     times: dict[str, list[float]] = {}
     running: list[Event] = []
-    outside, latest = 0.0, min((start for _, start, _ in events), default=0.0)
+    outside, latest = 0.0, min(start for _, start, _ in events)
     for event in sorted(events, key=lambda event: (event[1], -event[2])):
         name, start, end = event
         while running and running[-1][2] <= start:

@@ -99,6 +99,42 @@ def test_what_a_lab_wins_was_measured(lab: str) -> None:
         assert float(lesson.figure[:-1]) == float(f"{other / one:.2g}")
 
 
+# --------------------------------------------------------------------------- engines' own code
+
+PINNED = re.compile(
+    r"https://github\.com/(vllm-project/vllm|sgl-project/sglang|ggml-org/llama\.cpp)"
+    r"/blob/([0-9a-f]{40})/\S+#L\d+"
+)
+
+
+def real_ones(lab: str) -> str:
+    text = (lessons()[lab].room / "lesson.md").read_text(encoding="utf-8")
+    box = r"### Read the real one\n(.*?)\n## \d+\. In your own words"
+    return "".join(re.findall(box, text, re.DOTALL))
+
+
+@pytest.mark.parametrize("lab", LABS)
+def test_a_lesson_ends_with_code_of_engines_that_one_can_now_read(lab: str) -> None:
+    """At a commit, so that the lines stay, and with a question."""
+    links = re.findall(r"\]\((.*?)\)", real_ones(lab))
+    assert len(links) >= 2
+    assert [link for link in links if not PINNED.fullmatch(link)] == []
+    assert "**Now you can answer:**" in real_ones(lab)
+
+
+def test_the_code_of_an_engine_is_read_at_one_commit() -> None:
+    pins = set(PINNED.findall("".join(map(real_ones, LABS))))
+    assert len(pins) == len({engine for engine, _ in pins}) == 3
+
+
+@every_lab
+def test_the_answer_to_a_question_in_passing_is_folded_below_it(lab: str) -> None:
+    text = (lessons()[lab].room / "lesson.md").read_text(encoding="utf-8")
+    asked = r"\*\*(Say it back\.|Now you can answer:)\*\* (?:.+\n)+\n"
+    folded = r"<details><summary>.+</summary>\n\n(?:.+\n)+\n</details>\n"
+    assert len(re.findall(asked + folded, text)) == len(re.findall(asked, text))
+
+
 # ------------------------------------------------------------------------------ American spelling
 
 BRITISH = re.compile(

@@ -624,14 +624,15 @@ def pip(monkeypatch):
     """Record the packages that are installed into a .venv with gguf; ctranslate2 fails."""
     asked = []
 
-    def installer(_, *requirements):
-        asked.extend(map(workbook.package_name, requirements))
+    def installer(*arguments):
+        asked.extend(workbook.package_name(each) for each in arguments if each[0] != "-")
         return [sys.executable, "-c", f"exit({asked[-1] == 'ctranslate2'})"]
 
     monkeypatch.setattr(workbook, "installer", installer)
     monkeypatch.setattr(workbook, "is_installed", lambda name, _: name == "gguf")
     monkeypatch.setattr(workbook, "installed_here", lambda: False)
     monkeypatch.setattr(workbook, "VENV_PYTHON", Path("ours"))
+    monkeypatch.setattr(workbook, "COMPILER", ROOT / "not here")
     monkeypatch.setattr(workbook, "set_up", lambda: None)
     monkeypatch.setattr(workbook, "run", lambda *_: 0)
     return asked
@@ -695,6 +696,21 @@ def test_what_the_site_needs_is_installed_when_it_is_first_built(pip, monkeypatc
     else:
         assert not built
         assert "ctranslate2 could not be installed" in told.err
+
+
+@pytest.mark.parametrize("package", ["numba", "ctranslate2"])
+def test_the_compiler_is_tried_once_and_its_failure_stops_nothing(
+    pip, monkeypatch, capsys, tmp_path, package
+):
+    monkeypatch.setattr(workbook, "COMPILER", ROOT / "solutions" / "compiler.py")
+    monkeypatch.setattr(workbook, "VENV", tmp_path)
+    extras = {"kernel": [f"{package}>=0.61; '1' == '1'"], "peers": []}
+    monkeypatch.setattr(workbook, "optional", extras.get)
+    for command in ("timed", "serve", "timed"):
+        assert workbook.main([command]) == 0
+    assert pip == [package]
+    told = capsys.readouterr().out
+    assert ("Everything works without it" in told) == (package == "ctranslate2")
 
 
 # ------------------------------------------------------------------------------------------- a chat

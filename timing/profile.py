@@ -6,11 +6,9 @@ and ends. That takes time, too, so steps are also timed without it.
 
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import torch
 from rich.console import Console
-from torch.profiler import record_function
 
 from solutions.engine.engine import Output
 from solutions.one_kernel import Machine, floor_ms, self_times
@@ -21,17 +19,19 @@ from timing.operations import (
     KERNEL,
     PRODUCTS,
     PYTHON,
+    RECORDED,
     REST,
     Event,
     called_from_python,
     kind_of,
+    length,
+    name_kernel,
     record,
 )
 from timing.stopwatch import seconds
 from timing.table import Bench, Prepare, Served, new_table, number
 from timing.table.workloads import LENGTHS, Workload
 
-RECORDED = 5  # steps, of which the shortest is shown
 FEWEST = 16  # new tokens: some steps warm up, and some are timed
 CALLS = 1000  # of an operation on one number
 
@@ -79,30 +79,13 @@ def profiled(name: str, rows: dict[str, Prepare], bench: Bench, workload: Worklo
     with OtherPrograms() as others:
         times = [seconds(engine.step) for _ in range(new - 1 - RECORDED)]
     name_kernel(engine.runner)
-    events = min((record(engine.step) for _ in range(RECORDED)), key=length)
+    events = record(engine.step)
     work = forward_work(served.model, name, 1, 1e-3 * length(events))
     cached = engine.runner.kv_cache.cache.pool[:, :, 0, 0].nbytes * (len(prompt) + new - 1)
     ms = 1e3 * median(times[len(times) // 2 :])
     machine = measure_machine()
     limits = Machine(machine.bandwidth, machine.flops, seconds_per_call())
     return Profile(events, ms, work.bytes_read + cached, work.flops, limits, others.cores)
-
-
-def name_kernel(runner: Any) -> None:
-    """Let the profiler see the kernel of lab 21, which isn't one of PyTorch's operations."""
-    if not hasattr(runner, "kernel"):
-        return
-    kernel = runner.kernel
-
-    def named(*rows: Any) -> Any:
-        with record_function(KERNEL):
-            return kernel(*rows)
-
-    runner.kernel = named
-
-
-def length(events: list[Event]) -> float:
-    return max(end for *_, end in events) - min(start for _, start, _ in events)
 
 
 @torch.inference_mode()

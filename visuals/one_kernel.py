@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import ipywidgets as widgets
-import matplotlib.pyplot as plt
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
@@ -30,7 +29,6 @@ from visuals.style import (
     GRAY,
     GREEN,
     INK,
-    LOOK,
     ORANGE,
     PALE,
     PALE_BLUE,
@@ -49,6 +47,7 @@ from visuals.style import (
     legend_above,
     name_rows,
     new_figure,
+    shared_look,
     write,
     write_behind,
 )
@@ -65,7 +64,7 @@ KINDS: dict[str, Look] = {
 }
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def show_strip(events: Sequence[Event], floor: float) -> Picture:
     """Draw one step as a strip, colored by what runs; above it the floor, below it the sums.
 
@@ -120,7 +119,7 @@ def pieces_of(events: Sequence[Event]) -> Iterator[tuple[str, float, float]]:
 LEAST = 0.18  # inches of a stripe that has room for a text
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def show_rows(taken: Sequence[tuple[int, int, int]]) -> Picture:
     """Draw rows of weights as stripes, filled by the thread that took their share.
 
@@ -177,7 +176,7 @@ def show_threads(fixed: Phases, taken: Phases) -> widgets.VBox:
     return explore(lambda at, ms: threads(fixed, taken, at, ms), at, stopped)
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def threads(fixed: Phases, taken: Phases, at: float, stopped: float) -> Picture:
     """Draw two threads over the phases of a layer: with fixed shares, and with taken ones.
 
@@ -255,7 +254,7 @@ def draw_threads(
 # ----------------------------------------------------------------------------- e^x as 2^n times 2^f
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def show_exponential(
     x: Float[np.ndarray, " n"], ours: Float[np.ndarray, " n"], exact: Float[np.ndarray, " n"]
 ) -> Picture:
@@ -294,7 +293,7 @@ SAME, OTHER = "the bits that it has alone", "other bits"
 BITS: dict[str, Look] = {SAME: (PALE_BLUE, BLUE, ""), OTHER: ("white", RED, "////")}
 
 
-@plt.rc_context(LOOK)
+@shared_look
 def show_bits(found: Mapping[int, Sequence[bool]]) -> Picture:
     """Draw whether each row of a batch has the bits that it has alone.
 

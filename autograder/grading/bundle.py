@@ -1,7 +1,7 @@
 """A lab for a class: a zip with the notebook and the files it needs, without its answers.
 
-It contains the solutions of earlier labs, but not those of this lab or later ones, and no grading
-code. Of the lessons it contains only cards, hints and points. The results of the reference and the
+It contains the solutions of earlier labs, those of this lab with TODOs, and no grading code. Of the
+lessons it contains only cards, hints and points. The results of the reference and the
 misconceptions, which a check needs, are recorded (judging/recorded.py). The same course always
 gives the same bytes.
 """
@@ -16,10 +16,17 @@ from autograder.exercises import exercises
 from autograder.grading.refused import Refused
 from autograder.judging.exercise import Exercise, Record
 from autograder.judging.judge import drawn, run_all
-from autograder.judging.recorded import frame
+from autograder.judging.recorded import RECORDS, frame
 from autograder.text.imports import files_used
 from autograder.text.lesson import REGION, Lesson, lessons
-from autograder.text.reference import RECORDS, ROOT, importing, lab_module, module_files
+from autograder.text.reference import (
+    ROOT,
+    TODO,
+    importing,
+    lab_module,
+    module_file,
+    module_files,
+)
 from autograder.text.release import LABS, code_of
 
 FOLDER = "inference-labs"  # in the zip; students unpack later labs over it
@@ -81,14 +88,15 @@ def files_of(lesson: Lesson) -> dict[str, bytes]:
     copied = [path for pattern in AS_THEY_ARE for path in ROOT.glob(pattern)]
     copied += [LABS / lesson.notebook, *modules(lab, of_lab, skeleton)]
     copied += [lessons()[earlier].room / "wrong.md" for earlier in upto[:-1]]
-    records = RECORDS.relative_to(ROOT).as_posix()
+    for_assistants = list(LABS.glob("AGENTS.md"))  # unless an instructor has deleted it
+    copied += for_assistants
     return {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in copied} | {
         "README.md": readme(lesson).encode(),
         "Makefile": MAKEFILE.encode(),
+        **{path.name: path.read_bytes() for path in for_assistants},  # in the bundle's root, too
         **{f"course/lab{lessons()[name].name}/lesson.md": cards(name).encode() for name in upto},
-        f"{records}/__init__.py": b'"""Records that replace the reference of this lab."""\n',
-        f"{records}/{lab}.py": skeleton.encode(),
-        f"{records}/{lab}.frames": b"".join(map(recorded, of_lab)),
+        module_file(lab).relative_to(ROOT).as_posix(): skeleton.encode(),
+        (RECORDS / f"{lab}.frames").relative_to(ROOT).as_posix(): b"".join(map(recorded, of_lab)),
     }
 
 
@@ -137,9 +145,7 @@ def skeleton_of(lab: str) -> str:
     for stretch in sorted(module.stretches.values(), key=lambda s: s.start, reverse=True):
         first = next(line for line in module.lines[stretch.start : stretch.stop] if line.strip())
         margin = first[: -len(first.lstrip())]
-        lines[stretch.start : stretch.stop] = [
-            f'{margin}raise NotImplementedError("This TODO is not written yet.")'
-        ]
+        lines[stretch.start : stretch.stop] = [f"{margin}{TODO}"]
     return "\n".join(lines) + "\n"
 
 

@@ -23,9 +23,10 @@ Nothing here runs before an answer is wrong; each judgement compiles what it nee
 
 import re
 import textwrap
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import combinations
 from typing import Any
 
 from autograder.text.lesson import lessons, place_of
@@ -59,18 +60,39 @@ class Misconception:
         Raises AuthorError for a form that is no edit of the present reference.
         """
         where = f"{file_of(self.lab)}: {self.exercise}, {self.name}"
-        return [edited(lab_module(self.lab), self.path, form, where) for form in self.forms]
+        return [edited(lab_module(self.lab), self.path, [form], where) for form in self.forms]
 
     def attempts(self) -> Iterator[Any]:
         """For each form the wrong function, or the class that holds it, made afresh."""
-        names = vars(module_of(self.lab))
         for source in self.sources():
-            yield executed(source, names, f"<{self.name}>")[self.path.split(".")[0]]
+            yield made(self, source)
 
 
 def misconceptions(exercise: str) -> tuple[Misconception, ...]:
     """Those of one exercise, in the order of the catalogue."""
     return catalogue(exercise.split(".")[0]).get(exercise, ())
+
+
+def made(misconception: Misconception, source: str) -> Any:
+    """The wrong function, or the class that holds it."""
+    names = vars(module_of(misconception.lab))
+    made = executed(source, names, f"<{misconception.name}>")
+    return made[misconception.path.split(".")[0]]
+
+
+def pairs(exercise: str) -> Iterator[tuple[Misconception, Any]]:
+    """Two misconceptions at once, each in its first form, wherever they edit other places.
+
+    They have the name of the first one, and both sentences.
+    """
+    edits = [each for each in misconceptions(exercise) if not is_whole(each.forms[0])]
+    for one, other in combinations(edits, 2):
+        both = replace(one, sentence=f"Two things together. {one.sentence} {other.sentence}")
+        try:
+            source = edited(lab_module(one.lab), one.path, [one.forms[0], other.forms[0]], "")
+            yield both, made(both, source)
+        except (AuthorError, SyntaxError):
+            continue  # the first edit changes what the second one needs
 
 
 @cache
@@ -145,17 +167,18 @@ def forms_in(text: str) -> Iterator[str]:
 # -------------------------------------------------------------------------- edits of the reference
 
 
-def edited(module: Module, path: str, form: str, where: str) -> str:
-    """The source of the object around the exercise `path`, changed as `form` says."""
-    if is_whole(form):
+def edited(module: Module, path: str, forms: Sequence[str], where: str) -> str:
+    """The source of the object around the exercise `path`, changed as these forms say, in turn."""
+    if is_whole(forms[0]):
         margin = indent_of(next(line for line in module.stretch(path) if line.strip()))
-        return module.with_stretch(path, [margin + line for line in form.strip("`").split("\n")])
+        lines = forms[0].strip("`").split("\n")
+        return module.with_stretch(path, [margin + line for line in lines])
     span = module.functions[path]
     function = [line for line in module.lines[span.start : span.stop] if "### " not in line]
-    if "`" in form:
-        return module.with_function(path, with_codes(function, form, where))
-    for hunk in form.split("\n@@\n"):
-        function = with_hunk(function, hunk.split("\n"), where)
+    for form in forms:
+        for hunk in [form] if "`" in form else form.split("\n@@\n"):
+            change = with_codes if "`" in form else with_hunk
+            function = change(function, hunk, where)
     return module.with_function(path, function)
 
 
@@ -187,10 +210,11 @@ def require_once(times: int, old: str, where: str) -> None:
         )
 
 
-def with_hunk(function: list[str], hunk: list[str], where: str) -> list[str]:
+def with_hunk(function: list[str], hunk: str, where: str) -> list[str]:
     """The function's lines with one place changed."""
-    old = [line[1:] for line in hunk if line[0] != "+"]
-    new = [line[1:] for line in hunk if line[0] != "-"]
+    lines = hunk.split("\n")
+    old = [line[1:] for line in lines if line[0] != "+"]
+    new = [line[1:] for line in lines if line[0] != "-"]
     places = [i for i in range(len(function)) if stands_at(function[i : i + len(old)], old)]
     require_once(len(places) if old else 0, "\n".join(old), where)
     start = places[0]

@@ -9,7 +9,7 @@ misconception go through the same driver as the student's attempt: all are judge
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from types import ModuleType
 from typing import Any, Protocol
@@ -32,11 +32,13 @@ Driver = Callable[..., list[Seen]]
 class Case:
     """One input of an exercise: a label that a student understands, and plain data.
 
-    Plain data is tensors, numbers, strings, None, and lists, tuples and dicts of them.
+    Plain data is tensors, numbers, strings, None, and lists, tuples and dicts of them. terms: of
+    which terms a right number is the sum, by what is seen and by name.
     """
 
     label: str
     data: Mapping[str, Any]
+    terms: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 def case_of(*names: str) -> Callable[..., Case]:
@@ -187,7 +189,7 @@ class Exercise:
         if self.record is not None:  # they were recorded with the others
             return cases
         middle = cases[len(cases) // 2]
-        again = Case(f"{middle.label}{ONCE_MORE}", middle.data)
+        again = replace(middle, label=f"{middle.label}{ONCE_MORE}")
         lent = self.services is not no_services  # and the dtype with it
         return [*cases, *([] if lent else first_in_float32(cases)), again]
 

@@ -21,13 +21,14 @@ from autograder.attempt.records import plain_records
 from autograder.attempt.source import exercise_function, lost_statements, unused_arguments
 from autograder.attempt.tensors import as_in_an_engine
 from autograder.judging.borrowed import borrowed
-from autograder.judging.catalogue import Misconception
+from autograder.judging.catalogue import Misconception, pairs
 from autograder.judging.compare import Difference
 from autograder.judging.exercise import ONCE_MORE, Case, Driver, Exercise, Outcome
 from autograder.judging.given import given_statements, own_statements
 from autograder.judging.interrupt import interrupted
 from autograder.judging.patience import Patience, can_run
 from autograder.judging.symptoms import extreme, symptom
+from autograder.judging.terms import in_terms
 from autograder.judging.verdicts import NOT_ATTEMPTED, PASSED, WRONG
 from autograder.text.lesson import lessons
 from autograder.text.reference import has_reference, module_of
@@ -37,9 +38,9 @@ SECONDS = 10.0  # of work for all cases together, of which the reference needs h
 SECONDS_FOR_REFERENCE = 3600.0
 
 CHANGES_BY_ITSELF = (
-    "The same input gives another result the second time. Either your code draws random numbers, "
-    "or something survives from one call to the next: a global variable, a mutable default "
-    "argument, an attribute of the function."
+    "The same input gives another result the second time. Does your code draw random numbers, or "
+    "does something stay from one call to the next: a global variable, a mutable default argument, "
+    "an attribute of the function?"
 )
 NOTHING_YET = "There is no code here yet."
 GIVEN_IS_GONE = (
@@ -61,10 +62,10 @@ class Judgement:
     """status: PASSED, WRONG or NOT_ATTEMPTED. message: what was found, in one or two sentences.
 
     Where it is wrong: case, the smallest one that fails; difference, the two values that differ;
-    cause, the sentence of the misconception that led there; sure, whether it explains every case;
-    line, the learner's own line that an error came from; stopped, whether it did not end;
-    misconception, the name of the misconception that gave the cause; uncompared, whether its result
-    broke the comparison.
+    cause, the sentence of the misconception that led there; observed, whether that is no more than
+    what the values show; line, the learner's own line that an error came from; stopped, whether it
+    did not end; misconception, the name of the misconception that gave the cause; uncompared,
+    whether its result broke the comparison.
     """
 
     status: str
@@ -72,11 +73,20 @@ class Judgement:
     case: Case | None = None
     difference: Difference | None = None
     cause: str | None = None
-    sure: bool = True
+    observed: bool = False
     line: str | None = None
     stopped: bool = False
     misconception: str | None = None
     uncompared: bool = False
+
+    @property
+    def paragraphs(self) -> list[str]:
+        """The cause, where one is known, and what was found."""
+        lead = "" if self.observed else "Likely cause: "
+        return [*([lead + self.cause] if self.cause else []), self.message]
+
+    def because(self, known: Misconception, observed: bool = False) -> "Judgement":
+        return replace(self, cause=known.sentence, observed=observed, misconception=known.name)
 
 
 class ReferenceFails(RuntimeError):
@@ -245,10 +255,12 @@ class Trial:
         if (unwritten := self.not_implemented()) is not None:
             return unwritten
         stopped = any(was_stopped(outcome) for outcome in self.got)
-        for case, got, found in zip(self.cases, self.got, self.differences(), strict=True):
+        every = zip(self.cases, self.got, self.expected, self.differences(), strict=True)
+        for case, got, expected, found in every:
             if found is not None:
                 line = self.attempt.line(got.failure) if got.failure else None
-                return Judgement(WRONG, found.sentence, case, found, line=line, stopped=stopped)
+                message = found.sentence + in_terms(case, got, expected)
+                return Judgement(WRONG, message, case, found, line=line, stopped=stopped)
         return Judgement(PASSED, "Right on every case.")
 
     def differences(self) -> Iterator[Difference | None]:
@@ -292,32 +304,26 @@ class Trial:
             return replace(judgement, cause=CHANGES_BY_ITSELF)
         got, expected, cases = self.got[:ended], self.expected[:ended], self.cases[:ended]
         trial = replace(self, cases=cases, got=got, expected=expected)
-        known, sure = trial.cause()
-        if not (known and sure):
-            again = self.attempt.again(self.driver, self.cases[smallest])
-            if not coincide(self.exercise, again, self.got[smallest]):
-                return replace(judgement, cause=CHANGES_BY_ITSELF, stopped=False)
-            if (general := trial.general_cause()) is not None:
-                known, sure = general, True
-        if known is None:
-            return judgement
-        return replace(judgement, cause=known.sentence, sure=sure, misconception=known.name)
+        if (known := diagnose(trial, wrong_outcomes(trial))) is not None:
+            return judgement.because(known)
+        if (shown := trial.symptom()) is not None:
+            return judgement.because(shown, observed=True)
+        again = self.attempt.again(self.driver, self.cases[smallest])
+        if not coincide(self.exercise, again, self.got[smallest]):
+            return replace(judgement, cause=CHANGES_BY_ITSELF, observed=True, stopped=False)
+        if (shown := trial.unused()) is not None:
+            return judgement.because(shown, observed=True)
+        if (known := diagnose(trial, wrong_in_two_ways(trial))) is not None:
+            return judgement.because(known)
+        if (shown := extreme(self.exercise, cases, got, expected)) is not None:
+            return judgement.because(shown, observed=True)
+        return judgement
 
-    def cause(self) -> tuple[Misconception | None, bool]:
-        """The cause of a wrong attempt, and whether that is sure: a misconception, or one symptom
-        in every case that fails."""
-        known, sure = diagnose(self)
-        if known and sure:
-            return known, True
+    def symptom(self) -> Misconception | None:
+        """What every case that fails shows alike."""
         both = zip(self.got, self.expected, self.differences(), strict=True)
         shown = [symptom(self.exercise, got, expected) for got, expected, found in both if found]
-        alike = len({each and each.name for each in shown}) == 1
-        return (shown[0], True) if shown[0] and alike else (known, False)
-
-    def general_cause(self) -> Misconception | None:
-        """An argument that isn't used, or what all cases together show."""
-        every = self.cases, self.got, self.expected
-        return self.unused() or extreme(self.exercise, *every)
+        return shown[0] if len({each and each.name for each in shown}) == 1 else None
 
     def unused(self) -> Misconception | None:
         """The arguments that the reference uses and the attempt doesn't, as a misconception."""
@@ -489,49 +495,49 @@ def what_to_run(exercise: Exercise, failure: Failure) -> str:
 # ---------------------------------------------------------------------------------- diagnosing
 
 
-def diagnose(trial: Trial) -> tuple[Misconception | None, bool]:
-    """The misconception that led to an attempt, and whether that is sure.
+Wrong = Iterator[tuple[Misconception, Callable[[slice], list[Outcome]]]]
 
-    It is sure where one does the same as the attempt on every case. It is likely, with another
-    mistake on top, where it fails on the same cases as the attempt, and does the same on the
-    smallest of them and on most, two at least.
-    """
+
+def diagnose(trial: Trial, wrong: Wrong) -> Misconception | None:
+    """The misconception that does the same as the attempt on every case."""
     exercise, got = trial.exercise, trial.got
-    fails = [found is not None for found in trial.differences()]
-    smallest = fails.index(True)
-    upto = smallest + 1
-    likely, most, began = None, 1, time.thread_time()
-    for misconception, outcomes in wrong_outcomes(trial):
+    smallest = next(i for i, found in enumerate(trial.differences()) if found is not None)
+    began = time.thread_time()
+    for misconception, outcomes in wrong:
         if time.thread_time() - began > SECONDS:
             break  # the difference is told without a cause
-        theirs = outcomes(slice(upto))
-        if not coincide(exercise, got[smallest], theirs[smallest]):
+        theirs = outcomes(slice(smallest, smallest + 1))
+        if not coincide(exercise, got[smallest], theirs[0]):
             continue  # as most do, and the other cases need not run
-        theirs += outcomes(slice(upto, None))
-        same = [coincide(exercise, g, t) for g, t in zip(got, theirs, strict=True)]
-        if all(same):
-            return misconception, True
-        theirs_fail = [d is not None for d in replace(trial, got=theirs).differences()]
-        explained = sum(s for s, failed in zip(same, fails, strict=True) if failed)
-        if theirs_fail == fails and most < explained and sum(fails) <= 2 * explained:
-            likely, most = misconception, explained
-    return likely, False
+        if all(coincide(exercise, *both) for both in zip(got, outcomes(slice(None)), strict=True)):
+            return misconception
+    return None
 
 
-def wrong_outcomes(
-    trial: Trial,
-) -> Iterator[tuple[Misconception, Callable[[slice], list[Outcome]]]]:
+def wrong_outcomes(trial: Trial) -> Wrong:
     """The misconceptions, form by form, with what each does on a part of the cases, or did."""
-    exercise, driver, cases, expected = trial.exercise, trial.driver, trial.cases, trial.expected
-    for misconception, outcomes in exercise.record.wrong if exercise.record else ():
-        yield misconception, list(outcomes)[: len(cases)].__getitem__
-    for misconception in exercise.misconceptions:
+    for misconception, outcomes in trial.exercise.record.wrong if trial.exercise.record else ():
+        yield misconception, list(outcomes)[: len(trial.cases)].__getitem__
+    for misconception in trial.exercise.misconceptions:
         for code in misconception.attempts():
+            yield misconception, outcomes_of(trial, code)
 
-            def outcomes_of(part: slice, code: Any = code) -> list[Outcome]:
-                return run_all(exercise, driver, code, cases[part], expected[part])
 
-            yield misconception, outcomes_of
+def wrong_in_two_ways(trial: Trial) -> Wrong:
+    """Two misconceptions at once, pair by pair; a bundle knows none."""
+    if trial.exercise.record is None:
+        for both, code in pairs(trial.exercise.name):
+            yield both, outcomes_of(trial, code)
+
+
+def outcomes_of(trial: Trial, code: Any) -> Callable[[slice], list[Outcome]]:
+    """What a wrong solution does on a part of the cases."""
+
+    def outcomes(part: slice) -> list[Outcome]:
+        cases, expected = trial.cases[part], trial.expected[part]
+        return run_all(trial.exercise, trial.driver, code, cases, expected)
+
+    return outcomes
 
 
 def coincide(exercise: Exercise, got: Outcome, theirs: Outcome) -> bool:

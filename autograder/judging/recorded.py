@@ -2,7 +2,7 @@
 
 A bundle has neither the reference of its own lab nor its misconceptions. `autograder/records/`
 holds what was seen of them when the bundle was made: kv_cache.frames has one frame of the wire for
-each exercise, in their order. Next to it, kv_cache.py is what a learner gets of the lab's module.
+each exercise, in their order. The lab's module in `solutions/` is the one that a learner gets.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +15,9 @@ from autograder.attempt.records import Seen
 from autograder.attempt.wire import LENGTHS, lengths, packed, unpacked
 from autograder.judging.catalogue import Misconception
 from autograder.judging.exercise import Case, Exercise, Outcome, Record
-from autograder.text.reference import RECORDS
+from autograder.text.reference import ROOT
+
+RECORDS = ROOT / "autograder" / "records"  # exists only in a bundle
 
 
 def recorded_exercises(lab: str) -> tuple[Exercise, ...]:
@@ -62,7 +64,7 @@ def frame(exercise: Exercise, cases: Sequence[Case], record: Record) -> bytes:
             "services": place_of(exercise.services),
             "as_built": place_of(exercise.as_built) if exercise.as_built else None,
             "whole": exercise.whole,
-            "cases": [[case.label, dict(case.data)] for case in cases],
+            "cases": [[case.label, dict(case.data), dict(case.terms)] for case in cases],
             "right": {driver: numbered(outcomes) for driver, outcomes in record.right.items()},
             "wrong": [[m.name, m.sentence, numbered(outcomes)] for m, outcomes in record.wrong],
             "outcomes": outcomes.values,

@@ -18,13 +18,11 @@ def verdict_card(exercise: Exercise, judgement: Judgement) -> VerdictCard:
         hint = [] if judgement.case else [f'For a start: `hint("{exercise.name}")`']
         said = [judgement.message, *(hint if judgement.status != "passed" else [])]
         return VerdictCard(exercise.name, judgement.status, said)
-    lead = "Likely cause" if judgement.sure else "Perhaps"
-    cause = [f"{lead}: {judgement.cause}"] if judgement.cause else []
     case = judgement.case
     return VerdictCard(
         exercise.name,
         WRONG,
-        [*cause, judgement.message],
+        judgement.paragraphs,
         rows(judgement),
         pasted(case) if case else "",
     )

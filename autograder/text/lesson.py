@@ -60,7 +60,7 @@ class Card:
 class Lesson:
     """name: "02_kv_cache". questions: the points of each question in prose.
 
-    minutes: how long the lab takes, to a quarter of an hour. uses: the names of the solutions that
+    minutes: how long the lab takes, to five minutes. uses: the names of the solutions that
     its notebook imports. From lab.toml: line, what one builds in it; track, where the lab belongs
     in the course; when to do it, if that isn't after the labs that it uses; figure, what it wins as
     one figure, and wins, what the figure means; table, the part of the timing table with its rows;
@@ -164,7 +164,7 @@ def place_of(path: Path) -> str:
 
 
 def minutes_of(text: str, cards: Mapping[str, Card], questions: Mapping[str, int]) -> int:
-    """Return how long a lesson takes, to a quarter of an hour: cards, reading, cells, questions.
+    """Return how long a lesson takes, to five minutes: cards, reading, cells, questions.
 
     Hints and model answers don't count. A bundle has only these, so nothing is promised there.
     """
@@ -174,7 +174,7 @@ def minutes_of(text: str, cards: Mapping[str, Card], questions: Mapping[str, int
     words, cells = len(CODE.sub("", lesson).split()), len(CODE.findall(lesson))
     reading = words / WORDS_A_MINUTE + MINUTES_A_CELL * cells
     own = sum(card.minutes for card in cards.values()) + MINUTES_A_QUESTION * len(questions)
-    return 15 * round((own + reading) / 15)
+    return 5 * round((own + reading) / 5)
 
 
 def without_own(region: re.Match) -> str:

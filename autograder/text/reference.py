@@ -15,8 +15,8 @@ from autograder.attempt.source import Function, definitions, first_line
 
 ROOT = Path(__file__).resolve().parents[2]
 SOLUTIONS = ROOT / "solutions"
-RECORDS = ROOT / "autograder" / "records"  # exists only in a bundle
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
+TODO = 'raise NotImplementedError("This TODO is not written yet.")'  # in place of a solution
 
 
 class AuthorError(ValueError):
@@ -133,21 +133,24 @@ def lab_module(lab: str) -> Module:
     return read_module(module_file(lab))
 
 
+@cache
 def has_reference(lab: str) -> bool:
-    """Whether a lab's reference is available; a bundle has only the references of earlier labs."""
-    return module_files([lab])[-1].exists()
+    """Whether a lab's solutions are here; a bundle has only those of earlier labs.
+
+    Of its own lab it has the module with TODOs.
+    """
+    file = module_file(lab)
+    return file.exists() and TODO not in file.read_text(encoding="utf-8")
 
 
 def module_file(lab: str) -> Path:
-    """Return the file of a lab's module; without the reference, the learner's version of it."""
-    return module_files([lab])[-1] if has_reference(lab) else RECORDS / f"{lab}.py"
+    """Return the file of a lab's module, or the last one of several."""
+    return module_files([lab])[-1]
 
 
 @cache
 def module_of(lab: str) -> ModuleType:
     """Import a lab's module. Several files become one module with the names of all of them."""
-    if not has_reference(lab):
-        return import_module(f"autograder.records.{lab}")
     files = [import_module(import_name(part)) for part in parts_of(lab)]
     if len(files) == 1:
         return files[0]

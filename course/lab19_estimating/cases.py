@@ -1,7 +1,7 @@
 """The exercises of lab 19: counts of a shape, times and prices on a machine, laws of the loss."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from itertools import chain
 from typing import Any, NamedTuple
@@ -81,9 +81,36 @@ def published(name: str) -> dict[str, Any]:
     return {f.name: values[f.name] for f in fields(Shape) if values[f.name] != f.default}
 
 
+def parameters_terms(shape: Shape) -> dict[str, dict[str, float]]:
+    """Of which terms the matrices and the vectors are the sums."""
+    d, queries, keys = shape.width, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    norm, biased = d * (1 + shape.biases), int(shape.biases)
+    matrices = {
+        "attention": shape.layers * (shape.latent_weights or 2 * d * (queries + keys)),
+        "dense MLPs": shape.dense_layers * (2 + shape.gated) * d * shape.ff,
+        "experts with routers": reference.expert_matrices(shape),
+    }
+    vectors = {
+        "two norms in each block": shape.layers * 2 * norm,
+        "the last norm": norm,
+        "biases of attention": biased * shape.layers * (queries + 2 * keys + d),
+        "biases of MLPs": biased * shape.layers * (shape.ff + d),
+        "`more_vectors`": shape.layers * shape.more_vectors,
+    }
+    return {"`matrices`": present(matrices), "`vectors`": present(vectors)}
+
+
+def present(terms: Mapping[str, float]) -> dict[str, float]:
+    """Return those that there are."""
+    return {name: value for name, value in terms.items() if value}
+
+
 def parameters_cases(generator: Generator) -> list[Case]:
+    def made(label: str, shape: dict[str, Any]) -> Case:
+        return Case(label, {"shape": shape}, parameters_terms(Shape(**shape)))
+
     def case(label: str, *parts: Part) -> Case:
-        return Case(label, {"shape": sizes(generator, parts)})
+        return made(label, sizes(generator, parts))
 
     return [
         case("a gated MLP, a head of its own"),
@@ -101,12 +128,27 @@ def parameters_cases(generator: Generator) -> list[Case]:
         case("experts, some of them shared", EXPERTS, SHARED),
         case("latent attention", LATENT, VECTORS),
         case("latent attention, shared experts, a dense layer", *DEEPSEEK),
-        *(Case(name, {"shape": published(name)}) for name in ("fable", "Mixtral-8x7B")),
+        *(made(name, published(name)) for name in ("fable", "Mixtral-8x7B")),
     ]
 
 
+def flops_terms(shape: Shape, new: int, context: int) -> dict[str, float]:
+    count = reference.parameters(shape)
+    used = count["matrices"] - (count["total"] - count["active"])
+    pair = shape.layers * (shape.latent_products or 2 * shape.heads * shape.head_dim)
+    return {
+        "the matrices that each token uses": 2 * new * used,
+        "the head": 2 * new * shape.width * shape.vocab,
+        "attention to the cache": 2 * new * context * pair,
+        "attention to the new tokens": new * (new + 1) * pair,
+    }
+
+
 def flops_cases(generator: Generator) -> list[Case]:
-    made = case_of("shape", "new", "context")
+    def made(label: str, shape: dict[str, Any], new: int, context: int) -> Case:
+        terms = present(flops_terms(Shape(**shape), new, context))
+        data = {"shape": shape, "new": new, "context": context}
+        return Case(label, data, {"What it returned": terms})
 
     def case(label: str, new: int, context: int, *parts: Part) -> Case:
         return made(label, sizes(generator, parts), new, context)
@@ -169,6 +211,29 @@ def waiting(generator: Generator, longer: str, step: Callable[[Machine], float])
     return Machine(factor * computing / seconds, reading / seconds, LARGEST)
 
 
+def computing(
+    shape: Shape, machine: Machine, batch: int, new: int, context: int, width: int
+) -> dict[str, float]:
+    """The seconds of the terms of `forward_flops`."""
+    terms = flops_terms(shape, new, context)
+    return {name: batch * flops / machine.flops for name, flops in terms.items()}
+
+
+def reading(
+    shape: Shape, machine: Machine, batch: int, new: int, context: int, width: int
+) -> dict[str, float]:
+    """The seconds for each kind of numbers that a step reads."""
+    count = reference.parameters(shape)
+    untouched = shape.experts - reference.experts_touched(shape, batch * new)
+    numbers = {
+        "matrices": count["matrices"] - untouched * reference.expert_weights(shape),
+        "vectors": count["vectors"],
+        "the head": shape.width * shape.vocab,
+        "keys and values": batch * reference.kv_bytes(shape, context + new, 1),
+    }
+    return {name: width * numbers[name] / machine.bandwidth for name in numbers}
+
+
 def step_cases(generator: Generator) -> list[Case]:
     made = case_of("shape", "machine", "batch", "new", "context", "width")
 
@@ -187,8 +252,12 @@ def step_cases(generator: Generator) -> list[Case]:
             given = batch, new, context, width
             return reference.step_time(Shape(**shape), machine, *given)
 
-        machine = limits(waiting(generator, longer, step))
-        return made(f"{label}; {longer} takes longer", shape, machine, batch, new, context, width)
+        machine = waiting(generator, longer, step)
+        given = shape, limits(machine), batch, new, context, width
+        seconds = reading if longer == "reading" else computing
+        terms = present(seconds(Shape(**shape), machine, batch, new, context, width))
+        found = made(f"{label}; {longer} takes longer", *given)
+        return replace(found, terms={"What it returned": terms})
 
     read, compute = "reading", "computing"
     return [

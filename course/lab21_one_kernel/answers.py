@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from solutions.compiler import rest
+from solutions.compiler import add, rest
 from solutions.one_kernel import (
     OVER,
     attend,
@@ -36,6 +36,11 @@ wrong_result(
 def in_float64(x, norm, eps, out):
     d = x.astype(np.float64)
     out[:] = (d - d.mean()) / np.sqrt(d.var() + eps) * norm[0] + norm[1]
+
+
+@wrong(normalize, "The numbers of `out` are as before the call (`out = …` and `return …` write")
+def returned(x, norm, eps, out):
+    return (x - x.mean()) / np.sqrt(x.var() + eps) * norm[0] + norm[1]
 
 
 @wrong(multiply, "The bits of row 0 aren't those of the row alone; expected: they are")
@@ -76,6 +81,20 @@ def in_matrices(query, keys, values, table, start, stop, scores, whole, out):
     scores[:] = own_keys @ query / np.sqrt(np.float32(len(query)))
     softmax(scores, whole)
     out[:] = scores @ own_values
+
+
+@right(take_share)
+def with_the_last_share_counted_late(counters, phase, shares, before):
+    share = add(counters[0, phase : phase + 1], 1)
+    if before != OVER:
+        add(counters[1, phase : phase + 1], 1)
+    if share < shares:
+        return share
+    looks = 0
+    while counters[1, phase] < shares:
+        looks += 1
+        rest(looks)
+    return OVER
 
 
 @wrong(take_share, "A change of the counters is made without `add`; expected: it is made by")

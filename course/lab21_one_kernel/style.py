@@ -18,8 +18,6 @@ def self_times(events):
     for i in order:
         calls, before = times.get(events[i][0], (0, 0))
         times[events[i][0]] = [calls + 1, before + own[i]]
-    if not outer:
-        return times, 0
     whole = max(end for _, end in outer) - outer[0][0]
     return times, whole - sum(end - start for start, end in outer)
     ### END SOLUTION

@@ -100,19 +100,26 @@ def test_each_step_is_the_engines_own(family: str) -> None:
 
 
 def logits_of(
-    model: Any, cuts: list[list[int]], order: list[int], threads: int, seed: int
+    model: Any,
+    cuts: list[list[int]],
+    order: list[int],
+    threads: int,
+    seed: int,
+    weights: Any = None,
 ) -> list[torch.Tensor]:
     """Return the logits after each token of some texts, in shuffled blocks.
 
     cuts: for each text, the lengths of the chunks in which it is computed. order: which text gets
-    a chunk into the same step next; a text that comes a second time begins a new step.
+    a chunk into the same step next; a text that comes a second time begins a new step. weights:
+    the kernel's, if they aren't `weights_of` the model.
     """
     lengths = [sum(each) for each in cuts]
     manager = shuffled(BlockManager(sum(length // 4 + 1 for length in lengths), 4), seed)
     for number, length in enumerate(lengths):
         manager.allocate(number, length)
     cache = FastCache(PagedCache(model.config, manager))
-    runner = KernelRunner(new_runner(model, cache), Kernel(model, cache.cache.pool, threads), 99)
+    kernel = Kernel(model, cache.cache.pool, threads, weights)
+    runner = KernelRunner(new_runner(model, cache), kernel, 99)
     texts = [
         [(7 * number + i) % 80 for i in range(length)] for number, length in enumerate(lengths)
     ]
@@ -173,7 +180,7 @@ def steps_agree(model: Any, weights: Any, tolerance: float) -> None:
     engine.runner = checked = Checked(engine.runner, Kernel(model, pool, 2, weights), 12)
     checked.tolerance = tolerance
     for prompt in list(range(5, 17)), [60, 2, 45]:
-        engine.submit(prompt, 10)
+        engine.submit(prompt, 3)
     engine.run()
 
 
@@ -192,19 +199,16 @@ def test_codes_of_8_bits_are_taken_as_they_are(family: str, tmp_path: Path) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["q4_0", "q4_1"])
 def test_a_files_own_codes_are_taken_as_they_are(precision: str, tmp_path: Path) -> None:
+    """The file's numbers, in float32 elsewhere, are the codes that the kernel multiplies by."""
     file = write(tmp_path, precision, "qwen3-biases")
-    model = load_model(file, codes=True)
+    model = load_model(file)
     weights = weights_of_codes(model, GGUF(file))
-    floats = load_model(file)
-    with_floats = weights_of(floats)
-    both: Any = zip(weights, with_floats, strict=True)
-    for ours, theirs in both:
-        if isinstance(ours, Codes):
-            packed = ours.weight.reshape(*ours.scale.shape, 16)
-            codes = np.concatenate([packed & 15, packed >> 4], axis=-1)
-            numbers = codes * ours.scale[..., None] + ours.zero[..., None]
-            np.testing.assert_allclose(numbers.reshape(theirs.weight.shape), theirs.weight, 1e-6, 0)
-    steps_agree(model, weights, tolerance=0.05)
+    assert isinstance(weights.c_attn, Codes)
+    assert weights.c_attn.weight.dtype == np.uint8
+    steps_agree(model, weights, tolerance=1e-4)
+    alone = logits_of(model, [[1, 1, 1], [1, 1]], [0, 0, 0, 1, 1], 1, 0, weights)
+    together = logits_of(model, [[2, 1], [2]], [0, 1, 0], 2, 1, weights)
+    assert all(a.equal(b) for a, b in zip(alone, together, strict=True))
 
 
 def test_a_file_whose_layers_have_other_codes_is_refused_in_a_sentence(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ class Kernel:
 
     def room(self, rows: int, wanted: int) -> Room:
         w = self.weights
-        n_qkv, n_inner, vocab = (each.weight.shape[1] for each in (w.c_attn, w.c_fc, w.head))
+        n_qkv, n_inner, vocab = (each.bias.shape[1] for each in (w.c_attn, w.c_fc, w.head))
         n_gates = 0 if w.gate is None else n_inner
         n_embd, n_mixed = w.wte.weight.shape[2], self.shape.heads * self.shape.group
         widths = n_embd, n_qkv, n_mixed * self.shape.head_dim, n_gates, n_inner, n_embd

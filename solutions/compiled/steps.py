@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float32, Int64, Num
 
-from solutions.compiled.weights import Codes, Matrix, Weights
+from solutions.compiled.weights import TILE, Codes, Matrix, Weights
 from solutions.compiler import ON, compiled, python_of
 from solutions.one_kernel import (
     OVER,
     SHARES,
     Layer,
     attend,
-    cut,
     exponentiate,
     f32,
+    i32,
     mlp,
     multiply4,
     normalize,
@@ -75,16 +75,9 @@ class Room(NamedTuple):
 
 
 @compiled
-def unpack(codes: Array, scale: Array, zero: Array, out: Array) -> None:
-    """Write a row of weights as numbers: code * scale + zero of each group."""
-    half = GROUP // 2
-    for group in range(len(scale)):
-        packed = codes[group * half : group * half + half]
-        low, high = out[group * GROUP :], out[group * GROUP + half :]
-        for i in range(half):
-            low[i] = f32(packed[i] & 15) * scale[group] + zero[group]
-        for i in range(half):
-            high[i] = f32(packed[i] >> 4) * scale[group] + zero[group]
+def border(n: int, share: int) -> int:
+    """Return where a share of n outputs begins: with a tile, which is computed as a whole."""
+    return n if share == SHARES else n // TILE * share // SHARES * TILE
 
 
 @compiled
@@ -99,13 +92,37 @@ def multiply_numbers(
 def multiply_codes(
     x: Array, matrix: Any, layer: int, low: int, high: int, out: Array, added: bool
 ) -> None:
-    """Write four rows of codes as numbers at a time, once for all rows of x."""
-    numbers, ones = np.empty((4, x.shape[1]), np.float32), np.ones(4, np.float32)
-    for j in range(low, high, 4):
-        for k in range(4):
-            scale, zero = matrix.scale[layer, j + k], matrix.zero[layer, j + k]
-            unpack(matrix.weight[layer, j + k], scale, zero, numbers[k])
-        multiply4(x, numbers, ones, matrix.bias[layer, j : j + 4], 0, 4, out[:, j : j + 4], added)
+    """Compute the tiles that have an output between low and high."""
+    codes, scale, zero = matrix.weight[layer], matrix.scale[layer], matrix.zero[layer]
+    bias, sums, totals = matrix.bias[layer], np.empty(TILE, np.float32), np.empty(TILE, np.float32)
+    for tile in range(low // TILE, (high + TILE - 1) // TILE):
+        for r in range(len(x)):
+            multiply_tile(x[r], codes[tile], scale[tile], zero[tile], sums, totals)
+            for j in range(max(low, tile * TILE), min(high, tile * TILE + TILE)):
+                total = totals[j - tile * TILE] + bias[j]
+                out[r, j] = total + out[r, j] if added else total
+
+
+@compiled
+def multiply_tile(
+    x: Array, codes: Array, scale: Array, zero: Array, sums: Array, totals: Array
+) -> None:
+    """Compute the totals of a tile for one row. A vector holds one number of each output, so at
+    the end of a group, where scale and zero come in, there is no vector to add up.
+    """
+    half = GROUP // 2
+    totals[:] = 0
+    for group in range(len(scale)):
+        inputs, total = x[group * GROUP : group * GROUP + GROUP], f32(0)
+        for i in range(len(inputs)):
+            total += inputs[i]
+        sums[:] = 0
+        for i in range(half):
+            pair, first, second = codes[group * half + i], inputs[i], inputs[half + i]
+            for j in range(len(sums)):
+                sums[j] += first * f32(i32(pair[j] & 15)) + second * f32(i32(pair[j] >> 4))
+        for j in range(len(sums)):
+            totals[j] += sums[j] * scale[group, j] + total * zero[group, j]
 
 
 def multiply_part(
@@ -132,9 +149,9 @@ def multiply_together(
     counters: Array, phase: int, x: Array, matrix: Any, layer: int, out: Array, added: bool
 ) -> None:
     """Compute a linear layer."""
-    n, share = matrix.weight.shape[1], take_share(counters, phase, SHARES, OVER)
+    n, share = out.shape[1], take_share(counters, phase, SHARES, OVER)
     while share != OVER:
-        multiply_part(x, matrix, layer, cut(n, share), cut(n, share + 1), out, added)
+        multiply_part(x, matrix, layer, border(n, share), border(n, share + 1), out, added)
         share = take_share(counters, phase, SHARES, share)
 
 
@@ -259,7 +276,7 @@ def gated_mlp(
     normalize_rows(room.hidden, w.norms[layer, 1], shape, normed)
     n, wide, share = room.wide.shape[1], room.wide, take_share(counters, phase, SHARES, OVER)
     while share != OVER:
-        low, high = cut(n, share), cut(n, share + 1)
+        low, high = border(n, share), border(n, share + 1)
         multiply_part(normed, w.c_fc, layer, low, high, wide, False)
         multiply_part(normed, w.gate, layer, low, high, room.gates, False)
         for r in range(len(normed)):

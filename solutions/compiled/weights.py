@@ -19,6 +19,8 @@ from solutions.llama import radians_of
 from solutions.own_codes import OwnCodes, parts_of, rows_of_layer
 from solutions.quantized_model import Int8Embedding, Int8Kernel
 
+TILE = 64  # outputs that are computed side by side
+
 
 class Matrix(NamedTuple):
     """A linear layer of all layers: its weights are weight * scale.
@@ -34,12 +36,13 @@ class Matrix(NamedTuple):
 class Codes(NamedTuple):
     """A linear layer of all layers: its weights are code * scale + zero, in groups of 32 inputs.
 
-    weight: two codes of 4 bits in each byte; 16 bytes are a group, whose first half has low bits.
+    Outputs come in tiles, side by side; beyond n_out the last tile has zeros. weight: two codes of
+    4 bits in each byte; 16 bytes are a group, whose first half has low bits.
     """
 
-    weight: UInt8[np.ndarray, "layers n_out n_in/2"]
-    scale: Float32[np.ndarray, "layers n_out groups"]
-    zero: Float32[np.ndarray, "layers n_out groups"]
+    weight: UInt8[np.ndarray, "layers tiles n_in/2 tile"]
+    scale: Float32[np.ndarray, "layers tiles groups tile"]
+    zero: Float32[np.ndarray, "layers tiles groups tile"]
     bias: Float32[np.ndarray, "layers n_out"]
 
 
@@ -107,16 +110,30 @@ def weights_of_codes(model: Any, file: GGUF) -> Weights:
         blocks = [w.pop(f"{name}.weight").T for w, name in zip(weights, names, strict=True)]
         biases = [w.pop(f"{name}.bias") for w, name in zip(weights, names, strict=True)]
         made.append(codes_of(blocks, kind, biases))
-    return assembled(model, matrix_of([model.transformer.wte]), *made)
+    weights = assembled(model, matrix_of([model.transformer.wte]), *made)
+    coded = {name: one for name, one in weights._asdict().items() if isinstance(one, Codes)}
+    return weights._replace(**{name: in_tiles(one) for name, one in coded.items()})
 
 
 def codes_of(
     blocks: Sequence[UInt8[Tensor, "n_out bytes"]], kind: str, biases: Sequence[Tensor]
 ) -> Codes:
+    """Return the codes of a layer of all layers, each output by itself."""
     parts = zip(*(parts_of(rows, kind) for rows in blocks), strict=True)
     packed, scale, zero = (np.stack([one.numpy() for one in part]) for part in parts)
     weight = packed.reshape(*packed.shape[:2], -1)
     return Codes(weight, scale, zero, np.stack([array_of(bias) for bias in biases]))
+
+
+def in_tiles(codes: Codes) -> Codes:
+    """Return codes whose outputs are each by itself, with those of a tile side by side."""
+
+    def turned_tiles(part: np.ndarray) -> np.ndarray:
+        layers, n_out, n = part.shape
+        padded = np.pad(part, ((0, 0), (0, -n_out % TILE), (0, 0)))
+        return np.ascontiguousarray(padded.reshape(layers, -1, TILE, n).swapaxes(2, 3))
+
+    return Codes(*map(turned_tiles, codes[:3]), codes.bias)
 
 
 def assembled(

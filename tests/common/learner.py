@@ -8,7 +8,6 @@ exercise, misconception, source).
 """
 
 import contextlib
-import importlib.util
 import io
 import itertools
 import json
@@ -24,7 +23,7 @@ from typing import Any
 from autograder import check as checking
 from autograder.exercises import exercises
 from autograder.judging.judge import judge
-from autograder.text.reference import import_name, parts_of
+from autograder.text.reference import has_reference
 
 warnings.simplefilter("error")
 numbers = itertools.count(1)
@@ -70,7 +69,7 @@ def main(wishes: dict[str, Any]) -> dict[str, Any]:
     lab = wishes["lab"]
     own = [name for name, exercise in exercises().items() if exercise.lab == lab]
     told: dict[str, Any] = {"exercises": list(exercises())}
-    told["reference"] = importlib.util.find_spec(import_name(parts_of(lab)[-1])) is not None
+    told["reference"] = has_reference(lab)
     blank = cell(wishes["blank"])
     told["blank"] = {name: checked(name, blank) for name in own}
     told["mine at first"] = said(checking.mine, lab)

@@ -197,7 +197,7 @@ from functools import cache
 ```python from="toys.LIMIT toys.double"
 ```
 
-Between.
+Between, there are about {{lines}} lines to write.
 
 {card("toys.Box.put", 1)}
 
@@ -305,6 +305,11 @@ def test_every_exercise_has_a_card_before_it_and_a_locked_check_after_it(built):
     assert all(cell.metadata.nbgrader.locked and not cell.metadata.editable for cell in (put, take))
 
 
+def test_the_lines_of_a_lab_are_added_up_to_the_nearest_five(built):
+    said = [cell.source for cell in read(built.lab).cells if cell.source.startswith("Between")]
+    assert said == ["Between, there are about 5 lines to write."]
+
+
 def test_an_answer_is_graded_by_hand(built):
     solved, released = (
         next(cell for cell in read(path).cells if cell.id == "why")
@@ -320,7 +325,7 @@ def test_an_answer_is_graded_by_hand(built):
 def test_an_edit_elsewhere_leaves_the_ids_of_other_cells(course):
     course.build()
     before = [cell.id for cell in read(course.lab).cells]
-    course.edit(course.lesson, "Between.\n", "Between.\n\n```python\nx = 1\n```\n")
+    course.edit(course.lesson, "to write.\n", "to write.\n\n```python\nx = 1\n```\n")
     course.build()
     after = [cell.id for cell in read(course.lab).cells]
     assert len(after) == len(before) + 1
@@ -358,7 +363,7 @@ def test_an_edit_elsewhere_leaves_the_ids_of_other_cells(course):
         (" minutes=10", "", r"a region that begins with exercise has .*minutes=…"),
         ('"why"', '"why not?"', r"answer='why not\?' must be lower-case words"),
         ('answer="why"', 'form="why"', r"'form' has no meaning on a markdown cell.*answer"),
-        ("Between.", ANSWER, r"why occurs twice"),
+        ("Between, there", ANSWER, r"why occurs twice"),
     ],
 )
 def test_a_wrong_lesson_is_refused_with_a_sentence(course, old, new, sentence):

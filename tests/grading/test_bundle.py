@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from nbclient import NotebookClient
 
+import workbook
 from autograder.build import read_modules, solve
 from autograder.exercises import exercises
 from autograder.grading import bundle
@@ -85,11 +86,23 @@ def test_it_holds_the_lab_and_all_that_opens_it_and_nothing_that_answers_it(lab:
     assert "{" not in readme
     rooms = [f"course/lab{lessons()[other].name}" for other in own]
     answers = {f"{room}/{file}" for room in rooms for file in ("cases.py", "wrong.md")}
-    answers |= {f"solutions/{file}.py" for other in own for file in parts_of(other)}
+    answers |= {f"solutions/{file}.py" for other in later for file in parts_of(other)}
     assert found.keys() & answers == set()
     outside_models = [name for name in found if not name.startswith("models/")]  # tokenizer.json
     assert [name for name in outside_models for other in later if other in Path(name).name] == []
     assert [name for name in found if re.search("grading|test|secret", name)] == []
+
+
+def test_coding_assistants_are_asked_to_teach(tmp_path: Path) -> None:
+    """In the bundle's root and in work/, by the same page."""
+    page = (workbook.LABS / "AGENTS.md").read_bytes()
+    workbook.copy_labs(unpacked(LABS[0], tmp_path) / "labs", tmp_path / "work")
+    assert (tmp_path / FOLDER / "AGENTS.md").read_bytes() == page
+    assert (tmp_path / "work" / "AGENTS.md").read_bytes() == page
+    text = page.decode()
+    assert "Never write a solution" in text
+    assert "hint(" in text
+    assert text.count("\n") <= 40
 
 
 @every_lab

@@ -84,18 +84,20 @@ EDITS = {
 @pytest.mark.parametrize("name", EDITS)
 def test_an_edit_changes_what_it_names_whatever_its_margin(name: str, module: Module) -> None:
     form, expected = EDITS[name]
-    lines = edited(module, "double", form, "here").split("\n")
+    lines = edited(module, "double", [form], "here").split("\n")
     body = [line.removeprefix("    ") for line in lines[5:] if "###" not in line]
     assert lines[:5] == MODULE.split("\n")[3:8]
     assert "|".join(body) == expected
 
 
 def test_the_signature_is_part_of_the_function(module: Module) -> None:
-    assert "    b: int = 3,\n" in edited(module, "double", "-b: int = 2,\n+b: int = 3,", "")
+    assert "    b: int = 3,\n" in edited(module, "double", ["-b: int = 2,\n+b: int = 3,"], "")
 
 
 def test_of_a_class_only_the_method_changes(module: Module) -> None:
-    source = edited(module, "Box.put", "-self.things = [thing]\n+self.things.append(thing)", "here")
+    source = edited(
+        module, "Box.put", ["-self.things = [thing]\n+self.things.append(thing)"], "here"
+    )
     assert source.startswith("class Box:\n    full = False\n")
     assert "        self.things.append(thing)\n" in source
     assert source.endswith("        return self.full")
@@ -117,7 +119,7 @@ def test_of_a_class_only_the_method_changes(module: Module) -> None:
 )
 def test_lines_that_do_not_stand_there_once_are_refused(form, times, module):
     with pytest.raises(AuthorError, match=rf"^toys\.md, x: this code occurs {times} times"):
-        edited(module, "double", form, "toys.md, x")
+        edited(module, "double", [form], "toys.md, x")
 
 
 # ----------------------------------------------------------------------------------- the Markdown

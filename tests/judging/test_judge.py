@@ -32,6 +32,7 @@ from autograder.attempt.tensors import as_in_an_engine
 from autograder.exercises import exercises
 from autograder.judging import interrupt
 from autograder.judging import judge as judge_module
+from autograder.judging.catalogue import pairs
 from autograder.judging.exercise import ONCE_MORE
 from autograder.judging.interrupt import interrupted
 from autograder.judging.judge import (
@@ -420,23 +421,20 @@ def test_what_breaks_the_comparison_is_wrong_with_a_sentence() -> None:
     assert judgement.message == told
 
 
-def test_what_nothing_explains_is_described_and_two_mistakes_are_a_perhaps() -> None:
+def test_what_nothing_explains_is_described() -> None:
     def doubled(start, token_times):
         return replace(metrics(start, token_times), ttft=2 * metrics(start, token_times).ttft)
 
-    (upside_down,) = next(
-        m for m in METRICS.misconceptions if m.name == "throughput_upside_down"
-    ).attempts()
-
-    def both(start, token_times):
-        wrong = upside_down(start, token_times)
-        return wrong if len(token_times) < 40 else replace(wrong, tpot=0.0)
-
     assert judge(METRICS, doubled).cause is None
     assert "`ttft` is" in judge(METRICS, doubled).message
-    assert judge(METRICS, upside_down).sure
-    assert judge(METRICS, both).cause == judge(METRICS, upside_down).cause
-    assert not judge(METRICS, both).sure
+
+
+def test_two_known_mistakes_at_once_are_both_told() -> None:
+    both, code = next(pairs("generate.metrics"))
+    assert both.sentence.startswith(f"Two things together. {METRICS.misconceptions[0].sentence} ")
+    judgement = judge(METRICS, code)
+    assert (judgement.cause, judgement.misconception) == (both.sentence, both.name)
+    assert judgement.paragraphs == [f"Likely cause: {judgement.cause}", judgement.message]
 
 
 class Silent(Exception):
@@ -569,7 +567,8 @@ def test_an_argument_that_is_not_used_is_named() -> None:
     attempt = cell(f"{source}    return Metrics(1.5, 2.5, 3.5, 0.1 * len(token_times))\n")[
         "metrics"
     ]
-    assert judge(METRICS, attempt).cause == "`start` is never used in your function."
+    judgement = judge(METRICS, attempt)
+    assert judgement.paragraphs == ["`start` is never used in your function.", judgement.message]
 
 
 # ------------------------------------------------------------------------------- plain values

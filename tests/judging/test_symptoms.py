@@ -68,8 +68,14 @@ def test_words_longer_than_any_driver_uses_are_not_read_as_a_value() -> None:
     assert value_of(long) is long
 
 
+def test_places_in_another_order_are_another_choice() -> None:
+    assert shown(torch.tensor([3, 1, 2]), torch.tensor([1, 2, 3])) is None
+    assert shown([3, 1, 2], [1, 2, 3]) is None
+
+
 def test_what_is_changed_is_named() -> None:
     assert shown(PROBS, PROBS, changed="`logits`") == "changed"
+    assert shown([3, 1, 2], [1, 2, 3], changed="`experts`") == "changed"
     assert shown(LOGITS, PROBS, changed="`logits`") == "logits_returned"
 
 
@@ -159,7 +165,8 @@ def test_an_author_reads_what_the_symptom_is() -> None:
     assert "probabilities" in judgement.cause
     probs = exercises()["decoding.next_token_probs"]
     judgement = judge(probs, lambda *given: -next_token_probs(*given))
-    assert (judgement.misconception, judgement.sure) == ("sign_lost", True)
+    assert judgement.misconception == "sign_lost"
+    assert judgement.paragraphs[0] == "Every number has the wrong sign."
 
 
 @pytest.mark.parametrize("name", ["apply_temperature", "apply_top_k", "apply_top_p", "apply_min_p"])

@@ -18,7 +18,7 @@ from gpt import GPTLMHead
 from solutions.families import find_checkpoint
 from solutions.generate import generate
 from tests.common.commands import resize
-from timing.peers.worker import Worker
+from timing.peers.worker import PeerFailed, Worker
 from timing.speedrun import __main__ as command
 from timing.speedrun import record as records
 from timing.speedrun import run
@@ -218,6 +218,12 @@ def test_an_engine_can_t_change_the_clock(liar):
         done = Turn(MINE, {MINE: liar}, 4096).run(one)
         assert done.seconds >= 0.2
         assert done.outputs == [[*one.prompts[0], 7]]
+
+
+@pytest.mark.parametrize("answer", ["'['", "'[' * 10**5"])
+def test_an_answer_that_can_t_be_read_is_a_failure(tmp_path, answer):
+    with pytest.raises(PeerFailed, match="isn't JSON"):
+        Worker([sys.executable, "-c", f"print({answer})"], 1, tmp_path / "log")
 
 
 def test_an_engine_may_not_work_during_the_reference_s_turn(engines, monkeypatch):

@@ -166,7 +166,7 @@ def test_a_lane_has_reached_what_had_come_by_then():
         ),
         (
             ["--workloads", "equal,ragged", "--techniques", "paged"],
-            "The workload equal is served by cached,static,engine,llama,codes,hf,mine, not by ",
+            "The workload equal is served by cached,static,engine,llama,codes,kernel,",
         ),
         (["--tokens", "16,x"], "'x' is not a whole number"),
         (["--tokens", ""], "'' is not a whole number"),

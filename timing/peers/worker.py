@@ -17,6 +17,7 @@ from timing.table import NotTimed
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "timing.peers"]
 LOAD_SECONDS, ANSWER_SECONDS = 600, 600  # after these, an engine counts as hanging
+LONGEST_ANSWER = 1 << 26  # characters; an engine whose answer is longer has failed
 GRACE_SECONDS = 5  # until a process that has closed its side of the wire must have ended
 
 # An engine reads these when it creates its thread pool. Threads that wait by spinning would take
@@ -41,11 +42,14 @@ class Worker:
         self.log = log
         variables = {**os.environ, **WAITING, **dict.fromkeys(THREADS, str(threads))}
         with open(log, "wb") as stderr:
-            self.process = subprocess.Popen(
-                command, cwd=ROOT, env=variables, text=True, encoding="utf-8",
+            self.process = self.start(
+                command, env=variables, text=True, encoding="utf-8",
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
             )  # fmt: skip
         self.greeting = self.answer(LOAD_SECONDS)
+
+    def start(self, command: list[str], **options: Any) -> subprocess.Popen:
+        return subprocess.Popen(command, cwd=ROOT, **options)
 
     def serve(
         self, prompts: list[Ids], new_tokens: list[int], size: int
@@ -69,11 +73,15 @@ class Worker:
         timer = Timer(limit, stop)
         timer.start()
         try:
-            line = self.process.stdout.readline()
+            line = self.process.stdout.readline(LONGEST_ANSWER)
         finally:
             timer.cancel()
         if line.endswith("\n"):
-            return json.loads(line)
+            try:
+                return json.loads(line)
+            except (ValueError, RecursionError):
+                self.close()
+                raise PeerFailed("its answer isn't JSON.") from None
         with suppress(subprocess.TimeoutExpired):  # its own exit status says more than our kill
             self.process.wait(GRACE_SECONDS)
         self.close()

@@ -13,10 +13,8 @@ from pathlib import Path
 
 import torch
 
-from solutions.families import find_checkpoint
 from timing.command_line import Parser, new_console, thread_count
-from timing.speedrun.record import enter, read_record, show, verdict
-from timing.speedrun.run import digest
+from timing.speedrun.record import enter, read_record, require_weights, show, verdict
 from timing.threads import set_threads
 
 
@@ -34,10 +32,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     set_threads(args.threads)
     try:
         record = read_record(args.file)
-        if digest(find_checkpoint(record["model"])) != record["weights"]:
-            raise ValueError(
-                f"{args.file} was made with other weights than {record['model']} here."
-            )
+        require_weights(record, args.file, record["model"])
         again, result = enter(record["model"], record["code"], torch.get_num_threads())
     except ValueError as error:
         parser.error(str(error))

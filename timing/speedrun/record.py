@@ -17,7 +17,7 @@ from autograder.text.lesson import lessons
 from solutions.families import find_checkpoint
 from timing.cores import disturb, disturbance, usable_cores
 from timing.machine import processor_name
-from timing.speedrun.run import MINE, REFERENCE, Result, digest, run
+from timing.speedrun.run import MINE, REFERENCE, Result, Start, digest, run, start_engine
 from timing.table import new_table, number
 
 Code = dict[str, dict[str, list[str]]]  # the lines of each exercise's code, by lab and name
@@ -53,7 +53,9 @@ def write_code(code: Code, folder: Path) -> None:
 # --------------------------------------------------------------------------------------- records
 
 
-def enter(model: str, code: Code, threads: int) -> tuple[Record, Result]:
+def enter(
+    model: str, code: Code, threads: int, start: Start = start_engine
+) -> tuple[Record, Result]:
     """Run code against the reference. Return its record, and the result of which it was made.
 
     Raises ValueError if there is no such model, and as `run` does.
@@ -61,7 +63,7 @@ def enter(model: str, code: Code, threads: int) -> tuple[Record, Result]:
     folder = find_checkpoint(model)
     with TemporaryDirectory() as kept:
         write_code(code, Path(kept))
-        result = run(folder, Path(kept), threads)
+        result = run(folder, Path(kept), threads, start)
     record = {
         "model": model,
         "weights": digest(folder),
@@ -121,6 +123,12 @@ def read_record(file: Path) -> Record:
 def require(holds: bool, file: Path, problem: str) -> None:
     if not holds:
         raise ValueError(f"{file} isn't a record: {problem}.")
+
+
+def require_weights(record: Record, file: Path, model: str) -> None:
+    """Raise ValueError unless a record was made with the weights that this model has here."""
+    if digest(find_checkpoint(model)) != record["weights"]:
+        raise ValueError(f"{file} was made with other weights than {model} here.")
 
 
 def write_record(record: Record, file: Path) -> None:

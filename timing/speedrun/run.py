@@ -8,7 +8,7 @@ import hashlib
 import secrets
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import geometric_mean, median
@@ -48,19 +48,23 @@ class Result:
     others: float
 
     @property
-    def score(self) -> dict[str, float]:
-        """How many times as fast the learner's engine is, by workload, and their geometric mean.
-
-        Each is the median over the rounds, because a slow minute of the machine affects both
-        engines.
-        """
-        ratios = {
-            workload: median(
+    def ratios(self) -> dict[str, list[float]]:
+        """How many times as fast the learner's engine is, by workload and round."""
+        return {
+            workload: [
                 theirs / own for own, theirs in zip(both[MINE], both[REFERENCE], strict=True)
-            )
+            ]
             for workload, both in self.times.items()
         }
-        return {**ratios, "mean": geometric_mean(ratios.values())}
+
+    @property
+    def score(self) -> dict[str, float]:
+        """The median ratio of each workload, and their geometric mean.
+
+        A slow minute of the machine affects both engines of a round.
+        """
+        medians = {workload: median(ratios) for workload, ratios in self.ratios.items()}
+        return {**medians, "mean": geometric_mean(medians.values())}
 
     def tok_per_s(self, workload: str, name: str) -> float:
         return self.tokens[workload] / median(self.times[workload][name])
@@ -79,7 +83,15 @@ def draw_workloads(config: Any, seed: int) -> list[Workload]:
     return [fitting(one, config), unequal]
 
 
-def run(folder: Path, code: Path, threads: int) -> Result:
+def start_engine(arguments: list[str], threads: int, log: Path) -> Worker:
+    """Start the process of one engine. arguments: of timing.speedrun.engine."""
+    return Worker([*COMMAND, *arguments], threads, log)
+
+
+Start = Callable[[list[str], int, Path], Worker]
+
+
+def run(folder: Path, code: Path, threads: int, start: Start = start_engine) -> Result:
     """Run a learner's kept functions against the reference.
 
     folder: the model's. code: the folder of the functions. Raises ValueError if the model's context
@@ -88,13 +100,13 @@ def run(folder: Path, code: Path, threads: int) -> Result:
     bench = Bench(folder, torch.device("cpu"))
     naive_model, before = bench.load(GPTLMHead), digest(folder)
     draw_workloads(naive_model.config, 0)  # refuses a short context before any engine is loaded
-    command = [*COMMAND, str(folder.resolve()), str(threads)]
+    arguments = [str(folder.resolve()), str(threads)]
     workers: dict[str, Worker] = {}
     with TemporaryDirectory() as logs:
         try:
             # The reference first: no learner's code runs while it is loaded.
-            workers[REFERENCE] = Worker(command, threads, Path(logs, REFERENCE))
-            workers[MINE] = Worker([*command, str(code)], threads, Path(logs, MINE))
+            workers[REFERENCE] = start(arguments, threads, Path(logs, REFERENCE))
+            workers[MINE] = start([*arguments, str(code)], threads, Path(logs, MINE))
             result = in_turns(workers, naive_model)
         except PeerFailed as failure:
             sys.exit(f"Stopped: an engine has failed: {failure}")

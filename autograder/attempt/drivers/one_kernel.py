@@ -20,7 +20,8 @@ from solutions.compiler import python_of
 Array = Num[np.ndarray, "..."]
 f32 = np.float32
 OVER, SHARES, LINE = -1, 8, 16  # as the notebook's own
-MOST_LOOKS = 60  # at a counter, before a wait counts as endless
+MOST_STEPS = 120  # of one call to take_share, before a wait counts as endless
+FAR_BELOW = -1000.0  # where wrong exponents depend on how a whole number overflows
 ROWS_AT_ONCE = 4  # of weights that a processor's cache keeps
 
 # ---------------------------------------------------------------------------------- two forms
@@ -46,6 +47,24 @@ def numbers_of(array: Any) -> Any:
 
 def unwritten(*shape: int) -> Array:
     return np.full(shape, np.nan, np.float32)
+
+
+BEFORE = 7.0  # what an output holds: a number, so that adding to it isn't the same as leaving it
+
+
+def output(length: int) -> Array:
+    return np.full(length, BEFORE, np.float32)
+
+
+def written(out: Array) -> list[Seen]:
+    """Return whether an output was written, and its numbers."""
+    left = (out == BEFORE).nonzero()[0].tolist()
+    state = "are written"
+    if len(left) == len(out):
+        state = "are as before the call (`out = …` and `return …` write nothing into `out`)"
+    elif left:
+        state = f"aren't all written: [{left[0]}] is as before the call"
+    return [Seen("The numbers of `out`", state), Seen("`out`", numbers_of(out))]
 
 
 # --------------------------------------------------------------------- lent in place of exercises
@@ -130,9 +149,9 @@ def floor_ms(
 def normalize(
     attempt: Attempt, x: Float[Tensor, " n"], norm: Float[Tensor, "2 n"], eps: float
 ) -> list[Seen]:
-    out = unwritten(len(x))
+    out = output(len(x))
     call(attempt, x.numpy(), norm.numpy(), f32(eps), out)
-    return [Seen("`out`", numbers_of(out))]
+    return written(out)
 
 
 class Fetched:
@@ -208,12 +227,15 @@ def multiply4(attempt: Attempt, **case: Any) -> list[Seen]:
 
 def exponentiate(attempt: Attempt, x: Float[Tensor, " n"]) -> list[Seen]:
     """What is near enough to a power of e is seen as that power."""
-    numbers, whole = x.numpy().copy(), np.full(len(x), 7, np.int32)
+    numbers, whole = x.numpy().copy(), unwritten(len(x)).view(np.int32)
     call(attempt, numbers, whole)
     seen = []
     for power, found in zip(x.tolist(), map(float, numbers), strict=True):
         where, is_near = f"for x = {power:g}", near(power, found)
-        seen.append(Seen("The result", np.exp(max(power, -104.0)) if is_near else found, where))
+        if power < FAR_BELOW:
+            seen.append(Seen("The result", "is nearly 0" if is_near else "isn't nearly 0", where))
+            continue
+        seen.append(Seen("The result", np.exp(power) if is_near else found, where))
         off = "are right" if is_near else "are off by more than a few millionths"
         seen.append(Seen("The digits of the result", off, where))
     return seen
@@ -236,11 +258,11 @@ def attend(
     start: int,
     length: int,
 ) -> list[Seen]:
-    out, scores, whole = unwritten(len(query)), unwritten(length), np.full(length, 7, np.int32)
+    out, scores, whole = output(len(query)), unwritten(length), np.full(length, 7, np.int32)
     blocks, stop = np.array(table, np.int64), start + len(query)
     memory = query.numpy(), keys.numpy(), values.numpy(), blocks, start, stop
     call(attempt, *memory, scores, whole, out, **FUNCTIONS)
-    return [Seen("`out`", numbers_of(out))]
+    return written(out)
 
 
 # ---------------------------------------------------------------------------------- the threads
@@ -251,14 +273,20 @@ def take_share(
 ) -> list[Seen]:
     """One thread takes shares until it has been told that all are done, or `calls` times.
 
-    taken, done: of this phase, by other threads, before. between: what another thread does before
-    each next look of this one at a counter: "take", "finish", both, or nothing.
+    taken, done: of this phase, by other threads, before. between: what another thread does each
+    time before this one takes a share or looks at a counter: "take", "finish", both, or nothing.
     """
     counters = np.full((2, phase + 2), 5, np.int64)
     counters[:, phase] = taken, done
-    script, expected, looks, rests = list(between), counters.copy(), list[int](), list[int]()
+    script, expected, steps, rests = list(between), counters.copy(), list[str](), list[int]()
 
-    def act(what: str) -> None:
+    def step(name: str) -> None:
+        steps.append(name)
+        if len(steps) > MOST_STEPS:
+            raise RuntimeError("The thread waits without end.")
+
+    def others_act() -> None:
+        what = script.pop(0) if script else "finish"
         if "take" in what and counters[0, phase] < shares:
             counters[0, phase] += 1
             expected[0, phase] += 1
@@ -273,24 +301,24 @@ def take_share(
     def add(array: Array, value: int) -> int:
         if not isinstance(array, np.ndarray):
             raise TypeError(f"add takes a slice of one counter, not {kind_of(array)}.")
-        looks.append(value)
-        if len(looks) > MOST_LOOKS:
-            raise RuntimeError("The thread looks at the counters without end.")
-        act(script.pop(0) if script else "finish")
         place = (array.__array_interface__["data"][0] - counters.ctypes.data) // 8
+        step("take" if place < counters.shape[1] else "count" if value else "look")
+        if steps[-1] != "count":  # it may come before the next share is taken, or after
+            others_act()
         before = int(array[0])
         array[0] += value
         expected.flat[place] += value
         return before
 
     def rest(count: int) -> None:
+        if steps[-1:] != ["look"]:  # it looks without `add`
+            others_act()
+        step("rest")
         rests.append(int(count))
-        if len(rests) > MOST_LOOKS:
-            raise RuntimeError("The thread rests without end.")
 
     share, seen, got = OVER, list[Seen](), list[int]()
     for number in range(1, calls + 1):
-        looks.clear()
+        steps.clear()
         rests.clear()
         share = call(attempt, counters, phase, shares, share, add=add, rest=rest)
         seen.append(Seen("The share", share, f"of call {number}"))
@@ -298,17 +326,20 @@ def take_share(
             is_over = counters[1, phase] >= shares
             over = "are done" if is_over else "aren't all done"
             seen.append(Seen("When it returns OVER, the shares", over, f"in call {number}"))
-            seen.append(Seen("`rest`", told_by(rests, looks.count(0)), f"in call {number}"))
+            seen.append(Seen("`rest`", told_by(rests, steps.count("look")), f"in call {number}"))
             break
         got.append(share)
     both = sorted(set(got) & set(taken_by_others))
     twice = f"got share {both[0]}, which another thread has" if both else "got shares of its own"
+    others_changed = (np.delete(counters, phase, axis=1) != 5).any()
     by_add = "is made by `add`" if np.array_equal(counters, expected) else "is made without `add`"
     return [
         *seen,
         Seen("This thread", twice),
         Seen("A change of the counters", by_add),
-        Seen("The counters afterwards", torch.from_numpy(counters.copy())),
+        Seen("The number of shares taken", int(counters[0, phase]), "afterwards"),
+        Seen("The number of shares done", int(counters[1, phase]), "afterwards"),
+        Seen("The counters of other phases", "are changed" if others_changed else "are as before"),
     ]
 
 

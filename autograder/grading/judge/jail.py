@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -169,7 +169,7 @@ class Jail:
         """Return a folder with the code that an attempt at this lab may see, without any answer."""
         if lab not in self.stages:
             with writing_temporary(JailError):
-                self.stages[lab] = staged(lab, self.folder / lab)
+                self.stages[lab] = staged(shown_files(lab), self.folder / lab)
         return self.stages[lab]
 
     @cached_property
@@ -183,7 +183,7 @@ class Jail:
             raise JailError(
                 "Grading needs bubblewrap, which confines students' code, but there is no `bwrap` "
                 "here. Install it (Debian and Ubuntu: apt install bubblewrap). If you trust every "
-                "line of every submission, use --unsandboxed."
+                "line of every submission, use `grade --unsandboxed`."
             )
         first = next(iter(lessons()))
         self.stage(first)  # if this fails, bubblewrap is not to blame
@@ -201,7 +201,7 @@ class Jail:
         raise JailError(
             f"bubblewrap is installed but could not make a sandbox: {' '.join(said)} Are user "
             "namespaces switched off? If you trust every line of every submission, use "
-            "--unsandboxed."
+            "`grade --unsandboxed`."
         )
 
     @cached_property
@@ -231,21 +231,27 @@ class Jail:
 numbers = count()
 
 
-def new_user() -> int:
-    """Return a user id that nothing else has, so that no sandbox uses up another's limits."""
-    return 10**9 + (os.getpid() * 1000 + next(numbers)) % 10**9
+def new_user(jail: Jail) -> int:
+    """Return whom to become in a sandbox: as root, a user that nothing else is, so that no sandbox
+    uses up another's limits."""
+    own = 10**9 + (os.getpid() * 1000 + next(numbers)) % 10**9
+    return own if jail.is_root else os.geteuid()
 
 
-def staged(lab: str, folder: Path) -> Path:
-    """Copy what an attempt at this lab may see."""
-    for path in shown_files(lab):
+def staged(files: Iterable[Path], folder: Path) -> Path:
+    """Copy files of the course that code in a sandbox may see."""
+    for path in files:
         target = folder / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
-        target.chmod(0o644)
     (folder / "models").mkdir()
-    for path in [folder, *(p for p in folder.rglob("*") if p.is_dir())]:
-        path.chmod(0o755)
+    return readable(folder)
+
+
+def readable(folder: Path) -> Path:
+    """Let every user read a folder: code in a sandbox runs as another one."""
+    for path in [folder, *folder.rglob("*")]:
+        path.chmod(0o755 if path.is_dir() else 0o644)
     return folder
 
 
@@ -337,9 +343,11 @@ def devices() -> Iterator[str]:
     yield from ("--symlink", "/proc/self/fd", "/dev/fd")
 
 
-def walls(jail: Jail, lab: str) -> list[str]:
-    """Return bubblewrap's options for an attempt at a lab, in the order in which it builds."""
-    course = [(jail.stage(lab), COURSE), (ROOT / "models", COURSE / "models")]
+def walls(jail: Jail, *shown: tuple[Path, Path]) -> list[str]:
+    """Return bubblewrap's options, in the order in which it builds.
+
+    shown: the staged course, and what else a program may read, each with its place in the sandbox.
+    """
     return [
         # No network, no other process, no memory or name in common with anything outside.
         *("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"),
@@ -347,17 +355,57 @@ def walls(jail: Jail, lab: str) -> list[str]:
         # A user without rights, also where the grader runs as root.
         *("--cap-drop", "ALL", *(TO_LEAVE_ROOT if jail.is_root else OWN_USER)),
         # It ends with the grader, has no terminal to write into, and inherits no variable.
-        *("--die-with-parent", "--new-session", "--as-pid-1", "--clearenv"),
+        *("--die-with-parent", "--new-session", "--clearenv"),
         *chain(*(("--setenv", *pair) for pair in environment(COURSE, SCRATCH).items())),
         # Of files, the system's, this Python and what the attempt needs, all read-only.
         *chain(*system_folders()),
-        *chain(*(("--ro-bind", str(path), str(place)) for path, place in course)),
+        *chain(*(("--ro-bind", str(path), str(place)) for path, place in shown)),
+        *("--ro-bind", str(ROOT / "models"), str(COURSE / "models")),
         *("--proc", "/proc", *devices()),
         *chain(*(("--ro-bind-try", file, file) for file in SWITCHES)),
         # Two folders to write into, which a child leaves as they were or the sandbox is closed.
         *chain(*((*ROOM_TO_WRITE, folder) for folder in (str(SCRATCH), "/dev/shm"))),
         *("--remount-ro", "/", "--chdir", str(SCRATCH)),
     ]
+
+
+def confined(
+    jail: Jail,
+    options: Sequence[str],
+    program: Sequence[str],
+    pass_fds: Sequence[int] = (),
+    **others: Any,
+) -> tuple[subprocess.Popen, list[Path]]:
+    """Start this Python in a sandbox. Return bubblewrap's process and the folders of its cgroups.
+
+    options: of bubblewrap, `walls` first. program: Python's arguments. others: those of Popen.
+    """
+    release, block = os.pipe()
+    info, tell = os.pipe()
+    inside = [release, tell]
+    command = ["bwrap", *options, "--block-fd", str(release), "--info-fd", str(tell)]
+    if jail.filter:
+        rules = os.memfd_create("rules")
+        os.write(rules, jail.filter)
+        os.lseek(rules, 0, os.SEEK_SET)
+        inside.append(rules)
+        command += ["--seccomp", str(rules)]
+    process = subprocess.Popen(
+        [*command, "--", str(interpreter()), *program],
+        pass_fds=[*pass_fds, *inside],
+        cwd="/",
+        **others,
+        **(UNPRIVILEGED if os.geteuid() == 0 and not jail.is_root else {}),
+    )
+    for descriptor in inside:
+        os.close(descriptor)
+    with os.fdopen(info) as answer:
+        said = answer.read()
+    group = grouped(jail, [process.pid, json.loads(said)["child-pid"]]) if said else []
+    with suppress(BrokenPipeError):
+        os.write(block, b"go")
+    os.close(block)
+    return process, group
 
 
 class Sandbox:
@@ -381,37 +429,15 @@ class Sandbox:
         self.expect(b"ready")
 
     def shut_in(self, jail: Jail, lab: str, control: int) -> subprocess.Popen:
-        release, block = os.pipe()
-        info, tell = os.pipe()
-        passed = [control, release, tell]
-        command = ["bwrap", *walls(jail, lab), "--block-fd", str(release), "--info-fd", str(tell)]
-        if jail.filter:
-            rules = os.memfd_create("rules")
-            os.write(rules, jail.filter)
-            os.lseek(rules, 0, os.SEEK_SET)
-            passed.append(rules)
-            command += ["--seccomp", str(rules)]
-        user = new_user() if jail.is_root else os.geteuid()
-        command += ["--", str(interpreter()), *WORKER, str(control), str(SCRATCH), lab, str(user)]
-        process = subprocess.Popen(
-            command,
-            pass_fds=passed,
+        process, self.group = confined(
+            jail,
+            [*walls(jail, (jail.stage(lab), COURSE)), "--as-pid-1"],
+            [*WORKER, str(control), str(SCRATCH), lab, str(new_user(jail))],
+            pass_fds=[control],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self.log,
-            cwd="/",
-            **(UNPRIVILEGED if os.geteuid() == 0 and not jail.is_root else {}),
         )
-        for descriptor in passed[1:]:
-            os.close(descriptor)
-        with os.fdopen(info) as answer:
-            said = answer.read()
-        if said:
-            inside = json.loads(said)["child-pid"]
-            self.group = grouped(jail, [process.pid, inside])
-        with suppress(BrokenPipeError):
-            os.write(block, b"go")
-        os.close(block)
         return process
 
     def at_large(self, jail: Jail, lab: str, control: int) -> subprocess.Popen:

@@ -173,9 +173,9 @@ class Trying:
             most if passed else 0.0,
             most,
             judgement.status,
-            tuple(readable(text) for text in said(judgement)),
+            tuple(map(readable, judgement.paragraphs)),
             () if passed else tuple(readable_rows(judgement)),
-            judgement.misconception if judgement.sure else None,
+            None if judgement.observed else judgement.misconception,
             "" if passed else heading_of(exercise.name),
             attempt.seconds,
         )
@@ -231,12 +231,6 @@ def not_judged(error: BaseException) -> str:
     if is_of_memory(error):
         return "It was stopped: its results take more memory than judging them may use."
     return f"The results can't be judged ({type(error).__name__}: {words_of(error)})."
-
-
-def said(judgement: Judgement) -> tuple[str, ...]:
-    lead = "Likely cause" if judgement.sure else "Perhaps"
-    cause = [f"{lead}: {judgement.cause}"] if judgement.cause else []
-    return (*cause, judgement.message)
 
 
 def readable_rows(judgement: Judgement) -> Iterator[tuple[str, str]]:
