@@ -156,7 +156,7 @@ def timeline(trace: Trace) -> Picture:
 def timelines(traces: Mapping[str, Trace]) -> Picture:
     """Draw several traces of the same requests below one another, on one axis of steps.
 
-    The last step of a request is marked END if there is room, and always has a dark edge.
+    The last step of a request is marked END if there is room, and always has a thick edge.
     """
     columns = max(len(trace) for trace in traces.values())
     slots = max(len(trace[0]) for trace in traces.values())

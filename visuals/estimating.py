@@ -198,7 +198,7 @@ def error_map(
     errors: Float[Tensor, "alphas betas"],
     marks: Mapping[str, Point],
 ) -> Picture:
-    """Draw how well the best law fits for each pair of exponents: darker is better.
+    """Draw how well the best law fits each pair of exponents: the stronger the color, the better.
 
     marks: (alpha, beta) by name, at most three.
     """
@@ -209,7 +209,7 @@ def error_map(
     for (name, (alpha, beta)), marker, color in looks:
         axes.plot(alpha, beta, marker, ms=13, color=color, mec="white", ls="", label=name)
     axes.set(xlabel="alpha", ylabel="beta", aspect="equal")
-    axes.set_title("error of the best fit: the darker, the smaller")
+    axes.set_title("error of the best fit: the stronger the color, the smaller")
     legend_above(figure)
     return figure
 

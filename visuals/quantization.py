@@ -219,7 +219,7 @@ def grain(weight: Float[Tensor, "n_in n_out"], size: int = 32) -> Picture:
         axes.spines[:].set_visible(False)
     panels[0].set_ylabel(f"{n_in} inputs")
     handles: list[Any] = [
-        Patch(label="on top: scales, darker is larger", facecolor=BLUE, edgecolor=INK),
+        Patch(label="on top: scales, a stronger color is larger", facecolor=BLUE, edgecolor=INK),
         Line2D([], [], ls="", label="the weight that sets a scale", **LARGEST),
     ]
     legend_above(figure, handles=handles)

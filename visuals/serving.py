@@ -362,7 +362,7 @@ def routing(counts: Mapping[str, Counts], hits: Mapping[str, float]) -> Picture:
 
 
 def draw_cells(axes: Axes, counts: Counts, most: int) -> None:
-    """Draw a cell for each replica and chat, darker for more requests."""
+    """Draw a cell for each replica and chat, in a stronger color for more requests."""
     replicas, chats = len(counts), len(counts[0])
     look: dict[str, Any] = {"cmap": SHADES, "vmin": 0.5, "vmax": most, "edgecolors": PALE}
     axes.pcolormesh(np.array(counts), lw=1, **look)

@@ -133,6 +133,8 @@ def test_its_words_hold_what_is_written_around_it(shown):
         assert " ".join(title.split()) in words
     assert len(words) >= SHORTEST
     assert figure.about in words
+    # In a dark theme, none of these would be true.
+    assert not re.search(r"\b(black|white|(dark|light|pal)e?(er)?)\b", words)
 
 
 # What looks alike in black and white, and what tells it apart in the picture.
