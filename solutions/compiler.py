@@ -8,7 +8,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
@@ -89,6 +90,19 @@ else:
     def nap() -> None:
         """Let another thread have this core for a moment."""
         time.sleep(NAP / 1e6)
+
+
+@contextmanager
+def announced(seconds: float = 2.0) -> Iterator[None]:
+    """Say that the kernel is being compiled, if the block takes longer than reading it back."""
+    line = "Compiling lab 21's kernel. It is kept, so the next start is quick."
+    timer = threading.Timer(seconds, print, [line], {"file": sys.stderr, "flush": True})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @compiled

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -24,7 +25,7 @@ from solutions.compiled.choice import SIZES, kernel_runner, measured
 from solutions.compiled.kernel import PAUSES, Kernel, Trials
 from solutions.compiled.runner import KernelRunner
 from solutions.compiled.weights import Codes, weights_of, weights_of_codes
-from solutions.compiler import cache_folder
+from solutions.compiler import announced, cache_folder
 from solutions.engine.engine import Parts, new_engine
 from solutions.engine.limits import Limits
 from solutions.engine.runner import Chunk, FastCache, Runner, new_runner
@@ -321,3 +322,12 @@ def test_compiled_code_is_kept_apart_for_each_version_of_the_sources(tmp_path: P
     assert cache_folder(tmp_path, [one, other]) == before
     other.write_text("c")
     assert cache_folder(tmp_path, [one, other]) != before
+
+
+def test_only_a_compilation_that_takes_long_is_announced(capsys: Any) -> None:
+    with announced(0):
+        time.sleep(0.2)
+    assert capsys.readouterr().err.startswith("Compiling")
+    with announced(1000):
+        pass
+    assert capsys.readouterr().err == ""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from solutions.compiled.steps import Room, Rows, Shape, step
 from solutions.compiled.weights import Weights, weights_of
+from solutions.compiler import announced
 
 NEW = 0.1  # what the newest time weighs in a mean
 PAUSES = 16, 512  # steps between two trials of the slower way: the fewest, and the most
@@ -98,6 +99,16 @@ class Kernel:
         self.step(*given)
         trials.note(together, self.clock() - start)
         return room.last, room.logits
+
+    def compile(self) -> None:
+        """Compile the step, or fetch it from the disk, before anybody waits for it.
+
+        The pool's first slot is written, so no request may be in it yet.
+        """
+        one = np.zeros(1, np.int64)
+        with announced():
+            self(one, one, one[None], one)
+        self.trials.clear()
 
     def wake(self, given: tuple[Any, ...]) -> None:
         """Let the other threads join a step, except those that haven't left an earlier one."""
