@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autograder.text.reference import ROOT
@@ -25,7 +25,7 @@ from solutions.compiled.choice import SIZES, kernel_runner, measured
 from solutions.compiled.kernel import PAUSES, Kernel, Trials
 from solutions.compiled.runner import KernelRunner
 from solutions.compiled.weights import Codes, weights_of, weights_of_codes
-from solutions.compiler import announced, cache_folder
+from solutions.compiler import ON, announced, cache_folder
 from solutions.engine.engine import Parts, new_engine
 from solutions.engine.limits import Limits
 from solutions.engine.runner import Chunk, FastCache, Runner, new_runner
@@ -40,7 +40,11 @@ from tests.checkpoints.test_own_codes import write
 from tests.common.engines import model_of, shuffled
 from tests.common.serving import Load, loads, serve
 
-FAMILIES = FIRST, *OTHERS = "tied", "gpt2", *(each for each in VARIANTS if each != "tied")
+FIRST, *OTHERS = "tied", "gpt2", *(each for each in VARIANTS if each != "tied")
+every_family = pytest.mark.parametrize(
+    "family", [FIRST, *(pytest.param(each, marks=pytest.mark.slow) for each in OTHERS)]
+)
+as_many_as_are_quick = settings() if ON else settings(max_examples=3)
 WIDE = GPTConfig(vocab_size=80, n_positions=40, n_embd=48, n_layer=2, n_head=3)
 
 
@@ -80,10 +84,11 @@ def checking(model: Any, *given: Any, threads: int = 2, **named: Any) -> Any:
     return engine
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@every_family
 def test_each_step_is_the_engines_own(family: str) -> None:
     """Chunks, preemption, drafts and the prefix cache: whatever the scheduler plans."""
 
+    @as_many_as_are_quick
     @given(loads(), st.sampled_from([BlockManager, PrefixManager]), st.sampled_from([1, 2, 3]))
     def each_load(load: Load, manager: Any, threads: int) -> None:
         def make(model: Any, *given: Any, **named: Any) -> Any:
@@ -154,14 +159,13 @@ def ways(draw: st.DrawFn) -> tuple[list[list[int]], list[int]]:
     return cuts, draw(st.permutations(order))
 
 
-@pytest.mark.parametrize(
-    "family", [FIRST, *(pytest.param(each, marks=pytest.mark.slow) for each in OTHERS)]
-)
+@every_family
 def test_a_rows_bits_depend_on_nothing_else(family: str) -> None:
     """Not on who else is served, on chunks, the order, the blocks, or the threads."""
     model = small(family)
     alone = logits_of(model, [[1] * 9, [1] * 20, [1] * 13], [0] * 9 + [1] * 20 + [2] * 13, 1, 0)
 
+    @as_many_as_are_quick
     @given(ways(), st.sampled_from([1, 2, 3]), st.integers(0, 99))
     def each_way(way: Any, threads: int, seed: int) -> None:
         cuts, order = way
