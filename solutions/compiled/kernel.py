@@ -100,9 +100,12 @@ class Kernel:
         return room.last, room.logits
 
     def wake(self, given: tuple[Any, ...]) -> None:
-        """Let the other threads join a step, except those that haven't left an earlier one."""
+        """Let the other threads join a step, except those that haven't begun an earlier one.
+
+        One that has computed its part of the last step can't say so while this thread runs Python.
+        """
         for i, other in enumerate(self.running):
-            if other is None or other.done():
+            if other is None or other.running() or other.done():
                 self.running[i] = self.others.submit(self.step, *given)
 
     def room(self, rows: int, wanted: int) -> Room:
