@@ -33,6 +33,10 @@ def assemble(**parts: Callable[..., Any]) -> Callable[..., None]:
             fresh = rebuilt(function, names)
             names[name] = fresh if value is function else compiled(fresh)
     names.update(zip(parts, map(compiled, own), strict=True))
+    if "mlp" in parts:
+        names["plain_mlp"] = names["learners_mlp"]
+    if "multiply4" in parts:
+        names["ONE_STREAM"] = False
     for part in own:
         part.__globals__.update({name: names[name] for name in [*PARTS, "gelu", "softmax", "cut"]})
     if ON:

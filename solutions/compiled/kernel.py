@@ -66,10 +66,10 @@ class Kernel:
     ) -> None:
         config = model.config
         self.pool, self.weights = pool.flatten(-2).numpy(), weights or weights_of(model)
-        is_centered = hasattr(model.transformer, "wpe")
-        eps = config.layer_norm_epsilon if is_centered else config.rms_norm_eps
+        is_gpt2 = self.weights.is_gpt2
+        eps = config.layer_norm_epsilon if is_gpt2 else config.rms_norm_eps
         group = getattr(config, "group", 1)
-        self.shape = Shape(config.n_head, group, config.head_dim, np.float32(eps), is_centered)
+        self.shape = Shape(config.n_head, group, config.head_dim, np.float32(eps), is_gpt2)
         self.others = ThreadPoolExecutor(max(1, threads - 1), thread_name_prefix="kernel")
         self.running: list[Future[None] | None] = [None] * (threads - 1)
         self.trials: dict[int, Trials] = defaultdict(Trials)  # by the number of rows
@@ -111,9 +111,12 @@ class Kernel:
         self.trials.clear()
 
     def wake(self, given: tuple[Any, ...]) -> None:
-        """Let the other threads join a step, except those that haven't left an earlier one."""
+        """Let the other threads join a step, except those that haven't begun an earlier one.
+
+        One that has computed its part of the last step can't say so while this thread runs Python.
+        """
         for i, other in enumerate(self.running):
-            if other is None or other.done():
+            if other is None or other.running() or other.done():
                 self.running[i] = self.others.submit(self.step, *given)
 
     def room(self, rows: int, wanted: int) -> Room:

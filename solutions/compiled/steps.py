@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float32, Int64, Num
 
 from solutions.compiled.weights import TILE, Codes, Matrix, Weights
-from solutions.compiler import ON, compiled, python_of
+from solutions.compiler import ON, ONE_STREAM, compiled, python_of
 from solutions.one_kernel import (
     OVER,
     SHARES,
@@ -22,8 +22,10 @@ from solutions.one_kernel import (
     attend,
     exponentiate,
     f32,
+    gelu,
     i32,
     mlp,
+    multiply,
     multiply4,
     normalize,
     take_share,
@@ -85,7 +87,10 @@ def multiply_numbers(
     x: Array, matrix: Any, layer: int, low: int, high: int, out: Array, added: bool
 ) -> None:
     weight, scale, bias = matrix.weight[layer], matrix.scale[layer], matrix.bias[layer]
-    multiply4(x, weight, scale, bias, low, high, out, added)
+    if ONE_STREAM:
+        multiply(x, weight, scale, bias, low, high, out, added)
+    else:
+        multiply4(x, weight, scale, bias, low, high, out, added)
 
 
 @compiled
@@ -253,15 +258,33 @@ def attend_together(
 
 
 @compiled
+def plain_mlp(
+    counters: Array, phase: int, layer: int, shape: Shape, w: Any, normed: Array,
+    numbers: Array, whole: Array, room: Room,
+) -> None:  # fmt: skip
+    """Compute what lab 21's `mlp` does, with products by any weights."""
+    normalize_rows(room.hidden, w.norms[layer, 1], shape, normed)
+    n, wide, share = room.wide.shape[1], room.wide, take_share(counters, phase, SHARES, OVER)
+    while share != OVER:
+        low, high = border(n, share), border(n, share + 1)
+        multiply_part(normed, w.c_fc, layer, low, high, wide, False)
+        for r in range(len(normed)):
+            gelu(wide[r, low:high], numbers[low:high], whole[low:high])
+        share = take_share(counters, phase, SHARES, share)
+    multiply_together(counters, phase + 1, wide, w.mlp_proj, layer, room.hidden, True)
+
+
+@compiled
 def layer_of(matrix: Matrix, layer: int) -> Layer:
     return Layer(matrix.weight[layer], matrix.scale[layer], matrix.bias[layer])
 
 
 @compiled
-def plain_mlp(
+def learners_mlp(
     counters: Array, phase: int, layer: int, shape: Shape, w: Any, normed: Array,
     numbers: Array, whole: Array, room: Room,
 ) -> None:  # fmt: skip
+    """Take the place of `plain_mlp` in a step that is assembled with an `mlp`."""
     c_fc, c_proj = layer_of(w.c_fc, layer), layer_of(w.mlp_proj, layer)
     norm = w.norms[layer, 1]
     given = counters, phase, room.hidden, norm, shape.eps, c_fc, c_proj, normed, room.wide
@@ -290,7 +313,7 @@ def mlp_of_family(
     counters: Array, phase: int, layer: int, shape: Shape, w: Any, normed: Array,
     numbers: Array, whole: Array, room: Room,
 ) -> None:  # fmt: skip
-    """Compute the MLP of GPT-2 (lab 21's `mlp`), or the one with gates."""
+    """Compute the MLP of GPT-2, or the one with gates."""
     kind = plain_mlp if w.gate is None else gated_mlp
     kind(counters, phase, layer, shape, w, normed, numbers, whole, room)
 

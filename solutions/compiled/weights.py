@@ -67,6 +67,10 @@ class Weights(NamedTuple):
     last_norm: Float32[np.ndarray, "2 n_embd"]
     head: Matrix
 
+    @property
+    def is_gpt2(self) -> bool:
+        return len(self.wpe) > 0
+
 
 def weights_of(model: Any, path: Path | None = None) -> Weights:
     """Return the weights of a model. Those in float32 are copied, and are in memory twice then.

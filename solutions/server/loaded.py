@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ class Loaded:
     """A model ready to be served. labs: where its engine's parts come from."""
 
     settings: Settings
+    folder: Path
     model: Any
     draft: CachedLMHead | None
     labs: Labs = reference
@@ -73,7 +75,7 @@ class Loaded:
         from solutions.compiled.choice import EVERY_STEP, kernel_runner, runner_of
         from solutions.compiled.weights import weights_of
 
-        weights = weights_of(self.model, find_checkpoint(self.settings.model))
+        weights = weights_of(self.model, self.folder)
         if self.settings.same_bits:
             return runner_of(self.model, usual, weights, EVERY_STEP)
         return kernel_runner(self.model, usual, weights)
@@ -115,4 +117,4 @@ def load(settings: Settings, labs: Labs = reference) -> Loaded:
         model = labs("quantization").quantized(model)
     beside = folder.with_name(f"{folder.name}-draft")
     draft = CachedLMHead.from_pretrained(beside) if beside.is_dir() else None
-    return Loaded(settings, model, draft, labs)
+    return Loaded(settings, folder, model, draft, labs)
