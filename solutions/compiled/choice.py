@@ -14,11 +14,12 @@ import torch
 
 from solutions.compiled.kernel import Kernel
 from solutions.compiled.runner import KernelRunner
+from solutions.compiled.steps import step
 from solutions.compiled.weights import Weights, weights_of
 from solutions.compiler import KEPT
 from solutions.engine.products import Times, kept_or, processor
 from solutions.engine.runner import Chunk, FastCache, Runner
-from solutions.one_kernel import most_rows
+from solutions.one_kernel import most_rows, rows_of
 from solutions.paged_attention import BlockManager, PagedCache
 
 SIZES = 1, 2, 4, 8, 16, 32  # rows
@@ -43,10 +44,19 @@ def kernel_runner(
     return runner_of(model, usual, weights, most_rows(SIZES, times["kernel"], times["usual"]))
 
 
-def runner_of(model: Any, usual: Runner, weights: Weights, rows: int) -> KernelRunner:
-    kernel = Kernel(model, usual.kv_cache.cache.pool, torch.get_num_threads(), weights)
+def runner_of(
+    model: Any,
+    usual: Runner,
+    weights: Weights,
+    rows: int,
+    step: Callable[..., None] = step,
+    rows_of: Callable[..., Any] = rows_of,
+) -> KernelRunner:
+    """Return a runner that takes the kernel for steps of up to so many rows."""
+    pool = usual.kv_cache.cache.pool
+    kernel = Kernel(model, pool, torch.get_num_threads(), weights, step)
     kernel.compile()
-    return KernelRunner(usual, kernel, rows)
+    return KernelRunner(usual, kernel, rows, rows_of)
 
 
 def measured(
