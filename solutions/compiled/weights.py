@@ -110,13 +110,14 @@ def weights_of_codes(model: Any, file: GGUF) -> Weights:
         if kinds or kind is None:
             raise ValueError(f"{file.path} doesn't have 4-bit codes of one kind for all {matrix}.")
         names = [f"transformer.h.{n}.{matrix}" for n in range(len(layers))]
-        weights = [rows for rows, _ in layers]
-        blocks = [w.pop(f"{name}.weight").T for w, name in zip(weights, names, strict=True)]
-        biases = [w.pop(f"{name}.bias") for w, name in zip(weights, names, strict=True)]
+        named = [(rows, name) for (rows, _), name in zip(layers, names, strict=True)]
+        blocks = [rows.pop(f"{name}.weight").T for rows, name in named]
+        biases = [rows.pop(f"{name}.bias") for rows, name in named]
         made.append(codes_of(blocks, kind, biases))
     weights = assembled(model, matrix_of([model.transformer.wte]), *made)
     coded = {name: one for name, one in weights._asdict().items() if isinstance(one, Codes)}
-    return weights._replace(**{name: in_tiles(one) for name, one in coded.items()})
+    tiles: dict[str, Any] = {name: in_tiles(one) for name, one in coded.items()}
+    return weights._replace(**tiles)
 
 
 def codes_of(
@@ -137,7 +138,8 @@ def in_tiles(codes: Codes) -> Codes:
         padded = np.pad(part, ((0, 0), (0, -n_out % TILE), (0, 0)))
         return np.ascontiguousarray(padded.reshape(layers, -1, TILE, n).swapaxes(2, 3))
 
-    return Codes(*map(turned_tiles, codes[:3]), codes.bias)
+    weight, scale, zero = map(turned_tiles, codes[:3])
+    return Codes(weight, scale, zero, codes.bias)
 
 
 def assembled(
