@@ -8,11 +8,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from course.lab06_speculative.row import draft_for
 from course.lab07_engine.row import engine_of
 from course.lab10_quantization.row import in_codes
 from course.lab20_llama.row import on_codes
 from timing.table import Bench, NotTimed, Own, Rows, Served, is_learners
 from timing.table.workloads import EQUAL, LENGTHS, RAGGED, Workload
+
+DRAFTS = 4  # in a round, at most
 
 
 @functools.cache  # a copy of the weights for all workloads and repeats
@@ -81,12 +84,31 @@ def same_bits(bench: Bench) -> Served:
     return with_kernel(engine_of(bench, about), bench, always=True)
 
 
+def kernel_drafts(bench: Bench) -> Served:
+    """Prepare the engine with a draft model; drafting and verifying are both done by kernels."""
+    model = bench.for_engine()
+    draft, name = draft_for(bench, model)
+    about = f"up to {DRAFTS} drafts from {name}; its steps, too, are one function (lab 21)"
+    served = with_kernel(replace(engine_of(bench, about), model=model), bench)
+    from solutions.compiled.drafter import KernelDrafter
+
+    held = weights(draft, bench.folder)
+
+    def new_engine(model: Any, workload: Workload, on_output: Callable) -> Any:
+        engine = served.new_engine(model, workload, on_output)
+        engine.new_drafter, engine.k = functools.partial(KernelDrafter, draft, held), DRAFTS
+        return engine
+
+    return replace(served, new_engine=new_engine)
+
+
 KINDS = LENGTHS, RAGGED, EQUAL
 ROWS: Rows = {
     "kernel": dict.fromkeys(KINDS, kernel),
     "kernel-int8": dict.fromkeys(KINDS, kernel_int8),
     "kernel-codes": dict.fromkeys(KINDS, kernel_codes),
     "same-bits": dict.fromkeys(KINDS, same_bits),
+    "kernel-drafts": {LENGTHS: kernel_drafts},
 }
 PARTS = ["multiply", "attend", "mlp", "rows_of"]
 OWN = [Own("your kernel (lab 21)", "one_kernel", PARTS, [LENGTHS], same_bits)]

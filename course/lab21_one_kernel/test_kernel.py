@@ -22,16 +22,18 @@ from autograder.text.reference import ROOT
 from course.lab20_llama.test_engine import VARIANTS, llama_of
 from gpt import GPTConfig
 from solutions.compiled.choice import SIZES, kernel_runner, measured
+from solutions.compiled.drafter import KernelDrafter
 from solutions.compiled.kernel import PAUSES, Kernel, Trials
 from solutions.compiled.runner import KernelRunner
 from solutions.compiled.weights import Codes, weights_of, weights_of_codes
 from solutions.compiler import ON, announced, cache_folder
+from solutions.decoding import SamplingParams
 from solutions.engine.engine import Parts, new_engine
 from solutions.engine.limits import Limits
 from solutions.engine.runner import Chunk, FastCache, Runner, new_runner
 from solutions.families import load_model
 from solutions.gguf.file import GGUF
-from solutions.kv_cache import CachedLMHead
+from solutions.kv_cache import CachedLMHead, generate
 from solutions.one_kernel import OVER, most_rows, take_share
 from solutions.paged_attention import BlockManager, PagedCache
 from solutions.prefix_caching import PrefixManager
@@ -223,6 +225,30 @@ def test_a_file_whose_layers_have_other_codes_is_refused_in_a_sentence(tmp_path:
     opened.tensors[name] = opened.tensors[name]._replace(kind=3)
     with pytest.raises(ValueError, match=r"4-bit codes of one kind for all mlp\.c_proj"):
         weights_of_codes(model, opened)
+
+
+# ---------------------------------------------------------------------------------------- drafts
+
+
+def continued(model: Any, ids: list[int], count: int) -> list[int]:
+    return generate(model, torch.tensor([ids]), count)[0, len(ids) :].tolist()
+
+
+def test_drafts_of_a_kernel_are_what_the_draft_model_says_next() -> None:
+    """Also after tokens that were drafted otherwise, and only while it is sure."""
+    model = small("gpt2")
+    drafter = KernelDrafter(model)
+    drafter.least = 0.0
+    given: Any = SamplingParams(), torch.Generator()
+    drafts, probs = drafter.propose([1, 2, 3], 4, *given)
+    assert drafts == continued(model, [1, 2, 3], 4)
+    assert probs.argmax(dim=-1).tolist() == drafts
+    drafter.truncate(4)
+    other = [1, 2, 3, drafts[0], (drafts[1] + 1) % 80, 7]
+    assert drafter.propose(other, 2, *given)[0] == continued(model, other, 2)
+    drafter.truncate(len(other))
+    drafter.least = 1.0
+    assert len(drafter.propose([*other, 5], 3, *given)[0]) == 1
 
 
 # ------------------------------------------------------------------------------------ the threads

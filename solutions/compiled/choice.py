@@ -16,7 +16,7 @@ from solutions.compiled.kernel import Kernel
 from solutions.compiled.runner import KernelRunner
 from solutions.compiled.steps import step
 from solutions.compiled.weights import Weights, weights_of
-from solutions.compiler import KEPT
+from solutions.compiler import cache_folder
 from solutions.engine.products import Times, kept_or, processor
 from solutions.engine.runner import Chunk, FastCache, Runner
 from solutions.one_kernel import most_rows, rows_of
@@ -28,10 +28,11 @@ BEFORE = 64  # tokens of each row's text
 BLOCK_SIZE = 16
 ROUNDS = 3  # of which the shortest counts
 PATIENCE = 6.0  # seconds for all of it
+TIMES = cache_folder() / "times"  # of these sources: another kernel is measured anew
 
 
 def kernel_runner(
-    model: Any, usual: Runner, weights: Weights | None = None, folder: Path = KEPT / "times"
+    model: Any, usual: Runner, weights: Weights | None = None, folder: Path = TIMES
 ) -> KernelRunner:
     """Return a runner that takes the kernel as long as it is faster here than the usual way.
 
