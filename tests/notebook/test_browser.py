@@ -51,12 +51,6 @@ def page(address, work, request):
 
 
 @pytest.fixture(scope="module")
-def narrow():
-    with browser_page(width=NARROW) as page:
-        yield page
-
-
-@pytest.fixture(scope="module")
 def cells():
     cells = json.loads((workbook.LABS / LAB).read_text(encoding="utf-8"))["cells"]
     return [{**cell, "source": "".join(cell["source"])} for cell in cells]
@@ -136,10 +130,13 @@ def test_the_page_and_its_pictures_are_dark_or_light_as_the_system_is(page, cell
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lesson", lessons().values(), ids=lambda lesson: lesson.lab)
-def test_status_fits_a_narrow_window(narrow, lesson):
-    narrow.set_content(f"<body style='font: 14px sans-serif'>{status_of(lesson)._repr_html_()}")
-    assert narrow.evaluate("document.documentElement.scrollWidth") <= NARROW
+def test_status_fits_a_narrow_window():
+    with browser_page(width=NARROW) as page:
+        for lesson in lessons().values():
+            page.set_content(
+                f"<body style='font: 14px sans-serif'>{status_of(lesson)._repr_html_()}"
+            )
+            assert page.evaluate("document.documentElement.scrollWidth") <= NARROW, lesson.lab
 
 
 @pytest.mark.slow
