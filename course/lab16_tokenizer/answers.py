@@ -102,6 +102,8 @@ wrong(encode, "is a list with a bytes in it")(
         part for word in pre_tokenize(text) for part in join_by_rank(word.encode(), tokenizer.ranks)
     ]
 )
+
+
 @wrong(encode)
 def as_if_remembered_by_the_text(text, tokenizer, allowed_special=(), known={}):  # noqa: B006
     key = text, tuple(allowed_special)

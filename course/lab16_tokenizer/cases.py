@@ -275,7 +275,8 @@ def encode_cases(generator: torch.Generator) -> list[Case]:
         "merges": [(latin(left), latin(right)) for left, right in pairs],
     }
     low, other, third = ("".join(picked(generator, SYLLABLES, 2, 4)) for _ in range(3))
-    halves, from_the_end = [("a", "b"), ("c", "d")], [("c", "d"), ("b", "cd"), ("a", "b"), ("ab", "c")]
+    halves = [("a", "b"), ("c", "d")]
+    from_the_end = [("c", "d"), ("b", "cd"), ("a", "b"), ("ab", "c")]
 
     def case(label: str, text: str, *allowed: str, **more: Any) -> Case:
         """If no token is named, it is left to the default which are allowed."""

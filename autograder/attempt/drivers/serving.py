@@ -212,7 +212,8 @@ class LoggedEngine:
     """An engine that delivers what a script says, and notes what it is asked for.
 
     plans: by request, how long after the one before each output comes, its ids, its finish_reason;
-    ids that are a text are a fault, and a request without a plan is refused. lag: seconds until an abort takes effect.
+    ids that are a text are a fault, and a request without a plan is refused. lag: seconds until an
+    abort takes effect.
     """
 
     def __init__(self, plans: dict[str, list[Step]], lag: float) -> None:
