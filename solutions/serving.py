@@ -189,13 +189,15 @@ class RequestPool:
 
         A fault in its queue is raised. However the stream ends, the request's queue is removed; and
         if the engine is still at work on it, because the stream was closed or cancelled, the
-        request is aborted, once. A request that has finished or failed isn't aborted.
+        request is aborted, once. A request that has finished or failed isn't aborted, nor one whose
+        `submit` raises.
         """
         ### BEGIN SOLUTION
         queue = self.queues[request.id] = asyncio.Queue()
-        self.engine.submit(request)
-        is_running = True
+        is_running = False
         try:
+            self.engine.submit(request)
+            is_running = True
             while is_running:
                 output = await queue.get()
                 is_running = not isinstance(output, Exception) and output.finish_reason is None

@@ -148,8 +148,8 @@ def push_cases(generator: Generator) -> list[Case]:
 tell = steps_of("tell")  # an error whose words a client may read
 
 
-def choice(text: str, reason: str | None = None) -> Step:
-    return "choice", {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}
+def choice(text: str, reason: str | None = None, index: int = 0) -> Step:
+    return "choice", {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
 
 
 def sse_cases(generator: Generator) -> list[Case]:
@@ -162,10 +162,12 @@ def sse_cases(generator: Generator) -> list[Case]:
 
     a, b, quarter = choice("a"), choice("b"), wait(0.25)
     three = wait(0.5), choice("Once"), quarter, choice(" upon"), quarter, choice(" a", "length")
+    both = choice("a"), choice("b", None, 1), choice("c", "stop"), choice("d", "length", 1)
     return [
         case("one choice", choice("Once", "stop")),
         case("three choices, one after the other", *three),
         case("three choices, and the usage", *three, usage=True),
+        case("two answers at once, and one ends earlier", *both, usage=True),
         case("one choice, and the usage", wait(1.0), choice("Once", "length"), usage=True),
         case("no choice", wait(1.0)),
         case("no choice, and the usage", usage=True),
@@ -202,7 +204,10 @@ def stream_cases(generator: Generator) -> list[Case]:
         return Case(label, {"requests": list(requests), "lag": lag})
 
     def request(*plan: tuple[Any, ...], **how: Any) -> dict[str, Any]:
-        """plan: outputs, see `output`. how: when the request comes, how its client reads."""
+        """plan: outputs, see `output`; without any, `submit` raises.
+
+        how: when the request comes, how its client reads.
+        """
         steps = [output(*each) for each in plan]
         return {"id": f"r{draw(generator, 100, 9_999)}", "plan": steps, **how}
 
@@ -224,6 +229,7 @@ def stream_cases(generator: Generator) -> list[Case]:
         case("a fault before the first token", request((1, FAULT))),
         case("a fault at once", request((0, FAULT))),
         case("a fault after two tokens", request((1, 1), (1, 1), (1, FAULT))),
+        case("`submit` raises", request()),
         case("a time limit passes before the first token", request(*long, leaves=0.5)),
         case("a time limit passes between two tokens", request(*long, leaves=2.5)),
         case("the client leaves after the first output", request(*endless, closes_after=1)),
@@ -351,6 +357,7 @@ def pick_cases(generator: Generator) -> list[Case]:
     alike = [("serve", f"ab{block}") for block in "cdefghijkl"]
     down = ("serve", "ab"), ("down", 0), ("serve", "abc"), ("serve", "abcd"), ("up", 0), "abcd"
     served_5, served_3 = Replica(load=1, served=5), Replica(load=1, served=3)
+    by_hand = [Replica("abc", 4), Replica("ab", 3), Replica("bc", 1), Replica("abc", 0, 0, False)]
     return [
         case("one replica", [idle], "abc"),
         case("nothing is known", [Replica(load=2), busy], "abc"),
@@ -381,6 +388,7 @@ def pick_cases(generator: Generator) -> list[Case]:
             [Replica("a", 2), busy, Replica("abc", 9)],
             "abc",
         ),
+        case("the example by hand", by_hand, "abc", slack=2),
         case("no slack", [Replica("a", 1), idle], "ab", slack=0),
         case("no slack, and equal loads", [busy, Replica("a", 1)], "ab", slack=0),
         case("a slack of one", [Replica("a", 1), idle], "ab", slack=1),

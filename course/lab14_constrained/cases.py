@@ -84,6 +84,7 @@ def choice_cases(generator: Generator) -> list[Case]:
         case("two choices go on with the same token", "abc abd", "a"),
         case("the text begins no choice", "ab ac", "d"),
         case("the text's tokens in another order", "abc", "ba"),
+        case("choices that share a token with the text", "abc dbe aef", "ab"),
         case("the text is longer, and another choice goes on", "a abc", "ab"),
         case("EOS is in the text already", "a ab", "aE"),
         case("no choices", "", ""),
@@ -97,7 +98,12 @@ def choice_cases(generator: Generator) -> list[Case]:
 
 def constrain_cases(generator: Generator) -> list[Case]:
     def case(
-        label: str, rows: str, padding: int = 0, shift: float = 0.0, best: int | None = None
+        label: str,
+        rows: str,
+        padding: int = 0,
+        shift: float = 0.0,
+        best: int | None = None,
+        dtype: torch.dtype = torch.float64,
     ) -> Case:
         """Rows as "110 010": 1 is allowed. padding: further columns. best: the likeliest one."""
         allowed = torch.tensor([[flag == "1" for flag in row] for row in rows.split()])
@@ -105,13 +111,14 @@ def constrain_cases(generator: Generator) -> list[Case]:
         logits = 2.0 * normal(generator, batch, n + padding) + shift
         if best is not None:
             logits[:, best] = 9.0
-        return Case(label, {"logits": logits, "allowed": allowed})
+        return Case(label, {"logits": logits.to(dtype), "allowed": allowed})
 
     return [
         case("one row, two of three tokens", "110"),
         case("one row, one token", "00010"),
         case("two rows", "11010 01011"),
         case("two other rows", "00110 10001"),
+        case("two rows in bfloat16", "11010 01011", dtype=torch.bfloat16),
         case("the likeliest token isn't allowed", "10110 10011", best=1),
         case("all logits below 0", "11010 01011", shift=-20.0),
         case("three columns that belong to no token", "1101 0111", padding=3),
@@ -126,9 +133,10 @@ def derivative_cases(generator: Generator) -> list[Case]:
     other = letters(generator)
 
     def case(label: str, pattern: str, alphabet: str = "abc", longest: int = 3) -> Case:
-        own, most = other(pattern), len(reference.automaton_of(parse(pattern)).edges)
-        known = {"pattern": own, "alphabet": [*other(alphabet).encode("latin-1")]}
-        return Case(label, {**known, "longest": longest, "most": 2 * most + 5})
+        own, bytes_read = other(pattern), [*other(alphabet).encode("latin-1")]
+        fewest = len(drivers.reached(reference.derivative, parse(own), bytes_read, 100))
+        known = {"pattern": own, "alphabet": bytes_read}
+        return Case(label, {**known, "longest": longest, "most": fewest + fewest // 3})
 
     return [
         case("one byte", "a", "ab"),
@@ -291,6 +299,7 @@ def forced_cases(generator: Generator) -> list[Case]:
         case("the opening of an object", r'\{"name": "[ab]*"\}'),
         drawn("a loop of one state", [{"a": 0}]),
         drawn("a loop after one byte", [{"a": 1}, {"b": 2}, {"c": 1}]),
+        drawn("a state without edges, in which the text may not end", [{"a": 1}, {}]),
         drawn("a loop through an accepting state", [{"a": 1}, {"b": 2}, {"c": 0}], 2),
         drawn("states in another order", [{"d": 3}, {}, {"b": 1}, {"a": 2}], 1),
     ]

@@ -102,11 +102,19 @@ wrong(encode, "is a list with a bytes in it")(
         part for word in pre_tokenize(text) for part in join_by_rank(word.encode(), tokenizer.ranks)
     ]
 )
+
+
+@wrong(encode)
+def as_if_remembered_by_the_text(text, tokenizer, allowed_special=(), known={}):  # noqa: B006
+    key = text, tuple(allowed_special)
+    return [*known.setdefault(key, encode(text, tokenizer, allowed_special))]
+
+
 wrong_result(encode, tuple, "is a tuple; expected: it is a list of ints.")
 wrong_result(StreamDecoder.push, str.encode, "is b'the'; expected: it is 'the'")
 
 
-@wrong(StreamDecoder.push, "What `push` returned for token 2")
+@wrong(StreamDecoder.push, "What `push` returned in call 2")
 def all_of_the_text_so_far(self, token):
     self.text = getattr(self, "text", "") + StreamDecoder.push(self, token)
     return self.text

@@ -56,6 +56,7 @@ def decode_cases(generator: torch.Generator) -> list[Case]:
         case("two tokens", "the/ king"),
         case("no token", ""),
         case("white space at both ends", " the/ king/\n"),
+        case("white space before marks, and a line break of two", "the/  king/ ,/ it/ '/s ./\r\n"),
         case("a character of two bytes in one token", "caf/\xc3\xa9"),
         case("a character of two bytes in two tokens", "caf\xc3/\xa9"),
         case("a character of four bytes in four tokens", "\xf0/\x9f/\x91/\x91"),
@@ -86,6 +87,8 @@ TEXTS = {
     "contractions in upper case": "I'M DON'T IT'S",
     "an apostrophe that is no contraction": "o'clock 'king' kings' rock'n'roll",
     "an apostrophe after a space": "a 's b 'sure",
+    "contractions behind a digit and a mark": "'twas the 1's (2)'ll",
+    "typographic apostrophes": "it\u2019s don\u2019t \u2018king\u2019 we\u2019ll",
     "a contraction with letters after it": "it'sit you'reing",
     "an underscore": "snake_case _a _",
     "a fraction, a power, a Roman number": "½ cup of 10² in Ⅻ",
@@ -133,6 +136,7 @@ def merge_cases(generator: torch.Generator) -> list[Case]:
         case("the other way round", "b a x b a", "a b"),
         case("a a a", "a a a", "a a"),
         case("a a a a", "a a a a", "a a"),
+        case("parts that end or begin like the pair", "xa b a bx", "a b"),
         case("a a a a a, with other parts around", "x a a a a a y", "a a"),
         case("parts that are merged already", "lo w x lo w er", "lo w"),
         case("the same bytes, divided in another place", "a bc ab c a bc", "ab c"),
@@ -271,6 +275,8 @@ def encode_cases(generator: torch.Generator) -> list[Case]:
         "merges": [(latin(left), latin(right)) for left, right in pairs],
     }
     low, other, third = ("".join(picked(generator, SYLLABLES, 2, 4)) for _ in range(3))
+    halves = [("a", "b"), ("c", "d")]
+    from_the_end = [("c", "d"), ("b", "cd"), ("a", "b"), ("ab", "c")]
 
     def case(label: str, text: str, *allowed: str, **more: Any) -> Case:
         """If no token is named, it is left to the default which are allowed."""
@@ -281,6 +287,8 @@ def encode_cases(generator: torch.Generator) -> list[Case]:
         case("one word", low),
         case("no text", ""),
         case("three words", f"{low} {other} {third}"),
+        case("two merges, side by side", "abcd", merges=halves),
+        case("the same word, with other merges", "abcd", merges=from_the_end),
         case("no special tokens at all", f"{low} {other}", special={}),
         case("white space of several kinds", f"{low}  {other}\n\n{third} \t"),
         case("characters of several bytes", f"naïve ½ 👑 {low}"),

@@ -106,7 +106,7 @@ def for_experts_of_this_rank_only(hidden, weights, chosen, owner, local, group):
     return local(hidden, weights, chosen)
 
 
-@right(hops)
+@wrong(hops, "The number is a tensor; expected: it is no tensor.")
 def as_a_tensor(routes, owner):
     return owner.T.gather(0, routes).diff(dim=1).ne(0).sum()
 

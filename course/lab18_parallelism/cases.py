@@ -226,6 +226,7 @@ def gradient_cases(generator: Generator) -> list[Case]:
         case("a rank has no token", 2, 0, 7),
         case("the first rank has no token", 0, 3),
         case("one rank has all tokens", 0, 0, 6, 0),
+        case("no rank has a token", 0, 0),
         case("three ranks, a gradient of one dimension", 1, 9, 4, shape=(7,)),
         case("four ranks, a gradient of three dimensions", 5, 2, 8, 1, shape=(2, 3, 4)),
     ]

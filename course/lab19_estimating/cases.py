@@ -355,18 +355,31 @@ def law(generator: Generator, alpha: int, beta: int, floor: int = 18) -> dict[st
 
 def fit_cases(generator: Generator) -> list[Case]:
     def case(
-        label: str, about: Sequence[int], models: int = 3, noise: float = 0.0, unit: float = 1.0
+        label: str,
+        about: Sequence[int],
+        models: int = 3,
+        noise: float = 0.0,
+        unit: float = 1.0,
+        is_line: bool = False,
+        digits: int = 3,
     ) -> Case:
-        """Runs of so many models, each with so many sizes of data, in any order."""
+        """Runs of so many models, each with so many sizes of data, in any order.
+
+        is_line: each with one size, nearly proportional to the model's, over four decades.
+        """
         true = law(generator, *about)
         each = torch.linspace(-1, 1, models, dtype=torch.float64)
-        factors = 10.0 ** torch.cartesian_prod(each, each)
+        powers = torch.cartesian_prod(each, each)
+        if is_line:
+            aside = 0.05 * (-1.0) ** torch.arange(models)
+            powers = torch.stack([2 * each, 2 * each + aside], dim=1)
+        factors = 10.0**powers
         order = torch.randperm(len(factors), generator=generator)
         params, tokens = (factors[order] * torch.tensor(MIDDLE)).unbind(dim=1)
         loss = reference.predicted_loss(true, params, tokens)
         loss = loss * (1 + noise * torch.randn(len(loss), generator=generator).double())
         runs = {"params": params / unit, "tokens": tokens / unit, "loss": loss}
-        digits, fitted = (2 if noise else 3), reference.fit_law(**runs)
+        fitted = reference.fit_law(**runs)
 
         def place(factor: float) -> list[float]:
             """Sizes around this many times the middle, where the loss is clearly rounded."""
@@ -392,7 +405,12 @@ def fit_cases(generator: Generator) -> list[Case]:
         case("a small floor, and 16 runs", (47, 29, 4), 4),
         case("25 runs, exponents far apart", (113, 18), 5),
         case("params and tokens in billions", (36, 25), 4, unit=1e9),
-        case("100 runs with noise", (35, 37), 10, 0.001),
+        case("tokens nearly proportional to params", (120, 40), 12, is_line=True),
+        case("large exponents", (197, 180), 4),
+        case("the best exponent of params would be 2.3", (230, 60), 4),
+        case("a loss that grows with params", (-30, 40), 4, digits=2),
+        case("100 runs with noise", (35, 37), 10, 0.001, digits=2),
+        case("100 runs with more noise", (35, 37), 10, 0.05, digits=2),
     ]
 
 

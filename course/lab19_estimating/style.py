@@ -16,6 +16,10 @@ def projected(columns, target):
     return factors, float(((columns @ factors - target) ** 2).sum())
 
 
+def within(exponent):
+    return min(max(exponent, 1e-4), 2)
+
+
 def loss_terms(alpha, beta, params, tokens):
     """Powers of sizes around 1, so that the columns are of one order of magnitude."""
     return torch.stack([torch.ones_like(params), params**-alpha, tokens**-beta], dim=1)
@@ -126,8 +130,8 @@ def fit_law(params, tokens, loss):
     best, step, last = min(starts, key=left), 0.1, (0.0, 0.0)
     while step > 1e-6:
         moves = [(a * step, b * step) for a in (-1, 0, 1) for b in (-1, 0, 1)] + [last]
-        last = min(moves, key=lambda move: left((best[0] + move[0], best[1] + move[1])))
-        moved = (best[0] + last[0], best[1] + last[1])
+        last = min(moves, key=lambda m: left((within(best[0] + m[0]), within(best[1] + m[1]))))
+        moved = within(best[0] + last[0]), within(best[1] + last[1])
         step, best = (step, moved) if left(moved) < left(best) else (step / 2, best)
     floor, a, b = projected(loss_terms(*best, params / unit, tokens / other), loss)[0]
     a, b = a * unit ** best[0], b * other ** best[1]

@@ -3,7 +3,7 @@
 Tokens come as texts with one character for each byte, because cases are plain data.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import product
 from typing import Any, NamedTuple
@@ -91,7 +91,7 @@ def derivative(
 ) -> list[Seen]:
     """Read every text of up to `longest` bytes; then find the expressions that can be reached.
 
-    most: more of these than are needed by an attempt that builds with `then` and `either`.
+    most: a few more of these than an attempt needs that builds with `then` and `either`.
     """
 
     def after(regex: Regex, byte: int) -> Regex:
@@ -108,15 +108,23 @@ def derivative(
                 read[text] = after(read[text[:-1]], text[-1])
             told = "fits" if nullable(read[text]) else "doesn't fit"
             seen.append(Seen(f"With the pattern {pattern!r}, the text {text!r}", told))
-    reached, end = [read[b""]], "is bounded"
-    for regex in reached:  # which grows meanwhile
+    states = len(reached(after, read[b""], alphabet, most))
+    told = f"is above {most}" if states > most else f"is at most {most}"
+    return [*seen, Seen("The number of different expressions", told)]
+
+
+def reached(
+    after: Callable[[Regex, int], Regex], start: Regex, alphabet: list[int], most: int
+) -> list[Regex]:
+    """An expression and its derivatives, up to a few more than `most`."""
+    found = [start]
+    for regex in found:  # which grows meanwhile
         for byte in alphabet:
             new = after(regex, byte)
-            reached += [new] if new not in reached else []
-        if len(reached) > most:
-            end = "grows without end"
+            found += [new] if new not in found else []
+        if len(found) > most:
             break
-    return [*seen, Seen("The number of different expressions", end)]
+    return found
 
 
 # ------------------------------------------------------------------------- from bytes to tokens

@@ -20,16 +20,37 @@ Rows = Float[Tensor, "rows d"]
 Weights = Float[Tensor, "rows k"]
 Chosen = Int[Tensor, "rows k"]
 
+
+def gradients(result: Any, **given: Tensor) -> list[Seen]:
+    """Whether a result has a gradient with respect to each of these."""
+    found: Sequence[Tensor | None] = [None] * len(given)
+    if isinstance(result, Tensor) and result.requires_grad:
+        found = torch.autograd.grad(result.sum(), [*given.values()], allow_unused=True)
+    return [
+        Seen(f"The gradient with respect to `{name}`", "is missing" if one is None else "is there")
+        for name, one in zip(given, found, strict=True)
+    ]
+
+
 # ------------------------------------------------------------------------------------- the router
 
 
+@torch.enable_grad()
 def route(
     attempt: Attempt, logits: Float[Tensor, "tokens experts"], k: int, renormalize: bool
 ) -> list[Seen]:
-    """The experts come first: if they are wrong, so are the weights."""
+    """The experts come first: if they are wrong, so are the weights. Then once more in training.
+
+    The only weight of a token is 1 if it is renormalized, and has no gradient.
+    """
     rule = "route returns two tensors, the weights and the numbers of the experts"
     weights, chosen = things(2, attempt(logits, k, renormalize), rule)
-    return [Seen("The tensor of experts", chosen), Seen("The tensor of weights", weights)]
+    seen = [Seen("The tensor of experts", chosen), Seen("The tensor of weights", weights)]
+    if not len(logits) or (k == 1 and renormalize):
+        return seen
+    trained = logits.detach().clone().requires_grad_()
+    weights, _ = things(2, attempt(trained, k, renormalize), rule)
+    return [*seen, *gradients(weights, logits=trained)]
 
 
 def dispatch(attempt: Attempt, chosen: Chosen, experts: int) -> list[Seen]:
@@ -70,6 +91,7 @@ def expert(w_in: Float[Tensor, "d width"], w_out: Float[Tensor, "width d"], rows
     return (rows @ w_in).sigmoid() @ w_out  # which is not 0 for a row of zeros
 
 
+@torch.enable_grad()
 def moe_forward(
     attempt: Attempt,
     hidden: Rows,
@@ -78,13 +100,18 @@ def moe_forward(
     w_in: Float[Tensor, "experts d width"],
     w_out: Float[Tensor, "experts width d"],
 ) -> list[Seen]:
-    """The result, then the rows of each expert."""
+    """The result, then the rows of each expert; then once more in training."""
     experts = [Counted(expert, *both) for both in zip(w_in, w_out, strict=True)]
     lent = [*map(sealed, experts)]
     before = lent.copy()
     seen = [Seen("What it returned", attempt(hidden, weights, chosen, lent))]
     seen.append(as_it_was("`experts`", lent, before))
-    return seen + [Seen(f"Expert {i}", e.told()) for i, e in enumerate(experts)]
+    seen += [Seen(f"Expert {i}", e.told()) for i, e in enumerate(experts)]
+    if not len(hidden):
+        return seen
+    trained = [part.detach().clone().requires_grad_() for part in (hidden, weights)]
+    result = attempt(*trained, chosen, [sealed(Counted(e.function, *e.weights)) for e in experts])
+    return [*seen, *gradients(result, hidden=trained[0], weights=trained[1])]
 
 
 # -------------------------------------------------------------------------- balance and capacity
@@ -126,6 +153,7 @@ def split_mlp(
     experts: int,
 ) -> list[Seen]:
     """Which neurons are in each expert, in any order, and that their three parts match."""
+    whole = w_in.T.clone(), b_in[:, None].clone(), w_out.clone()  # in each, a row for a neuron
     rule = "split_mlp returns three tensors, the experts' w_in, b_in and w_out"
     found = things(3, attempt(w_in, b_in, w_out, expert_of, experts), rule)
     names, width = ("`w_in`", "`b_in`", "`w_out`"), len(expert_of) // experts
@@ -134,13 +162,13 @@ def split_mlp(
     shapes = (experts, len(w_in), width), (experts, width), (experts, width, len(w_in))
     if [getattr(part, "shape", None) for part in found] != [*shapes]:
         return seen
-    whole = w_in.T, b_in[:, None], w_out  # in each, a row for a neuron
     parts = found[0].transpose(1, 2), found[1][:, :, None], found[2]
     for number in range(experts):
         own = [origins(part[number], rows) for part, rows in zip(parts, whole, strict=True)]
         for name, neurons in zip(names, own, strict=True):
-            told = ", ".join(sorted(neurons))
-            seen.append(Seen(name, f"holds neurons {told}", f"of expert {number}"))
+            known = sorted(neuron for neuron in neurons if neuron)
+            told = f"neurons {', '.join(known)}" if known == sorted(neurons) else "other numbers"
+            seen.append(Seen(name, f"holds {told}", f"of expert {number}"))
         have = "have" if own[0] == own[1] == own[2] else "don't have"
         what, order = f"The parts of expert {number}", "their neurons in the same order"
         seen.append(Seen(what, f"{have} {order}"))
@@ -151,9 +179,9 @@ def split_mlp(
 
 
 def origins(rows: Float[Tensor, "width n"], whole: Float[Tensor, "f n"]) -> list[str]:
-    """For each row, the number of the neuron that it is of."""
+    """For each row, the number of the neuron that it is of; "" if it is of none."""
     places = [(whole == row).all(dim=1).nonzero().flatten().tolist() for row in rows]
-    return [str(same[0]) if same else "?" for same in places]
+    return [str(same[0]) if same else "" for same in places]
 
 
 # ---------------------------------------------------------------------------------- several ranks
@@ -214,4 +242,9 @@ def exchange(
     ]
 
 
-hops = one_call(__name__, "hops", "What it returned", "routes owner")
+def hops(
+    attempt: Attempt, routes: Int[Tensor, "tokens layers"], owner: Int[Tensor, "layers experts"]
+) -> list[Seen]:
+    found = attempt(routes, owner)
+    kind = "is a tensor" if isinstance(found, Tensor) else "is no tensor"
+    return [Seen("What it returned", found), Seen("The number", kind)]

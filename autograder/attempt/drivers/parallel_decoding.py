@@ -47,15 +47,20 @@ def tree_layout(attempt: Attempt, parents: list[int]) -> list[Seen]:
 def accept_path(
     attempt: Attempt, parents: list[int], tokens: list[int], best: list[int]
 ) -> list[Seen]:
-    """Siblings with the same token are equally right: in a path, each counts as the first one."""
+    """Siblings with the same token are equally right: in a path, each counts as the first one.
+
+    Nodes that aren't a path, each below the one before, are shown as they are.
+    """
     path, first = attempt(parents, tokens, best), list[int]()
     known: dict[tuple[int, int], int] = {}
     for node, parent in enumerate(parents):
         same = first[parent] if node else parent, tokens[node]
         first.append(known.setdefault(same, node))
     if isinstance(path, list):
-        nodes = [plain(node) for node in path]
-        path = [first[n] if type(n) is int and n in range(len(first)) else n for n in nodes]
+        path = [plain(node) for node in path]
+        known_nodes = all(type(node) is int and node in range(len(first)) for node in path)
+        if known_nodes and [parents[node] for node in path[1:]] == path[:-1]:
+            path = [first[node] for node in path]
     return [Seen("The path", path)]
 
 
@@ -214,7 +219,8 @@ def keeping(keeper: Any, own: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def decoded(found: Any) -> Iterator[Seen]:
-    """The text and its calls. Nodes after an EOS may be part of a call's path or not."""
+    """The text and its calls. Nodes after an EOS may be part of a call's path or not, so `new`
+    comes first, which says where the text ends."""
     ids, calls = getattr(found, "ids", None), getattr(found, "calls", None)
     if ids is None or not isinstance(calls, list):
         yield Seen("What it returned", found)
@@ -226,7 +232,7 @@ def decoded(found: Any) -> Iterator[Seen]:
         if isinstance(path, list) and isinstance(new, list):
             path = path[: len(new) + 1]
         tokens = getattr(getattr(call, "tree", None), "tokens", None)
-        for name, value in {"`tree.tokens`": tokens, "`path`": path, "`new`": new}.items():
+        for name, value in {"`tree.tokens`": tokens, "`new`": new, "`path`": path}.items():
             yield Seen(name, value, f"of call {number}")
     yield Seen("The number of calls", len(calls))
 

@@ -80,7 +80,7 @@ def ring_all_reduce(attempt: Attempt, ranks: list[Own]) -> list[Seen]:
         told = f"has {largest if largest > most else f'at most {most}'} numbers"
         seen.append(Seen("The largest part that goes around", told, place(group)))
     total = sum(group.sent["send"] for _, group in results)
-    return [*seen, Seen("All ranks together", f"send {total:,} bytes")]
+    return [*seen, Seen("The ring", f"sends {total:,} bytes in all")]
 
 
 # ---------------------------------------------------------------------------- a model's weights
@@ -92,7 +92,11 @@ def shard(
     """The part of each rank, then what must be refused. state: the weights of a model."""
     seen, known = list[Seen](), GPTConfig(**config)
     for rank in range(size):
-        where, part = f"on rank {rank} of {size}", attempt(state, rank, size, known)
+        given, where = dict(state), f"on rank {rank} of {size}"
+        part = attempt(given, rank, size, known)
+        same = [*map(id, given.values())] == [*map(id, state.values())]
+        told = "is as it was" if same else "has been changed"
+        seen.append(Seen("The dict `weights`", told, where))
         if not isinstance(part, Mapping):
             raise TypeError(f"shard returns a dict of weights by name; this is {kind_of(part)}.")
         for name, whole in state.items():
@@ -119,7 +123,7 @@ def tensor_parallel_block(
 
     def block(hidden: Tensor, part: Mapping[str, Tensor], group: Group) -> Any:
         def attend(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            queries[group.rank].append(f"gets queries of shape {[*q.shape]}")
+            queries[group.rank].append(f"{[*q.shape]}")
             near = torch.ones(q.shape[2], q.shape[2]).tril().triu(1 - (window or 0))
             return F.scaled_dot_product_attention(q, keys, values, attn_mask=near.bool())
 
@@ -128,7 +132,8 @@ def tensor_parallel_block(
 
     results, seen = on_each_rank(block, ranks), list[Seen]()
     for _, group in results if window else []:
-        told = " and ".join(queries[group.rank]) or "isn't called"
+        shapes = " and ".join(queries[group.rank])
+        told = f"gets queries of shape {shapes}" if shapes else "isn't called"
         seen.append(Seen("`attend`", told, place(group)))
     return [*seen, *returned(results), *calls(results)]
 
@@ -191,10 +196,11 @@ def sequence_parallel(
 
     results, seen = on_each_rank(work, ranks), list[Seen]()
     for _, group in results:
-        given, told = layered[group.rank], f"is computed at {normed[group.rank]} positions"
+        given = layered[group.rank]
         seen += [Seen("The tensor that `layer` gets", one, place(group)) for one in given[:1]]
         seen += [Seen("The number of calls of `layer`", len(given), place(group))]
-        seen += [Seen("`norm`", f"{told} of {batch * whole[1]}", place(group))]
+        told = f"is computed at {normed[group.rank]} of {batch * whole[1]} positions"
+        seen += [Seen("`norm`", told, place(group))]
     return [*seen, *returned(results), *calls(results)]
 
 
@@ -215,12 +221,12 @@ def told_order(order: Any) -> str:
     if type(order) not in (list, tuple):
         return f"is {order!r}"
     for step in order:
-        if type(step) not in (list, tuple) or len(step) != 2:
-            raise TypeError(f'Each step of a stage is a pair like ("F", 0); this is {step!r}.')
+        if type(step) is not tuple or len(step) != 2:
+            raise TypeError(f'Each step of a stage is a tuple like ("F", 0); this is {step!r}.')
     return f"does {' '.join(f'{kind}{i}' for kind, i in order) or 'nothing'}"
 
 
 def data_parallel_gradient(attempt: Attempt, ranks: list[Own]) -> list[Seen]:
-    results = on_each_rank(attempt, ranks)
-    _, went = tried(on_each_rank, attempt, [{**own, "tokens": 0} for own in ranks])
-    return [*returned(results), Seen("A call without a token on any rank", went)]
+    if not any(own["tokens"] for own in ranks):
+        return [Seen("A call without a token on any rank", tried(on_each_rank, attempt, ranks)[1])]
+    return returned(on_each_rank(attempt, ranks))

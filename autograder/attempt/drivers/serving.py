@@ -212,7 +212,8 @@ class LoggedEngine:
     """An engine that delivers what a script says, and notes what it is asked for.
 
     plans: by request, how long after the one before each output comes, its ids, its finish_reason;
-    ids that are a text are a fault. lag: seconds until an abort takes effect.
+    ids that are a text are a fault, and a request without a plan is refused. lag: seconds until an
+    abort takes effect.
     """
 
     def __init__(self, plans: dict[str, list[Step]], lag: float) -> None:
@@ -222,6 +223,8 @@ class LoggedEngine:
 
     def submit(self, request: Any) -> None:
         self.log.append(f"submit {request.id} at {now()} s")
+        if not self.plans[request.id]:
+            raise OtherError("The engine takes no more requests.")
         self.go_on(request.id, list(self.plans[request.id]))
 
     def go_on(self, request: str, left: list[Step]) -> None:
@@ -373,9 +376,11 @@ def with_failover(
     """
     seen: list[Seen] = []
     tries: list[list[str]] = []
+    opened: list[str] = []
     made: list[Any] = []  # so that no stream is closed because nothing refers to it
 
     def open_stream(replica: int) -> Any:
+        opened.append(f"that of replica {replica} at {now()} s")
         made.append(pieces(replica))
         return made[-1]
 
@@ -404,6 +409,7 @@ def with_failover(
         for number, (where, end) in enumerate(tries, 1):
             seen.append(Seen(f"Try {number}", where))
             seen.append(Seen(f"The stream of try {number}", end))
+        seen.append(Seen("The list of streams opened", f"is {', '.join(opened)}"))
 
     end = in_virtual_time(read(), "with_failover")
     return [end, *seen]

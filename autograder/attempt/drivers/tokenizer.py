@@ -181,7 +181,7 @@ def push(attempt: type, token_bytes: dict[int, str], tokens: list[tuple[int, int
     seen = []
     for number, (request, token) in enumerate(tokens, 1):
         of = f" of request {request}" if len(decoders) > 1 else ""
-        where = f"for token {number}{of}, {table[token]!r},"
+        where = f"in call {number}, for {table[token]!r}{of},"
         seen.append(Seen("What `push` returned", told(decoders[request].push(token)), where))
     for request, decoder in decoders.items():
         of = f"at the end of request {request}" if len(decoders) > 1 else "at the end"
