@@ -19,6 +19,8 @@ import numpy as np
 from jaxtyping import Int64
 from platformdirs import user_cache_path
 
+from solutions.engine.products import processor
+
 ON = find_spec("numba") is not None and not os.environ.get("NUMBA_DISABLE_JIT")
 LOOKS = 2000 if ON else 0  # at a counter, before a thread naps between two looks
 NAP = 50  # microseconds
@@ -39,7 +41,6 @@ ONE_STREAM = False  # whether weights are read faster one row after the other th
 
 if ON:
     import numba
-    from llvmlite.binding import get_host_cpu_name
     from numba import njit, types
     from numba.extending import intrinsic
 
@@ -47,7 +48,7 @@ if ON:
     # A sum may be added up in any order, so that eight numbers are added at once. NaN stays NaN.
     ORDER = {"reassoc", "contract", "nsz", "arcp"}
     # AMD's Zen fetches ahead along one stream of memory; four short rows take it thrice as long.
-    ONE_STREAM = get_host_cpu_name().startswith("znver")
+    ONE_STREAM = "AMD" in processor()
 
     def compiled(f: Callable[..., Any]) -> Any:
         """Compile a function; what is kept for later processes is the solutions' code alone."""

@@ -209,7 +209,7 @@ def error_map(
     for (name, (alpha, beta)), marker, color in looks:
         axes.plot(alpha, beta, marker, ms=13, color=color, mec="white", ls="", label=name)
     axes.set(xlabel="alpha", ylabel="beta", aspect="equal")
-    axes.set_title("error of the best fit: the stronger the color, the smaller")
+    axes.set_title("error of the best fit: strong is small")
     legend_above(figure)
     return figure
 
