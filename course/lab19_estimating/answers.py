@@ -110,12 +110,8 @@ EQUIVALENT = {
         "max(-1, free // kv_bytes(shape, context, width))": "a range up to -1 is empty, too",
     },
     "estimating.fit_law": {
-        "(center + reach * torch.cartesian_prod(GRID, GRID)).clamp(0.001, 2) -> "
-        "(center + reach * torch.cartesian_prod(GRID, GRID)).clamp(0.001, 3)": "none is above 2",
         "(exponents[best] - center).abs().max() <= reach / 2 -> "
         "(exponents[best] - center).abs().max() < reach / 2": ROUND,
-        "reach / 2 -> reach * 2": ROUND,
-        "reach / 2 -> reach / 1": ROUND,
         "reach / 2 -> reach / 3": ROUND,
         "reach /= 2 -> reach /= 3": ROUND,
         "break -> dropped": "more rounds change nothing",
