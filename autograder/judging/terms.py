@@ -14,7 +14,9 @@ def in_terms(case: Case, got: Outcome, expected: Outcome) -> str:
     values = {record.what: record.value for record in got.seen}
     for what, right, _ in expected.seen:
         wrong, terms = values.get(what), case.terms.get(what, {})
-        if is_number(wrong) and number_of(wrong) != number_of(right):
+        if not (is_number(wrong) and is_number(right)):
+            continue
+        if number_of(wrong) != number_of(right):
             return sum_of(terms, number_of(wrong) - number_of(right)) if terms else ""
     return ""
 
