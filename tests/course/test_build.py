@@ -1,5 +1,6 @@
 """The lesson build: what it makes of a lesson, what it refuses, and the gates on the real labs."""
 
+import builtins
 import filecmp
 import os
 import shutil
@@ -499,3 +500,15 @@ def test_a_cell_can_be_run_again(name: str) -> None:
         _, *again = [number for number, (bound, _) in enumerate(cells) if one in bound]
         readers = [number for number, (_, needed) in enumerate(cells) if one in needed]
         assert not again or max(readers, default=0) <= again[0], one
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_cell_finds_the_names_that_it_reads(name: str) -> None:
+    known = {*dir(builtins), "__name__"}
+    for cell in read(lab_path(name)).cells:
+        if cell.cell_type == "code":
+            symbols = symtable(cell.source, "cell", "exec").get_symbols()
+            own = {s.get_name() for s in symbols if s.is_assigned() or s.is_imported()}
+            needed = {symbol.get_name() for symbol in symbols if symbol.is_referenced()}
+            assert needed <= known | own, cell.source
+            known |= own

@@ -11,7 +11,7 @@ import pytest
 import timed_generate
 from course.lab20_llama import row as lab20
 from tests.common.llamas import write_llama
-from tests.common.timed import shorten
+from tests.common.timed import COMPILED, shorten
 from timed_generate import TECHNIQUES
 from timing.peers.gguf_file import write_gguf
 
@@ -44,7 +44,7 @@ def all_rows(model: Path) -> dict[str, Any]:
 @pytest.mark.slow  # test_row.py of lab 20 shows a few rows
 def test_each_row_is_verified_and_timed_or_left_out_with_a_sentence(whole) -> None:
     is_gguf, result = whole
-    without = {*GPT2_ONLY, "medusa", "llama"}
+    without = {*GPT2_ONLY, "medusa", "llama", *COMPILED}
     without |= {"text", "json", "json-jump", "planned"} if is_gguf else {"codes"}
     assert result["not_timed"].keys() == without
     timed = {row["technique"] for row in result["rows"]}
