@@ -79,7 +79,7 @@ def test_the_error_map_has_its_marks():
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("alpha", "beta")
     assert axes.get_xlim() == (0.2, 0.4)
     assert legend_of(figure) == ["one", "other"]
-    assert "color, the smaller" in title_of(axes)
+    assert "strong is small" in title_of(axes)
 
 
 def test_optima_are_points_between_ratios():
