@@ -26,11 +26,11 @@ every_seed = pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (1, 2))]
 )
 seeds = pytest.mark.parametrize("seed", range(3))  # of a lab's own tests of its cases
-# The quick tests take the first exercise of each lab, the slow ones an eighth of the others.
+# The quick tests take the first exercise of each lab, the slow ones a twelfth of the others.
 every_exercise_in_time = pytest.mark.parametrize(
     "exercise",
     [
-        e if e in FIRST else pytest.param(e, marks=[pytest.mark.slow, pytest.mark.in_turn(8)])
+        e if e in FIRST else pytest.param(e, marks=[pytest.mark.slow, pytest.mark.in_turn(12)])
         for e in EXERCISES
     ],
     ids=lambda e: e.name,

@@ -36,7 +36,7 @@ def checks(notebook):
 
 
 @pytest.mark.slow
-@pytest.mark.in_turn(8)
+@pytest.mark.in_turn(12)
 @pytest.mark.parametrize("lesson", [FIRST, *OTHERS], ids=lambda lesson: lesson.name)
 def test_a_lab_runs_up_to_its_first_check_which_says_not_attempted(lesson, kernel, tmp_path):
     lab = nbformat.read(ROOT / "labs" / lesson.notebook, as_version=4)

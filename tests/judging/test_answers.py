@@ -19,7 +19,7 @@ def every(answers: list[Answer]) -> pytest.MarkDecorator:
 
 
 @pytest.mark.slow
-@pytest.mark.in_turn(8)
+@pytest.mark.in_turn(12)
 @every(attempts.RIGHT)
 def test_a_right_answer_in_another_style_passes(answer: Answer) -> None:
     for seed in range(2):
@@ -28,7 +28,7 @@ def test_a_right_answer_in_another_style_passes(answer: Answer) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.in_turn(8)
+@pytest.mark.in_turn(12)
 @every(attempts.WRONG)
 def test_a_wrong_answer_is_rejected_and_its_author_reads_why(answer: Answer) -> None:
     judgement = judge(answer.exercise, answer.attempt)

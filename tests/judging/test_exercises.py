@@ -82,7 +82,7 @@ def test_it_passes_while_every_other_one_of_its_lab_is_blank(exercise: Exercise)
 
 
 @pytest.mark.slow
-@pytest.mark.in_turn(8)
+@pytest.mark.in_turn(12)
 @pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.soak)])
 @every_exercise
 def test_it_passes_beside_misconceptions_of_its_neighbors(exercise: Exercise, every: int) -> None:
@@ -94,7 +94,7 @@ def test_it_passes_beside_misconceptions_of_its_neighbors(exercise: Exercise, ev
 
 
 @pytest.mark.slow
-@pytest.mark.in_turn(8)
+@pytest.mark.in_turn(12)
 @every_exercise
 def test_it_passes_with_something_that_cannot_be_copied(exercise: Exercise) -> None:
     right, lock = exercise.reference, threading.RLock()  # ranks in turns share a thread
@@ -179,7 +179,7 @@ def test_its_first_misconception_is_rejected(exercise: Exercise, soon: None) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.in_turn(8)
+@pytest.mark.in_turn(12)
 @every_exercise
 def test_every_misconception_is_diagnosed_as_itself(exercise: Exercise, soon: None) -> None:
     """It coincides with no other, and with itself when it is run again up to the first case in
@@ -253,7 +253,7 @@ ODD: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.in_turn(8)
+@pytest.mark.in_turn(12)
 @every_exercise
 def test_whatever_is_returned_is_judged_with_a_sentence(exercise, soon, monkeypatch):
     trial = trials(exercise)[0]
