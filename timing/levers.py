@@ -17,7 +17,6 @@ from statistics import median
 
 import torch
 import torch.nn.functional as F
-from torch.profiler import ProfilerActivity, profile
 
 from gpt import load_tokenizer
 from solutions.engine.engine import Engine, Output
@@ -26,7 +25,9 @@ from solutions.engine.products import PRODUCTS, SIZES, Products, in_words, weigh
 from solutions.engine.runner import FastCache, PackedCache, Runner, new_runner
 from solutions.engine.scheduler import Scheduler
 from solutions.kv_cache import CachedLMHead
+from solutions.one_kernel import self_times
 from solutions.paged_attention import PagedCache
+from timing.operations import recorded
 from timing.table.workloads import PROMPT
 from timing.threads import parse_with_threads
 
@@ -125,12 +126,11 @@ def spent(
 ) -> Iterator[tuple[str, float, float]]:
     """Return the operations that take most time: names, shares of the total, and calls."""
     engine, _ = decoding(model, prompt, requests, list(LEVERS.values())[-1])
-    with profile(activities=[ProfilerActivity.CPU]) as profiled:
-        count = len(seconds_of_steps(engine))
-    events = sorted(profiled.key_averages(), key=lambda event: -event.self_cpu_time_total)
-    total = sum(event.self_cpu_time_total for event in events)
-    for event in events[:MOST]:
-        yield event.key, event.self_cpu_time_total / total, event.count / count
+    steps: list[float] = []
+    times, _ = self_times(recorded(lambda: steps.extend(seconds_of_steps(engine))))
+    total = sum(own for _, own in times.values())
+    for name, (calls, own) in sorted(times.items(), key=lambda item: -item[1][1])[:MOST]:
+        yield name, own / total, calls / len(steps)
 
 
 if __name__ == "__main__":

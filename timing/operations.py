@@ -28,11 +28,11 @@ COMPUTING = {
 
 def record(step: Callable[[], object]) -> list[Event]:
     """Run some steps under the profiler; return the operations of the shortest one."""
-    os.environ.setdefault(*QUIET)
     return min((recorded(step) for _ in range(RECORDED)), key=length)
 
 
 def recorded(step: Callable[[], object]) -> list[Event]:
+    os.environ.setdefault(*QUIET)
     with profile(activities=[ProfilerActivity.CPU]) as found:
         step()
     return [(e.name, e.time_range.start, e.time_range.end) for e in found.events()]

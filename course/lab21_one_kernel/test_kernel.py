@@ -304,10 +304,10 @@ def test_up_to_the_first_size_at_which_it_is_slower() -> None:
 def test_times_are_measured_once_and_kept(tmp_path: Path, monkeypatch: Any) -> None:
     model = small("gpt2")
     usual = new_runner(model, FastCache(PagedCache(model.config, BlockManager(8, 4))))
-    runner = kernel_runner(model, usual, folder=tmp_path)
+    runner = kernel_runner(model, usual, weights_of(model), tmp_path)
     assert runner.most_rows in (0, *SIZES)
     monkeypatch.setattr("solutions.compiled.choice.measured", None)  # isn't called again
-    assert kernel_runner(model, usual, folder=tmp_path).most_rows == runner.most_rows
+    assert kernel_runner(model, usual, weights_of(model), tmp_path).most_rows == runner.most_rows
     assert len(list(tmp_path.iterdir())) == 1
 
 

@@ -15,7 +15,7 @@ import torch
 from solutions.compiled.kernel import Kernel
 from solutions.compiled.runner import KernelRunner
 from solutions.compiled.steps import step
-from solutions.compiled.weights import Weights, weights_of
+from solutions.compiled.weights import Weights
 from solutions.compiler import cache_folder
 from solutions.engine.products import Times, kept_or, processor
 from solutions.engine.runner import Chunk, FastCache, Runner
@@ -32,15 +32,12 @@ TIMES = cache_folder() / "times"  # of these sources: another kernel is measured
 
 
 def kernel_runner(
-    model: Any, usual: Runner, weights: Weights | None = None, folder: Path = TIMES
+    model: Any, usual: Runner, weights: Weights, folder: Path = TIMES
 ) -> KernelRunner:
     """Return a runner that takes the kernel as long as it is faster here than the usual way.
 
-    weights: those of the model, if they aren't `weights_of` it. folder: where later processes find
-    the times.
+    folder: where later processes find the times.
     """
-    if weights is None:
-        weights = weights_of(model)
     times: Any = kept_or(lambda: measured(model, usual, weights), kind_of(weights), folder)
     return runner_of(model, usual, weights, most_rows(SIZES, times["kernel"], times["usual"]))
 
