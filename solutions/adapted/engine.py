@@ -1,0 +1,178 @@
+"""Lab 23, given: lab 7's engine for requests of a base model and of many adapters.
+
+The scheduler says who may run together, and holds the slots of those who do. The runner knows the
+slot of each row of a step, and each of the model's products adds what the row's adapter adds.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from solutions.adapted.adapter import MATRICES, Adapter
+from solutions.adapters import (
+    AdapterCache,
+    LowRank,
+    adapter_rows,
+    in_segments,
+    next_request,
+    salted,
+    stacked,
+)
+from solutions.engine.engine import Engine, Output, Parts, new_engine
+from solutions.engine.limits import Limits
+from solutions.engine.runner import Chunk, Runner
+from solutions.engine.scheduler import Scheduler
+from solutions.engine.sequence import Sequence as Request
+
+PATIENCE = 16  # how often others may be admitted before a request
+
+Product = Callable[[Float[Tensor, "rows n_in"]], Float[Tensor, "rows n_out"]]
+
+
+class AdapterPool:
+    """The adapters in all slots, stacked for each matrix.
+
+    both: A and B of all slots, by matrix. numbers: the slot of each row of the next step.
+    """
+
+    def __init__(self, size: int, like: Tensor, add: Callable[..., Tensor] = in_segments) -> None:
+        self.held: list[Mapping[str, LowRank]] = [{}] * size
+        self.both: dict[str, tuple[Tensor, Tensor]] = {}
+        self.numbers: Int[Tensor, " rows"] | None = None
+        self.like, self.add = like, add
+
+    def load(self, adapter: Any, slot: int) -> None:
+        """Put an adapter into a slot, in the dtype and on the device of the model."""
+        own = {
+            name: LowRank(a.to(self.like), b.to(self.like), alpha)
+            for name, (a, b, alpha) in adapter.matrices.items()
+        }
+        names = own.keys() | self.held[slot - 1].keys()
+        self.held[slot - 1] = own
+        for name in names:
+            self.stack(name)
+
+    def stack(self, name: str) -> None:
+        there = [held[name] for held in self.held if name in held]
+        if not there:
+            del self.both[name]
+            return
+        a, b, _ = there[0]
+        nothing = LowRank(a.new_zeros(len(a), 1), b.new_zeros(1, b.shape[1]), 1.0)
+        self.both[name] = stacked([held.get(name, nothing) for held in self.held])
+
+    def added(self, name: str, product: Product) -> Product:
+        """Return a product of the model that also adds what each row's adapter adds."""
+
+        def with_adapters(hidden: Float[Tensor, "rows n_in"]) -> Float[Tensor, "rows n_out"]:
+            out = product(hidden)
+            if self.numbers is not None and name in self.both:
+                out += self.add(hidden, *self.both[name], self.numbers)
+            return out
+
+        return with_adapters
+
+
+class AdapterScheduler(Scheduler):
+    """Admits requests so that no more adapters run than there are slots, and holds their slots.
+
+    slots: the slot of each running request, 0 for none. passed: how often others were admitted
+    before each waiting request.
+    """
+
+    def __init__(self, *sizes: Any, cache: AdapterCache, patience: int = PATIENCE) -> None:
+        super().__init__(*sizes)
+        self.cache, self.patience = cache, patience
+        self.slots: dict[int, int] = {}
+        self.passed = Counter[int]()
+
+    def admit(self) -> bool:
+        numbers: dict[Adapter | None, int] = {None: 0}
+        waiting, running = (
+            [numbers.setdefault(request.adapter, len(numbers)) for request in requests]
+            for requests in (self.waiting, self.running)
+        )
+        passed = [self.passed[request.number] for request in self.waiting]
+        place = next_request(waiting, running, passed, self.cache.size, self.patience)
+        if place is None:
+            return False
+        self.waiting.rotate(-place)
+        is_admitted = super().admit()
+        self.waiting.rotate(place)  # the others keep their order
+        if is_admitted:
+            newcomer = self.running[-1]
+            held = 0 if newcomer.adapter is None else self.cache.take(newcomer.adapter)
+            self.slots[newcomer.number] = held
+            self.passed = Counter({r.number: self.passed[r.number] + 1 for r in self.waiting})
+        return is_admitted
+
+    def preempt(self, sequence: Request) -> None:
+        super().preempt(sequence)
+        self.give_back(sequence)
+
+    def retire(self, sequence: Request) -> None:
+        super().retire(sequence)
+        self.give_back(sequence)
+
+    def give_back(self, sequence: Request) -> None:
+        """Release the slot of a request that runs no more; one that has only waited holds none."""
+        if self.slots.pop(sequence.number, 0):
+            self.cache.release(sequence.adapter)
+
+
+class AdapterRunner(Runner):
+    """A runner that tells the pool which slot each row has. slots: by request."""
+
+    def __init__(self, usual: Runner, pool: AdapterPool, slots: Mapping[int, int]) -> None:
+        super().__init__(usual.transformer, usual.lm_head, usual.kv_cache, usual.watcher)
+        self.pool, self.slots = pool, slots
+
+    def forward(self, batch: Sequence[Chunk]) -> dict[int, Float[Tensor, "wanted vocab"]]:
+        numbers = adapter_rows(batch, self.slots) if batch else torch.zeros(0)
+        self.pool.numbers = numbers if numbers.any() else None
+        return super().forward(batch)
+
+
+def new_adapter_engine(
+    model: Any,
+    limits: Limits,
+    on_output: Callable[[Output], None],
+    size: int,
+    parts: Parts = Parts(),
+    add: Callable[..., Tensor] = in_segments,
+    **drafting: Any,
+) -> Engine:
+    """Return an engine that serves a model and at most `size` adapters of it in a step.
+
+    Give `submit` an adapter by `submit` below. add: gathered or in_segments.
+    """
+    pool = AdapterPool(size, model.transformer.ln_f.weight, add)
+    scheduler = partial(AdapterScheduler, cache=AdapterCache(size, pool.load))
+    engine = new_engine(
+        model, limits, on_output, parts=replace(parts, scheduler=scheduler), **drafting
+    )
+    layers = engine.runner.transformer.layers
+    for number, (ln_1, c_attn, attn_proj, ln_2, c_fc, mlp_proj) in enumerate(layers):
+        products = [
+            pool.added(f"h.{number}.{name}", product)
+            for name, product in zip(MATRICES, (c_attn, attn_proj, c_fc, mlp_proj), strict=True)
+        ]
+        layers[number] = ln_1, products[0], products[1], ln_2, products[2], products[3]
+    engine.runner = AdapterRunner(engine.runner, pool, engine.scheduler.slots)
+    return engine
+
+
+def submit(
+    engine: Engine, *request: Any, adapter: Adapter | None = None, salt: bytes = b"", **others: Any
+) -> int:
+    """Add a request, as `engine.submit` does, whose blocks only its adapter's requests may share."""
+    name, version = (None, 0) if adapter is None else (adapter.name, adapter.version)
+    return engine.submit(
+        *request, adapter=adapter, salt=salted(salt, name, version), **others
+    )
