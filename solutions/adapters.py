@@ -79,9 +79,7 @@ def stacked(
     ### END SOLUTION
 
 
-def adapter_rows(
-    batch: Sequence[Chunk], adapter_of: Mapping[int, int]
-) -> Int[Tensor, " total"]:
+def adapter_rows(batch: Sequence[Chunk], adapter_of: Mapping[int, int]) -> Int[Tensor, " total"]:
     """Return the number of its adapter for each row of a step, that is, for each new token.
 
     adapter_of: the number for each request. The rows are in the order of lab 7's runner, which

@@ -30,6 +30,7 @@ from solutions.engine.runner import Chunk, Runner
 from solutions.engine.scheduler import Scheduler
 from solutions.engine.sequence import Sequence as Request
 
+PARTS = Parts()
 PATIENCE = 16  # how often others may be admitted before a request
 
 Product = Callable[[Float[Tensor, "rows n_in"]], Float[Tensor, "rows n_out"]]
@@ -144,7 +145,7 @@ def new_adapter_engine(
     limits: Limits,
     on_output: Callable[[Output], None],
     size: int,
-    parts: Parts = Parts(),
+    parts: Parts = PARTS,
     add: Callable[..., Tensor] = in_segments,
     **drafting: Any,
 ) -> Engine:
@@ -171,8 +172,6 @@ def new_adapter_engine(
 def submit(
     engine: Engine, *request: Any, adapter: Adapter | None = None, salt: bytes = b"", **others: Any
 ) -> int:
-    """Add a request, as `engine.submit` does, whose blocks only its adapter's requests may share."""
+    """Add a request as `engine.submit` does; only its adapter's requests may share its blocks."""
     name, version = (None, 0) if adapter is None else (adapter.name, adapter.version)
-    return engine.submit(
-        *request, adapter=adapter, salt=salted(salt, name, version), **others
-    )
+    return engine.submit(*request, adapter=adapter, salt=salted(salt, name, version), **others)

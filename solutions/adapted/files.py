@@ -11,6 +11,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from gpt import first_existing, read_weights
-from solutions.adapted.adapter import shapes_of
+from solutions.adapted.adapter import MATRICES, shapes_of
 from solutions.adapters import LowRank
-from solutions.gguf.names import PARTS, our_name
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 LAYER = re.compile(r"base_model\.model\.(?P<layer>.+)\.lora_(?P<side>[AB])\.weight")
@@ -51,9 +51,11 @@ def read_adapter(folder: Path, config: Any) -> dict[str, LowRank]:
             raise refused(folder, f"{name}, which isn't one of an adapter's two thin matrices")
         sides[found["layer"]][found["side"]] = weight
     parts: dict[str, list[tuple[slice, Tensor, Tensor]]] = defaultdict(list)
-    shapes = shapes_of(config)
+    shapes, places = shapes_of(config), places_of(config)
     for layer, both in sides.items():
-        name, columns = place_of(folder, layer, config)
+        if layer not in places:
+            raise refused(folder, f"an adapter on {layer}, which isn't in this model's blocks")
+        name, columns = places[layer]
         n_in, n_out = shapes[name][0], columns.stop - columns.start
         expected = {"A": [rank, n_in], "B": [n_out, rank]}
         got = {side: list(weight.shape) for side, weight in both.items()}
@@ -63,9 +65,7 @@ def read_adapter(folder: Path, config: Any) -> dict[str, LowRank]:
     return {name: beside(shapes[name][1], its, scale) for name, its in parts.items()}
 
 
-def beside(
-    n_out: int, parts: list[tuple[slice, Tensor, Tensor]], scale: float
-) -> LowRank:
+def beside(n_out: int, parts: list[tuple[slice, Tensor, Tensor]], scale: float) -> LowRank:
     """Return one pair of matrices for all adapted layers in one of ours."""
     a = torch.cat([own_a for _, own_a, _ in parts], dim=1)
     b = torch.zeros(a.shape[1], n_out)
@@ -94,31 +94,26 @@ def read_scale(folder: Path) -> tuple[int, float]:
     return rank, alpha / root
 
 
-def place_of(folder: Path, layer: str, config: Any) -> tuple[str, slice]:
-    """Return the matrix of ours in which a PEFT layer is, and which columns are its."""
-    name, part = layer.removeprefix("transformer."), None
-    if layer.startswith("model."):
-        try:
-            name = our_name(f"{layer}.weight").removeprefix("transformer.").removesuffix(".weight")
-        except ValueError:
-            raise refused(folder, f"an adapter on {layer}") from None
-        whole, _, part = name.rpartition(".")
-        name, part = (whole, part) if part in sum(PARTS.values(), ()) else (name, None)
-    shapes = shapes_of(config)
-    if name not in shapes:
-        raise refused(folder, f"an adapter on {layer}, which isn't a matrix of this model's blocks")
-    n_out = shapes[name][1]
-    if part is None:
-        return name, slice(0, n_out)
-    kv_width = config.n_head * config.head_dim
-    widths = {
-        "q": config.group * kv_width, "k": kv_width, "v": kv_width,
-        "gate": config.n_inner, "up": config.n_inner,
+def places_of(config: Any) -> dict[str, tuple[str, slice]]:
+    """Return where each of PEFT's layers is: in which matrix of ours, and in which columns."""
+    shapes, width, inner = shapes_of(config), config.n_embd, getattr(config, "n_inner", 0)
+    prefix, kv_width = "transformer.h", config.n_head * config.head_dim
+    widths = {name: {name: shapes[f"h.0.{name}"][1]} for name in MATRICES}
+    if hasattr(config, "group"):  # a Llama
+        prefix, query_width = "model.layers", config.group * kv_width
+        heads = {"q": query_width, "k": kv_width, "v": kv_width}
+        widths = {
+            "attn.c_attn": {f"self_attn.{part}_proj": its for part, its in heads.items()},
+            "attn.c_proj": {"self_attn.o_proj": width},
+            "mlp.c_fc": {"mlp.gate_proj": inner, "mlp.up_proj": inner},
+            "mlp.c_proj": {"mlp.down_proj": width},
+        }
+    return {
+        f"{prefix}.{number}.{layer}": (f"h.{number}.{name}", slice(end - its[layer], end))
+        for number in range(config.n_layer)
+        for name, its in widths.items()
+        for layer, end in zip(its, accumulate(its.values()), strict=True)
     }
-    kind = "attn.c_attn" if part in PARTS["attn.c_attn"] else "mlp.c_fc"
-    before = PARTS[kind][: PARTS[kind].index(part)]
-    first = sum(widths[other] for other in before)
-    return name, slice(first, first + widths[part])
 
 
 def refused(folder: Path, what: str) -> ValueError:
@@ -130,18 +125,18 @@ def refused(folder: Path, what: str) -> ValueError:
 def write_adapter(folder: Path, matrices: Mapping[str, LowRank], base: str) -> None:
     """Write an adapter of a GPT-2, in 16 bits; all its matrices have one rank and alpha."""
     folder.mkdir(parents=True)
-    tensors = {}
-    for name, (a, b, alpha) in matrices.items():
-        prefix, rank = f"base_model.model.transformer.{name}.lora", a.shape[1]
+    one, tensors = next(iter(matrices.values())), {}
+    for name, (a, b, _) in matrices.items():
+        prefix = f"base_model.model.transformer.{name}.lora"
         tensors[f"{prefix}_A.weight"] = a.T.half().contiguous()
         tensors[f"{prefix}_B.weight"] = b.T.half().contiguous()
     config = {
         "base_model_name_or_path": base,
         "bias": "none",
         "fan_in_fan_out": True,
-        "lora_alpha": alpha,
+        "lora_alpha": one.alpha,
         "peft_type": "LORA",
-        "r": rank,
+        "r": one.a.shape[1],
         "target_modules": ["c_attn", "c_proj", "c_fc"],
         "task_type": "CAUSAL_LM",
     }

@@ -38,7 +38,9 @@ def adapt(model: GPTLMHead, rank: int = 8, alpha: float = 16.0) -> None:
 def matrices_of(model: GPTLMHead) -> dict[str, LowRank]:
     """Return what the adapters of a model add now, by the names of its matrices."""
     layers = {n: m for n, m in model.transformer.named_modules() if isinstance(m, Adapted)}
-    return {n: LowRank(m.a.detach().clone(), m.b.detach().clone(), m.alpha) for n, m in layers.items()}
+    return {
+        n: LowRank(m.a.detach().clone(), m.b.detach().clone(), m.alpha) for n, m in layers.items()
+    }
 
 
 def train(
@@ -50,7 +52,7 @@ def train(
     batch: int = 4,
     seed: int = 0,
 ) -> Iterator[float]:
-    """Train a model's adapters on random windows of a text; yield the loss of each step, in nats."""
+    """Train a model's adapters on random windows of a text; yield each step's loss in nats."""
     draw = torch.Generator().manual_seed(seed)
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=lr, weight_decay=0.0, betas=(0.9, 0.95))
