@@ -2,6 +2,7 @@
 
 import copy
 from collections import defaultdict
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -12,12 +13,13 @@ from hypothesis import strategies as st
 from autograder.judging.random_models import normals
 from course.lab20_llama.test_engine import VARIANTS, llama_of
 from gpt import Linear
+from solutions import adapters as lab
 from solutions import generate as lab_1
 from solutions import kv_cache as lab_2
 from solutions.adapted.adapter import Adapter, shapes_of
-from solutions.adapted.engine import new_adapter_engine, submit
+from solutions.adapted.engine import add_adapters, submit
 from solutions.adapters import LowRank, gathered, in_segments, merged
-from solutions.engine.engine import Engine, Parts
+from solutions.engine.engine import Engine, Parts, new_engine
 from solutions.engine.integrity import check_integrity
 from solutions.engine.limits import Limits
 from solutions.engine.managers import EngineManager
@@ -122,16 +124,15 @@ def test_each_text_is_that_of_the_merged_model(
     family, coming, size, blocks, budget, add, manager, k
 ):
     written = defaultdict[int, list[int]](list)
-    engine = new_adapter_engine(
+    engine = new_engine(
         family.model,
         Limits(blocks, 2, budget, 4),
         lambda output: written[output.request].extend(output.new_ids),
-        size,
+        (lambda: NgramDrafter(CONFIG.vocab_size)) if k else None,
+        k,
         Parts(block_manager=manager),
-        add,
-        new_drafter=(lambda: NgramDrafter(CONFIG.vocab_size)) if k else None,
-        k=k,
     )
+    add_adapters(engine, size, SimpleNamespace(**vars(lab) | {"in_segments": add}))
     numbers = []
     for visit in coming:
         for _ in range(visit.pause):
@@ -152,9 +153,9 @@ def test_no_blocks_are_shared_between_adapters_or_versions():
     model = gpt2()
     first, second = adapters_of(model)[1:3]
     renewed = Adapter(first.name, 2, second.matrices)
-    engine = new_adapter_engine(
-        model, Limits(40, 2, 20, 4), lambda output: None, 2, Parts(block_manager=PrefixManager)
-    )
+    parts = Parts(block_manager=PrefixManager)
+    engine = new_engine(model, Limits(40, 2, 20, 4), lambda output: None, parts=parts)
+    add_adapters(engine, 2)
     manager: Any = engine.scheduler.manager
     found = []
     for adapter, salt in [
@@ -179,15 +180,10 @@ def test_a_base_in_8_bits_serves_adapters_that_are_not_rounded():
         linear.bias.data = rounded.bias
         whole.transformer.set_submodule(name, linear)
     texts = defaultdict[int, list[int]](list)
-    for model, alone in (whole, adapter), (base, None):
-        texts.clear()
-        engine = new_adapter_engine(
-            base,
-            Limits(40, 2, 20, 4),
-            lambda output: texts[output.request].extend(output.new_ids),
-            1,
-        )
-        both = [submit(engine, SYSTEM, 6, adapter=its) for its in (alone, adapter)]
-        engine.run()
-        expected = lab_2.generate(model, torch.tensor([SYSTEM]), 6)[0].tolist()
-        assert SYSTEM + texts[both[0]] == expected
+    engine = new_engine(base, Limits(40, 2, 20, 4), lambda o: texts[o.request].extend(o.new_ids))
+    add_adapters(engine, 1)
+    numbers = [submit(engine, SYSTEM, 6, adapter=its) for its in (adapter, None)]
+    engine.run()
+    for number, model in zip(numbers, (whole, base), strict=True):
+        alone = lab_2.generate(model, torch.tensor([SYSTEM]), 6)[0].tolist()
+        assert SYSTEM + texts[number] == alone

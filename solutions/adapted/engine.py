@@ -6,32 +6,26 @@ slot of each row of a step, and each of the model's products adds what the row's
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from solutions import adapters as reference
 from solutions.adapted.adapter import MATRICES, Adapter
-from solutions.adapters import (
-    AdapterCache,
-    LowRank,
-    adapter_rows,
-    in_segments,
-    next_request,
-    salted,
-    stacked,
-)
-from solutions.engine.engine import Engine, Output, Parts, new_engine
-from solutions.engine.limits import Limits
+from solutions.adapters import AdapterCache, LowRank
+from solutions.engine.engine import Engine
 from solutions.engine.runner import Chunk, Runner
 from solutions.engine.scheduler import Scheduler
 from solutions.engine.sequence import Sequence as Request
 
-PARTS = Parts()
 PATIENCE = 16  # how often others may be admitted before a request
+
+if TYPE_CHECKING:
+    Base = Scheduler
+else:
+    Base = object
 
 Product = Callable[[Float[Tensor, "rows n_in"]], Float[Tensor, "rows n_out"]]
 
@@ -42,11 +36,11 @@ class AdapterPool:
     both: A and B of all slots, by matrix. numbers: the slot of each row of the next step.
     """
 
-    def __init__(self, size: int, like: Tensor, add: Callable[..., Tensor] = in_segments) -> None:
+    def __init__(self, size: int, like: Tensor, lab: Any) -> None:
         self.held: list[Mapping[str, LowRank]] = [{}] * size
         self.both: dict[str, tuple[Tensor, Tensor]] = {}
         self.numbers: Int[Tensor, " rows"] | None = None
-        self.like, self.add = like, add
+        self.like, self.lab = like, lab
 
     def load(self, adapter: Any, slot: int) -> None:
         """Put an adapter into a slot, in the dtype and on the device of the model."""
@@ -66,7 +60,7 @@ class AdapterPool:
             return
         a, b, _ = there[0]
         nothing = LowRank(a.new_zeros(len(a), 1), b.new_zeros(1, b.shape[1]), 1.0)
-        self.both[name] = stacked([held.get(name, nothing) for held in self.held])
+        self.both[name] = self.lab.stacked([held.get(name, nothing) for held in self.held])
 
     def added(self, name: str, product: Product) -> Product:
         """Return a product of the model that also adds what each row's adapter adds."""
@@ -74,22 +68,22 @@ class AdapterPool:
         def with_adapters(hidden: Float[Tensor, "rows n_in"]) -> Float[Tensor, "rows n_out"]:
             out = product(hidden)
             if self.numbers is not None and name in self.both:
-                out += self.add(hidden, *self.both[name], self.numbers)
+                out += self.lab.in_segments(hidden, *self.both[name], self.numbers)
             return out
 
         return with_adapters
 
 
-class AdapterScheduler(Scheduler):
-    """Admits requests so that no more adapters run than there are slots, and holds their slots.
+class AdapterHooks(Base):
+    """What a scheduler does for adapters, to mix into any scheduler class, a student's too.
 
+    It admits requests so that no more adapters run than there are slots, and holds their slots.
     slots: the slot of each running request, 0 for none. passed: how often others were admitted
     before each waiting request.
     """
 
-    def __init__(self, *sizes: Any, cache: AdapterCache, patience: int = PATIENCE) -> None:
-        super().__init__(*sizes)
-        self.cache, self.patience = cache, patience
+    def serve_adapters(self, cache: AdapterCache, lab: Any) -> None:
+        self.cache, self.lab = cache, lab
         self.slots: dict[int, int] = {}
         self.passed = Counter[int]()
 
@@ -100,7 +94,7 @@ class AdapterScheduler(Scheduler):
             for requests in (self.waiting, self.running)
         )
         passed = [self.passed[request.number] for request in self.waiting]
-        place = next_request(waiting, running, passed, self.cache.size, self.patience)
+        place = self.lab.next_request(waiting, running, passed, self.cache.size, PATIENCE)
         if place is None:
             return False
         self.waiting.rotate(-place)
@@ -130,43 +124,37 @@ class AdapterScheduler(Scheduler):
 class AdapterRunner(Runner):
     """A runner that tells the pool which slot each row has. slots: by request."""
 
-    def __init__(self, usual: Runner, pool: AdapterPool, slots: Mapping[int, int]) -> None:
+    def __init__(
+        self, usual: Runner, pool: AdapterPool, slots: Mapping[int, int], lab: Any
+    ) -> None:
         super().__init__(usual.transformer, usual.lm_head, usual.kv_cache, usual.watcher)
-        self.pool, self.slots = pool, slots
+        self.pool, self.slots, self.lab = pool, slots, lab
 
     def forward(self, batch: Sequence[Chunk]) -> dict[int, Float[Tensor, "wanted vocab"]]:
-        numbers = adapter_rows(batch, self.slots) if batch else torch.zeros(0)
+        numbers = self.lab.adapter_rows(batch, self.slots) if batch else torch.zeros(0)
         self.pool.numbers = numbers if numbers.any() else None
         return super().forward(batch)
 
 
-def new_adapter_engine(
-    model: Any,
-    limits: Limits,
-    on_output: Callable[[Output], None],
-    size: int,
-    parts: Parts = PARTS,
-    add: Callable[..., Tensor] = in_segments,
-    **drafting: Any,
-) -> Engine:
-    """Return an engine that serves a model and at most `size` adapters of it in a step.
+def add_adapters(engine: Engine, size: int, lab: Any = reference) -> None:
+    """Let an engine that has no requests yet serve adapters, at most `size` in a step.
 
-    Give `submit` an adapter by `submit` below. add: gathered or in_segments.
+    `submit` below takes a request's adapter. lab: where the lab's parts come from, which may be a
+    notebook.
     """
-    pool = AdapterPool(size, model.transformer.ln_f.weight, add)
-    scheduler = partial(AdapterScheduler, cache=AdapterCache(size, pool.load))
-    engine = new_engine(
-        model, limits, on_output, parts=replace(parts, scheduler=scheduler), **drafting
-    )
-    layers = engine.runner.transformer.layers
-    for number, (ln_1, c_attn, attn_proj, ln_2, c_fc, mlp_proj) in enumerate(layers):
+    runner, usual = engine.runner, engine.scheduler
+    transformer: Any = runner.transformer
+    pool = AdapterPool(size, transformer.last_norm[1], lab)
+    kind = type("AdapterScheduler", (AdapterHooks, type(usual)), {})
+    engine.scheduler = kind(usual.manager, usual.token_budget, usual.max_running)
+    engine.scheduler.serve_adapters(lab.AdapterCache(size, pool.load), lab)
+    for number, (ln_1, c_attn, attn_proj, ln_2, c_fc, mlp_proj) in enumerate(transformer.layers):
         products = [
             pool.added(f"h.{number}.{name}", product)
             for name, product in zip(MATRICES, (c_attn, attn_proj, c_fc, mlp_proj), strict=True)
         ]
-        layers[number] = ln_1, products[0], products[1], ln_2, products[2], products[3]
-    engine.runner = AdapterRunner(engine.runner, pool, engine.scheduler.slots)
-    return engine
+        transformer.layers[number] = ln_1, products[0], products[1], ln_2, *products[2:]
+    engine.runner = AdapterRunner(runner, pool, engine.scheduler.slots, lab)
 
 
 def submit(
@@ -174,4 +162,6 @@ def submit(
 ) -> int:
     """Add a request as `engine.submit` does; only its adapter's requests may share its blocks."""
     name, version = (None, 0) if adapter is None else (adapter.name, adapter.version)
-    return engine.submit(*request, adapter=adapter, salt=salted(salt, name, version), **others)
+    return engine.submit(
+        *request, adapter=adapter, salt=engine.runner.lab.salted(salt, name, version), **others
+    )
