@@ -78,6 +78,11 @@ MEANINGS = {
         "A function of `math` has no value here: `math.log` needs a number above 0, `math.sqrt` "
         "one that isn't below 0.",
     ),
+    "value_called": Meaning(
+        r"'(bool|int|float|str|list|tuple|dict|Tensor)' object is not callable",
+        "A value is called like a function. A property takes no `()`, and a name that you have "
+        "given to a value no longer names a function.",
+    ),
     "two_dtypes": Meaning(
         r"Expected self\.dtype to be equal to src\.dtype|the source and destination dtypes match"
         r"|expected (m1 and m2|scalar type)",

@@ -58,6 +58,7 @@ RAISING: dict[str, list[Callable[[], Any]]] = {
     "calls_itself": [itself],
     "not_called": [lambda: ROWS.tolist[0], lambda: list({}.values)],
     "no_such_number": [lambda: math.log(0.0), lambda: math.sqrt(-1.0)],
+    "value_called": [lambda: len(ROWS)(), lambda: ROWS.shape[0](1), lambda: ROWS(0)],
     "two_dtypes": [
         lambda: torch.zeros_like(ROWS).scatter(1, torch.zeros(2, 1).long(), ROWS.double()),
         lambda: ROWS @ ROWS.T.double(),
