@@ -113,7 +113,30 @@ def extreme(
     for rule in (always_the_same, always_the_length, always_empty):
         if (sentence := rule(first, cases, mine, right)) is not None:
             return Misconception(exercise.name, rule.__name__, sentence, ())
+    if right_in_single_rows(got, expected):
+        return Misconception(exercise.name, right_in_single_rows.__name__, SINGLE_ROWS, ())
     return None
+
+
+SINGLE_ROWS = (
+    "All cases with one row are right, and all that fail have several rows. Look at the dimension "
+    "along which you compute, and at what belongs to each row alone."
+)
+
+
+def right_in_single_rows(got: Sequence[Outcome], expected: Sequence[Outcome]) -> bool:
+    """Whether only tensors with several rows are wrong, in several cases, and none with one row."""
+    by_rows: dict[bool, list[bool]] = {True: [], False: []}
+    for mine, right in zip(got, expected, strict=True):
+        tensors = (record.value for record in right.seen if isinstance(record.value, Tensor))
+        rows = size_of(next(tensors, None))
+        is_wrong = next(differing(mine, right), None) is not None
+        if rows:
+            by_rows[rows == 1].append(is_wrong)
+        elif is_wrong:
+            return False
+    single, several = by_rows[True], by_rows[False]
+    return not any(single) and min(len(single), sum(several)) >= ENOUGH
 
 
 def values_of(outcome: Outcome, what: str) -> list[Any]:

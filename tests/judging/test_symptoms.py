@@ -17,6 +17,7 @@ from autograder.judging.symptoms import (
     RULES,
     extreme,
     only_the_first,
+    right_in_single_rows,
     symptom,
     value_of,
 )
@@ -153,6 +154,20 @@ def test_what_shows_in_all_cases_together() -> None:
     lists: list[Any] = [[1], [1, 2], [], [3]]
     assert told([[]] * 4, lists) == "It is empty every time, in 4 cases."
     assert told([[], [1], [], []], lists) is None
+
+
+def test_that_only_several_rows_are_wrong_is_told() -> None:
+    def attempt(logits, ids, params):
+        probs = next_token_probs(logits, ids, params)
+        return probs / probs.sum()
+
+    judgement = judge(exercises()["decoding.next_token_probs"], attempt)
+    assert (judgement.misconception, judgement.observed) == ("right_in_single_rows", True)
+    rows = [torch.arange(3.0).expand(n, 3) for n in (1, 1, 1, 2, 2, 2)]
+    right = [Outcome((Seen("It", tensor),)) for tensor in rows]
+    for wrong in ([0, 3, 4, 5], [3, 4]):
+        got = [Outcome((Seen("It", tensor + (n in wrong)),)) for n, tensor in enumerate(rows)]
+        assert not right_in_single_rows(got, right)
 
 
 def test_an_author_reads_what_the_symptom_is() -> None:
