@@ -513,9 +513,16 @@ def diagnose(trial: Trial, wrong: Wrong) -> Misconception | None:
         theirs = outcomes(slice(smallest, smallest + 1))
         if not coincide(exercise, got[smallest], theirs[0]):
             continue  # as most do, and the other cases need not run
-        if all(coincide(exercise, *both) for both in zip(got, outcomes(slice(None)), strict=True)):
+        pairs_of = zip(got, outcomes(slice(None)), strict=True)
+        if all(coincide(exercise, *both) or fail_after(theirs[0], *both) for both in pairs_of):
             return misconception
     return None
+
+
+def fail_after(first: Outcome, got: Outcome, theirs: Outcome) -> bool:
+    """Whether both end with an error, of any words, after they have made the same wrong result in
+    the first case: what an error says depends on how a mistake is written."""
+    return first.failure is None and got.failure is not None and theirs.failure is not None
 
 
 def wrong_outcomes(trial: Trial) -> Wrong:

@@ -66,9 +66,9 @@ def choice_cases(generator: Generator) -> list[Case]:
     drawn = (torch.randperm(999, generator=generator)[:9] + 1).tolist()
     ids = dict(zip("abcdefghE", drawn, strict=True)) | {"0": 0}
 
-    def case(label: str, choices: str, generated: str, eos: str = "E") -> Case:
+    def case(label: str, choices: str, generated: str, eos: str = "E", kind: Any = list) -> Case:
         """Choices as "ab ac": each letter is a token; a dot is a choice without tokens."""
-        own = [tokens(choice) for choice in choices.split()]
+        own = [kind(tokens(choice)) for choice in choices.split()]
         return Case(label, {"choices": own, "generated": tokens(generated), "eos": ids[eos]})
 
     def tokens(text: str) -> list[int]:
@@ -88,6 +88,7 @@ def choice_cases(generator: Generator) -> list[Case]:
         case("the text is longer, and another choice goes on", "a abc", "ab"),
         case("EOS is in the text already", "a ab", "aE"),
         case("no choices", "", ""),
+        case("choices that are tuples", "ab ac", "a", kind=tuple),
         case("a choice without tokens", ". a", ""),
         case("another token after one that comes twice", "abac", "aba"),
         case("token 0 comes next", "a0 b0", "a"),
