@@ -202,7 +202,7 @@ def in_spans(
     worker: Callable[[int, int], Part],
     length: int,
     span: int,
-    run: Callable[[list[Task]], Iterable[tuple[int, Part]]],
+    run: Callable[[Sequence[Task]], Iterable[tuple[int, Part]]],
 ) -> Part:
     """Attend with one query to `length` keys, in spans of `span` keys; return output and lse.
 

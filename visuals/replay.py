@@ -4,6 +4,7 @@ Each function draws only its arguments, and returns a figure or a widget.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import ipywidgets as widgets
 from jaxtyping import Int
@@ -120,7 +121,8 @@ def show_ladder(batches: Sequence[int], sizes: Sequence[int]) -> Picture:
             pads += size - rows
     for size in sizes:
         axes.axhline(size, color=GRAY, lw=0.6, ls=":", zorder=0)
-    axes.set_yticks(list(sizes))
+    most = max(*batches, *sizes)
+    axes.set_yticks([size for size in sizes if size in (1, most) or size >= most / 10])
     axes.set(xlabel="step", xlim=(0.4, len(batches) + 0.6))
     axes.locator_params(axis="x", integer=True)
     real = sum(batches)
@@ -145,8 +147,9 @@ def show_pool(
     tables, positions: of all rows of the graph, of which the first `rows` are no pads. A row's
     newest token is in the block with a thick edge.
     """
-    figure, (above, below) = new_figure(height=1.6 + 0.32 * len(tables), rows=2)
-    figure.get_layout_engine().set(h_pad=0.06)
+    figure, (above, below) = new_figure(height=1.5 + 0.28 * (1 + len(tables)), rows=2)
+    grid: Any = below.get_gridspec()
+    grid.set_height_ratios([1, len(tables)])
     owners = {
         int(block): row
         for row, table in enumerate(tables.tolist()[:rows])
@@ -167,7 +170,7 @@ def show_pool(
     width = tables.shape[1]
     below.set(xlim=(-0.55, max(width, blocks) - 0.45), xticks=[])
     name_rows(below, [f"row {n}" if n < rows else f"pad {n}" for n in range(len(tables))])
-    below.set_title(f"`tables`: {rows} rows and {len(tables) - rows} pads")
+    below.set_title(f"tables: {rows} of {len(tables)} rows aren't pads")
     for axes in (above, below):
         bare(axes)
     draw_legend(figure, BLOCKS)

@@ -92,8 +92,8 @@ def run_cases(generator: torch.Generator) -> list[Case]:
 
     in_turn = text(ids(7), 0, 3), text(ids(2), 1), text(ids(1), 2)
     # A request ends in the last row, which becomes a pad. Then another one gets its block.
-    handed_on = text(ids(9), 1, 3, 2), text(ids(3), 0), text(ids(7), 6, 7), text(ids(2), 4)
-    handed_on = *handed_on, text(ids(4), 4, start=3)
+    going_on = text(ids(9), 1, 3, 2), text(ids(3), 0), text(ids(7), 6, 7)
+    handed_on = *going_on, text(ids(2), 4), text(ids(4), 4, start=3)
     two_pads = text(ids(2), 0), text(ids(2), 1), text(ids(2), 2), text(ids(4), 2, start=2)
     second_block = text(ids(6), 0, 1), text(ids(6), 2, 3), text(ids(4), 3, start=6)
     return [

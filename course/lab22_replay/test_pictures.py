@@ -54,4 +54,4 @@ def test_a_block_has_the_look_of_its_row_and_pads_have_the_scratch_block():
     assert names(below.yaxis) == ["row 0", "row 1", "pad 2", "pad 3"]
     assert texts(below) == [str(int(block)) for block in samples.TABLES.flatten()]
     assert told(above) == [8, 3]
-    assert told(below) == [2, 2]
+    assert told(below) == [2, 4]

@@ -35,13 +35,15 @@ class FixedCache:
         self, layer: int, *packed: Float[Tensor, "1 heads rows head_dim"]
     ) -> Float[Tensor, "1 heads rows head_dim"]:
         queries, *new = (part[0].transpose(0, 1) for part in packed)  # [rows, heads, head_dim]
-        rows, seen = len(queries), []
+        seen = []
         for stored, part in zip(self.pool[:, layer].flatten(1, 2), new, strict=True):
             stored.index_copy_(0, self.new_slots, part)
-            seen.append(stored.index_select(0, self.slots).unflatten(0, (rows, -1)).transpose(1, 2))
+            slots = stored.index_select(0, self.slots).unflatten(0, (len(queries), -1))
+            seen.append(slots.transpose(1, 2))
+        keys, values = seen
         mask = self.mask.to(queries.dtype)
         found = F.scaled_dot_product_attention(
-            queries[:, :, None], *seen, attn_mask=mask, enable_gqa=True
+            queries[:, :, None], keys, values, mask, enable_gqa=True
         )
         return found.transpose(0, 2)
 

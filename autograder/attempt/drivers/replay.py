@@ -93,15 +93,15 @@ class Pool:
     def __init__(self, blocks: int, block_size: int) -> None:
         self.slots = torch.zeros(blocks, block_size, dtype=torch.float64)
         self.rows = 0
-        self.last: tuple[Tensor, ...] = ()
+        self.last: tuple[Tensor, Tensor, Tensor] | None = None
 
     def step(self, ids: Tensor, positions: Tensor, tables: Tensor) -> Tensor:
         self.last = ids, positions, tables
         return torch.zeros(len(ids), 2, dtype=torch.float64)
 
     def capture(self, function: Callable[[], Tensor]) -> Any:
-        out = function()
-        memory = self.last
+        out, memory = function(), self.last
+        assert memory is not None, "The step isn't called while it is recorded."
 
         def replay(_: Any) -> Tensor:
             self.rows += len(out)
