@@ -61,20 +61,10 @@ class Graph:
 
 
 class Device:
-    """Runs or records functions. launches: how many times the host has sent something.
-
-    kind: where static memory is ("cpu", "cuda").
-    """
+    """Records functions. kind: where static memory is. launches: of all graphs together."""
 
     def __init__(self, kind: str = "cpu") -> None:
         self.kind, self.launches = kind, 0
-
-    def run(self, function: Callable[[], Any]) -> Any:
-        """Run a function. Each of its operations is a launch."""
-        with Recorder() as recorder:
-            found = function()
-        self.launches += len(recorder.recorded)
-        return found
 
     def capture(self, function: Callable[[], Tensor]) -> Graph:
         """Run a function, and return the graph of its operations."""

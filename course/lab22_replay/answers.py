@@ -1,11 +1,9 @@
 """Answers to lab 22's exercises: replays, sizes, graphs over blocks, guards, spans."""
 
-from functools import partial
-
 import torch
 
 from solutions.flash_attention import merge
-from solutions.replay import Graph, Graphs, Guarded, in_spans, ladder, rows_computed
+from solutions.replay import Graph, Graphs, in_spans, ladder
 from tests.common.attempts import right, wrong, wrong_result
 
 wrong_result(Graph.replay, lambda out: None, "not None. Is a `return` missing?")
@@ -21,19 +19,6 @@ def with_a_copy_returned(self):
             memory[:] = numbers
     self.device.launches += 1
     return self.out.clone()
-
-
-@right(rows_computed)
-def in_a_loop(batches, sizes):
-    total = 0
-    for rows in batches:
-        for size in sizes:
-            if size >= rows:
-                total += size
-                break
-        else:
-            total += rows
-    return total
 
 
 @right(Graphs.run)
@@ -54,30 +39,6 @@ def with_all_memory_filled_first(self, ids, positions, tables):
 @wrong(Graphs.run, "The device in step 1 waits; expected: it computes 1 row.")
 def never(self, ids, positions, tables):
     return None
-
-
-@right(Guarded.run)
-def with_a_loop_over_guards(self, *args):
-    for guards, code in self.kept:
-        holds = True
-        for guard in guards:
-            holds = holds and guard(*args)
-        if holds:
-            return code(*args)
-    if len(self.kept) < self.limit:
-        self.kept += [self.trace(*args)]
-        return self.kept[-1][1](*args)
-    return self.eager(*args)
-
-
-@right(in_spans)
-def sorted_by_place(worker, length, span, run):
-    tasks, first = [], 0
-    while first < length:
-        tasks.append(partial(worker, first, min(first + span, length)))
-        first += span
-    parts = [part for _, part in sorted(run(tasks), key=lambda both: both[0])]
-    return merge(torch.stack([one for one, _ in parts]), torch.stack([two for _, two in parts]))
 
 
 @wrong(in_spans, "The list of spans differs first at [1].")

@@ -15,7 +15,7 @@ from course.lab20_llama.test_engine import llama_of
 from gpt import GPTConfig
 from solutions.engine.engine import Parts, new_engine
 from solutions.engine.limits import Limits
-from solutions.flash_attention import attend_part, split_decode
+from solutions.flash_attention import attend_part
 from solutions.kv_cache import CachedLMHead
 from solutions.paged_attention import BlockManager
 from solutions.prefix_caching import PrefixManager
@@ -61,12 +61,10 @@ def test_a_replay_computes_with_what_is_in_the_memory_now(function):
     assert device.launches == 2
 
 
-def test_views_launch_nothing_and_operations_count_each():
-    device = Device()
-    device.run(lambda: X.T.view(24) if X.T.is_contiguous() else X.T.unsqueeze(0))
-    assert device.launches == 0
-    device.run(lambda: (X + Y).T * 2)
-    assert device.launches == 2
+def test_views_launch_nothing():
+    with Recorder() as recorder:
+        (X + Y).T.unsqueeze(0)[0].view(6, 4) * 2
+    assert len(recorder.recorded) == 2
 
 
 @pytest.mark.parametrize(
@@ -185,13 +183,3 @@ def test_spans_give_the_whole_attention_with_the_same_bits_in_any_order(length, 
     assert all(map(torch.equal, found, again))
     for ours, right in zip(found, worker(0, length), strict=True):
         torch.testing.assert_close(ours, right)
-
-
-def test_a_split_by_workers_has_other_bits_for_another_number_of_them():
-    query, keys, values = (normal(n, 2, *shape).float() for n, shape in
-                           enumerate(((8,), (500, 8), (500, 8))))  # fmt: skip
-    by = [
-        split_decode(lambda a, b: attend_part(query, keys[:, a:b], values[:, a:b]), 500, workers)
-        for workers in (1, 2, 4, 8)
-    ]
-    assert any(not torch.equal(by[0][0], other) for other, _ in by[1:])
