@@ -128,7 +128,7 @@ def in_other_types(value: Any) -> Any:
 
 # Of these no two cases have inputs of one shape and the same other numbers, and none has floats.
 ALL_SHAPES_DIFFER = {
-    "one_kernel.floor_ms",
+    *("one_kernel.floor_ms", "replay.ladder"),
     *("generate.metrics", "speculative.expected_tokens", "speculative.speed_up"),
     *("kv_reduction.window_mask", "flash_attention.count_traffic", "estimating.max_rate"),
 }
