@@ -8,7 +8,7 @@ An extreme shows in all cases together: the same answer every time.
 
 from ast import literal_eval
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -32,8 +32,12 @@ ENOUGH = 3  # values, from which on it is no chance that all are the same
 
 def symptom(exercise: Exercise, got: Outcome, expected: Outcome) -> Misconception | None:
     """What one wrong outcome shows, in the form of a misconception; None where it shows nothing."""
-    if got.failure is not None or expected.failure is not None:
+    if got.failure is not None:
+        return meant(exercise, got.failure.told)
+    if expected.failure is not None:
         return None
+    if (sentence := exchanged([*islice(differing(got, expected), 2)])) is not None:
+        return Misconception(exercise.name, exchanged.__name__, sentence, ())
     for _, wrong, right in differing(got, expected):
         if (sentence := only_the_first(value_of(wrong), value_of(right))) is not None:
             return Misconception(exercise.name, only_the_first.__name__, sentence, ())
@@ -92,6 +96,34 @@ def value_of(seen: Any) -> Any:
 
 def dtypes_differ(got: Any, expected: Any) -> bool:
     return isinstance(got, Tensor) and isinstance(expected, Tensor) and got.dtype != expected.dtype
+
+
+# ------------------------------------------------------------------------- what an error means
+
+PRODUCT = (
+    "The inner sizes of a matrix product must be equal: [a, b] @ [b, c]. Is a transpose missing or "
+    "one too many, are the two sides exchanged, or is only one of them cut?"
+)
+MEANINGS = {
+    "torch.return_types.": "With a dimension, `max`, `min`, `sort` and `topk` return two things, "
+    "values and indices: take `.values` or `.indices`, or call `amax`.",
+    "Boolean value of Tensor": "`and`, `or`, `not` and `if` need a single truth value: between "
+    "tensors write `&`, `|` and `~`, with parentheses around each comparison.",
+    "stack expects a non-empty": "`torch.stack` gets an empty list: in this case, there is nothing "
+    "to put together.",
+    "shapes cannot be multiplied": PRODUCT,
+    "of batch2 tensor to be": PRODUCT,
+    "UnboundLocalError": "In this case, no line has given that name a value before it is read. "
+    "Does a loop run zero times, or is the value given only further down?",
+}
+
+
+def meant(exercise: Exercise, told: str) -> Misconception | None:
+    """What an error means that PyTorch or Python puts in words of its own."""
+    for words, sentence in MEANINGS.items():
+        if words in told:
+            return Misconception(exercise.name, meant.__name__, sentence, ())
+    return None
 
 
 # -------------------------------------------------------------------- what shows in all the cases
@@ -160,7 +192,9 @@ def always_empty(
 ) -> str | None:
     """Nothing in it, in any case, where several times there should be something."""
     mine, right = ([value_of(value) for value in chain(*values)] for values in (got, expected))
-    if any(size_of(value) != 0 for value in mine) or sum(map(bool, map(size_of, right))) < ENOUGH:
+    if len(mine) < len(right) or any(size_of(value) != 0 for value in mine):
+        return None
+    if sum(map(bool, map(size_of, right))) < ENOUGH:
         return None
     return f"{what} is empty every time, in {len(cases)} cases."
 
@@ -188,7 +222,23 @@ def same(got: Tensor, expected: Tensor) -> bool:
     return got.shape == expected.shape and bool(close_numbers(got, expected).all())
 
 
-# ---------------------------------------------------------------- lists, dicts and rows that lack
+# ------------------------------------------------------------- things that lack or are exchanged
+
+
+def exchanged(differing: Sequence[tuple[str, Any, Any]]) -> str | None:
+    """Two things, each of which is what the other one should be."""
+    if len(differing) < 2:
+        return None
+    (one, got, expected), (other, got_too, expected_too) = differing
+    crossed = (got, expected_too), (got_too, expected)
+    if one == other or not all(is_comparable(*pair) for pair in [*crossed, (got, expected)]):
+        return None
+    pairs = [(as_tensor(wrong), as_tensor(right)) for wrong, right in crossed]
+    if not any(has_many_values(right) for _, right in pairs):
+        return None
+    if not all(same(*pair) for pair in pairs):
+        return None
+    return f"{one} and {other[0].lower()}{other[1:]} are exchanged."
 
 
 def only_the_first(got: Any, expected: Any) -> str | None:
@@ -202,6 +252,8 @@ def only_the_first(got: Any, expected: Any) -> str | None:
         found = same_value(got, start, "") is None
     if not found:
         return None
+    if isinstance(expected, Tensor):
+        return f"Of the {len(expected)} entries of dimension 0, only the first one is there."
     return "Only the first one is there, and the others are missing."
 
 

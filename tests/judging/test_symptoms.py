@@ -8,14 +8,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autograder.attempt.failure import Failure, told
 from autograder.attempt.records import Seen
 from autograder.exercises import exercises
 from autograder.judging.exercise import Case, Outcome
 from autograder.judging.judge import WRONG, judge
 from autograder.judging.symptoms import (
+    MEANINGS,
     MOST_WORDS,
     RULES,
     extreme,
+    meant,
     only_the_first,
     symptom,
     value_of,
@@ -60,6 +63,43 @@ def test_each_rule_knows_its_symptom_and_no_other(name: str) -> None:
 def test_every_rule_has_an_example() -> None:
     rules = {rule.__name__ for rule in (only_the_first, *RULES)}
     assert set(SHOWN) == rules | {"other_dtype"}
+
+
+@pytest.mark.parametrize("words", MEANINGS)
+def test_an_error_is_told_in_other_words(words: str) -> None:
+    failed = Outcome(failure=Failure(f"It raised SomeError: … {words} …"))
+    found = symptom(EXERCISE, failed, Outcome((Seen("It", 1),)))
+    assert found
+    assert found.sentence == MEANINGS[words]
+
+
+def test_the_words_are_those_of_torch_and_python() -> None:
+    rows = torch.ones(2, 3)
+
+    def unbound() -> int:
+        for _ in []:
+            number = 1
+        return number
+
+    for attempt in (
+        lambda: rows.max(dim=1) > 0,
+        lambda: rows > 0 and rows < 1,
+        lambda: torch.stack([]),
+        lambda: rows @ rows,
+        lambda: rows[None] @ rows[None],
+        unbound,
+    ):
+        with pytest.raises(Exception) as caught:  # noqa: PT011
+            attempt()
+        assert meant(EXERCISE, told(caught.value, seconds=1)), caught.value
+
+
+def test_two_things_that_are_exchanged_are_named() -> None:
+    right = Outcome((Seen("The gain", PROBS), Seen("The bias", PROBS[0, :1])))
+    wrong = Outcome((Seen("The gain", PROBS[0, :1]), Seen("The bias", PROBS)))
+    found = symptom(EXERCISE, wrong, right)
+    assert found
+    assert found.sentence == "The gain and the bias are exchanged."
 
 
 def test_words_longer_than_any_driver_uses_are_not_read_as_a_value() -> None:
