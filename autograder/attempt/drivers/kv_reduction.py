@@ -265,11 +265,11 @@ def swap_out(attempt: type, out: list[int], older: dict[int, Tensor], **about: A
         seen.append(Seen("`self.store`", same_store(host, store), where))
         seen.append(Seen("What is in the store", in_store(store), where))
         for other, kv in store.items():
-            seen.append(Seen(f"`store[{other}]`", snapshot(kv), where))
+            seen.append(Seen(f"`store[{other!r}]`", snapshot(kv), where))
             if isinstance(kv, Tensor):
                 numbers = kv.untyped_storage().nbytes() // kv.element_size()
                 told = f"holds {numbers} numbers"
-                seen.append(Seen(f"The memory of `store[{other}]`", told, where))
+                seen.append(Seen(f"The memory of `store[{other!r}]`", told, where))
         seen += books(cache, where)
     return seen
 
