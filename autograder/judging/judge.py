@@ -27,7 +27,7 @@ from autograder.judging.exercise import ONCE_MORE, Case, Driver, Exercise, Outco
 from autograder.judging.given import given_statements, own_statements
 from autograder.judging.interrupt import interrupted
 from autograder.judging.patience import Patience, can_run
-from autograder.judging.symptoms import extreme, symptom
+from autograder.judging.symptoms import extreme, meant, symptom
 from autograder.judging.terms import in_terms
 from autograder.judging.verdicts import NOT_ATTEMPTED, PASSED, WRONG
 from autograder.text.lesson import lessons
@@ -320,9 +320,11 @@ class Trial:
         return judgement
 
     def symptom(self) -> Misconception | None:
-        """What every case that fails shows alike."""
+        """What every case that fails shows alike, or what the first one's error means."""
         both = zip(self.got, self.expected, self.differences(), strict=True)
         shown = [symptom(self.exercise, got, expected) for got, expected, found in both if found]
+        if shown[0] and shown[0].name == meant.__name__:
+            return shown[0]
         return shown[0] if len({each and each.name for each in shown}) == 1 else None
 
     def unused(self) -> Misconception | None:
