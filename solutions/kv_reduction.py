@@ -31,7 +31,8 @@ def kv_bytes_per_token(
     """Return the bytes that one token takes in the KV cache, over all layers.
 
     The model has `kv_heads` KV heads, and each number takes `bits`. If `group` is given, the
-    numbers are codes, and every `group` of them shares a scale and a zero of 16 bits each. Raises
+    numbers are codes, and every `group` of them shares a scale and a zero of 16 bits each. A group
+    may go on in the next token, so a token takes its share of them, to a fraction of a byte. Raises
     ValueError if `kv_heads` doesn't divide the number of query heads.
     """
     require_groups(config.n_head, kv_heads)

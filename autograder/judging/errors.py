@@ -89,6 +89,15 @@ MEANINGS = {
         "Two tensors of different dtypes meet: convert one with `.to(x.dtype)`, or make it with "
         "`torch.zeros_like(x)`.",
     ),
+    "nothing_to_stack": Meaning(
+        r"stack expects a non-empty",
+        "`torch.stack` gets an empty list: in this case, there is nothing to put together.",
+    ),
+    "inner_sizes_differ": Meaning(
+        r"shapes cannot be multiplied|of batch2 tensor to be",
+        "The inner sizes of a matrix product must be equal: [a, b] @ [b, c]. Is a transpose "
+        "missing or one too many, are the two sides exchanged, or is only one of them cut?",
+    ),
 }
 
 

@@ -330,8 +330,7 @@ class Trial:
 
     def unused(self) -> Misconception | None:
         """The arguments that the reference uses and the attempt doesn't, as a misconception."""
-        raised = any(outcome.failure for outcome in self.got)  # then the error is nearer the cause
-        if raised or self.exercise.record is not None:
+        if self.exercise.record is not None:
             return None
         needed = exercise_function(self.exercise.path, self.exercise.reference)
         also = set(unused_arguments(needed)) if needed else set[str]()

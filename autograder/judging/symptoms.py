@@ -8,7 +8,7 @@ An extreme shows in all cases together: the same answer every time.
 
 from ast import literal_eval
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -34,6 +34,8 @@ def symptom(exercise: Exercise, got: Outcome, expected: Outcome) -> Misconceptio
     """What one wrong outcome shows, in the form of a misconception; None where it shows nothing."""
     if got.failure is not None or expected.failure is not None:
         return None
+    if (sentence := exchanged([*islice(differing(got, expected), 2)])) is not None:
+        return Misconception(exercise.name, exchanged.__name__, sentence, ())
     for what, wrong, right in differing(got, expected):
         if only_the_first(value_of(wrong), value_of(right)):
             sentence = f"{what}: only the first one is there, and the others are missing."
@@ -184,7 +186,9 @@ def always_empty(
 ) -> str | None:
     """Nothing in it, in any case, where several times there should be something."""
     mine, right = ([value_of(value) for value in chain(*values)] for values in (got, expected))
-    if any(size_of(value) != 0 for value in mine) or sum(map(bool, map(size_of, right))) < ENOUGH:
+    if len(mine) < len(right) or any(size_of(value) != 0 for value in mine):
+        return None
+    if sum(map(bool, map(size_of, right))) < ENOUGH:
         return None
     return f"{what} is empty every time, in {len(cases)} cases."
 
@@ -212,7 +216,23 @@ def same(got: Tensor, expected: Tensor) -> bool:
     return got.shape == expected.shape and bool(close_numbers(got, expected).all())
 
 
-# ---------------------------------------------------------------- lists, dicts and rows that lack
+# ------------------------------------------------------------- things that lack or are exchanged
+
+
+def exchanged(differing: Sequence[tuple[str, Any, Any]]) -> str | None:
+    """Two things, each of which is what the other one should be."""
+    if len(differing) < 2:
+        return None
+    (one, got, expected), (other, got_too, expected_too) = differing
+    crossed = (got, expected_too), (got_too, expected)
+    if one == other or not all(is_comparable(*pair) for pair in [*crossed, (got, expected)]):
+        return None
+    pairs = [(as_tensor(wrong), as_tensor(right)) for wrong, right in crossed]
+    if not any(has_many_values(right) for _, right in pairs):
+        return None
+    if not all(same(*pair) for pair in pairs):
+        return None
+    return f"{one} and {other[0].lower()}{other[1:]} are exchanged."
 
 
 def only_the_first(got: Any, expected: Any) -> bool:

@@ -22,14 +22,15 @@ def in_terms(case: Case, got: Outcome, expected: Outcome) -> str:
 
 
 def sum_of(terms: Mapping[str, float], off: float) -> str:
-    """Name the terms, and the one that explains the difference, where one does."""
+    """Name the terms, and those of which one alone explains the difference."""
     listed = ", ".join(f"{name} {number(value)}" for name, value in terms.items())
-    alike = [
-        f"{words}{name}"
-        for share, words in SHARES.items()
-        for name, value in terms.items()
-        if value and isclose(abs(off), share * value, rel_tol=1e-9)
-    ]
     what = "missing" if off < 0 else "too much"
-    explained = f" As much as {alike[0]} is {what}." if alike else ""
-    return f" It is the sum of {listed}.{explained}"
+    for share, words in SHARES.items():
+        alike = [
+            name
+            for name, value in terms.items()
+            if value and isclose(abs(off), share * value, rel_tol=1e-9)
+        ]
+        if alike:
+            return f" It is the sum of {listed}. As much as {words}{' or '.join(alike)} is {what}."
+    return f" It is the sum of {listed}."

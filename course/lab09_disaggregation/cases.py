@@ -39,7 +39,7 @@ def prefill_cases(generator: torch.Generator) -> list[Case]:
         case("a prompt one token longer than a chunk", 5, 4),
         case("a prompt one token shorter than a chunk", 3, 4),
         case("a chunk much longer than the prompt", 3, 100),
-        case("three prompts, the last chunk shorter", 8, 3, batch=3),
+        case("three prompts, the last chunk shorter", 7, 2, batch=3),
         case("a long prompt", draw(generator, 10, 14), draw(generator, 2, 4)),
     ]
 
@@ -132,6 +132,7 @@ def gap_cases(generator: torch.Generator) -> list[Case]:
         case("a request that never gains a token", "1+4 0:2", "1+1"),
         case("a request that isn't there", "1+4", "1+1"),
         case("no step at all"),
+        case("2,000 steps, in each of which it gains a token", *["0+1"] * 2000),
         case("twenty steps, four requests", *some, request=draw(generator, 0, 3)),
         case("the same for another", *some, request=3),
     ]

@@ -277,6 +277,9 @@ def forward_cases(generator: torch.Generator) -> list[Case]:
     apart.data["scale"][0] = torch.tensor([0.002, 1.0, 0.03])
     large = case("hidden states far beyond 127", 2, 2, n_in=4, n_out=3)
     large.data["hidden"].mul_(400)
+    cancels = case("sums that cancel", 2, n_in=83, n_out=3)
+    cancels.data["hidden"][:, 40:80] = cancels.data["hidden"][:, :40].mul_(400)
+    cancels.data["codes"][40:80] = -cancels.data["codes"][:40]
     return [
         case("one token, three inputs, two outputs", 1, n_in=3, n_out=2, last=9),
         case("three tokens", 3, n_in=4, n_out=6),
@@ -286,6 +289,7 @@ def forward_cases(generator: torch.Generator) -> list[Case]:
         case("codes up to 127", 3, n_in=16, n_out=7, last=127),
         apart,
         large,
+        cancels,
         case("some more", draw(generator, 2, 4), 3, n_in=16, n_out=draw(generator, 8, 12)),
     ]
 
@@ -486,6 +490,7 @@ def gptq_cases(generator: torch.Generator) -> list[Case]:
         case("one token", 6, 4, tokens=1),
         case("weights in float32, the Hessian in float64", 6, 5, dtype=torch.float32),
         case("some more", 16, draw(generator, 7, 10)),
+        case("as many outputs as inputs, a scale for each number", 5, 5, own_scales=True),
     ]
 
 

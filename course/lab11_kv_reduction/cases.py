@@ -16,12 +16,27 @@ FABLE = {"vocab_size": 4096, "n_embd": 256, "n_layer": 12, "n_head": 8}
 GPT2 = {"n_embd": 768, "n_layer": 12, "n_head": 12}
 
 
+def bytes_terms(
+    config: dict[str, int], kv_heads: int, bits: int = 32, group: int | None = None
+) -> dict[str, float]:
+    """Of which terms the bytes are the sum: half of the numbers are keys."""
+    keys = config["n_layer"] * kv_heads * (config["n_embd"] // config["n_head"])
+    floats = {"keys": keys * bits / 8, "values": keys * bits / 8}
+    return (
+        floats
+        if group is None
+        else {**floats, "scales": 4 * keys / group, "zeros": 4 * keys / group}
+    )
+
+
 def bytes_cases(generator: torch.Generator) -> list[Case]:
     def case(label: str, config: dict[str, int], kv_heads: int, **kind: int) -> Case:
-        return Case(label, {"config": config, "kv_heads": kv_heads, "kind": kind})
+        terms = {"The number of bytes": bytes_terms(config, kv_heads, **kind)}
+        return Case(label, {"config": config, "kv_heads": kv_heads, "kind": kind}, terms)
 
     heads, group = 2 * draw(generator, 2, 5), 8 * draw(generator, 2, 4)
     some = {"n_embd": heads * 24, "n_layer": draw(generator, 3, 9), "n_head": heads}
+    three = {"n_embd": 3, "n_layer": 1, "n_head": 1}
     return [
         case("one layer, one KV head", {"n_embd": 8, "n_layer": 1, "n_head": 1}, 1),
         case("two layers, two KV heads", {"n_embd": 8, "n_layer": 2, "n_head": 2}, 2),
@@ -34,7 +49,8 @@ def bytes_cases(generator: torch.Generator) -> list[Case]:
         case("fable with 4 KV heads in 3 bits, groups of 64", FABLE, 4, bits=3, group=64),
         case("GPT-2 with one KV head in 4 bits, groups of 64", GPT2, 1, bits=4, group=64),
         case("another model in 4 bits", some, heads // 2, bits=4, group=group),
-        case("three numbers in 3 bits", {"n_embd": 3, "n_layer": 1, "n_head": 1}, 1, bits=3),
+        case("keys and values of three numbers in 3 bits", three, 1, bits=3),
+        case("six numbers in groups of four", three, 1, bits=8, group=4),
     ]
 
 
@@ -42,11 +58,13 @@ def bytes_cases(generator: torch.Generator) -> list[Case]:
 
 
 def attention_cases(generator: torch.Generator) -> list[Case]:
-    def case(label: str, *sizes: int, batch: int = 1, mask: Any = None) -> Case:
+    def case(label: str, *sizes: int, batch: int = 1, mask: Any = None, level: float = 0.0) -> Case:
+        """level: added to all keys. It moves all scores of a query by the same amount."""
         heads, kv_heads, q_len, k_len = sizes
         keys, values = (normal(generator, batch, kv_heads, k_len, HEAD_DIM) for _ in range(2))
         queries = normal(generator, batch, heads, q_len, HEAD_DIM)
-        return Case(label, {"queries": queries, "keys": keys, "values": values, "mask": mask})
+        given = {"queries": queries, "keys": level + keys, "values": values, "mask": mask}
+        return Case(label, given)
 
     def causal(q_len: int, k_len: int) -> Tensor:
         return (torch.arange(k_len) <= torch.arange(k_len - q_len, k_len)[:, None])[None, None]
@@ -66,6 +84,7 @@ def attention_cases(generator: torch.Generator) -> list[Case]:
         case("two texts, no mask", 6, 2, 3, 4, batch=2),
         case("three texts, each with its own mask", 8, 2, 4, 7, batch=3, mask=some),
         case("two texts, one mask for both", 6, 2, 3, 5, batch=2, mask=causal(3, 5)),
+        case("scores in the thousands", 4, 2, 3, 5, mask=causal(3, 5), level=2000.0),
     ]
 
 
@@ -207,6 +226,13 @@ def heavy_cases(generator: torch.Generator) -> list[Case]:
         ),
         given("a recent row of mass 0", [[0.9, 0.2, 0.0]], 1, 1),
         given("light recent rows in a long text", [[9e4, 0.3, 8e4, 0.2, 0.1]], 3, 2),
+        given("rows without any mass", [[0.0, 0.0, 0.0, 5.0]], 3, 1),
+        given(
+            "masses that hardly differ",
+            [[0.5003, 0.5002, 0.5001, 0.5, 0.1], [0.5, 0.5001, 0.5002, 0.5003, 0.1]],
+            3,
+            1,
+        ),
         given("equal masses, one of which is kept", [[0.4, 0.7, 0.4, 0.4, 0.1]], 3, 1),
         given("equal masses, all kept", [[0.4, 0.1, 0.4, 0.1]], 3, 1),
         given("equal masses in two heads", [[0.5] * 5, [0.2, 0.5, 0.5, 0.5, 0.1]], 3, 1),

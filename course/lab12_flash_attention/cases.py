@@ -10,7 +10,7 @@ from torch import Tensor
 from autograder.attempt.drivers import flash_attention as drivers
 from autograder.judging.comparisons import compare_with_traffic
 from autograder.judging.draws import draw, normal
-from autograder.judging.exercise import Case, Exercise, case_of
+from autograder.judging.exercise import Case, Exercise
 from autograder.lending.slow_memory import lend_memory
 
 HIDDEN = -math.inf
@@ -19,8 +19,33 @@ Two = tuple[int, int]
 # ------------------------------------------------------------------------------------------ counts
 
 
+def traffic_terms(
+    q_len: int, k_len: int, block_q: int, block_k: int, head_dim: int
+) -> dict[str, dict[str, float]]:
+    """Of which terms the two counts are the sums."""
+    queries, keys, scores = q_len * head_dim, k_len * head_dim, q_len * k_len
+    naive = {"queries": queries, "keys": keys, "values": keys, "output": queries}
+    steps = "scores written", "scores read", "weights written", "weights read"
+    seen = [
+        max(min(start + block_q, q_len) + k_len - q_len, 0) for start in range(0, q_len, block_q)
+    ]
+    loaded = sum(min(-(-keys // block_k) * block_k, k_len) for keys in seen) * head_dim
+    own = {"queries": queries, "keys": loaded, "values": loaded, "output": queries}
+    return {
+        "The count of the naive way": {**naive, **dict.fromkeys(steps, scores)},
+        "The count of the tiles": {**own, "one more number per query": q_len},
+    }
+
+
 def traffic_cases(generator: torch.Generator) -> list[Case]:
-    case = partial(case_of("q_len", "k_len", "block_q", "block_k"), head_dim=5)
+    def case(
+        label: str, q_len: int, k_len: int, block_q: int, block_k: int, head_dim: int = 5
+    ) -> Case:
+        sizes = {"q_len": q_len, "k_len": k_len, "block_q": block_q, "block_k": block_k}
+        return Case(
+            label, {**sizes, "head_dim": head_dim}, traffic_terms(**sizes, head_dim=head_dim)
+        )
+
     q_len = draw(generator, 5, 40)
     drawn = q_len, q_len + draw(generator, 1, 40), draw(generator, 2, 9), draw(generator, 2, 9)
     return [

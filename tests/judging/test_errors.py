@@ -63,6 +63,8 @@ RAISING: dict[str, list[Callable[[], Any]]] = {
         lambda: torch.zeros_like(ROWS).scatter(1, torch.zeros(2, 1).long(), ROWS.double()),
         lambda: ROWS @ ROWS.T.double(),
     ],
+    "nothing_to_stack": [lambda: torch.stack([])],
+    "inner_sizes_differ": [lambda: ROWS @ ROWS, lambda: ROWS[None] @ ROWS[None]],
 }
 
 

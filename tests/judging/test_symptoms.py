@@ -64,6 +64,14 @@ def test_every_rule_has_an_example() -> None:
     assert set(SHOWN) == rules | {"other_dtype"}
 
 
+def test_two_things_that_are_exchanged_are_named() -> None:
+    right = Outcome((Seen("The gain", PROBS), Seen("The bias", PROBS[0, :1])))
+    wrong = Outcome((Seen("The gain", PROBS[0, :1]), Seen("The bias", PROBS)))
+    found = symptom(EXERCISE, wrong, right)
+    assert found
+    assert found.sentence == "The gain and the bias are exchanged."
+
+
 def test_words_longer_than_any_driver_uses_are_not_read_as_a_value() -> None:
     assert value_of("is [1, 2]") == [1, 2]
     long = f"is {[0] * MOST_WORDS}"

@@ -23,8 +23,8 @@ def test_the_terms_add_up_to_the_right_number(exercise: Exercise) -> None:
 @pytest.mark.parametrize(
     ("wrong", "end"),
     [
-        (110, " As much as matrices is missing."),
-        (155, " As much as half of matrices is missing."),
+        (110, " As much as matrices or head is missing."),
+        (155, " As much as half of matrices or head is missing."),
         (220, " As much as vectors is too much."),
         (191, ""),
     ],

@@ -5,7 +5,6 @@ import shutil
 
 import httpx2
 import pytest
-import torch
 
 from autograder.judging.random_models import normals
 from gpt import GPTLMHead, load_tokenizer

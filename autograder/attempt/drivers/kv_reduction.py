@@ -143,7 +143,7 @@ def keep_heavy(attempt: Attempt, mass: Tensor, budget: int, recent: int) -> list
     if distinct or not is_rows_of(mass, rows):
         return [Seen("The rows that are kept", rows)]
     return [
-        Seen("The masses of the rows that are kept", mass.gather(1, rows).sort().values),
+        Seen("The masses of the rows that are kept", mass.gather(1, rows.long()).sort().values),
         Seen(
             "How often a row comes twice, or before an earlier one,", int((rows.diff() <= 0).sum())
         ),
@@ -152,7 +152,9 @@ def keep_heavy(attempt: Attempt, mass: Tensor, budget: int, recent: int) -> list
 
 def is_rows_of(mass: Tensor, rows: Any) -> bool:
     """Whether these can be rows of each head, however many."""
-    if not isinstance(rows, Tensor) or rows.dtype != torch.int64 or rows.ndim != 2:
+    if not isinstance(rows, Tensor) or rows.dtype not in (torch.int32, torch.int64):
+        return False
+    if rows.ndim != 2:
         return False
     return len(rows) == len(mass) and bool(((rows >= 0) & (rows < mass.shape[1])).all())
 
@@ -263,11 +265,11 @@ def swap_out(attempt: type, out: list[int], older: dict[int, Tensor], **about: A
         seen.append(Seen("`self.store`", same_store(host, store), where))
         seen.append(Seen("What is in the store", in_store(store), where))
         for other, kv in store.items():
-            seen.append(Seen(f"`store[{other}]`", snapshot(kv), where))
+            seen.append(Seen(f"`store[{other!r}]`", snapshot(kv), where))
             if isinstance(kv, Tensor):
                 numbers = kv.untyped_storage().nbytes() // kv.element_size()
                 told = f"holds {numbers} numbers"
-                seen.append(Seen(f"The memory of `store[{other}]`", told, where))
+                seen.append(Seen(f"The memory of `store[{other!r}]`", told, where))
         seen += books(cache, where)
     return seen
 

@@ -106,14 +106,20 @@ def unpack(attempt: Attempt, packed: UInt8[Tensor, "rows n_out"]) -> list[Seen]:
 def forward(
     attempt: type, codes: Codes, scale: Scale, bias: Row, hidden: Float[Tensor, "*rows n_in"]
 ) -> list[Seen]:
-    """Two calls, then a look at what the layer holds."""
+    """Two calls, then a look at what the layer holds, and a call with codes that are new in it.
+
+    A matrix of floats that is kept anywhere, not in the layer alone, belongs to the old codes.
+    """
     layer = attempt(codes.clone(), scale.clone(), bias.clone())
-    return [
+    seen = [
         Seen("What it returned", snapshot(layer(hidden)), "the first time"),
         Seen("What it returned", snapshot(layer(hidden)), "the second time"),
-        *[Seen(f"`{name}`", getattr(layer, name), "afterwards") for name in LAYER],
+        *[Seen(f"`{name}`", snapshot(getattr(layer, name)), "afterwards") for name in LAYER],
         Seen("The layer", f"holds {bytes_in(layer)} bytes of tensors", "afterwards"),
     ]
+    layer.codes.neg_()
+    new = snapshot(layer(hidden))
+    return [*seen, Seen("What it returned", new, "after its codes were replaced in place")]
 
 
 LAYER = "codes", "scale", "bias"
