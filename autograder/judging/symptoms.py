@@ -38,8 +38,8 @@ def symptom(exercise: Exercise, got: Outcome, expected: Outcome) -> Misconceptio
         return Misconception(exercise.name, exchanged.__name__, sentence, ())
     for what, wrong, right in differing(got, expected):
         if only_the_first(value_of(wrong), value_of(right)):
-            sentence = f"{what}: only the first one is there, and the others are missing."
-            return Misconception(exercise.name, only_the_first.__name__, sentence, ())
+            missing = f"{what}: only the first one is there, and the others are missing."
+            return Misconception(exercise.name, only_the_first.__name__, missing, ())
         if not is_comparable(wrong, right):
             continue
         if dtypes_differ(wrong, right) and same(as_tensor(wrong), as_tensor(right)):

@@ -112,7 +112,7 @@ def a_layer_for_each_rank(hidden, norm, layer, group):
 wrong_result(
     pipeline,
     lambda orders: [[f"{kind}{i}" for kind, i in order] for order in orders],
-    "Each step of a stage is a pair like (\"F\", 0); this is 'F0'.",
+    "Each step of a stage is a tuple like (\"F\", 0); this is 'F0'.",
 )
 wrong(pipeline, "The schedule is a generator expression", "write `[")(
     lambda *given: (order for order in pipeline(*given))

@@ -12,7 +12,8 @@ from autograder.attempt.failure import told
 from autograder.exercises import exercises
 from autograder.judging.errors import MEANINGS, meaning
 
-ROWS = torch.tensor([[0.5, 2.0, 1.0], [3.0, 1.0, 0.0]])
+ROWS: Any = torch.tensor([[0.5, 2.0, 1.0], [3.0, 1.0, 0.0]])
+LISTS: Any = [1, 2]
 EXERCISE = next(iter(exercises().values()))
 
 
@@ -40,13 +41,13 @@ def itself() -> Any:
 
 RAISING: dict[str, list[Callable[[], Any]]] = {
     "several_truth_values": [
-        lambda: max(ROWS, 0),  # type: ignore[call-overload]
+        lambda: max(ROWS, 0),
         lambda: ROWS > 0 and ROWS < 1,
-        lambda: sorted([ROWS, ROWS]),  # type: ignore[type-var]
+        lambda: sorted([ROWS, ROWS]),
     ],
     "values_and_indices": [lambda: ROWS / ROWS.max(dim=-1), lambda: ROWS - ROWS.topk(2)],
     "list_times_a_fraction": [lambda: 0.5 * ROWS.max(dim=-1)],
-    "indexed_like_a_tensor": [lambda: ROWS.topk(2)[:, -1:], lambda: [1, 2].__getitem__((0, 1))],
+    "indexed_like_a_tensor": [lambda: ROWS.topk(2)[:, -1:], lambda: LISTS[0, 1]],
     "dimensions_of_an_index": [
         lambda: ROWS.gather(1, ROWS.argmax(dim=-1)),
         lambda: torch.zeros_like(ROWS).scatter(1, ROWS.argmax(dim=-1), ROWS),
@@ -56,9 +57,9 @@ RAISING: dict[str, list[Callable[[], Any]]] = {
     "no_value_yet": [after_no_turn],
     "one_number_asked_for": [lambda: int(ROWS[0]), ROWS.item],
     "calls_itself": [itself],
-    "not_called": [lambda: ROWS.tolist[0], lambda: list({}.values)],
+    "not_called": [lambda: ROWS.tolist[0], lambda: list(LISTS.append)],
     "no_such_number": [lambda: math.log(0.0), lambda: math.sqrt(-1.0)],
-    "value_called": [lambda: len(ROWS)(), lambda: ROWS.shape[0](1), lambda: ROWS(0)],
+    "value_called": [lambda: LISTS[0](), lambda: LISTS(0), lambda: ROWS(0)],
     "two_dtypes": [
         lambda: torch.zeros_like(ROWS).scatter(1, torch.zeros(2, 1).long(), ROWS.double()),
         lambda: ROWS @ ROWS.T.double(),
