@@ -43,10 +43,9 @@ def symptom(exercise: Exercise, got: Outcome, expected: Outcome) -> Misconceptio
         if not is_comparable(wrong, right):
             continue
         if dtypes_differ(wrong, right) and same(as_tensor(wrong), as_tensor(right)):
-            sentence = OTHER_DTYPE.format(wrong.dtype, right.dtype)
             floats = wrong.is_floating_point() and right.is_floating_point()
-            sentence += KEEP_DTYPE if floats else ""
-            return Misconception(exercise.name, "other_dtype", sentence, ())
+            dtypes = OTHER_DTYPE.format(wrong.dtype, right.dtype) + KEEP_DTYPE * floats
+            return Misconception(exercise.name, "other_dtype", dtypes, ())
         pair = as_tensor(wrong), as_tensor(right)
         # Of places and ids a wrong choice is often a permutation, by chance.
         rules = RULES if has_fractions(pair[1]) else RULES[:-1]
