@@ -74,7 +74,7 @@ def test_an_error_is_told_in_other_words(words: str) -> None:
 
 
 def test_the_words_are_those_of_torch_and_python() -> None:
-    rows = torch.ones(2, 3)
+    rows: Any = torch.ones(2, 3)
 
     def unbound() -> int:
         for _ in []:
