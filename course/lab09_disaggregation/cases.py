@@ -132,7 +132,7 @@ def gap_cases(generator: torch.Generator) -> list[Case]:
         case("a request that never gains a token", "1+4 0:2", "1+1"),
         case("a request that isn't there", "1+4", "1+1"),
         case("no step at all"),
-        case("2,000 steps, in each of which it gains a token", *["0+1"] * 2000),
+        case("1,500 steps, in each of which it gains a token", *["0+1"] * 1500),
         case("twenty steps, four requests", *some, request=draw(generator, 0, 3)),
         case("the same for another", *some, request=3),
     ]
