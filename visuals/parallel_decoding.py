@@ -31,6 +31,7 @@ from visuals.style import (
     PALE_ORANGE,
     PLAIN,
     Look,
+    Mark,
     Picture,
     bare,
     draw_legend,
@@ -174,7 +175,7 @@ def show_tree(
         write(left, x, y, label, fontsize=7.5, bbox=PLAIN if kind == ACCEPTED else None)
     frames: list[Line2D] = []
     for (name, nodes), (color, dashes, _) in zip((parts or {}).items(), FRAMES, strict=False):
-        look = {"color": color, "ls": dashes, "lw": 2}
+        look: Mark = {"color": color, "ls": dashes, "lw": 2}
         frames.append(Line2D([], [], label=name, **look))
         for x, y in (places[node] for node in nodes):
             sides = [x - 0.45, x + 0.45, x + 0.45, x - 0.45, x - 0.45]
