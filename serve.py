@@ -32,7 +32,7 @@ KEY = "WORKBOOK_API_KEY"  # in the environment, where no list of processes shows
 
 def parser() -> argparse.ArgumentParser:
     parsed = argparse.ArgumentParser(
-        "serve", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        "serve.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parsed.add_argument
     add("--model", default="fable", help="a shipped model, a folder, or a name on the hub")

@@ -189,7 +189,9 @@ def new_parser() -> Parser:
     add("--speedrun", action="store_true", help="score your engine, and write a record of it")
     add("--device", type=usable_device, default=torch.device("cpu"), help="cpu, cuda, mps (cpu)")
     add("--threads", type=thread_count, help="processor threads (one for each usable core)")
-    add("--products", choices=WAYS, help="how to multiply by the weights (the fastest way)")
+    ways = "; ".join(WAYS)
+    multiply = f"how to multiply by the weights: {ways} (the fastest way)"
+    add("--products", choices=WAYS, metavar="WAY", help=multiply)
     add(
         "--repeats",
         type=whole_number,

@@ -57,6 +57,13 @@ class CheckFailed(Exception):
         return [str(self)]
 
 
+class Refused(ValueError):
+    """What was asked for can't be done; the sentence says why, without a traceback, too."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
+
 class Interrupted(KeyboardInterrupt):
     """The person's own wish to stop a check, without a traceback through course code."""
 
@@ -67,7 +74,7 @@ class Interrupted(KeyboardInterrupt):
 def check(name: str, attempt: Any) -> Result:
     """Judge an attempt at an exercise, show the verdict, and keep the code if it passed.
 
-    Raises CheckFailed unless it passes, ValueError if the name is no exercise or the attempt is
+    Raises CheckFailed unless it passes, Refused if the name is no exercise or the attempt is
     neither a function nor a class as it should be, and SystemExit inside an attempt that is being
     judged.
     """
@@ -110,7 +117,7 @@ def find_exercise(name: str) -> Exercise:
         return found[name]
     near = difflib.get_close_matches(str(name), found, n=3, cutoff=0.4)
     meant = f"Did you mean {' or '.join(near)}? " if near else ""
-    raise ValueError(f"There is no exercise {name!r}. {meant}status() lists them all.")
+    raise Refused(f"There is no exercise {name!r}. {meant}status() lists those of this lab.")
 
 
 def require_attempt(exercise: Exercise, attempt: Any) -> None:
@@ -120,7 +127,7 @@ def require_attempt(exercise: Exercise, attempt: Any) -> None:
     if isinstance(attempt, type) is is_class and callable(attempt):
         return
     what = f"the class {name} itself" if is_class else f"the function {name} itself"
-    raise ValueError(f'Pass {what}, not {kind_of(attempt)}: check("{exercise.name}", {name}).')
+    raise Refused(f'Pass {what}, not {kind_of(attempt)}: check("{exercise.name}", {name}).')
 
 
 def not_defined(exercise: Exercise, stopped: str) -> str:
@@ -165,7 +172,7 @@ def remember(case: Case | None) -> None:
 def failing_case() -> dict[str, Any]:
     """The data of the case that the last failed check has shown, by name. You may change it."""
     if not failed:
-        raise ValueError("No check has failed on a case yet.")
+        raise Refused("No check has failed on a case yet.")
     return copy.deepcopy(dict(failed[0].data))
 
 
@@ -192,7 +199,7 @@ def hint(name: str, level: int | None = None) -> None:
     if level is None:
         level = min(hints_given[name] + 1, last)
     if level not in range(1, last + 1):
-        raise ValueError(f"There is no hint of level {level}; the levels are 1 to {last}.")
+        raise Refused(f"There is no hint of level {level}; the levels are 1 to {last}.")
     hints_given[name] = level
     more = "Run it again for the next one." if level < last else "The last one."
     back = f' `hint("{name}", 1)` goes back.' if level > 1 else ""

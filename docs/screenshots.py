@@ -68,7 +68,7 @@ def take_server() -> None:
         page.get_by_role("button", name="Write").click()
         page.get_by_label("probability").check()
         page.get_by_role("button", name="Remove").nth(1).wait_for()
-        page.get_by_role("button", name="Send 40 requests").click()
+        page.get_by_role("button", name="Send 40 texts").click()
         page.locator("#waiting .waits", has_text="preempted").first.wait_for()
         page.screenshot(path=DOCS / "server.png", full_page=True)
 

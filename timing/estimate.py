@@ -157,8 +157,8 @@ def rows_of(
     yield "TTFT", f"{told(ttft)} for one prompt alone"
     yield "TPOT, one request", told(step(1, 1, tokens - 1))
     ridge = lab.ridge_batch(shape, machine, tokens - 1, width)
-    ends = "at no batch: KV caches are read" if ridge == math.inf else f"from batch {ridge:,}"
-    yield "compute takes over", ends
+    never = "at no batch: reading a KV cache takes longer"
+    yield "compute takes over", never if ridge == math.inf else f"from batch {ridge:,}"
     batch, price = lab.plan(shape, machine, tokens, width, limit)
     if batch == 0:
         yield "largest batch", "0: one request alone takes longer than --tpot"

@@ -17,6 +17,7 @@ WIDTH, MATRICES = 256, 12  # one product for each layer of fable: a small part o
 
 def parse_with_threads(parser: argparse.ArgumentParser) -> argparse.Namespace:
     """Parse a command's arguments, and set torch's threads from --threads."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter  # its lines as they are written
     parser.add_argument("--threads", type=int)
     given = parser.parse_args()
     set_threads(given.threads)

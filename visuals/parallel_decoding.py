@@ -3,7 +3,7 @@
 Each function draws only its arguments, and returns HTML, a figure or a widget.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any, Protocol
 
@@ -12,12 +12,14 @@ from IPython.display import HTML
 from jaxtyping import Bool
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
-from matplotlib.patches import Rectangle
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
 from torch import Tensor
 
 from visuals.explorer import explore, slider
 from visuals.style import (
     BLUE,
+    CURVES,
     GRAY,
     GREEN,
     INK,
@@ -29,6 +31,7 @@ from visuals.style import (
     PALE_ORANGE,
     PLAIN,
     Look,
+    Mark,
     Picture,
     bare,
     draw_legend,
@@ -118,11 +121,13 @@ def show_guesses(calls: Sequence[Call], words: Words, first: int = 0) -> Picture
 
 # ------------------------------------------------------------------------- trees and their masks
 
-ACCEPTED, NOT_ACCEPTED = "accepted", "not accepted"
+LAST, ACCEPTED, NOT_ACCEPTED = "the text's last token", "accepted", "not accepted"
 NODES: dict[str, Look] = {
+    LAST: (PALE, INK, ""),
     ACCEPTED: (PALE_GREEN, GREEN, "//"),
     NOT_ACCEPTED: ("white", GRAY, ""),
 }
+FRAMES = CURVES[:3]  # of the parts of a tree
 
 
 def places_of(parents: Sequence[int]) -> list[tuple[int, int]]:
@@ -142,11 +147,16 @@ def places_of(parents: Sequence[int]) -> list[tuple[int, int]]:
 
 @shared_look
 def show_tree(
-    tree: Tree, words: Words, own: Bool[Tensor, "nodes nodes"], path: Sequence[int] = ()
+    tree: Tree,
+    words: Words,
+    own: Bool[Tensor, "nodes nodes"],
+    path: Sequence[int] = (),
+    parts: Mapping[str, Collection[int]] | None = None,
 ) -> Picture:
     """Draw a tree on the left, its accepted nodes marked, and on the right which nodes see which.
 
-    own: row i is True for the nodes that node i sees.
+    own: row i is True for the nodes that node i sees. parts: up to three names, each with the nodes
+    that have its frame.
     """
     places = places_of(tree.parents)
     deepest, lines = (1 + max(numbers) for numbers in zip(*places, strict=True))
@@ -155,18 +165,29 @@ def show_tree(
     grid.get_gridspec().set_width_ratios([3, 2])
     for node, parent in enumerate(tree.parents):
         (x, y), kind = places[node], ACCEPTED if node in path else NOT_ACCEPTED
-        if node > 0:
+        if node == 0:
+            kind = LAST
+        else:
             start, line = places[parent]
             left.plot([start, x - 0.45], [line, y], color=GRAY, lw=1, zorder=0)
         left.add_patch(Rectangle((x - 0.45, y - 0.36), 0.9, 0.72, **fill(NODES[kind])))
         label = f"{node} {short(words(tree.tokens[node]), 6)}"
-        write(left, x, y, label, fontsize=7.5, bbox=PLAIN if node in path else None)
+        write(left, x, y, label, fontsize=7.5, bbox=PLAIN if kind == ACCEPTED else None)
+    frames: list[Line2D] = []
+    for (name, nodes), (color, dashes, _) in zip((parts or {}).items(), FRAMES, strict=False):
+        look: Mark = {"color": color, "ls": dashes, "lw": 2}
+        frames.append(Line2D([], [], label=name, **look))
+        for x, y in (places[node] for node in nodes):
+            sides = [x - 0.45, x + 0.45, x + 0.45, x - 0.45, x - 0.45]
+            left.plot(sides, [y - 0.36, y - 0.36, y + 0.36, y + 0.36, y - 0.36], **look)
     left.set(xlim=(-0.6, deepest - 0.4), ylim=(lines - 0.5, -0.6), xticks=[], yticks=[])
     bare(left)
     draw_mask(right, own)
     left.set_title("the tree", fontsize=10)
     right.set_title("each row sees", fontsize=10)
-    draw_legend(figure, NODES if len(path) else {"node": NODES[NOT_ACCEPTED]})
+    kinds = NODES if len(path) else {LAST: NODES[LAST], "guess": NODES[NOT_ACCEPTED]}
+    handles = [Patch(label=name, **fill(look)) for name, look in kinds.items()]
+    legend_above(figure, handles=[*handles, *frames], ncols=3)
     return figure
 
 

@@ -1,19 +1,29 @@
 """Predict, then run: compare the learner's estimate with the measurement."""
 
+from functools import cache
 from numbers import Real
+
+from IPython import get_ipython
 
 
 def reveal(what: str, guess: object, measured: object, unit: str = "", exact: bool = False) -> None:
     """Print the measurement, the estimate, and how far apart they are.
 
-    Both may be numbers or shapes. Without an estimate (None), only the measurement is printed.
-    exact: for a count or an address, where a near miss is wrong.
+    Both may be numbers or shapes. Without an estimate (None), only the measurement is printed, and
+    once in a cell's output why to write one down. exact: for a count or an address, where a near
+    miss is wrong.
     """
     print(f"{what}: {amount(measured, unit)}")
     if guess is None:
-        print("No estimate yet. Next time, write one down first: a wrong guess teaches the most.")
+        shell = get_ipython()
+        remind(shell.execution_count if shell else None)
     else:
         print(f"Your estimate: {amount(guess, unit)}. {verdict(guess, measured, unit, exact)}")
+
+
+@cache  # so that it is printed once
+def remind(cell: int | None) -> None:
+    print("No estimate yet. Next time, write one down first: a wrong guess teaches the most.")
 
 
 def amount(value: object, unit: str) -> str:

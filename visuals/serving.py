@@ -207,6 +207,7 @@ def explain(figure: Picture, outcomes: set[str | None], slo: Objective | None) -
 # ---------------------------------------------------------------------------------- over the rate
 
 RATES = (4, 8, 12, 16, 20, 24, 28, 32, 36, 40)  # requests per second
+DRAWN = 4  # seconds of arrivals: of a longer run at a low rate, all bars would be specks
 
 
 def explore_rate(
@@ -216,15 +217,23 @@ def explore_rate(
 ) -> widgets.VBox:
     """Show `bars` with a slider over the arrival rate, and the numbers of the run in a sentence.
 
-    run: serves requests that arrive at a rate, and returns their records; called once for a rate.
-    slo: with it, the sentence has the goodput, too.
+    The bars are those of the first seconds, and the numbers those of the whole run. run: serves
+    requests that arrive at a rate, and returns their records; called once for a rate. slo: with it,
+    the sentence has the goodput, too.
     """
     run = cache(run)
     return explore(
-        lambda rate: bars(run(rate), slo),
+        lambda rate: bars(first_of(run(rate)), slo),
         choice("requests per second", rates),
-        words=lambda rate: in_words(run(rate), slo),
+        words=lambda rate: f"{in_words(run(rate), slo)} Below: the first {DRAWN} seconds.",
     )
+
+
+def first_of(requests: Sequence[Request]) -> Sequence[Request]:
+    """Return the requests of the first seconds."""
+    require_outcomes(requests)
+    zero = min(request.due for request in requests)
+    return [request for request in requests if request.due < zero + DRAWN]
 
 
 def in_words(requests: Sequence[Request], slo: Objective | None = None) -> str:

@@ -8,7 +8,7 @@ import torch
 import visuals.generate as lab
 from tests.common.pictures import curves, names, numbers_in, texts, told, widths
 from tests.samples import decode, randn
-from visuals.predict import reveal
+from visuals.predict import remind, reveal
 from visuals.style import visible
 
 
@@ -97,8 +97,13 @@ def test_an_estimate_is_compared(guess, measured, exact, verdict, capsys):
 
 
 def test_reveal_without_an_estimate(capsys):
+    """The advice comes once, however many estimates of a cell are missing."""
+    remind.cache_clear()
     reveal("KV bytes per token", 12000, 24576, "bytes")
     reveal("Length", None, 1024, "tokens")
-    first, second, third, _ = capsys.readouterr().out.splitlines()
+    reveal("Width", None, 256)
+    first, second, third, fourth, fifth = capsys.readouterr().out.splitlines()
     assert (first, third) == ("KV bytes per token: 24,576 bytes", "Length: 1,024 tokens")
+    assert fourth.startswith("No estimate yet.")
+    assert fifth == "Width: 256"
     assert second == "Your estimate: 12,000 bytes. Too low by a factor of 2.05."

@@ -25,6 +25,7 @@ def layout(parents: list[int]) -> tuple[torch.Tensor, list[int]]:
 PARENTS = [-1, 0, 0, 1, 1, 2]
 TREE = tree_of(PARENTS, [1, 2, 3, 4, 5, 6])
 SECOND_BRANCH = Call(TREE, [0, 2, 5], [3, 6, 7])
+PARTS = {"window": [1, 3], "columns": [4], "candidates": [2, 5]}
 CHAIN = Call(tree_of([-1, 0, 1, 2], [7, 1, 2, 3]), [0, 1], [1, 5])
 ALONE = Call(tree_of([-1], [5]), [0], [4])
 ENDED = Call(tree_of([-1, 0, 1], [4, 1, END]), [0, 1, 2], [1, END])
@@ -39,6 +40,7 @@ def price(rows: int) -> float:
 EXAMPLES = (
     of(visuals.show_guesses, [CHAIN, ALONE, ENDED], word),
     of(visuals.show_tree, TREE, word, layout(PARENTS)[0], [0, 2, 5]),
+    of(visuals.show_tree, TREE, word, layout(PARENTS)[0], [0, 2, 5], PARTS),
     of(visuals.explore_calls, [SECOND_BRANCH, CHAIN, ALONE, ENDED], word, layout),
     of(visuals.show_branches, "so", CALLS, word),
     of(visuals.rows_and_tokens, price, METHODS),

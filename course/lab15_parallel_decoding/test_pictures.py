@@ -55,14 +55,33 @@ def test_a_tree_has_boxes_and_a_mask_of_dots():
     own, _ = samples.layout(PARENTS)
     figure = lab.show_tree(TREE, word, own, SECOND_BRANCH.path)
     tree, mask = figure.axes
-    accepted = [kind == lab.ACCEPTED for kind, *_ in boxes(tree, lab.NODES)]
-    assert accepted == [True, False, True, False, False, True]
+    wrong, right = lab.NOT_ACCEPTED, lab.ACCEPTED
+    kinds = [kind for kind, *_ in boxes(tree, lab.NODES)]
+    assert kinds == [lab.LAST, wrong, right, wrong, wrong, right]
     assert [text.split()[0] for text in texts(tree)] == list("012345")
     edges = [[*line.items()] for line in curves(tree)]
     assert [(start[1], end[1]) for start, end in edges] == [(0, 0), (0, 2), (0, 0), (0, 1), (2, 2)]
     assert dots(mask) == {(n, n) for n in range(6)} | {(n, p) for n, p in enumerate(PARENTS) if n}
-    assert legend_of(figure) == [lab.ACCEPTED, lab.NOT_ACCEPTED]
-    assert legend_of(lab.show_tree(TREE, word, own)) == ["node"]
+    assert legend_of(figure) == list(lab.NODES)
+    assert legend_of(lab.show_tree(TREE, word, own)) == [lab.LAST, "guess"]
+
+
+def test_the_parts_of_a_tree_have_frames():
+    """Each is a line around the boxes of its nodes."""
+    own, _ = samples.layout(PARENTS)
+    figure = lab.show_tree(TREE, word, own, SECOND_BRANCH.path, samples.PARTS)
+    tree, _ = figure.axes
+    framed = [
+        next(
+            n
+            for n, box in enumerate(tree.patches)
+            if min(line.get_xdata()) == box.get_x() and min(line.get_ydata()) == box.get_y()
+        )
+        for line in tree.lines
+        if len(line.get_xdata()) == 5
+    ]
+    assert framed == [node for nodes in samples.PARTS.values() for node in nodes]
+    assert legend_of(figure) == [*lab.NODES, *samples.PARTS]
 
 
 def test_words_count_rows_and_new_tokens():

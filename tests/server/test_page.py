@@ -139,12 +139,12 @@ def test_a_burst_is_seen_by_who_has_the_key(opened):
         key = page.get_by_label("The API key is missing or wrong.")
         key.fill("secret")
         key.press("Enter")
-        page.get_by_role("button", name="Send 40 requests").click()
+        page.get_by_role("button", name="Send 40 texts").click()
         for rows in ("#running li", "#waiting li"):
             expect(page.locator(rows).first).to_be_visible()
         expect(page.locator("#pool-counts")).to_have_text(re.compile("[1-9]\\d* of 64 in use"))
         counts = page.locator("#burst-counts")
-        expect(counts).to_have_text("40 done · 0 under way · 0 refused · 0 failed")
+        expect(counts).to_have_text("Texts: 40 done · 0 under way · 0 refused · 0 failed")
         expect(page.locator("#requests")).to_be_hidden()
         assert int(page.locator("#counts dd").nth(2).text_content()) > 0  # preempted
         expect(page.locator("#ttft")).to_contain_text("p95")

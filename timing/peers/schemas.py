@@ -192,7 +192,11 @@ def row_of(name: str, cases: Sequence[Case], founds: Sequence[Found | None]) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="timing.peers.schemas", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="timing.peers.schemas",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--every", type=int, default=25)
     given = parser.parse_args()
