@@ -42,6 +42,8 @@ def parser() -> argparse.ArgumentParser:
     add("--kernel", action="store_true", help="narrow steps as one compiled function (lab 21)")
     add("--same-bits", action="store_true",
         help="every step so: an answer doesn't depend on who else is served")  # fmt: skip
+    add("--adapters", type=Path, metavar="FOLDER",
+        help="serve its adapters, each from a folder by its name (lab 23)")  # fmt: skip
     add("--mine", action="store_true", help="use the solutions that passed their checks")
     add("--replicas", type=int, default=1, help="servers behind a router")
     add("--upstream", action="append", default=[], metavar="URL", help="a server to route to")
@@ -98,6 +100,7 @@ def serve(options: argparse.Namespace) -> None:
         technique=options.technique,
         kernel=options.kernel,
         same_bits=options.same_bits,
+        adapters=options.adapters,
         threads=options.threads,
         pool_bytes=options.pool_mb * 10**6,
         context=options.context,
@@ -215,6 +218,7 @@ def arguments_for(options: argparse.Namespace) -> list[str]:
     given = ["--model", options.model, "--technique", options.technique, "--threads", str(threads)]
     given += ["--target-ttft", str(options.target_ttft), "--pool-mb", str(options.pool_mb)]
     given += ["--drain", str(options.drain)]
+    given += [] if options.adapters is None else ["--adapters", str(options.adapters.resolve())]
     given += [] if options.context is None else ["--context", str(options.context)]
     flags = [flag for flag in ("mine", "debug", "kernel", "same_bits") if getattr(options, flag)]
     return [*given, *(f"--{flag.replace('_', '-')}" for flag in flags)]

@@ -291,7 +291,7 @@ class SlotCache:
         Set for `attend`: `slots` [rows]; `positions` [rows, q_len] of the new tokens, which follow
         the tokens that a slot holds; `mask` [rows, 1, q_len, k_len], where k_len is the number of
         keys that the longest row then has. Return the positions, as position ids for the model.
-        Don't change the lengths.
+        Don't change the lengths; the positions stay as they are when the lengths grow later.
         """
         device = self.lengths.device
         self.selected = len(slots), q_len, 0

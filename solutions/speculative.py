@@ -48,8 +48,9 @@ def residual(
 ) -> Float[Tensor, " vocab"]:
     """Return the part of each target probability above the draft's, scaled to sum to 1.
 
-    A token to which the draft gives more has probability 0. If target and draft are equal, nothing
-    is left to scale: return the target's distribution. Source: Leviathan et al., section 2.3.
+    A token to which the draft gives more has probability 0. If target and draft are exactly equal,
+    nothing is left to scale: return the target's distribution. Source: Leviathan et al., section
+    2.3.
     """
     ### BEGIN SOLUTION
     beyond = (target_probs - draft_probs).clamp(min=0)
@@ -152,7 +153,8 @@ class ModelDrafter:
 
         Draw each from the `next_token_probs` of the model's logits after the text and the drafts so
         far. Return the drafts, and for each the row of probabilities that it was drawn from. The
-        model computes no token that its cache already holds. `ids` is not changed.
+        model computes no token that its cache already holds. `ids` is not changed. At temperature 0
+        the uniforms change nothing, so they may be left out.
         """
         text, probs = list(ids), []
         ### BEGIN SOLUTION
@@ -175,7 +177,7 @@ def ngram_draft(ids: Sequence[int], k: int, longest: int = 3) -> list[int]:
     down to one. An earlier place may overlap the end of the text; if there are several, the latest
     counts. Search once: the drafts are the first k of the tokens that follow this place, up to the
     end of the text. If these are fewer than k, they are repeated in their order, because a text
-    that repeats itself once may do so again. `ids` is not changed.
+    that repeats itself once may do so again. `ids`, a list or a tuple, is not changed.
     """
     ### BEGIN SOLUTION
     ids = list(ids)
@@ -329,7 +331,8 @@ def generate_speculative(
     cache doesn't hold, gives the distributions for `verify`: one for each draft and one more.
     `verify` takes as many uniforms, drawn from the generator in every round. The text gains the
     accepted drafts and the next token, up to the first EOS, which is kept. Then both caches are
-    truncated to the text without its newest token, which isn't computed yet.
+    truncated to the text without its newest token, which isn't computed yet; after the last round
+    that may be left out, and at temperature 0 the uniforms.
     """
     require_draft(target, drafter, k)
     generator = generator or torch.Generator()

@@ -33,14 +33,15 @@ def lending(attempt: Any, lent: Mapping[str, Any]) -> Iterator[None]:
 
 
 UNUSED_SEED = 2**40 + 15  # no case hands over a generator with it
+OTHER_SEED = UNUSED_SEED + 1
 
 
 @contextmanager
-def torch_as_it_is() -> Iterator[None]:
+def torch_as_it_is(seed: int = UNUSED_SEED) -> Iterator[None]:
     """Put back what an attempt may change of torch: defaults, the random state, and the threads.
 
     An attempt that draws numbers of its own draws the same ones each time, so that its mistake can
-    be recognized.
+    be recognized; with another seed it shows that it does.
     """
     dtype, device, state = (
         torch.get_default_dtype(),
@@ -48,7 +49,7 @@ def torch_as_it_is() -> Iterator[None]:
         torch.get_rng_state(),
     )
     grad, threads = torch.is_grad_enabled(), torch.get_num_threads()
-    torch.manual_seed(UNUSED_SEED)
+    torch.manual_seed(seed)
     try:
         yield
     finally:

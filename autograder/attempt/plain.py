@@ -1,4 +1,4 @@
-"""Plain data: numbers, text, tensors and lists of them, in place of an attempt's own objects."""
+"""Plain data: numbers, text, bytes, tensors and lists of them, for an attempt's own objects."""
 
 import re
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ class Strange(NamedTuple):
 
 
 def plain(value: Any) -> Any:
-    """Plain data: numbers, text, None, tensors on the CPU, and lists, tuples, dicts of them.
+    """Plain data: numbers, text, bytes, None, tensors on the CPU, lists, tuples, dicts of them.
 
     Any other value of an attempt becomes a `Strange` that says what it was. Types are looked at,
     not `__class__`, and the result has only Python's and PyTorch's own types: nothing in it runs
@@ -79,6 +79,8 @@ class PlainData:
             return Strange(str.__str__(value.kind))
         if issubclass(kind, str):
             return plain_text(str.__str__(value))
+        if kind is bytes and len(value) <= MOST_CHARACTERS:
+            return value
         if issubclass(kind, (int, np.integer)):
             return plain_integer(index(value))
         if issubclass(kind, (float, np.floating)):

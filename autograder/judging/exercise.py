@@ -32,8 +32,8 @@ Driver = Callable[..., list[Seen]]
 class Case:
     """One input of an exercise: a label that a student understands, and plain data.
 
-    Plain data is tensors, numbers, strings, None, and lists, tuples and dicts of them. terms: of
-    which terms a right number is the sum, by what is seen and by name.
+    Plain data is tensors, numbers, text, bytes, None, and lists, tuples and dicts of them. terms:
+    of which terms a right number is the sum, by what is seen and by name.
     """
 
     label: str

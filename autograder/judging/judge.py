@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autograder.attempt.around import lending, notebook_of, torch_as_it_is
+from autograder.attempt.around import OTHER_SEED, UNUSED_SEED, lending, notebook_of, torch_as_it_is
 from autograder.attempt.failure import Failure, failure_of, line_of, words_of
 from autograder.attempt.plain import plain
 from autograder.attempt.records import plain_records
@@ -23,6 +23,7 @@ from autograder.attempt.tensors import as_in_an_engine
 from autograder.judging.borrowed import borrowed
 from autograder.judging.catalogue import Misconception, pairs
 from autograder.judging.compare import Difference
+from autograder.judging.errors import meaning
 from autograder.judging.exercise import ONCE_MORE, Case, Driver, Exercise, Outcome
 from autograder.judging.given import given_statements, own_statements
 from autograder.judging.interrupt import interrupted
@@ -142,7 +143,7 @@ class Here(Attempt):
 
     def again(self, driver: Driver, case: Case) -> Outcome:
         with judging:
-            return run(self.exercise, driver, self.code, case, patience())
+            return run(self.exercise, driver, self.code, case, patience(), seed=OTHER_SEED)
 
     def has_own_code(self) -> bool:
         function = exercise_function(self.exercise.path, self.code)
@@ -306,7 +307,9 @@ class Trial:
         trial = replace(self, cases=cases, got=got, expected=expected)
         if (known := diagnose(trial, wrong_outcomes(trial))) is not None:
             return judgement.because(known)
-        if (shown := trial.symptom()) is not None:
+        failure = self.got[smallest].failure
+        shown = meaning(self.exercise, failure.told) if failure else trial.symptom()
+        if shown is not None:
             return judgement.because(shown, observed=True)
         again = self.attempt.again(self.driver, self.cases[smallest])
         if not coincide(self.exercise, again, self.got[smallest]):
@@ -385,6 +388,7 @@ def run(
     case: Case,
     limit: Patience,
     work: Mapping[str, Mapping[str, int]] | None = None,
+    seed: int = UNUSED_SEED,
 ) -> Outcome:
     """Run one attempt on one case. Whatever it changes, the case stays as it was.
 
@@ -397,7 +401,7 @@ def run(
         services[name].limit(counts)
     functions = lent(exercise)  # before `try`: an error in a lab's module isn't the attempt's
     try:
-        with torch_as_it_is(), lending(attempt, functions), interrupted(limit.look):
+        with torch_as_it_is(seed), lending(attempt, functions), interrupted(limit.look):
             own = notebook_of(attempt)
             seen = driver(attempt, **data, **{n: borrowed(s, own) for n, s in services.items()})
             records = plain_records(seen)
@@ -509,9 +513,16 @@ def diagnose(trial: Trial, wrong: Wrong) -> Misconception | None:
         theirs = outcomes(slice(smallest, smallest + 1))
         if not coincide(exercise, got[smallest], theirs[0]):
             continue  # as most do, and the other cases need not run
-        if all(coincide(exercise, *both) for both in zip(got, outcomes(slice(None)), strict=True)):
+        pairs_of = zip(got, outcomes(slice(None)), strict=True)
+        if all(coincide(exercise, *both) or fail_after(theirs[0], *both) for both in pairs_of):
             return misconception
     return None
+
+
+def fail_after(first: Outcome, got: Outcome, theirs: Outcome) -> bool:
+    """Whether both end with an error, of any words, after they have made the same wrong result in
+    the first case: what an error says depends on how a mistake is written."""
+    return first.failure is None and got.failure is not None and theirs.failure is not None
 
 
 def wrong_outcomes(trial: Trial) -> Wrong:

@@ -34,8 +34,9 @@ def symptom(exercise: Exercise, got: Outcome, expected: Outcome) -> Misconceptio
     """What one wrong outcome shows, in the form of a misconception; None where it shows nothing."""
     if got.failure is not None or expected.failure is not None:
         return None
-    for _, wrong, right in differing(got, expected):
-        if (sentence := only_the_first(value_of(wrong), value_of(right))) is not None:
+    for what, wrong, right in differing(got, expected):
+        if only_the_first(value_of(wrong), value_of(right)):
+            sentence = f"{what}: only the first one is there, and the others are missing."
             return Misconception(exercise.name, only_the_first.__name__, sentence, ())
         if not is_comparable(wrong, right):
             continue
@@ -113,7 +114,30 @@ def extreme(
     for rule in (always_the_same, always_the_length, always_empty):
         if (sentence := rule(first, cases, mine, right)) is not None:
             return Misconception(exercise.name, rule.__name__, sentence, ())
+    if right_in_single_rows(got, expected):
+        return Misconception(exercise.name, right_in_single_rows.__name__, SINGLE_ROWS, ())
     return None
+
+
+SINGLE_ROWS = (
+    "All cases with one row are right, and all that fail have several rows. Look at the dimension "
+    "along which you compute, and at what belongs to each row alone."
+)
+
+
+def right_in_single_rows(got: Sequence[Outcome], expected: Sequence[Outcome]) -> bool:
+    """Whether only tensors with several rows are wrong, in several cases, and none with one row."""
+    by_rows: dict[bool, list[bool]] = {True: [], False: []}
+    for mine, right in zip(got, expected, strict=True):
+        tensors = (record.value for record in right.seen if isinstance(record.value, Tensor))
+        rows = size_of(next(tensors, None))
+        is_wrong = next(differing(mine, right), None) is not None
+        if rows:
+            by_rows[rows == 1].append(is_wrong)
+        elif is_wrong:
+            return False
+    single, several = by_rows[True], by_rows[False]
+    return not any(single) and min(len(single), sum(several)) >= ENOUGH
 
 
 def values_of(outcome: Outcome, what: str) -> list[Any]:
@@ -191,18 +215,14 @@ def same(got: Tensor, expected: Tensor) -> bool:
 # ---------------------------------------------------------------- lists, dicts and rows that lack
 
 
-def only_the_first(got: Any, expected: Any) -> str | None:
+def only_the_first(got: Any, expected: Any) -> bool:
     if (size_of(expected) or 0) < 2 or type(got) is not type(expected):
-        return None
+        return False
     if isinstance(expected, Tensor):
         alone = expected.ndim > 1 and same(as_tensor(got), as_tensor(expected[0]))
-        found = alone or same(as_tensor(got), as_tensor(expected[:1]))
-    else:
-        start = dict([*expected.items()][:1]) if isinstance(expected, dict) else expected[:1]
-        found = same_value(got, start, "") is None
-    if not found:
-        return None
-    return "Only the first one is there, and the others are missing."
+        return alone or same(as_tensor(got), as_tensor(expected[:1]))
+    start = dict([*expected.items()][:1]) if isinstance(expected, dict) else expected[:1]
+    return same_value(got, start, "") is None
 
 
 def size_of(value: Any) -> int | None:
@@ -291,6 +311,25 @@ def one_too_few(got: Tensor, expected: Tensor) -> str | None:
     return found and found.replace("There is one element too many", "One element is missing")
 
 
+def constant_added(got: Tensor, expected: Tensor) -> str | None:
+    never = expected.isneginf()
+    if got.shape != expected.shape or not has_rows(expected) or not has_many_values(expected):
+        return None
+    off = (got - expected).masked_fill(never, 0)
+    constant = off.sum(dim=-1, keepdim=True) / (~never).sum(dim=-1, keepdim=True)
+    if not same(got, expected + constant):
+        return None
+    if has_fractions(expected):
+        return (
+            "Each row is right but for a constant added to all of its numbers, which no softmax "
+            "shows: leave out the `log_softmax`, or the subtraction."
+        )
+    first = float(constant.flatten()[0])
+    side = "large" if first > 0 else "small"
+    alike = same(constant, torch.full_like(constant, first))
+    return f"Every number is too {side} by {number(abs(first))}." if alike else None
+
+
 def dimension_lost_or_gained(got: Tensor, expected: Tensor) -> str | None:
     if got.shape == expected.shape or not same(got.squeeze(), expected.squeeze()):
         return None
@@ -330,6 +369,12 @@ def in_another_order(got: Tensor, expected: Tensor) -> str | None:
 
 RULES: tuple[Rule, ...] = (
     *(large_negative_number, zero_for_never, probabilities_returned, logarithms_returned),
-    *(logits_returned, dimension_lost_or_gained, dimensions_exchanged, one_too_many),
-    *(one_too_few, first_row_for_all, sign_lost, in_another_order),  # the last one stays the last
+    *(logits_returned, constant_added, dimension_lost_or_gained, dimensions_exchanged),
+    *(
+        one_too_many,
+        one_too_few,
+        first_row_for_all,
+        sign_lost,
+        in_another_order,
+    ),  # the last one stays the last
 )

@@ -4,8 +4,10 @@ from typing import Any
 
 from torch import Tensor
 
+from autograder.attempt.plain import Strange
 from autograder.judging.exercise import Case, Exercise
 from autograder.judging.judge import WRONG, Judgement
+from autograder.notebook.calls import calls_of
 from autograder.notebook.card import VerdictCard
 
 SMALL = 24  # numbers that a value may hold to be shown at once
@@ -24,7 +26,7 @@ def verdict_card(exercise: Exercise, judgement: Judgement) -> VerdictCard:
         WRONG,
         judgement.paragraphs,
         rows(judgement),
-        pasted(case) if case else "",
+        pasted(exercise, case) if case else "",
     )
 
 
@@ -63,8 +65,13 @@ def part(got: Any, expected: Any) -> tuple[Any, Any]:
 # ------------------------------------------------------------------------------ values as Python
 
 
-def pasted(case: Case) -> str:
-    """The case in Python that can be pasted; what is large is fetched from where it is kept."""
+def pasted(exercise: Exercise, case: Case) -> str:
+    """The case in Python that can be pasted: its calls, or its data by name.
+
+    What is large is fetched from where it is kept.
+    """
+    if calls := calls_of(exercise, case, python):
+        return calls
     lines = []
     if any(size(value) > LARGE for value in case.data.values()):
         lines += ["from autograder.check import failing_case", "", "case = failing_case()"]
@@ -75,6 +82,8 @@ def pasted(case: Case) -> str:
 
 def python(value: Any) -> str:
     """A value as Python writes it, tensors as torch.tensor([...])."""
+    if isinstance(value, Strange):  # what stood there is no plain data
+        return value.kind
     if isinstance(value, Tensor):
         dtype = ""
         if str(value.dtype) not in ("torch.int64", "torch.bool", "torch.float32", "torch.float64"):
@@ -82,12 +91,13 @@ def python(value: Any) -> str:
         return f"torch.tensor({numbers(value.tolist())}{dtype})"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key!r}: {python(item)}" for key, item in value.items()) + "}"
+    if hasattr(value, "_fields"):
+        fields = value._asdict().items()
+        return f"{type(value).__name__}({', '.join(f'{k}={python(item)}' for k, item in fields)})"
     if type(value) is tuple:
         return "(" + ", ".join(map(python, value)) + ("," if len(value) == 1 else "") + ")"
     if isinstance(value, list):
         return "[" + ", ".join(map(python, value)) + "]"
-    if isinstance(value, tuple):  # a Strange: what stood there is no plain data
-        return str(value[0])
     return numbers(value)
 
 

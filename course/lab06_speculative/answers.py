@@ -123,6 +123,9 @@ def with_one_uniform_too_many(*given, generator=None, **named):
 
 
 wrong(expected_tokens)(lambda acceptance, k: round(expected_tokens(acceptance, k), 2))
+wrong(expected_tokens, "What it returned is a Tensor; expected: it is a number.")(
+    lambda acceptance, k: (acceptance ** torch.arange(k + 1).double()).sum()
+)
 wrong(expected_tokens)(
     lambda acceptance, k: expected_tokens(acceptance if acceptance < 0.99 else 1, k)
 )
@@ -132,7 +135,6 @@ wrong(expected_tokens)(
 
 EQUIVALENT = {
     "speculative.ngram_draft": {
-        "ids = list(ids) -> dropped": "here the text is handed over as a list",
         "len(ids) - 1 -> len(ids) - 0": "a piece as long as the text has no earlier place",
         "len(ids) - 1 -> len(ids) + 1": "neither has a longer one",
         "range(min(longest, len(ids) - 1), 0, -1) -> range(min(longest, len(ids) - 1), -1, -1)": (

@@ -21,12 +21,12 @@ def letters(generator: Generator) -> Callable[[str], str]:
     return lambda text: text.translate(table)
 
 
-def tokens_of(words: str) -> list[str]:
+def tokens_of(words: str) -> list[bytes]:
     """The tokens in a text, with spaces between them; _ is a space, and ~ a token without bytes.
 
-    Each has one character for each of its bytes. \\u00c3 and \\u00a9 are the two bytes of an é.
+    It has one character for each byte. \\u00c3 and \\u00a9 are the two bytes of an é.
     """
-    return [word.replace("_", " ").replace("~", "") for word in words.split()]
+    return [word.replace("_", " ").replace("~", "").encode("latin-1") for word in words.split()]
 
 
 def machine(pattern: str) -> dict[str, Any]:
@@ -54,9 +54,11 @@ def automaton_in(data: Mapping[str, Any]) -> reference.Automaton:
     return reference.Automaton(data["edges"], frozenset(data["accepting"]))
 
 
-def some_words(generator: Generator, count: int, longest: int = 3) -> list[str]:
+def some_words(generator: Generator, count: int, longest: int = 3) -> list[bytes]:
+    """Drawn ones, then each letter, and a token without bytes."""
     sizes = torch.randint(1, longest + 1, (count,), generator=generator).tolist()
-    return ["".join("abc"[draw(generator, 0, 2)] for _ in range(size)) for size in sizes]
+    drawn = [bytes(b"abc"[draw(generator, 0, 2)] for _ in range(size)) for size in sizes]
+    return [*drawn, b"a", b"b", b"c", b""]
 
 
 # ------------------------------------------------------------------------- choices, and the mask
@@ -66,9 +68,9 @@ def choice_cases(generator: Generator) -> list[Case]:
     drawn = (torch.randperm(999, generator=generator)[:9] + 1).tolist()
     ids = dict(zip("abcdefghE", drawn, strict=True)) | {"0": 0}
 
-    def case(label: str, choices: str, generated: str, eos: str = "E") -> Case:
+    def case(label: str, choices: str, generated: str, eos: str = "E", kind: Any = list) -> Case:
         """Choices as "ab ac": each letter is a token; a dot is a choice without tokens."""
-        own = [tokens(choice) for choice in choices.split()]
+        own = [kind(tokens(choice)) for choice in choices.split()]
         return Case(label, {"choices": own, "generated": tokens(generated), "eos": ids[eos]})
 
     def tokens(text: str) -> list[int]:
@@ -88,6 +90,7 @@ def choice_cases(generator: Generator) -> list[Case]:
         case("the text is longer, and another choice goes on", "a abc", "ab"),
         case("EOS is in the text already", "a ab", "aE"),
         case("no choices", "", ""),
+        case("choices that are tuples", "ab ac", "a", kind=tuple),
         case("a choice without tokens", ". a", ""),
         case("another token after one that comes twice", "abac", "aba"),
         case("token 0 comes next", "a0 b0", "a"),
@@ -171,8 +174,7 @@ def index_cases(generator: Generator) -> list[Case]:
 
     def wild(label: str, states: int) -> Case:
         given = random_machine(generator, states)
-        vocabulary = [*some_words(generator, 8), *"abc", ""]
-        return Case(label, {**given, "vocabulary": vocabulary})
+        return Case(label, {**given, "vocabulary": some_words(generator, 8)})
 
     json = r'\[\{"a": "[bc]*"\}(, \{"a": "[bc]*"\})?\]'
     return [
@@ -201,12 +203,12 @@ def index_cases(generator: Generator) -> list[Case]:
 def generation_cases(generator: Generator) -> list[Case]:
     def vocabulary_of(
         words: str = "a b c d ab cd", eos: int | None = None, padding: int = 0
-    ) -> tuple[list[str], int, int]:
+    ) -> tuple[list[bytes], int, int]:
         """Return tokens in any order, the place of EOS among them, the columns of logits."""
         known = tokens_of(words)
         order = [known[i] for i in torch.randperm(len(known), generator=generator).tolist()]
         place = draw(generator, 0, len(known)) if eos is None else eos
-        return [*order[:place], "", *order[place:]], place, len(known) + 1 + padding
+        return [*order[:place], b"", *order[place:]], place, len(known) + 1 + padding
 
     def case(
         label: str,
@@ -226,7 +228,7 @@ def generation_cases(generator: Generator) -> list[Case]:
         def drawn() -> dict[str, Any]:
             vocabulary, place, columns = vocabulary_of(**tokens)
             automaton = machine(pattern)
-            index = reference.token_index(automaton_in(automaton), drivers.bytes_of(vocabulary))
+            index = reference.token_index(automaton_in(automaton), vocabulary)
             return {
                 "prompts": [[draw(generator, 0, columns - 1) for _ in range(n)] for n in lengths],
                 "embedding": normal(generator, max(lengths) + new, columns, 4),
@@ -299,6 +301,7 @@ def forced_cases(generator: Generator) -> list[Case]:
         case("the opening of an object", r'\{"name": "[ab]*"\}'),
         drawn("a loop of one state", [{"a": 0}]),
         drawn("a loop after one byte", [{"a": 1}, {"b": 2}, {"c": 1}]),
+        drawn("a loop that doesn't reach all states", [{"a": 1}, {"b": 0}, {"c": 3}, {}], 3),
         drawn("a state without edges, in which the text may not end", [{"a": 1}, {}]),
         drawn("a loop through an accepting state", [{"a": 1}, {"b": 2}, {"c": 0}], 2),
         drawn("states in another order", [{"d": 3}, {}, {"b": 1}, {"a": 2}], 1),
@@ -314,7 +317,7 @@ def held_cases(generator: Generator) -> list[Case]:
         known = [*dict.fromkeys([*own, *tokens_of(other(words))])]
         vocabulary = [known[i] for i in torch.randperm(len(known), generator=generator).tolist()]
         given = machine(other(pattern))
-        index = reference.token_index(automaton_in(given), drivers.bytes_of(vocabulary))
+        index = reference.token_index(automaton_in(given), vocabulary)
         tokens = [vocabulary.index(part) for part in own]
         both = {"tokens": tokens, "vocabulary": vocabulary}
         return Case(label, {**both, "edges": given["edges"], "index": index})
@@ -352,7 +355,7 @@ def region_cases(generator: Generator) -> list[Case]:
 
     def wild(label: str, states: int) -> Case:
         given = random_machine(generator, states)
-        vocabulary = [*some_words(generator, 12, longest=4), *"abc", ""]
+        vocabulary = some_words(generator, 12, longest=4)
         return Case(
             label, {**given, "state": draw(generator, 0, states - 1), "vocabulary": vocabulary}
         )

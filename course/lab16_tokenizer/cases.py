@@ -1,6 +1,6 @@
 """The exercises of lab 16: text and bytes, merges, and a stream of tokens.
 
-In a case, bytes are text: each character stands for the byte of its number.
+Where a case has text for bytes, each character stands for the byte of its number.
 """
 
 from collections.abc import Sequence
@@ -36,12 +36,13 @@ def picked(generator: torch.Generator, choices: Sequence[str], low: int, high: i
 BYTES = ("\xc3", "\xa9", "a", " b", "\xe2\x82", "\xac", "\xf0\x9f", "\x91")
 
 
-def numbered(generator: torch.Generator, pieces: list[str]) -> tuple[list[int], dict[int, str]]:
+def numbered(generator: torch.Generator, pieces: list[str]) -> tuple[list[int], dict[int, bytes]]:
     """Ids for tokens of these bytes, in no order, and a table of these and a few more."""
     tokens = list(dict.fromkeys([*pieces, "x", " other"]))
     numbers = torch.randperm(2 * len(tokens), generator=generator).tolist()
     ids = dict(zip(tokens, numbers, strict=False))
-    return [ids[piece] for piece in pieces], {number: token for token, number in ids.items()}
+    table = {number: drivers.raw(token) for token, number in ids.items()}
+    return [ids[piece] for piece in pieces], table
 
 
 def decode_cases(generator: torch.Generator) -> list[Case]:

@@ -253,6 +253,7 @@ def logits_with(step: dict[str, Any]) -> np.ndarray:
 
 
 @pytest.mark.slow
+@pytest.mark.in_turn(3)  # all is compiled anew
 def test_a_new_part_reaches_all_that_calls_it() -> None:
     usual = logits_with({})
     for same in assemble(), assemble(normalize=normalize, multiply4=multiply4, mlp=mlp):

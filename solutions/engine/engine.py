@@ -101,11 +101,13 @@ class Engine:
         eos_token_id: int | None = None,
         stop: StopCondition | None = None,
         salt: bytes = b"",
+        adapter: Any = None,
     ) -> int:
         """Add a request with the next step; return its number, counted from 0.
 
-        If the manager shares blocks, then only among requests with the same salt. Raises ValueError
-        for a request that can't be served. The prompt is not changed.
+        If the manager shares blocks, then only among requests with the same salt. adapter: for an
+        engine of lab 23. Raises ValueError for a request that can't be served. The prompt is not
+        changed.
         """
         require_request(self.config, prompt, max_new_tokens)
         end = min(len(prompt) + max_new_tokens, self.config.n_positions)
@@ -120,6 +122,7 @@ class Engine:
             stop=stop,
             new_drafter=self.new_drafter,
             salt=salt,
+            adapter=adapter,
         )
         self.inbox.append(sequence)
         return sequence.number

@@ -25,7 +25,8 @@ StopCondition = Callable[[list[int]], bool]  # called with all new tokens after 
 class Sequence(Request):
     """Lab 3's request, with its own sampling parameters, stop condition and drafts.
 
-    salt: only requests with the same salt share blocks. drafts: guessed tokens that are still to be
+    salt: only requests with the same salt share blocks. adapter: whose weights are added to the
+    model's (lab 23). drafts: guessed tokens that are still to be
     verified; draft_probs: the distribution that each was drawn from. finish_reason: "stop" or
     "length"; None while it goes on.
     """
@@ -35,6 +36,7 @@ class Sequence(Request):
     stop: StopCondition | None = None
     new_drafter: Callable[[], Drafter] | None = None
     salt: bytes = b""
+    adapter: Any = None
     drafts: list[int] = field(default_factory=list)
     draft_probs: Float[Tensor, "drafts vocab"] | None = None
     finish_reason: str | None = None

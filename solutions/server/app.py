@@ -13,12 +13,14 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
+from solutions.server.adapters import ServedAdapters
 from solutions.server.answers import Answer, Answers, Form, Outputs
 from solutions.server.engine_process import EngineProcess
 from solutions.server.engine_thread import EngineThread
 from solutions.server.messages import EngineFault
 from solutions.server.metrics import Metrics, spread
 from solutions.server.protocol import (
+    AdapterBody,
     ChatBody,
     CompletionBody,
     EmbeddingBody,
@@ -55,6 +57,8 @@ def new_app(
     app.post("/v1/completions")(service.completions)
     app.post("/v1/chat/completions")(service.chat)
     app.post("/v1/embeddings")(service.embeddings)
+    app.post("/v1/load_lora_adapter")(service.load_adapter)
+    app.post("/v1/unload_lora_adapter")(service.unload_adapter)
     add_looks(app, service)
     return app
 
@@ -67,7 +71,8 @@ class Service:
     ) -> None:
         self.settings, self.engine, self.lab = settings, engine, labs("serving")
         self.metrics = Metrics(settings.name)
-        self.requests = Requests(settings, labs, engine.facts, self.metrics)
+        self.adapters = ServedAdapters(settings, engine, labs)
+        self.requests = Requests(settings, labs, engine.facts, self.metrics, self.adapters)
         self.answers = Answers(engine, labs, self.requests, self.metrics)
         self.is_draining = False
         self.began = time.monotonic()
@@ -157,14 +162,28 @@ class Service:
         self.requests.admit(texts)
         return self.answers.new(body, texts)
 
+    async def load_adapter(self, body: AdapterBody) -> dict[str, Any]:
+        try:
+            matrices = await asyncio.to_thread(self.adapters.read, body.lora_name)
+        except ValueError as error:
+            raise Refusal(400, str(error), param="lora_name") from None
+        self.adapters.add(body.lora_name, matrices)
+        return await self.model(f"{self.settings.name}:{body.lora_name}")
+
+    async def unload_adapter(self, body: AdapterBody) -> dict[str, Any]:
+        removed = await self.model(f"{self.settings.name}:{body.lora_name}")
+        self.adapters.drop(body.lora_name)
+        return {"id": removed["id"], "object": "model", "deleted": True}
+
     # -------------------------------------------------------------------------- what is looked at
 
     async def models(self) -> dict[str, Any]:
-        return {"object": "list", "data": [await self.model(self.settings.name)]}
+        return {"object": "list", "data": [await self.model(name) for name in self.adapters.models]}
 
     async def model(self, name: str) -> dict[str, Any]:
-        self.requests.require_model(name)
-        return {"id": name, "object": "model", "created": 0, "owned_by": OWNER}
+        found = {"id": name, "object": "model", "created": 0, "owned_by": OWNER}
+        is_base = self.adapters.find(name) is None
+        return found if is_base else {**found, "parent": self.settings.name}
 
     async def health(self) -> Response:
         is_hung = time.monotonic() > self.engine.heard + self.settings.silent

@@ -24,7 +24,6 @@ from solutions.server.settings import Labs, Settings
 
 if TYPE_CHECKING:  # PyTorch is imported by both processes at the same time, once this one has begun
     from solutions.server.engine_thread import Deliver, EngineThread, Facts
-    from solutions.server.messages import TextRequest
 
 log = logging.getLogger("workbook")
 
@@ -47,7 +46,7 @@ class EngineProcess:
         self.deliver: Deliver = lambda outputs: None
         self.on_death: Callable[[], object] = lambda: None
         self.is_stopped = False
-        self.outbox: SimpleQueue[TextRequest | str] = SimpleQueue()
+        self.outbox: SimpleQueue[Any] = SimpleQueue()
 
     def wait(self) -> None:
         """Wait until the model is loaded."""
@@ -72,8 +71,8 @@ class EngineProcess:
         self.process.join(1)
         atexit.unregister(self.process.kill)
 
-    def submit(self, request: TextRequest) -> None:
-        self.outbox.put(request)
+    def submit(self, message: Any) -> None:
+        self.outbox.put(message)
 
     def abort(self, request_id: str) -> None:
         self.outbox.put(request_id)

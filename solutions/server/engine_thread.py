@@ -26,7 +26,7 @@ from solutions.engine.watcher import Watcher, watch
 from solutions.grammars.regex import EMPTY
 from solutions.server.formats import Guides, Vocabulary
 from solutions.server.loaded import Loaded, read_tokenizer
-from solutions.server.messages import EngineFault, TextOutput, TextRequest, TokenLogprob
+from solutions.server.messages import AdapterKey, EngineFault, TextOutput, TextRequest, TokenLogprob
 from solutions.server.reading import PromptReader, scored
 from solutions.server.tokens import stop_at
 
@@ -71,7 +71,8 @@ class EngineThread(Watcher):
         self.deliver = deliver
         self.on_view: Callable[[], object] = lambda: None
         self.on_death = self.on_view
-        self.inbox: deque[TextRequest | str] = deque()  # requests, and ids of those to abort
+        self.inbox: deque[Any] = deque()  # what `submit` takes, and ids of requests to abort
+        self.adapters: dict[AdapterKey, Any] = {}
         self.wake, self.is_stopped = threading.Event(), False
         self.numbers: dict[str, int] = {}  # the engine's number of each request that it serves
         self.requests: dict[int, TextRequest] = {}
@@ -123,8 +124,9 @@ class EngineThread(Watcher):
         self.wake.set()
         self.thread.join()
 
-    def submit(self, request: TextRequest) -> None:
-        self.inbox.append(request)
+    def submit(self, message: Any) -> None:
+        """Let the next step take in a request, or an adapter, or the key of one to forget."""
+        self.inbox.append(message)
         self.wake.set()
 
     def abort(self, request_id: str) -> None:
@@ -156,6 +158,10 @@ class EngineThread(Watcher):
             came = self.inbox.popleft()
             if isinstance(came, TextRequest):
                 self.add(came)
+            elif isinstance(came, tuple):
+                del self.adapters[came]  # its running requests keep it
+            elif not isinstance(came, str):
+                self.adapters[came.name, came.version] = came
             elif came in self.numbers:
                 self.engine.abort(self.numbers[came])
 
@@ -163,9 +169,14 @@ class EngineThread(Watcher):
         stop = None
         if request.stops or request.other_ends:
             stop = stop_at(request.stops, self.bytes_of, request.other_ends)
+        salt, adapter = request.salt, None
+        if self.loaded.settings.adapters is not None:
+            name, version = request.adapter or (None, 0)
+            adapter = self.adapters[name, version] if name else None
+            salt = self.loaded.labs("adapters").salted(salt, name, version)
         number = self.engine.submit(
             request.prompt, request.max_new_tokens, request.params, request.seed,
-            request.eos_token_id, stop, request.salt,
+            request.eos_token_id, stop, salt, adapter,
         )  # fmt: skip
         if not request.speculation:
             self.engine.inbox[-1].new_drafter = None  # type: ignore[union-attr]

@@ -16,6 +16,8 @@ from solutions.kv_cache import CachedLMHead
 from solutions.server.settings import Labs, Settings, reference
 from solutions.speculative import AdaptiveDrafter, ConfidentDrafter, Drafter, NgramDrafter
 
+ADAPTERS = 8  # that run at the same time, at most; any number may be served
+
 
 @dataclass(frozen=True)
 class Loaded:
@@ -66,6 +68,10 @@ class Loaded:
             settings.draft_tokens,
             self.parts(),
         )
+        if settings.adapters is not None:
+            from solutions.adapted.engine import add_adapters
+
+            add_adapters(engine, ADAPTERS, self.labs("adapters"))
         if settings.kernel or settings.same_bits:
             engine.runner = self.kernel_runner(engine.runner)
         return engine

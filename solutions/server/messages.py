@@ -6,6 +6,7 @@ from typing import Literal
 from solutions.decoding import SamplingParams
 from solutions.server.adjusting import Adjustments
 
+AdapterKey = tuple[str, int]  # name and version
 Reads = Literal["nothing", "logprobs", "embedding"]
 
 
@@ -13,7 +14,8 @@ Reads = Literal["nothing", "logprobs", "embedding"]
 class TextRequest:
     """One text to write. logprobs: how many alternatives to report per token; None for nothing.
     other_ends: tokens that end it besides EOS. schema: the JSON schema that the text must fit, as
-    text; None for any text. reads: what is asked of the prompt itself.
+    text; None for any text. reads: what is asked of the prompt itself. adapter: its name and
+    version; None for the base.
     """
 
     id: str
@@ -30,6 +32,7 @@ class TextRequest:
     schema: str | None = None
     adjustments: Adjustments | None = None
     reads: Reads = "nothing"
+    adapter: AdapterKey | None = None
 
 
 @dataclass(frozen=True)

@@ -233,6 +233,14 @@ class EmbeddingBody(Strict):
         return CompletionBody.model_validate(fields)
 
 
+class AdapterBody(Strict):
+    """The body of POST /v1/load_lora_adapter and unload_lora_adapter, as vLLM has it, but for the
+    path: adapters are in the folder that the server was started with.
+    """
+
+    lora_name: str
+
+
 class TextPart(Strict):
     type: Literal["text"]
     text: Text

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from solutions.checkpoints.templates import RefusedChat
 from solutions.decoding import SamplingParams
 from solutions.families import find_checkpoint, load_chat
+from solutions.server.adapters import ServedAdapters
 from solutions.server.adjusting import Adjustments
 from solutions.server.engine_thread import Facts
 from solutions.server.formats import derivative_of, read_format
@@ -32,9 +33,16 @@ class Requests:
     prompts, counted here too, because a learner's first `Admission` counts nothing.
     """
 
-    def __init__(self, settings: Settings, labs: Labs, facts: Facts, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        labs: Labs,
+        facts: Facts,
+        metrics: Metrics,
+        adapters: ServedAdapters,
+    ) -> None:
         self.settings, self.labs, self.facts, self.metrics = settings, labs, facts, metrics
-        self.model = settings.name
+        self.adapters = adapters
         self.tokenizer = read_tokenizer(settings.model)
         self.template = load_chat(find_checkpoint(settings.model), self.tokenizer)
         self.ends = facts.ends
@@ -71,7 +79,7 @@ class Requests:
 
     def texts_of(self, body: Body, schema: str | None, is_embedding: bool) -> list[TextRequest]:
         """Return the texts that a body asks for: n for each of its prompts. Raises Refusal."""
-        self.require_model(body.model)
+        adapter = self.adapters.find(body.model)
         prompts, limit, param = self.prompts_of(body, is_embedding)
         if len(prompts) * body.n > self.settings.max_texts:
             sentence = f"A request is for at most {self.settings.max_texts} texts, prompts times n."
@@ -100,17 +108,12 @@ class Requests:
                 schema=schema,
                 adjustments=adjustments,
                 reads=reads,
+                adapter=adapter,
                 # what is found in the cache isn't computed, so there would be nothing to read
                 salt=b"" if reads == "nothing" else f"{answer_id}-{i}".encode(),
             )
             for i in range(len(prompts) * body.n)
         ]
-
-    def require_model(self, name: str) -> None:
-        """Raise Refusal for a model that isn't served here."""
-        if name != self.model:
-            sentence = f"The model {name[:100]!r} isn't served here; {self.model!r} is."
-            raise Refusal(404, sentence, "model_not_found", "model")
 
     def prompts_of(self, body: Body, is_embedding: bool) -> tuple[list[list[int]], int, str]:
         """Return a body's prompts, the most tokens of each answer, and the prompts' field."""

@@ -43,7 +43,8 @@ class Settings:
     origins: of pages on the web that may call it. log: whether each request is told on stderr.
     debug: whether the engine's blocks are checked after each step.
     kernel: whether narrow steps are one compiled function (lab 21). same_bits: whether all are, so
-    that an answer doesn't depend on who else is served.
+    that an answer doesn't depend on who else is served. adapters: the folder of the adapters that
+    are served beside the model, each in a folder by its name (lab 23).
     pool_bytes: memory for keys and values. context: the longest text, in tokens; None for as long
     as model and pool allow. draft_tokens: drafted in a step, at most, for a request
     that asks for speculation. max_waiting: texts without a token. max_texts: in one request.
@@ -58,6 +59,7 @@ class Settings:
     technique: str = "engine"
     kernel: bool = False
     same_bits: bool = False
+    adapters: Path | None = None
     threads: int | None = None
     api_key: str | None = None
     hosts: tuple[str, ...] = ()
@@ -91,6 +93,8 @@ class Settings:
             )
         if (self.kernel or self.same_bits) and find_spec("numba") is None:
             raise ValueError("The kernel needs numba. Install it: pip install numba")
+        if (self.kernel or self.same_bits) and self.adapters is not None:
+            raise ValueError("The kernel knows no adapters: leave out --adapters, or the kernel.")
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"An engine computes with 1 thread or more, not {self.threads}.")
         if self.pool_bytes < 1:

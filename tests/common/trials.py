@@ -52,7 +52,7 @@ def frozen(value: Any) -> Any:
         return {key: frozen(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return type(value), [frozen(item) for item in value]
-    assert value is None or isinstance(value, bool | int | float | str), type(value)
+    assert value is None or isinstance(value, bool | int | float | str | bytes), type(value)
     return value
 
 

@@ -37,7 +37,7 @@ from autograder.text.release import code_of
 TURNS = 12  # in a row, in which each case is tried
 ALL = "all"
 DAY = 24 * 3600
-MOST_TOUCHED = 8  # a change that touches more than one case in eight is tried in turns, as ever
+MOST_TOUCHED = 16  # a change that touches more than one case in 16 is tried in turns, as ever
 LAB_FOLDERS = ("autograder/attempt/drivers", "visuals")
 OWN = r"course/lab\d\d_{lab}/.*|(autograder|solutions|visuals)/(.*/)?{lab}\.py"
 GRIDS = (  # the three that prove an exercise's judge: right, wrong, and under a secret

@@ -45,6 +45,7 @@ def record_with(first: str) -> Record:
 
 @pytest.mark.slow
 @pytest.mark.needs("bwrap")
+@pytest.mark.in_turn(3)
 def test_a_class_gets_a_table_and_no_record_costs_another(tmp_path, monkeypatch, capsys):
     resize(monkeypatch, run, ROUNDS=1, PROMPT=5, NEW=12)
     resize(monkeypatch, workloads, RAGGED_REQUESTS=4)

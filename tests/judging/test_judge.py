@@ -349,6 +349,10 @@ def noisy(start, token_times):
     return Metrics(NOISE.random(), None, 1.0, 1.0)
 
 
+def noisy_in_torch(start, token_times):
+    return Metrics(float(torch.rand(())), None, 1.0, 1.0)
+
+
 def remembering(start, token_times, times=[]):  # noqa: B006
     times += token_times
     return metrics(start, list(times))
@@ -362,6 +366,7 @@ def not_a_number(start, token_times):
     ("attempt", "cause"),
     [
         (noisy, CHANGES_BY_ITSELF),
+        (noisy_in_torch, CHANGES_BY_ITSELF),
         (remembering, CHANGES_BY_ITSELF),
         (not_a_number, "`ttft` is nan every time, in 6 cases."),
     ],

@@ -17,6 +17,7 @@ from autograder.judging.symptoms import (
     RULES,
     extreme,
     only_the_first,
+    right_in_single_rows,
     symptom,
     value_of,
 )
@@ -33,6 +34,7 @@ SHOWN: dict[str, tuple[Any, Any]] = {
     "probabilities_returned": (PROBS, LOGITS),
     "logits_returned": (LOGITS, PROBS),
     "logarithms_returned": (PROBS.log(), PROBS),
+    "constant_added": (LOGITS.log_softmax(dim=-1), LOGITS),
     "dimension_lost_or_gained": (PROBS.amax(dim=-1), PROBS.amax(dim=-1, keepdim=True)),
     "dimensions_exchanged": (PROBS.T, PROBS),
     "one_too_many": ([3, 1, 4, 1], [3, 1, 4]),
@@ -71,6 +73,15 @@ def test_words_longer_than_any_driver_uses_are_not_read_as_a_value() -> None:
 def test_places_in_another_order_are_another_choice() -> None:
     assert shown(torch.tensor([3, 1, 2]), torch.tensor([1, 2, 3])) is None
     assert shown([3, 1, 2], [1, 2, 3]) is None
+
+
+def test_places_that_are_all_off_by_one_are_told_without_a_softmax() -> None:
+    places = torch.arange(6).view(2, 3)
+    outcomes = Outcome((Seen("It", places + 1),)), Outcome((Seen("It", places),))
+    found = symptom(EXERCISE, *outcomes)
+    assert found is not None
+    assert found.sentence == "Every number is too large by 1."
+    assert shown(places + torch.tensor([[1], [2]]), places) is None
 
 
 def test_what_is_changed_is_named() -> None:
@@ -153,6 +164,20 @@ def test_what_shows_in_all_cases_together() -> None:
     lists: list[Any] = [[1], [1, 2], [], [3]]
     assert told([[]] * 4, lists) == "It is empty every time, in 4 cases."
     assert told([[], [1], [], []], lists) is None
+
+
+def test_that_only_several_rows_are_wrong_is_told() -> None:
+    def attempt(logits, ids, params):
+        probs = next_token_probs(logits, ids, params)
+        return probs / probs.sum()
+
+    judgement = judge(exercises()["decoding.next_token_probs"], attempt)
+    assert (judgement.misconception, judgement.observed) == ("right_in_single_rows", True)
+    rows = [torch.arange(3.0).expand(n, 3) for n in (1, 1, 1, 2, 2, 2)]
+    right = [Outcome((Seen("It", tensor),)) for tensor in rows]
+    for wrong in ([0, 3, 4, 5], [3, 4]):
+        got = [Outcome((Seen("It", tensor + (n in wrong)),)) for n, tensor in enumerate(rows)]
+        assert not right_in_single_rows(got, right)
 
 
 def test_an_author_reads_what_the_symptom_is() -> None:

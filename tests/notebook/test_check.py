@@ -25,7 +25,7 @@ from nbgrader.utils import determine_grade
 from autograder import check as check_module
 from autograder.check import CheckFailed, Result, check, failing_case, hint, mine, status
 from autograder.exercises import exercises
-from autograder.judging.judge import INSIDE, judge
+from autograder.judging.judge import INSIDE, drawn, judge
 from autograder.notebook import cells, kept, verdict
 from autograder.notebook.card import VerdictCard
 from autograder.notebook.progress import status_of
@@ -120,10 +120,31 @@ def test_the_case_can_be_pasted_and_fetched() -> None:
         check("generate.generate", positions_all_0)
     (request,) = failing_case()["requests"]
     names: dict[str, Any] = {"torch": torch}
-    exec(verdict.pasted(check_module.failed[0]), names)
+    exec(verdict.pasted(GENERATE, check_module.failed[0]), names)
     assert torch.equal(names["requests"][0]["input_ids"], request["input_ids"])
     request["input_ids"] += 1
     assert not torch.equal(failing_case()["requests"][0]["input_ids"], request["input_ids"])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("constrained.token_index", "constrained.forced", "constrained.classify"),
+        *("tokenizer.merge", "tokenizer.join_by_rank", "tokenizer.encode", "estimating.plan"),
+    ],
+)
+def test_a_case_is_shown_as_the_call_that_a_learner_would_write(name: str) -> None:
+    exercise = exercises()[name]
+    for case in drawn(exercise):
+        shown = verdict.pasted(exercise, case)
+        assert shown.startswith(f"{exercise.path}(")
+        exec(shown, dict(vars(exercise.module)))
+
+
+@pytest.mark.parametrize("name", ["constrained.hold_back", "tokenizer.StreamDecoder.push"])
+def test_bytes_are_shown_as_bytes(name: str) -> None:
+    exercise = exercises()[name]
+    assert all("b'" in verdict.pasted(exercise, case) for case in drawn(exercise)[1:])
 
 
 def test_an_error_is_told_with_the_line_that_raised_it(tmp_path, capsys):

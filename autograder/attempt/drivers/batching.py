@@ -133,6 +133,10 @@ def selected(
         for name in ("positions", "mask", "slots"):
             seen.append(Seen(f"`self.{name}`", kept(cache, name), f"after {where},"))
         seen.append(Seen("`lengths`", snapshot(cache.lengths), f"after {where},"))
+        cache.lengths += 1
+        grown = f"after {where}, once the lengths have grown,"
+        seen.append(Seen("`self.positions`", kept(cache, "positions"), grown))
+        cache.lengths -= 1
     return seen
 
 

@@ -1,9 +1,6 @@
-"""Drivers of lab 14: choices, masks, derivatives, an index, generation, jumps, regions.
+"""Drivers of lab 14: choices, masks, derivatives, an index, generation, jumps, regions."""
 
-Tokens come as texts with one character for each byte, because cases are plain data.
-"""
-
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from itertools import product
 from typing import Any, NamedTuple
@@ -27,14 +24,6 @@ class Automaton(NamedTuple):
 
     edges: Edges
     accepting: frozenset[int]
-
-
-def bytes_of(tokens: Sequence[str]) -> list[bytes]:
-    return [token.encode("latin-1") for token in tokens]
-
-
-def still(vocabulary: Sequence[str], given: list[bytes]) -> Seen:
-    return as_it_was("`vocabulary`", given, bytes_of(vocabulary))
 
 
 def words(value: Any) -> str:
@@ -131,23 +120,23 @@ def reached(
 
 
 def token_index(
-    attempt: Attempt, edges: Edges, accepting: list[int], vocabulary: list[str]
+    attempt: Attempt, edges: Edges, accepting: list[int], vocabulary: list[bytes]
 ) -> list[Seen]:
-    texts = bytes_of(vocabulary)
+    texts = list(vocabulary)
     index = attempt(Automaton(edges, frozenset(accepting)), texts)
     if not isinstance(index, (list, tuple)):
         return [Seen("What it returned", f"is {words(index)}")]
     seen = [
         Seen("What it returned", f"is a list with {len(index)} states"),
-        still(vocabulary, texts),
+        as_it_was("`vocabulary`", texts, vocabulary),
     ]
     for state, ends in enumerate(index):
         if not isinstance(ends, Mapping):
             raise TypeError(f"Each item of the index is a dict; item {state} is {words(ends)}.")
-        for token, text in enumerate(texts):
+        for token, text in enumerate(vocabulary):
             place = f"leads to state {plain(ends[token])!r}" if token in ends else "isn't there"
             seen.append(Seen(f"Token {token}, {text!r},", place, f"in state {state}"))
-        others = [plain(key) for key in ends if key not in range(len(texts))]
+        others = [plain(key) for key in ends if key not in range(len(vocabulary))]
         seen.append(Seen("The list of keys that are no token", others, f"in state {state}"))
     return seen
 
@@ -258,10 +247,10 @@ def forced(attempt: Attempt, edges: Edges, accepting: list[int], state: int) -> 
 
 
 def hold_back(
-    attempt: Attempt, tokens: list[int], vocabulary: list[str], edges: Edges, index: Edges
+    attempt: Attempt, tokens: list[int], vocabulary: list[bytes], edges: Edges, index: Edges
 ) -> list[Seen]:
     """The tokens are a text that is forced in state 0. index: of the automaton with these edges."""
-    texts = bytes_of(vocabulary)
+    texts = list(vocabulary)
 
     def allowed(before: Any) -> frozenset[int]:
         if not isinstance(before, bytes):
@@ -274,24 +263,24 @@ def hold_back(
         return frozenset(index[state])
 
     found = attempt(tokens, texts, sealed(allowed))
-    return [Seen("The list of tokens", found), still(vocabulary, texts)]
+    return [Seen("The list of tokens", found), as_it_was("`vocabulary`", texts, vocabulary)]
 
 
 # -------------------------------------------------------------------------- a stack of brackets
 
 
 def classify(
-    attempt: Attempt, edges: Edges, accepting: list[int], state: int, vocabulary: list[str]
+    attempt: Attempt, edges: Edges, accepting: list[int], state: int, vocabulary: list[bytes]
 ) -> list[Seen]:
-    texts, fates = bytes_of(vocabulary), ("accepted", "rejected", "uncertain")
+    texts, fates = list(vocabulary), ("accepted", "rejected", "uncertain")
     found = attempt(Automaton(edges, frozenset(accepting)), state, texts)
     sets = dict(zip(fates, things(3, found, "classify returns three sets"), strict=True))
     for fate, tokens in sets.items():
         if not isinstance(tokens, AbstractSet):
             raise TypeError(f"classify returns three sets; that of {fate} is {words(tokens)}.")
-    seen = [still(vocabulary, texts)]
-    for token, text in enumerate(texts):
+    seen = [as_it_was("`vocabulary`", texts, vocabulary)]
+    for token, text in enumerate(vocabulary):
         told = " and ".join(fate for fate in fates if token in sets[fate])
         seen.append(Seen(f"Token {token}, {text!r},", f"is {told or 'in none of the sets'}"))
-    others = [plain(t) for fate in fates for t in sets[fate] if t not in range(len(texts))]
+    others = [plain(t) for fate in fates for t in sets[fate] if t not in range(len(vocabulary))]
     return [*seen, Seen("The list of what is no token", others)]

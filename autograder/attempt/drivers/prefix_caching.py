@@ -2,11 +2,13 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from operator import index
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from autograder.attempt.lent import sealed
 from autograder.attempt.plain import Strange, kind_of, plain
@@ -28,16 +30,33 @@ def block_hashes(attempt: Attempt, texts: list[Text], block_size: int) -> list[S
     The notebook calls `hex` of a hash, so it has to be bytes; which function made them is open.
     """
     numbers: dict[Any, int] = {}
-    kinds = set()
-    seen = []
-    for number, (ids, salt) in enumerate(texts, 1):
+    kinds = set[str]()
+
+    def hashed(ids: list[int], salt: str) -> Any:
         hashes = attempt(ids, block_size, salt.encode())
-        if isinstance(hashes, (list, tuple)):
-            kinds |= {f"{len(key)} bytes" if type(key) is bytes else kind_of(key) for key in hashes}
-            hashes = f"is {[numbers.setdefault(key, len(numbers)) for key in hashes]}"
-        what = f"The list of hashes of text {number}, numbered as new ones come,"
-        seen.append(Seen(what, hashes))
-    return [*seen, Seen("Each hash", f"is {' or '.join(sorted(kinds)) or 'missing'}")]
+        if not isinstance(hashes, (list, tuple)):
+            return hashes
+        kinds.update(f"{len(k)} bytes" if type(k) is bytes else kind_of(k) for k in hashes)
+        return f"is {[numbers.setdefault(key, len(numbers)) for key in hashes]}"
+
+    seen = [
+        Seen(f"The list of hashes of text {number}, numbered as new ones come,", hashed(*text))
+        for number, text in enumerate(texts, 1)
+    ]
+    seen.append(Seen("Each hash", f"is {' or '.join(sorted(kinds)) or 'missing'}"))
+    known = len(numbers)
+    with another_process(attempt):
+        for text in texts:
+            hashed(*text)
+    told = "is the same" if len(numbers) == known else "is another one"
+    return [*seen, Seen("Each hash, made in another process,", told)]
+
+
+def another_process(attempt: Attempt) -> AbstractContextManager[Any]:
+    """Let Python's `hash` give an attempt other numbers, as it does in another process."""
+    names = getattr(attempt, "__globals__", {})
+    other = {} if "hash" in names else {"hash": lambda value: hash((value, "elsewhere"))}
+    return patch.dict(names, other)
 
 
 # A case gives a manager's `life` so far, the `state` that this leads to, the `steps` to be judged,

@@ -1,6 +1,6 @@
 """Drivers of lab 16: text and bytes, merges, and a stream of tokens.
 
-A case has text only: each byte of a token is a character, by its number. What was returned is put
+Where a case has text for bytes, each byte is a character, by its number. What was returned is put
 into words, as Python writes bytes.
 """
 
@@ -26,6 +26,11 @@ class Tokenizer:
     special: dict[str, int]
     token_bytes: dict[int, bytes]
 
+    def __repr__(self) -> str:
+        """Show how the notebook's functions make it."""
+        first = min(self.ids.values())
+        return f"with_merges({list(self.ranks)}, byte_ids({first}), {self.special})"
+
 
 # ------------------------------------------------------------------------------ bytes, in words
 
@@ -38,10 +43,6 @@ def raw(text: str) -> bytes:
 def raw_pair(pair: tuple[str, str]) -> tuple[bytes, bytes]:
     left, right = pair
     return raw(left), raw(right)
-
-
-def raw_table(table: dict[int, str]) -> dict[int, bytes]:
-    return {number: raw(token) for number, token in table.items()}
 
 
 def told(value: Any) -> Any:
@@ -61,10 +62,10 @@ def readable(value: Any, depth: int = 0) -> Any:
 # ---------------------------------------------------------------------------------- ids to text
 
 
-def decode(attempt: Attempt, ids: list[int], token_bytes: dict[int, str]) -> list[Seen]:
-    table, before = raw_table(token_bytes), raw_table(token_bytes)
-    text = attempt(ids, table)
-    return [Seen("The text", told(text)), as_it_was("`token_bytes`", table, before)]
+def decode(attempt: Attempt, ids: list[int], token_bytes: dict[int, bytes]) -> list[Seen]:
+    given = dict(token_bytes)
+    text = attempt(ids, given)
+    return [Seen("The text", told(text)), as_it_was("`token_bytes`", given, token_bytes)]
 
 
 def pre_tokenize(attempt: Attempt, text: str) -> list[Seen]:
@@ -174,14 +175,13 @@ def list_kind(value: Any) -> Any:
 # ------------------------------------------------------------------------------ a stream of text
 
 
-def push(attempt: type, token_bytes: dict[int, str], tokens: list[tuple[int, int]]) -> list[Seen]:
+def push(attempt: type, token_bytes: dict[int, bytes], tokens: list[tuple[int, int]]) -> list[Seen]:
     """Push the tokens in turn, each into the decoder of its request; then flush every decoder."""
-    table = raw_table(token_bytes)
-    decoders = {request: attempt(dict(table)) for request, _ in tokens}
+    decoders = {request: attempt(dict(token_bytes)) for request, _ in tokens}
     seen = []
     for number, (request, token) in enumerate(tokens, 1):
         of = f" of request {request}" if len(decoders) > 1 else ""
-        where = f"in call {number}, for {table[token]!r}{of},"
+        where = f"in call {number}, for {token_bytes[token]!r}{of},"
         seen.append(Seen("What `push` returned", told(decoders[request].push(token)), where))
     for request, decoder in decoders.items():
         of = f"at the end of request {request}" if len(decoders) > 1 else "at the end"

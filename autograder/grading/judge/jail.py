@@ -45,6 +45,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
+    "NUMBA_DISABLE_JIT": "1",  # checks run the Python form, whether numba is installed or not
 }
 OWN_USER = "--unshare-user", "--disable-userns", "--uid", str(NOBODY), "--gid", str(NOBODY)
 TO_LEAVE_ROOT = ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP"]
