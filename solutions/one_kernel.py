@@ -286,9 +286,12 @@ def take_share(
 
 
 @compiled
-def cut(n: int, share: int) -> int:
-    """Return where a share of n outputs begins; share SHARES begins at their end."""
-    return n if share == SHARES else n // LINE * share // SHARES * LINE
+def cut(n: int, share: int, line: int = LINE) -> int:
+    """Return where a share of n outputs begins; share SHARES begins at their end.
+
+    line: outputs that aren't divided.
+    """
+    return n if share == SHARES else n // line * share // SHARES * line
 
 
 class Layer(NamedTuple):

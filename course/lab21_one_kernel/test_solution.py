@@ -15,6 +15,8 @@ from autograder.check import mark_passed
 from gpt import GPTConfig
 from solutions.compiled.assemble import assemble
 from solutions.compiled.kernel import Kernel
+from solutions.compiled.steps import multiply_pairs
+from solutions.compiled.weights import TILE
 from solutions.compiler import python_of
 from solutions.engine.runner import Chunk, FastCache
 from solutions.kv_cache import CachedLMHead
@@ -107,7 +109,7 @@ def test_normalize_is_a_layer_norm(n: int, size: float, seed: int) -> None:
     assert np.array_equal(x, before)
 
 
-@pytest.mark.parametrize("function", [multiply, multiply4])
+@pytest.mark.parametrize("function", [multiply, multiply4, multiply_pairs])
 @pytest.mark.parametrize("codes", [False, True])
 def test_a_part_of_a_linear_layer(function: Callable[..., None], codes: bool) -> None:
     @given(st.integers(1, 5), st.integers(1, 13), st.integers(1, 9), st.booleans(), st.data())
@@ -136,7 +138,7 @@ def test_a_part_of_a_linear_layer(function: Callable[..., None], codes: bool) ->
 def test_a_row_has_the_bits_that_it_has_alone(rows: int, n_out: int, seed: int) -> None:
     x, weight, bias = drawn(seed, rows, 33), drawn(seed + 1, n_out, 33), drawn(seed + 2, n_out)
     found = []
-    for function in multiply, multiply4:
+    for function in multiply, multiply4, multiply_pairs:
         for parts in [x], [x[r : r + 1] for r in range(rows)]:
             outs = [np.zeros((len(part), n_out), np.float32) for part in parts]
             for part, out in zip(parts, outs, strict=True):
@@ -194,12 +196,12 @@ def test_attention_over_a_table(length: int, size: int, heads: int, scale: int, 
 # ---------------------------------------------------------------------------------- the threads
 
 
-@given(st.integers(1, 600))
-def test_shares_follow_each_other_and_are_whole_lines(n: int) -> None:
-    cuts = [cut(n, share) for share in range(SHARES + 1)]
+@given(st.integers(1, 600), st.sampled_from([LINE, TILE]))
+def test_shares_follow_each_other_and_are_whole_lines(n: int, line: int) -> None:
+    cuts = [cut(n, share, line) for share in range(SHARES + 1)]
     assert (cuts[0], cuts[-1]) == (0, n)
     assert cuts == sorted(cuts)
-    assert all(each % LINE == 0 for each in cuts[:-1])
+    assert all(each % line == 0 for each in cuts[:-1])
 
 
 @given(st.integers(1, 3), st.integers(1, 40), st.integers(1, 140), seeds)

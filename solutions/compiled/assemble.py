@@ -35,8 +35,9 @@ def assemble(**parts: Callable[..., Any]) -> Callable[..., None]:
     names.update(zip(parts, map(compiled, own), strict=True))
     if "mlp" in parts:
         names["plain_mlp"] = names["learners_mlp"]
-    if "multiply4" in parts:
-        names["ONE_STREAM"] = False
+    for part in "multiply", "multiply4":
+        if part in parts:
+            names["products"] = names[part]
     for part in own:
         part.__globals__.update({name: names[name] for name in [*PARTS, "gelu", "softmax", "cut"]})
     if ON:

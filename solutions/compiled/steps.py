@@ -20,12 +20,12 @@ from solutions.one_kernel import (
     SHARES,
     Layer,
     attend,
+    cut,
     exponentiate,
     f32,
     gelu,
     i32,
     mlp,
-    multiply,
     multiply4,
     normalize,
     take_share,
@@ -77,9 +77,33 @@ class Room(NamedTuple):
 
 
 @compiled
-def border(n: int, share: int) -> int:
-    """Return where a share of n outputs begins: with a tile, which is computed as a whole."""
-    return n if share == SHARES else n // TILE * share // SHARES * TILE
+def multiply_pairs(
+    x: Array, weight: Array, scale: Array, bias: Array, first: int, last: int, out: Array,
+    added: bool,
+) -> None:  # fmt: skip
+    """What `multiply` does, to the last bit, two rows of x at a time: a weight is loaded once for
+    both. The compiler gives the sums of both loops one order. (Four at a time weren't faster.)
+    """
+    whole = len(x) // 2 * 2
+    for j in range(first, last):
+        w = weight[j]
+        for r in range(0, whole, 2):
+            a, b, p, q = x[r], x[r + 1], f32(0), f32(0)
+            for i in range(len(w)):
+                p += a[i] * f32(w[i])
+                q += b[i] * f32(w[i])
+            for k, total in enumerate((p, q)):
+                total = total * scale[j] + bias[j]
+                out[r + k, j] = out[r + k, j] + total if added else total
+        for r in range(whole, len(x)):
+            row, total = x[r], f32(0)
+            for i in range(len(w)):
+                total += row[i] * f32(w[i])
+            total = total * scale[j] + bias[j]
+            out[r, j] = out[r, j] + total if added else total
+
+
+products = multiply_pairs if ONE_STREAM else multiply4  # a learner's in a step with their own
 
 
 @compiled
@@ -87,10 +111,7 @@ def multiply_numbers(
     x: Array, matrix: Any, layer: int, low: int, high: int, out: Array, added: bool
 ) -> None:
     weight, scale, bias = matrix.weight[layer], matrix.scale[layer], matrix.bias[layer]
-    if ONE_STREAM:
-        multiply(x, weight, scale, bias, low, high, out, added)
-    else:
-        multiply4(x, weight, scale, bias, low, high, out, added)
+    products(x, weight, scale, bias, low, high, out, added)
 
 
 @compiled
@@ -156,7 +177,7 @@ def multiply_together(
     """Compute a linear layer."""
     n, share = out.shape[1], take_share(counters, phase, SHARES, OVER)
     while share != OVER:
-        multiply_part(x, matrix, layer, border(n, share), border(n, share + 1), out, added)
+        multiply_part(x, matrix, layer, cut(n, share, TILE), cut(n, share + 1, TILE), out, added)
         share = take_share(counters, phase, SHARES, share)
 
 
@@ -266,7 +287,7 @@ def plain_mlp(
     normalize_rows(room.hidden, w.norms[layer, 1], shape, normed)
     n, wide, share = room.wide.shape[1], room.wide, take_share(counters, phase, SHARES, OVER)
     while share != OVER:
-        low, high = border(n, share), border(n, share + 1)
+        low, high = cut(n, share, TILE), cut(n, share + 1, TILE)
         multiply_part(normed, w.c_fc, layer, low, high, wide, False)
         for r in range(len(normed)):
             gelu(wide[r, low:high], numbers[low:high], whole[low:high])
@@ -299,7 +320,7 @@ def gated_mlp(
     normalize_rows(room.hidden, w.norms[layer, 1], shape, normed)
     n, wide, share = room.wide.shape[1], room.wide, take_share(counters, phase, SHARES, OVER)
     while share != OVER:
-        low, high = border(n, share), border(n, share + 1)
+        low, high = cut(n, share, TILE), cut(n, share + 1, TILE)
         multiply_part(normed, w.c_fc, layer, low, high, wide, False)
         multiply_part(normed, w.gate, layer, low, high, room.gates, False)
         for r in range(len(normed)):
