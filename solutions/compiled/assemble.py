@@ -15,7 +15,12 @@ from solutions.compiler import ON, compiled, python_of
 MODULES = one_kernel, steps
 PARTS = ["normalize", "multiply", "multiply4", "exponentiate", "attend", "take_share", "mlp"]
 
-CHOICES = {"multiply_part": "compiled_part", "mlp_of_family": "compiled_mlp"}  # by type
+# What takes a place in the step, where a part of the learner's is there.
+IN_PLACE = {
+    "multiply": ("products", "multiply"),
+    "multiply4": ("products", "multiply4"),
+    "mlp": ("mlp_of_step", "learners_mlp"),
+}
 
 
 def assemble(**parts: Callable[..., Any]) -> Callable[..., None]:
@@ -33,18 +38,15 @@ def assemble(**parts: Callable[..., Any]) -> Callable[..., None]:
             fresh = rebuilt(function, names)
             names[name] = fresh if value is function else compiled(fresh)
     names.update(zip(parts, map(compiled, own), strict=True))
-    if "mlp" in parts:
-        names["plain_mlp"] = names["learners_mlp"]
-    for part in "multiply", "multiply4":
-        if part in parts:
-            names["products"] = names[part]
+    for name, (place, taker) in IN_PLACE.items():
+        if name in parts:
+            names[place] = names[taker]
     for part in own:
         part.__globals__.update({name: names[name] for name in [*PARTS, "gelu", "softmax", "cut"]})
     if ON:
         from numba.extending import overload
 
-        for chosen, choice in CHOICES.items():
-            overload(names[chosen])(names[choice])
+        overload(names["multiply_part"])(names["compiled_part"])
     return names["step"]
 
 

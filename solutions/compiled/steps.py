@@ -160,7 +160,6 @@ def multiply_part(
 
 
 if ON:
-    from numba import types
     from numba.extending import overload
 
     @overload(multiply_part)  # numba wants the same signature of all
@@ -279,20 +278,50 @@ def attend_together(
 
 
 @compiled
-def plain_mlp(
-    counters: Array, phase: int, layer: int, shape: Shape, w: Any, normed: Array,
+def activate(
+    gate: Any, layer: int, low: int, high: int, normed: Array, numbers: Array, whole: Array,
+    room: Room,
+) -> None:  # fmt: skip
+    """Apply GELU to neurons low to high, or multiply them by their gates if there are any."""
+    if gate is None:
+        for r in range(len(normed)):
+            gelu(room.wide[r, low:high], numbers[low:high], whole[low:high])
+    else:
+        multiply_part(normed, gate, layer, low, high, room.gates, False)
+        for r in range(len(normed)):
+            neurons, gates = room.wide[r, low:high], room.gates[r, low:high]
+            multiply_by_gates(neurons, gates, numbers[low:high], whole[low:high])
+
+
+@compiled
+def mlp_together(
+    counters: Array, phase: int, layer: int, shape: Shape, w: Any, gate: Any, normed: Array,
     numbers: Array, whole: Array, room: Room,
 ) -> None:  # fmt: skip
-    """Compute what lab 21's `mlp` does, with products by any weights."""
+    """Compute an MLP. Without gates it does what lab 21's `mlp` does, with any weights."""
     normalize_rows(room.hidden, w.norms[layer, 1], shape, normed)
-    n, wide, share = room.wide.shape[1], room.wide, take_share(counters, phase, SHARES, OVER)
+    n, share = room.wide.shape[1], take_share(counters, phase, SHARES, OVER)
     while share != OVER:
         low, high = cut(n, share, TILE), cut(n, share + 1, TILE)
-        multiply_part(normed, w.c_fc, layer, low, high, wide, False)
-        for r in range(len(normed)):
-            gelu(wide[r, low:high], numbers[low:high], whole[low:high])
+        multiply_part(normed, w.c_fc, layer, low, high, room.wide, False)
+        activate(gate, layer, low, high, normed, numbers, whole, room)
         share = take_share(counters, phase, SHARES, share)
-    multiply_together(counters, phase + 1, wide, w.mlp_proj, layer, room.hidden, True)
+    multiply_together(counters, phase + 1, room.wide, w.mlp_proj, layer, room.hidden, True)
+
+
+@compiled
+def learners_mlp(
+    counters: Array, phase: int, layer: int, shape: Shape, w: Any, gate: Any, normed: Array,
+    numbers: Array, whole: Array, room: Room,
+) -> None:  # fmt: skip
+    """Compute an MLP without gates by `mlp`."""
+    if gate is None:
+        c_fc, c_proj = layer_of(w.c_fc, layer), layer_of(w.mlp_proj, layer)
+        norm = w.norms[layer, 1]
+        given = counters, phase, room.hidden, norm, shape.eps, c_fc, c_proj, normed, room.wide
+        mlp(*given, numbers, whole)
+    else:
+        mlp_together(counters, phase, layer, shape, w, gate, normed, numbers, whole, room)
 
 
 @compiled
@@ -300,54 +329,7 @@ def layer_of(matrix: Matrix, layer: int) -> Layer:
     return Layer(matrix.weight[layer], matrix.scale[layer], matrix.bias[layer])
 
 
-@compiled
-def learners_mlp(
-    counters: Array, phase: int, layer: int, shape: Shape, w: Any, normed: Array,
-    numbers: Array, whole: Array, room: Room,
-) -> None:  # fmt: skip
-    """Take the place of `plain_mlp` in a step that is assembled with an `mlp`."""
-    c_fc, c_proj = layer_of(w.c_fc, layer), layer_of(w.mlp_proj, layer)
-    norm = w.norms[layer, 1]
-    given = counters, phase, room.hidden, norm, shape.eps, c_fc, c_proj, normed, room.wide
-    mlp(*given, numbers, whole)
-
-
-@compiled
-def gated_mlp(
-    counters: Array, phase: int, layer: int, shape: Shape, w: Any, normed: Array,
-    numbers: Array, whole: Array, room: Room,
-) -> None:  # fmt: skip
-    normalize_rows(room.hidden, w.norms[layer, 1], shape, normed)
-    n, wide, share = room.wide.shape[1], room.wide, take_share(counters, phase, SHARES, OVER)
-    while share != OVER:
-        low, high = cut(n, share, TILE), cut(n, share + 1, TILE)
-        multiply_part(normed, w.c_fc, layer, low, high, wide, False)
-        multiply_part(normed, w.gate, layer, low, high, room.gates, False)
-        for r in range(len(normed)):
-            gates = room.gates[r, low:high]
-            multiply_by_gates(wide[r, low:high], gates, numbers[low:high], whole[low:high])
-        share = take_share(counters, phase, SHARES, share)
-    multiply_together(counters, phase + 1, wide, w.mlp_proj, layer, room.hidden, True)
-
-
-def mlp_of_family(
-    counters: Array, phase: int, layer: int, shape: Shape, w: Any, normed: Array,
-    numbers: Array, whole: Array, room: Room,
-) -> None:  # fmt: skip
-    """Compute the MLP of GPT-2, or the one with gates."""
-    kind = plain_mlp if w.gate is None else gated_mlp
-    kind(counters, phase, layer, shape, w, normed, numbers, whole, room)
-
-
-if ON:
-
-    @overload(mlp_of_family)
-    def compiled_mlp(
-        counters: Array, phase: int, layer: int, shape: Shape, w: Any, normed: Array,
-        numbers: Array, whole: Array, room: Room,
-    ) -> Any:  # fmt: skip
-        gate = dict(zip(w.fields, w.types, strict=True))["gate"]
-        return python_of(plain_mlp if gate is types.none else gated_mlp)
+mlp_of_step = mlp_together  # `learners_mlp` in a step that is assembled with an `mlp`
 
 
 @compiled
@@ -366,7 +348,7 @@ def step(counters: Array, rows: Rows, pool: Array, shape: Shape, w: Weights, roo
         normalize_rows(hidden, w.norms[layer, 0], shape, normed)
         attend_together(counters, phase, layer, rows, pool, shape, w, normed, numbers, whole, room)
         multiply_together(counters, phase + 1, room.mixed, w.attn_proj, layer, hidden, True)
-        mlp_of_family(counters, phase + 2, layer, shape, w, normed, numbers, whole, room)
+        mlp_of_step(counters, phase + 2, layer, shape, w, w.gate, normed, numbers, whole, room)
     normalize_rows(hidden, w.last_norm, shape, normed)
     wanted, phase = normed[rows.wanted], 4 * len(w.norms) + 1
     multiply_together(counters, phase, wanted, w.head, 0, room.logits, False)
