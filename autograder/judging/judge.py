@@ -495,49 +495,48 @@ def what_to_run(exercise: Exercise, failure: Failure) -> str:
 # ---------------------------------------------------------------------------------- diagnosing
 
 
-Wrong = Iterator[tuple[Misconception, Callable[[slice], list[Outcome]]]]
+Wrong = Iterator[tuple[Misconception, Callable[[int], Outcome]]]
 
 
 def diagnose(trial: Trial, wrong: Wrong) -> Misconception | None:
     """The misconception that does the same as the attempt on every case."""
     exercise, got = trial.exercise, trial.got
     smallest = next(i for i, found in enumerate(trial.differences()) if found is not None)
+    # Most do something else on the smallest case, and then the others need not run.
+    order = [smallest, *(i for i in range(len(got)) if i != smallest)]
     began = time.thread_time()
-    for misconception, outcomes in wrong:
+    for misconception, outcome in wrong:
         if time.thread_time() - began > SECONDS:
             break  # the difference is told without a cause
-        theirs = outcomes(slice(smallest, smallest + 1))
-        if not coincide(exercise, got[smallest], theirs[0]):
-            continue  # as most do, and the other cases need not run
-        if all(coincide(exercise, *both) for both in zip(got, outcomes(slice(None)), strict=True)):
+        if all(coincide(exercise, got[i], outcome(i)) for i in order):
             return misconception
     return None
 
 
 def wrong_outcomes(trial: Trial) -> Wrong:
-    """The misconceptions, form by form, with what each does on a part of the cases, or did."""
+    """The misconceptions, form by form, with what each does on a case, by its number, or did."""
     for misconception, outcomes in trial.exercise.record.wrong if trial.exercise.record else ():
-        yield misconception, list(outcomes)[: len(trial.cases)].__getitem__
+        yield misconception, list(outcomes).__getitem__
     for misconception in trial.exercise.misconceptions:
         for code in misconception.attempts():
-            yield misconception, outcomes_of(trial, code)
+            yield misconception, outcome_of(trial, code)
 
 
 def wrong_in_two_ways(trial: Trial) -> Wrong:
     """Two misconceptions at once, pair by pair; a bundle knows none."""
     if trial.exercise.record is None:
         for both, code in pairs(trial.exercise.name):
-            yield both, outcomes_of(trial, code)
+            yield both, outcome_of(trial, code)
 
 
-def outcomes_of(trial: Trial, code: Any) -> Callable[[slice], list[Outcome]]:
-    """What a wrong solution does on a part of the cases."""
+def outcome_of(trial: Trial, code: Any) -> Callable[[int], Outcome]:
+    """What a wrong solution does on a case."""
 
-    def outcomes(part: slice) -> list[Outcome]:
-        cases, expected = trial.cases[part], trial.expected[part]
-        return run_all(trial.exercise, trial.driver, code, cases, expected)
+    def outcome(i: int) -> Outcome:
+        case, work = trial.cases[i], trial.expected[i].counts
+        return run(trial.exercise, trial.driver, code, case, patience(), work)
 
-    return outcomes
+    return outcome
 
 
 def coincide(exercise: Exercise, got: Outcome, theirs: Outcome) -> bool:
