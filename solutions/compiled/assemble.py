@@ -38,9 +38,9 @@ def assemble(**parts: Callable[..., Any]) -> Callable[..., None]:
             fresh = rebuilt(function, names)
             names[name] = fresh if value is function else compiled(fresh)
     names.update(zip(parts, map(compiled, own), strict=True))
-    for part, (place, function) in IN_PLACE.items():
-        if part in parts:
-            names[place] = names[function]
+    for name, (place, taker) in IN_PLACE.items():
+        if name in parts:
+            names[place] = names[taker]
     for part in own:
         part.__globals__.update({name: names[name] for name in [*PARTS, "gelu", "softmax", "cut"]})
     if ON:
