@@ -16,7 +16,7 @@ from solutions.adapters import (
 )
 from tests.common.attempts import right, wrong, wrong_result
 
-wrong_result(stacked, lambda both: both[0], "stacked returns all A and all B; this is a tensor.")
+wrong_result(stacked, lambda both: both[0], "stacked returns all A and all B; this is a Tensor.")
 wrong_result(
     adapter_rows, lambda rows: rows.tolist(), "What it returned is a list; expected: it is"
 )
@@ -69,7 +69,7 @@ def with_counts_that_stay(self, adapter):
     return slot
 
 
-@wrong(AdapterCache.take, "`take` raised NoSlot after step 1, take 'c'; expected: it returned 1")
+@wrong(AdapterCache.take, "take 'c' raised NoSlot; expected: it returned something")
 def only_into_free_slots(self, adapter):
     if adapter not in self.slots and len(self.slots) == self.size:
         error = type("NoSlot", (Exception,), {})
@@ -91,4 +91,21 @@ def one_after_the_other(waiting, running, passed, most, patience):
     return next_request(waiting, running, [0] * len(waiting), most, 1)
 
 
-EQUIVALENT: dict[str, dict[str, str]] = {}
+# ------------------------------------------------------------- mutants that do the same by right
+
+EQUIVALENT = {
+    "adapters.stacked": {"adapters[0] -> adapters[-1]": "all of them have the same shapes"},
+    "adapters.gathered": {
+        "torch.bmm(thin, all_b[numbers])[:, 0] -> torch.bmm(thin, all_b[numbers])[:, -1]": (
+            "the dimension has one place"
+        ),
+    },
+    "adapters.AdapterCache.take": {
+        "del self.users[unused[0]] -> dropped": "a count of 0 that stays does no harm",
+    },
+    "adapters.salted": {
+        "len(part).to_bytes(8, 'big') -> len(part).to_bytes(7, 'big')": "lengths still fit",
+        "len(part).to_bytes(8, 'big') -> len(part).to_bytes(9, 'big')": "lengths still fit",
+    },
+    "adapters.next_request": {"return None -> dropped": "a function returns None at its end"},
+}

@@ -117,6 +117,12 @@ def adapter_rows_cases(generator: torch.Generator) -> list[Case]:
     ]
 
 
+def segment_cases(generator: torch.Generator) -> list[Case]:
+    *cases, last = rows_cases(generator)
+    own = Case("its own product", {**last.data, "counted": False})
+    return [*cases, own, last]
+
+
 def rows_cases(generator: torch.Generator) -> list[Case]:
     def case(label: str, *numbers: int, n_in: int = 5, n_out: int = 7) -> Case:
         adapters = [some_adapter(generator, n_in, n_out, *each) for each in THREE]
@@ -268,6 +274,8 @@ def next_request_cases(generator: torch.Generator) -> list[Case]:
         case("a late one doesn't fit, the base would", [0, 2], [1], [0, p + 3], 1, p),
         case("of two late ones the first", [1, 2, 3], [1], [0, p + 1, p + 4], 2, p),
         case("of two late ones the first doesn't fit", [2, 1, 3], [1], [p + 1, p + 4, 0], 1, p),
+        case("more run than may", [3], [1, 2], [0], 1, p),
+        case("three late ones", [1, 0, 1], [1], [p + 2, p + 4, p + 1], 1, p),
         case("a late one of the base", [2, 0, 1], [1], [0, p + 1, 0], 1, p),
         case("patience 0, and none was passed", [2, 1], [1], [0, 0], 1, 0),
         case("patience 0", [2, 1], [1], [1, 0], 1, 0),
@@ -300,7 +308,7 @@ EXERCISES = (
     Exercise("adapters.stacked", drivers.stacked, stacked_cases),
     Exercise("adapters.adapter_rows", drivers.adapter_rows, adapter_rows_cases),
     Exercise("adapters.gathered", drivers.gathered, rows_cases),
-    Exercise("adapters.in_segments", drivers.in_segments, rows_cases),
+    Exercise("adapters.in_segments", drivers.in_segments, segment_cases),
     Exercise("adapters.AdapterCache.take", drivers.take, take_cases),
     Exercise("adapters.AdapterCache.release", drivers.release, release_cases),
     Exercise("adapters.salted", drivers.salted, salted_cases),

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from autograder.attempt.lent import sealed
 from autograder.attempt.plain import kind_of, kind_or_none
-from autograder.attempt.records import Attempt, Seen, one_call, parts, things
+from autograder.attempt.records import Attempt, Seen, as_it_was, one_call, parts, things
 
 RESULT = "What it returned"
 
@@ -24,16 +24,17 @@ class LowRank(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """As the engine's own."""
+    """As the engine's own, whose `shape` is a property."""
 
     request: int
     ids: list[int]
     start: int
     wanted: int
+    shape: tuple[int, int]
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        return len(self.ids), self.start + len(self.ids)
+
+def chunk_of(request: int, ids: list[int], start: int, wanted: int) -> Chunk:
+    return Chunk(request, list(ids), start, wanted, (len(ids), start + len(ids)))
 
 
 # ------------------------------------------------------------------------------------ one matrix
@@ -72,18 +73,25 @@ def merged(
 
 
 def stacked(attempt: Attempt, adapters: list[tuple[Any, ...]]) -> list[Seen]:
-    found = attempt([LowRank(*adapter) for adapter in adapters])
-    return parts(found, "stacked returns all A and all B", "`all_a`", "`all_b`")
+    given = [LowRank(*adapter) for adapter in adapters]
+    before = list(map(id, given))
+    seen = parts(attempt(given), "stacked returns all A and all B", "`all_a`", "`all_b`")
+    return [*seen, as_it_was("`adapters`", list(map(id, given)), before)]
 
 
 def adapter_rows(
     attempt: Attempt, batch: list[dict[str, Any]], adapter_of: dict[int, int]
 ) -> list[Seen]:
-    found = attempt([Chunk(**chunk) for chunk in batch], dict(adapter_of))
+    chunks = [chunk_of(**chunk) for chunk in batch]
+    found = attempt(chunks, adapter_of)
     if not isinstance(found, Tensor):
         return [Seen(RESULT, f"is {kind_or_none(found)}")]
-    seen = [Seen(RESULT, "is a tensor"), Seen("The list of numbers", found.tolist())]
-    return [*seen, Seen("The dtype", f"is {found.dtype}")]
+    return [
+        Seen(RESULT, "is a tensor"),
+        Seen("The list of numbers", found.tolist()),
+        Seen("The dtype", f"is {found.dtype}"),
+        as_it_was("`batch`", chunks, [chunk_of(**chunk) for chunk in batch]),
+    ]
 
 
 def gathered(
@@ -96,8 +104,14 @@ def gathered(
 
 
 def in_segments(
-    attempt: Attempt, hidden: Tensor, all_a: Tensor, all_b: Tensor, numbers: Tensor
+    attempt: Attempt,
+    hidden: Tensor,
+    all_a: Tensor,
+    all_b: Tensor,
+    numbers: Tensor,
+    counted: bool = True,
 ) -> list[Seen]:
+    """counted: whether it is given a product that counts; otherwise it needs its default."""
     rows = list[int]()
 
     def product(left: Any, right: Any) -> Any:
@@ -106,7 +120,8 @@ def in_segments(
         rows.append(len(left))
         return left @ right
 
-    found = attempt(hidden, all_a, all_b, numbers, product=sealed(product))
+    lent = {"product": sealed(product)} if counted else {}
+    found = attempt(hidden, all_a, all_b, numbers, **lent)
     return [
         Seen(RESULT, found),
         Seen("The number of calls of `product`", len(rows)),
@@ -158,21 +173,21 @@ def take(attempt: type, steps: list[tuple[str, str]], **state: Any) -> list[Seen
             cache.slots.move_to_end(name)
             continue
         log.clear()
-        seen.append(Seen("`take`", taken(cache, name), where))
+        seen += taken(cache, name, where)
         seen.append(Seen("The list of what was loaded", list(log), where))
         seen += books(cache, where)
     return seen
 
 
-def taken(cache: Any, name: str) -> str:
-    """Say what `take` returned, or which of two errors it raised, by the error's name."""
+def taken(cache: Any, name: str, where: str) -> list[Seen]:
+    """What `take` returned, or which of two errors it raised, by the error's name."""
     try:
         slot = cache.take(name)
     except Exception as error:
         if {"NoSlot", "OSError"} & {kind.__name__ for kind in type(error).__mro__}:
-            return f"raised {type(error).__name__}"
+            return [Seen("`take`", f"raised {type(error).__name__}", where)]
         raise
-    return f"returned {slot!r}"
+    return [Seen("`take`", "returned something", where), Seen("The slot", slot, where)]
 
 
 def release(attempt: type, steps: list[str], **state: Any) -> list[Seen]:
