@@ -33,7 +33,7 @@ KEPT = ROOT / "build" / "notebooks"
 # Kinds of runs, the better one first. A quick run times everything once: the numbers don't count.
 WHOLE, QUICK = KINDS = ("whole", "quick")
 SECONDS = 600  # that one cell may take, also on a machine busy with other tests
-ALWAYS_USED = ("models/*/*", "constraints.txt", "autograder/executed.py")
+ALWAYS_USED = ("models/**/*.*", "constraints.txt", "autograder/executed.py")
 LOOKED_UP = re.compile(r'\b(?:mine|labs)\("(\w+)"\)')  # a lab's solution, by the lab's name
 
 

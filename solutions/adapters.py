@@ -47,7 +47,7 @@ def merged(
 ) -> Float[Tensor, "n_in n_out"]:
     """Return a new weight with the adapter in it (sign 1), or taken out again (sign -1).
 
-    `weight` stays as it is: it serves everybody.
+    `weight` stays as it is, because other requests use it.
     """
     ### BEGIN SOLUTION
     return weight + sign * added.alpha / added.a.shape[1] * (added.a @ added.b)
@@ -152,7 +152,7 @@ class AdapterCache:
         """Hold an adapter for one more request; return its slot.
 
         It is loaded only if it isn't there: into the lowest free slot, or else in place of the
-        adapter that nobody has used for the longest time, never of one with users. Raises NoSlot,
+        adapter that has been unused for the longest time, never of one with users. Raises NoSlot,
         and changes nothing, if all have users. If `load` raises, the adapter isn't there, and the
         slot is free.
         """
@@ -202,11 +202,11 @@ def next_request(
 ) -> int | None:
     """Choose the waiting request that is admitted next; return its place, or None for none now.
 
-    waiting, running: the number of each request's adapter; 0 is none, and takes no slot. Those who
-    wait stand in the order in which they came. passed: how often others were admitted before each.
+    waiting, running: the number of each request's adapter; 0 is none, and takes no slot. The waiting
+    requests are in the order in which they came. passed: how often others were admitted before each.
     The first is chosen with which at most `most` adapters run. But once a request was passed more
-    than `patience` times, nobody is admitted before it, so that slots become free; of several such
-    requests the first one.
+    than `patience` times, none is admitted before it, so that slots become free; of several such
+    requests the first one is tried.
     """
     ### BEGIN SOLUTION
     here = set(running) - {0}

@@ -35,6 +35,7 @@ AS_THEY_ARE = (
     *("LICENSE", "gpt.py", "workbook.py", "pyproject.toml", "constraints.txt", "environment.yml"),
     *(".jupyter/*/*.json", "models/README.md"),
     *(f"models/*/*.{kind}" for kind in ("json", "md", "safetensors", "gguf")),
+    "models/fable/adapters/*/*",
     "models/text/*.txt",
 )
 PROGRAMS = "import workbook, autograder.check"

@@ -13,7 +13,6 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from solutions.server.adapters import ServedAdapters
 from solutions.server.answers import Answer, Answers, Form, Outputs
 from solutions.server.engine_process import EngineProcess
 from solutions.server.engine_thread import EngineThread
@@ -29,6 +28,7 @@ from solutions.server.protocol import (
     head_of,
 )
 from solutions.server.requests import Body, Requests
+from solutions.server.served_adapters import ServedAdapters
 from solutions.server.settings import Labs, Settings, reference
 from solutions.server.web import (
     Events,

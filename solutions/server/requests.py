@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from solutions.checkpoints.templates import RefusedChat
 from solutions.decoding import SamplingParams
 from solutions.families import find_checkpoint, load_chat
-from solutions.server.adapters import ServedAdapters
 from solutions.server.adjusting import Adjustments
 from solutions.server.engine_thread import Facts
 from solutions.server.formats import derivative_of, read_format
@@ -17,6 +16,7 @@ from solutions.server.loaded import read_tokenizer
 from solutions.server.messages import Reads, TextRequest
 from solutions.server.metrics import Metrics
 from solutions.server.protocol import ChatBody, CompletionBody, Message, Refusal, transcript
+from solutions.server.served_adapters import ServedAdapters
 from solutions.server.settings import Labs, Settings
 from solutions.server.tokens import TokenBytes
 
