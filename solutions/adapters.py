@@ -202,11 +202,11 @@ def next_request(
 ) -> int | None:
     """Choose the waiting request that is admitted next; return its place, or None for none now.
 
-    waiting, running: the number of each request's adapter; 0 is none, and takes no slot. The waiting
-    requests are in the order in which they came. passed: how often others were admitted before each.
-    The first is chosen with which at most `most` adapters run. But once a request was passed more
-    than `patience` times, none is admitted before it, so that slots become free; of several such
-    requests the first one is tried.
+    waiting, running: the number of each request's adapter; 0 is none, and takes no slot. The
+    waiting requests are in the order in which they came. passed: how often others were admitted
+    before each. The first is chosen with which at most `most` adapters run. But once a request was
+    passed more than `patience` times, none is admitted before it, so that slots become free; of
+    several such requests the first one is tried.
     """
     ### BEGIN SOLUTION
     here = set(running) - {0}

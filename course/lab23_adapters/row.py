@@ -99,13 +99,14 @@ def adapters(bench: Bench) -> Served:
     all_of_them = [None, *random_adapters(bench.load())]
 
     def new_engine(model: Any, workload: Workload, on_output: Callable) -> Any:
-        engine = served.new_engine(model, workload, on_output)
+        engine: Any = served.new_engine(model, workload, on_output)
         add_adapters(engine, ADAPTERS, lab)
         submit = engine.submit
 
         def with_adapter(prompt: Ids, new_tokens: int) -> int:
             adapter = all_of_them[number_of(prompt)]
-            salt = salted(b"", adapter and adapter.name, 1 if adapter else 0)
+            name, version = (adapter.name, adapter.version) if adapter else (None, 0)
+            salt = salted(b"", name, version)
             return submit(prompt, new_tokens, adapter=adapter, salt=salt)
 
         engine.submit = with_adapter
