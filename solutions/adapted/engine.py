@@ -146,22 +146,23 @@ def add_adapters(engine: Engine, size: int, lab: Any = reference) -> None:
     transformer: Any = runner.transformer
     pool = AdapterPool(size, transformer.last_norm[1], lab)
     kind = type("AdapterScheduler", (AdapterHooks, type(usual)), {})
-    engine.scheduler = kind(usual.manager, usual.token_budget, usual.max_running)
-    engine.scheduler.serve_adapters(lab.AdapterCache(size, pool.load), lab)
+    scheduler: Any = kind(usual.manager, usual.token_budget, usual.max_running)
+    scheduler.serve_adapters(lab.AdapterCache(size, pool.load), lab)
+    engine.scheduler = scheduler
     for number, (ln_1, c_attn, attn_proj, ln_2, c_fc, mlp_proj) in enumerate(transformer.layers):
         products = [
             pool.added(f"h.{number}.{name}", product)
             for name, product in zip(MATRICES, (c_attn, attn_proj, c_fc, mlp_proj), strict=True)
         ]
         transformer.layers[number] = ln_1, products[0], products[1], ln_2, *products[2:]
-    engine.runner = AdapterRunner(runner, pool, engine.scheduler.slots, lab)
+    engine.runner = AdapterRunner(runner, pool, scheduler.slots, lab)
 
 
 def submit(
     engine: Engine, *request: Any, adapter: Adapter | None = None, salt: bytes = b"", **others: Any
 ) -> int:
     """Add a request as `engine.submit` does; only its adapter's requests may share its blocks."""
+    runner: Any = engine.runner
     name, version = (None, 0) if adapter is None else (adapter.name, adapter.version)
-    return engine.submit(
-        *request, adapter=adapter, salt=engine.runner.lab.salted(salt, name, version), **others
-    )
+    others |= {"adapter": adapter, "salt": runner.lab.salted(salt, name, version)}
+    return engine.submit(*request, **others)

@@ -47,7 +47,7 @@ def train(
     model: GPTLMHead,
     text: Int[Tensor, " tokens"],
     steps: int,
-    lr: float = 3e-3,
+    lr: float = 1e-3,
     window: int = 256,
     batch: int = 4,
     seed: int = 0,
