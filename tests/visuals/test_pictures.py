@@ -139,6 +139,7 @@ def test_its_words_hold_what_is_written_around_it(shown):
 
 # What looks alike in black and white, and what tells it apart in the picture.
 TOLD_OTHERWISE = {
+    "adapters.show_slots": "the number of users in each cell, which is 0",
     "engine.timeline": "marks, which its legend has too",
     "decoding.show_tree": "END in the box of a text that has ended",
 }
