@@ -15,7 +15,10 @@ from tests.common.timed import COMPILED, shorten
 from timed_generate import TECHNIQUES
 from timing.peers.gguf_file import write_gguf
 
-GPT2_ONLY = {"cached-concat", "speculative", "tree", "experts", "experts-half", "tensor-parallel"}
+GPT2_ONLY = {
+    *("cached-concat", "speculative", "tree", "experts", "experts-half", "tensor-parallel"),
+    *("merged", "adapters"),
+}
 
 
 @pytest.fixture(scope="module", params=["a folder", "a GGUF"])
