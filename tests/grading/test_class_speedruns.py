@@ -39,6 +39,7 @@ os._exit(3)
 def record_with(first: str) -> Record:
     """Return the reference's record, with these lines before its code."""
     record = read_record(ROOT / "docs" / "records" / "reference.json")
+    record["score"] = None  # of another machine
     record["code"]["engine"]["Scheduler.schedule"][:0] = first.splitlines()
     return record
 
