@@ -1,1 +1,0 @@
-"""Lab 23's room, to come: a lesson, what judges it, and its pictures."""

@@ -4,7 +4,6 @@ A request's adapter follows from its prompt, so both rows serve the same, and ea
 against its own merged model. The adapters are random: the time doesn't depend on what they add.
 """
 
-import copy
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -14,9 +13,9 @@ from torch import Tensor, nn
 
 from course.lab07_engine.row import engine_of
 from gpt import GPTLMHead
-from solutions.adapted.adapter import Adapter, shapes_of
+from solutions.adapted.adapter import Adapter, merged_model, shapes_of
 from solutions.adapted.engine import add_adapters
-from solutions.adapters import LowRank, merged, salted
+from solutions.adapters import LowRank, salted
 from solutions.kv_cache import generate
 from timing.table import (
     HAIR,
@@ -24,7 +23,6 @@ from timing.table import (
     Bench,
     Ids,
     Lossy,
-    Own,
     Rows,
     Served,
     kv_bytes,
@@ -68,23 +66,15 @@ class Merged(nn.Module):
 
     def __init__(self, base: Any) -> None:
         super().__init__()
-        self.wholes = nn.ModuleList([base, *(whole(base, each) for each in random_adapters(base))])
+        self.wholes = nn.ModuleList(
+            [base, *(merged_model(base, each.matrices) for each in random_adapters(base))]
+        )
         self.transformer, self.config, self.number = base.transformer, base.config, 0
 
     def forward(self, input_ids: Tensor, positions: Tensor, *cache: Any, **others: Any) -> Tensor:
         if not positions[0, 0]:
             self.number = number_of(input_ids[0].tolist())
         return self.wholes[self.number](input_ids, positions, *cache, **others)
-
-
-def whole(base: Any, adapter: Adapter) -> Any:
-    embedding = base.transformer.wte
-    copied = copy.deepcopy(base, {id(embedding): embedding})
-    for name, added in adapter.matrices.items():
-        weight = copied.transformer.get_submodule(name).weight
-        one = LowRank(added.a.to(weight), added.b.to(weight), added.alpha)
-        weight.data = merged(weight.data, one)
-    return copied
 
 
 @functools.cache
@@ -94,13 +84,13 @@ def other_models(bench: Bench) -> Lossy:
 
 def adapters(bench: Bench) -> Served:
     bench.require_gpt2("its merged models are of GPT-2's blocks")
-    lab, about = bench.lab("adapters"), f"the engine with {ADAPTERS} adapters and the base (lab 23)"
+    about = f"the engine with {ADAPTERS} adapters and the base (lab 23)"
     served = engine_of(bench, about)
     all_of_them = [None, *random_adapters(bench.load())]
 
     def new_engine(model: Any, workload: Workload, on_output: Callable) -> Any:
         engine: Any = served.new_engine(model, workload, on_output)
-        add_adapters(engine, ADAPTERS, lab)
+        add_adapters(engine, ADAPTERS)
         submit = engine.submit
 
         def with_adapter(prompt: Ids, new_tokens: int) -> int:
@@ -129,5 +119,3 @@ def one_by_one(bench: Bench) -> Batches:
 
 
 ROWS: Rows = {"merged": {EQUAL: one_by_one}, "adapters": {EQUAL: adapters}}
-PARTS = ["stacked", "adapter_rows", "in_segments", "AdapterCache.take", "AdapterCache.release"]
-OWN = [Own("your adapters (lab 23)", "adapters", PARTS, [EQUAL], adapters)]

@@ -16,7 +16,7 @@ from gpt import Linear
 from solutions import adapters as lab
 from solutions import generate as lab_1
 from solutions import kv_cache as lab_2
-from solutions.adapted.adapter import Adapter, shapes_of
+from solutions.adapted.adapter import Adapter, merged_model, shapes_of
 from solutions.adapted.engine import add_adapters, submit
 from solutions.adapters import LowRank, gathered, in_segments, merged
 from solutions.engine.engine import Engine, Parts, new_engine
@@ -55,14 +55,6 @@ def adapters_of(model: Any) -> list[Adapter | None]:
     return made
 
 
-def merged_model(model: Any, adapter: Adapter | None) -> Any:
-    model = copy.deepcopy(model)
-    for name, added in ({} if adapter is None else adapter.matrices).items():
-        weight = model.transformer.get_submodule(name).weight
-        weight.data = merged(weight.data, added)
-    return model
-
-
 class Visit(NamedTuple):
     prompt: list[int]
     new: int
@@ -85,7 +77,9 @@ class Family:
 
     def __init__(self, model: Any) -> None:
         self.model, self.adapters = model, adapters_of(model)
-        self.models = [merged_model(model, adapter) for adapter in self.adapters]
+        self.models = [
+            merged_model(model, adapter.matrices if adapter else {}) for adapter in self.adapters
+        ]
 
     def text(self, visit: Visit) -> list[int]:
         """Return what the merged model writes, without any engine."""

@@ -1,12 +1,14 @@
 """Lab 23, given: an adapter of a whole model."""
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from solutions.adapters import LowRank
+from torch import Tensor
 
-MATRICES = "attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"  # of a block, in their order
+from solutions.adapters import LowRank, merged
+from solutions.gguf.names import LINEAR
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,5 +38,20 @@ def shapes_of(config: Any) -> dict[str, tuple[int, int]]:
     return {
         f"h.{layer}.{name}": shape
         for layer in range(config.n_layer)
-        for name, shape in zip(MATRICES, block, strict=True)
+        for name, shape in zip(LINEAR, block, strict=True)
     }
+
+
+def as_numbers_of(like: Tensor, added: LowRank) -> LowRank:
+    """Return what an adapter adds in the dtype and on the device of a model's tensor."""
+    return added._replace(a=added.a.to(like), b=added.b.to(like))
+
+
+def merged_model(model: Any, matrices: Mapping[str, LowRank]) -> Any:
+    """Return a copy of a model with an adapter in its weights, and with the model's embedding."""
+    embedding = model.transformer.wte
+    whole = copy.deepcopy(model, {id(embedding): embedding})
+    for name, added in matrices.items():
+        weight = whole.transformer.get_submodule(name).weight
+        weight.data = merged(weight.data, as_numbers_of(weight, added))
+    return whole

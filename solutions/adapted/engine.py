@@ -8,17 +8,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from solutions import adapters as reference
-from solutions.adapted.adapter import MATRICES, Adapter
+from solutions.adapted.adapter import Adapter, as_numbers_of
 from solutions.adapters import AdapterCache, LowRank
 from solutions.engine.engine import Engine
 from solutions.engine.runner import Chunk, Runner
 from solutions.engine.scheduler import Scheduler
 from solutions.engine.sequence import Sequence as Request
+from solutions.gguf.names import LINEAR
 
 PATIENCE = 16  # how often others may be admitted before a request
 
@@ -44,10 +44,7 @@ class AdapterPool:
 
     def load(self, adapter: Any, slot: int) -> None:
         """Put an adapter into a slot, in the dtype and on the device of the model."""
-        own = {
-            name: LowRank(a.to(self.like), b.to(self.like), alpha)
-            for name, (a, b, alpha) in adapter.matrices.items()
-        }
+        own = {n: as_numbers_of(self.like, added) for n, added in adapter.matrices.items()}
         names = own.keys() | self.held[slot - 1].keys()
         self.held[slot - 1] = own
         for name in names:
@@ -124,15 +121,14 @@ class AdapterHooks(Base):
 class AdapterRunner(Runner):
     """A runner that tells the pool which slot each row has. slots: by request."""
 
-    def __init__(
-        self, usual: Runner, pool: AdapterPool, slots: Mapping[int, int], lab: Any
-    ) -> None:
+    def __init__(self, usual: Runner, pool: AdapterPool, slots: Mapping[int, int]) -> None:
         super().__init__(usual.transformer, usual.lm_head, usual.kv_cache, usual.watcher)
-        self.pool, self.slots, self.lab = pool, slots, lab
+        self.pool, self.slots = pool, slots
 
     def forward(self, batch: Sequence[Chunk]) -> dict[int, Float[Tensor, "wanted vocab"]]:
-        numbers = self.lab.adapter_rows(batch, self.slots) if batch else torch.zeros(0)
-        self.pool.numbers = numbers if numbers.any() else None
+        if batch:
+            numbers = self.pool.lab.adapter_rows(batch, self.slots)
+            self.pool.numbers = numbers if numbers.any() else None
         return super().forward(batch)
 
 
@@ -152,10 +148,10 @@ def add_adapters(engine: Engine, size: int, lab: Any = reference) -> None:
     for number, (ln_1, c_attn, attn_proj, ln_2, c_fc, mlp_proj) in enumerate(transformer.layers):
         products = [
             pool.added(f"h.{number}.{name}", product)
-            for name, product in zip(MATRICES, (c_attn, attn_proj, c_fc, mlp_proj), strict=True)
+            for name, product in zip(LINEAR, (c_attn, attn_proj, c_fc, mlp_proj), strict=True)
         ]
         transformer.layers[number] = ln_1, products[0], products[1], ln_2, *products[2:]
-    engine.runner = AdapterRunner(runner, pool, scheduler.slots, lab)
+    engine.runner = AdapterRunner(runner, pool, scheduler.slots)
 
 
 def submit(
@@ -164,5 +160,5 @@ def submit(
     """Add a request as `engine.submit` does; only its adapter's requests may share its blocks."""
     runner: Any = engine.runner
     name, version = (None, 0) if adapter is None else (adapter.name, adapter.version)
-    others |= {"adapter": adapter, "salt": runner.lab.salted(salt, name, version)}
+    others |= {"adapter": adapter, "salt": runner.pool.lab.salted(salt, name, version)}
     return engine.submit(*request, **others)

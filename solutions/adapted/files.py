@@ -20,8 +20,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from gpt import first_existing, read_weights
-from solutions.adapted.adapter import MATRICES, shapes_of
+from solutions.adapted.adapter import shapes_of
 from solutions.adapters import LowRank
+from solutions.gguf.names import LINEAR
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 LAYER = re.compile(r"base_model\.model\.(?P<layer>.+)\.lora_(?P<side>[AB])\.weight")
@@ -98,7 +99,7 @@ def places_of(config: Any) -> dict[str, tuple[str, slice]]:
     """Return where each of PEFT's layers is: in which matrix of ours, and in which columns."""
     shapes, width, inner = shapes_of(config), config.n_embd, getattr(config, "n_inner", 0)
     prefix, kv_width = "transformer.h", config.n_head * config.head_dim
-    widths = {name: {name: shapes[f"h.0.{name}"][1]} for name in MATRICES}
+    widths = {name: {name: shapes[f"h.0.{name}"][1]} for name in LINEAR}
     if hasattr(config, "group"):  # a Llama
         prefix, query_width = "model.layers", config.group * kv_width
         heads = {"q": query_width, "k": kv_width, "v": kv_width}

@@ -1,6 +1,5 @@
 """A server with adapters: models of their own, that share its engine but no keys and values."""
 
-import copy
 import shutil
 
 import httpx2
@@ -8,9 +7,9 @@ import pytest
 
 from autograder.judging.random_models import normals
 from gpt import GPTLMHead, load_tokenizer
-from solutions.adapted.adapter import shapes_of
+from solutions.adapted.adapter import merged_model, shapes_of
 from solutions.adapted.files import read_adapter, write_adapter
-from solutions.adapters import LowRank, merged
+from solutions.adapters import LowRank
 from solutions.generate import generate
 from solutions.server.here import serve_here
 from tests.common.clients import is_whole
@@ -39,10 +38,8 @@ def folder(base, tmp_path_factory):
 
 def expected(base, folder):
     """Return what the model continues the prompt with, once an adapter is merged into it."""
-    model, tokenizer = copy.deepcopy(base), load_tokenizer("fable")
-    for name, added in read_adapter(folder, base.config).items() if folder else ():
-        linear = model.transformer.get_submodule(name)
-        linear.weight.data = merged(linear.weight.data, added)
+    model = merged_model(base, read_adapter(folder, base.config) if folder else {})
+    tokenizer = load_tokenizer("fable")
     ids = tokenizer(PROMPT, return_tensors="pt").input_ids
     return tokenizer.decode(generate(model, ids, NEW)[0, ids.shape[1] :])
 
