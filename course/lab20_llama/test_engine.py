@@ -25,7 +25,7 @@ from solutions.decoding import GREEDY, CachedRows, parallel_samples, stream
 from solutions.disaggregation import StallFree, prefill_in_chunks
 from solutions.engine.engine import Parts
 from solutions.flash_attention import TiledCache
-from solutions.fused_llama import FusedLlama
+from solutions.fused_rope import FusedLlama
 from solutions.kv_cache import ThreadedLMHead
 from solutions.kv_reduction import (
     HeavyCache,

@@ -26,6 +26,7 @@ from solutions.one_kernel import (
     gelu,
     i32,
     mlp,
+    multiply,
     multiply4,
     normalize,
     take_share,
@@ -85,22 +86,17 @@ def multiply_pairs(
     both. The compiler gives the sums of both loops one order. (Four at a time weren't faster.)
     """
     whole = len(x) // 2 * 2
-    for j in range(first, last):
-        w = weight[j]
+    for n in range(first, last if whole else first):
+        w = weight[n]
         for r in range(0, whole, 2):
             a, b, p, q = x[r], x[r + 1], f32(0), f32(0)
             for i in range(len(w)):
                 p += a[i] * f32(w[i])
                 q += b[i] * f32(w[i])
             for k, total in enumerate((p, q)):
-                total = total * scale[j] + bias[j]
-                out[r + k, j] = out[r + k, j] + total if added else total
-        for r in range(whole, len(x)):
-            row, total = x[r], f32(0)
-            for i in range(len(w)):
-                total += row[i] * f32(w[i])
-            total = total * scale[j] + bias[j]
-            out[r, j] = out[r, j] + total if added else total
+                made = total * scale[n] + bias[n]
+                out[r + k, n] = out[r + k, n] + made if added else made
+    multiply(x[whole:], weight, scale, bias, first, last, out[whole:], added)
 
 
 products = multiply_pairs if ONE_STREAM else multiply4  # a learner's in a step with their own

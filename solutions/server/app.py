@@ -28,7 +28,7 @@ from solutions.server.protocol import (
     head_of,
 )
 from solutions.server.requests import Body, Requests
-from solutions.server.served_adapters import ServedAdapters
+from solutions.server.served_models import ServedAdapters
 from solutions.server.settings import Labs, Settings, reference
 from solutions.server.web import (
     Events,

@@ -16,7 +16,7 @@ from solutions.server.loaded import read_tokenizer
 from solutions.server.messages import Reads, TextRequest
 from solutions.server.metrics import Metrics
 from solutions.server.protocol import ChatBody, CompletionBody, Message, Refusal, transcript
-from solutions.server.served_adapters import ServedAdapters
+from solutions.server.served_models import ServedAdapters
 from solutions.server.settings import Labs, Settings
 from solutions.server.tokens import TokenBytes
 

@@ -8,7 +8,7 @@ import pytest
 
 from solutions import families
 from solutions.families import find_checkpoint, is_gpt2, load_model, load_tokenizer
-from solutions.fused_llama import FusedLlama
+from solutions.fused_rope import FusedLlama
 from solutions.kv_cache import CachedLMHead
 from tests.common.checkpoints import SHIPPED, write_tiny
 from tests.common.llamas import write_llama
