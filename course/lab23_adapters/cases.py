@@ -222,7 +222,7 @@ def salted_cases(generator: torch.Generator) -> list[Case]:
 
     def joined(sign: str) -> Case:
         """Salts and names that are alike when they are joined with a sign, in any order."""
-        texts = "a", f"a{sign}a", f"1{sign}a", f"a{sign}1"
+        texts = "a", f"a{sign}a", f"1{sign}a", f"a{sign}1", f"a1{sign}a"
         owners = [(salt, adapter, 1) for salt in texts for adapter in texts]
         return case(f"salts and names with {sign!r} in them", *owners)
 
