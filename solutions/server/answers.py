@@ -15,7 +15,6 @@ from solutions.server.calls import CallText, Delta
 from solutions.server.chats import ChatBody
 from solutions.server.engine_process import EngineProcess
 from solutions.server.engine_thread import EngineThread
-from solutions.server.languages import may_call
 from solutions.server.messages import EngineFault, TextOutput, TextRequest, TokenLogprob
 from solutions.server.metrics import Metrics
 from solutions.server.protocol import CompletionBody
@@ -31,6 +30,7 @@ class Piece:
     logprobs: of the tokens, if they are asked for; None for a token that nothing comes before.
     offsets: for each token, how many characters of the text come before it. deltas: what is added
     to the text's calls; a piece of a stream has one of them at most, and no text beside it.
+    is_first: whether no piece of the text comes before it.
     """
 
     index: int
@@ -40,6 +40,7 @@ class Piece:
     logprobs: list[TokenLogprob | None]
     offsets: list[int]
     deltas: list[Delta] = field(default_factory=list)
+    is_first: bool = True
 
 
 @dataclass
@@ -164,11 +165,11 @@ class Answers:
         request, body = answer.texts[index], answer.body
         grown = Growing(self.bytes_of)
         calls = None
-        if isinstance(body, ChatBody) and may_call(request.language):
+        if isinstance(body, ChatBody) and body.calling and body.calling.tools:
             calls = CallText(self.labs("tools"), self.lab, grown, body)
         text = calls or self.lab.TextStream(grown, request.stops)
         first = last = 0.0
-        has_begun, count, reason = False, 0, None
+        has_begun, is_first, count, reason = False, True, 0, None
         echoed = 0  # characters of the prompt that come before the answer
         try:
             async with aclosing(self.pool.stream(request)) as outputs:
@@ -206,7 +207,8 @@ class Answers:
                     new[-1] = replace(new[-1], finish_reason=told)
                     for piece in new:
                         if piece.text or piece.logprobs or piece.deltas or piece.finish_reason:
-                            yield piece
+                            yield replace(piece, is_first=is_first)
+                            is_first = False
                     if reason is not None:
                         break
         finally:
@@ -270,12 +272,12 @@ class Answers:
             both = zip(piece.ids, piece.logprobs, strict=True)
             logprobs = {"content": [self.chat_logprob(*token) for token in both]}
         deltas = [{"content": piece.text}, *piece.deltas]
-        added = deltas[-1]
+        added = ({"role": "assistant"} if piece.is_first else {}) | deltas[-1]
         if body.tools and not body.stream:
             added = self.labs("tools").assembled(deltas)
         return {
             "index": piece.index,
-            "delta" if body.stream else "message": {"role": "assistant", **added},
+            "delta" if body.stream else "message": added,
             "logprobs": logprobs,
             "finish_reason": piece.finish_reason,
         }

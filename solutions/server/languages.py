@@ -13,10 +13,6 @@ from solutions.server.protocol import CompletionBody, Refusal
 from solutions.server.settings import Labs
 
 
-def may_call(language: Language | None) -> bool:
-    return isinstance(language, Calling) and bool(language.tools)
-
-
 class Languages:
     """Reads what answers must be written in, in a thread of its own, one at a time.
 
@@ -78,7 +74,7 @@ def calling_of(body: ChatBody) -> Calling | None:
         sentence = f"There is no tool {body.named[:100]!r} among the tools of this request."
         raise Refusal(400, sentence, param="tool_choice.function.name")
     calling = body.calling
-    if may_call(calling) and body.answer_schema is not None:
+    if calling and calling.tools and body.answer_schema is not None:
         sentence = (
             "A call and a format at once aren't kept. Ask for one of them, or make the format a "
             "tool."

@@ -11,9 +11,9 @@ from solutions.families import find_checkpoint, load_chat
 from solutions.server.adjusting import Adjustments
 from solutions.server.chats import ChatBody, Function, transcript, unanswered, with_objects
 from solutions.server.engine_thread import Facts
-from solutions.server.languages import Language, Languages, may_call
+from solutions.server.languages import Languages
 from solutions.server.loaded import read_tokenizer
-from solutions.server.messages import Reads, TextRequest
+from solutions.server.messages import Calling, Language, Reads, TextRequest
 from solutions.server.metrics import Metrics
 from solutions.server.protocol import CompletionBody, Refusal
 from solutions.server.served_models import ServedAdapters
@@ -70,6 +70,7 @@ class Requests:
         self.require_ends(body, limit, language)
         params, adjustments = self.params_of(body), self.adjustments_of(body)
         reads = reads_of(body, is_embedding)
+        may_call = isinstance(language, Calling) and language.tools != ""
         answer_id = f"cmpl-{secrets.token_hex(8)}"
         seed = secrets.randbits(62) if body.seed is None else body.seed
         return [
@@ -84,7 +85,7 @@ class Requests:
                 speculation=body.speculation,
                 logprobs=body.alternatives,
                 # in a call nothing ends a text, and only the answer knows where calls begin
-                stops=() if may_call(language) else tuple(body.stop),
+                stops=() if may_call else tuple(body.stop),
                 language=language,
                 adjustments=adjustments,
                 reads=reads,
