@@ -29,7 +29,9 @@ from solutions.grammars.regex import Regex, either, literal, star, then
 from solutions.serving import overlap
 
 TRIGGER = "<tool_call>"
-OPEN, MIDDLE, CLOSE = '<tool_call>\n{"name": ', ', "arguments": ', "}\n</tool_call>"
+OPEN = '<tool_call>\n{"name": '
+MIDDLE = ', "arguments": '
+CLOSE = "}\n</tool_call>"
 LONGEST = 2000  # characters of a result
 
 Message = dict[str, Any]  # of a chat, as OpenAI's API has it

@@ -1,0 +1,1 @@
+"""Answers to lab 24's exercises."""
