@@ -3,15 +3,9 @@
 
 def call_pattern(tools, parallel):
     ### BEGIN SOLUTION
-    call = either(
-        *(
-            then(
-                literal(f'<tool_call>\n{{"name": "{tool.name}", "arguments": '),
-                then(pattern_of(tool.parameters), literal("}\n</tool_call>")),
-            )
-            for tool in tools
-        )
-    )
+    heads = [literal(f'<tool_call>\n{{"name": "{tool.name}", "arguments": ') for tool in tools]
+    tails = [then(pattern_of(tool.parameters), literal("}\n</tool_call>")) for tool in tools]
+    call = either(*map(then, heads, tails))
     return then(star(then(call, literal("\n"))), call) if parallel else call
     ### END SOLUTION
 
@@ -85,9 +79,8 @@ class CallStream:
 
 def finish_reason(reason, count, choice):
     ### BEGIN SOLUTION
-    if reason != "stop" or count == 0 or choice not in ("auto", "required"):
-        return reason
-    return "tool_calls"
+    by_itself = reason == "stop" and count > 0
+    return "tool_calls" if by_itself and choice in ("auto", "required") else reason
     ### END SOLUTION
 
 
