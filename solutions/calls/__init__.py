@@ -1,1 +1,1 @@
-"""Lab 24, given: two tools, and dialogues about them to train an adapter on."""
+"""Lab 24, given: how a model is told of its tools."""

@@ -4,7 +4,7 @@ Source: Nous Research, "Hermes function calling"; the words are those of Qwen 2.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 Message = dict[str, Any]
@@ -52,9 +52,7 @@ def told_in_words(
     return [*first, *in_texts(messages[len(system) :], written)]
 
 
-def in_texts(
-    messages: Sequence[Message], written: Callable[[Message], str]
-) -> Iterator[Mapping[str, Any]]:
+def in_texts(messages: Sequence[Message], written: Callable[[Message], str]) -> Iterator[Message]:
     results = list[str]()
     for message in [*messages, None]:
         if message and message["role"] == "tool":
