@@ -43,23 +43,25 @@ class Unsupported(NamedTuple):
 
 
 @lru_cache(256)
-def read_calls(derivative: Derivative, calling: Calling, lab: Any) -> Regex | Unsupported:
-    """Return the expression of the calls that a text may have. lab: lab 24's names."""
+def read_calls(
+    derivative: Derivative, calling: Calling, new_tool: Any, call_pattern: Any
+) -> Regex | Unsupported:
+    """Return the expression of the calls that a text may have. The last two: lab 24's."""
     if not calling.tools:
         return NOTHING
-    tools = [lab.Tool(name, schema, None) for name, schema in json.loads(calling.tools)]
+    tools = [new_tool(name, schema, None) for name, schema in json.loads(calling.tools)]
     read = list[Regex]()
     try:
         with at_most(MOST_FOR_A_SCHEMA, "The tools' parameters"):
             for tool in tools:
                 read.append(pattern_of(tool.parameters, partial(require_quick, derivative)))
-            return lab.call_pattern(tools, calling.is_parallel)
+            return call_pattern(tools, calling.is_parallel)
     except ValueError as error:
         return Unsupported(min(len(read), len(tools) - 1), str(error))
 
 
 def call_guide(lab: Any, masks: Masks, calling: Calling) -> FormatGuide | FreeGuide:
-    calls = read_calls(masks.derivative, calling, lab)
+    calls = read_calls(masks.derivative, calling, lab.Tool, lab.call_pattern)
     assert isinstance(calls, Regex), "others are refused before they are sent"
     return FreeGuide(lab, calls, masks) if calling.is_free else FormatGuide(calls, masks)
 
