@@ -1,7 +1,7 @@
 """Lab 23, given: training an adapter, on a model whose own weights stay as they are."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 import torch
@@ -18,6 +18,7 @@ IGNORED = -100  # a target that isn't one, for `cross_entropy`
 
 # Inputs, and for each the token that should follow: both [batch, length].
 Batch = tuple[Int[Tensor, "batch length"], Int[Tensor, "batch length"]]
+Turn = tuple[list[int], list[int]]  # the ids that are read, and those of the answer
 
 
 class Adapted(nn.Module):
@@ -60,21 +61,17 @@ def windows(
         yield rows[:, :-1], rows[:, 1:]
 
 
-def answers(
-    dialogues: Iterable[Sequence[tuple[list[int], list[int]]]], eos: int, batch: int = 16
-) -> Iterator[Batch]:
-    """Yield dialogues, of which only the answers are to be learned, each with its end.
+def answers(turns: Iterable[Turn], eos: int, batch: int = 16) -> Iterator[Batch]:
+    """Yield turns of dialogues, of which only the answer and its end are to be learned.
 
-    dialogues: for each of their turns, the ids that are read and those of the answer. What is read
-    is no target, and neither is the padding behind a short dialogue.
+    What is read is no target, and neither is the padding behind a short turn.
     """
-    rest = iter(dialogues)
+    rest = iter(turns)
     while some := list(islice(rest, batch)):
-        inputs, targets = [], []
-        for turns in some:
-            inputs.append(torch.tensor([id for read, answer in turns for id in read + answer]))
-            expected = [[IGNORED] * (len(read) - 1) + answer + [eos] for read, answer in turns]
-            targets.append(torch.tensor([target for turn in expected for target in turn]))
+        inputs = [torch.tensor(read + answer) for read, answer in some]
+        targets = [
+            torch.tensor([IGNORED] * (len(read) - 1) + answer + [eos]) for read, answer in some
+        ]
         yield pad_sequence(inputs, True), pad_sequence(targets, True, padding_value=IGNORED)
 
 

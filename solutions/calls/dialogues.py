@@ -109,14 +109,14 @@ def a_talk(draw: Random, who: str, is_new: bool) -> Dialogue:
 
 
 Maker = Callable[[Random, str, bool], Dialogue]
-KINDS: dict[Maker, int] = {a_sum: 3, a_search: 2, a_talk: 1}  # and how often each comes
+KINDS: tuple[Maker, ...] = a_sum, a_search, a_talk
 
 
 def dialogues(seed: int = 0) -> Iterator[Dialogue]:
     """Yield dialogues to train on, without end."""
     draw = Random(seed)
     while True:
-        (make,) = draw.choices([*KINDS], [*KINDS.values()])
+        make = draw.choice(KINDS)
         yield make(draw, draw.choice(KNOWN), False)
 
 

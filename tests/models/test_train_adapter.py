@@ -5,7 +5,7 @@ from itertools import islice
 import torch
 
 from gpt import load_tokenizer
-from models.train_adapter import calls
+from models.train_adapter import turns
 from solutions.adapted.training import IGNORED, answers, windows
 from solutions.calls.dialogues import NEW, dialogues, questions
 
@@ -16,22 +16,23 @@ def test_a_window_is_followed_by_its_next_token():
     assert targets.equal(inputs + 1)
 
 
-def test_only_what_a_model_writes_is_learned_each_turn_with_its_end():
-    two, one = [([1, 2], [3, 4]), ([5], [6])], [([1], [7])]
-    batches = list(answers([two, one, two], eos=0, batch=2))
+def test_only_what_a_model_writes_is_learned_with_its_end():
+    some = [([1, 2], [3, 4]), ([5], [6]), ([7], [8])]
+    batches = list(answers(some, eos=0, batch=2))
     inputs, targets = batches[0]
-    assert inputs.tolist() == [[1, 2, 3, 4, 5, 6], [1, 7, 0, 0, 0, 0]]
-    no = IGNORED
-    assert targets.tolist() == [[no, 3, 4, 0, 6, 0], [7, 0, no, no, no, no]]
+    assert inputs.tolist() == [[1, 2, 3, 4], [5, 6, 0, 0]]
+    assert targets.tolist() == [[IGNORED, 3, 4, 0], [6, 0, IGNORED, IGNORED]]
     assert len(batches) == 2
 
 
-def test_learned_answers_are_a_dialogues_own():
+def test_each_turn_of_a_dialogue_is_learned_after_all_before_it():
     tokenizer = load_tokenizer("fable")
-    _, targets = next(iter(calls(tokenizer)))
-    for row, dialogue in zip(targets, dialogues(), strict=False):
-        told = tokenizer.decode(row[row != IGNORED])
-        assert told == "".join(f"{text}{tokenizer.eos_token}" for _, text in dialogue.turns())
+    first = next(one for one in dialogues() if one.call)
+    (read, call), (result, answer) = first.turns()
+    found = islice(turns(tokenizer), 20)
+    texts = [tuple(map(tokenizer.decode, turn)) for turn in found]
+    place = texts.index((read, call))
+    assert texts[place + 1] == (read + call + result, answer)
 
 
 def test_questions_ask_what_no_dialogue_to_train_on_has():
