@@ -11,7 +11,7 @@ import json
 import secrets
 import string
 from collections.abc import Callable
-from functools import lru_cache, partial, reduce
+from functools import cache, lru_cache, partial, reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -66,6 +66,11 @@ def call_guide(lab: Any, masks: Masks, calling: Calling) -> FormatGuide | FreeGu
     return FreeGuide(lab, calls, masks) if calling.is_free else FormatGuide(calls, masks)
 
 
+@cache
+def free_states(lab: Any) -> list[dict[int, int]]:
+    return list(lab.without(lab.TRIGGER.encode()).edges)
+
+
 class FreeGuide:
     """Lab 14's guide for a text that may end in calls. lab: lab 24's names.
 
@@ -75,8 +80,7 @@ class FreeGuide:
 
     def __init__(self, lab: Any, calls: Regex, masks: Masks) -> None:
         mark = lab.TRIGGER.encode()
-        self.masks, self.last_byte = masks, mark[-1:]
-        self.free: list[dict[int, int]] = lab.without(mark).edges
+        self.masks, self.last_byte, self.free = masks, mark[-1:], free_states(lab)
         self.inside = reduce(masks.after, mark, calls)
 
     def start(self) -> int | Regex:

@@ -5,7 +5,6 @@ stays impossible.
 """
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import httpx2
@@ -74,27 +73,6 @@ def told(choice: Any) -> Any:
     message = {"tool_calls": [], **choice["message"]}
     calls = [{**call, "id": len(call["id"])} for call in message["tool_calls"]]
     return {**message, "tool_calls": calls}, choice["finish_reason"]
-
-
-@pytest.fixture
-def says(shared, monkeypatch) -> Callable[[str], None]:
-    """Let the model want to write a text, and then to end."""
-    engine = shared.app.state.service.engine
-    choosing = engine.choosing
-
-    def let(text: str) -> None:
-        script = [*read_tokenizer("fable").encode(text).ids, 0]
-
-        def wanted(sequence, logits):
-            logits = logits.clone()
-            place = len(sequence.ids) - sequence.prompt_length
-            for row, token in zip(logits, script[place:], strict=False):
-                row[token] = 1e4
-            return choosing(sequence, logits)
-
-        monkeypatch.setattr(engine, "choosing", wanted)
-
-    return let
 
 
 # ------------------------------------------------------------------------------------ the form
