@@ -275,8 +275,9 @@ def run_call(call: Mapping[str, Any], tools: Mapping[str, Tool], approve: Approv
     tools: by name. The text is JSON: {"result": what the function returned}, or {"error": "Kind:
     sentence"} for whatever went wrong, because the model can read that and do better. If there is
     no such tool, the sentence names those that there are. A tool with effects runs only if
-    `approve(tool, arguments)` allows it; it is asked before. A text longer than LONGEST characters
-    is an error, too: half of it would not be JSON. `error_text` returns the text of an error.
+    `approve(tool, arguments)` allows it; it is asked before. A result that JSON can't hold is an
+    error, too, and so is a text longer than LONGEST characters: half of it would not be JSON.
+    `error_text` returns the text of an error.
     """
     ### BEGIN SOLUTION
     try:

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from itertools import combinations, product
 from typing import Any
 
@@ -27,7 +26,7 @@ def object_of(**properties: Any) -> dict[str, Any]:
 DIGIT, FLAG = {"type": "integer", "minimum": 0, "maximum": 12}, {"type": "boolean"}
 MARKS = {"enum": ["}\n</tool_call>", "é } <tool_call>", ""]}
 ADD = {"name": "add", "parameters": object_of(a=DIGIT, b=DIGIT)}
-ADD_ALL = {"name": "add_all", "parameters": object_of(text={"type": "string", "maxLength": 4})}
+ADD_ALL = {"name": "add_all", "parameters": object_of(text={"type": "string", "maxLength": 2})}
 RING = {"name": "ring", "parameters": object_of(loud=FLAG)}
 RING_ALL = {"name": "ring_all", "parameters": object_of(loud=FLAG)}
 NOW = {"name": "now", "parameters": object_of()}
@@ -48,30 +47,24 @@ LOUD_ALL = call("ring_all", loud=True)
 def call_pattern_cases(generator: Generator) -> list[Case]:
     case = case_of("tools", "parallel", "texts")
     digits = {"a": draw(generator, 0, 12), "b": draw(generator, 0, 12)}
-    some, word = call("add", **digits), call("add_all", text="é" * draw(generator, 1, 4))
+    some, word = call("add", **digits), call("add_all", text="é" * draw(generator, 1, 2))
     said = [call("say", what=what) for what in MARKS["enum"]]
     pairs = [f"{one}\n{other}" for one in (LOUD, THE_TIME) for other in (QUIET, THE_TIME)]
     others = [LOUD + THE_TIME, f"{LOUD}\n", f"\n{LOUD}", f"{LOUD}\n\n{LOUD}", f"{LOUD} \n{LOUD}"]
-    three = "\n".join([some, word, some])
+    three = "\n".join([some, word, THE_TIME])
     mixed = [call("add_all", **digits), call("add", text="e"), call("add", a=1, b=13)]
-    beginnings = [call("ad", **digits), call("add_", text="e"), call("add_all", text="eeeee")]
-    spaces = [some.replace(": ", ":"), some.replace("\n", ""), some.replace('"add"', "add")]
+    beginnings = [call("ad", **digits), call("add_", text="e"), call("add_all", text="eee")]
     return [
         case("a tool without arguments", [NOW], False, [THE_TIME, call("no"), ""]),
         case("one tool", [RING], False, [LOUD, QUIET, call("ring"), THE_TIME, call("rin")]),
         case("one tool, and what isn't a call", [RING], False, [LOUD[:-1], f"{LOUD} ", LOUD[1:]]),
-        case("two tools", [RING, NOW], False, [LOUD, THE_TIME, call("now", loud=True), LOUD_ALL]),
-        case("two tools, two calls where one may come", [RING, NOW], False, [LOUD, *pairs]),
+        case("two tools", [RING, NOW], False, [LOUD, call("now", loud=True), LOUD_ALL, *pairs]),
         case("one tool, several calls", [RING], True, ["", LOUD, *["\n".join([LOUD] * 5)]]),
         case("two tools, several calls", [RING, NOW], True, [LOUD, *pairs, "\n".join(pairs)]),
         case("several calls, and what isn't", [RING, NOW], True, [*others, LOUD * 2, ""]),
         case("names that begin alike", [ADD, ADD_ALL], False, [some, word, *mixed, *beginnings]),
-        case("other spaces, and a name without quotes", [ADD], False, [some, *spaces]),
-        case("marks in arguments", [SAY], False, [*said, call("say", what="é")]),
         case("marks in arguments of several calls", [SAY, NOW], True, ["\n".join(said), *said]),
-        case("three tools", [ADD_ALL, ADD, NOW], False, [some, word, THE_TIME, three, LOUD]),
         case("three tools, several calls", [ADD, NOW, ADD_ALL], True, [some, word, three, LOUD]),
-        case("a tool that isn't offered", [NOW, RING_ALL], True, [LOUD, LOUD_ALL, some, THE_TIME]),
     ]
 
 
@@ -91,13 +84,13 @@ def triggered_cases(generator: Generator) -> list[Case]:
 
     def case(label: str, trigger: str, after: str, alphabet: str, longest: int, *more: str) -> Case:
         """after: a pattern of what comes after the trigger. more: further texts."""
-        words = [*products(alphabet, longest), *more]
-        texts = [word.encode("latin-1").translate(other) for word in words]
+        words = [w for n in range(longest + 1) for w in map("".join, product(alphabet, repeat=n))]
+        texts = [word.encode("latin-1").translate(other) for word in [*words, *more]]
         calls = re.escape(trigger) + after
         given = machine(calls.translate(dict(zip(b"abcd", drawn, strict=True))), generator)
         return Case(label, {**given, "trigger": trigger.encode().translate(other), "texts": texts})
 
-    pieces = "abcabd", "abc", "ab", "abcabc", "d", "abcabdd"
+    pieces = "aabaac", "aabaa", "aab", "a", "baac", "aabaacd"
     longer = ["".join(both) for both in product(pieces, repeat=2)]
     call_texts = [LOUD, f"Ring. {LOUD}", f"<{LOUD}", f"<tool_{LOUD}", f"{LOUD} ", f"{LOUD}\n{LOUD}"]
     return [
@@ -109,15 +102,10 @@ def triggered_cases(generator: Generator) -> list[Case]:
         case("no more than a call", "ab", "c*", "abc", 4),
         case("the trigger again in a call", "ab", "(ab)*", "ab", 6, "bababab"),
         case("three bytes, the first one twice", "<<a", "b", "<ab", 5),
-        case("a trigger that begins again within itself", "abcabd", "d?", "abcd", 2, *longer),
+        case("a trigger that begins again within itself", "aabaac", "d?", "abcd", 2, *longer),
         case("bytes of any value", "ab", "\u00e9", "\0\xc3\xa9\xff", 2, "ab\xc3\xa9", "\xe9abc"),
         case("a call of a tool", TRIGGER, re.escape(LOUD[11:]), "<t", 3, *call_texts, LOUD[:-1]),
     ]
-
-
-def products(alphabet: str, longest: int) -> Iterator[str]:
-    """All texts of up to `longest` letters, the shortest first."""
-    return ("".join(word) for n in range(longest + 1) for word in product(alphabet, repeat=n))
 
 
 CALLS = {"ring": [LOUD, QUIET], "ring_all": [LOUD_ALL], "now": [THE_TIME]}
@@ -144,23 +132,19 @@ def language_cases(generator: Generator) -> list[Case]:
         order = torch.randperm(len(whole), generator=generator).tolist()
         texts = [whole[place] for place in order]
         given = {"tools": list(tools or (RING, RING_ALL, NOW)), "choice": choice}
-        return Case(label, {**given, "parallel": parallel, "patterns": patterns(), "texts": texts})
+        given |= {"patterns": patterns(), "refused": ["any", "ring", named("rin")]}
+        return Case(label, {**given, "parallel": parallel, "texts": texts})
 
     return [
         case('"none"', "none", True),
-        case('"none", and one call at most', "none", False),
         case('"auto" with one tool', "auto", False, RING),
         case('"auto"', "auto", True),
         case('"auto", and one call at most', "auto", False),
         case('"required"', "required", True),
         case('"required", and one call at most', "required", False),
-        case('"required" with one tool', "required", True, NOW),
         case("a named tool", ["ring"], False),
         case("a named tool, and several calls would be allowed", ["now"], True),
         case("a named tool whose name begins with another's", ["ring_all"], True),
-        case("an unknown word", "any", True),
-        case("the name of a tool as a word", "ring", True),
-        case("a tool that isn't there", ["rin"], True),
     ]
 
 
@@ -178,8 +162,6 @@ def up_to_cases(generator: Generator) -> list[Case]:
         case("an empty text", "", "ab"),
         case("a text without the mark", "xyz", "ab"),
         case("the mark alone", "ab", "ab"),
-        case("the mark in the middle", "xabyz", "ab"),
-        case("the mark at the end", "xyab", "ab"),
         case("the mark twice", "xabyabz", "ab"),
         case("half of the mark at the end", "xya", "ab"),
         case("half of the mark in the middle", "xay", "ab"),
@@ -187,11 +169,9 @@ def up_to_cases(generator: Generator) -> list[Case]:
         case("the first letter twice", "1 < 2 <<", TRIGGER),
         case("two letters of the mark at the end", "xab", "aba"),
         case("the longest beginning counts", "xaabaa", "aabaab"),
-        case("a beginning that doesn't reach the end", "<tool_x", TRIGGER),
         case("the mark, and half of the next one", f"Hi {OPEN}ring<tool", OPEN),
         case("the mark with its last letter wrong", CLOSE[:-1] + "x", CLOSE),
         case("a brace, then the mark", f"{{}}}}{CLOSE[1:]}\n", CLOSE),
-        case("a mark of one letter", "xay", "a"),
         case("a longer text", some, "abb"),
         case("the same text, another mark", some, "babab" + some[-1]),
     ]
@@ -214,9 +194,7 @@ def push_cases(generator: Generator) -> list[Case]:
     three = f"Let me <see>.{digits}\n{LOUD}\n{inside}"
     head, arguments = OPEN + '"add"' + MIDDLE, '{"a": 1, "b": 22}'
     return [
-        case("text", "Hi"),
-        case("text in three pieces, one of them empty", "Hi", "", " there"),
-        case("a call in one piece", digits),
+        case("text in pieces, one of them empty", "Hi", "", " there"),
         case("text, then a call, in one piece", f"Hi {digits}"),
         case("text that looks like a mark", "1 < 2 <t", "o", "x"),
         case("text that ends in half a mark", "Hi <tool_", "call"),
@@ -224,7 +202,6 @@ def push_cases(generator: Generator) -> list[Case]:
         case("a call whose marks come whole", head, arguments, CLOSE),
         case("a name in two pieces", OPEN + '"a', 'dd"' + MIDDLE, "{}" + CLOSE),
         case("arguments in pieces", head + '{"a"', ": 1", "}", CLOSE),
-        case("braces that don't end the call", head + "{", '"a": {', "}", "}", CLOSE),
         case("arguments that are cut off", head + arguments, "}\n</tool"),
         case("a name that is cut off", f"Hi {OPEN}", '"ad'),
         case("text is cut off after a call", f"{digits}\n", "<tool_"),
@@ -233,7 +210,6 @@ def push_cases(generator: Generator) -> list[Case]:
         case("three calls in pieces of up to 70", *cut(three, 70)),
         case("three calls, letter by letter", *three),
         case("a mark in a string, letter by letter", *f"Hi{inside}"),
-        case("two calls in pieces of up to 4", *cut(f"{digits}\n{THE_TIME}", 4)),
     ]
 
 
@@ -246,12 +222,9 @@ def reason_cases(generator: Generator) -> list[Case]:
         case("a call, which was required", "stop", 1, "required"),
         case("a call of the tool that was named", "stop", 1, named("ring")),
         case("a call, cut off by the limit", "length", 1, "auto"),
-        case("several calls, and the limit", "length", many, "required"),
         case("a named call, cut off by the limit", "length", 1, named("ring")),
         case("text, cut off by the limit", "length", 0, "none"),
         case("a call, and the client is gone", "abort", 1, "auto"),
-        case("no call where there could be none", "stop", 0, "none"),
-        case("no call, and the client is gone", "abort", 0, named("ring")),
         case("another reason of the engine's", "timeout", many, "auto"),
     ]
 
@@ -279,15 +252,12 @@ def assembled_cases(generator: Generator) -> list[Case]:
     both = {"tool_calls": [*part(0, '{"a"')["tool_calls"], *part(1, "{}")["tool_calls"]]}
     ends = part(0, f": {digit}}}", name=None)
     return [
-        case("one piece of text", [text]),
-        case("three pieces of text", [role, text, {"content": "more"}, {"content": ""}, {}]),
+        case("pieces of text", [role, text, {"content": "more"}, {"content": ""}, {}]),
         case("a call in one part", [part(0, "{}", id="x", name="add")]),
-        case("a call in three parts", [role, one, part(0, '{"a"'), ends]),
         case("two calls, one after the other", [one, part(0, "{}"), two, part(1, "{}")]),
         case("two calls in turns", [one, two, part(0, '{"a"'), part(1, "{}"), ends]),
         case("two parts in a delta", [{"tool_calls": one["tool_calls"] + two["tool_calls"]}, both]),
         case("the second call begins first", [two, one, part(1, "{}"), part(0, "{}")]),
-        case("two calls of the same tool", [one, part(1, "{}", id="z", name="add"), part(0, "{}")]),
         case("None in any place", [one, nulls, empty, no_text, part(0, "{}", id=None)]),
         case("id and name once more", [one, {"tool_calls": [named_again]}, part(0, "}", id="x")]),
         case("id and name come late", [part(0, '{"a"'), part(0, id="x"), part(0, "}", name="f")]),
@@ -310,45 +280,33 @@ def message(content: str | None, *calls: tuple[str, str]) -> dict[str, Any]:
 def written_cases(generator: Generator) -> list[Case]:
     case = case_of("message")
     a, b = draw(generator, 0, 99), draw(generator, 0, 99)
-    as_model = "add", json.dumps({"a": a, "b": b})
     compact = "add", f'{{"a":{a},"b":{b}}}'
     wide = "add", f'{{ "b" :\n  {b}, "a": [ {a},null ]\n}}'
     accents = "say", json.dumps({"what": 'é "\n</tool_call> \\u00e9', "é": 1.50})
     return [
         case("text", message("Hi")),
-        case("a call as the model wrote it", message(None, as_model)),
         case("a call without spaces", message(None, compact)),
         case("a call with many spaces, and keys in another order", message(None, wide)),
         case("letters that aren't ASCII, written with escapes", message(None, accents)),
-        case("no arguments", message("", ("now", " {} "))),
         case("text, then a call", message("Hi ", compact)),
         case("two calls", message(None, compact, ("now", "{}"))),
-        case("text, then three calls", message("Hi\n", wide, accents, as_model)),
+        case("text, then three calls", message("Hi\n", wide, accents, ("now", " {} "))),
         case("`tool_calls` is None", {**message("Hi"), "tool_calls": None}),
         case("an empty list of calls", {**message("Hi"), "tool_calls": []}),
         case("no content, and no calls", message(None)),
-        case("no key for the content", {"role": "assistant", **part_of(message(None, compact))}),
+        case("no key for the content", {"tool_calls": message(None, compact)["tool_calls"]}),
     ]
-
-
-def part_of(whole: dict[str, Any]) -> dict[str, Any]:
-    return {"tool_calls": whole["tool_calls"]}
 
 
 # --------------------------------------------------------------------------------------- the loop
 
-DOES = [
-    {"name": "add", "does": "add"},
-    {"name": "write", "does": "repeat", "effects": True},
-    {"name": "repeat", "does": "repeat"},
-    {"name": "fail", "does": "fail"},
-]
+WITH_EFFECTS = ["write"]
 
 
 def run_call_cases(generator: Generator) -> list[Case]:
-    def case(label: str, name: str, arguments: str, *tools: dict[str, Any], **more: Any) -> Case:
+    def case(label: str, name: str, arguments: str, **more: Any) -> Case:
         asked = message(None, (name, arguments))["tool_calls"][0]
-        return Case(label, {"call": asked, "tools": list(tools or DOES), **more})
+        return Case(label, {"call": asked, "effects": WITH_EFFECTS, **more})
 
     def text(times: int) -> str:
         return json.dumps({"text": "x", "times": times})
@@ -356,50 +314,44 @@ def run_call_cases(generator: Generator) -> list[Case]:
     a, fits = draw(generator, 0, 99), LONGEST - len('{"result": ""}')
     sums, fails = json.dumps({"a": a, "b": 2}), {"kind": "OSError", "words": f"Disk {a} is full."}
     many = json.dumps({"kind": "ValueError", "words": 'no "x"\n', "times": 900})
-    fault = [f"OSError: Disk {a} is full."]
-    others = {"tags": "tags", "split": "split", "now": "nothing"}
-    odd = [{"name": name, "does": does} for name, does in others.items()]
-    careful = {"name": "fail", "does": "fail", "effects": True}
+    fault, names = [f"OSError: Disk {a} is full."], ["add", "write", "repeat", "split", "now"]
+    refused: dict[str, Any] = {"approves": False, "error": []}
     return [
         case("a sum", "add", sums),
         case("arguments in another order", "repeat", '{"times": 3, "text": "ab"}'),
-        case("a result that is an object", "split", '{"text": "éab"}', *odd),
-        case("a function that returns nothing", "now", "{}", *odd),
-        case("a tool that isn't there", "sub", "{}", words=["add", "write", "repeat", "fail"]),
-        case("arguments that aren't JSON", "add", '{"a": 1'),
-        case("arguments that are cut off before they begin", "add", ""),
-        case("an argument is missing", "add", '{"a": 1}'),
-        case("an argument too many", "add", '{"a": 1, "b": 2, "c": 3}'),
-        case("arguments that are a list", "add", "[1, 2]"),
-        case("the function raises an error", "fail", json.dumps(fails), words=fault),
-        case("an error with a long sentence", "fail", many, words=['ValueError: no "x"\nno']),
-        case("a result that isn't JSON", "tags", '{"text": "a"}', *odd),
+        case("a result that is an object", "split", '{"text": "éab"}'),
+        case("a function that returns nothing", "now", "{}"),
+        case("a tool that isn't there", "sub", "{}", error=names),
+        case("arguments that aren't JSON", "add", '{"a": 1', error=[]),
+        case("an argument is missing", "add", '{"a": 1}', error=[]),
+        case("an argument too many", "add", '{"a": 1, "b": 2, "c": 3}', error=[]),
+        case("arguments that are a list", "add", "[1, 2]", error=[]),
+        case("the function raises an error", "fail", json.dumps(fails), error=fault),
+        case("an error with a long sentence", "fail", many, error=['ValueError: no "x"\nno']),
+        case("a result that isn't JSON", "tags", '{"text": "a"}', error=[]),
         case("a tool with effects, approved", "write", text(2)),
-        case("a tool with effects, not approved", "write", text(2), approves=False),
+        case("a tool with effects, not approved", "write", text(2), **refused),
         case("no effects, and nothing is approved", "repeat", text(3), approves=False),
-        case("effects, and arguments that aren't JSON", "write", '{"text": "a', approves=False),
-        case("effects, and the function fails", "fail", json.dumps(fails), careful, words=fault),
+        case("effects, and arguments that aren't JSON", "write", '{"text": "a', **refused),
+        case("effects, and it fails", "fail", json.dumps(fails), error=fault, effects=["fail"]),
         case("a result that is just short enough", "repeat", text(fits)),
-        case("a result that is too long", "repeat", text(fits + 5)),
-        case("a result that is far too long, with effects", "write", text(4 * fits)),
-        case("another sum", "add", sums, *DOES[::-1]),
+        case("a result that is too long", "repeat", text(fits + 5), error=[]),
+        case("another sum", "add", json.dumps({"b": a, "a": 3})),
     ]
 
 
 def converse_cases(generator: Generator) -> list[Case]:
     def case(label: str, most: int, *script: dict[str, Any], talk: int = 1, **more: Any) -> Case:
         asked = [{"role": "user", "content": f"{a} + {n}?"} for n in range(talk)]
-        return Case(label, {"script": list(script), "messages": asked, "most": most, **more})
+        given = {"script": list(script), "messages": asked, "most": most}
+        return Case(label, {**given, "effects": WITH_EFFECTS, **more})
 
     a = draw(generator, 0, 99)
     add, more = ("add", f'{{"a": {a}, "b": 1}}'), ("add", f'{{"a": {a}, "b": 2}}')
     write, wrong = ("write", '{"text": "x"}'), ("sub", "{}")
     end = message(f"It is {a + 1}.")
-    given = {"tools": DOES}
-    cases = [
+    return [
         case("an answer without calls", 3, end),
-        case("asked once, an answer without calls", 1, end, talk=3),
-        case("one call, then an answer", 3, message(None, add), end),
         case("two calls at once", 3, message(None, add, more), end),
         case("two answers with calls", 5, message(None, add, more), message(None, more), end),
         case("text before a call", 4, message("Let me see.", add), end),
@@ -412,9 +364,7 @@ def converse_cases(generator: Generator) -> list[Case]:
         case("a tool that isn't there, then a right call", 5, message(None, wrong, add), end),
         case("a tool with effects, approved", 3, message(None, write, add), end),
         case("a tool with effects, not approved", 3, message(None, write), end, approves=False),
-        case("the same call again and again", 5, message(None, add), message(None, add), end),
     ]
-    return [Case(each.label, {**each.data, **given}) for each in cases]
 
 
 EXERCISES = (

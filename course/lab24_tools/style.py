@@ -1,38 +1,34 @@
-"""Lab 24 in another style: a fold, the classic failure function, a search, `match`, small steps."""
+"""Lab 24 in another style: `match`, the classic failure function, a search, comprehensions."""
 
 
 def call_pattern(tools, parallel):
     ### BEGIN SOLUTION
-    one = either(
+    call = either(
         *(
             then(
                 literal(f'<tool_call>\n{{"name": "{tool.name}", "arguments": '),
-                pattern_of(tool.parameters),
-                literal("}\n</tool_call>"),
+                then(pattern_of(tool.parameters), literal("}\n</tool_call>")),
             )
             for tool in tools
         )
     )
-    return then(star(then(one, literal("\n"))), one) if parallel else one
+    return then(star(then(call, literal("\n"))), call) if parallel else call
     ### END SOLUTION
 
 
 def triggered(calls, trigger):
     ### BEGIN SOLUTION
-    size = len(trigger)
-    moved = [{b: e + size for b, e in edges.items()} for edges in calls.edges]
-    door = 0
+    free, shorter = [dict.fromkeys(range(256), 0)], 0  # the state without the text's first byte
+    free[0][trigger[0]] = 1
+    for place, letter in enumerate(trigger[1:], 1):
+        free.append({**free[shorter], letter: place + 1})
+        shorter = free[shorter][letter]
+    size, door = len(trigger), 0
     for letter in trigger:
         door = calls.edges[door][letter]
-    free, shorter = [], 0  # the state after the text without its first letter
-    for place, letter in enumerate(trigger):
-        edges = dict(free[shorter]) if place else dict.fromkeys(range(256), 0)
-        edges[letter] = place + 1
-        shorter = free[shorter][letter] if place else 0
-        free.append(edges)
     free[-1][trigger[-1]] = size + door
-    ends = [*range(size)] + [size + state for state in calls.accepting]
-    return Automaton(free + moved, frozenset(ends))
+    moved = [{each: out[each] + size for each in out} for out in calls.edges]
+    return Automaton(free + moved, frozenset(range(size)).union(size + s for s in calls.accepting))
     ### END SOLUTION
 
 
@@ -54,8 +50,7 @@ def language(tools, choice, parallel):
 
 def up_to(text, mark):
     ### BEGIN SOLUTION
-    at = text.find(mark)
-    if at >= 0:
+    if (at := text.find(mark)) >= 0:
         return text[:at], True, text[at + len(mark) :]
     at = next(at for at in range(len(text) + 1) if mark.startswith(text[at:]))
     return text[:at], False, text[at:]
@@ -79,13 +74,11 @@ class CallStream:
                 deltas += [{"tool_calls": [new]}]
                 self.count += 1
             elif mark is CLOSE:
-                for letter in text:
-                    part = {"index": self.count - 1, "function": {"arguments": letter}}
-                    deltas += [{"tool_calls": [part]}]
+                parts = [{"index": self.count - 1, "function": {"arguments": x}} for x in text]
+                deltas += [{"tool_calls": [part]} for part in parts]
             elif text != "" and self.count == 0:
                 deltas += [{"content": text}]
-            self.held = rest
-            self.place = (self.place + found) % 3
+            self.held, self.place = rest, (self.place + found) % 3
         return deltas
         ### END SOLUTION
 
@@ -101,19 +94,16 @@ def finish_reason(reason, count, choice):
 def assembled(deltas):
     ### BEGIN SOLUTION
     content = "".join(delta.get("content") or "" for delta in deltas)
+    message = {"role": "assistant", "content": content if content != "" else None}
     parts = [part for delta in deltas for part in delta.get("tool_calls") or ()]
-    calls = []
     for index in sorted({part["index"] for part in parts}):
         own = [part for part in parts if part["index"] == index]
         functions = [part.get("function") or {} for part in own]
-        names = [each["name"] for each in functions if each.get("name")]
+        (*_, name) = [None, *(each["name"] for each in functions if each.get("name"))]
+        (*_, id_) = [None, *(part["id"] for part in own if part.get("id"))]
         text = "".join(each.get("arguments") or "" for each in functions)
-        ids = [part["id"] for part in own if part.get("id")]
-        function = {"name": (names or [None])[0], "arguments": text}
-        calls.append({"id": (ids or [None])[0], "type": "function", "function": function})
-    message = {"role": "assistant", "content": content if content else None}
-    if calls:
-        message["tool_calls"] = calls
+        call = {"id": id_, "type": "function", "function": {"name": name, "arguments": text}}
+        message.setdefault("tool_calls", []).append(call)
     return message
     ### END SOLUTION
 
@@ -122,8 +112,8 @@ def written(message):
     ### BEGIN SOLUTION
     text = message.get("content") or ""
     for place, call in enumerate(message.get("tool_calls") or ()):
-        function = call["function"]
-        told = {"name": function["name"], "arguments": json.loads(function["arguments"])}
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        told = {"name": name, "arguments": json.loads(arguments)}
         text += "\n" * (place > 0)
         text += f"<tool_call>\n{json.dumps(told, ensure_ascii=False)}\n</tool_call>"
     return text
@@ -132,9 +122,8 @@ def written(message):
 
 def run_call(call, tools, approve):
     ### BEGIN SOLUTION
-    name, error = call["function"]["name"], None
-    tool = tools.get(name)
-    if tool is None:
+    name, error = call["function"]["name"], PermissionError("The user said no.")
+    if (tool := tools.get(name)) is None:
         return error_text(KeyError(f"{name} isn't one of {[*tools]}"))
     try:
         arguments = json.loads(call["function"]["arguments"])
@@ -145,26 +134,19 @@ def run_call(call, tools, approve):
             error = RuntimeError("The result is too long.")
     except Exception as raised:
         error = raised
-    return error_text(error or PermissionError("The user said no."))
+    return error_text(error)
     ### END SOLUTION
 
 
 def converse(ask, messages, tools, approve, most):
     ### BEGIN SOLUTION
-    asked = 0
-    while asked < most:
-        asked += 1
+    for asked in range(1, most + 1):
         answer = ask([*messages], "none" if asked == most else "auto")
-        results = [
-            {
-                "role": "tool",
-                "tool_call_id": call["id"],
-                "content": run_call(call, tools, approve),
-            }
-            for call in answer.get("tool_calls") or ()
-        ]
-        messages = [*messages, answer, *results]
-        if not results:
-            return messages
-    return list(messages)
+        messages = [*messages, answer]
+        for call in (calls := answer.get("tool_calls") or ()):
+            result = run_call(call, tools, approve)
+            messages += [{"role": "tool", "tool_call_id": call["id"], "content": result}]
+        if not calls:
+            break
+    return messages
     ### END SOLUTION

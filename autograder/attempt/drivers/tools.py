@@ -2,11 +2,10 @@
 
 import copy
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from inspect import signature
-from typing import Any
+from typing import Any, NamedTuple
 
 from autograder.attempt.around import lending
 from autograder.attempt.lent import sealed
@@ -19,13 +18,12 @@ RESULT = "What it returned"
 LONGEST = 2000  # characters of a result, as in the notebook
 
 
-@dataclass(frozen=True)
-class Tool:
+class Tool(NamedTuple):
     """As the notebook's own."""
 
     name: str
     parameters: Mapping[str, Any]
-    function: Callable[..., Any]
+    function: Callable[..., Any] = print
     description: str = ""
     effects: bool = False
 
@@ -46,48 +44,63 @@ def said(what: str, value: Any, where: str = "") -> Seen:
 # ------------------------------------------------------------------------------------- languages
 
 
+def state_after(automaton: Any, text: bytes) -> Any:
+    """The state after a text; None if it leaves the language."""
+    state, count = 0, len(automaton.edges)
+    for byte in text:
+        if byte not in automaton.edges[state]:
+            return None
+        state = plain(automaton.edges[state][byte])
+        if type(state) is not int or not 0 <= state < count:
+            raise ValueError(
+                f"After {text!r}, an edge leads to state {state!r}; there are {count} states, "
+                "numbered from 0."
+            )
+    return state
+
+
 def fits(automaton: Any, text: bytes) -> bool:
     state = state_after(automaton, text)
     return state is not None and state in automaton.accepting
 
 
-def state_after(automaton: Any, text: bytes) -> Any:
-    """The state after a text; None if it leaves the language."""
-    state = 0
-    for byte in text:
-        if byte not in automaton.edges[state]:
-            return None
-        state = plain(automaton.edges[state][byte])
-        if type(state) is not int or not 0 <= state < len(automaton.edges):
-            raise ValueError(
-                f"After {text!r}, an edge leads to state {state!r}; there are "
-                f"{len(automaton.edges)} states, numbered from 0."
-            )
-    return state
+def each_text(texts: Iterable[Any], fit: Callable[[Any], bool]) -> list[Seen]:
+    told = {True: "is allowed", False: "isn't allowed"}
+    return [Seen(f"The text {text!r}", told[fit(text)]) for text in texts]
 
 
-def kind_told(found: Any) -> str:
-    is_one = hasattr(found, "edges") and hasattr(found, "accepting")
-    return "is an automaton" if is_one else f"is {kind_or_none(found)}"
+def shortest(automaton: Automaton) -> bytes:
+    """Of the shortest texts the first one in the alphabet."""
+    texts = {0: b""}  # to reach each state
+    for state in (found := [0]):  # which grows meanwhile
+        if state in automaton.accepting:
+            break
+        for byte, end in sorted(automaton.edges[state].items()):
+            if end not in texts:
+                texts[end] = texts[state] + bytes([byte])
+                found.append(end)
+    return texts[state]
 
 
 def call_pattern(
     attempt: Attempt, tools: list[dict[str, Any]], parallel: bool, texts: list[str]
 ) -> list[Seen]:
-    given = [Tool(**tool, function=print) for tool in tools]
+    given = [Tool(**tool) for tool in tools]
     before, found = list(given), attempt(given, parallel)
     if not isinstance(found, Regex):
         return [Seen(RESULT, f"is {kind_or_none(found)}")]
     automaton = automaton_of(found)
     return [
         Seen(RESULT, "is an expression"),
-        *(Seen(f"The text {text!r}", allowed(fits(automaton, text.encode()))) for text in texts),
+        said("The shortest text", shortest(automaton).decode(errors="replace")),
+        *each_text(texts, lambda text: fits(automaton, text.encode())),
         as_it_was("`tools`", given, before),
     ]
 
 
-def allowed(it_is: bool) -> str:
-    return "is allowed" if it_is else "isn't allowed"
+def kind_told(found: Any) -> str:
+    is_one = hasattr(found, "edges") and hasattr(found, "accepting")
+    return "is an automaton" if is_one else f"is {kind_or_none(found)}"
 
 
 def triggered(
@@ -102,24 +115,26 @@ def triggered(
     seen = [Seen(RESULT, kind_told(found))]
     if seen[0].value == "is an automaton":
         free = [text for text in texts if trigger not in text]
-        seen += [Seen(f"The text {text!r}", allowed(fits(found, text))) for text in texts]
+        seen += each_text(texts, partial(fits, found))
         seen += [Seen(f"The state after {text!r}", state_after(found, text)) for text in free]
     return seen
 
 
-class FreeText:
+class FreeText(NamedTuple):
     """What `triggered` and `without` return while `language` is judged: free text, then calls."""
 
-    edges, accepting = "those of free text", "those of free text"
+    trigger: bytes
+    calls: Any
+    edges: str = "edges of free text"
+    accepting: str = "states of free text"
 
-    def __init__(self, trigger: Any, calls: Any = None) -> None:
-        if not isinstance(trigger, bytes):
-            raise TypeError(f"A trigger is bytes; it was given {kind_or_none(trigger)}.")
-        self.trigger, self.calls = trigger, calls
 
-    def fits(self, text: bytes) -> bool:
-        begin = text.find(self.trigger)
-        return begin < 0 or (self.calls is not None and fits(self.calls, text[begin:]))
+def allows(found: Any, text: str) -> bool:
+    """Whether a text is one of an automaton's, or of what stands for one."""
+    if not isinstance(found, FreeText):
+        return fits(found, text.encode())
+    begin = text.encode().find(found.trigger)
+    return begin < 0 or (found.calls is not None and fits(found.calls, text.encode()[begin:]))
 
 
 def language(
@@ -129,29 +144,32 @@ def language(
     parallel: bool,
     patterns: dict[str, str],
     texts: list[str],
+    refused: list[Any],
 ) -> list[Seen]:
-    """patterns: what `call_pattern` returns, by the names of tools, and "several" if parallel."""
-    given = [Tool(**tool, function=print) for tool in tools]
+    """patterns: what `call_pattern` returns, by the names of tools, and "several" if parallel.
+
+    refused: further choices, which aren't allowed.
+    """
+    given = [Tool(**tool) for tool in tools]
     before = list(given)
 
     def pattern(tools: Sequence[Any], parallel: bool) -> Regex:
         names = [*sorted(tool.name for tool in tools), *["several"] * bool(parallel)]
         return parse(patterns[" ".join(names)]) if tools else NOTHING
 
-    def after_text(calls: Any, trigger: Any) -> FreeText:
+    def free(calls: Any, trigger: Any) -> FreeText:
+        if not isinstance(trigger, bytes):
+            raise TypeError(f"A trigger is bytes; it was given {kind_or_none(trigger)}.")
         return FreeText(trigger, calls)
 
-    lent = {"call_pattern": pattern, "triggered": after_text, "without": FreeText}
+    lent = {"call_pattern": pattern, "triggered": free, "without": partial(free, None)}
     with lending(attempt, {name: sealed(function) for name, function in lent.items()}):
-        found, how = tried(attempt, given, choice, parallel)
-    seen = [Seen("The choice", how), as_it_was("`tools`", given, before)]
-    if how != "went through":
-        return seen
-    seen.append(Seen(RESULT, kind_told(found)))
-    if seen[-1].value == "is an automaton":
-        fit = found.fits if isinstance(found, FreeText) else partial(fits, found)
-        seen += [Seen(f"The text {text!r}", allowed(fit(text.encode()))) for text in texts]
-    return seen
+        found = attempt(given, choice, parallel)
+        went = [(other, tried(attempt, given, other, parallel)[1]) for other in refused]
+    seen = [Seen(RESULT, kind_told(found)), as_it_was("`tools`", given, before)]
+    if seen[0].value == "is an automaton":
+        seen += each_text(texts, partial(allows, found))
+    return [*seen, *(Seen(f"The choice {other!r}", how) for other, how in went)]
 
 
 # --------------------------------------------------------------------------- from text to deltas
@@ -159,12 +177,8 @@ def language(
 
 def up_to(attempt: Attempt, text: str, mark: str) -> list[Seen]:
     rule = "up_to returns the text before, whether the mark is there, and the rest"
-    before, found, rest = things(3, attempt(text, mark), rule)
-    return [
-        said("The text before", before),
-        said("Whether the mark is there", found),
-        said("The rest", rest),
-    ]
+    names = "The text before", "Whether the mark is there", "The rest"
+    return [said(*both) for both in zip(names, things(3, attempt(text, mark), rule), strict=True)]
 
 
 def push(attempt: Attempt, pieces: list[str], ids: list[str]) -> list[Seen]:
@@ -181,47 +195,25 @@ def push(attempt: Attempt, pieces: list[str], ids: list[str]) -> list[Seen]:
         said("What `push` returned", joined(stream.push(piece)), f"for piece {number}, {piece!r},")
         for number, piece in enumerate(pieces, 1)
     ]
-    return [
-        *seen,
-        Seen("`count`", stream.count, "at the end"),
-        said("What `finish()` returned", joined(stream.finish()), "at the end"),
-    ]
+    end = said("What `finish()` returned", joined(stream.finish()), "at the end")
+    return [*seen, Seen("`count`", stream.count, "at the end"), end]
 
 
 def joined(deltas: Any) -> Any:
-    """Deltas with one part each; neighbors that add to the same text are one."""
-    deltas = plain(deltas)
-    if not isinstance(deltas, list) or not all(isinstance(delta, dict) for delta in deltas):
-        return deltas
-    found = list[dict[str, Any]]()
-    for delta in deltas:
-        calls = delta.get("tool_calls") if delta.keys() == {"tool_calls"} else None
-        for one in [{"tool_calls": [c]} for c in calls] if isinstance(calls, list) else [delta]:
-            place, text = added(one)
-            before, start = added(found[-1]) if found else (None, "")
-            if place is not None and place == before:
-                found[-1] = delta_of(place, start + text)
-            else:
-                found.append(one)
-    return found
-
-
-def added(delta: Any) -> tuple[Any, str]:
-    """Where a delta adds to a text, and what; None if it does anything else."""
-    match delta:
-        case {"content": str(text)}:
-            place = "content"
-        case {"tool_calls": [{"index": place, "function": {"arguments": str(text)}}]}:
-            pass
-        case _:
-            return None, ""
-    return (place, text) if text and delta == delta_of(place, text) else (None, "")
-
-
-def delta_of(place: Any, text: str) -> dict[str, Any]:
-    if place == "content":
-        return {"content": text}
-    return {"tool_calls": [{"index": place, "function": {"arguments": text}}]}
+    """Deltas, of which neighbors that add to the same text are one."""
+    deltas, found = plain(deltas), list[Any]()
+    for delta in deltas if isinstance(deltas, list) else []:
+        match [*found[-1:], delta]:
+            case [{"content": str(one)}, {"content": str(other)}] if one and other:
+                found[-1] = {**found[-1], **delta, "content": one + other}
+            case [
+                {"tool_calls": [{"index": place, "function": {"arguments": str(one)}}]},
+                {"tool_calls": [{"index": same, "function": {"arguments": str(other)}, **more}]},
+            ] if one and other and place == same and not more:
+                found[-1]["tool_calls"][0]["function"]["arguments"] = one + other
+            case _:
+                found.append(delta)
+    return found if isinstance(deltas, list) else deltas
 
 
 def finish_reason(attempt: Attempt, reason: str, count: int, choice: Any) -> list[Seen]:
@@ -235,23 +227,14 @@ def assembled(attempt: Attempt, deltas: list[Any]) -> list[Seen]:
     message = plain(attempt(deltas))
     if not isinstance(message, dict):
         return [Seen(RESULT, f"is {kind_or_none(message)}")]
-    calls = message.get("tool_calls", [])
-    seen = [
-        Seen(RESULT, "is a message"),
-        Seen("The list of its keys", sorted(map(str, message))),
-        Seen("`role`", f"is {message.get('role')!r}"),
-        Seen("`content`", f"is {message.get('content')!r}"),
-        Seen("The number of calls", len(calls) if isinstance(calls, list) else kind_of(calls)),
+    calls = message.pop("tool_calls", "missing")
+    many = isinstance(calls, list)
+    return [
+        Seen(RESULT, "is a dict"),
+        *(Seen(f"`{name}`", f"is {message[name]!r}") for name in sorted(message, key=str)),
+        Seen("`tool_calls`", f"has {len(calls)} calls" if many else f"is {in_order(calls)!r}"),
+        *(said(f"Call {number}", call) for number, call in enumerate(calls if many else [])),
     ]
-    for number, call in enumerate(calls if isinstance(calls, list) else []):
-        parts = {**call, **call["function"]} if has_function(call) else {"call": call}
-        for name in sorted(parts.keys() - {"function"}, key=str):
-            seen.append(Seen(f"`{name}`", f"is {parts[name]!r}", f"of call {number}"))
-    return seen
-
-
-def has_function(call: Any) -> bool:
-    return isinstance(call, dict) and isinstance(call.get("function"), dict)
 
 
 def written(attempt: Attempt, message: dict[str, Any]) -> list[Seen]:
@@ -267,28 +250,32 @@ def fail(kind: str, words: str, times: int = 1) -> None:
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "add": lambda a, b: a + b,
+    "write": lambda text, times=1: text * times,
     "repeat": lambda text, times=1: text * times,
     "fail": fail,
     "tags": lambda text: {text},  # a set, which JSON can't hold
     "split": lambda text: {"first": text[:1], "rest": [*text[1:]]},
-    "nothing": lambda: None,
+    "now": lambda: None,
 }
 
 
 class Workshop:
-    """Tools that note when they run, if the arguments fit. approves: what `approve` answers."""
+    """All tools; a log of what runs with arguments that fit. effects: names of the tools with any.
 
-    def __init__(self, tools: list[dict[str, Any]], approves: bool) -> None:
+    approves: what `approve` answers.
+    """
+
+    def __init__(self, effects: Sequence[str], approves: bool) -> None:
         self.log, self.approves = list[str](), approves
-        self.tools = {tool["name"]: self.tool(**tool) for tool in tools}
+        self.tools = {
+            name: Tool(name, {}, sealed(partial(self.run, name)), effects=name in effects)
+            for name in FUNCTIONS
+        }
 
-    def tool(self, name: str, does: str, effects: bool = False) -> Tool:
-        def function(*given: Any, **named: Any) -> Any:
-            arguments = signature(FUNCTIONS[does]).bind(*given, **named).arguments
-            self.log.append(f"{name} runs with {in_order(plain(arguments))!r}")
-            return FUNCTIONS[does](*given, **named)
-
-        return Tool(name, {"type": "object"}, sealed(function), effects=effects)
+    def run(self, name: str, /, *given: Any, **named: Any) -> Any:
+        arguments = plain(signature(FUNCTIONS[name]).bind(*given, **named).arguments)
+        self.log.append(f"{name} runs with {in_order(arguments)!r}")
+        return FUNCTIONS[name](*given, **named)
 
     def approve(self, tool: Any, arguments: Any) -> bool:
         what = plain(getattr(tool, "name", kind_of(tool)))
@@ -296,56 +283,57 @@ class Workshop:
         return self.approves
 
     def seen(self) -> Seen:
-        return Seen("What happens, in order,", f"is {self.log!r}")
+        return said("What happens, in order,", self.log)
 
 
 def run_call(
     attempt: Attempt,
     call: dict[str, Any],
-    tools: list[dict[str, Any]],
+    effects: Sequence[str] = (),
     approves: bool = True,
-    words: Sequence[str] = (),
+    error: Sequence[str] | None = None,
 ) -> list[Seen]:
-    """words: what an error must name."""
-    workshop = Workshop(tools, approves)
+    """error: what must be in an error; None if there is a result."""
+    workshop = Workshop(effects, approves)
     before = dict(workshop.tools)
     found = plain(attempt(call, workshop.tools, sealed(workshop.approve)))
-    seen = [workshop.seen(), as_it_was("`tools`", workshop.tools, before)]
     if not isinstance(found, str):
-        return [Seen(RESULT, f"is {kind_or_none(found)}"), *seen]
+        return [Seen(RESULT, f"is {kind_or_none(found)}"), workshop.seen()]
     length = "has" if len(found) <= LONGEST else f"has {len(found)} characters, not"
     return [
-        Seen(RESULT, "is a text"),
-        *seen,
+        Seen(RESULT, "is a str"),
         Seen("The text", f"{length} at most {LONGEST} characters"),
-        *answer_told(found, words),
+        Seen("The answer", answer_told(found, error)),
+        workshop.seen(),
+        as_it_was("`tools`", workshop.tools, before),
     ]
 
 
-def answer_told(text: str, words: Sequence[str]) -> list[Seen]:
+def answer_told(text: str, error: Sequence[str] | None) -> str:
     """A result or an error, in whatever form of JSON it is written."""
     try:
         answer = json.loads(text)
-    except ValueError:
-        return [Seen("The answer", f"is {text[:100]!r}, which isn't JSON")]
+    except (ValueError, RecursionError):
+        return f"is {text[:100]!r}, which isn't JSON"
     match answer:
-        case {"error": str(error), **more} if not more:
-            missing = [word for word in words if word not in error]
-            told = f"{error[:200]!r} doesn't have {missing[0]!r} in it" if missing else "is told"
-            return [Seen("The answer", "is an error"), Seen("What went wrong", told)]
-    return [Seen("The answer", f"is {in_order(answer)!r}")]
+        case {"error": str(words)} if error is not None and len(answer) == 1:
+            missing = [part for part in error if part not in words]
+            lacks = f"the error {words[:200]!r}, without {missing[0]!r}" if missing else "an error"
+            return f"is {lacks}"
+    shown = repr(in_order(answer))
+    return f"is {shown if len(shown) < 300 else f'{shown[:100]}... of {len(shown)} characters'}"
 
 
 def converse(
     attempt: Attempt,
     script: list[dict[str, Any]],
     messages: list[dict[str, Any]],
-    tools: list[dict[str, Any]],
     most: int,
+    effects: Sequence[str] = (),
     approves: bool = True,
 ) -> list[Seen]:
     """script: what `ask` answers; the last answer comes again and again."""
-    workshop, given, seen = Workshop(tools, approves), list[tuple[Any, Any]](), list[Seen]()
+    workshop, given, seen = Workshop(effects, approves), list[tuple[Any, Any]](), list[Seen]()
 
     def ask(messages: Any, tool_choice: Any) -> Any:
         where = f"of call {len(given) + 1} of `ask`"
@@ -356,16 +344,11 @@ def converse(
         return copy.deepcopy(script[min(len(given), len(script)) - 1])
 
     found = attempt(sealed(ask), messages, workshop.tools, sealed(workshop.approve), most)
-    return [
-        *seen,
-        Seen("The number of calls of `ask`", len(given)),
-        workshop.seen(),
-        *told(found, "that it returned"),
-        *(
-            as_it_was("The list of messages", plain(now), before, f"of call {n} of `ask`")
-            for n, (now, before) in enumerate(given, 1)
-        ),
-    ]
+    seen += [Seen("The number of calls of `ask`", len(given)), workshop.seen()]
+    seen += told(found, "that it returned")
+    for number, (now, before) in enumerate(given, 1):
+        seen.append(as_it_was(f"The list in call {number} of `ask`", plain(now), before))
+    return seen
 
 
 def told(messages: Any, where: str) -> list[Seen]:
