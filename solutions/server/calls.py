@@ -67,8 +67,8 @@ def call_guide(lab: Any, masks: Masks, calling: Calling) -> FormatGuide | FreeGu
 
 
 @cache
-def free_states(lab: Any) -> list[dict[int, int]]:
-    return list(lab.without(lab.TRIGGER.encode()).edges)
+def free_states(without: Any, mark: bytes) -> list[dict[int, int]]:
+    return list(without(mark).edges)
 
 
 class FreeGuide:
@@ -80,7 +80,8 @@ class FreeGuide:
 
     def __init__(self, lab: Any, calls: Regex, masks: Masks) -> None:
         mark = lab.TRIGGER.encode()
-        self.masks, self.last_byte, self.free = masks, mark[-1:], free_states(lab)
+        self.masks, self.last_byte = masks, mark[-1:]
+        self.free = free_states(lab.without, mark)
         self.inside = reduce(masks.after, mark, calls)
 
     def start(self) -> int | Regex:
