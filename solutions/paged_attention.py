@@ -466,12 +466,11 @@ class OutOfPages(Exception):
 
 
 class VirtualManager:
-    """Records how many pages are mapped to each row of a reserved memory. No block table is needed.
+    """Records how many pages are mapped to each row of a reserved memory: no block tables.
 
-    A row has addresses for `max_tokens` tokens; pages of `page_tokens` are mapped from its start.
-    mapped: for each row, its pages. tokens: for each row, the tokens of its request; 0 if it has
-    none. free_pages: how many pages no row has. maps, unmaps: how many have been mapped and
-    unmapped so far. Invariant: free_pages + sum(mapped) is the number of pages.
+    A row has addresses for `max_tokens` tokens, and pages of `page_tokens` from its start. mapped:
+    the pages of each row. tokens: of the request in each row, 0 if there is none. free_pages: how
+    many no row has. maps, unmaps: how often a page has been mapped and unmapped.
 
     Source: Prabhu et al., "vAttention", 2024, section 6 (pages stay mapped when a request ends).
     """

@@ -196,7 +196,6 @@ def dynamic_cases(generator: torch.Generator) -> list[Case]:
         return given(label, list(accumulate(gaps)), limit, delay, fixed, each)
 
     return [
-        given("one request, no delay", [3], 4, 0, 2, 1),
         given("one request, with a delay", [3], 4, 5, 2, 1),
         given("no requests", [], 4, 5, 2, 1),
         given("two requests at once, which fill a batch", [1, 1], 2, 5, 2, 1),
@@ -204,7 +203,6 @@ def dynamic_cases(generator: torch.Generator) -> list[Case]:
         given("a request arrives as the delay ends", [0, 5], 3, 5, 2, 1),
         given("a request arrives just after the delay", [0, 6], 3, 5, 2, 1),
         given("batches of one", [0, 0, 1], 1, 5, 4, 1),
-        given("a request comes while the server is busy", [0, 4], 3, 3, 4, 1),
         given("more requests wait than a batch may hold", [0, 1, 2, 3, 4, 5], 2, 0, 9, 1),
         given("the server is free late, and takes all that wait", [0, 1, 2, 3], 3, 1, 9, 1),
         some("twelve requests, close together", 3, 4, 2),

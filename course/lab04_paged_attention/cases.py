@@ -365,8 +365,7 @@ def committed_cases(generator: torch.Generator) -> list[Case]:
         case("pages that are exactly full", 16),
         case("one token more", 17),
         case("two short requests", 3, 5),
-        case("no request", n_layer=2),
-        case("five requests, three layers", *some, n_layer=3),
+        case("five requests, three layers", *some),
         case("five requests, two layers", *some, n_layer=2),
     ]
 
