@@ -174,10 +174,10 @@ def by_autograd(queries, keys, values, output, lse, grad_output, offset):
     return of_queries, of_keys, weights.transpose(-1, -2) @ grad_output
 
 
-wrong(in_documents, "in_documents returns a mask_mod, a function; this is a tensor.")(
+wrong(in_documents, "in_documents returns a mask_mod, a function; this is a Tensor.")(
     lambda lengths, mask_mod: torch.repeat_interleave(torch.tensor(lengths))
 )
-wrong(alibi, "alibi returns a score_mod, a function; this is a tensor.")(
+wrong(alibi, "alibi returns a score_mod, a function; this is a Tensor.")(
     lambda heads: 2.0 ** -torch.arange(heads)
 )
 right(alibi)(lambda heads: lambda *given: alibi(heads)(*given))

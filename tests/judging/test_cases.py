@@ -31,6 +31,8 @@ COPIED = {
     "kv_reduction.WindowCache.attend": {"queries", "keys", "values"},
     "kv_reduction.ChannelKeys.append": {"keys"},
     "flash_attention.backward_tile": {"keys", "values"},
+    "parallelism.gather_unit": {"shapes"},
+    "parallelism.unit_backward": {"shapes"},
 }
 
 
