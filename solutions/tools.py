@@ -29,7 +29,9 @@ from solutions.grammars.regex import Regex, either, literal, star, then
 from solutions.serving import overlap
 
 TRIGGER = "<tool_call>"
-OPEN, MIDDLE, CLOSE = '<tool_call>\n{"name": ', ', "arguments": ', "}\n</tool_call>"
+OPEN = '<tool_call>\n{"name": '
+MIDDLE = ', "arguments": '
+CLOSE = "}\n</tool_call>"
 LONGEST = 2000  # characters of a result
 
 Message = dict[str, Any]  # of a chat, as OpenAI's API has it
@@ -271,9 +273,11 @@ def run_call(call: Mapping[str, Any], tools: Mapping[str, Tool], approve: Approv
     """Run one of a message's `tool_calls`, and return the text that the model is given for it.
 
     tools: by name. The text is JSON: {"result": what the function returned}, or {"error": "Kind:
-    sentence"} for whatever went wrong, because the model can read that and do better. A tool with
-    effects runs only if `approve(tool, arguments)` allows it; it is asked before. A text longer
-    than LONGEST characters is an error, too: half of it would not be JSON.
+    sentence"} for whatever went wrong, because the model can read that and do better. If there is
+    no such tool, the sentence names those that there are. A tool with effects runs only if
+    `approve(tool, arguments)` allows it; it is asked before. A result that JSON can't hold is an
+    error, too, and so is a text longer than LONGEST characters: half of it would not be JSON.
+    `error_text` returns the text of an error.
     """
     ### BEGIN SOLUTION
     try:

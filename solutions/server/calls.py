@@ -43,30 +43,32 @@ class Unsupported(NamedTuple):
 
 
 @lru_cache(256)
-def read_calls(derivative: Derivative, calling: Calling, lab: Any) -> Regex | Unsupported:
-    """Return the expression of the calls that a text may have. lab: lab 24's names."""
+def read_calls(
+    derivative: Derivative, calling: Calling, new_tool: Any, call_pattern: Any
+) -> Regex | Unsupported:
+    """Return the expression of the calls that a text may have. The last two: lab 24's."""
     if not calling.tools:
         return NOTHING
-    tools = [lab.Tool(name, schema, None) for name, schema in json.loads(calling.tools)]
+    tools = [new_tool(name, schema, None) for name, schema in json.loads(calling.tools)]
     read = list[Regex]()
     try:
         with at_most(MOST_FOR_A_SCHEMA, "The tools' parameters"):
             for tool in tools:
                 read.append(pattern_of(tool.parameters, partial(require_quick, derivative)))
-            return lab.call_pattern(tools, calling.is_parallel)
+            return call_pattern(tools, calling.is_parallel)
     except ValueError as error:
         return Unsupported(min(len(read), len(tools) - 1), str(error))
 
 
 def call_guide(lab: Any, masks: Masks, calling: Calling) -> FormatGuide | FreeGuide:
-    calls = read_calls(masks.derivative, calling, lab)
+    calls = read_calls(masks.derivative, calling, lab.Tool, lab.call_pattern)
     assert isinstance(calls, Regex), "others are refused before they are sent"
     return FreeGuide(lab, calls, masks) if calling.is_free else FormatGuide(calls, masks)
 
 
 @cache
-def free_states(lab: Any) -> list[dict[int, int]]:
-    return list(lab.without(lab.TRIGGER.encode()).edges)
+def free_states(without: Any, mark: bytes) -> list[dict[int, int]]:
+    return list(without(mark).edges)
 
 
 class FreeGuide:
@@ -78,7 +80,8 @@ class FreeGuide:
 
     def __init__(self, lab: Any, calls: Regex, masks: Masks) -> None:
         mark = lab.TRIGGER.encode()
-        self.masks, self.last_byte, self.free = masks, mark[-1:], free_states(lab)
+        self.masks, self.last_byte = masks, mark[-1:]
+        self.free = free_states(lab.without, mark)
         self.inside = reduce(masks.after, mark, calls)
 
     def start(self) -> int | Regex:

@@ -32,7 +32,8 @@ class Languages:
             await self.read("response_format", read_format, body.answer_schema)
             return body.answer_schema
         if calling is not None and isinstance(body, ChatBody):
-            found = await self.read("tools", read_calls, calling, self.lab("tools", "tools"))
+            lab = self.lab("tools", "tools")
+            found = await self.read("tools", read_calls, calling, lab.Tool, lab.call_pattern)
             if isinstance(found, Unsupported):
                 named = [tool.function.name == body.named for tool in body.tools]
                 place = named.index(True) if body.named else found.tool
