@@ -63,8 +63,9 @@ def stacked(
     """Stack what several adapters add to the same matrix, so that a number finds each.
 
     adapters: at least one; their ranks may differ. The first is number 1; number 0 is none, all
-    zeros. `most` is the largest rank; what a smaller rank doesn't fill is zero. Each scale, alpha
-    over the adapter's own rank, is in B, so A @ B is all that is left to compute.
+    zeros. `most` is the largest rank; a smaller one fills the first columns of A and the first rows
+    of B, and the others are zero. Each scale, alpha over the adapter's own rank, is in B, so A @ B
+    is all that is left to compute.
     """
     ### BEGIN SOLUTION
     most = max(a.shape[1] for a, _, _ in adapters)

@@ -1,4 +1,4 @@
-"""Pictures for lab 23: losses, the rows of a step, slots over time, memory.
+"""Pictures for lab 23: losses, the rows of a step, slots over time.
 
 Each function draws its arguments, and returns a figure.
 """
@@ -13,7 +13,6 @@ from visuals.style import (
     CURVES,
     GRAY,
     GREEN,
-    INK,
     ORANGE,
     PALE,
     PALE_BLUE,
@@ -148,37 +147,4 @@ def show_slots(moments: Sequence[Moment]) -> Picture:
     axes.set(xlabel="step", title="number in a cell: requests that use the adapter")
     looks = {f"adapter {name}": look_of(1 + number) for number, name in enumerate(names)}
     draw_legend(figure, {**looks, "no users": (PALE, GRAY, "")})
-    return figure
-
-
-# ---------------------------------------------------------------------------------------- memory
-
-
-@shared_look
-def show_memory(base: float, adapter: float, counts: Sequence[int]) -> Picture:
-    """Draw the memory of k merged models against that of one base with k adapters.
-
-    base, adapter: megabytes of each. counts: the values of k.
-    """
-    figure, (axes,) = new_figure(height=2.8)
-    both = {
-        "a merged model for each": [count * base for count in counts],
-        "one base, an adapter for each": [base + count * adapter for count in counts],
-    }
-    for (name, curve), (color, dashes, marker) in zip(both.items(), CURVES, strict=False):
-        axes.plot(list(counts), curve, dashes, color=color, lw=2, marker=marker, label=name)
-        axes.annotate(
-            f"{curve[-1]:,.0f}",
-            (counts[-1], curve[-1]),
-            (-4, 6),
-            textcoords="offset points",
-            ha="right",
-            color=INK,
-            fontsize=9,
-        )
-    axes.set(
-        xlabel="fine-tuned models", title="megabytes", ylim=(0, 1.15 * max(map(max, both.values())))
-    )
-    axes.grid(axis="y")
-    legend_above(figure, *axes.get_legend_handles_labels(), handlelength=3)
     return figure

@@ -184,6 +184,8 @@ OBJECT = {"type": "object", "properties": {"b": {"type": "null"}, "a": A_STRING}
         (TRUTHS | {"minItems": 1, "maxItems": 2}, [[True], [False, True]], [[], [True] * 3]),
         (OBJECT, [{"b": None, "a": "é"}], [{"a": "é", "b": None}, {"b": None}, {}]),
         (OBJECT | {"required": ["b"], "title": "Two"}, [{"b": None, "a": ""}], [[]]),
+        ({"type": "object", "properties": {}}, [{}], [{"a": 1}]),
+        ({"properties": {}, "additionalProperties": {"type": "null"}}, [{"a": None}], [{"a": 1}]),
     ],
 )
 def test_texts_are_the_values_that_fit(schema, fitting, others):

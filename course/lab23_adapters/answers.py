@@ -1,14 +1,11 @@
 """Answers to lab 23's exercises: thin products, rows of many adapters, slots, salts, a queue."""
 
-import torch
 
 from solutions.adapters import (
     AdapterCache,
     adapter_rows,
-    delta,
     gathered,
     in_segments,
-    merged,
     next_request,
     salted,
     served,
@@ -24,40 +21,9 @@ wrong_result(salted, lambda salt: salt.hex(), "What it returned is a str; expect
 wrong_result(served, lambda both: both[0], "served returns an adapter and a version; this is")
 
 
-@right(delta)
-def scaled_rows(hidden, added):
-    return hidden * added.alpha @ added.a / len(added.b) @ added.b
-
-
-@wrong(delta, "The matrix products take ")
-def through_merged(hidden, added):
-    zeros = hidden.new_zeros(len(added.a), added.b.shape[1])
-    return hidden @ merged(zeros, added)
-
-
-@wrong(merged, "What it returned is the weight that it was given; expected: it is a tensor of its")
-def into_the_weight(weight, added, sign=1):
-    return weight.copy_(merged(weight, added, sign))
-
-
 @right(gathered)
 def by_segments(hidden, all_a, all_b, numbers):
     return in_segments(hidden, all_a, all_b, numbers)
-
-
-@right(in_segments)
-def by_index(hidden, all_a, all_b, numbers, product=torch.matmul):
-    out = torch.zeros(len(hidden), all_b.shape[2], dtype=hidden.dtype)
-    for number in {*numbers.tolist()} - {0}:
-        (its,) = torch.where(numbers == number)
-        thin = product(hidden[its], all_a[number])
-        out.index_copy_(0, its, product(thin, all_b[number]))
-    return out
-
-
-@wrong(in_segments, "The number of calls of `product` is 0; expected")
-def by_gathering(hidden, all_a, all_b, numbers, product=torch.matmul):
-    return gathered(hidden, all_a, all_b, numbers)
 
 
 @right(AdapterCache.take)
@@ -75,11 +41,6 @@ def only_into_free_slots(self, adapter):
         error = type("NoSlot", (Exception,), {})
         raise error
     return AdapterCache.take(self, adapter)
-
-
-@right(salted)
-def as_a_text(salt, adapter, version):
-    return repr((salt, adapter, version)).encode()
 
 
 @right(next_request)

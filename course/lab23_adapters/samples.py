@@ -18,5 +18,4 @@ EXAMPLES = (
     of(visuals.show_step, STEP, NAMES),
     of(visuals.show_step, [0], ["base"]),
     of(visuals.show_slots, MOMENTS),
-    of(visuals.show_memory, 43.0, 1.6, [1, 10, 100]),
 )

@@ -38,8 +38,3 @@ def test_slots_show_users_and_those_without():
     assert legend_of(figure)[-1] == "no users"
     with pytest.raises(ValueError, match="no steps to show"):
         lab.show_slots([])
-
-
-def test_memory_of_models_and_of_adapters():
-    (axes,) = lab.show_memory(40.0, 2.0, [1, 10]).axes
-    assert curves(axes) == [{1: 40, 10: 400}, {1: 42, 10: 60}]

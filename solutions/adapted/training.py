@@ -1,17 +1,24 @@
 """Lab 23, given: training an adapter, on a model whose own weights stay as they are."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from gpt import GPTLMHead, Linear
 from solutions.adapters import LowRank
 
 WARM_UP = 20  # steps
+IGNORED = -100  # a target that isn't one, for `cross_entropy`
+
+# Inputs, and for each the token that should follow: both [batch, length].
+Batch = tuple[Int[Tensor, "batch length"], Int[Tensor, "batch length"]]
+Turn = tuple[list[int], list[int]]  # the ids that are read, and those of the answer
 
 
 class Adapted(nn.Module):
@@ -43,26 +50,41 @@ def matrices_of(model: GPTLMHead) -> dict[str, LowRank]:
     }
 
 
-def train(
-    model: GPTLMHead,
-    text: Int[Tensor, " tokens"],
-    steps: int,
-    lr: float = 1e-3,
-    window: int = 256,
-    batch: int = 4,
-    seed: int = 0,
-) -> Iterator[float]:
-    """Train a model's adapters on random windows of a text; yield each step's loss in nats."""
+def windows(
+    text: Int[Tensor, " tokens"], window: int = 256, batch: int = 4, seed: int = 0
+) -> Iterator[Batch]:
+    """Yield random windows of a text, without end."""
     draw = torch.Generator().manual_seed(seed)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=lr, weight_decay=0.0, betas=(0.9, 0.95))
-    positions = torch.arange(window).expand(batch, -1)
-    for step in range(steps):
-        optimizer.param_groups[0]["lr"] = lr * min((step + 1) / WARM_UP, (steps - step) / steps)
+    while True:
         starts = torch.randint(len(text) - window, (batch,), generator=draw)
         rows = torch.stack([text[start : start + window + 1] for start in starts])
-        logits = model(rows[:, :-1], positions)
-        loss = F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+        yield rows[:, :-1], rows[:, 1:]
+
+
+def answers(turns: Iterable[Turn], eos: int, batch: int = 16) -> Iterator[Batch]:
+    """Yield turns of dialogues, of which only the answer and its end are to be learned.
+
+    What is read is no target, and neither is the padding behind a short turn.
+    """
+    rest = iter(turns)
+    while some := list(islice(rest, batch)):
+        inputs = [torch.tensor(read + answer) for read, answer in some]
+        targets = [
+            torch.tensor([IGNORED] * (len(read) - 1) + answer + [eos]) for read, answer in some
+        ]
+        yield pad_sequence(inputs, True), pad_sequence(targets, True, padding_value=IGNORED)
+
+
+def train(
+    model: GPTLMHead, batches: Iterable[Batch], steps: int, lr: float = 1e-3
+) -> Iterator[float]:
+    """Train a model's adapters, a batch per step; yield each step's loss in nats."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=lr, weight_decay=0.0, betas=(0.9, 0.95))
+    for step, (inputs, targets) in enumerate(islice(batches, steps)):
+        optimizer.param_groups[0]["lr"] = lr * min((step + 1) / WARM_UP, (steps - step) / steps)
+        logits = model(inputs, torch.arange(inputs.shape[1]).expand_as(inputs))
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -11,7 +11,7 @@ their own turn, and goes on as the system.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from solutions.gguf.file import GGUF, gguf_in
 
 LONGEST_TEMPLATE = 100_000  # characters; the longest known ones have about 20,000
 LONGEST_CHAT = 4_000_000  # characters that a template may write
+CALL = "tools", "<tool_call>", '"arguments": '
 BREAK = "\ue000"  # private use: a character that stands for no text
 
 
@@ -81,14 +82,15 @@ def refuse(message: str) -> None:
 class ChatTemplate:
     """Writes chats down as a model has learned to read them, as token ids.
 
-    ends: the control tokens that a template calls bos_token and eos_token. Raises ValueError for a
+    ends: the control tokens that a template calls bos_token and eos_token. writes_calls: whether it
+    takes tools, and writes calls in the form of CALL, as Qwen's do. Raises ValueError for a
     template that isn't one.
     """
 
     def __init__(self, template: str, tokenizer: Tokenizer, ends: Mapping[str, str]) -> None:
         if len(template) > LONGEST_TEMPLATE:
             raise ValueError(f"A chat template has at most {LONGEST_TEMPLATE:,} characters here.")
-        self.ends = ends
+        self.ends, self.writes_calls = ends, all(part in template for part in CALL)
         try:
             self.template = Sandbox().from_string(template)
         except TemplateError as error:
@@ -100,9 +102,14 @@ class ChatTemplate:
         longest_first = sorted(self.control, key=len, reverse=True)
         self.names = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
-    def ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return the ids of a chat up to the answer. Raises RefusedChat."""
-        text = self.written([self.broken(message) for message in messages])
+    def ids(
+        self, messages: Iterable[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
+        """Return the ids of a chat up to the answer. Raises RefusedChat.
+
+        tools: those that the model may call, as OpenAI's API has them.
+        """
+        text = self.written(self.broken([*messages]), self.broken([*tools]))
         ids: list[int] = []
         end = 0
         for name in self.names.finditer(text):
@@ -120,19 +127,21 @@ class ChatTemplate:
             whole = value.replace(BREAK, "")
             return self.names.sub(lambda name: name[0][0] + BREAK + name[0][1:], whole)
         if isinstance(value, Mapping):
-            return {key: self.broken(part) for key, part in value.items()}
+            return {self.broken(key): self.broken(part) for key, part in value.items()}
         return [self.broken(part) for part in value] if isinstance(value, list) else value
 
     def encode(self, text: str) -> list[int]:
         whole = text.replace(BREAK, "")
         return self.tokenizer.encode(whole, add_special_tokens=False).ids if whole else []
 
-    def written(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def written(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
         """Return the chat as the template writes it."""
         pieces, length = [], 0
         try:
             for piece in self.template.generate(
-                messages=messages, add_generation_prompt=True, **self.ends
+                messages=messages, tools=tools or None, add_generation_prompt=True, **self.ends
             ):
                 pieces.append(piece)
                 length += len(piece)

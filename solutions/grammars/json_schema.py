@@ -75,6 +75,10 @@ __all__ = ["REGIONS", "pattern_of"]
 MOST_PARTS = 20_000  # schemas in a schema, with those that `allOf` and `$ref` lead to
 MOST_LEVELS = 64  # of schemas, one in the other
 BOUNDS = "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"
+OPEN = {  # keywords about properties that the schema doesn't name
+    *("additionalProperties", "patternProperties", "propertyNames"),
+    *("minProperties", "maxProperties"),
+}
 CHOICES = {"const", "enum", "anyOf", "oneOf", "allOf", "$ref"}
 REFUSED = {
     *("not", "if", "contains", "dependentSchemas", "unevaluatedItems", "unevaluatedProperties"),
@@ -306,7 +310,8 @@ class Reader:
                 "Names that are left open are supported with 'minProperties' up to 1, and with one "
                 "of 'patternProperties' or 'propertyNames'. Write 'properties'."
             )
-        name, value = STRING, schema.get("additionalProperties", True)
+        is_empty = "properties" in schema and not OPEN & set(schema)
+        name, value = STRING, schema.get("additionalProperties", not is_empty)
         for pattern, own in patterns.items():
             name, value = self.string_of({"pattern": pattern}), own
         if "propertyNames" in schema:

@@ -280,7 +280,7 @@ def are_apart(written: Schema, other: Schema) -> bool:
     if "enum" in written:
         values = both("enum", written["enum"], other.get("enum", written["enum"]))
         return all(misfits(value, other) for value in values)
-    if kinds == {"object"} and "properties" in written:
+    if kinds == {"object"} and written.get("properties"):
         names = {*written["properties"], *written.get("required", [])}
         is_closed = other.get("additionalProperties") is False and "patternProperties" not in other
         unknown = names - other.get("properties", {}).keys() if is_closed else set()

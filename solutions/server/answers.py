@@ -8,9 +8,11 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from solutions.server.calls import CallText, Delta
+from solutions.server.chats import ChatBody
 from solutions.server.engine_process import EngineProcess
 from solutions.server.engine_thread import EngineThread
 from solutions.server.messages import EngineFault, TextOutput, TextRequest, TokenLogprob
@@ -26,7 +28,9 @@ class Piece:
     """A piece of one text: what its newest tokens have added. index: which text of the answer.
 
     logprobs: of the tokens, if they are asked for; None for a token that nothing comes before.
-    offsets: for each token, how many characters of the text come before it.
+    offsets: for each token, how many characters of the text come before it. deltas: what is added
+    to the text's calls; a piece of a stream has one of them at most, and no text beside it.
+    is_first: whether no piece of the text comes before it.
     """
 
     index: int
@@ -35,6 +39,8 @@ class Piece:
     ids: list[int]
     logprobs: list[TokenLogprob | None]
     offsets: list[int]
+    deltas: list[Delta] = field(default_factory=list)
+    is_first: bool = True
 
 
 @dataclass
@@ -84,6 +90,7 @@ class Answers:
         metrics: Metrics,
     ) -> None:
         self.lab, self.requests, self.metrics = labs("serving"), requests, metrics
+        self.labs = labs
         self.bytes_of = requests.bytes_of
         self.pool = self.lab.RequestPool(engine)
         self.running: set[str] = set()
@@ -157,9 +164,12 @@ class Answers:
         """Yield the pieces of one text, up to the one that has a reason why it ends."""
         request, body = answer.texts[index], answer.body
         grown = Growing(self.bytes_of)
-        text = self.lab.TextStream(grown, request.stops)
+        calls = None
+        if isinstance(body, ChatBody) and body.calling and body.calling.tools:
+            calls = CallText(self.labs("tools"), self.lab, grown, body)
+        text = calls or self.lab.TextStream(grown, request.stops)
         first = last = 0.0
-        has_begun, count, reason = False, 0, None
+        has_begun, is_first, count, reason = False, True, 0, None
         echoed = 0  # characters of the prompt that come before the answer
         try:
             async with aclosing(self.pool.stream(request)) as outputs:
@@ -189,8 +199,16 @@ class Answers:
                     reason = "stop" if text.has_stopped else output.finish_reason
                     if reason is not None:
                         shown += text.finish()
-                    if shown or logprobs or reason is not None:
-                        yield Piece(index, shown, reason, ids, [*logprobs], offsets)
+                    new, told = [Piece(index, shown, None, ids, [*logprobs], offsets)], reason
+                    if calls is not None:
+                        deltas = calls.taken()
+                        new += [Piece(index, "", None, [], [], [], [delta]) for delta in deltas]
+                        told = reason and calls.finish_reason(reason)
+                    new[-1] = replace(new[-1], finish_reason=told)
+                    for piece in new:
+                        if piece.text or piece.logprobs or piece.deltas or piece.finish_reason:
+                            yield replace(piece, is_first=is_first)
+                            is_first = False
                     if reason is not None:
                         break
         finally:
@@ -198,6 +216,8 @@ class Answers:
                 self.requests.release(request)
             self.metrics.tokens("completion" if reason else "aborted", count)
             self.metrics.ended(reason, count, last - answer.arrived)
+            if calls is not None:
+                self.metrics.called(*calls.counts)
             if count > 1 and reason:
                 self.metrics.tpot((last - first) / (count - 1))
 
@@ -245,15 +265,19 @@ class Answers:
             "finish_reason": piece.finish_reason,
         }
 
-    def chat(self, name: str, piece: Piece) -> dict[str, Any]:
+    def chat(self, body: ChatBody, piece: Piece) -> dict[str, Any]:
         """Return a chat's choice, which holds a whole "message" or a "delta"."""
         logprobs = None
         if piece.logprobs:
             both = zip(piece.ids, piece.logprobs, strict=True)
             logprobs = {"content": [self.chat_logprob(*token) for token in both]}
+        deltas = [{"content": piece.text}, *piece.deltas]
+        added = ({"role": "assistant"} if piece.is_first else {}) | deltas[-1]
+        if body.tools and not body.stream:
+            added = self.labs("tools").assembled(deltas)
         return {
             "index": piece.index,
-            name: {"role": "assistant", "content": piece.text},
+            "delta" if body.stream else "message": added,
             "logprobs": logprobs,
             "finish_reason": piece.finish_reason,
         }
@@ -295,6 +319,7 @@ class Answers:
                 [token for piece in parts for token in piece.ids],
                 [scores for piece in parts for scores in piece.logprobs],
                 [offset for piece in parts for offset in piece.offsets],
+                [delta for piece in parts for delta in piece.deltas],
             )
             for index, parts in enumerate(texts)
         ]

@@ -14,13 +14,13 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from solutions.server.answers import Answer, Answers, Form, Outputs
+from solutions.server.chats import ChatBody
 from solutions.server.engine_process import EngineProcess
 from solutions.server.engine_thread import EngineThread
-from solutions.server.messages import EngineFault
+from solutions.server.messages import EngineFault, Language
 from solutions.server.metrics import Metrics, spread
 from solutions.server.protocol import (
     AdapterBody,
-    ChatBody,
     CompletionBody,
     EmbeddingBody,
     Refusal,
@@ -97,7 +97,7 @@ class Service:
         self.engine.on_death = on_death
         self.engine.start()
         yield
-        self.requests.format_reader.shutdown(wait=False, cancel_futures=True)
+        self.requests.languages.reader.shutdown(wait=False, cancel_futures=True)
         self.engine.stop()
 
     async def drain(self, seconds: float) -> None:
@@ -124,19 +124,17 @@ class Service:
         return await self.written(body, request, "text_completion", self.answers.completion)
 
     async def chat(self, body: ChatBody, request: Request) -> Response:
-        kind, name = "chat.completion", "message"
-        if body.stream:
-            kind, name = "chat.completion.chunk", "delta"
-        return await self.written(body, request, kind, partial(self.answers.chat, name))
+        kind = "chat.completion.chunk" if body.stream else "chat.completion"
+        return await self.written(body, request, kind, partial(self.answers.chat, body))
 
     async def written(self, body: Body, request: Request, kind: str, form: Form) -> Response:
         """Return the answer to a body, as events or whole."""
-        schema = None
-        if body.answer_schema is not None:
-            schema = await unless_left(request.receive, self.requests.schema_of(body))
-            if schema is None:
+        language = None
+        if body.is_bound:
+            language = await unless_left(request.receive, self.requests.languages.of(body))
+            if language is None:
                 raise Refusal(400, "The client has left.")
-        answer = self.admitted(body, schema)
+        answer = self.admitted(body, language)
         head = head_of(kind, answer.id, body.model)
         if body.stream:
             return Events(self.answers.events(answer, form, head))
@@ -154,11 +152,13 @@ class Service:
         ]
         return JSONResponse({"object": "list", "data": data, "model": body.model, "usage": used})
 
-    def admitted(self, body: Body, schema: str | None = None, is_embedding: bool = False) -> Answer:
+    def admitted(
+        self, body: Body, language: Language | None = None, is_embedding: bool = False
+    ) -> Answer:
         """Admit a body's texts, and return the answer that will hold them. Raises Refusal."""
         if self.is_draining:
             raise Refusal(503, "The server is shutting down. Try another one.", retry_after=5)
-        texts = self.requests.texts_of(body, schema, is_embedding)
+        texts = self.requests.texts_of(body, language, is_embedding)
         self.requests.admit(texts)
         return self.answers.new(body, texts)
 

@@ -24,9 +24,17 @@ from solutions.engine.runner import Chunk
 from solutions.engine.sequence import Sequence
 from solutions.engine.watcher import Watcher, watch
 from solutions.grammars.regex import EMPTY
+from solutions.server.calls import call_guide
 from solutions.server.formats import Guides, Vocabulary
 from solutions.server.loaded import Loaded, read_tokenizer
-from solutions.server.messages import AdapterKey, EngineFault, TextOutput, TextRequest, TokenLogprob
+from solutions.server.messages import (
+    AdapterKey,
+    EngineFault,
+    Language,
+    TextOutput,
+    TextRequest,
+    TokenLogprob,
+)
 from solutions.server.reading import PromptReader, scored
 from solutions.server.tokens import stop_at
 
@@ -77,7 +85,7 @@ class EngineThread(Watcher):
         self.numbers: dict[str, int] = {}  # the engine's number of each request that it serves
         self.requests: dict[int, TextRequest] = {}
         self.outputs: list[tuple[str, TextOutput | EngineFault]] = []
-        self.constraints: dict[int, Any] = {}  # lab 14's, of requests with a format
+        self.constraints: dict[int, Any] = {}  # lab 14's, of requests with a format or calls
         self.logprobs: dict[int, list[TokenLogprob]] = {}
         self.cached: dict[int, int] = {}
         self.readers: dict[int, PromptReader] = {}  # of requests that ask about their prompt
@@ -175,8 +183,8 @@ class EngineThread(Watcher):
         )  # fmt: skip
         if not request.speculation:
             self.engine.inbox[-1].new_drafter = None  # type: ignore[union-attr]
-        if request.schema is not None:
-            guide = self.guides.guide(request.schema)
+        if request.language is not None:
+            guide = self.guide_of(request.language)
             self.constraints[number] = self.loaded.labs("constrained").Constraint(guide)
         if request.reads != "nothing":
             self.readers[number] = PromptReader(request, self.engine.runner.lm_head)
@@ -201,6 +209,11 @@ class EngineThread(Watcher):
     @functools.cached_property
     def guides(self) -> Guides:
         return Guides(self.loaded.labs("constrained"), self.vocabulary.result())
+
+    def guide_of(self, language: Language) -> Any:
+        if isinstance(language, str):
+            return self.guides.guide(language)
+        return call_guide(self.loaded.labs("tools"), self.guides.bounded(), language)
 
     def step(self) -> None:
         try:

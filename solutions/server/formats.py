@@ -133,7 +133,7 @@ class Masks:
         self.edges: dict[Regex, dict[int, Regex]] = defaultdict(dict)
         self.firsts: dict[Regex, frozenset[int]] = {}
         self.regions: dict[Regex, Region] = {}
-        self.kept: dict[Regex, Bool[Tensor, " vocab"]] = {}
+        self.kept: dict[Any, Bool[Tensor, " vocab"]] = {}  # by expression, or another guide's state
 
     def after(self, regex: Regex, byte: int) -> Regex:
         """Return what remains of an expression after a byte."""
@@ -264,9 +264,14 @@ class Guides:
     def __init__(self, lab: Any, vocabulary: Vocabulary) -> None:
         self.masks = Masks(vocabulary, derivative_of(lab))
 
-    def guide(self, schema: str) -> FormatGuide:
+    def bounded(self) -> Masks:
+        """Return the masks, without those of earlier requests if they have become many."""
         if len(self.masks.kept) > MOST_MASKS or len(self.masks.edges) > MOST_STATES:
             self.masks.forget()
-        regex = read_format(self.masks.derivative, schema)
+        return self.masks
+
+    def guide(self, schema: str) -> FormatGuide:
+        masks = self.bounded()
+        regex = read_format(masks.derivative, schema)
         assert isinstance(regex, Regex), "others are refused before they are sent"
-        return FormatGuide(regex, self.masks)
+        return FormatGuide(regex, masks)

@@ -11,11 +11,28 @@ Reads = Literal["nothing", "logprobs", "embedding"]
 
 
 @dataclass(frozen=True)
+class Calling:
+    """Which calls a text may have, of the tools of lab 24.
+
+    tools: the name and parameters of each that may be called, as JSON text; "" for none. is_free:
+    whether the text may begin with words, and have no call. is_parallel: whether there may be
+    several calls.
+    """
+
+    tools: str
+    is_free: bool
+    is_parallel: bool
+
+
+Language = str | Calling  # a JSON schema as text, or what is said of calls
+
+
+@dataclass(frozen=True)
 class TextRequest:
     """One text to write. logprobs: how many alternatives to report per token; None for nothing.
-    other_ends: tokens that end it besides EOS. schema: the JSON schema that the text must fit, as
-    text; None for any text. reads: what is asked of the prompt itself. adapter: its name and
-    version; None for the base.
+    other_ends: tokens that end it besides EOS. language: the JSON schema that the text must fit, as
+    text, or what is said of its calls; None for any text. reads: what is asked of the prompt
+    itself. adapter: its name and version; None for the base.
     """
 
     id: str
@@ -29,7 +46,7 @@ class TextRequest:
     logprobs: int | None = None
     stops: tuple[str, ...] = ()
     salt: bytes = b""
-    schema: str | None = None
+    language: Language | None = None
     adjustments: Adjustments | None = None
     reads: Reads = "nothing"
     adapter: AdapterKey | None = None

@@ -55,7 +55,13 @@ class Metrics:
         about = "Tokens of prompts, of prompts and found in the cache, of whole answers, of others"
         self.all_tokens = new(Counter, "workbook_tokens", about, ["kind"])
         self.blocks = new(Gauge, "workbook_blocks", "Blocks of the pool", ["state"])
-        for labeled, values in (self.requests, STATUSES), (self.all_tokens, KINDS):
+        about = "Calls of tools that answers have begun, and those of them that were cut"
+        self.calls = new(Counter, "workbook_calls", about, ["kind"])
+        for labeled, values in (
+            (self.requests, STATUSES),
+            (self.all_tokens, KINDS),
+            (self.calls, ("begun", "cut")),
+        ):
             for value in values:
                 labeled.labels(model, value)
 
@@ -111,6 +117,11 @@ class Metrics:
         if reason is not None:
             self.answers.observe(tokens)
             self.latencies.observe(seconds)
+
+    def called(self, begun: int, cut: int) -> None:
+        """Count the calls of a text that has ended."""
+        self.calls.labels(self.model, "begun").inc(begun)
+        self.calls.labels(self.model, "cut").inc(cut)
 
     def came(self, count: int) -> None:
         """Count new tokens of all texts, with the time at which they came."""

@@ -1,4 +1,4 @@
-"""OpenAI's API: the bodies of requests, and errors of the types that its clients know.
+"""OpenAI's API: the bodies of requests that are no chats, and errors as its clients know them.
 
 One rule holds for every field: a value that changes nothing is accepted, and one that would change
 the answer is either heeded or refused. See `Strict`.
@@ -8,7 +8,7 @@ Source: OpenAI, "API reference" (completions, chat completions, embeddings, erro
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from fastapi.responses import JSONResponse
@@ -17,8 +17,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    ValidationInfo,
-    field_validator,
     model_validator,
 )
 
@@ -39,7 +37,7 @@ Token = Annotated[str, Field(pattern=r"^\d{1,9}$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 WITHOUT_EFFECT = {  # on any answer, whatever their values are
     "metadata",
-    "parallel_tool_calls",  # there are no tools
+    "parallel_tool_calls",  # only a chat has tools
     "prompt_cache_key",
     "prompt_cache_retention",
     "safety_identifier",
@@ -198,6 +196,11 @@ class Sampling(Strict):
         return None
 
     @property
+    def is_bound(self) -> bool:
+        """Whether the answer must have a certain form."""
+        return self.answer_schema is not None
+
+    @property
     def include_usage(self) -> bool:
         return bool(self.stream_options.include_usage)
 
@@ -239,56 +242,6 @@ class AdapterBody(Strict):
     """
 
     lora_name: str
-
-
-class TextPart(Strict):
-    type: Literal["text"]
-    text: Text
-
-
-class Message(Strict):
-    """One message of a chat. Only the model's own may be empty."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: list[TextPart] = Field(default=[], validate_default=True)
-
-    @field_validator("content", mode="before")
-    @classmethod
-    def in_parts(cls, content: Any, info: ValidationInfo) -> Any:
-        if content == [] and info.data.get("role") != "assistant":
-            raise ValueError("the content is missing")
-        return [{"type": "text", "text": content}] if isinstance(content, str) else content
-
-    @property
-    def text(self) -> str:
-        return "".join(part.text for part in self.content)
-
-    @property
-    def plain(self) -> dict[str, str]:
-        """The message as chat templates know it, which have no role "developer"."""
-        return {"role": "system" if self.role == "developer" else self.role, "content": self.text}
-
-
-class ChatBody(Sampling):
-    """The body of POST /v1/chat/completions."""
-
-    messages: list[Message] = Field(min_length=1, max_length=1000)
-    max_completion_tokens: int | None = Field(None, ge=1)
-    logprobs: bool = False
-    top_logprobs: int | None = Field(None, ge=0, le=5)
-
-    @property
-    def alternatives(self) -> int | None:
-        return (self.top_logprobs or 0) if self.logprobs else None
-
-
-def transcript(messages: Sequence[Message]) -> str:
-    """Return a chat as a plain text that ends where the answer begins.
-
-    It is for models without a chat template: those that are shipped have only ever seen books.
-    """
-    turns = (f"{message.role}: {message.text}\n\n" for message in messages)
-    return "".join(turns) + "assistant:"
 
 
 def head_of(kind: str, answer_id: str, model: str) -> dict[str, Any]:

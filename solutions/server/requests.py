@@ -1,21 +1,21 @@
 """From a request's body to the texts that the engine writes: all that is decided before it."""
 
-import asyncio
 import hashlib
 import secrets
 from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from solutions.checkpoints.templates import RefusedChat
 from solutions.decoding import SamplingParams
 from solutions.families import find_checkpoint, load_chat
 from solutions.server.adjusting import Adjustments
+from solutions.server.chats import ChatBody, Function, transcript, unanswered, with_objects
 from solutions.server.engine_thread import Facts
-from solutions.server.formats import derivative_of, read_format
+from solutions.server.languages import Languages
 from solutions.server.loaded import read_tokenizer
-from solutions.server.messages import Reads, TextRequest
+from solutions.server.messages import Calling, Language, Reads, TextRequest
 from solutions.server.metrics import Metrics
-from solutions.server.protocol import ChatBody, CompletionBody, Message, Refusal, transcript
+from solutions.server.protocol import CompletionBody, Refusal
 from solutions.server.served_models import ServedAdapters
 from solutions.server.settings import Labs, Settings
 from solutions.server.tokens import TokenBytes
@@ -50,34 +50,13 @@ class Requests:
         self.admission = labs("serving").Admission(settings.target_ttft, facts.prefill_rate)
         self.pace = Pace(facts.prefill_rate, settings.token_budget)
         self.waiting = self.waiting_tokens = 0
-        self.format_reader = ThreadPoolExecutor(1, "formats")
-
-    async def schema_of(self, body: Body) -> str | None:
-        """Return the schema that the answer is asked to fit. Raises Refusal if it isn't supported.
-
-        It is read in a thread of its own, one at a time. The work of each is limited, and one whose
-        client has left isn't begun.
-        """
-        schema = body.answer_schema
-        if schema is None:
-            return None
-        if self.facts.eos_token_id is None:
-            sentence = "This model has no token that ends a text, so no format can be kept."
-            raise Refusal(400, sentence, param="response_format")
-        try:
-            derivative = derivative_of(self.labs("constrained"))
-        except ModuleNotFoundError:
-            sentence = "Formats are kept by lab 14's code, which this copy of the course lacks."
-            raise Refusal(400, sentence, param="response_format") from None
-        loop = asyncio.get_running_loop()
-        regex = await loop.run_in_executor(self.format_reader, read_format, derivative, schema)
-        if isinstance(regex, str):
-            raise Refusal(400, regex, param="response_format")
-        return schema
+        self.languages = Languages(labs, facts)
 
     # ---------------------------------------------------------------------------------- texts
 
-    def texts_of(self, body: Body, schema: str | None, is_embedding: bool) -> list[TextRequest]:
+    def texts_of(
+        self, body: Body, language: Language | None, is_embedding: bool
+    ) -> list[TextRequest]:
         """Return the texts that a body asks for: n for each of its prompts. Raises Refusal."""
         adapter = self.adapters.find(body.model)
         prompts, limit, param = self.prompts_of(body, is_embedding)
@@ -88,9 +67,10 @@ class Requests:
             if len(prompt) + limit > self.facts.context:
                 tokens = f"The prompt has {len(prompt)} tokens and max_tokens is {limit}, together"
                 raise self.too_long(tokens, param)
-        self.require_ends(body, limit, schema is not None)
+        self.require_ends(body, limit, language)
         params, adjustments = self.params_of(body), self.adjustments_of(body)
         reads = reads_of(body, is_embedding)
+        may_call = isinstance(language, Calling) and language.tools != ""
         answer_id = f"cmpl-{secrets.token_hex(8)}"
         seed = secrets.randbits(62) if body.seed is None else body.seed
         return [
@@ -104,8 +84,9 @@ class Requests:
                 other_ends=() if body.ignore_eos else self.facts.other_ends,
                 speculation=body.speculation,
                 logprobs=body.alternatives,
-                stops=tuple(body.stop),
-                schema=schema,
+                # in a call nothing ends a text, and only the answer knows where calls begin
+                stops=() if may_call else tuple(body.stop),
+                language=language,
                 adjustments=adjustments,
                 reads=reads,
                 adapter=adapter,
@@ -118,7 +99,7 @@ class Requests:
     def prompts_of(self, body: Body, is_embedding: bool) -> tuple[list[list[int]], int, str]:
         """Return a body's prompts, the most tokens of each answer, and the prompts' field."""
         if isinstance(body, ChatBody):
-            prompt = self.chat_ids(body.messages)
+            prompt = self.chat_ids(body)
             most = 256 if self.template is None else 1024  # with one, a model knows how to end
             usual = min(most, max(1, self.facts.context - len(prompt)))
             return [prompt], body.max_completion_tokens or body.max_tokens or usual, "messages"
@@ -126,18 +107,50 @@ class Requests:
         prompts = [self.ids_of(prompt, param) for prompt in body.prompts]
         return prompts, 16 if body.max_tokens is None else max(1, body.max_tokens), param
 
-    def chat_ids(self, messages: Sequence[Message]) -> list[int]:
+    def chat_ids(self, body: ChatBody) -> list[int]:
         """Return a chat's tokens up to the answer, as the model's template writes it, or else as a
-        plain transcript. Raises Refusal.
+        plain transcript, which knows nothing of tools. Raises Refusal.
         """
+        if found := unanswered(body.messages):
+            raise Refusal(400, found[1], param=f"messages[{found[0]}]")
         if self.template is None:
-            return self.encode(transcript(messages), "messages")
-        self.require_short("".join(message.text for message in messages), "messages")
+            return self.encode(transcript(body.messages, self.written), "messages")
+        plain = [message.plain for message in body.messages]
+        functions = [tool.function for tool in body.tools]
+        self.require_short(
+            "".join(message.text for message in body.messages)
+            + "".join(function.model_dump_json() for function in functions),
+            "messages",
+        )
         try:
-            ids = self.template.ids([message.plain for message in messages])
+            ids = self.template_ids(plain, functions)
         except RefusedChat as error:
             raise Refusal(400, str(error), param="messages") from None
         return ids or [self.facts.eos_token_id or 0]
+
+    def template_ids(
+        self, messages: list[dict[str, Any]], functions: Sequence[Function]
+    ) -> list[int]:
+        """Return a chat's tokens. A template that can't write calls is told of them in words."""
+        assert self.template is not None
+        if not functions and all(message.keys() == {"role", "content"} for message in messages):
+            return self.template.ids(messages)
+        from solutions.calls.prompt import described, told_in_words  # an earlier lab has none
+
+        lab = self.languages.lab("tools", "tools")
+        tools = [
+            lab.Tool(function.name, function.parameters, None, function.description)
+            for function in functions
+        ]
+        if self.template.writes_calls:
+            return self.template.ids(map(with_objects, messages), list(map(described, tools)))
+        return self.template.ids(told_in_words(messages, tools, self.written))
+
+    def written(self, message: dict[str, Any]) -> str:
+        """Return an answer as the model wrote it."""
+        if "tool_calls" not in message:
+            return str(message["content"])
+        return str(self.languages.lab("tools", "messages").written(message))
 
     def encode(self, text: str, param: str) -> list[int]:
         """Return a text's tokens; those of an empty text are the one that begins every text."""
@@ -173,7 +186,7 @@ class Requests:
             )
         return Refusal(400, sentence, "context_length_exceeded", param)
 
-    def require_ends(self, body: Body, limit: int, has_format: bool) -> None:
+    def require_ends(self, body: Body, limit: int, language: Language | None) -> None:
         """Raise Refusal if the request says in two ways where the text ends."""
         if body.min_tokens > limit:
             sentence = f"min_tokens is {body.min_tokens}, but max_tokens is {limit}."
@@ -181,10 +194,11 @@ class Requests:
         if body.min_tokens and body.stop:
             sentence = "A stop string may end a text before min_tokens. Leave one of them out."
             raise Refusal(400, sentence, param="min_tokens")
-        if has_format and (body.ignore_eos or body.min_tokens):
-            sentence = "A response_format says itself where the text ends. Leave `{}` out."
+        if language is not None and (body.ignore_eos or body.min_tokens):
             param = "ignore_eos" if body.ignore_eos else "min_tokens"
-            raise Refusal(400, sentence.format(param), param=param)
+            form = "A response_format" if isinstance(language, str) else "A call"
+            sentence = f"{form} says itself where the text ends. Leave `{param}` out."
+            raise Refusal(400, sentence, param=param)
 
     def params_of(self, body: Body) -> SamplingParams:
         try:

@@ -101,6 +101,11 @@ def sentence_of(error: RequestValidationError) -> tuple[str | None, str]:
     if not isinstance(body, dict):
         return None, "The body must be a JSON object."
     path = path_of(first["loc"][1:], body)
+    if first["type"].startswith("union_tag"):  # the field by which the members of a union differ
+        field = first["ctx"]["discriminator"].strip("'")
+        known = first["ctx"].get("expected_tags")
+        told = f"input should be one of {known}" if known else "it is missing"
+        return f"{path}.{field}", f"`{path}.{field}`: {told}."
     if path.startswith(("prompt", "input")):
         param = first["loc"][1]
         return param, (

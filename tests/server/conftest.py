@@ -1,13 +1,14 @@
 """One real server for all tests of a file, and a look at it after each: nothing may be left."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx2
 import pytest
 
 from solutions.server.here import RunningServer, serve_here
+from solutions.server.loaded import read_tokenizer
 from tests.common.clients import is_whole, started
 from tests.common.llamas import write_chat_model
 
@@ -49,6 +50,31 @@ def failing(server, monkeypatch):
         monkeypatch.setattr(runner, "forward", failing_forward)
 
     return fail_at
+
+
+@pytest.fixture
+def says(shared, monkeypatch) -> Callable[..., None]:
+    """Let the model want to write these texts, one for each request, and the last for all others.
+
+    What isn't allowed stays impossible.
+    """
+    engine = shared.app.state.service.engine
+    choosing, encode = engine.choosing, read_tokenizer("fable").encode
+
+    def let(*texts: str) -> None:
+        left, scripts = [[*encode(text).ids, 0] for text in texts], dict[int, list[int]]()
+
+        def wanting(sequence, logits):
+            if sequence.number not in scripts:
+                scripts[sequence.number] = left.pop(0) if len(left) > 1 else left[0]
+            logits, place = logits.clone(), len(sequence.ids) - sequence.prompt_length
+            for row, token in zip(logits, scripts[sequence.number][place:], strict=False):
+                row[token] = 1e4
+            return choosing(sequence, logits)
+
+        monkeypatch.setattr(engine, "choosing", wanting)
+
+    return let
 
 
 @pytest.fixture

@@ -72,7 +72,7 @@ def test_a_chat_is_read_as_the_model_has_learned_it(client, chat_model, messages
 @pytest.mark.parametrize(
     ("messages", "status", "words"),
     [
-        ([{"role": "tool", "content": "x"}], 400, "`messages[0].role`"),
+        ([{"role": "function", "content": "x"}], 400, "`messages[0].role`"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], 400, "messages[0].content"),
         ([{"role": "user", "content": "a " * 600}], 400, "more than the model's context of 512."),
         ([{"role": "user", "content": "a" * 50_000}], 400, "50,000 characters, more than the"),

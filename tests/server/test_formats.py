@@ -251,7 +251,8 @@ def test_a_learners_own_lab_writes_formats_in_another_process(tmp_path, monkeypa
     engine.deliver = outputs.put
     engine.wait()
     engine.start()
-    engine.submit(TextRequest("one", [5, 6], 40, GREEDY, 1, 0, schema=json.dumps({"enum": KINDS})))
+    kinds = json.dumps({"enum": KINDS})
+    engine.submit(TextRequest("one", [5, 6], 40, GREEDY, 1, 0, language=kinds))
     came, reason = [], None
     while reason is None:
         for _, output in outputs.get(timeout=120):

@@ -4,6 +4,8 @@ What the server refuses, it names, so that a client knows what to leave out.
 """
 
 import json
+import operator
+from functools import reduce
 from importlib import import_module
 
 import pytest
@@ -12,10 +14,17 @@ from tests.common.clients import BEGINNING, Animal, Herd
 
 pytestmark = pytest.mark.slow
 MESSAGES = [{"role": "user", "content": "Tell me about the wolf."}]
+SUM = '<tool_call>\n{"name": "add", "arguments": {"a": 12, "b": 30}}\n</tool_call>'
+DONE = " It is 42."
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
 
 
 @pytest.mark.needs("langchain_openai")
-def test_langchain(server):
+def test_langchain(server, says):
     langchain = import_module("langchain_openai")
     given = {"base_url": f"{server.url}/v1", "api_key": "none", "model": "fable", "max_retries": 0}
     chat = langchain.ChatOpenAI(**given, max_tokens=60, presence_penalty=0.3)
@@ -28,8 +37,15 @@ def test_langchain(server):
     assert langchain.OpenAI(**given, max_tokens=4).invoke("Hello")
     embeddings = langchain.OpenAIEmbeddings(**given, check_embedding_ctx_length=False)
     assert len(embeddings.embed_documents(["a wolf", "a fox"])) == 2
-    with pytest.raises(Exception, match=r"`tool_choice` would change the answer"):
-        chat.with_structured_output(Animal, method="function_calling").invoke("A wolf")
+    by_call = roomy.with_structured_output(Animal, method="function_calling")
+    assert isinstance(by_call.invoke("A wolf"), Animal)
+    says(SUM, DONE)
+    bound = roomy.bind_tools([add])
+    first = reduce(operator.add, bound.stream("Add 12 and 30."))
+    [call] = first.tool_calls
+    result = import_module("langchain_core.messages").ToolMessage("42", tool_call_id=call["id"])
+    assert call["args"] == {"a": 12, "b": 30}
+    assert bound.invoke([("human", "Add 12 and 30."), first, result]).content == DONE
 
 
 @pytest.mark.needs("instructor")
@@ -38,15 +54,16 @@ def test_instructor(server):
 
     instructor = import_module("instructor")
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as ai:
-        client = instructor.from_openai(ai, mode=instructor.Mode.JSON_SCHEMA)
         given = {"model": "fable", "messages": MESSAGES, "response_model": Herd, "max_tokens": 300}
-        assert client.chat.completions.create(**given, max_retries=0).leader.legs >= 0
-        *_, last = client.chat.completions.create_partial(**given)
-        assert last.leader.legs is not None
+        for mode in (instructor.Mode.JSON_SCHEMA, instructor.Mode.TOOLS):
+            client = instructor.from_openai(ai, mode=mode)
+            assert client.chat.completions.create(**given, max_retries=0).leader.legs >= 0
+            *_, last = client.chat.completions.create_partial(**given)
+            assert last.leader.legs is not None
 
 
 @pytest.mark.needs("pydantic_ai")
-def test_pydantic_ai(server):
+def test_pydantic_ai(server, says):
     ai = import_module("pydantic_ai")
     models = import_module("pydantic_ai.models.openai")
     providers = import_module("pydantic_ai.providers.openai")
@@ -58,6 +75,11 @@ def test_pydantic_ai(server):
     assert plain.run_sync("And then?", message_history=first.all_messages()).output
     native = ai.Agent(model, output_type=ai.NativeOutput(Herd), model_settings={"max_tokens": 300})
     assert isinstance(native.run_sync("Wolves").output, Herd)
+    assert isinstance(ai.Agent(model, output_type=Herd, model_settings={"max_tokens": 300})
+                      .run_sync("Wolves").output, Herd)  # fmt: skip
+    says(SUM, DONE)
+    agent = ai.Agent(model, tools=[add])
+    assert agent.run_sync("Add 12 and 30.").output == DONE
 
 
 @pytest.mark.needs("litellm")
@@ -77,11 +99,11 @@ def test_litellm(server, monkeypatch):
 
 
 @pytest.mark.needs("llm")
-def test_llm(server, tmp_path, monkeypatch):
+def test_llm(server, says, tmp_path, monkeypatch):
     monkeypatch.setenv("LLM_USER_PATH", str(tmp_path))
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     own = [{"model_id": "fable", "model_name": "fable", "api_base": f"{server.url}/v1",
-            "supports_schema": True}]  # fmt: skip
+            "supports_schema": True, "supports_tools": True}]  # fmt: skip
     (tmp_path / "extra-openai-models.yaml").write_text(json.dumps(own))  # which is YAML, too
     model = import_module("llm").get_model("fable")
     assert model.prompt("Hello", system="Be kind.", max_tokens=8, seed=3).text()
@@ -91,6 +113,9 @@ def test_llm(server, tmp_path, monkeypatch):
         assert conversation.prompt(said, max_tokens=8).text()
     answer = model.prompt("Wolves", schema=Herd, max_tokens=300).text()
     assert Herd.model_validate_json(answer)
+    for streams in (True, False):
+        says(SUM, DONE)
+        assert model.chain("Add 12 and 30.", tools=[add], stream=streams).text() == DONE
 
 
 @pytest.mark.needs("lm_eval")

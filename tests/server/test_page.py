@@ -201,13 +201,13 @@ def test_the_keyboard_is_enough(opened, server):
         if focused.count():
             assert style(focused, "outline-style") != "none"
     fields = ["beginning", "temperature", "top_p", "max_tokens", "n", "seed", "speculation"]
-    assert reached == [*fields, "write", "stop", "burst", "none"]
+    assert reached == [*fields, "write", "stop", "chat", "burst", "none"]
     page.locator("#max_tokens").fill("8")
     page.locator("#beginning").focus()
     page.keyboard.type(" son")
     page.keyboard.press("Control+Enter")
     assert written(page.locator("#texts article"))
-    page.locator("#stop").focus()
+    page.locator("#chat").focus()
     page.keyboard.press("Tab")
     page.keyboard.press("ArrowRight")
     expect(page.get_by_label("probability")).to_be_checked()
@@ -289,3 +289,24 @@ def test_a_chat_fits_a_phone_and_fables_page_has_none(opened, chatty, server):
     for hidden in ("#turns", "#system", "#new-chat"):
         expect(page.locator(hidden)).to_be_hidden()
     expect(page.get_by_label("Texts at once")).to_be_visible()
+
+
+def test_a_call_is_a_card_and_its_result_is_sent_back(opened, server, says):
+    call = '<tool_call>\n{"name": "find", "arguments": {"who": "<b>fox</b>"}}\n</tool_call>'
+    says(f"Well.{call}", " It is there.")
+    page, sent = opened(server, width=360), []
+    page.on("request", lambda request: sent.append(request.post_data_json))
+    page.get_by_role("button", name="Chat, with tools").click()
+    page.locator("#tools").fill("[")
+    chat(page, "Where?", max_tokens=90)
+    expect(page.locator("#tools:invalid")).to_have_count(1)
+    page.get_by_role("button", name="Two as an example").click()
+    first = chat(page, "Where?", max_tokens=90)
+    assert written(first) == "Well."
+    expect(first.locator(".call")).to_contain_text('calls find{"who": "<b>fox</b>"}')
+    assert page.locator("html").evaluate("html => html.scrollWidth") == 360
+    first.get_by_label("Result of find").fill("7")
+    assert written(chat(page, "", max_tokens=90)) == " It is there."
+    question, answer, result = [body for body in sent if body][-1]["messages"]
+    assert (question["role"], answer["content"], result["content"]) == ("user", "Well.", "7")
+    assert answer["tool_calls"][0]["id"] == result["tool_call_id"]
