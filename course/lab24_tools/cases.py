@@ -110,7 +110,7 @@ CALLS = {"ring": [LOUD, QUIET], "ring_all": [LOUD_ALL], "now": [THE_TIME]}
 
 def patterns() -> dict[str, str]:
     """Patterns of calls, by the names of tools, and whether there may be several."""
-    found = {}
+    found = dict[str, str]()
     for names in (names for n in (1, 2, 3) for names in combinations(sorted(CALLS), n)):
         one = "|".join(re.escape(text) for name in names for text in CALLS[name])
         found |= {" ".join(names): one, " ".join([*names, "several"]): f"({one})(\n({one}))*"}

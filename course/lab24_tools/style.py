@@ -92,8 +92,8 @@ def assembled(deltas):
     for index in sorted({part["index"] for part in parts}):
         own = [part for part in parts if part["index"] == index]
         functions = [part.get("function") or {} for part in own]
-        (*_, name) = [None, *(each["name"] for each in functions if each.get("name"))]
-        (*_, id_) = [None, *(part["id"] for part in own if part.get("id"))]
+        name = ([None] + [each["name"] for each in functions if each.get("name")])[-1]
+        id_ = ([None] + [part["id"] for part in own if part.get("id")])[-1]
         text = "".join(each.get("arguments") or "" for each in functions)
         call = {"id": id_, "type": "function", "function": {"name": name, "arguments": text}}
         message.setdefault("tool_calls", []).append(call)

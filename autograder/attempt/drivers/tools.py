@@ -157,8 +157,9 @@ def language(
             raise TypeError(f"A trigger is bytes; it was given {kind_or_none(trigger)}.")
         return FreeText(trigger, calls)
 
-    lent = {"call_pattern": pattern, "triggered": free, "without": partial(free, None)}
-    with lending(attempt, {name: sealed(function) for name, function in lent.items()}):
+    without = sealed(partial(free, None))
+    lent = {"call_pattern": sealed(pattern), "triggered": sealed(free), "without": without}
+    with lending(attempt, lent):
         found = attempt(given, choice, parallel)
         went = [(other, tried(attempt, given, other, parallel)[1]) for other in refused]
     seen = [Seen(RESULT, kind_told(found)), as_it_was("`tools`", given, before)]
