@@ -335,12 +335,15 @@ def test_the_survey_is_sorted_by_a_column_and_filtered_by_answers_and_marks(page
     scheduling.get_by_role("button").first.click()
     assert names.all_inner_texts() == sorted(names.all_inner_texts(), key=str.casefold)[::-1]
 
-    page.get_by_label("How many users?").select_option("many")
-    page.get_by_label("On which hardware?").select_option("none of your own")
+    def ask(name):
+        return page.get_by_role("combobox", name=name, exact=True)
+
+    ask("How many users?").select_option("many")
+    ask("On which hardware?").select_option("none of your own")
     assert choices.locator("tbody tr:visible").count() == 1
 
-    page.get_by_label("Engines with").select_option("lookahead decoding")
+    ask("Engines with").select_option("lookahead decoding")
     assert "llama.cpp" in names.all_inner_texts()
     assert "SGLang" not in names.all_inner_texts()
-    page.get_by_label("Engine", exact=True).select_option("this course")
+    ask("Engine").select_option("this course")
     assert names.all_inner_texts() == ["this course"]

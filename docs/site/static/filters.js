@@ -5,6 +5,7 @@ const cells = row => [...row.cells].map(cell => cell.innerText.trim());
 function offer(bar, label, values, changed) {
   const select = document.createElement("select");
   select.append(new Option("any", ""), ...values.map(value => new Option(value)));
+  select.ariaLabel = label;
   select.addEventListener("change", changed);
   const name = document.createElement("label");
   name.append(`${label} `, select);
