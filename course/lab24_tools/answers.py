@@ -38,13 +38,6 @@ def with_calls_in_another_order(calls, trigger):
     return Automaton(edges, frozenset(to[state] for state in found.accepting))
 
 
-@wrong(triggered, ", an edge leads to state 4; there are 4 states, numbered from 0.")
-def with_an_edge_to_nowhere(calls, trigger):
-    found = triggered(calls, trigger)
-    edges = [dict.fromkeys(out, len(found.edges)) for out in found.edges]
-    return Automaton(edges, found.accepting)
-
-
 @right(language)
 def by_real_parts(tools, choice, parallel):
     """Ends in an automaton; the judge lends what stands for one."""

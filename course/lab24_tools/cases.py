@@ -17,20 +17,17 @@ from solutions.tools import CLOSE, LONGEST, MIDDLE, OPEN, TRIGGER
 Generator = torch.Generator
 
 
-def object_of(**properties: Any) -> dict[str, Any]:
-    """The schema of an object with exactly these properties."""
+def tool(name: str, **properties: Any) -> dict[str, Any]:
+    """A tool whose arguments are an object with exactly these properties."""
     kept = {"properties": properties, "required": [*properties], "additionalProperties": False}
-    return {"type": "object", **kept}
+    return {"name": name, "parameters": {"type": "object", **kept}}
 
 
 DIGIT, FLAG = {"type": "integer", "minimum": 0, "maximum": 12}, {"type": "boolean"}
 MARKS = {"enum": ["}\n</tool_call>", "é } <tool_call>", ""]}
-ADD = {"name": "add", "parameters": object_of(a=DIGIT, b=DIGIT)}
-ADD_ALL = {"name": "add_all", "parameters": object_of(text={"type": "string", "maxLength": 2})}
-RING = {"name": "ring", "parameters": object_of(loud=FLAG)}
-RING_ALL = {"name": "ring_all", "parameters": object_of(loud=FLAG)}
-NOW = {"name": "now", "parameters": object_of()}
-SAY = {"name": "say", "parameters": object_of(what=MARKS)}
+ADD, SAY = tool("add", a=DIGIT, b=DIGIT), tool("say", what=MARKS)
+ADD_ALL = tool("add_all", text={"type": "string", "maxLength": 2})
+RING, RING_ALL, NOW = tool("ring", loud=FLAG), tool("ring_all", loud=FLAG), tool("now")
 
 
 def call(name: str, **arguments: Any) -> str:
@@ -113,7 +110,7 @@ CALLS = {"ring": [LOUD, QUIET], "ring_all": [LOUD_ALL], "now": [THE_TIME]}
 
 def patterns() -> dict[str, str]:
     """Patterns of calls, by the names of tools, and whether there may be several."""
-    found = {}
+    found = dict[str, str]()
     for names in (names for n in (1, 2, 3) for names in combinations(sorted(CALLS), n)):
         one = "|".join(re.escape(text) for name in names for text in CALLS[name])
         found |= {" ".join(names): one, " ".join([*names, "several"]): f"({one})(\n({one}))*"}

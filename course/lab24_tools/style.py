@@ -3,15 +3,9 @@
 
 def call_pattern(tools, parallel):
     ### BEGIN SOLUTION
-    call = either(
-        *(
-            then(
-                literal(f'<tool_call>\n{{"name": "{tool.name}", "arguments": '),
-                then(pattern_of(tool.parameters), literal("}\n</tool_call>")),
-            )
-            for tool in tools
-        )
-    )
+    heads = [literal(f'<tool_call>\n{{"name": "{tool.name}", "arguments": ') for tool in tools]
+    tails = [then(pattern_of(tool.parameters), literal("}\n</tool_call>")) for tool in tools]
+    call = either(*map(then, heads, tails))
     return then(star(then(call, literal("\n"))), call) if parallel else call
     ### END SOLUTION
 
@@ -85,9 +79,8 @@ class CallStream:
 
 def finish_reason(reason, count, choice):
     ### BEGIN SOLUTION
-    if reason != "stop" or count == 0 or choice not in ("auto", "required"):
-        return reason
-    return "tool_calls"
+    by_itself = reason == "stop" and count > 0
+    return "tool_calls" if by_itself and choice in ("auto", "required") else reason
     ### END SOLUTION
 
 
@@ -99,8 +92,8 @@ def assembled(deltas):
     for index in sorted({part["index"] for part in parts}):
         own = [part for part in parts if part["index"] == index]
         functions = [part.get("function") or {} for part in own]
-        (*_, name) = [None, *(each["name"] for each in functions if each.get("name"))]
-        (*_, id_) = [None, *(part["id"] for part in own if part.get("id"))]
+        name = ([None] + [each["name"] for each in functions if each.get("name")])[-1]
+        id_ = ([None] + [part["id"] for part in own if part.get("id")])[-1]
         text = "".join(each.get("arguments") or "" for each in functions)
         call = {"id": id_, "type": "function", "function": {"name": name, "arguments": text}}
         message.setdefault("tool_calls", []).append(call)

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autograder.attempt.drivers.tools import fits
+from course.lab24_tools.cases import message
 from solutions.constrained import Automaton, automaton_of
 from solutions.grammars.regex import either, literal
 from solutions.tools import (
@@ -33,33 +35,19 @@ calls = st.lists(st.tuples(st.sampled_from(["say", "say_all"]), texts), max_size
 
 
 def message_of(content: str, calls: list[tuple[str, str]]) -> dict[str, Any]:
-    made = [
-        {"id": f"c{n}", "type": "function", "function": {"name": name, "arguments": arguments}}
-        for n, (name, words) in enumerate(calls)
-        for arguments in [json.dumps({"words": words}, ensure_ascii=False)]
-    ]
-    message = {"role": "assistant", "content": content or None}
-    return message | ({"tool_calls": made} if made else {})
-
-
-def fits(automaton: Automaton, text: str) -> bool:
-    state = 0
-    for byte in text.encode():
-        if byte not in automaton.edges[state]:
-            return False
-        state = automaton.edges[state][byte]
-    return state in automaton.accepting
+    told = [(name, json.dumps({"words": words}, ensure_ascii=False)) for name, words in calls]
+    return message(content or None, *told)
 
 
 @given(texts, calls, st.lists(st.integers(1, 12), min_size=1))
 def test_a_message_survives_its_text_in_any_pieces(content, calls, sizes):
-    message = message_of(content, calls)
-    text, ids = written(message), iter(range(9))
+    whole = message_of(content, calls)
+    text, ids = written(whole), iter(range(1, 9))
     stream, deltas, at = CallStream(lambda: f"c{next(ids)}"), [], 0
     while at < len(text):
         deltas += stream.push(text[at : at + sizes[at % len(sizes)]])
         at += sizes[at % len(sizes)]
-    assert assembled(deltas + stream.finish()) == message
+    assert assembled(deltas + stream.finish()) == whole
     assert stream.count == len(calls)
 
 
@@ -72,7 +60,7 @@ def allowed() -> dict[str, Automaton]:
 
 @given(content=texts, calls=calls)
 def test_each_choice_allows_what_it_says(allowed, content, calls):
-    text = written(message_of(content, calls))
+    text = written(message_of(content, calls)).encode()
     assert fits(allowed["none"], text) == (not calls)
     assert fits(allowed["auto"], text)
     assert fits(allowed["required"], text) == (bool(calls) and not content)
@@ -85,7 +73,7 @@ def test_free_text_ends_where_the_trigger_is_complete(trigger, ends):
     found = triggered(automaton_of(either(*map(literal, inside))), trigger.encode())
     for text in ("".join(letters) for n in range(7) for letters in product("ab", repeat=n)):
         at = text.find(trigger)
-        assert fits(found, text) == (at < 0 or text[at:] in inside)
+        assert fits(found, text.encode()) == (at < 0 or text[at:] in inside)
 
 
 @given(st.text("ab<", max_size=12), st.text("ab<", min_size=1, max_size=4))
@@ -122,5 +110,5 @@ def test_each_question_goes_on_from_the_one_before(counts, most):
     for shorter, longer in zip(asked, [*asked[1:], said], strict=True):
         assert longer[: len(shorter)] == shorter
         calls = longer[len(shorter)].get("tool_calls", [])
-        answered = [message["tool_call_id"] for message in longer[len(shorter) + 1 :]]
+        answered = [result["tool_call_id"] for result in longer[len(shorter) + 1 :]]
         assert answered == [call["id"] for call in calls]

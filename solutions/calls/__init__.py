@@ -1,1 +1,1 @@
-"""Lab 24, given: two tools, dialogues about them, and how a model is told of its tools."""
+"""Lab 24, given: how a model is told of its tools, dialogues to learn calls from, and a script."""

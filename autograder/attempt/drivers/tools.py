@@ -46,16 +46,11 @@ def said(what: str, value: Any, where: str = "") -> Seen:
 
 def state_after(automaton: Any, text: bytes) -> Any:
     """The state after a text; None if it leaves the language."""
-    state, count = 0, len(automaton.edges)
+    state = 0
     for byte in text:
         if byte not in automaton.edges[state]:
             return None
-        state = plain(automaton.edges[state][byte])
-        if type(state) is not int or not 0 <= state < count:
-            raise ValueError(
-                f"After {text!r}, an edge leads to state {state!r}; there are {count} states, "
-                "numbered from 0."
-            )
+        state = automaton.edges[state][byte]
     return state
 
 
@@ -64,9 +59,14 @@ def fits(automaton: Any, text: bytes) -> bool:
     return state is not None and state in automaton.accepting
 
 
+def short(text: Any) -> str:
+    """A text in quotes; its beginning, if it is long, because a record's name has a limit."""
+    return repr(text) if len(repr(text)) < 200 else f"{text[:150]!r}..."
+
+
 def each_text(texts: Iterable[Any], fit: Callable[[Any], bool]) -> list[Seen]:
     told = {True: "is allowed", False: "isn't allowed"}
-    return [Seen(f"The text {text!r}", told[fit(text)]) for text in texts]
+    return [Seen(f"Text {n}, {short(text)},", told[fit(text)]) for n, text in enumerate(texts, 1)]
 
 
 def shortest(automaton: Automaton) -> bytes:
@@ -162,8 +162,9 @@ def language(
             raise TypeError(f"A trigger is bytes; it was given {kind_or_none(trigger)}.")
         return FreeText(trigger, calls)
 
-    lent = {"call_pattern": pattern, "triggered": free, "without": partial(free, None)}
-    with lending(attempt, {name: sealed(function) for name, function in lent.items()}):
+    without = sealed(partial(free, None))
+    lent = {"call_pattern": sealed(pattern), "triggered": sealed(free), "without": without}
+    with lending(attempt, lent):
         found = attempt(given, choice, parallel)
         went = [(other, tried(attempt, given, other, parallel)[1]) for other in refused]
     seen = [Seen(RESULT, kind_told(found)), as_it_was("`tools`", given, before)]
@@ -192,7 +193,11 @@ def push(attempt: Attempt, pieces: list[str], ids: list[str]) -> list[Seen]:
 
     stream = attempt(sealed(new_id))
     seen = [
-        said("What `push` returned", joined(stream.push(piece)), f"for piece {number}, {piece!r},")
+        said(
+            "What `push` returned",
+            joined(stream.push(piece)),
+            f"for piece {number}, {short(piece)},",
+        )
         for number, piece in enumerate(pieces, 1)
     ]
     end = said("What `finish()` returned", joined(stream.finish()), "at the end")
