@@ -313,7 +313,12 @@ def test_halves_read_the_weights_again_and_the_wire_takes_as_long_for_twice_the_
 def test_nano_batches_in_threads_compute_what_one_batch_does() -> None:
     model = model_of(GPTLMHead, CONFIG, 0)
     carried: list[int] = []
-    wire = WaitingWire(lambda sent: carried.append(sent) or 0)
+
+    def at_once(sent: int) -> float:
+        carried.append(sent)
+        return 0.0
+
+    wire = WaitingWire(at_once)
     (whole,), _ = run_parts(model, [IDS], wire)
     halves, seconds = run_parts(model, list(IDS.chunk(2)), wire)
     assert_same(torch.cat(halves), whole)
