@@ -59,9 +59,14 @@ def fits(automaton: Any, text: bytes) -> bool:
     return state is not None and state in automaton.accepting
 
 
+def short(text: Any) -> str:
+    """A text in quotes; its beginning, if it is long, because a record's name has a limit."""
+    return repr(text) if len(repr(text)) < 200 else f"{text[:150]!r}..."
+
+
 def each_text(texts: Iterable[Any], fit: Callable[[Any], bool]) -> list[Seen]:
     told = {True: "is allowed", False: "isn't allowed"}
-    return [Seen(f"The text {text!r}", told[fit(text)]) for text in texts]
+    return [Seen(f"Text {n}, {short(text)},", told[fit(text)]) for n, text in enumerate(texts, 1)]
 
 
 def shortest(automaton: Automaton) -> bytes:
@@ -188,7 +193,11 @@ def push(attempt: Attempt, pieces: list[str], ids: list[str]) -> list[Seen]:
 
     stream = attempt(sealed(new_id))
     seen = [
-        said("What `push` returned", joined(stream.push(piece)), f"for piece {number}, {piece!r},")
+        said(
+            "What `push` returned",
+            joined(stream.push(piece)),
+            f"for piece {number}, {short(piece)},",
+        )
         for number, piece in enumerate(pieces, 1)
     ]
     end = said("What `finish()` returned", joined(stream.finish()), "at the end")
