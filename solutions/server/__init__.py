@@ -6,5 +6,5 @@ solutions/README.md tells the order in which a request meets the other files.
 
 __all__ = [
     *("app", "connections", "engine_process", "engine_thread", "events", "formats", "here"),
-    *("loaded", "metrics", "protocol", "settings", "terminal", "web"),
+    *("loaded", "metrics", "protocol", "settings", "terminal", "tokens", "web"),
 ]

@@ -536,7 +536,7 @@ def test_status_speaks_of_this_lab_first(tmp_path, monkeypatch, capsys):
     assert f"about {minutes} minutes left" in shown
     assert f"Go on with {mine_of_it[1].name}." in shown
     assert f"{len(lessons()['kv_cache'].questions)} questions are answered in prose" in shown
-    assert "The other labs: generate 1 of 2, batching 0 of 9" in shown
+    assert "The other labs: generate 1 of 2, batching 0 of 10" in shown
     assert "The next lab is 03_batching/batching.ipynb." in shown
 
 
