@@ -34,13 +34,10 @@ class Endless(nn.Module):
 def tools(bench: Bench) -> Batches:
     if gguf_in(bench.folder) is not None:
         raise NotTimed("its guide needs a folder of the hub with a tokenizer, and this is a GGUF.")
-    lab, masks, tokenizer = (
-        bench.lab("tools"),
-        bench.lab("constrained"),
-        load_tokenizer(bench.folder),
-    )
+    lab, masks = bench.lab("tools"), bench.lab("constrained")
+    tokenizer = load_tokenizer(bench.folder)
     eos = tokenizer.eos_token_id
-    automaton = replace(lab.language((ADD, FIND), "auto", parallel=True), accepting=frozenset())
+    automaton = replace(lab.language((ADD, FIND), "auto", True), accepting=frozenset())
     index = masks.token_index(automaton, masks.vocabulary_bytes(tokenizer))
 
     def generate(model: Any, prompts: list[Ids], new_tokens: list[int]) -> list[Ids]:
