@@ -382,6 +382,6 @@ def show_pages(manager: Pages) -> Picture:
         axes.add_patch(Rectangle((0, row + 0.3), tokens, 0.4, color=BLUE))
     axes.set(xlim=(0, manager.max_tokens), ylim=(rows, 0), xlabel="tokens")
     axes.set_yticks([row + 0.5 for row in range(rows)], [f"row {row}" for row in range(rows)])
-    axes.set_title("blue: tokens,  boxes: their pages,  hatched: spare pages,  line: addresses only")
+    axes.set_title("blue: tokens,  boxes: their pages,  hatched: spare,  line: addresses only")
     bare(axes)
     return figure
