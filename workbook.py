@@ -464,11 +464,22 @@ def show_labs(python: Path, copied: list[str], changed: list[str], first_time: b
         print(f"New in work/: {name}")
     for name in changed:
         print(
-            f"{name} has changed since you copied it. Your copy stays as it is. To see the "
-            f"difference:\n    {python} -m nbdime diff --sources work/{name} labs/{name}\n"
+            f"{name} has changed since you copied it. Your copy stays as it is"
+            f"{new_exercises(LABS / name, WORK / name)}. To see the difference:\n"
+            f"    {python} -m nbdime diff --sources work/{name} labs/{name}\n"
             "For a fresh copy, rename your file and run this command again."
         )
     sys.stdout.flush()
+
+
+def new_exercises(release: Path, copy: Path) -> str:
+    """Name the exercises that a released lab checks and a learner's copy doesn't; "" for none."""
+    checked, known = (
+        re.findall(r'check\(\\"([\w.]+)', path.read_text(encoding="utf-8", errors="replace"))
+        for path in (release, copy)
+    )
+    new = [name for name in checked if name not in known]
+    return f", and what you did in it counts. New in the release: {', '.join(new)}" if new else ""
 
 
 def start_page(python: Path) -> list[str]:

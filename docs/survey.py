@@ -9,9 +9,17 @@ from typing import Any
 
 import yaml
 
+from autograder.exercises import exercises
+
 DOCS = Path(__file__).resolve().parent
 DATA, PAGE = DOCS / "survey.yml", DOCS / "survey.md"
 VALUES = ("yes", "partly", "experimental")
+QUESTIONS = {  # of the choices, as they are asked
+    "users": "How many users?",
+    "hardware": "On which hardware?",
+    "models": "Which models?",
+    "network": "Offline?",
+}
 
 INTRO = """\
 # Which engine has which technique
@@ -21,7 +29,8 @@ names the formats; its tooltip has the source's date. **An empty cell means that
 source, not that the engine can't do it.** The sources were read until {checked}, and engines change
 every week.
 
-The name of a technique leads to the lab that builds it, or to a paragraph below.
+The name of a technique leads to the lab that builds it, or to a paragraph below. The map began from
+the table of 25 engines and 23 techniques in [{title}]({url}), {date}: all of them are here.
 
 This page is made from [survey.yml](survey.yml). To correct it, change that file and run
 `.venv/bin/python -m docs.survey`. Every mark needs a source with a date: a paper, or the
@@ -35,7 +44,7 @@ documentation or code of one version.
 def read_survey(text: str) -> dict[str, Any]:
     """Parse the text of survey.yml; raise ValueError with everything that is wrong in it."""
     survey = yaml.safe_load(text)
-    wrong = [*wrong_techniques(survey), *wrong_engines(survey)]
+    wrong = [*wrong_techniques(survey), *wrong_engines(survey), *wrong_choices(survey)]
     if wrong:
         raise ValueError("\n".join(wrong))
     return survey
@@ -48,6 +57,11 @@ def wrong_techniques(survey: dict[str, Any]) -> Iterator[str]:
             yield f"{name} needs either a lab or a paragraph (about), not both."
         if "lab" in technique and not notebooks(technique["lab"]):
             yield f"{name} names a lab that doesn't exist: {technique['lab']}."
+        for exercise in technique.get("exercises", []):
+            if exercise not in exercises():
+                yield f"{name} names an exercise that doesn't exist: {exercise}."
+        if "column" in technique and not ({"exercises", "about"} & technique.keys()):
+            yield f"{name}, a column of the survey's table, needs its exercises."
         if "about" in technique:
             yield from wrong_source(technique.get("source"), name, survey["checked"])
 
@@ -66,6 +80,16 @@ def wrong_engines(survey: dict[str, Any]) -> Iterator[str]:
                 yield f"{name} has no source. Name one of its engine's sources, or remove the mark."
             if mark.get("value", "yes") not in VALUES:
                 yield f"{name} has the value {mark['value']}. Use one of: {', '.join(VALUES)}."
+
+
+def wrong_choices(survey: dict[str, Any]) -> Iterator[str]:
+    engines = {engine["id"]: engine for engine in survey["engines"]}
+    for choice in survey["choices"]:
+        for engine in choice["engines"]:
+            if engine not in engines:
+                yield f"A choice names the engine {engine}, which isn't here."
+            elif missing := set(choice["needs"]) - engines[engine]["marks"].keys():
+                yield f"A choice of {engine} needs marks that it has not: {sorted(missing)}."
 
 
 def wrong_source(source: Any, name: str, checked: date) -> Iterator[str]:
@@ -87,9 +111,12 @@ def notebooks(lab: str) -> list[Path]:
 
 def page(survey: dict[str, Any]) -> str:
     techniques, engines = survey["techniques"], survey["engines"]
-    parts = [INTRO.format(checked=survey["checked"])]
-    for group, members in groupby(techniques, key=lambda technique: technique["group"]):
+    parts = [INTRO.format(checked=survey["checked"], **survey["survey"])]
+    parts.append(f"## What would I use?\n\n{choices(survey)}")
+    shown = [technique for technique in techniques if "only" not in technique]
+    for group, members in groupby(shown, key=lambda technique: technique["group"]):
         parts.append(f"## {group.capitalize()}\n\n{table(list(members), engines)}")
+    parts.append(f"## The survey's 23 columns\n\n{columns(survey)}")
     parts.append("## Techniques without a lab\n")
     parts += [paragraph(technique) for technique in techniques if "about" in technique]
     parts.append("## The engines and their sources\n")
@@ -100,11 +127,61 @@ def page(survey: dict[str, Any]) -> str:
 
 def table(techniques: list[dict[str, Any]], engines: list[dict[str, Any]]) -> str:
     """Make one row for each engine and one column for each technique."""
-    rows = [["", *map(heading, techniques)], ["---"] * (1 + len(techniques))]
+    rows = [["", *map(heading, techniques)]]
     for engine in engines:
         cells = [cell(engine, technique["id"]) for technique in techniques]
         rows.append([f"[{engine['name']}](#{anchor(engine['name'])})", *cells])
+    return grid(rows)
+
+
+def grid(rows: list[list[str]]) -> str:
+    rows = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def choices(survey: dict[str, Any]) -> str:
+    """Make one row for each answer to the four questions, with engines and the reason for each."""
+    named = {engine["id"]: engine["name"] for engine in survey["engines"]}
+    rows = [[*QUESTIONS.values(), "Then look at", "which all have"]]
+    for choice in survey["choices"]:
+        engines = [
+            f"[{named[key]}](#{anchor(named[key])}): {reason}"
+            for key, reason in choice["engines"].items()
+        ]
+        techniques = [t["name"] for t in survey["techniques"] if t["id"] in choice["needs"]]
+        answers = [choice[question] for question in QUESTIONS]
+        rows.append([*answers, "; ".join(engines), ", ".join(techniques)])
+    return grid(rows)
+
+
+def columns(survey: dict[str, Any]) -> str:
+    """List how the survey names each of its techniques, and the exercises that build it."""
+    rows = [
+        ["in the survey", "here", "exercises, each with its check", "in its table, today not so"]
+    ]
+    for technique in survey["techniques"]:
+        if "column" in technique:
+            here = heading(technique)
+            if "only" in technique:
+                here += f": no column, because {technique['only']}"
+            ids = [f"`{exercise}`" for exercise in technique.get("exercises", [])]
+            rows.append(
+                [
+                    technique["column"],
+                    here,
+                    ", ".join(ids),
+                    "; ".join(differing(technique, survey["engines"])),
+                ]
+            )
+    return grid(rows)
+
+
+def differing(technique: dict[str, Any], engines: list[dict[str, Any]]) -> Iterator[str]:
+    """Say which mark the survey gives an engine, where today's source says something else."""
+    for engine in engines:
+        mark = engine["marks"].get(technique["id"], {})
+        if "survey" in mark:
+            yield f"{engine['name']}: {mark['survey']}, but {cell(engine, technique['id'])}"
 
 
 def heading(technique: dict[str, Any]) -> str:

@@ -5,9 +5,10 @@ requests at once. Static batching pads the prompts of a batch to a rectangle and
 request has ended; continuous batching gives a slot to the next request as soon as it is free.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -210,6 +211,35 @@ def utilisation(trace: Trace) -> float:
     ### BEGIN SOLUTION
     served = [request is not None for step in trace for request in step]
     return sum(served) / len(served)
+    ### END SOLUTION
+
+
+def dynamic_batches(
+    arrivals: Sequence[float], limit: int, delay: float, seconds: Callable[[int], float]
+) -> list[tuple[float, int, int]]:
+    """Return when each batch starts, its first request, and its number of requests.
+
+    `arrivals` are the times at which requests 0, 1, 2, … arrive, in this order; the first is 0 or
+    later. A batch of n requests keeps the server busy for `seconds(n)`. A free server starts a
+    batch as soon as `limit` requests wait, or when the oldest one has waited for `delay`. It takes
+    the oldest requests, at most `limit`, among them those that arrive at the moment of the start.
+
+    Source: NVIDIA, Triton Inference Server, "Batchers", dynamic batcher (2026).
+    """
+    if limit < 1 or delay < 0:
+        raise ValueError(
+            "A batch has at least one request, and a delay is not negative; "
+            f"limit is {limit} and delay {delay}."
+        )
+    ### BEGIN SOLUTION
+    batches, first, free = [], 0, 0.0
+    while first < len(arrivals):
+        full = arrivals[first + limit - 1] if first + limit <= len(arrivals) else math.inf
+        start = max(free, min(full, arrivals[first] + delay))
+        count = sum(time <= start for time in arrivals[first : first + limit])
+        batches.append((start, first, count))
+        first, free = first + count, start + seconds(count)
+    return batches
     ### END SOLUTION
 
 

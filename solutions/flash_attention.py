@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from solutions.kernels.slow_memory import Memory
@@ -340,6 +340,130 @@ def backward_tile(
     grad_scores = weights * (grad_weights - delta) * scale
     return grad_scores @ keys, grad_scores.mT @ queries, weights.mT @ grad_output
     ### END SOLUTION
+
+
+# ---------------------------------------------------------------------------------------- any mask
+
+# What a query sees, and what becomes of its scores, by positions from 0: query [queries, 1] and
+# key [1, keys]. Source: PyTorch's FlexAttention, whose functions take one query and one key.
+MaskMod = Callable[[Tensor, Tensor], Tensor]  # returns bool [queries, keys]
+ScoreMod = Callable[
+    [Tensor, Tensor, Tensor], Tensor
+]  # takes the scores first, [..., queries, keys]
+
+EMPTY = 0  # kinds of tiles
+PARTIAL = 1
+FULL = 2
+
+
+def tile_kinds(
+    mask_mod: MaskMod, q_len: int, k_len: int, block_q: int, block_k: int
+) -> Int[Tensor, "q_tiles k_tiles"]:
+    """Return the kind of each tile of `block_q` queries and `block_k` keys.
+
+    FULL: each of its queries sees each of its keys. EMPTY: none sees any. PARTIAL: all else. The
+    last tile of queries or keys may be shorter, and only the tokens that exist count. Source:
+    PyTorch's `create_block_mask`, which calls a shorter tile partial.
+    """
+    require_positive(q_len=q_len, k_len=k_len, block_q=block_q, block_k=block_k)
+    ### BEGIN SOLUTION
+    kinds = torch.zeros(-(-q_len // block_q), -(-k_len // block_k), dtype=torch.long)
+    for i, queries in enumerate(torch.arange(q_len)[:, None].split(block_q)):
+        for j, keys in enumerate(torch.arange(k_len)[None].split(block_k, dim=1)):
+            seen = mask_mod(queries, keys)
+            kinds[i, j] = FULL if seen.all() else PARTIAL if seen.any() else EMPTY
+    return kinds
+    ### END SOLUTION
+
+
+def flex_attention(
+    memory: Memory,
+    q_len: int,
+    k_len: int,
+    head_dim: int,
+    block_q: int,
+    block_k: int,
+    kinds: Int[Tensor, "q_tiles k_tiles"],
+    mask_mod: MaskMod,
+    score_mod: ScoreMod,
+) -> None:
+    """Compute attention with any mask, in tiles; load and store as `flash_attention` does.
+
+    kinds: what `tile_kinds` returns for the mask. Keys and values of an empty tile are not loaded,
+    and `mask_mod` is called on partial tiles only. `score_mod` gets the scores of a tile, divided
+    by sqrt(head_dim), before the mask. Both get the positions in the whole, as column and row.
+    A query that sees nothing gets output 0 and lse −inf. Source: Dong et al., "Flex Attention",
+    2024.
+    """
+    require_positive(q_len=q_len, k_len=k_len, block_q=block_q, block_k=block_k)
+    ### BEGIN SOLUTION
+    for i, start in enumerate(range(0, q_len, block_q)):
+        end = min(start + block_q, q_len)
+        queries = memory.load("queries", start, end) / head_dim**0.5
+        rows, state = torch.arange(start, end)[:, None], empty_state(queries)
+        for j in kinds[i].nonzero().flatten().tolist():
+            first, last = j * block_k, min((j + 1) * block_k, k_len)
+            columns = torch.arange(first, last)[None]
+            scores = score_mod(queries @ memory.load("keys", first, last).mT, rows, columns)
+            if kinds[i, j] == PARTIAL:
+                scores = scores.masked_fill(~mask_mod(rows, columns), -torch.inf)
+            state = absorb(state, scores, memory.load("values", first, last))
+        output, lse = finish(state)
+        memory.store("output", start, output)
+        memory.store("lse", start, lse)
+    ### END SOLUTION
+
+
+def in_documents(lengths: Sequence[int], mask_mod: MaskMod) -> MaskMod:
+    """Return the mask of several texts in a row, each of which sees only itself.
+
+    lengths: of the texts, 1 or more each. Within a text, `mask_mod` decides, with positions counted
+    from the text's first token.
+    """
+    ### BEGIN SOLUTION
+    counts = torch.tensor(lengths)
+    text = torch.repeat_interleave(counts)
+    before = (counts.cumsum(0) - counts)[text]
+
+    def inside(query: Tensor, key: Tensor) -> Tensor:
+        own = mask_mod(query - before[query], key - before[key])
+        return own & (text[query] == text[key])
+
+    return inside
+    ### END SOLUTION
+
+
+def alibi(heads: int) -> ScoreMod:
+    """Return the `score_mod` of ALiBi: the farther back a key is, the lower its score.
+
+    From the score of head i, counted from 1, it subtracts 2^(−8i / heads) times the distance, query
+    minus key. It takes scores [..., heads, queries, keys]. Source: Press et al., "Train short, test
+    long", 2022.
+    """
+    ### BEGIN SOLUTION
+    slopes = 2.0 ** (-8 * torch.arange(1, heads + 1) / heads)
+
+    def score_mod(scores: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return scores - slopes.to(scores.dtype)[:, None, None] * (query - key)
+
+    return score_mod
+    ### END SOLUTION
+
+
+def flex_in_tiles(
+    queries: Float[Tensor, "... q_len head_dim"],
+    keys: Float[Tensor, "... k_len head_dim"],
+    values: Float[Tensor, "... k_len head_dim"],
+    block: int,
+    mask_mod: MaskMod,
+    score_mod: ScoreMod = lambda scores, query, key: scores,
+) -> tuple[Float[Tensor, "... q_len head_dim"], Float[Tensor, "... q_len"]]:
+    """Run `flex_attention` on tensors, in square tiles; return output and lse."""
+    memory, tokens = Memory(queries, keys, values), (queries.shape[-2], keys.shape[-2])
+    kinds = tile_kinds(mask_mod, *tokens, block, block)
+    shape = *tokens, queries.shape[-1], block, block
+    flex_attention(memory, *shape, kinds, mask_mod, score_mod)
+    return memory.result("output"), memory.result("lse")
 
 
 # ---------------------------------------------------------------------------------- in the engine

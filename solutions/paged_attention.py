@@ -434,3 +434,100 @@ def branches(
         for text, token in zip(texts, tokens, strict=True):
             text.append(token)
     return texts
+
+
+# ------------------------------------------------------------------------- pages instead of blocks
+
+LAYOUTS = "heads", "layers", "slices"
+
+
+def committed_bytes(
+    lengths: Sequence[int], config: GPTConfig, page_bytes: int, layout: str, itemsize: int = 4
+) -> int:
+    """Return the bytes of all pages that hold a key or a value of these requests.
+
+    A request has one or more ranges of reserved memory. Each begins on a page, and its tokens
+    follow one another: a range for the keys and one for the values of every head of every layer
+    ("heads"), of all heads of every layer ("layers"), or a single range for everything ("slices").
+    """
+    if layout not in LAYOUTS:
+        raise ValueError(f"The layout is one of {', '.join(LAYOUTS)}, not {layout!r}.")
+    layers, heads = config.n_layer, config.n_head
+    ### BEGIN SOLUTION
+    ranges = {"heads": 2 * layers * heads, "layers": 2 * layers, "slices": 1}[layout]
+    token_bytes = 2 * layers * heads * config.head_dim * itemsize // ranges
+    pages = sum(-(-length * token_bytes // page_bytes) for length in lengths)
+    return ranges * pages * page_bytes
+    ### END SOLUTION
+
+
+class OutOfPages(Exception):
+    """Raised when fewer pages can be had than are needed. Nothing has been changed."""
+
+
+class VirtualManager:
+    """Records how many pages are mapped to each row of a reserved memory: no block tables.
+
+    A row has addresses for `max_tokens` tokens, and pages of `page_tokens` from its start. mapped:
+    the pages of each row. tokens: of the request in each row, 0 if there is none. free_pages: how
+    many no row has. maps, unmaps: how often a page has been mapped and unmapped.
+
+    Source: Prabhu et al., "vAttention", 2024, section 6 (pages stay mapped when a request ends).
+    """
+
+    def __init__(self, rows: int, max_tokens: int, page_tokens: int, num_pages: int) -> None:
+        if min(rows, max_tokens, page_tokens, num_pages) < 1:
+            raise ValueError("There must be at least one row, one token, and one page.")
+        self.max_tokens, self.page_tokens, self.free_pages = max_tokens, page_tokens, num_pages
+        self.mapped, self.tokens = [0] * rows, [0] * rows
+        self.maps = self.unmaps = 0
+
+    def pages_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.page_tokens)
+
+    def map_pages(self, row: int, pages: int) -> None:
+        """Map this many free pages to the end of a row."""
+        self.mapped[row] += pages
+        self.free_pages -= pages
+        self.maps += pages
+
+    def unmap_pages(self, row: int, pages: int) -> None:
+        """Make this many pages at the end of a row free."""
+        self.mapped[row] -= pages
+        self.free_pages += pages
+        self.unmaps += pages
+
+    def admit(self, num_tokens: int) -> int:
+        """Give a new request the first row without one; return the row. May raise OutOfPages."""
+        if 0 not in self.tokens:
+            raise OutOfPages("Every row has a request.")
+        row = self.tokens.index(0)
+        self.grow(row, num_tokens)
+        return row
+
+    def grow(self, row: int, num_tokens: int) -> None:
+        """Make room for `num_tokens` tokens in a row, all in all.
+
+        Use the pages that the row has already, then free ones. If these are too few, unmap spare
+        pages of other rows: those beyond what their tokens need. Begin with the last row, and unmap
+        no more than are missing. Raises OutOfPages, and changes nothing, if that isn't enough.
+        """
+        if not 1 <= num_tokens <= self.max_tokens:
+            raise ValueError(f"A row holds 1 to {self.max_tokens} tokens, not {num_tokens}.")
+        ### BEGIN SOLUTION
+        needed = max(self.pages_for(num_tokens) - self.mapped[row], 0)
+        both = zip(self.mapped, self.tokens, strict=True)
+        spare = [pages - self.pages_for(tokens) for pages, tokens in both]
+        spare[row] = 0
+        if needed > self.free_pages + sum(spare):
+            raise OutOfPages(f"Row {row} needs {needed} more pages.")
+        for other in reversed(range(len(spare))):
+            missing = max(needed - self.free_pages, 0)
+            self.unmap_pages(other, min(spare[other], missing))
+        self.map_pages(row, needed)
+        self.tokens[row] = num_tokens
+        ### END SOLUTION
+
+    def end(self, row: int) -> None:
+        """Forget a row's request. Its pages stay mapped: they are spare now."""
+        self.tokens[row] = 0

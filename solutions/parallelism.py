@@ -26,6 +26,7 @@ from gpt import GPTConfig, GPTLMHead, require_ids, require_inputs
 from solutions.ranks.group import Group, ring_bytes
 from solutions.ranks.nano_batches import Operation, Run
 from solutions.ranks.schedules import Order
+from solutions.ranks.sharded import Apply
 
 # ------------------------------------------------------------------------------------- the ring
 
@@ -406,6 +407,75 @@ def sum_of_losses(model: GPTLMHead, ids: Int[Tensor, " seq"]) -> Float[Tensor, "
     positions = torch.arange(len(ids) - 1, device=ids.device)
     logits = model(ids[None, :-1], positions[None])[0]
     return F.cross_entropy(logits, ids[1:], reduction="sum")
+
+
+# ------------------------------------------------------------------- fully sharded data parallelism
+
+
+def flat_shard(
+    weights: Sequence[Float[Tensor, "..."]], size: int, rank: int
+) -> Float[Tensor, " part"]:
+    """Return rank `rank`'s part of a unit's weights, as one vector of its own.
+
+    All weights are joined in order, flat, with zeros at the end so that the length divides by
+    `size`; rank r gets the r-th of `size` equal parts. It is a copy, so that the whole can be
+    freed. Source: Zhao et al., "PyTorch FSDP", 2023, section 3.2.
+    """
+    ### BEGIN SOLUTION
+    flat = torch.cat([weight.flatten() for weight in weights])
+    return F.pad(flat, (0, -len(flat) % size)).chunk(size)[rank].clone()
+    ### END SOLUTION
+
+
+def gather_unit(
+    part: Float[Tensor, " part"], shapes: Sequence[torch.Size], group: Group
+) -> list[Float[Tensor, "..."]]:
+    """Return the whole weights of a unit, of these shapes, from the parts of all ranks.
+
+    It takes one `all_gather`. What was padded is dropped.
+    """
+    ### BEGIN SOLUTION
+    flat, sizes = torch.cat(group.all_gather(part)), [shape.numel() for shape in shapes]
+    pieces = flat[: sum(sizes)].split(sizes)
+    return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+    ### END SOLUTION
+
+
+def unit_forward(
+    part: Float[Tensor, " part"],
+    shapes: Sequence[torch.Size],
+    apply: Apply,
+    x: Float[Tensor, "*shape"],
+    group: Group,
+) -> Float[Tensor, "*out"]:
+    """Return `apply(weights, x)` with the unit's whole weights, which are freed with it."""
+    return apply(gather_unit(part, shapes, group), x)
+
+
+def unit_backward(
+    part: Float[Tensor, " part"],
+    shapes: Sequence[torch.Size],
+    apply: Apply,
+    x: Float[Tensor, "*shape"],
+    grad_output: Float[Tensor, "*out"],
+    group: Group,
+) -> tuple[Float[Tensor, "*shape"], Float[Tensor, " part"]]:
+    """Return the gradient of `x`, and this rank's part of the gradient of the unit's weights.
+
+    Nothing but `part` and `x` was kept: gather the weights again, and compute `apply(weights, x)`
+    again. The gradient of `x` is of this rank's own inputs; that of the weights is the sum over all
+    ranks, cut as `flat_shard` cuts. It takes one `all_gather` and one `reduce_scatter`. Grad mode
+    may be off. Source: Rajbhandari et al., "ZeRO", 2020, section 5.
+    """
+    ### BEGIN SOLUTION
+    weights = [weight.detach().requires_grad_() for weight in gather_unit(part, shapes, group)]
+    x = x.detach().requires_grad_()
+    with torch.enable_grad():
+        output = apply(weights, x)
+    grad_x, *grads = torch.autograd.grad(output, [x, *weights], grad_output)
+    parts = [flat_shard(grads, group.size, rank) for rank in range(group.size)]
+    return grad_x, group.reduce_scatter(parts)
+    ### END SOLUTION
 
 
 # ----------------------------------------------------------------------------------- nano-batches

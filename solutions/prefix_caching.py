@@ -334,3 +334,43 @@ class LongestMatch(Scheduler):
         if is_admitted:
             self.waited = Counter({s.number: self.waited[s.number] + 1 for s in self.waiting})
         return is_admitted
+
+
+# -------------------------------------------------------------------- what a kept prefix costs
+
+
+class PromptCache:
+    """The bill of a service that keeps the prefixes that a prompt marks.
+
+    least: the fewest tokens of a prefix that is kept. lifetime: the seconds that a prefix is kept
+    after it was last written or read. ends: for each prefix, the time until which it is kept.
+    """
+
+    def __init__(self, least: int, lifetime: float) -> None:
+        self.least, self.lifetime = least, lifetime
+        self.ends: dict[tuple[int, ...], float] = {}
+
+    def bill(self, now: float, ids: Sequence[int], marks: Sequence[int]) -> tuple[int, int, int]:
+        """Return how many tokens of a prompt are read, how many written, and how many plain.
+
+        A mark m asks to keep the prefix ids[:m]. A mark of fewer than `least` tokens doesn't count.
+        The longest marked prefix that is still kept is read. The tokens after it are written up to
+        the last mark that counts, and the rest is plain. Every marked prefix is then kept until
+        `now` + `lifetime`: at that time it is no longer there. Raises ValueError for more than 4
+        marks, or marks that don't ascend within the prompt.
+
+        Source: Anthropic's documentation, "Prompt caching" (2026), without its look-back.
+        """
+        if len(marks) > 4 or list(marks) != sorted({*marks} & {*range(1, len(ids) + 1)}):
+            raise ValueError(
+                f"Give up to 4 marks in ascending order, from 1 to the prompt's {len(ids)} tokens, "
+                f"not {list(marks)}."
+            )
+        ### BEGIN SOLUTION
+        prefixes = {mark: tuple(ids[:mark]) for mark in marks if mark >= self.least}
+        kept = [mark for mark, prefix in prefixes.items() if self.ends.get(prefix, now) > now]
+        read, last = max(kept, default=0), max(prefixes, default=0)
+        for prefix in prefixes.values():
+            self.ends[prefix] = now + self.lifetime
+        return read, last - read, len(ids) - last
+        ### END SOLUTION

@@ -1,5 +1,7 @@
 """Lab 10: quantization. Weights in 8 or 4 bits, because a decode step reads all of them.
 
+The last part goes one step further and leaves weights out: pruning.
+
 Each number becomes a small integer, its code, times a scale that many numbers share. The loss of
 quality depends on which numbers share a scale, and on how the scale is chosen.
 
@@ -8,14 +10,16 @@ channel is a column.
 
 Sources: Jacob et al., "Quantization and training of neural networks for efficient
 integer-arithmetic-only inference", CVPR 2018; Dettmers et al., "LLM.int8()", NeurIPS 2022; Xiao et
-al., "SmoothQuant", ICML 2023; Frantar et al., "GPTQ", ICLR 2023; Lin et al., "AWQ", MLSys 2024.
+al., "SmoothQuant", ICML 2023; Frantar et al., "GPTQ", ICLR 2023; Lin et al., "AWQ", MLSys 2024;
+Frantar and Alistarh, "SparseGPT", ICML 2023; Mishra et al., "Accelerating sparse deep neural
+networks", 2021 (two of four).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Self
 
 import torch
-from jaxtyping import Float, Int8, UInt8
+from jaxtyping import Bool, Float, Int8, UInt8
 from torch import Tensor, nn
 
 from gpt import Linear
@@ -312,6 +316,115 @@ def awq_scales(
         if error < least:
             best, least = factors, error
     return best
+
+
+# ------------------------------------------------------------------------------ weights left out
+
+
+def keep_largest(scores: Float[Tensor, "n_in n_out"], share: float) -> Bool[Tensor, "n_in n_out"]:
+    """Return which weights of a matrix stay when a share of them is set to 0.
+
+    The round(share * n) weights with the smallest scores of the whole matrix go. The magnitude of
+    the weights is the simplest score.
+    """
+    ### BEGIN SOLUTION
+    kept = torch.ones_like(scores, dtype=torch.bool)
+    gone = scores.flatten().argsort()[: round(share * scores.numel())]
+    kept.view(-1)[gone] = False
+    return kept
+    ### END SOLUTION
+
+
+def two_of_four(scores: Float[Tensor, "n_in n_out"]) -> Bool[Tensor, "n_in n_out"]:
+    """Return which weights stay in the pattern 2:4, which GPUs multiply faster.
+
+    Of each four inputs in a row, 4i to 4i + 3, each output keeps the two weights with the largest
+    scores. n_in is a multiple of 4. Source: Mishra et al., section 3.
+    """
+    ### BEGIN SOLUTION
+    fours = scores.T.reshape(-1, 4)
+    best = fours.topk(2, dim=1).indices
+    kept = torch.zeros_like(fours, dtype=torch.bool).scatter(1, best, True)
+    return kept.reshape(scores.T.shape).T
+    ### END SOLUTION
+
+
+def compressed(
+    weight: Float[Tensor, "n_in n_out"], kept: Bool[Tensor, "n_in n_out"]
+) -> tuple[Float[Tensor, "n_in/2 n_out"], UInt8[Tensor, "n_in/8 n_out"]]:
+    """Return the kept weights of a 2:4 matrix, and where they were, four of them in a byte.
+
+    values: each output's kept weights, in their order. A place is the number of its input within
+    its four, 0 to 3, in two bits: byte i has the places of values 4i to 4i + 3, the first one in
+    its lowest bits. n_in is a multiple of 8.
+    """
+    ### BEGIN SOLUTION
+    inputs = kept.T.nonzero()[:, 1].view(len(kept.T), -1).T
+    places = (inputs % 4).view(-1, 4, inputs.shape[1])
+    packed = places[:, 0] | places[:, 1] << 2 | places[:, 2] << 4 | places[:, 3] << 6
+    return weight.gather(0, inputs), packed.to(torch.uint8)
+    ### END SOLUTION
+
+
+def expanded(
+    values: Float[Tensor, "n_in/2 n_out"], places: UInt8[Tensor, "n_in/8 n_out"]
+) -> Float[Tensor, "n_in n_out"]:
+    """Return the matrix that `compressed` has made smaller, with 0 where a weight is missing."""
+    n_in, n_out = 2 * len(values), values.shape[1]
+    within = torch.stack([places >> bits & 3 for bits in (0, 2, 4, 6)], dim=1).flatten(0, 1)
+    inputs = within.long() + 4 * (torch.arange(n_in // 2) // 2)[:, None]
+    return values.new_zeros(n_in, n_out).scatter(0, inputs, values)
+
+
+def sparse_gpt(
+    weight: Float[Tensor, "n_in n_out"],
+    hessian: Float[Tensor, "n_in n_in"],
+    choose: Callable[[Float[Tensor, "rows n_out"]], Bool[Tensor, "rows n_out"]],
+    block: int = 64,
+) -> Float[Tensor, "n_in n_out"]:
+    """Return the matrix with some weights 0 and others changed, so that *outputs* change little.
+
+    U is made of the Hessian as for `gptq`, and the rows are taken in order. At the first row of
+    each block of rows, `choose` gets the scores of the block, (left / U[i, i]) squared, with `left`
+    as the earlier rows have changed it, and returns which weights stay. Setting a row's others to 0
+    makes an error, which is spread over the later rows as GPTQ's is. The last block may be shorter.
+    Source: Frantar and Alistarh, algorithm 1.
+    """
+    require_hessian(hessian, len(weight))
+    ### BEGIN SOLUTION
+    damping = DAMPING * hessian.diagonal().mean() * torch.eye(len(hessian))
+    upper = torch.linalg.cholesky(torch.linalg.inv(hessian + damping), upper=True)
+    left, diagonal = weight.to(upper.dtype, copy=True), upper.diagonal()[:, None]
+    for i in range(len(left)):
+        if i % block == 0:
+            kept = choose((left[i : i + block] / diagonal[i : i + block]).square())
+        error = left[i].masked_fill(kept[i % block], 0) / upper[i, i]
+        left[i + 1 :] -= upper[i, i + 1 :, None] * error
+        left[i] *= kept[i % block]
+    return left.to(weight.dtype)
+    ### END SOLUTION
+
+
+def without_heads(
+    weight: Float[Tensor, "n_embd 3*n_embd"],
+    bias: Float[Tensor, " 3*n_embd"],
+    out: Float[Tensor, "n_embd n_embd"],
+    n_head: int,
+    kept: Sequence[int],
+) -> tuple[
+    Float[Tensor, "n_embd 3*smaller"], Float[Tensor, " 3*smaller"], Float[Tensor, "smaller n_embd"]
+]:
+    """Return the weights of an attention layer with only these of its heads: smaller matrices.
+
+    weight, bias: of the projection to queries, keys and values, in this order, and in each of them
+    one head after the other. out: of the projection behind attention. The heads stay in the order
+    of `kept`.
+    """
+    ### BEGIN SOLUTION
+    columns = torch.arange(len(bias)).view(3, n_head, -1)[:, list(kept)].flatten()
+    rows = torch.arange(len(out)).view(n_head, -1)[list(kept)].flatten()
+    return weight[:, columns], bias[columns], out[rows]
+    ### END SOLUTION
 
 
 # -------------------------------------------------------------------------- checks of the input

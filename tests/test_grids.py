@@ -57,7 +57,7 @@ def of_lab(lab: str) -> set[str]:
 
 
 @given(st.integers(0), st.integers(1, TURNS), st.integers(0))
-def test_of_twelve_turns_in_a_row_each_case_is_in_one(number, every, first):
+def test_of_24_turns_in_a_row_each_case_is_in_one(number, every, first):
     assert any(is_due(number, every, turn) for turn in range(first, first + TURNS))
 
 
@@ -68,9 +68,9 @@ def test_each_exercise_has_its_turn_and_another_run_has_another_share(run):
     assert run("all")[0] == set(EXERCISES)
 
 
-def test_a_share_that_would_take_more_than_twelve_turns_is_refused(run):
-    with pytest.raises(pytest.UsageError, match="in_turn\\(13\\)"):
-        run(0, every=13)
+def test_a_share_that_would_take_more_than_24_turns_is_refused(run):
+    with pytest.raises(pytest.UsageError, match="in_turn\\(25\\)"):
+        run(0, every=25)
 
 
 def test_a_run_says_what_it_left_out_and_how_to_repeat_it(run):

@@ -155,6 +155,17 @@ def test_opening_the_workbook_says_what_is_new_and_what_changed(labs, work, star
     assert f"--ServerApp.root_dir={work}" in commands[0]
 
 
+def test_a_changed_lab_names_the_exercises_that_the_copy_lacks(labs, work, starts, capsys):
+    cell = '"check(\\"one.first\\", first)"'
+    (labs / "01_one/one.ipynb").write_text(cell)
+    workbook.lab(Path("python"), [])
+    (labs / "01_one/one.ipynb").write_text(f"{cell}, {cell.replace('first', 'second')}")
+    workbook.lab(Path("python"), [])
+    told = capsys.readouterr().out
+    assert "what you did in it counts. New in the release: one.second. To see" in told
+    assert (work / "01_one/one.ipynb").read_text() == cell
+
+
 @pytest.mark.parametrize("status", [0, 1])
 def test_the_start_page_is_written_and_opened_and_its_failure_stops_nothing(
     work, starts, monkeypatch, capsys, status

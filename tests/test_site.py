@@ -326,13 +326,24 @@ def test_the_run_on_the_front_page_moves_and_can_be_paused(page):
 
 @pytest.mark.needs("sphinx", "chromium")
 @pytest.mark.slow
-def test_the_survey_is_sorted_by_a_column(page):
+def test_the_survey_is_sorted_by_a_column_and_filtered_by_answers_and_marks(page):
     go(page, "docs/survey.html")
-    table = page.locator("article table").first
-    names = table.locator("tbody td:first-child")
-    first, last = names.first.inner_text(), names.last.inner_text()
-    table.get_by_role("button").first.click()
+    choices, scheduling = page.locator("article table").nth(0), page.locator("article table").nth(1)
+    names = scheduling.locator("tbody tr:visible td:first-child")
+    scheduling.get_by_role("button").first.click()
     assert names.all_inner_texts() == sorted(names.all_inner_texts(), key=str.casefold)
-    table.get_by_role("button").first.click()
-    assert (first, last) != (names.first.inner_text(), names.last.inner_text())
-    assert names.first.inner_text().casefold() > names.last.inner_text().casefold()
+    scheduling.get_by_role("button").first.click()
+    assert names.all_inner_texts() == sorted(names.all_inner_texts(), key=str.casefold)[::-1]
+
+    def ask(name):
+        return page.get_by_role("combobox", name=name, exact=True)
+
+    ask("How many users?").select_option("many")
+    ask("On which hardware?").select_option("none of your own")
+    assert choices.locator("tbody tr:visible").count() == 1
+
+    ask("Engines with").select_option("lookahead decoding")
+    assert "llama.cpp" in names.all_inner_texts()
+    assert "SGLang" not in names.all_inner_texts()
+    ask("Engine").select_option("this course")
+    assert names.all_inner_texts() == ["this course"]

@@ -8,13 +8,27 @@ from docs.survey import DATA, DOCS, PAGE, page, read_survey
 
 SURVEY = """
 checked: 2026-01-31
+survey: {title: A survey, date: 2025-05-03, url: "https://example.org/survey"}
 techniques:
-  - {id: paged, name: paged KV cache, group: memory, lab: paged_attention}
+  - id: paged
+    name: paged KV cache
+    column: PagedAttention
+    group: memory
+    lab: paged_attention
+    exercises: [paged_attention.BlockManager.free]
+  - {id: kv, name: KV cache, group: memory, lab: kv_cache, only: all have it}
   - id: medusa
     name: Medusa
     group: decoding
     about: Several heads guess several tokens.
     source: {title: Cai et al., date: 2024-01-19, url: "https://example.org/medusa"}
+choices:
+  - users: one
+    hardware: a laptop
+    models: small ones
+    network: any
+    needs: [medusa]
+    engines: {one: it is small}
 engines:
   - id: one
     name: One
@@ -24,7 +38,7 @@ engines:
     sources:
       readme: {title: README, date: 2025-12-24, url: "https://example.org/readme"}
     marks:
-      paged: {source: readme, note: in blocks of 16}
+      paged: {source: readme, note: in blocks of 16, survey: "no"}
       medusa: {source: readme, value: partly}
 """
 
@@ -51,6 +65,10 @@ def test_a_mark_links_to_its_source_and_a_technique_to_its_lab_or_paragraph():
     assert "[paged KV cache](../labs/04_paged_attention/paged_attention.ipynb)" in made
     assert "[Medusa](#medusa)" in made
     assert "| [One](#one) | [partly][one readme] |" in made
+    assert "| [KV cache]" not in made
+    assert "| PagedAttention | [paged KV cache](../labs/04_paged_attention/" in made
+    assert "| `paged_attention.BlockManager.free` | One: no, but [yes][one readme] |" in made
+    assert "| one | a laptop | small ones | any | [One](#one): it is small | Medusa |" in made
     assert '[one readme]: https://example.org/readme "README, 2025-12-24"' in made
     assert "2025-12-24: paged KV cache (in blocks of 16); Medusa" in made
 
@@ -69,8 +87,12 @@ WRONG = {
     "a date after the check": ("2025-12-24", "2026-02-01", "not after `checked`"),
     "a source without an address": (', url: "https://example.org/readme"', "", "a title and a url"),
     "a lab and a paragraph": ("    about: S", "    lab: engine\n    about: S", "not both"),
-    "neither": (", lab: paged_attention", "", "either a lab or a paragraph"),
+    "neither": ("    lab: paged_attention\n", "", "either a lab or a paragraph"),
     "a lab that doesn't exist": ("lab: paged_attention", "lab: magic", "doesn't exist: magic"),
+    "an exercise that doesn't exist": ("Manager.free", "Manager.buy", "attention.BlockManager.buy"),
+    "a column without exercises": ("    exercises: [p", "    sizes: [p", "needs its exercises"),
+    "a choice without its mark": ("needs: [medusa]", "needs: [kv]", "has not: ['kv']"),
+    "a choice of nothing": ("{one: it", "{two: it", "the engine two, which isn't here"),
     "a paragraph without a source": ("    source: {title: Cai", "    sauce: {title: Cai", "Medusa"),
 }
 

@@ -4,10 +4,11 @@ Each draws numbers, states and traces of the learner's own code.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import cycle, pairwise
 from typing import Any
 
+import ipywidgets as widgets
 import torch
 from jaxtyping import Float
 from matplotlib.axes import Axes
@@ -15,6 +16,7 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 from matplotlib.ticker import LogLocator, NullLocator
 from torch import Tensor
 
+from visuals.explorer import choice, explore
 from visuals.style import (
     BLUE,
     CURVES,
@@ -190,6 +192,51 @@ def tile_grid(
     axes.set_title(f"{title}{kinds.count(MASKED):,} of them partly masked")
     draw_legend(figure, TILES)
     return figure
+
+
+KINDS = (SKIPPED, MASKED, LOADED)  # as numbers: 0 is empty, 1 partial, 2 full
+
+
+@shared_look
+def show_kinds(kinds: Sequence[Sequence[int]], block: int) -> Picture:
+    """Draw the tiles of a mask by their kinds: empty, partial or full.
+
+    kinds: 0, 1 or 2, rows of tiles of queries. block: tokens in a tile, of queries and of keys.
+    """
+    figure, (axes,) = new_figure(height=4.4)
+    for row, line in enumerate(kinds):
+        for column, kind in enumerate(line):
+            corners = (row * block, (row + 1) * block), (column * block, (column + 1) * block)
+            draw_tile(axes, corners, KINDS[kind])
+    q_len, k_len = len(kinds) * block, len(kinds[0]) * block
+    axes.set(xlim=(0, k_len), ylim=(q_len, 0), xlabel="key", ylabel="query", aspect="equal")
+    draw_legend(figure, TILES)
+    return figure
+
+
+def explore_kinds(
+    kinds: Callable[[str, int], Sequence[Sequence[int]]],
+    seen: Mapping[str, float],
+    blocks: Sequence[int],
+) -> widgets.VBox:
+    """Show the tiles of a mask, with sliders for the mask and for the size of tiles.
+
+    kinds: returns them for a mask's name and a size. seen: the share of pairs that each mask lets
+    see each other.
+    """
+
+    def sentence(name: str, block: int) -> str:
+        all_kinds = [kind for line in kinds(name, block) for kind in line]
+        computed = sum(kind > 0 for kind in all_kinds) / len(all_kinds)
+        return (
+            f"Tiles of {block}: {computed:.1%} of all scores are computed, and "
+            f"<b>{seen[name]:.1%}</b> are seen."
+        )
+
+    def draw(name: str, block: int) -> Picture:
+        return show_kinds(kinds(name, block), block)
+
+    return explore(draw, choice("mask", seen), choice("tile", blocks), words=sentence)
 
 
 def loaded_tiles(trace: Sequence[tuple[str, int, int]]) -> Iterator[tuple[Span, Span]]:

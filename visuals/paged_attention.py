@@ -352,3 +352,36 @@ def show_schedule(held: Sequence[Mapping[int, int]], num_blocks: int) -> Picture
     axes.set_title("blocks held after each step;  · waiting,  × preempted")
     bare(axes)
     return figure
+
+
+# ----------------------------------------------------------------------------- pages of rows
+
+
+class Pages(Protocol):
+    """The part of lab 4's virtual manager that is drawn."""
+
+    page_tokens: int
+    max_tokens: int
+    mapped: list[int]
+    tokens: list[int]
+
+
+@shared_look
+def show_pages(manager: Pages) -> Picture:
+    """Draw the pages mapped to each row of a reserved memory, and the tokens in them.
+
+    A page is a box; hatched pages are mapped but spare. The line ends where the addresses end.
+    """
+    size, rows = manager.page_tokens, len(manager.mapped)
+    figure, (axes,) = new_figure(height=1.3 + 0.3 * rows)
+    for row, (pages, tokens) in enumerate(zip(manager.mapped, manager.tokens, strict=True)):
+        axes.plot([0, manager.max_tokens], [row + 0.5] * 2, color=GRAY, linewidth=0.8, zorder=0)
+        for page in range(pages):
+            look = fill((PALE, GRAY, "") if page * size < tokens else ("white", GRAY, "///"))
+            axes.add_patch(Rectangle((page * size, row + 0.12), size, 0.76, **look))
+        axes.add_patch(Rectangle((0, row + 0.3), tokens, 0.4, color=BLUE))
+    axes.set(xlim=(0, manager.max_tokens), ylim=(rows, 0), xlabel="tokens")
+    axes.set_yticks([row + 0.5 for row in range(rows)], [f"row {row}" for row in range(rows)])
+    axes.set_title("blue: tokens,  pale: their pages,  hatched: spare pages,  line: addresses only")
+    bare(axes)
+    return figure

@@ -235,6 +235,20 @@ def explore_pipeline(replay: Callable[[int, int, str], Replay]) -> widgets.VBox:
     return explore(draw, stages, microbatches, words=sentence)
 
 
+@shared_look
+def show_held(held: Sequence[int], block: int) -> Picture:
+    """Draw how many numbers of whole weights a rank holds, in blocks, one change after another.
+
+    held: numbers after each change. block: the numbers of one block.
+    """
+    figure, (axes,) = new_figure(height=2.2)
+    blocks = [numbers / block for numbers in held]
+    axes.step(range(len(blocks)), blocks, where="post", color=BLUE, lw=1.5)
+    axes.set(xlabel="change", title="whole blocks that a rank holds, besides its parts")
+    axes.set_yticks(range(int(max(blocks, default=0)) + 2))
+    return figure
+
+
 # ---------------------------------------------------------------------------- nano-batches in time
 
 

@@ -37,7 +37,7 @@ from visuals.style import (
     write,
 )
 
-MONO = {"family": "monospace", "fontsize": 8}
+MONO: dict[str, Any] = {"family": "monospace", "fontsize": 8}
 
 # ------------------------------------------------------------------------- free text, then a call
 

@@ -5,17 +5,18 @@ looked up by a name made at run time isn't seen: name it yourself.
 """
 
 import ast
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Set
 from functools import cache
 from pathlib import Path
 
 from autograder.text.reference import ROOT
 
 
-def imported(source: str) -> set[str]:
+@cache
+def imported(source: str) -> frozenset[str]:
     """Return the full names of everything that a module imports, anywhere in it."""
-    found = set()
-    for node in ast.walk(ast.parse(source)):
+    found = set[str]()
+    for node in ast.walk(ast.parse(source if "import" in source else "")):
         match node:
             case ast.Import():
                 found |= {alias.name for alias in node.names}
@@ -24,21 +25,23 @@ def imported(source: str) -> set[str]:
                 found |= {f"{node.module}.{alias.name}" for alias in node.names}
             case ast.Call(func=ast.Name("import_module"), args=[ast.Constant(str(name))]):
                 found.add(name)
-    return found
+    return frozenset(found)
 
 
 @cache
 def imports(file: Path) -> frozenset[str]:
     """Return the full names of everything that a file imports, anywhere in it."""
-    return frozenset(imported(file.read_text(encoding="utf-8")))
+    return imported(file.read_text(encoding="utf-8"))
 
 
-def files_named(name: str) -> Iterator[Path]:
-    """Yield the project's files that an import of this name runs."""
-    place = ROOT
+@cache
+def files_named(name: str) -> frozenset[Path]:
+    """Return the project's files that an import of this name runs."""
+    found, place = set[Path](), ROOT
     for part in name.split("."):
         place /= part
-        yield from (p for p in (place / "__init__.py", place.with_suffix(".py")) if p.exists())
+        found |= {p for p in (place / "__init__.py", place.with_suffix(".py")) if p.exists()}
+    return frozenset(found)
 
 
 def files_used(sources: Iterable[str], without: Set[Path] = frozenset()) -> set[Path]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -182,6 +183,32 @@ def utilisation_cases(generator: torch.Generator) -> list[Case]:
         case("a step in which no request is served", [None, 2, 3], [None, None, None]),
         case("no request is served at all", [None, None], [None, None]),
         case("four slots, five steps", *some),
+    ]
+
+
+def dynamic_cases(generator: torch.Generator) -> list[Case]:
+    given = case_of("arrivals", "limit", "delay", "fixed", "each")
+
+    def some(label: str, limit: int, delay: int, apart: int) -> Case:
+        """Twelve requests, up to `apart` after one another; some come together."""
+        gaps = [draw(generator, 0, apart) for _ in range(12)]
+        fixed, each = draw(generator, 2, 6), draw(generator, 1, 2)
+        return given(label, list(accumulate(gaps)), limit, delay, fixed, each)
+
+    return [
+        given("one request, with a delay", [3], 4, 5, 2, 1),
+        given("no requests", [], 4, 5, 2, 1),
+        given("two requests at once, which fill a batch", [1, 1], 2, 5, 2, 1),
+        given("a request fills the batch before the delay is over", [0, 2], 2, 5, 2, 1),
+        given("a request arrives as the delay ends", [0, 5], 3, 5, 2, 1),
+        given("a request arrives just after the delay", [0, 6], 3, 5, 2, 1),
+        given("batches of one", [0, 0, 1], 1, 5, 4, 1),
+        given("more requests wait than a batch may hold", [0, 1, 2, 3, 4, 5], 2, 0, 9, 1),
+        given("the server is free late, and takes all that wait", [0, 1, 2, 3], 3, 1, 9, 1),
+        some("twelve requests, close together", 3, 4, 2),
+        some("twelve others, close together", 3, 4, 2),
+        some("twelve requests without a delay", 4, 0, 4),
+        some("twelve requests, far apart", 3, 6, 9),
     ]
 
 
@@ -367,6 +394,7 @@ EXERCISES = (
     Exercise("batching.padded_mask", drivers.padded_mask, padded_mask_cases),
     with_model("batching.generate_padded", drivers.generate_padded, generate_cases),
     Exercise("batching.utilisation", drivers.utilisation, utilisation_cases),
+    Exercise("batching.dynamic_batches", drivers.dynamic_batches, dynamic_cases),
     Exercise("batching.SlotCache.select", drivers.select, select_cases, as_built=SELECT),
     Exercise("batching.SlotCache.attend", drivers.attend, attend_cases, as_built=ATTEND),
     with_model(

@@ -62,6 +62,24 @@ def utilisation(trace):
     ### END SOLUTION
 
 
+def dynamic_batches(arrivals, limit, delay, seconds):
+    ### BEGIN SOLUTION
+    batches, waiting, coming, now, free = [], [], list(arrivals), 0, 0
+    while coming or waiting:
+        while coming and coming[0] <= now:
+            waiting.append(coming.pop(0))
+        if waiting and now >= free and (len(waiting) >= limit or now >= waiting[0] + delay):
+            number = len(arrivals) - len(coming) - len(waiting)
+            batches.append((now, number, min(limit, len(waiting))))
+            waiting = waiting[limit:]
+            free = now + seconds(batches[-1][2])
+        else:
+            events = [*coming[:1], free, *(arrival + delay for arrival in waiting[:1])]
+            now = min(event for event in events if event > now)
+    return batches
+    ### END SOLUTION
+
+
 class SlotCache:
     def select(self, slots, q_len):
         device = self.lengths.device

@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 
 from gpt import GPTConfig, GPTLMHead
 from solutions import batching as lab_3
-from solutions.batching import ContinuousBatcher, PaddedCache, SlotCache, Trace
+from solutions.batching import (
+    ContinuousBatcher,
+    PaddedCache,
+    SlotCache,
+    Trace,
+    dynamic_batches,
+)
 from solutions.kv_cache import CachedLMHead
 from tests.common.engines import (
     CONFIGS,
@@ -204,3 +210,19 @@ def test_empty_slots_are_refused(slots: int, max_length: int) -> None:
         SlotCache(CONFIGS[0], slots, max_length)
     with pytest.raises(ValueError, match=f"slots is {slots} and max_length {max_length}"):
         batcher_of(slots, max_length)
+
+
+@given(st.lists(st.integers(0, 5)), st.integers(1, 4), st.integers(0, 6), st.integers(1, 9))
+def test_a_batch_starts_neither_too_early_nor_too_late(gaps, limit, delay, seconds):
+    arrivals = [sum(gaps[: n + 1]) for n in range(len(gaps))]
+    free = served = 0
+    for start, first, count in dynamic_batches(arrivals, limit, delay, lambda n: seconds + n):
+        assert first == served
+        here = sum(arrival <= start for arrival in arrivals[first:])
+        waited = start - arrivals[first]
+        assert start >= free
+        assert count == min(here, limit)
+        assert count == limit or waited >= delay
+        assert start == free or waited <= delay
+        free, served = start + seconds + count, first + count
+    assert served == len(arrivals)

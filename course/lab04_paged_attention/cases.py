@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from itertools import pairwise
@@ -18,6 +19,7 @@ from autograder.lending.ledger import lend_model_and_ledger
 from autograder.lending.lent import LentManager
 from gpt import GPTConfig
 from solutions import paged_attention as reference
+from solutions.paged_attention import LAYOUTS
 
 # ------------------------------------------------------------------------------ the block manager
 
@@ -346,6 +348,66 @@ def of_the_manager(method: str, cases: Callable[[torch.Generator], list[Case]]) 
 
 with_manager = partial(Exercise, services=lend_model_and_manager, in_bundle=lend_model_and_ledger)
 
+# ------------------------------------------------------------------------- pages instead of blocks
+
+
+def committed_cases(generator: torch.Generator) -> list[Case]:
+    def case(label: str, *lengths: int, **fields: int) -> Case:
+        """With pages of a few tokens and of many, in all layouts; once with numbers of 2 bytes."""
+        calls = [(list(lengths), page, layout) for page in (64, 1024) for layout in LAYOUTS]
+        halves = [(list(lengths), 128, layout, 2) for layout in LAYOUTS]
+        config = asdict(LAYERS) | fields
+        return Case(label, {"config": config, "calls": [*calls, *halves]})
+
+    some = [draw(generator, 1, 300) for _ in range(5)]
+    return [
+        case("one token", 1),
+        case("pages that are exactly full", 16),
+        case("one token more", 17),
+        case("two short requests", 3, 5),
+        case("five requests, three layers", *some),
+        case("five requests, two layers", *some, n_layer=2),
+    ]
+
+
+def grow_cases(generator: torch.Generator) -> list[Case]:
+    def case(label: str, rows: int, page_tokens: int, num_pages: int, steps: str) -> Case:
+        sizes = {"rows": rows, "page_tokens": page_tokens, "num_pages": num_pages}
+        return Case(label, {"steps": steps_in(steps), "max_tokens": 40, **sizes})
+
+    def some(label: str, rows: int, page_tokens: int, num_pages: int) -> Case:
+        """Thirty calls such as an engine makes; some of them find too few pages."""
+        manager = reference.VirtualManager(rows, 40, page_tokens, num_pages)
+        steps: list[str] = []
+        while len(steps) < 30:
+            running = [row for row, tokens in enumerate(manager.tokens) if tokens]
+            row = running[draw(generator, 0, len(running) - 1)] if running else 0
+            more = min(manager.tokens[row] + (1, 1, 9)[draw(generator, 0, 2)], 40)
+            kind = draw(generator, 0, 9) if running else 0
+            fresh = f"admit {draw(generator, 1, 30)}"
+            steps.append(fresh if kind < 4 else f"grow {row} {more}" if kind < 8 else f"end {row}")
+            method, *given = steps_in(steps[-1])[0]
+            with suppress(reference.OutOfPages):
+                getattr(manager, method)(*given)
+        return case(label, rows, page_tokens, num_pages, ", ".join(steps))
+
+    return [
+        case("one token", 1, 4, 3, "admit 1"),
+        case("a row grows over the end of a page", 1, 4, 3, "admit 3, grow 0 4|5"),
+        case("a row grows by several pages", 2, 2, 9, "admit 3, admit 1, grow 0 11"),
+        case("one page too few", 1, 4, 2, "admit 5, grow 0 9|8"),
+        case("a new request finds pages in its row", 2, 4, 6, "admit 9, end 0, admit 6, grow 0 12"),
+        case("an ended row has spare pages", 3, 4, 4, "admit 9, admit 3, end 0, grow 1 9"),
+        case("two ended rows, the last one first", 3, 4, 6, "admit 8|8|8, end 0|1, grow 2 13"),
+        case("a running row has spare pages", 2, 4, 4, "admit 16, end 0, admit 1, admit 5"),
+        case("too few, even with spare pages", 2, 4, 3, "admit 8, end 0, admit 5, admit 9|4"),
+        case("a request for fewer tokens", 2, 4, 3, "admit 12, grow 0 3, admit 5, grow 0 5"),
+        some("three rows, thirty calls", 3, 4, 9),
+        some("three rows, thirty other calls", 3, 4, 9),
+        some("five rows, pages of one token", 5, 1, 60),
+    ]
+
+
 EXERCISES = (
     of_the_manager("allocate", allocate_cases),
     of_the_manager("append", append_cases),
@@ -358,4 +420,6 @@ EXERCISES = (
         *(drivers.make_room, make_room_cases),
         as_built=drivers.make_room_as_built,
     ),
+    Exercise("paged_attention.committed_bytes", drivers.committed_bytes, committed_cases),
+    Exercise("paged_attention.VirtualManager.grow", drivers.grow, grow_cases),
 )

@@ -37,4 +37,8 @@ EXAMPLES = (
     of(visuals.draw_snapshot, BEFORE),
     of(visuals.step_through, [BEFORE, AFTER]),
     of(visuals.show_schedule, HELD, 4),
+    of(
+        visuals.show_pages,
+        SimpleNamespace(page_tokens=4, max_tokens=20, mapped=[3, 2], tokens=[9, 0]),
+    ),
 )

@@ -92,3 +92,36 @@ class PagedBatcher:
                 due.remove(newest)
                 due.appendleft(request)
         ### END SOLUTION
+
+
+# ------------------------------------------------------------------------- pages instead of blocks
+
+
+def committed_bytes(lengths, config, page_bytes, layout, itemsize=4):
+    ### BEGIN SOLUTION
+    all_of_it = 2 * config.n_layer * config.n_embd
+    width = {"heads": config.head_dim, "layers": config.n_embd, "slices": all_of_it}[layout]
+    total = 0
+    for length in lengths * (all_of_it // width):
+        needed = length * width * itemsize
+        total += needed + -needed % page_bytes
+    return total
+    ### END SOLUTION
+
+
+class VirtualManager:
+    def grow(self, row, num_tokens):
+        ### BEGIN SOLUTION
+        spare = []
+        for other in range(len(self.mapped) - 1, -1, -1):
+            if other != row:
+                unused = self.mapped[other] - self.pages_for(self.tokens[other])
+                spare += [other] * unused
+        missing = self.pages_for(num_tokens) - self.mapped[row]
+        if missing > self.free_pages + len(spare):
+            raise OutOfPages
+        while self.free_pages < missing:
+            self.unmap_pages(spare.pop(0), 1)
+        self.map_pages(row, max(0, missing))
+        self.tokens[row] = num_tokens
+        ### END SOLUTION

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import accumulate
 from string import ascii_lowercase, ascii_uppercase
 from typing import Any, NamedTuple
 
@@ -574,6 +575,47 @@ def choose_next_cases(generator: torch.Generator) -> list[Case]:
     ]
 
 
+# -------------------------------------------------------------------- what a kept prefix costs
+
+
+def bill_cases(generator: torch.Generator) -> list[Case]:
+    ids = (10 + torch.randperm(90, generator=generator)).tolist()
+    texts = {"a": ids[:12], "b": ids[12:24], "c": [*ids[:7], *ids[24:29]]}  # c begins like a
+
+    def case(label: str, *prompts: str, least: int = 3, lifetime: int = 10) -> Case:
+        """A prompt "4 a8 3 8" comes at time 4: text a's first 8 tokens, with marks 3 and 8."""
+        drawn = []
+        for prompt in prompts:
+            now, text, *marks = prompt.split()
+            drawn.append((int(now), texts[text[0]][: int(text[1:])], [int(mark) for mark in marks]))
+        return Case(label, {"least": least, "lifetime": lifetime, "prompts": drawn})
+
+    texts_of = "abc"
+    times = accumulate(draw(generator, 1, 7) for _ in range(12))
+    some = [
+        f"{now} {texts_of[draw(generator, 0, 2)]}12 2 5 7 {draw(generator, 8, 12)}" for now in times
+    ]
+    return [
+        case("a prompt without a mark", "0 a4"),
+        case("a prompt, marked at its end", "0 a4 4"),
+        case("two different prompts of one length", "0 a4 4", "1 b4 4"),
+        case("two prompts with a common beginning", "0 a9 4 9", "1 c9 4 9"),
+        case("a common beginning that neither has marked", "0 a9 9", "1 c9 9"),
+        case("a beginning that only the second one marks", "0 a9 9", "1 c9 5 9", "2 a9 5 9"),
+        case("a mark below the minimum", "0 a8 2", "1 a8 2", "2 a8 2 6", "3 a8 2 6"),
+        case("a prompt shorter than the minimum", "0 a2 2", "1 a2 2"),
+        case("a mark at the minimum", "0 a8 3", "1 a8 3"),
+        case("a chat that grows", "0 a4 4", "2 a7 4 7", "4 a10 7 10", "6 a12 10 12"),
+        case("four marks", "0 a12 3 5 8 11", "1 a12 3 5 8", "2 c12 3 5 7 12"),
+        case("just before the lifetime is over", "5 a8 6", "14 a8 6"),
+        case("as the lifetime is over", "5 a8 6", "15 a8 6", "24 a8 6"),
+        case("a read makes it live on", "0 a8 6", "9 a8 6", "18 a8 6", "27 a8 6"),
+        case("the longer prefix has been forgotten", "0 a9 5 9", "8 a9 5", "11 a9 5 9"),
+        case("twelve prompts in turn", *some),
+        case("a lifetime of 0, and no minimum", "0 a3 1", "0 a3 1", least=0, lifetime=0),
+    ]
+
+
 EXERCISES = (
     Exercise("prefix_caching.block_hashes", drivers.block_hashes, hash_cases),
     of_the_manager("match", drivers.by_hashes, match_cases),
@@ -583,4 +625,5 @@ EXERCISES = (
     Exercise("prefix_caching.RadixTree.walk", drivers.walk, walk_cases),
     Exercise("prefix_caching.RadixTree.evict", drivers.evict, evict_cases),
     Exercise("prefix_caching.choose_next", drivers.choose_next, choose_next_cases),
+    Exercise("prefix_caching.PromptCache.bill", drivers.bill, bill_cases),
 )

@@ -139,3 +139,22 @@ def choose_next(matched, waited, patience):
 
     return min(range(len(matched)), key=rank)
     ### END SOLUTION
+
+
+# -------------------------------------------------------------------- what a kept prefix costs
+
+
+class PromptCache:
+    def bill(self, now, ids, marks):
+        ### BEGIN SOLUTION
+        self.ends = {prefix: end for prefix, end in self.ends.items() if end > now}
+        bill = [0, 0, len(ids)]
+        for mark in marks:
+            if mark < self.least:
+                continue
+            prefix = (*ids[:mark],)
+            bill[0] = mark if prefix in self.ends else bill[0]
+            bill[1:] = [mark - bill[0], len(ids) - mark]
+            self.ends[prefix] = now + self.lifetime
+        return tuple(bill)
+        ### END SOLUTION

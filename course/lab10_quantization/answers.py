@@ -44,6 +44,9 @@ EQUIVALENT = {
             "(groups / scale + zero).round().clamp(-1, last)"
         ): "rounding `zero` moves a number by half a step at most, and -0.5 is rounded to 0",
     },
+    "quantization.two_of_four": {
+        "fours.topk(2, dim=1) -> fours.topk(2)": "the last dimension is topk's own",
+    },
     "quantization.pack": {
         "codes[0::2] -> codes[::2]": "a slice begins at 0 by itself",
     },

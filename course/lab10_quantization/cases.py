@@ -538,6 +538,117 @@ def before_rounding(weight: Weight, hessian: Hessian, scale: Tensor, bits: int) 
     return rounded + upper.diagonal()[:, None] * errors
 
 
+# ------------------------------------------------------------------------------ weights left out
+
+
+def keep_cases(generator: torch.Generator) -> list[Case]:
+    def case(label: str, n_in: int, n_out: int, share: float) -> Case:
+        return Case(label, {"scores": normal(generator, n_in, n_out).abs(), "share": share})
+
+    rows = draw(generator, 7, 12)
+    return [
+        case("half of two", 2, 1, 0.5),
+        case("half of each", 2, 4, 0.5),
+        case("a third", 3, 3, 1 / 3),
+        case("none", 3, 2, 0.0),
+        case("all", 3, 2, 1.0),
+        case("nine of ten", 5, 4, 0.9),
+        case("a tenth", 6, 7, 0.1),
+        case("one output", 9, 1, 0.65),
+        case("one input", 1, 9, 0.3),
+        case("the same shape again", 6, 7, 0.1),
+        case("a larger one", rows, 30, 0.3),
+    ]
+
+
+def pattern_cases(generator: torch.Generator) -> list[Case]:
+    def case(label: str, n_in: int, n_out: int, change: Change = torch.abs) -> Case:
+        return Case(label, {"scores": change(normal(generator, n_in, n_out))})
+
+    return [
+        case("four inputs, one output", 4, 1),
+        case("four inputs, three outputs", 4, 3),
+        case("eight inputs, one output", 8, 1),
+        case("eight inputs, three outputs", 8, 3),
+        case("as many inputs as outputs", 4, 4),
+        case("more inputs than outputs", 16, 4),
+        case("the same shape again", 16, 4),
+        case("negative scores", 12, 5, lambda scores: -scores.abs()),
+        case("some more", 20, draw(generator, 6, 9)),
+    ]
+
+
+def compressed_cases(generator: torch.Generator) -> list[Case]:
+    def case(label: str, n_in: int, n_out: int, change: Change = torch.clone) -> Case:
+        weight = normal(generator, n_in, n_out)
+        kept = reference.two_of_four(change(weight.abs()))
+        return Case(label, {"weight": weight, "kept": kept})
+
+    return [
+        case("eight inputs, one output", 8, 1),
+        case("eight inputs, three outputs", 8, 3),
+        case("sixteen inputs, two outputs", 16, 2),
+        case("as many inputs as outputs", 8, 8),
+        case("kept weights that aren't the largest", 8, 2, lambda scores: -scores),
+        case("the same shape again", 16, 2),
+        case("some more", 24, draw(generator, 5, 9)),
+    ]
+
+
+def sparse_cases(generator: torch.Generator) -> list[Case]:
+    def case(label: str, n_in: int, n_out: int, share: float = 0.5, **block: int) -> Case:
+        """share: roughly, of the weights that are set to 0."""
+        inputs = correlated(generator, 3 * n_in, n_in)
+        weight, hessian = normal(generator, n_in, n_out), inputs.T @ inputs
+        least = float(reference_scores(weight, hessian).quantile(share))
+        return Case(label, {"weight": weight, "hessian": hessian, "least": least, **block})
+
+    return [
+        case("two inputs, one output", 2, 1),
+        case("two inputs, three outputs", 2, 3),
+        case("five inputs, two outputs", 5, 2),
+        case("a block of one row", 5, 3, block=1),
+        case("blocks of two rows", 6, 3, block=2),
+        case("the last block is shorter", 7, 4, block=3),
+        case("few weights go", 8, 5, 0.2, block=4),
+        case("most weights go", 8, 5, 0.8, block=4),
+        case("none goes", 4, 3, 0.0, block=2),
+        case("the same shape again", 8, 5, 0.2, block=4),
+        case("more rows than a block has", 70, draw(generator, 2, 4)),
+    ]
+
+
+def reference_scores(weight: Weight, hessian: Hessian) -> Tensor:
+    """All scores of a matrix of which no weight is set to 0."""
+    found = list[Tensor]()
+
+    def choose(scores: Tensor) -> Tensor:
+        found.append(scores)
+        return torch.ones_like(scores, dtype=torch.bool)
+
+    reference.sparse_gpt(weight, hessian, choose)
+    return torch.cat(found).flatten()
+
+
+def heads_cases(generator: torch.Generator) -> list[Case]:
+    def case(label: str, n_head: int, head_dim: int, *kept: int) -> Case:
+        n_embd = n_head * head_dim
+        weight, bias = normal(generator, n_embd, 3 * n_embd), normal(generator, 3 * n_embd)
+        about = {"out": normal(generator, n_embd, n_embd), "n_head": n_head, "kept": list(kept)}
+        return Case(label, {"weight": weight, "bias": bias, **about})
+
+    return [
+        case("one of two heads", 2, 1, 0),
+        case("the other one", 2, 1, 1),
+        case("one of two heads, of size 3", 2, 3, 1),
+        case("two of three heads", 3, 2, 0, 2),
+        case("all heads", 3, 2, 0, 1, 2),
+        case("in another order", 3, 2, 2, 0),
+        case("heads as many as numbers in each", 4, 4, 1, 2),
+        case("one of five", 5, 3, draw(generator, 1, 4)),
+    ]
+
+
 EXERCISES = (
     Exercise("quantization.absmax", drivers.absmax, absmax_cases),
     Exercise("quantization.affine", drivers.affine, affine_cases),
@@ -549,4 +660,9 @@ EXERCISES = (
     Exercise("quantization.split_outliers", drivers.split_outliers, split_cases),
     Exercise("quantization.smooth", drivers.smooth, smooth_cases),
     Exercise("quantization.gptq", drivers.gptq, gptq_cases),
+    Exercise("quantization.keep_largest", drivers.keep_largest, keep_cases),
+    Exercise("quantization.two_of_four", drivers.two_of_four, pattern_cases),
+    Exercise("quantization.compressed", drivers.compressed, compressed_cases),
+    Exercise("quantization.sparse_gpt", drivers.sparse_gpt, sparse_cases),
+    Exercise("quantization.without_heads", drivers.without_heads, heads_cases),
 )

@@ -140,3 +140,70 @@ def gptq(weight, hessian, scale, bits):
         inverse = inverse - torch.outer(column, inverse[i])
     return codes
     ### END SOLUTION
+
+
+def keep_largest(scores, share):
+    ### BEGIN SOLUTION
+    count = round(share * scores.numel())
+    order = torch.zeros(scores.numel(), dtype=torch.long)
+    order[torch.sort(scores.reshape(-1)).indices] = torch.arange(scores.numel())
+    return (order >= count).reshape(scores.shape)
+    ### END SOLUTION
+
+
+def two_of_four(scores):
+    ### BEGIN SOLUTION
+    n_in, n_out = scores.shape
+    by_four = scores.reshape(n_in // 4, 4, n_out)
+    larger = (by_four[:, None] > by_four[:, :, None]).sum(dim=2)
+    return (larger < 2).reshape(n_in, n_out)
+    ### END SOLUTION
+
+
+def compressed(weight, kept):
+    ### BEGIN SOLUTION
+    n_in, n_out = weight.shape
+    values = torch.zeros(n_in // 2, n_out, dtype=weight.dtype)
+    packed = torch.zeros(n_in // 8, n_out, dtype=torch.uint8)
+    for column in range(n_out):
+        count = 0
+        for row in range(n_in):
+            if kept[row, column]:
+                values[count, column] = weight[row, column]
+                packed[count // 4, column] += (row % 4) * 4 ** (count % 4)
+                count += 1
+    return values, packed
+    ### END SOLUTION
+
+
+def sparse_gpt(weight, hessian, choose, block=64):
+    require_hessian(hessian, len(weight))
+    ### BEGIN SOLUTION
+    size = len(weight)
+    damped = hessian.clone()
+    damped.diagonal().add_(DAMPING * hessian.diagonal().mean())
+    lower = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(damped)))
+    left, done = weight.to(lower.dtype), []
+    for start in range(0, size, block):
+        end = min(start + block, size)
+        kept = choose(left[: end - start] ** 2 / lower.diagonal()[start:end, None] ** 2)
+        for i in range(start, end):
+            row = left[0]
+            done.append(torch.where(kept[i - start], row, 0))
+            wrong = (row - done[-1]) / lower[i, i]
+            left = left[1:] - torch.outer(lower[i + 1 :, i], wrong)
+    return torch.stack(done).to(weight.dtype)
+    ### END SOLUTION
+
+
+def without_heads(weight, bias, out, n_head, kept):
+    ### BEGIN SOLUTION
+    size = len(out) // n_head
+    spans = [slice(head * size, (head + 1) * size) for head in kept]
+    kinds, biases = weight.split(len(out), dim=1), bias.split(len(out))
+    return (
+        torch.cat([kind[:, span] for kind in kinds for span in spans], dim=1),
+        torch.cat([kind[span] for kind in biases for span in spans]),
+        torch.cat([out[span] for span in spans]),
+    )
+    ### END SOLUTION

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from hypothesis import example, given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
-from gpt import Linear
+from gpt import GPTAttention, GPTConfig, Linear
 from solutions.quantization import (
     DAMPING,
     OUTLIER,
@@ -20,15 +20,21 @@ from solutions.quantization import (
     affine,
     awq_scales,
     calibrate,
+    compressed,
+    expanded,
     from_affine,
     from_groups,
     gptq,
     in_groups,
     int8_matmul,
+    keep_largest,
     pack,
     smooth,
+    sparse_gpt,
     split_outliers,
+    two_of_four,
     unpack,
+    without_heads,
 )
 from tests.common.engines import normal
 
@@ -324,3 +330,65 @@ def test_refusals(function, given, sentence):
     for each, old in zip(given, before, strict=True):
         if isinstance(each, Tensor):
             torch.testing.assert_close(each, old, rtol=0, atol=0, equal_nan=True)
+
+
+# ------------------------------------------------------------------------------ weights left out
+
+
+@given(seeds, st.integers(1, 4), st.integers(1, 6), st.floats(0, 1))
+def test_the_smallest_scores_go(seed, n_in, n_out, share):
+    scores = normal(seed, n_in, n_out)
+    kept = keep_largest(scores, share)
+    assert (~kept).sum() == round(share * scores.numel())
+    if kept.any() and not kept.all():
+        assert scores[kept].min() >= scores[~kept].max()
+
+
+@given(seeds, st.integers(1, 4), st.integers(1, 5))
+def test_two_of_each_four_inputs_stay_and_come_back_from_their_places(seed, eights, n_out):
+    weight = normal(seed, 8 * eights, n_out)
+    kept = two_of_four(weight.abs())
+    fours = (weight.abs() * kept).view(-1, 4, n_out)
+    assert ((fours > 0).sum(dim=1) == 2).all()
+    best_two = weight.abs().view(-1, 4, n_out).topk(2, dim=1).values.sum(dim=1)
+    assert torch.allclose(fours.sum(dim=1), best_two)
+    values, places = compressed(weight, kept)
+    assert values.numel() + 4 * places.numel() == weight.numel()
+    assert torch.equal(expanded(values, places), weight * kept)
+
+
+@given(seeds, st.integers(1, 12), st.integers(1, 8))
+def test_sparse_gpt_gives_each_row_what_is_best_with_the_later_rows_still_free(seed, n_in, block):
+    weight, inputs = normal(seed, n_in, 5), correlated(n_in, seed=seed + 1)
+    hessian, chosen = inputs.T @ inputs, list[Tensor]()
+
+    def half(scores: Tensor) -> Tensor:
+        chosen.append(keep_largest(scores, 0.5))
+        return chosen[-1]
+
+    found, damped = sparse_gpt(weight, hessian, half, block), hessian.clone()
+    damped += DAMPING * hessian.diagonal().mean() * torch.eye(n_in).double()
+    errors = torch.zeros_like(weight)
+    for i, kept in enumerate(torch.cat(chosen)):
+        pull = damped[i:, :i] @ errors[:i]
+        best = weight[i] + torch.linalg.solve(damped[i:, i:], pull)[0]
+        errors[i] = weight[i] - best * kept
+    assert torch.allclose(found, weight - errors)
+
+
+@pytest.mark.parametrize("kept", [[0], [2, 1], [0, 1, 2]])
+def test_a_layer_without_heads_is_the_layer_whose_other_heads_add_nothing(kept):
+    torch.manual_seed(0)
+    config = GPTConfig(vocab_size=11, n_positions=8, n_embd=6, n_layer=1, n_head=3)
+    whole, smaller = GPTAttention(config, 0).double(), GPTAttention(config, 0).double()
+    for parameter in whole.parameters():
+        torch.nn.init.normal_(parameter)
+    mixed, behind = whole.c_attn, whole.c_proj
+    three = without_heads(mixed.weight, mixed.bias, behind.weight, 3, kept)
+    smaller.c_attn.weight, smaller.c_attn.bias, smaller.c_proj.weight = map(nn.Parameter, three)
+    smaller.c_proj.bias, smaller.n_head = behind.bias, len(kept)
+    gone = [head for head in range(3) if head not in kept]
+    with torch.no_grad():
+        behind.weight.view(3, 2, 6)[gone] = 0
+        hidden = normal(1, 2, 5, 6)
+        assert torch.allclose(smaller(hidden), whole(hidden))

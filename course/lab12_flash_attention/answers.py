@@ -7,11 +7,13 @@ import torch
 
 from solutions.flash_attention import (
     absorb,
+    alibi,
     backward_tile,
     empty_state,
     finish,
     flash_attention,
     hide_later_keys,
+    in_documents,
     merge,
     paged_decode,
     split_decode,
@@ -172,9 +174,25 @@ def by_autograd(queries, keys, values, output, lse, grad_output, offset):
     return of_queries, of_keys, weights.transpose(-1, -2) @ grad_output
 
 
+wrong(in_documents, "in_documents returns a mask_mod, a function; this is a Tensor.")(
+    lambda lengths, mask_mod: torch.repeat_interleave(torch.tensor(lengths))
+)
+wrong(alibi, "alibi returns a score_mod, a function; this is a Tensor.")(
+    lambda heads: 2.0 ** -torch.arange(heads)
+)
+right(alibi)(lambda heads: lambda *given: alibi(heads)(*given))
+
+
 # ------------------------------------------------------------- mutants that do the same by right
 
+TILES = "torch.zeros(-(-q_len // block_q), -(-k_len // block_k){})"
 EQUIVALENT = {
+    "flash_attention.tile_kinds": {
+        f"{TILES.format(', dtype=torch.long')} -> {TILES.format('')}": "a kind may be 2.0",
+    },
+    "flash_attention.in_documents": {
+        "counts.cumsum(0) -> counts.cumsum(-1)": "there is one dimension",
+    },
     "flash_attention.paged_decode": {
         "output[:, 0] -> output[:, -1]": "each head has one query, so the first is the last",
     },

@@ -12,6 +12,7 @@ from autograder.judging.comparisons import compare_with_traffic
 from autograder.judging.draws import draw, normal
 from autograder.judging.exercise import Case, Exercise
 from autograder.lending.slow_memory import lend_memory
+from solutions import flash_attention as reference
 
 HIDDEN = -math.inf
 Two = tuple[int, int]
@@ -327,6 +328,81 @@ def backward_cases(generator: torch.Generator) -> list[Case]:
     ]
 
 
+# ---------------------------------------------------------------------------------------- any mask
+
+
+def kinds_cases(generator: torch.Generator) -> list[Case]:
+    def case(mask: str, *sizes: int) -> Case:
+        names = ("q_len", "k_len", "block_q", "block_k")
+        label = (
+            f"{mask}, {sizes[0]} queries and {sizes[1]} keys in tiles of {sizes[2]} and {sizes[3]}"
+        )
+        return Case(label, {"mask": mask, **dict(zip(names, sizes, strict=True))})
+
+    number = partial(draw, generator)
+    drawn = (number(9, 20), number(9, 20), number(2, 5), number(2, 5))
+    return [
+        case("all", 4, 4, 4, 4),
+        case("causal", 4, 4, 2, 2),
+        case("causal", 8, 8, 4, 4),
+        *(case(mask, 15, 15, 5, 5) for mask in drivers.MASKS),
+        *(case(mask, 9, 16, 3, 4) for mask in drivers.MASKS),
+        case("after 7 tokens", 5, 12, 4, 3),
+        case("all", 7, 10, 4, 4),
+        case("causal", 7, 7, 1, 4),
+        case("causal", 5, 5, 16, 16),
+        case("window of 3", *drawn),
+    ]
+
+
+def flex_cases(generator: torch.Generator) -> list[Case]:
+    def case(label: str, mask: str, lengths: Two, blocks: Two = (4, 4), **given: Any) -> Case:
+        usual = {"head_dim": 5, "heads": [], "size": 1.0, "scores": "plain"} | given
+        sizes = dict(zip(("q_len", "k_len", "block_q", "block_k"), lengths + blocks, strict=True))
+        kinds = reference.tile_kinds(drivers.MASKS[mask], **sizes)
+        seed = draw(generator, 0, 10**6)
+        return Case(label, {**sizes, **usual, "seed": seed, "kinds": kinds, "mask": mask})
+
+    number = partial(draw, generator)
+    drawn = (number(9, 16), number(9, 16)), (number(2, 5), number(2, 5))
+    return [
+        case("one query, one key", "all", (1, 1)),
+        case("causal, one tile", "causal", (4, 4)),
+        case("causal, four tiles", "causal", (8, 8)),
+        *(case(f"{mask}, tiles of 5", mask, (15, 15), (5, 5)) for mask in drivers.MASKS),
+        case("a chunk after 7 tokens", "after 7 tokens", (5, 12), (3, 4)),
+        case("a distance", "causal", (9, 9), scores="distance"),
+        case("a soft cap", "window of 3", (9, 9), scores="soft cap"),
+        case("a soft cap, texts", "texts of 4", (10, 10), (3, 3), scores="soft cap"),
+        case("a distance, three heads", "prefix of 2", (6, 9), heads=[3], scores="distance"),
+        case("scores in the thousands", "earlier", (9, 9), size=2000.0),
+        case("a soft cap, scores around -20,000", "causal", (6, 6), size=9000.0),
+        case("other lengths and tiles", "window of 3", *drawn, scores="distance"),
+    ]
+
+
+def document_cases(generator: torch.Generator) -> list[Case]:
+    lengths = [draw(generator, 1, 6) for _ in range(4)]
+    return [
+        Case(f"{mask}, texts of {', '.join(map(str, own))} tokens", {"lengths": own, "mask": mask})
+        for own in ([3], [2, 2], [3, 5, 1, 7], [4, 4, 4], lengths)
+        for mask in ("causal", "window of 3", "prefix of 2", "all")
+    ]
+
+
+def alibi_cases(generator: torch.Generator) -> list[Case]:
+    def case(label: str, *shape: int) -> Case:
+        return Case(label, {"scores": normal(generator, *shape)})
+
+    return [
+        case("one head", 1, 2, 3),
+        case("two heads", 2, 3, 3),
+        case("two heads, other scores", 2, 3, 3),
+        case("four heads, three texts", 3, 4, 2, 6),
+        case("eight heads", 1, 8, 4, 4),
+    ]
+
+
 with_memory = partial(Exercise, compare=compare_with_traffic, services=lend_memory)
 
 EXERCISES = (
@@ -337,4 +413,8 @@ EXERCISES = (
     Exercise("flash_attention.split_decode", drivers.split_decode, split_cases),
     Exercise("flash_attention.paged_decode", drivers.paged_decode, paged_cases, whole=("pool",)),
     Exercise("flash_attention.backward_tile", drivers.backward_tile, backward_cases),
+    Exercise("flash_attention.tile_kinds", drivers.tile_kinds, kinds_cases),
+    with_memory("flash_attention.flex_attention", drivers.flex_attention, flex_cases),
+    Exercise("flash_attention.in_documents", drivers.in_documents, document_cases),
+    Exercise("flash_attention.alibi", drivers.alibi, alibi_cases, whole=("scores",)),
 )

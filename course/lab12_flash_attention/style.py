@@ -98,3 +98,58 @@ def backward_tile(queries, keys, values, output, lse, grad_output, offset):
     of_keys = torch.einsum("...qk,...qd->...kd", of_scores, queries)
     return of_scores @ keys, of_keys, torch.einsum("...qk,...qd->...kd", weights, grad_output)
     ### END SOLUTION
+
+
+def tile_kinds(mask_mod, q_len, k_len, block_q, block_k):
+    ### BEGIN SOLUTION
+    seen = mask_mod(torch.arange(q_len)[:, None], torch.arange(k_len)[None])
+    tiles = [list(rows.split(block_k, 1)) for rows in seen.split(block_q)]
+    return torch.tensor([[int(tile.any()) + int(tile.all()) for tile in row] for row in tiles])
+    ### END SOLUTION
+
+
+def flex_attention(memory, q_len, k_len, head_dim, block_q, block_k, kinds, mask_mod, score_mod):
+    ### BEGIN SOLUTION
+    for (start, end), row in zip(tiles_of(q_len, block_q), kinds.tolist(), strict=True):
+        queries = memory.load("queries", start, end)
+        output, lse = torch.zeros_like(queries), torch.full_like(queries[..., 0], -math.inf)
+        spans = list(zip(tiles_of(k_len, block_k), row, strict=True))
+        for (first, last), kind in reversed(spans):
+            if kind:
+                places = torch.arange(start, end).view(-1, 1), torch.arange(first, last).view(1, -1)
+                scores = queries @ memory.load("keys", first, last).transpose(-2, -1)
+                scores = score_mod(scores / math.sqrt(head_dim), *places)
+                if kind < 2:
+                    scores = torch.where(mask_mod(*places), scores, -math.inf)
+                state = absorb(empty_state(queries), scores, memory.load("values", first, last))
+                both = zip((output, lse), finish(state), strict=True)
+                output, lse = merge(*map(torch.stack, both))
+        memory.store("output", start, output)
+        memory.store("lse", start, lse)
+    ### END SOLUTION
+
+
+def in_documents(lengths, mask_mod):
+    ### BEGIN SOLUTION
+    ends = torch.tensor(lengths).cumsum(0)
+    starts = torch.cat([torch.zeros(1, dtype=torch.long), ends])
+
+    def mask(query, key):
+        text, other = (torch.bucketize(places, ends, right=True) for places in (query, key))
+        return (text == other) & mask_mod(query - starts[text], key - starts[other])
+
+    return mask
+    ### END SOLUTION
+
+
+def alibi(heads):
+    ### BEGIN SOLUTION
+    def score_mod(scores, query, key):
+        each = [
+            scores[..., head, :, :] + (key - query) * 2 ** (-8 * (head + 1) / heads)
+            for head in range(heads)
+        ]
+        return torch.stack(each, dim=-3)
+
+    return score_mod
+    ### END SOLUTION

@@ -20,6 +20,7 @@ from tests.common.pictures import (
     legend_of,
     names,
     numbers_in,
+    read,
     said,
     spans,
     texts,
@@ -225,3 +226,23 @@ def test_wrong_reads_are_drawn_too():
     (axes,) = lab.walk([2], [2, 0], 4, 4, 3).axes  # of which one has no tokens
     assert blocks(axes)[0] == {lab.REST: 1}
     assert "0/4" in texts(axes)
+
+
+# ---------------------------------------------------------------------------------------- any mask
+
+
+def test_each_tile_of_a_mask_has_the_look_of_its_kind():
+    axes = lab.show_kinds(samples.KINDS[2], 2).axes[0]
+    kinds = {0: lab.SKIPPED, 1: lab.MASKED, 2: lab.LOADED}
+    assert cells(axes) == {
+        (2 * row, 2 * row + 2, 2 * column, 2 * column + 2): kinds[kind]
+        for row, line in enumerate(samples.KINDS[2])
+        for column, kind in enumerate(line)
+    }
+
+
+def test_words_compare_what_is_computed_with_what_is_seen():
+    _, tile, sentence, _ = lab.explore_kinds(samples.kinds_of, {"causal": 0.58}, [2, 3]).children
+    assert numbers_in(read(sentence.value)) == [2, 66.7, 58]
+    tile.value = 3
+    assert numbers_in(read(sentence.value)) == [3, 75, 58]

@@ -15,13 +15,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
+from torch.nn.attention.flex_attention import flex_attention as pytorch_flex
 from torch.overrides import TorchFunctionMode
 
 from gpt import GPTConfig
 from solutions.engine.engine import Parts
 from solutions.flash_attention import (
+    EMPTY,
+    FULL,
     TiledCache,
     absorb,
+    alibi,
     attend_in_tiles,
     attend_part,
     backward_tile,
@@ -30,11 +35,14 @@ from solutions.flash_attention import (
     empty_state,
     finish,
     flash_attention,
+    flex_in_tiles,
+    in_documents,
     merge,
     naive_attention,
     online_steps,
     paged_decode,
     split_decode,
+    tile_kinds,
     with_sink,
 )
 from solutions.kernels.slow_memory import Memory, OutOfFastMemory, fast_numbers_for
@@ -426,3 +434,61 @@ def unused_worker(*_: int) -> Any:
 def test_refusals(function: Callable[..., Any], given: list[Any]) -> None:
     with pytest.raises(ValueError, match=r"must be 1 or more, not 0|room for 1 to 8 tokens"):
         function(*given)
+
+
+# ---------------------------------------------------------------------------------------- any mask
+
+
+def up_to(query: Tensor, key: Tensor) -> Tensor:
+    return key <= query
+
+
+PYTORCH = "ignore:flex_attention called without torch.compile"
+MASKS = {
+    "causal": up_to,
+    "window": lambda query, key: (key <= query) & (query - key < 9),
+    "earlier": lambda query, key: key < query,  # query 0 sees nothing
+    "texts": in_documents([30, 2, 11, 21], up_to),
+    "prefixes": in_documents([40, 24], lambda query, key: (key <= query) | (key < 7)),
+}
+
+
+def block_mask_of(mask: Callable[[Tensor, Tensor], Tensor], tokens: int) -> Any:
+    return create_block_mask(
+        lambda b, h, query, key: mask(query, key),
+        None,
+        None,
+        tokens,
+        tokens,
+        device="cpu",
+        BLOCK_SIZE=16,
+    )
+
+
+@pytest.mark.filterwarnings(PYTORCH)
+@pytest.mark.parametrize("tokens", [64, 61])
+@pytest.mark.parametrize("name", MASKS)
+def test_any_mask_gives_what_flex_attention_of_pytorch_does(name: str, tokens: int) -> None:
+    queries, keys, values = torch.randn(3, 1, 4, tokens, 8, dtype=torch.float64).unbind()
+    for score_mod, theirs in (
+        (lambda scores, query, key: scores, None),
+        (alibi(4), lambda score, b, head, query, key: score - 0.25 ** (head + 1) * (query - key)),
+    ):
+        output, lse = flex_in_tiles(queries, keys, values, 16, MASKS[name], score_mod)
+        block_mask = block_mask_of(MASKS[name], tokens)
+        wanted, also = pytorch_flex(
+            queries,
+            keys,
+            values,
+            score_mod=theirs,
+            block_mask=block_mask,
+            return_aux=AuxRequest(lse=True),
+        )
+        torch.testing.assert_close((output, lse), (wanted, also.lse), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_kinds_of_tiles_are_those_of_pytorch(name: str) -> None:
+    kinds, theirs = tile_kinds(MASKS[name], 64, 64, 16, 16), block_mask_of(MASKS[name], 64)
+    assert (kinds > EMPTY).int().tolist() == theirs.to_dense()[0, 0].tolist()
+    assert int((kinds == FULL).sum()) == int(theirs.full_kv_num_blocks.sum())

@@ -3,7 +3,7 @@
 A case has what each rank is given, in the order of the arguments: "ranks" is a list of dicts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -232,6 +232,56 @@ def gradient_cases(generator: Generator) -> list[Case]:
     ]
 
 
+# ------------------------------------------------------------------ fully sharded data parallelism
+
+UNITS = {  # shapes of the weights of a unit, by what is odd about it
+    "two weights": [[3, 2], [2]],
+    "two other weights": [[3, 2], [2]],
+    "three weights": [[5], [1, 4], [2, 3]],
+    "one number": [[1]],
+    "eleven numbers": [[2, 2, 2], [3]],
+}
+
+
+def of_units(case: Callable[[str, int, list[list[int]]], Case]) -> list[Case]:
+    """A case for each unit on several ranks."""
+    return [
+        case(f"{what}, on {size} rank{'s' * (size > 1)}", size, shapes)
+        for size in (1, 2, 3)
+        for what, shapes in UNITS.items()
+    ]
+
+
+def flat_cases(generator: Generator) -> list[Case]:
+    def case(label: str, size: int, shapes: list[list[int]]) -> Case:
+        return Case(label, {"weights": [normal(generator, *one) for one in shapes], "size": size})
+
+    return of_units(case)
+
+
+def parts_of(generator: Generator, size: int, shapes: list[list[int]]) -> list[Tensor]:
+    weights = [normal(generator, *shape) for shape in shapes]
+    return [reference.flat_shard(weights, size, rank) for rank in range(size)]
+
+
+def gather_cases(generator: Generator) -> list[Case]:
+    def case(label: str, size: int, shapes: list[list[int]]) -> Case:
+        ranks = of_ranks(label, part=parts_of(generator, size, shapes)).data
+        return Case(label, {**ranks, "shapes": shapes})
+
+    return of_units(case)
+
+
+def backward_cases(generator: Generator) -> list[Case]:
+    def case(label: str, size: int, shapes: list[list[int]]) -> Case:
+        both = [[normal(generator, 4) for _ in range(size)] for _ in ("x", "grad_output")]
+        parts = parts_of(generator, size, shapes)
+        ranks = of_ranks(label, part=parts, x=both[0], grad_output=both[1]).data
+        return Case(label, {**ranks, "shapes": shapes})
+
+    return of_units(case)
+
+
 # ---------------------------------------------------------------------------------- nano-batches
 
 
@@ -301,6 +351,9 @@ EXERCISES = (
     Exercise("parallelism.sequence_parallel", drivers.sequence_parallel, sequence_cases),
     Exercise("parallelism.pipeline", drivers.pipeline, pipeline_cases),
     Exercise("parallelism.data_parallel_gradient", drivers.data_parallel_gradient, gradient_cases),
+    Exercise("parallelism.flat_shard", drivers.flat_shard, flat_cases, whole=("weights",)),
+    Exercise("parallelism.gather_unit", drivers.gather_unit, gather_cases),
+    Exercise("parallelism.unit_backward", drivers.unit_backward, backward_cases),
     Exercise("parallelism.timeline", drivers.timeline, timeline_cases),
     Exercise("parallelism.split_plan", drivers.split_plan, split_cases),
 )

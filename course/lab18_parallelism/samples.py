@@ -69,6 +69,7 @@ EXAMPLES = (
     of(visuals.show_cuts, WHOLE, PARTS),
     of(visuals.show_pipelines, TWO),
     of(visuals.explore_pipeline, run),
+    of(visuals.show_held, [0, 7, 0, 7, 0], 7),
     of(visuals.show_timelines, {"split": nano_batches(4, 2)}, "ms"),
     of(visuals.explore_timelines, nano_batches, "ms"),
     of(visuals.show_bytes, PER_TOKEN),

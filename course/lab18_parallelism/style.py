@@ -129,6 +129,42 @@ def data_parallel_gradient(local_sum, tokens, group):
     ### END SOLUTION
 
 
+def flat_shard(weights, size, rank):
+    ### BEGIN SOLUTION
+    length = sum(weight.numel() for weight in weights)
+    each = -(-length // size)
+    whole = weights[0].new_zeros(size, each)
+    whole.view(-1)[:length] = torch.hstack([weight.reshape(-1) for weight in weights])
+    return torch.empty_like(whole[rank]).copy_(whole[rank])
+    ### END SOLUTION
+
+
+def gather_unit(part, shapes, group):
+    ### BEGIN SOLUTION
+    flat, weights = torch.hstack(group.all_gather(part)), []
+    for shape in shapes:
+        weights.append(flat[: shape.numel()].reshape(shape))
+        flat = flat[shape.numel() :]
+    return weights
+    ### END SOLUTION
+
+
+def unit_backward(part, shapes, apply, x, grad_output, group):
+    ### BEGIN SOLUTION
+    flat = torch.cat(group.all_gather(part)).requires_grad_()
+    inputs = x.clone().detach().requires_grad_(True)
+    with torch.enable_grad():
+        starts = [sum(shape.numel() for shape in shapes[:n]) for n in range(len(shapes))]
+        weights = [
+            flat[start : start + shape.numel()].view(shape)
+            for start, shape in zip(starts, shapes, strict=True)
+        ]
+        product = (apply(weights, inputs) * grad_output).sum()
+    of_weights, of_inputs = torch.autograd.grad(product, (flat, inputs))
+    return of_inputs, group.reduce_scatter(list(of_weights.view(group.size, -1)))
+    ### END SOLUTION
+
+
 def timeline(batches):
     ### BEGIN SOLUTION
     """A clock that jumps to the next end; each resource has a queue."""

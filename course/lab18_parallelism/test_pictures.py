@@ -102,6 +102,15 @@ def test_words_have_shares_and_live_microbatches():
     assert [both[0].live[0], both[1].live[0]] == [found[4], found[5]]
 
 
+# -------------------------------------------------------------------------------------------- FSDP
+
+
+def test_what_is_held_goes_up_and_down_in_blocks():
+    (axes,) = lab.show_held([0, 7, 0, 7, 0], 7).axes
+    assert axes.lines[0].get_ydata().tolist() == [0, 1, 0, 1, 0]
+    assert names(axes.yaxis) == ["0", "1", "2"]
+
+
 # ----------------------------------------------------------------------------------- nano-batches
 
 

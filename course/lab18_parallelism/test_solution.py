@@ -5,6 +5,7 @@ In float64, for 1 to 4 ranks; calls and bytes are counted exactly.
 
 import copy
 import itertools
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -22,6 +23,7 @@ from solutions import parallelism as lab_18
 from solutions.kv_cache import KVCache
 from solutions.parallelism import (
     bytes_per_token,
+    flat_shard,
     pipeline,
     shard,
     split_plan,
@@ -31,6 +33,7 @@ from solutions.parallelism import (
 from solutions.ranks.group import Group, in_turns
 from solutions.ranks.nano_batches import Machine, Shape, WaitingWire, operations, run_parts
 from solutions.ranks.schedules import replay
+from solutions.ranks.sharded import Functions, block_gradients
 from tests.common.engines import assert_same, model_of, normal
 from timing.wire import Wire
 
@@ -270,6 +273,56 @@ def test_refusals(size: int, refused: Callable[[Group], Any], sentence: str) -> 
         in_turns(size, refused)
 
 
+# ------------------------------------------------------------------- fully sharded data parallelism
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_cut_units_have_the_gradients_of_one_process_and_never_two_whole_blocks(size: int) -> None:
+    model, ids, live = model_of(GPTLMHead, CONFIG, 0), IDS[:, :6].repeat(2, 1), Counter[int]()
+
+    def watched(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(part: Tensor, shapes: Any, apply: Any, *rest: Any) -> Any:
+            def noting(weights: list[Tensor], x: Tensor) -> Tensor:
+                rank = rest[-1].rank
+                live[rank] += 1
+                assert live[rank] == 1
+                weakref.finalize(weights[0], lambda: live.subtract([rank]))
+                return apply(weights, x)
+
+            return function(part, shapes, noting, *rest)
+
+        return run
+
+    own = Functions(flat_shard, watched(lab_18.unit_forward), watched(lab_18.unit_backward))
+    results, groups = run(
+        size, lambda group: block_gradients(group, model, ids[group.rank :: size], own)
+    )
+    copied = copy.deepcopy(model).requires_grad_()
+    positions = torch.arange(5).expand(4, 5)
+    with torch.enable_grad():
+        logits = copied(ids[:, :-1], positions).flatten(0, 1)
+        F.cross_entropy(logits, ids[:, 1:].flatten(), reduction="sum").backward()
+    for parts, block in zip(zip(*results, strict=True), copied.transformer.h, strict=True):
+        wanted = torch.cat([weight.grad.flatten() for weight in block.parameters()])
+        assert_same(torch.cat(parts)[: len(wanted)], wanted)
+    numbers = sum(-(-len(torch.cat(p)) // size) for p in zip(*results, strict=True))
+    for group in groups:
+        layers = CONFIG.n_layer
+        assert group.calls == Counter(all_gather=2 * layers, reduce_scatter=layers)
+        assert wire_bytes(group) == 3 * (size - 1) * numbers * 8
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=4), sizes)
+def test_a_unit_is_gathered_as_it_was_cut(lengths: list[int], size: int) -> None:
+    weights = [torch.randn(length) for length in lengths]
+    shapes = [weight.shape for weight in weights]
+    parts = [flat_shard(weights, size, rank) for rank in range(size)]
+    assert all(len(part) == -(-sum(lengths) // size) for part in parts)
+    results, _ = run(size, lambda group: lab_18.gather_unit(parts[group.rank], shapes, group))
+    for result in results:
+        assert all(map(torch.equal, result, weights))
+
+
 # ----------------------------------------------------------------------------------- nano-batches
 
 batches = st.lists(
@@ -313,7 +366,12 @@ def test_halves_read_the_weights_again_and_the_wire_takes_as_long_for_twice_the_
 def test_nano_batches_in_threads_compute_what_one_batch_does() -> None:
     model = model_of(GPTLMHead, CONFIG, 0)
     carried: list[int] = []
-    wire = WaitingWire(lambda sent: carried.append(sent) or 0)
+
+    def at_once(sent: int) -> float:
+        carried.append(sent)
+        return 0.0
+
+    wire = WaitingWire(at_once)
     (whole,), _ = run_parts(model, [IDS], wire)
     halves, seconds = run_parts(model, list(IDS.chunk(2)), wire)
     assert_same(torch.cat(halves), whole)

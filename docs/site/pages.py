@@ -39,7 +39,10 @@ API = """# {name}
    :show-inheritance:
 ```
 """
-SORTABLE = '\n<script src="../_static/sortable.js"></script>\n'
+SCRIPTS = """
+<script src="../_static/filters.js"></script>
+<script src="../_static/sortable.js"></script>
+"""
 TEACHING = ["docs/workshops.md", "autograder/README.md", "docs/security.md", "docs/cluster.md"]
 
 
@@ -60,7 +63,7 @@ def write_pages(
         "To read": [page for page in pages if page not in TEACHING],
         "For instructors": [*TEACHING, *api],
     }
-    pages["docs/survey.md"] += SORTABLE
+    pages["docs/survey.md"] += SCRIPTS
     pages |= {"index.md": front_page(menu, with_solutions), **api}
     pictures = [inside(path) for path in (ROOT / "docs").glob("*.png")]
     site = {*labs, *pages, *pictures}

@@ -7,7 +7,7 @@ import time
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -48,8 +48,8 @@ DEAD = "The engine's process has ended by itself, so the server has stopped."
 def new_app(
     settings: Settings, engine: EngineThread | EngineProcess, labs: Labs = reference
 ) -> FastAPI:
-    """Return the app that serves an engine. labs: where the parts of labs 13 and 14 come from."""
-    service = Service(settings, engine, labs)
+    """Return the app that serves an engine. labs: where the parts of labs 13, 14, 24 come from."""
+    service = Service(settings, engine, cache(labs))  # a learner's are checked at each call
     app = plain_app(settings, service.open, service.metrics.responses)
     app.state.service = service
     app.add_exception_handler(EngineFault, service.engine_fault)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -123,4 +124,4 @@ def load(settings: Settings, labs: Labs = reference) -> Loaded:
         model = labs("quantization").quantized(model)
     beside = folder.with_name(f"{folder.name}-draft")
     draft = CachedLMHead.from_pretrained(beside) if beside.is_dir() else None
-    return Loaded(settings, folder, model, draft, labs)
+    return Loaded(settings, folder, model, draft, cache(labs))

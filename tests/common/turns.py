@@ -1,7 +1,7 @@
 """Which cases of the large grids a run tries, and which it leaves out.
 
 A test marked `in_turn(3)` tries a third of its cases in one run, and other ones in the next: those
-whose number plus the turn is divisible by three. So of twelve turns in a row each case is in one at
+whose number plus the turn is divisible by three. So of 24 turns in a row each case is in one at
 least, and what a change touches is tried whole, in whatever turn. The number of an exercise or lab
 is its place in the course, so all grids try the same ones, and share what is made for them.
 
@@ -9,7 +9,7 @@ The turn is the number of commits, unless the variable TURN holds a number, or "
 the commit that a change began from; otherwise it is the last one that is a day older than the
 newest.
 
-`python -m tests.common.turns` collects the tests, runs none, and prints how often twelve turns try
+`python -m tests.common.turns` collects the tests, runs none, and prints how often 24 turns try
 each case.
 """
 
@@ -34,7 +34,7 @@ from autograder.text.lesson import Lesson, lessons
 from autograder.text.reference import ROOT, SOLUTIONS, importing
 from autograder.text.release import code_of
 
-TURNS = 12  # in a row, in which each case is tried
+TURNS = 24  # in a row, in which each case is tried
 ALL = "all"
 DAY = 24 * 3600
 MOST_TOUCHED = 16  # a change that touches more than one case in 16 is tried in turns, as ever
@@ -127,6 +127,7 @@ def is_own(file: str, lab: str) -> bool:
     return ROOT / file in modules_of(lab) or re.match(OWN.format(lab=lab), file) is not None
 
 
+@cache
 def modules_of(lab: str) -> set[Path]:
     """Return the files of `solutions` that a lab uses and no earlier one does."""
     labs = list(lessons())
@@ -239,7 +240,7 @@ class ByUnit(LoadFileScheduling):
         return f"tests/judging/{lab[0]}" if lab and file.startswith("tests/judging/") else file
 
 
-# ----------------------------------------------------------------------------------- twelve turns
+# ---------------------------------------------------------------------------------- all turns
 
 
 class Collected:
@@ -253,7 +254,7 @@ class Collected:
 
 
 def main() -> int:
-    """Print how often twelve turns try each case, from the present one on."""
+    """Print how often 24 turns try each case, from the present one on."""
     first = int(turn_now())
     collected = Collected()
     with redirect_stdout(StringIO()):

@@ -36,7 +36,7 @@ def checks(notebook):
 
 
 @pytest.mark.slow
-@pytest.mark.in_turn(12)
+@pytest.mark.in_turn(24)
 @pytest.mark.parametrize("lesson", [FIRST, *OTHERS], ids=lambda lesson: lesson.name)
 def test_a_lab_runs_up_to_its_first_check_which_says_not_attempted(lesson, kernel, tmp_path):
     lab = nbformat.read(ROOT / "labs" / lesson.notebook, as_version=4)
@@ -54,7 +54,7 @@ def test_a_lab_runs_up_to_its_first_check_which_says_not_attempted(lesson, kerne
 
 
 # `make test` tries the first lab. `make site` runs them all.
-IN_TURN = [pytest.mark.slow, pytest.mark.in_turn(12)]
+IN_TURN = [pytest.mark.slow, pytest.mark.in_turn(24)]
 SHARE = [pytest.param(lesson, marks=IN_TURN) for lesson in OTHERS]
 
 
@@ -102,7 +102,7 @@ def test_every_picture_of_a_solved_lab_says_what_it_shows(solved):
 
 
 @pytest.mark.slow
-@pytest.mark.in_turn(12)
+@pytest.mark.in_turn(24)
 @pytest.mark.parametrize("lesson", [FIRST, *OTHERS], ids=lambda lesson: lesson.name)
 @pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_a_lab_solved_in_another_style_runs_top_to_bottom(lesson, times, request, tmp_path):

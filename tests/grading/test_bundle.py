@@ -42,7 +42,7 @@ every_lab = pytest.mark.parametrize(
     "lab",
     [
         LABS[0],
-        *(pytest.param(lab, marks=[pytest.mark.slow, pytest.mark.in_turn(12)]) for lab in LABS[1:]),
+        *(pytest.param(lab, marks=[pytest.mark.slow, pytest.mark.in_turn(24)]) for lab in LABS[1:]),
     ],
 )
 
@@ -151,6 +151,7 @@ def model_answers(lesson: str) -> Iterator[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize(
     "lab", [LABS[0], *(pytest.param(lab, marks=pytest.mark.soak) for lab in LABS[1:])]
 )
@@ -265,6 +266,7 @@ def objects_of(lab: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.in_turn(4)
 def test_a_solved_notebook_runs_in_it_top_to_bottom(tmp_path: Path) -> None:
     folder = unpacked("tokenizer", tmp_path)  # the lab that takes the least time
     where = folder / "work" / "16_tokenizer"
@@ -291,6 +293,7 @@ def test_five_exercises_ask_for_something_of_their_own_lab() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("exercise", STOOD_IN, ids=lambda e: e.name)
 def test_what_is_stood_in_for_sees_what_the_reference_sees(exercise, monkeypatch):
     monkeypatch.setattr("autograder.judging.judge.SECONDS", 5.0)

@@ -166,7 +166,7 @@ class Graders:
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(name, marks=pytest.mark.in_turn(4)) for name in ("here", "there")],
+    params=[pytest.param(name, marks=pytest.mark.in_turn(8)) for name in ("here", "there")],
 )
 def graders(request, folder):
     deaths = folder / request.param

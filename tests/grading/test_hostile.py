@@ -67,7 +67,7 @@ def words(result: Result, exercise: str | None) -> str:
 
 
 @pytest.mark.needs("bwrap")
-@pytest.mark.in_turn(12)
+@pytest.mark.in_turn(24)
 @pytest.mark.parametrize("hostile", CORPUS, ids=lambda h: f"{h.family}-{h.name}")
 def test_every_score_is_exact_and_no_attack_costs_others_anything(hostile, jail, tmp_path):
     """It says why, in words that can be kept and shown; the grader keeps its time and memory; and

@@ -93,7 +93,7 @@ def require_lab_1_right(jail: Jail, student: str = "ada") -> None:
 
 @pytest.mark.needs("bwrap")
 @pytest.mark.slow
-@pytest.mark.in_turn(12)
+@pytest.mark.in_turn(24)
 @every_lab
 @pytest.mark.parametrize(
     ("make", "secrets"),
@@ -110,7 +110,7 @@ def test_what_is_right_earns_all_points(make, secrets, lab, jail):
 
 
 @pytest.mark.slow
-@pytest.mark.in_turn(12)
+@pytest.mark.in_turn(24)
 @every_seed
 @every_exercise
 def test_another_style_is_right_in_this_process_too(exercise: Exercise, seed: int) -> None:
@@ -185,7 +185,7 @@ def half_wrong(jail: Jail) -> Callable[[str, int], Result]:
 
 
 @pytest.mark.needs("bwrap")
-@pytest.mark.in_turn(12)
+@pytest.mark.in_turn(24)
 @every_lab
 @pytest.mark.parametrize("half", [0, 1])
 def test_a_misconception_costs_its_exercise_alone_and_is_told(lab, half, half_wrong):
@@ -193,7 +193,7 @@ def test_a_misconception_costs_its_exercise_alone_and_is_told(lab, half, half_wr
 
 
 @pytest.mark.slow
-@pytest.mark.in_turn(12)
+@pytest.mark.in_turn(24)
 @pytest.mark.parametrize(
     ("secrets", "every"),
     [(SECRETS[:1], 3), pytest.param(SECRETS[:4], 1, marks=pytest.mark.soak)],

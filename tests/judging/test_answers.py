@@ -4,11 +4,11 @@ from importlib import import_module
 
 import pytest
 
-from autograder.judging.judge import PASSED, WRONG, drawn, judge
+from autograder.judging.judge import PASSED, WRONG
 from autograder.text.lesson import lessons
 from tests.common import attempts
 from tests.common.attempts import Answer
-from tests.common.trials import is_rejected
+from tests.common.trials import is_rejected, judged
 
 for lesson in lessons().values():
     import_module(f"{lesson.package}.answers")
@@ -19,19 +19,19 @@ def every(answers: list[Answer]) -> pytest.MarkDecorator:
 
 
 @pytest.mark.slow
-@pytest.mark.in_turn(12)
+@pytest.mark.in_turn(24)
 @every(attempts.RIGHT)
 def test_a_right_answer_in_another_style_passes(answer: Answer) -> None:
     for seed in range(2):
-        judgement = judge(answer.exercise, answer.attempt, drawn(answer.exercise, seed))
+        judgement = judged(answer.exercise, answer.attempt, seed)
         assert judgement.status == PASSED, (judgement.case, judgement.message)
 
 
 @pytest.mark.slow
-@pytest.mark.in_turn(12)
+@pytest.mark.in_turn(24)
 @every(attempts.WRONG)
 def test_a_wrong_answer_is_rejected_and_its_author_reads_why(answer: Answer) -> None:
-    judgement = judge(answer.exercise, answer.attempt)
+    judgement = judged(answer.exercise, answer.attempt)
     assert judgement.status == WRONG
     told = f"{judgement.message} {judgement.cause or ''}"
     assert [part for part in answer.said if part not in told] == [], told

@@ -26,8 +26,6 @@ from autograder.judging.judge import (
     Here,
     Trial,
     coincide,
-    drawn,
-    judge,
 )
 from autograder.judging.symptoms import MOST_WORDS
 from autograder.text.reference import lab_module
@@ -42,6 +40,7 @@ from tests.common.trials import (
     every_seed,
     frozen,
     is_rejected,
+    judged,
     ran_out_of_time,
     skeleton,
     trials,
@@ -64,25 +63,25 @@ def test_the_exercises_are_those_that_the_solutions_mark(lab: str) -> None:
 def test_the_reference_passes(exercise: Exercise, seed: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        judgement = judge(exercise, exercise.reference, drawn(exercise, seed))
+        judgement = judged(exercise, exercise.reference, seed)
     assert judgement.status == PASSED, judgement
 
 
 @every_exercise_in_time
 def test_a_skeleton_is_not_attempted(exercise: Exercise) -> None:
     attempt = cell(skeleton(exercise.lab))[exercise.attempt_name]
-    assert judge(exercise, attempt).status == NOT_ATTEMPTED
+    assert judged(exercise, attempt).status == NOT_ATTEMPTED
 
 
 @every_exercise_in_time
 def test_it_passes_while_every_other_one_of_its_lab_is_blank(exercise: Exercise) -> None:
     attempt = cell(skeleton(exercise.lab, keep=exercise.path))[exercise.attempt_name]
-    judgement = judge(exercise, attempt)
+    judgement = judged(exercise, attempt)
     assert judgement.status == PASSED, judgement.message
 
 
 @pytest.mark.slow
-@pytest.mark.in_turn(12)
+@pytest.mark.in_turn(24)
 @pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.soak)])
 @every_exercise
 def test_it_passes_beside_misconceptions_of_its_neighbors(exercise: Exercise, every: int) -> None:
@@ -94,7 +93,7 @@ def test_it_passes_beside_misconceptions_of_its_neighbors(exercise: Exercise, ev
 
 
 @pytest.mark.slow
-@pytest.mark.in_turn(12)
+@pytest.mark.in_turn(24)
 @every_exercise
 def test_it_passes_with_something_that_cannot_be_copied(exercise: Exercise) -> None:
     right, lock = exercise.reference, threading.RLock()  # ranks in turns share a thread
@@ -125,7 +124,7 @@ def test_given_code_that_is_gone_is_missed(exercise: Exercise) -> None:
             *whole[node.end_lineno :],
         ]
         attempt = cell("\n".join(lines))[exercise.attempt_name]
-        assert judge(exercise, attempt).status == WRONG, given
+        assert judged(exercise, attempt).status == WRONG, given
 
 
 # ------------------------------------------------------------------------------------- its cases
@@ -179,7 +178,7 @@ def test_its_first_misconception_is_rejected(exercise: Exercise, soon: None) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.in_turn(12)
+@pytest.mark.in_turn(24)
 @every_exercise
 def test_every_misconception_is_diagnosed_as_itself(exercise: Exercise, soon: None) -> None:
     """It coincides with no other, and with itself when it is run again up to the first case in
@@ -253,7 +252,7 @@ ODD: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.in_turn(12)
+@pytest.mark.in_turn(24)
 @every_exercise
 def test_whatever_is_returned_is_judged_with_a_sentence(exercise, soon, monkeypatch):
     trial = trials(exercise)[0]

@@ -20,7 +20,7 @@ for lesson in lessons().values():
 
 
 @pytest.mark.slow
-@pytest.mark.in_turn(12)
+@pytest.mark.in_turn(24)
 @pytest.mark.parametrize("seeds", [1, pytest.param(5, marks=pytest.mark.soak)])
 @every_exercise
 def test_every_mutant_is_rejected(exercise: Exercise, seeds: int, monkeypatch) -> None:

@@ -4,17 +4,14 @@ import pytest
 
 from autograder.attempt.records import Seen
 from autograder.judging.exercise import Case, Exercise, Outcome
-from autograder.judging.judge import drawn, right_outcomes
 from autograder.judging.terms import in_terms
-from tests.common.trials import EXERCISES
-
-WITH_TERMS = [e for e in EXERCISES if any(case.terms for case in drawn(e))]
+from tests.common.trials import every_exercise, trials
 
 
-@pytest.mark.parametrize("exercise", WITH_TERMS, ids=lambda e: e.name)
+@every_exercise
 def test_the_terms_add_up_to_the_right_number(exercise: Exercise) -> None:
-    cases = drawn(exercise)
-    for case, outcome in zip(cases, right_outcomes(exercise, exercise.driver, cases), strict=True):
+    trial = trials(exercise)[0]
+    for case, outcome in zip(trial.cases, trial.expected, strict=True):
         right = {record.what: record.value for record in outcome.seen}
         for what, terms in case.terms.items():
             assert sum(terms.values()) == pytest.approx(right[what], rel=1e-12)

@@ -14,11 +14,14 @@ import pytest
 from solutions import constrained as lab_14
 from solutions import serving as lab_13
 from solutions import tools as lab_24
+from solutions.calls import dialogues
 from solutions.calls.prompt import tool_prompt
 from solutions.checkpoints.templates import ChatTemplate
+from solutions.families import find_checkpoint
 from solutions.server.calls import CallText, call_guide
 from solutions.server.chats import ChatBody, transcript
 from solutions.server.formats import Guides, Vocabulary
+from solutions.server.here import serve_here
 from solutions.server.loaded import read_tokenizer
 from solutions.server.tokens import Growing
 from tests.common.clients import Herd, events
@@ -406,3 +409,31 @@ def test_openais_client_parses_a_model_of_models(server):
         )  # fmt: skip
         [call] = answer.choices[0].message.tool_calls
         assert isinstance(call.function.parsed_arguments, Herd)
+
+
+@pytest.mark.slow
+def test_the_shipped_adapter_calls_by_itself_and_answers_with_the_result():
+    """As in docs/serving.md. Sent back, its call has the tokens that it wrote, so it is found."""
+    offered = tool("find", dict(dialogues.FIND.parameters))
+    question = {"role": "user", "content": "Where is the miller?"}
+    given = {
+        "model": "fable:tools",
+        "tools": [offered],
+        "messages": [question],
+        "speculation": True,
+    }
+    folder = find_checkpoint("fable") / "adapters"
+    with serve_here(technique="prefix", adapters=folder) as server:
+        url = f"{server.url}/v1/chat/completions"
+        first = httpx2.post(url, json=body_of(**given), timeout=60).json()
+        [choice] = first["choices"]
+        assert calls_of(choice) == [("find", {"who": "miller"})]
+        [call] = choice["message"]["tool_calls"]
+        given["messages"] = [question, choice["message"], result(call["id"], '{"result": "mill"}')]
+        last = httpx2.post(url, json=body_of(**given), timeout=60).json()
+        assert last["choices"][0]["message"] == {
+            "role": "assistant",
+            "content": " The miller is in the mill.",
+        }
+        before, found = first["usage"], last["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert found >= (before["total_tokens"] - 1) // 16 * 16 - 16

@@ -160,6 +160,7 @@ def is_hollow(face: Any) -> bool:
     return color == [1, 1, 1] or not alpha
 
 
+@pytest.mark.in_turn(3)
 def test_what_a_legend_names_differs_in_more_than_color(shown):
     name, figure = shown
     for legend in filter(None, [*figure.legends, *(axes.get_legend() for axes in figure.axes)]):
@@ -186,6 +187,7 @@ def turned(control: Any) -> Iterator[None]:
 
 
 @pytest.mark.slow
+@pytest.mark.in_turn(6)
 @pytest.mark.parametrize("example", all_that_draw(widgets.VBox))
 def test_an_explorer_redraws_over_the_whole_range_of_its_sliders(example):
     *controls, picture = example.draw(*example.handed).children
@@ -199,6 +201,7 @@ def test_an_explorer_redraws_over_the_whole_range_of_its_sliders(example):
         assert not sentence or len({words for _, words in seen}) > 1
 
 
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("example", all_that_draw(widgets.VBox))
 def test_the_sliders_and_the_picture_of_an_explorer_fit_a_window(example):
     *controls, picture = example.draw(*example.handed).children

@@ -81,6 +81,17 @@ def copied(value: Any) -> Any:
 utilisation = one_call(__name__, "utilisation", "The utilisation", "trace")
 
 
+def dynamic_batches(
+    attempt: Attempt, arrivals: list[int], limit: int, delay: int, fixed: int, each: int
+) -> list[Seen]:
+    """A batch of n runs for fixed + each * n. All times are integers."""
+    found = attempt(arrivals, limit, delay, sealed(lambda count: fixed + each * count))
+    if not isinstance(found, (list, tuple)):
+        return [Seen("What it returned", found)]
+    batches = [Seen(f"Batch {number}", copied(batch)) for number, batch in enumerate(found)]
+    return [*batches, Seen("The number of batches", len(found))]
+
+
 # ------------------------------------------------------------------------------------- SlotCache
 
 

@@ -263,3 +263,84 @@ def backward_tile(
         for name, part in zip(("queries", "keys", "values"), parts, strict=True):
             seen.append(Seen(f"The gradient of the {name}", part, where))
     return seen
+
+
+# ---------------------------------------------------------------------------------------- any mask
+
+Positions = Callable[[Tensor, Tensor], Tensor]
+MASKS: Mapping[str, Positions] = {
+    "all": lambda query, key: (query >= 0) & (key >= 0),
+    "causal": lambda query, key: key <= query,
+    "earlier": lambda query, key: key < query,  # the first query sees nothing
+    "window of 3": lambda query, key: (key <= query) & (query - key < 3),
+    "prefix of 2": lambda query, key: (key <= query) | ((key < 2) & (query >= 0)),
+    "after 7 tokens": lambda query, key: key <= query + 7,
+    "texts of 4": lambda query, key: (query // 4 == key // 4) & (key <= query),
+    "dots": lambda query, key: (query % 5 == 2) & (key % 5 == 2),  # never at the edge of a tile
+}
+SCORES: Mapping[str, Callable[..., Tensor]] = {
+    "plain": lambda scores, query, key: scores,
+    "distance": lambda scores, query, key: scores - 0.3 * (query - key),
+    "soft cap": lambda scores, query, key: 2 * torch.tanh(scores / 2),
+}
+
+
+def table_of(found: Any, what: str) -> Seen:
+    """A table of whole numbers or of truth values, whatever the type of its numbers."""
+    return Seen(what, snapshot(found.long()) if isinstance(found, Tensor) else found)
+
+
+def tile_kinds(attempt: Attempt, mask: str, **sizes: int) -> list[Seen]:
+    return [table_of(attempt(sealed(MASKS[mask]), **sizes), "The table of kinds")]
+
+
+def flex_attention(
+    attempt: Attempt,
+    memory: Any,
+    heads: list[int],
+    size: float,
+    seed: int,
+    kinds: Tensor,
+    mask: str,
+    scores: str,
+    **sizes: int,
+) -> list[Seen]:
+    """heads, size and seed are for the memory, which is lent. mask, scores: names of functions."""
+    q_len, k_len, head_dim, block_q, block_k = (sizes[name] for name in SIZES)
+    tile = min(block_q, q_len), min(block_k, k_len)
+    holding = Holding(flex_attention, math.prod(heads) * fast_numbers_for(head_dim, *tile))
+    calls = Counter[str]()
+
+    def mask_mod(query: Tensor, key: Tensor) -> Tensor:
+        calls["mask_mod"] += 1
+        return MASKS[mask](query, key)
+
+    functions = sealed(mask_mod), sealed(SCORES[scores])
+    own = (sizes[name] for name in SIZES)
+    attempt(holding.watch(memory), *own, kinds, *functions)
+    return [
+        Seen("The output that is stored", memory.result("output")),
+        Seen("The lse that is stored", memory.result("lse")),
+        Seen("The number of tiles of keys that are loaded", holding.moves["keys"]),
+        Seen("The number of calls of `mask_mod`", calls["mask_mod"]),
+        holding.seen("between loads"),
+    ]
+
+
+def in_documents(attempt: Attempt, lengths: list[int], mask: str) -> list[Seen]:
+    """What each query of all texts sees."""
+    found = attempt(lengths, sealed(MASKS[mask]))
+    if not callable(found):
+        raise TypeError(f"in_documents returns a mask_mod, a function; this is {kind_of(found)}.")
+    positions = torch.arange(sum(lengths))
+    return [table_of(found(positions[:, None], positions[None]), "The table of seen keys")]
+
+
+def alibi(attempt: Attempt, scores: Float[Tensor, "... heads queries keys"]) -> list[Seen]:
+    """The queries are the last of the tokens."""
+    heads, q_len, k_len = scores.shape[-3:]
+    found = attempt(heads)
+    if not callable(found):
+        raise TypeError(f"alibi returns a score_mod, a function; this is {kind_of(found)}.")
+    query, key = torch.arange(k_len - q_len, k_len)[:, None], torch.arange(k_len)[None]
+    return [Seen("The scores", found(scores, query, key))]

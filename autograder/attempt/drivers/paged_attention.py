@@ -11,7 +11,7 @@ from torch import Tensor
 
 from autograder.attempt.lent import sealed
 from autograder.attempt.plain import in_numbers, kind_of
-from autograder.attempt.records import Seen, one_call, tried
+from autograder.attempt.records import Attempt, Seen, one_call, tried
 from autograder.attempt.tensors import float_type
 from gpt import GPTConfig
 from solutions.batching import ContinuousBatcher, Request
@@ -263,3 +263,28 @@ def numbered(requests: Any) -> Any:
     if not isinstance(requests, (list, deque)):
         return requests
     return type(requests)(r.number if isinstance(r, Request) else kind_of(r) for r in requests)
+
+
+# ------------------------------------------------------------------------- pages instead of blocks
+
+
+def committed_bytes(attempt: Attempt, config: Fields, calls: list[tuple[Any, ...]]) -> list[Seen]:
+    """The same requests with several pages and layouts; the size of a number may be left out."""
+    return [
+        Seen("What it returned", attempt(lengths, GPTConfig(**config), *more), f"for {more}")
+        for lengths, *more in calls
+    ]
+
+
+def grow(attempt: type, steps: Steps, **sizes: int) -> list[Seen]:
+    """What became of each call, and the books of a manager after it."""
+    manager, seen = attempt(**sizes), list[Seen]()
+    for number, (method, *given) in enumerate(steps, 1):
+        call = f"{method}({', '.join(map(str, given))})"
+        row, how = tried(getattr(manager, method), *given, error="OutOfPages")
+        result = f"{how}, in row {row}" if method == "admit" and row is not None else how
+        seen.append(Seen(f"`{call}`", result, f"(step {number})"))
+        for name in ("mapped", "tokens", "free_pages", "maps", "unmaps"):
+            where = f"after `{call}` (step {number})"
+            seen.append(Seen(f"`{name}`", in_numbers(getattr(manager, name)), where))
+    return seen

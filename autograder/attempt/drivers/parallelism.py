@@ -15,7 +15,7 @@ from torch import Tensor
 
 from autograder.attempt.lent import handle, sealed
 from autograder.attempt.plain import in_numbers, kind_of
-from autograder.attempt.records import Attempt, Seen, tried
+from autograder.attempt.records import Attempt, Seen, things, tried
 from autograder.attempt.tensors import bytes_of, snapshot
 from gpt import GPTConfig
 from solutions.ranks.group import SHOWN, Group, in_turns
@@ -230,6 +230,53 @@ def data_parallel_gradient(attempt: Attempt, ranks: list[Own]) -> list[Seen]:
     if not any(own["tokens"] for own in ranks):
         return [Seen("A call without a token on any rank", tried(on_each_rank, attempt, ranks)[1])]
     return returned(on_each_rank(attempt, ranks))
+
+
+# ----------------------------------------------------------------- fully sharded data parallelism
+
+
+def flat_shard(attempt: Attempt, weights: list[Tensor], size: int) -> list[Seen]:
+    """The part of each rank, and what memory it keeps."""
+    seen = list[Seen]()
+    for rank in range(size):
+        own, where = attempt(weights, size, rank), f"on rank {rank} of {size}"
+        seen.append(Seen("What it returned", snapshot(own), where))
+        if isinstance(own, Tensor):
+            told = "its own numbers only" if bytes_of([own]) == own.nbytes else "other numbers"
+            seen.append(Seen("The memory of the part", f"holds {told}", where))
+    return seen
+
+
+def gather_unit(attempt: Attempt, ranks: list[Own], shapes: list[list[int]]) -> list[Seen]:
+    def work(part: Tensor, group: Group) -> Any:
+        return attempt(part, [torch.Size(shape) for shape in shapes], group)
+
+    results = on_each_rank(work, ranks)
+    return [*returned(results), *calls(results)]
+
+
+def unit_backward(attempt: Attempt, ranks: list[Own], shapes: list[list[int]]) -> list[Seen]:
+    """A unit whose weights all count: the sum of tanh(weight sums times x), one by one."""
+
+    def apply(weights: list[Tensor], x: Tensor) -> Tensor:
+        if (got := [list(weight.shape) for weight in weights]) != shapes:
+            raise ValueError(f"`apply` takes weights of the shapes {shapes}; these are {got}.")
+        for weight in weights:
+            x = torch.tanh(x * weight.sum() + (weight * weight.cos()).mean())
+        return x
+
+    def work(part: Tensor, x: Tensor, grad_output: Tensor, group: Group) -> Any:
+        sizes = [torch.Size(shape) for shape in shapes]
+        with torch.no_grad():
+            return attempt(part, sizes, sealed(apply), x, grad_output, group)
+
+    seen, results = list[Seen](), on_each_rank(work, ranks)
+    for found, group in results:
+        rule = "unit_backward returns the gradient of `x` and of the part"
+        names = ("The gradient of `x`", "The gradient of the part")
+        both = zip(names, things(2, found, rule), strict=True)
+        seen += [Seen(name, value, place(group)) for name, value in both]
+    return [*seen, *calls(results)]
 
 
 # --------------------------------------------------------------------------------- nano-batches

@@ -497,3 +497,20 @@ def served(
         Seen("The longest wait", max(times), "in the whole queue"),
         Seen("The order in which the queue is served", order),
     ]
+
+
+# -------------------------------------------------------------------- what a kept prefix costs
+
+
+def bill(
+    attempt: type, least: int, lifetime: int, prompts: list[tuple[int, list[int], list[int]]]
+) -> list[Seen]:
+    """Bill the prompts one after the other: when each comes, its ids, and its marks."""
+    cache, seen = attempt(least, lifetime), list[Seen]()
+    rule = "bill returns three numbers: the tokens that are read, written and plain"
+    for number, (now, ids, marks) in enumerate(prompts, 1):
+        where = f"in call {number}, bill({now}, {len(ids)} ids, {marks}),"
+        found = things(3, cache.bill(now, ids, marks), rule)
+        kinds = zip(("read", "written", "plain"), found, strict=True)
+        seen += [Seen(f"The number of tokens {kind}", tokens, where) for kind, tokens in kinds]
+    return seen

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int8, UInt8
 from torch import Tensor, nn
 
+from autograder.attempt.lent import sealed
 from autograder.attempt.records import Attempt, Seen, form_of, one_call
 from autograder.attempt.tensors import bytes_of, snapshot, tensors_in
 
@@ -158,3 +159,47 @@ def smooth(
 
 
 gptq = one_call(__name__, "gptq", "The tensor of codes", "weight hessian scale bits")
+
+
+# ------------------------------------------------------------------------------ weights left out
+
+
+keep_largest = one_call(__name__, "keep_largest", "Which weights stay", "scores share")
+two_of_four = one_call(__name__, "two_of_four", "Which weights stay", "scores")
+
+
+def compressed(attempt: Attempt, weight: Weight, kept: Tensor) -> list[Seen]:
+    found = attempt(weight, kept)
+    seen = [Seen("What it returned", told_of(found, "values", "places"))]
+    if not is_several(found, 2):
+        return seen
+    values, places = found
+    return [*seen, Seen("`values`", values), Seen("`places`", places)]
+
+
+def sparse_gpt(
+    attempt: Attempt, weight: Weight, hessian: Weight, least: float, **block: int
+) -> list[Seen]:
+    """Weights with a score of `least` or more stay."""
+    seen = list[Seen]()
+
+    def choose(scores: Weight) -> Tensor:
+        if len(seen) < MOST_BLOCKS:
+            seen.append(Seen("The scores", snapshot(scores), f"of block {len(seen)}"))
+        return scores >= least
+
+    found = attempt(weight, hessian, sealed(choose), **block)
+    return [*seen, Seen("What it returned", found)]
+
+
+MOST_BLOCKS = 20  # whose scores are looked at
+
+
+def without_heads(
+    attempt: Attempt, weight: Weight, bias: Row, out: Weight, n_head: int, kept: list[int]
+) -> list[Seen]:
+    found = attempt(weight, bias, out, n_head, kept)
+    seen = [Seen("What it returned", told_of(found, "weight", "bias", "out"))]
+    if not is_several(found, 3):
+        return seen
+    return [*seen, *map(Seen, ("`weight`", "`bias`", "`out`"), found)]
