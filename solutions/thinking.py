@@ -49,15 +49,13 @@ def closing(whole: Automaton, end: bytes) -> Automaton:
     ### END SOLUTION
 
 
-State = tuple[Any, int]  # of the inner guides, and how many tokens were written in the thoughts
-
-
 class Budget:
     """A guide around two guides: thoughts of at most `most` tokens, then the mark and the answer.
 
     free, closing: guides of `thoughtful` and of its `closing`; they have the same states. thinking:
     how many of these are thoughts, namely those below. Tokens that only write the mark after the
-    budget is spent come on top of `most`.
+    budget is spent come on top of `most`. A state has two parts: that of the inner guides, and how
+    many tokens were written in the thoughts.
     """
 
     def __init__(self, free: Guide, closing: Guide, thinking: int, most: int) -> None:
@@ -65,18 +63,20 @@ class Budget:
             raise ValueError(f"A budget is a number of tokens, 0 or more, not {most}.")
         self.free, self.closing, self.thinking, self.most = free, closing, thinking, most
 
-    def start(self) -> State:
+    def start(self) -> tuple[Any, int]:
         return self.free.start(), 0
 
-    def allowed(self, state: State, /) -> Bool[Tensor, " vocab"]:
-        """Return which tokens may come next: in the thoughts, once `most` are spent, to close."""
+    def allowed(self, state: tuple[Any, int], /) -> Bool[Tensor, " vocab"]:
+        """Return which tokens may come next. Once `most` are spent, thoughts can only be closed.
+
+        In the answer, both guides allow the same.
+        """
         ### BEGIN SOLUTION
         inner, spent = state
-        is_over = inner < self.thinking and spent >= self.most
-        return (self.closing if is_over else self.free).allowed(inner)
+        return (self.free if spent < self.most else self.closing).allowed(inner)
         ### END SOLUTION
 
-    def advance(self, state: State, token: int, /) -> State:
+    def advance(self, state: tuple[Any, int], token: int, /) -> tuple[Any, int]:
         """Return the state after a token. One that is written in the thoughts is spent."""
         ### BEGIN SOLUTION
         inner, spent = state

@@ -34,6 +34,11 @@ class Sample:
         _, found, answer = self.text.partition(CLOSED)
         return answer if found else None
 
+    @property
+    def sure(self) -> float:
+        """The log-probability of the answer and EOS after these thoughts; a digit is a token."""
+        return sum(self.logprobs[-len(self.answer or "") - 1 :])
+
 
 class Asking(Watcher):
     """Lab 7's engine with lab 8's cache, which keeps each request to its guide.
