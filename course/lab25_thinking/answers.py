@@ -101,7 +101,7 @@ def of_the_longest(texts, logprobs, by):
 def with_next(engine, submit, n):
     first = submit(0)
     engine.step()
-    while not dict((number, up) for number, _, up in engine.trace[-1]).get(first):
+    while not {number: up for number, _, up in engine.trace[-1]}.get(first):
         engine.step()
     return [first] + [submit(seed) for seed in range(n)[1:]]
 

@@ -26,7 +26,7 @@ def test_the_error_of_a_share():
 def test_thoughts_and_answers_letter_by_letter():
     figure = lab.show_thoughts(samples.TEXTS, "13")
     (axes,) = figure.axes
-    rows = {y: "" for y in range(3)}
+    rows = dict.fromkeys(range(3), "")
     for text in axes.texts:
         rows[text.get_position()[1]] += text.get_text()
     assert list(rows.values()) == [thoughts + answer for thoughts, answer in samples.TEXTS.values()]

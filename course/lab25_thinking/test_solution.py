@@ -1,6 +1,8 @@
 """Thinking: budgets that hold to the token, deltas that add up, one prompt for many samples."""
 
 import random
+from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from gpt import load_tokenizer
 from solutions.constrained import IndexGuide, vocabulary_bytes
+from solutions.decoding import SamplingParams
 from solutions.grammars.regex import parse
 from solutions.kv_cache import CachedLMHead
 from solutions.speculative import NgramDrafter
@@ -27,6 +30,7 @@ from solutions.thoughts.asking import Asking, Sample
 from solutions.thoughts.chains import CLOSED, answer_of, draw, prompt_of, thoughts_of, values
 
 END = CLOSED.encode()
+HOT = SamplingParams()
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +67,8 @@ def test_thoughts_have_exactly_as_many_tokens_as_the_budget_allows(sums, budget,
     for most in (0, 1, 5, 12):
         for sample in answered(sums, budget, most, questions, k):
             assert len(sample.text.partition(CLOSED)[0]) == most
-            assert len(sample.answer) == 2 and sample.answer.isdigit()
+            assert len(sample.answer) == 2
+            assert sample.answer.isdigit()
 
 
 def test_with_drafts_the_texts_are_the_same(sums, budget):
@@ -111,7 +116,7 @@ def test_the_deltas_add_up_to_the_text_however_it_is_cut(text, cuts):
         ThoughtStream(CLOSED),
         sorted({0, len(text), *(c % (len(text) + 1) for c in cuts)}),
     )
-    pieces = [text[a:b] for a, b in zip(places, places[1:], strict=False)]
+    pieces = [text[a:b] for a, b in pairwise(places)]
     deltas = [delta for piece in pieces for delta in stream.push(piece)] + stream.finish()
     thoughts, content = (
         "".join(delta.get(name, "") for delta in deltas)
@@ -128,11 +133,8 @@ def test_the_prompt_of_many_samples_is_computed_once(sums, budget):
     prompt = [3, 1, 4, 1, 5, 9, 2, 6]
     for n in (1, 2, 16):
         asking = Asking(*sums)
-        numbers = forked(
-            asking.engine,
-            lambda seed: asking.submit(prompt_of(prompt), budget(0), 32, seed=seed),
-            n,
-        )
+        submit = partial(asking.submit, prompt_of(prompt), budget(0), 32, HOT)
+        numbers = forked(asking.engine, submit, n)
         samples = asking.samples(numbers)
         new = sum(len(sample.ids) - 1 for sample in samples)  # the last token isn't computed
         assert asking.work == len(prompt) + 2 + (n - 1) + new
