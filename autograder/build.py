@@ -34,9 +34,9 @@ from autograder.text.lesson import (
     CARD,
     QUESTION,
     Card,
+    Lesson,
     name_of,
     place_of,
-    read_card,
     read_lesson,
     require_attributes,
 )
@@ -98,17 +98,14 @@ def solve(
     lesson: Path, modules: Mapping[str, Module], registry: Mapping[str, Exercise]
 ) -> NotebookNode:
     """Make the solved notebook of one lesson, with cell ids that depend only on the lesson."""
-    name, file = name_of(lesson), place_of(lesson)
+    name, file, known = name_of(lesson), place_of(lesson), read_lesson(lesson)
     cells: list[NotebookNode] = []
     cards: dict[str, Card] = {}
     for number, cell in enumerate(read_cells(lesson), 1):
         where = f"{file}, cell {number}"
         require_known_metadata(cell, where)
         if "exercise" in cell.metadata:
-            card = read_card(dict(cell.metadata), cell.source, file)
-            if card.exercise in cards:
-                raise AuthorError(f"{where}: the card of {card.exercise} occurs twice.")
-            cards[card.exercise] = card
+            card = cards[cell.metadata["exercise"]] = known.cards[cell.metadata["exercise"]]
             cells.append(card_cell(card, modules, where))
         elif "from" in cell.metadata:
             cells += quoted_cells(cell, modules, registry, cards, where)
@@ -123,8 +120,9 @@ def solve(
             cells += set_up_cells(cell, name)
         else:
             cells.append(plain_cell(cell))
-    written = sum(count_code(stretches(modules)[exercise]) for exercise in cards)
-    promise(cells, read_lesson(lesson).minutes, written)
+    needed = [card.exercise for card in cards.values() if not card.beyond]
+    written = sum(count_code(stretches(modules)[exercise]) for exercise in needed)
+    promise(cells, known, written)
     give_ids(cells, file)
     return new_notebook(cells=cells, metadata=KERNEL)
 
@@ -136,11 +134,15 @@ def read_cells(lesson: Path) -> list[NotebookNode]:
     return cells
 
 
-def promise(cells: list[NotebookNode], minutes: int, lines: int) -> None:
-    """Say what the lab takes, where its text has {time}, and {lines}, to the nearest five."""
+def promise(cells: list[NotebookNode], lesson: Lesson, lines: int) -> None:
+    """Say what the lab takes, where its text has {time}, and {lines}, to the nearest five.
+
+    {beyond} is the time of the sections that neither counts.
+    """
     for cell in cells:
         if cell.cell_type == "markdown":
-            cell.source = cell.source.replace("{time}", in_words(minutes))
+            cell.source = cell.source.replace("{time}", in_words(lesson.minutes))
+            cell.source = cell.source.replace("{beyond}", in_words(lesson.beyond))
             cell.source = cell.source.replace("{lines}", str(5 * round(lines / 5)))
 
 
@@ -208,7 +210,8 @@ def card_cell(card: Card, modules: Mapping[str, Module], where: str) -> Notebook
     return new_markdown_cell(
         f"### Exercise: {card.title}\n\n"
         f"**Difficulty** {card.difficulty} of 5 · **Time** about {card.minutes} min · "
-        f"**Length** about {lines} line{'s' if lines > 1 else ''}\n\n"
+        f"**Length** about {lines} line{'s' if lines > 1 else ''}"
+        f"{' · **Beyond** the lab, which you can finish without it' * card.beyond}\n\n"
         f"**Its place in the engine.** {card.place}\n\n"
         f'Stuck? Run `hint("{card.exercise}")`.'
     )

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from autograder.text.lesson import lessons
 from autograder.text.reference import ROOT
 from start import paths
-from start.words import duration
+from start.words import time_of
 
 # The files of a lab, for the one that CONTRIBUTING.md takes as its example.
 EXAMPLE = "09_scheduling"
@@ -46,7 +46,7 @@ def labs() -> str:
         (
             f"[{lesson.number} · {lesson.lab}](labs/{lesson.notebook})",
             lesson.line,
-            duration(lesson.minutes),
+            time_of(lesson),
         )
         for lesson in lessons().values()
     ]

@@ -24,6 +24,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from gpt import GPTConfig, GPTLMHead, require_ids, require_inputs
 from solutions.ranks.group import Group, ring_bytes
+from solutions.ranks.nano_batches import Operation, Run
 from solutions.ranks.schedules import Order
 
 # ------------------------------------------------------------------------------------- the ring
@@ -407,6 +408,53 @@ def sum_of_losses(model: GPTLMHead, ids: Int[Tensor, " seq"]) -> Float[Tensor, "
     return F.cross_entropy(logits, ids[1:], reduction="sum")
 
 
+# ----------------------------------------------------------------------------------- nano-batches
+
+
+def timeline(batches: Sequence[Sequence[Operation]]) -> list[Run]:
+    """Return when each operation of several nano-batches runs, in the order of their starts.
+
+    batches: for each nano-batch what it does, in order: (resource, how long it takes). An operation
+    starts as soon as the one before it in its nano-batch has ended and its resource is free; a
+    resource does one operation at a time. If several wait for the same resource, the one that has
+    been ready longest comes first, then that of the lower nano-batch. All times begin at 0. A
+    nano-batch may be empty. Source: Zhu et al., "NanoFlow", 2024.
+    """
+    ### BEGIN SOLUTION
+    ready, done, free, runs = [0.0] * len(batches), [0] * len(batches), dict[str, float](), []
+    while left := [n for n, batch in enumerate(batches) if done[n] < len(batch)]:
+        starts = []
+        for n in left:
+            resource, _ = batches[n][done[n]]
+            starts.append((max(ready[n], free.get(resource, 0)), ready[n], n))
+        start, _, n = min(starts)
+        resource, seconds = batches[n][done[n]]
+        ready[n] = free[resource] = start + seconds
+        runs.append(Run(n, done[n], resource, start, ready[n]))
+        done[n] += 1
+    return runs
+    ### END SOLUTION
+
+
+def split_plan(tokens: Sequence[int], ways: int) -> list[list[int]]:
+    """Return which requests go into each of `ways` nano-batches, as even as whole requests allow.
+
+    tokens: how many new tokens each request computes. The request with the most tokens comes first
+    (of equal ones the earlier), and goes to the nano-batch with the fewest tokens so far (of equal
+    ones the first). Nano-batches without a request are left out. In each, the requests' numbers
+    ascend. Raises ValueError for fewer than one nano-batch.
+    """
+    require_ways(ways)
+    ### BEGIN SOLUTION
+    parts, sums = [list[int]() for _ in range(ways)], [0] * ways
+    for request in sorted(range(len(tokens)), key=lambda request: -tokens[request]):
+        fewest = sums.index(min(sums))
+        parts[fewest].append(request)
+        sums[fewest] += tokens[request]
+    return [sorted(part) for part in parts if part]
+    ### END SOLUTION
+
+
 # ----------------------------------------------------------------------------- what the wire costs
 
 
@@ -453,6 +501,11 @@ def require_pipeline(stages: int, microbatches: int, kind: str) -> None:
         raise ValueError(f"A pipeline has at least one stage and one microbatch, not {have}.")
     if kind not in ("gpipe", "1f1b"):
         raise ValueError(f'The kind of a schedule is "gpipe" or "1f1b", not {kind!r}.')
+
+
+def require_ways(ways: int) -> None:
+    if ways < 1:
+        raise ValueError(f"A batch is split into at least one nano-batch, not {ways}.")
 
 
 def require_tokens(total: int) -> None:

@@ -11,11 +11,11 @@ from start.engine import comparisons
 from start.going_on import advice, next_progress
 from start.links import links
 from start.paths import PATHS
-from start.words import duration, numbers, title
+from start.words import duration, numbers, time_of, title
 
 TEMPLATE = Path(__file__).with_name("page.html")
 PAGE, REPORT = "start.ipynb", "report.html"
-FUNCTIONS = (builds_on, crc32, duration, numbers, progress_in, title)  # that the template calls
+CALLED = (builds_on, crc32, duration, numbers, progress_in, time_of, title)  # by the template
 
 
 class Page:
@@ -44,7 +44,7 @@ class Page:
             paths=PATHS,
             report=REPORT if (self.folder / REPORT).exists() else "",
             layout=drawing,
-            **{function.__name__: function for function in FUNCTIONS},
+            **{function.__name__: function for function in CALLED},
         )
 
 

@@ -38,7 +38,7 @@ class CoursePath:
             return lesson.minutes
         without_questions = lesson.minutes - QUESTION * len(lesson.questions)
         done = sum(card.minutes for card in self.exercises(lesson))
-        share = done / sum(card.minutes for card in lesson.cards.values())
+        share = done / sum(card.minutes for card in lesson.cards.values() if not card.beyond)
         return 5 * round(without_questions * share / 5)
 
     def exercises(self, lesson: Lesson) -> list[Card]:
@@ -46,7 +46,7 @@ class CoursePath:
         return [
             card
             for name, card in lesson.cards.items()
-            if chosen is None or name.partition(".")[2] in chosen
+            if (not card.beyond if chosen is None else name.partition(".")[2] in chosen)
         ]
 
     @property
@@ -74,6 +74,9 @@ class CoursePath:
         found = [labeled(others)] if others else []
         if self.only:
             found += [f"{skipped} exercises of {labeled(partly)}", "the written questions"]
+        if beyond := [lesson for lesson in self.labs if lesson.beyond and not self.only]:
+            time = duration(sum(lesson.beyond for lesson in beyond))
+            found.append(f"what is beyond in {labeled(beyond)} ({time})")
         return ", ".join(found) or "nothing"
 
 

@@ -13,6 +13,12 @@ def duration(minutes: int) -> str:
     return f"{hours} h {rest:02}" if rest else f"{hours} h"
 
 
+def time_of(lesson: Lesson) -> str:
+    """Return a lab's time, and apart that of the sections that it can be finished without."""
+    beyond = f" + {duration(lesson.beyond)} beyond" if lesson.beyond else ""
+    return duration(lesson.minutes) + beyond
+
+
 def numbers(labs: Iterable[Lesson]) -> str:
     """Return the numbers of labs, which are in order, as "1, 2, 4–7"."""
     runs: list[list[int]] = []

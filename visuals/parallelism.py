@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from visuals.explorer import explore, slider
+from visuals.explorer import choice, explore, slider
 from visuals.style import (
     BLUE,
     EMPTY,
@@ -233,6 +233,68 @@ def explore_pipeline(replay: Callable[[int, int, str], Replay]) -> widgets.VBox:
     stages, microbatches = slider("stages", 6, 4, first=1), slider("microbatches", 16, 8, first=1)
     microbatches.style.description_width = "initial"
     return explore(draw, stages, microbatches, words=sentence)
+
+
+# ---------------------------------------------------------------------------- nano-batches in time
+
+
+class Operation(Protocol):
+    """One operation of a nano-batch, the resource that it keeps busy, and when."""
+
+    @property
+    def batch(self) -> int: ...
+    @property
+    def resource(self) -> str: ...
+    @property
+    def start(self) -> float: ...
+    @property
+    def end(self) -> float: ...
+
+
+@shared_look
+def show_timelines(timelines: Mapping[str, Sequence[Operation]], unit: str = "") -> Picture:
+    """Draw what each resource does over time, a panel for each timeline: resources are rows.
+
+    timelines: by their titles, of up to four nano-batches each. unit: of the times.
+    """
+    rows = list(dict.fromkeys(run.resource for runs in timelines.values() for run in runs))
+    height = 0.9 + len(timelines) * (0.55 + 0.26 * len(rows))
+    figure, panels = new_figure(height=height, rows=len(timelines))
+    longest = max(run.end for runs in timelines.values() for run in runs)
+    for axes, (title, runs) in zip(panels, timelines.items(), strict=True):
+        for run in runs:
+            corner = run.start, rows.index(run.resource) - 0.4
+            look = fill(RANKS[run.batch])
+            axes.add_patch(Rectangle(corner, run.end - run.start, 0.8, lw=0.8, **look))
+        axes.set_title(title, fontsize=9)
+        name_rows(axes, rows)
+        axes.set_xlim(-0.003 * longest, 1.003 * longest)
+        axes.spines[:].set_visible(False)
+    panels[-1].set_xlabel(f"time{unit and f', {unit}'}")
+    batches = sorted({run.batch for runs in timelines.values() for run in runs})
+    draw_legend(figure, {f"nano-batch {batch}": RANKS[batch] for batch in batches})
+    return figure
+
+
+def explore_timelines(runs: Callable[[int, int], Sequence[Operation]], unit: str) -> widgets.VBox:
+    """Show a batch whole and split, with sliders for the decodes in it and the nano-batches.
+
+    runs: returns what runs when, for so many decodes and nano-batches. unit: of the times.
+    """
+
+    def end(decodes: int, ways: int) -> float:
+        return max(run.end for run in runs(decodes, ways))
+
+    def draw(decodes: int, ways: int) -> Picture:
+        both = {"whole": runs(decodes, 1), f"in {ways} nano-batches": runs(decodes, ways)}
+        return show_timelines(both, unit)
+
+    def sentence(decodes: int, ways: int) -> str:
+        whole, split = end(decodes, 1), end(decodes, ways)
+        return f"{whole:.2f} {unit} whole, {split:.2f} split: <b>{whole / split:.2f} ×</b> as fast."
+
+    decodes = choice("decodes", [8, 16, 32, 64, 128, 256, 512, 1024, 2048], 1024)
+    return explore(draw, decodes, slider("nano-batches", 4, 2, first=2), words=sentence)
 
 
 # -------------------------------------------------------------------------- what is sent, and when

@@ -18,7 +18,7 @@ from autograder.judging.exercise import Exercise, Record
 from autograder.judging.judge import drawn, run_all
 from autograder.judging.recorded import RECORDS, frame
 from autograder.text.imports import files_used
-from autograder.text.lesson import REGION, Lesson, lessons
+from autograder.text.lesson import REGION, SECTION, Lesson, is_beyond, lessons
 from autograder.text.reference import (
     ROOT,
     TODO,
@@ -153,13 +153,16 @@ def skeleton_of(lab: str) -> str:
 def cards(lab: str) -> str:
     """Return a lesson's cards, hints and points, without its text and model answers."""
     text = (lessons()[lab].room / "lesson.md").read_text(encoding="utf-8")
-    regions = [
-        f"<!-- #region {head} -->\n{body if head.startswith('exercise=') else ''}\n"
-        "<!-- #endregion -->\n"
-        for head, body in REGION.findall(text)
-        if head.startswith(("exercise=", "answer="))
-    ]
-    return "\n".join(["Cards and hints. The lesson itself is the notebook in labs/.\n", *regions])
+    kept = ["Cards and hints. The lesson itself is the notebook in labs/.\n"]
+    for section in SECTION.split(text):
+        kept.append("## (beyond)\n" if is_beyond(section) else "##\n")
+        kept += [
+            f"<!-- #region {head} -->\n{body if head.startswith('exercise=') else ''}\n"
+            "<!-- #endregion -->\n"
+            for head, body in REGION.findall(section)
+            if head.startswith(("exercise=", "answer="))
+        ]
+    return "\n".join(kept)
 
 
 # ------------------------------------------------------------------------------- needed modules

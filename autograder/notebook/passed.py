@@ -57,7 +57,9 @@ class Progress:
 
     @property
     def left(self) -> list[Card]:
-        return [c for name, c in self.lesson.cards.items() if self.states[name] != PASSED]
+        """The exercises that haven't passed, last those that the lab can be finished without."""
+        open_ones = [c for name, c in self.lesson.cards.items() if self.states[name] != PASSED]
+        return sorted(open_ones, key=lambda card: card.beyond)
 
     @property
     def red(self) -> list[str]:
@@ -69,9 +71,16 @@ class Progress:
         return set(self.states.values()) != {OPEN}
 
     @property
-    def minutes_left(self) -> int:
-        """The minutes of the exercises that are left, without the reading between them."""
-        return sum(card.minutes for card in self.left)
+    def is_finished(self) -> bool:
+        """Whether only exercises beyond the lab are left, if any."""
+        return all(card.beyond for card in self.left)
+
+    def minutes_left(self, beyond: bool) -> int:
+        """The minutes of the exercises that are left, without the reading between them.
+
+        beyond: of those that the lab can be finished without, else of the others.
+        """
+        return sum(card.minutes for card in self.left if card.beyond == beyond)
 
     @property
     def points(self) -> tuple[int, int]:

@@ -30,13 +30,17 @@ class Status:
     def __repr__(self) -> str:
         width = max(len(card.exercise) for card, _ in self.rows)
         lines = [
-            f"{state:9}  {card.exercise:{width}}  {card.minutes:3} min  {card.title}"
+            f"{state:9}  {card.exercise:{width}}  {card.minutes:3} min  {named(card)}"
             for card, state in self.rows
         ]
         return "\n".join([self.title, *lines, *self.sentences])
 
     def _repr_html_(self) -> str:
-        return render(STATUS, status=self, colors=SHOWN)
+        return render(STATUS, status=self, colors=SHOWN, named=named)
+
+
+def named(card: Card) -> str:
+    return f"{card.title}{' (beyond)' * card.beyond}"
 
 
 def status() -> None:
@@ -59,9 +63,13 @@ def open_here(progress: Progress) -> str:
     if not left:
         return f"All {total} exercises of this lab passed."
     earned, points = progress.points
+    needed, beyond = progress.minutes_left(beyond=False), progress.minutes_left(beyond=True)
+    minutes = [f"about {needed} minutes left"] * (not progress.is_finished)
+    minutes += [f"about {beyond} minutes beyond the lab"] * (beyond > 0)
+    go_on = "This lab is finished. If you like, go" if progress.is_finished else "Go"
     return (
-        f"{len(progress.passed)} of {total} exercises passed ({earned} of {points} points), about "
-        f"{progress.minutes_left} minutes left. Go on with {left[0].exercise}."
+        f"{len(progress.passed)} of {total} exercises passed ({earned} of {points} points), "
+        f"{' and '.join(minutes)}. {go_on} on with {left[0].exercise}."
     )
 
 

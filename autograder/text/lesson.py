@@ -13,6 +13,9 @@ lab.toml. Cards are prose, in a region of its own before the cell that they belo
     **Hint 3.** The skeleton, as a code block.
     <!-- #endregion -->
 
+A section whose heading ends with "(beyond)" can be left out: the rest of the lab doesn't need it.
+Its exercises and minutes are counted apart, and graded like any others.
+
 This module needs only the standard library.
 """
 
@@ -33,8 +36,10 @@ REGION = re.compile(
     r"^<!-- #region (.*?) -->\n(.*?)\n<!-- #endregion -->$", re.DOTALL | re.MULTILINE
 )
 ATTRIBUTE = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|\d+)')
+HEADER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
 CODE = re.compile(r"^```python.*?^```$", re.DOTALL | re.MULTILINE)
 USED = re.compile(r'mine\("(\w+)"\)|^from solutions\.(\w+)', re.MULTILINE)
+SECTION, BEYOND = re.compile(r"^(?=## )", re.MULTILINE), "(beyond)"
 WORDS_A_MINUTE, MINUTES_A_CELL, MINUTES_A_QUESTION = 120, 0.5, 5
 CARD = {"exercise": str, "title": str, "points": int, "difficulty": int, "minutes": int}
 QUESTION = {"answer": str, "points": int}
@@ -44,7 +49,8 @@ QUESTION = {"answer": str, "points": int}
 class Card:
     """What a student should know about an exercise before starting it, and its hints.
 
-    difficulty: 1 to 5. place: where the exercise is in the engine.
+    difficulty: 1 to 5. place: where the exercise is in the engine. beyond: whether the lab can be
+    finished without it.
     """
 
     exercise: str
@@ -54,23 +60,26 @@ class Card:
     minutes: int
     place: str
     hints: tuple[str, ...]
+    beyond: bool = False
 
 
 @dataclass(frozen=True)
 class Lesson:
     """name: "02_kv_cache". questions: the points of each question in prose.
 
-    minutes: how long the lab takes, to five minutes. uses: the names of the solutions that
-    its notebook imports. From lab.toml: line, what one builds in it; track, where the lab belongs
-    in the course; when to do it, if that isn't after the labs that it uses; figure, what it wins as
-    one figure, and wins, what the figure means; table, the part of the timing table with its rows;
-    solution, what each of its files adds. A bundle has none of these.
+    minutes: how long the lab takes, to five minutes, without the sections that can be left out;
+    beyond: how long these take. uses: the names of the solutions that its notebook imports. From
+    lab.toml: line, what one builds in it; track, where the lab belongs in the course; when to do
+    it, if that isn't after the labs that it uses; figure, what it wins as one figure, and wins,
+    what the figure means; table, the part of the timing table with its rows; solution, what each of
+    its files adds. A bundle has none of these.
     """
 
     name: str
     cards: dict[str, Card]
     questions: dict[str, int]
     minutes: int = 0
+    beyond: int = 0
     uses: frozenset[str] = frozenset()
     line: str = ""
     track: str = ""
@@ -137,22 +146,29 @@ def name_of(path: Path) -> str:
 
 def read_lesson(path: Path) -> Lesson:
     name, text, where = name_of(path), path.read_text(encoding="utf-8"), place_of(path)
-    cards, questions = {}, {}
-    for head, body in REGION.findall(text):
-        attributes = {key: json.loads(value) for key, value in ATTRIBUTE.findall(head)}
-        if "exercise" in attributes:
-            card = read_card(attributes, body, where)
-            if card.exercise in cards:
-                raise AuthorError(f"{where}: {card.exercise} has two cards. Keep one.")
-            cards[card.exercise] = card
-        elif "answer" in attributes:
-            require_attributes(attributes, QUESTION, where)
-            questions[attributes["answer"]] = attributes["points"]
+    cards, questions, minutes = {}, {}, {False: 0.0, True: 0.0}
+    for section in SECTION.split(text):
+        beyond = is_beyond(section)
+        minutes[beyond] += reading(section)
+        for head, body in REGION.findall(section):
+            attributes = {key: json.loads(value) for key, value in ATTRIBUTE.findall(head)}
+            if "exercise" in attributes:
+                card = read_card(attributes, body, where, beyond)
+                if card.exercise in cards:
+                    raise AuthorError(f"{where}: the card of {card.exercise} occurs twice.")
+                cards[card.exercise] = card
+                minutes[beyond] += card.minutes
+            elif "answer" in attributes:
+                require_attributes(attributes, QUESTION, where)
+                questions[attributes["answer"]] = attributes["points"]
+                minutes[beyond] += MINUTES_A_QUESTION
+    is_whole = bool(HEADER.match(text))  # in a bundle there are only cards, and no time is promised
     return Lesson(
         name,
         cards,
         questions,
-        minutes=minutes_of(text, cards, questions),
+        minutes=is_whole * promised(minutes[False]),
+        beyond=is_whole * promised(minutes[True]),
         uses=frozenset(name for pair in USED.findall(text) for name in pair if name),
         **said_of(path.with_name("lab.toml")),
     )
@@ -163,18 +179,23 @@ def place_of(path: Path) -> str:
     return f"{path.parent.name}/{path.name}"
 
 
-def minutes_of(text: str, cards: Mapping[str, Card], questions: Mapping[str, int]) -> int:
-    """Return how long a lesson takes, to five minutes: cards, reading, cells, questions.
+def promised(minutes: float) -> int:
+    """Return minutes to the nearest five."""
+    return 5 * round(minutes / 5)
 
-    Hints and model answers don't count. A bundle has only these, so nothing is promised there.
+
+def is_beyond(section: str) -> bool:
+    return section.partition("\n")[0].endswith(BEYOND)
+
+
+def reading(section: str) -> float:
+    """Return the minutes that a section's words and cells take.
+
+    Hints and model answers don't count, and neither does the file's header.
     """
-    lesson = REGION.sub(without_own, text.partition("\n---\n")[2])
-    if not lesson:
-        return 0
+    lesson = REGION.sub(without_own, HEADER.sub("", section))
     words, cells = len(CODE.sub("", lesson).split()), len(CODE.findall(lesson))
-    reading = words / WORDS_A_MINUTE + MINUTES_A_CELL * cells
-    own = sum(card.minutes for card in cards.values()) + MINUTES_A_QUESTION * len(questions)
-    return 5 * round((own + reading) / 5)
+    return words / WORDS_A_MINUTE + MINUTES_A_CELL * cells
 
 
 def without_own(region: re.Match) -> str:
@@ -191,7 +212,7 @@ def said_of(path: Path) -> dict[str, Any]:
     return said
 
 
-def read_card(attributes: dict, body: str, file: str) -> Card:
+def read_card(attributes: dict, body: str, file: str, beyond: bool) -> Card:
     """Make a card from its region's attributes and text. Raises AuthorError with the reason."""
     require_attributes(attributes, CARD, file)
     place, *hints = re.split(r"^\*\*Hint \d\.\*\*\s*", body, flags=re.MULTILINE)
@@ -204,12 +225,12 @@ def read_card(attributes: dict, body: str, file: str) -> Card:
         )
     if not 1 <= attributes["difficulty"] <= 5:
         raise AuthorError(f"{file}: the difficulty of {name} must be 1 to 5.")
-    return Card(**attributes, place=" ".join(place.split()), hints=tuple(hints))
+    return Card(**attributes, place=" ".join(place.split()), hints=tuple(hints), beyond=beyond)
 
 
 def require_attributes(attributes: dict, wanted: dict[str, type], file: str) -> None:
     found = {key: type(value) for key, value in attributes.items()}
-    if found != wanted or any(value in (0, "") for value in attributes.values()):
+    if found != wanted or any(v in (0, "") for k, v in attributes.items() if k != "points"):
         shape = " ".join(
             f'{key}="…"' if kind is str else f"{key}=…" for key, kind in wanted.items()
         )

@@ -16,6 +16,7 @@ from solutions.parallelism import (
     sequence_parallel,
     shard,
     tensor_parallel_block,
+    timeline,
     vocab_parallel_logprob,
 )
 from tests.common.attempts import right, wrong, wrong_result
@@ -124,12 +125,27 @@ wrong_result(
 )
 
 
+wrong_result(
+    timeline,
+    lambda runs: [run[2:] for run in runs],
+    "timeline returns a list of `Run(batch, step, resource, start, end)`.",
+)
+right(timeline)(lambda batches: [tuple(run) for run in timeline(batches)])
+
+
 wrong(data_parallel_gradient, "has the right numbers in torch.float64; expected torch.float32")(
     lambda local_sum, *given: data_parallel_gradient(local_sum.double(), *given)
 )
 
 GATHERED = "shifted.gather(1, columns.masked_fill(absent, 0)[:, None])[:, {}]"
 EQUIVALENT = {
+    "parallelism.timeline": {
+        "free.get(resource, 0) -> free.get(resource, -1)": "no nano-batch is ready before 0",
+    },
+    "parallelism.split_plan": {
+        "[0] * ways -> [-1] * ways": "only differences of the sums count",
+        "[0] * ways -> [1] * ways": "only differences of the sums count",
+    },
     "parallelism.shard": {
         "weight.chunk(size, dim=0) -> weight.chunk(size)": "0 is the default",
     },

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from autograder.attempt.drivers import parallelism as drivers
 from autograder.judging.draws import draw, normal
-from autograder.judging.exercise import Case, Exercise
+from autograder.judging.exercise import Case, Exercise, case_of
 from autograder.judging.random_models import random_weights
 from gpt import GPTConfig
 from solutions import parallelism as reference
@@ -232,6 +232,64 @@ def gradient_cases(generator: Generator) -> list[Case]:
     ]
 
 
+# ---------------------------------------------------------------------------------- nano-batches
+
+
+def timeline_cases(generator: Generator) -> list[Case]:
+    def case(label: str, *batches: list[tuple[str, int]]) -> Case:
+        return Case(label, {"batches": list(batches)})
+
+    def drawn(label: str, count: int) -> Case:
+        resources = ("compute", "memory", "network")
+        return case(
+            label,
+            *(
+                [
+                    (resources[draw(generator, 0, 2)], draw(generator, 1, 5))
+                    for _ in range(draw(generator, 3, 6))
+                ]
+                for _ in range(count)
+            ),
+        )
+
+    half = [("compute", 2), ("memory", 2), ("network", 2)]
+    return [
+        case("one nano-batch", [("compute", 4), ("memory", 4), ("network", 4)]),
+        case("two equal halves", half, half),
+        case("two other halves", *2 * [[("compute", 3), ("memory", 1), ("network", 2)]]),
+        case("both need one resource", [("compute", 3), ("compute", 1)], [("compute", 2)]),
+        case(
+            "the one that has been ready longer",
+            [("memory", 4), ("compute", 2), ("compute", 1)],
+            [("network", 3), ("compute", 5)],
+            [("compute", 6)],
+        ),
+        case("one nano-batch is empty", half, [], [("network", 1), *half]),
+        case("none at all"),
+        *(drawn(f"{count} nano-batches, draw {i}", count) for count in (2, 3, 4) for i in (1, 2)),
+    ]
+
+
+def split_cases(generator: Generator) -> list[Case]:
+    case = case_of("tokens", "ways")
+
+    def drawn(requests: int, ways: int) -> Case:
+        few = [(1, 1, 1, 2, 5, 64)[draw(generator, 0, 5)] for _ in range(requests)]
+        return case(f"{requests} requests, {ways} ways, drawn", few, ways)
+
+    return [
+        case("one way", [1, 5, 2], 1),
+        case("two ways, four decodes", [1, 1, 1, 1], 2),
+        case("two ways, four requests", [2, 1, 3, 5], 2),
+        case("a prompt and five decodes", [1, 1, 64, 1, 1, 1], 2),
+        case("two prompts that come last", [1, 1, 1, 48, 64], 2),
+        case("the same sum so far", [3, 2, 1, 4, 2], 3),
+        case("more ways than requests", [7, 7], 4),
+        case("no request", [], 2),
+        *(drawn(requests, ways) for requests, ways in ((6, 2), (8, 3), (9, 4))),
+    ]
+
+
 EXERCISES = (
     Exercise("parallelism.ring_all_reduce", drivers.ring_all_reduce, ring_cases),
     Exercise("parallelism.shard", drivers.shard, shard_cases, whole=("state",)),
@@ -243,4 +301,6 @@ EXERCISES = (
     Exercise("parallelism.sequence_parallel", drivers.sequence_parallel, sequence_cases),
     Exercise("parallelism.pipeline", drivers.pipeline, pipeline_cases),
     Exercise("parallelism.data_parallel_gradient", drivers.data_parallel_gradient, gradient_cases),
+    Exercise("parallelism.timeline", drivers.timeline, timeline_cases),
+    Exercise("parallelism.split_plan", drivers.split_plan, split_cases),
 )

@@ -2,6 +2,7 @@
 
 import torch
 
+from solutions.ranks.nano_batches import Run
 from solutions.ranks.schedules import Replay, replay
 from tests.samples import of
 from visuals import parallelism as visuals
@@ -52,11 +53,24 @@ TWO = {"gpipe": run(2, 3, "gpipe"), "1f1b": run(2, 3, "1f1b")}
 PER_TOKEN = {"data": 0.0, "tensor": 25600.0, "sequence": 26112.0, "pipeline": 1024.0}
 POINTS = {1024.0: 1e-4, 65536.0: 2e-4, 1048576.0: 1e-3}
 
+
+def nano_batches(decodes: int, ways: int) -> list[Run]:
+    """One operation on each resource for every nano-batch; they overlap in a staircase."""
+    each = decodes / ways
+    return [
+        Run(batch, index, resource, (batch + index) * each, (batch + index + 1) * each)
+        for batch in range(ways)
+        for index, resource in enumerate(("compute", "network"))
+    ]
+
+
 EXAMPLES = (
     of(visuals.show_ring, RING),
     of(visuals.show_cuts, WHOLE, PARTS),
     of(visuals.show_pipelines, TWO),
     of(visuals.explore_pipeline, run),
+    of(visuals.show_timelines, {"split": nano_batches(4, 2)}, "ms"),
+    of(visuals.explore_timelines, nano_batches, "ms"),
     of(visuals.show_bytes, PER_TOKEN),
     of(visuals.wire_curve, 1e-4, 1e-9, POINTS),
 )

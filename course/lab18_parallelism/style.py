@@ -127,3 +127,37 @@ def data_parallel_gradient(local_sum, tokens, group):
     require_tokens(round(total.item()))
     return torch.stack(sums).reshape(local_sum.shape) / total
     ### END SOLUTION
+
+
+def timeline(batches):
+    ### BEGIN SOLUTION
+    """A clock that jumps to the next end; each resource has a queue."""
+    next_up, since = [0] * len(batches), [0] * len(batches)
+    until, now, runs = {}, 0, []
+    while True:
+        for ready, batch in sorted((since[n], n) for n in range(len(batches))):
+            if next_up[batch] == len(batches[batch]) or ready > now:
+                continue
+            resource, takes = batches[batch][next_up[batch]]
+            if until.get(resource, 0) <= now:
+                until[resource] = since[batch] = now + takes
+                runs.append(Run(batch, next_up[batch], resource, now, now + takes))
+                next_up[batch] += 1
+        later = [time for time in (*until.values(), *since) if time > now]
+        if not later:
+            return runs
+        now = min(later)
+    ### END SOLUTION
+
+
+def split_plan(tokens, ways):
+    require_ways(ways)
+    ### BEGIN SOLUTION
+    where = {}
+    while len(where) < len(tokens):
+        most = max((t, -r) for r, t in enumerate(tokens) if r not in where)
+        so_far = [sum(tokens[r] for r in where if where[r] == part) for part in range(ways)]
+        where[-most[1]] = min(range(ways), key=so_far.__getitem__)
+    found = [[r for r in range(len(tokens)) if where[r] == part] for part in range(ways)]
+    return list(filter(None, found))
+    ### END SOLUTION

@@ -4,7 +4,16 @@ import pytest
 import torch
 
 import visuals.parallelism as lab
-from course.lab18_parallelism.samples import PARTS, PER_TOKEN, POINTS, RING, TWO, WHOLE, run
+from course.lab18_parallelism.samples import (
+    PARTS,
+    PER_TOKEN,
+    POINTS,
+    RING,
+    TWO,
+    WHOLE,
+    nano_batches,
+    run,
+)
 from tests.common.pictures import boxes, curves, heights, legend_of, names, numbers_in, read, texts
 
 # ---------------------------------------------------------------------------------------- the ring
@@ -91,6 +100,28 @@ def test_words_have_shares_and_live_microbatches():
     idle = 100 * both[0].idle
     assert found[1:3] == pytest.approx([idle, idle / (1 - idle / 100)], abs=0.06)
     assert [both[0].live[0], both[1].live[0]] == [found[4], found[5]]
+
+
+# ----------------------------------------------------------------------------------- nano-batches
+
+
+def test_operations_are_boxes_in_the_rows_of_their_resources():
+    figure = lab.show_timelines({"split": nano_batches(4, 2)}, "ms")
+    (axes,) = figure.axes
+    assert boxes(axes, dict(enumerate(lab.RANKS))) == [
+        (batch, 2 * (batch + row), 2 * (batch + row + 1), row - 0.4, row + 0.4)
+        for batch in range(2)
+        for row in range(2)
+    ]
+    assert names(axes.yaxis) == ["compute", "network"]
+    assert legend_of(figure) == ["nano-batch 0", "nano-batch 1"]
+    assert axes.get_xlabel() == "time, ms"
+
+
+def test_words_compare_the_whole_batch_with_the_split_one():
+    decodes, ways, sentence, _ = lab.explore_timelines(nano_batches, "ms").children
+    decodes.value, ways.value = 64, 4
+    assert numbers_in(read(sentence.value)) == [128, 80, 1.6]
 
 
 # ---------------------------------------------------------------------------------------- the wire

@@ -4,6 +4,7 @@ In float64, for 1 to 4 ranks; calls and bytes are counted exactly.
 """
 
 import copy
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -19,8 +20,16 @@ from torch import Tensor
 from gpt import GPTConfig, GPTLMHead
 from solutions import parallelism as lab_18
 from solutions.kv_cache import KVCache
-from solutions.parallelism import bytes_per_token, pipeline, shard, wire_bytes
+from solutions.parallelism import (
+    bytes_per_token,
+    pipeline,
+    shard,
+    split_plan,
+    timeline,
+    wire_bytes,
+)
 from solutions.ranks.group import Group, in_turns
+from solutions.ranks.nano_batches import Machine, Shape, WaitingWire, operations, run_parts
 from solutions.ranks.schedules import replay
 from tests.common.engines import assert_same, model_of, normal
 from timing.wire import Wire
@@ -259,3 +268,55 @@ STAGES, PART = r"at least one stage and one|is \"gpipe\" or", torch.randn(3, 2)
 def test_refusals(size: int, refused: Callable[[Group], Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         in_turns(size, refused)
+
+
+# ----------------------------------------------------------------------------------- nano-batches
+
+batches = st.lists(
+    st.lists(st.tuples(st.sampled_from(["compute", "memory", "network"]), st.integers(1, 5))),
+    max_size=4,
+)
+
+
+@given(batches)
+def test_no_timeline_is_shorter_than_its_busiest_resource_and_its_longest_chain(batches) -> None:
+    runs = timeline(batches)
+    work = Counter[str]()
+    for resource, seconds in (operation for batch in batches for operation in batch):
+        work[resource] += seconds
+    end = max([0, *(run.end for run in runs)])
+    assert end >= max([0, *work.values(), *(sum(s for _, s in batch) for batch in batches)])
+    assert end <= work.total()
+    for resource in work:
+        own = [run for run in runs if run.resource == resource]
+        assert all(one.end <= other.start for one, other in itertools.pairwise(own))
+
+
+@given(st.lists(st.integers(1, 99), max_size=12), st.integers(1, 5))
+def test_each_request_is_in_one_nano_batch_and_none_is_much_larger(tokens, ways) -> None:
+    parts = split_plan(tokens, ways)
+    assert sorted(itertools.chain(*parts)) == list(range(len(tokens)))
+    assert len(parts) == min(ways, len(tokens))
+    sums = [sum(tokens[request] for request in part) for part in parts]
+    for part, total in zip(parts, sums, strict=True):
+        assert total - min(tokens[request] for request in part) <= min(sums)
+
+
+def test_halves_read_the_weights_again_and_the_wire_takes_as_long_for_twice_the_calls() -> None:
+    shape = Shape(layers=1, width=8, inner=16, kv_width=4, ranks=2)
+    machine = Machine(flops=1e12, bandwidth=1.0, wire=1e12, alpha=1.0)
+    whole, half = (operations(requests * [(1, 3)], shape, machine) for requests in (2, 1))
+    for (resource, seconds), (_, in_half) in zip(whole, half, strict=True):
+        assert in_half == pytest.approx(seconds / 2 if resource == "memory" else seconds)
+
+
+def test_nano_batches_in_threads_compute_what_one_batch_does() -> None:
+    model = model_of(GPTLMHead, CONFIG, 0)
+    carried: list[int] = []
+    wire = WaitingWire(lambda sent: carried.append(sent) or 0)
+    (whole,), _ = run_parts(model, [IDS], wire)
+    halves, seconds = run_parts(model, list(IDS.chunk(2)), wire)
+    assert_same(torch.cat(halves), whole)
+    assert seconds > 0
+    messages = 2 * CONFIG.n_layer
+    assert carried == messages * [whole.nbytes] + 2 * messages * [whole.nbytes // 2]

@@ -230,3 +230,28 @@ def data_parallel_gradient(attempt: Attempt, ranks: list[Own]) -> list[Seen]:
     if not any(own["tokens"] for own in ranks):
         return [Seen("A call without a token on any rank", tried(on_each_rank, attempt, ranks)[1])]
     return returned(on_each_rank(attempt, ranks))
+
+
+# --------------------------------------------------------------------------------- nano-batches
+
+
+def timeline(attempt: Attempt, batches: list[list[tuple[str, int]]]) -> list[Seen]:
+    """When each operation runs. What starts at the same time may be listed in any order."""
+    found = attempt(batches)
+    if not isinstance(found, list) or any(
+        not isinstance(run, tuple) or len(run) != 5 for run in found
+    ):
+        raise TypeError("timeline returns a list of `Run(batch, step, resource, start, end)`.")
+    runs = in_numbers([tuple(run) for run in found])
+    seen = [Seen("The number of operations that run", len(runs))]
+    starts = [start for _, _, _, start, _ in runs]
+    seen += [Seen("The list of starts", "ascends" if starts == sorted(starts) else "does not")]
+    for batch, step, resource, start, end in sorted(runs, key=lambda run: (run[3], *run[:2])):
+        told = f"runs on {resource} from {start:g} to {end:g}"
+        seen.append(Seen(f"Operation {step} of nano-batch {batch}", told))
+    return seen
+
+
+def split_plan(attempt: Attempt, tokens: list[int], ways: int) -> list[Seen]:
+    seen = [Seen("The list of requests of each nano-batch", in_numbers(attempt(tokens, ways)))]
+    return [*seen, Seen("A call with 0 `ways`", tried(attempt, tokens, 0)[1])]
