@@ -138,4 +138,16 @@ def the_same_dictionaries(messages):
     ]
 
 
-EQUIVALENT: dict[str, dict[str, str]] = {}
+SIZES = "'mean': len(logprobs[number]), 'bytes': len(texts[number].encode())}"
+
+EQUIVALENT = {
+    "thinking.Budget.advance": {
+        "inner < self.thinking -> inner <= self.thinking": "no text is ever in that state",
+    },
+    "thinking.majority": {
+        "votes[answer] += 1 -> votes[answer] += 2": "all votes count twice",
+    },
+    "thinking.best_of": {
+        f"sizes = {{'sum': 1, {SIZES} -> sizes = {{'sum': 2, {SIZES}": "all sums are halved",
+    },
+}

@@ -120,6 +120,7 @@ def push_cases(generator: torch.Generator) -> list[Case]:
         case("the beginning of a mark that isn't one", end, ["a</th", "at", end, "b"]),
         case("a beginning within a beginning", end, ["<</th", "<", "/think", ">1"]),
         case("a second mark, in the answer", end, [f"a{end}b", end, "c</th", "d"]),
+        case("two marks in one piece", end, [f"a{end}b{end}c"]),
         case("empty pieces", end, ["", "a", "", end, "", "b", ""]),
         case("the answer in the piece that ends the mark", end, ["a<", "/think>b"]),
         case("another mark", "aab", ["caa", "ab", "aab"]),
@@ -188,6 +189,15 @@ def best_of_cases(generator: torch.Generator) -> list[Case]:
         *(case(f"long words, by {by}", *words, by) for by in kinds),
         *(case(f"equal ones, by {by}", ["ab", "ba"], [[-1.0], [-1.0]], by) for by in kinds),
         *(case(f"a letter of two bytes, by {by}", *accents, by) for by in kinds),
+        *(
+            case(
+                f"a sure and an unsure token, by {by}",
+                ["abc", "bcd"],
+                [[-0.1, -4.0], [-1.5, -1.5]],
+                by,
+            )
+            for by in kinds
+        ),
         case("the last is the best", ["a", "b", "c"], [[-3.0], [-2.0], [-1.0]], "sum"),
         *(case(f"six more, by {by}", texts, logprobs, by) for by in kinds),
     ]
@@ -264,6 +274,7 @@ def without_thoughts_cases(generator: torch.Generator) -> list[Case]:
         case("two answers after a call", user, calls, result, thinks, plain),
         case("thoughts before the first question", thinks, user, thinks, user),
         case("no message of a user", system, thinks),
+        case("no message of a user, thoughts first", thinks, plain),
         case("an empty thought", user, says("assistant", "1") | {"reasoning_content": ""}, user),
         case(
             "thoughts that are None",
