@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt import load_tokenizer
+from gpt import GPTLMHead, load_tokenizer
 from solutions.constrained import IndexGuide, vocabulary_bytes
 from solutions.decoding import SamplingParams
 from solutions.grammars.regex import parse
@@ -47,8 +47,9 @@ def budget(sums):
 
 
 def answered(sums, budget, most, questions, k=0) -> list[Sample]:
-    drafter = (lambda: NgramDrafter(sums[0].config.vocab_size)) if k else None
-    asking = Asking(*sums, drafter, k)
+    drafter = (lambda: NgramDrafter(vocab_size=259)) if k else None
+    model, tokenizer = sums
+    asking = Asking(model, tokenizer, drafter, k)
     return asking.samples([asking.submit(prompt_of(q), budget(most), 32) for q in questions])
 
 
@@ -142,7 +143,7 @@ def test_the_prompt_of_many_samples_is_computed_once(sums, budget):
 
 def test_logprobs_are_those_of_the_model(sums, budget):
     [sample] = answered(sums, budget, 4, [[2, 7, 1]])
-    model, tokenizer = sums
+    model, tokenizer = GPTLMHead.from_pretrained("sums"), sums[1]
     ids = torch.tensor([tokenizer.encode(prompt_of([2, 7, 1])) + sample.ids])
     rows = model(ids, torch.arange(ids.shape[1])[None])[0].log_softmax(-1)
     before = ids.shape[1] - len(sample.ids) - 1
