@@ -8,15 +8,21 @@ from autograder.attempt.drivers import thinking as drivers
 from autograder.judging.draws import draw
 from autograder.judging.exercise import Case, Exercise, case_of
 from solutions import thinking as reference
+from solutions.constrained import Automaton
 from solutions.grammars.regex import parse
 
 # ------------------------------------------------------------------------------------- a budget
 
 
+def packed(automaton: Automaton) -> list[tuple[bytes, list[int]]]:
+    """Return the edges as they are sent, of each state its bytes and the state after each."""
+    return [(bytes(out), list(out.values())) for out in automaton.edges]
+
+
 def closing_cases(generator: torch.Generator) -> list[Case]:
     def case(label: str, pattern: str, end: bytes) -> Case:
         whole = reference.thoughtful(parse(pattern), end)
-        data = {"edges": whole.edges, "accepting": sorted(whole.accepting), "end": end}
+        data = {"edges": packed(whole), "accepting": sorted(whole.accepting), "end": end}
         return Case(label, data)
 
     letters = "".join(chr(97 + draw(generator, 0, 3)) for _ in range(4))
@@ -41,8 +47,8 @@ def budget_data(most: int, pattern: str = "1|12") -> dict[str, Any]:
     shut = reference.closing(whole, b"<>")
     accepting = sorted(whole.accepting)
     return {
-        "free": whole.edges,
-        "shut": shut.edges,
+        "free": packed(whole),
+        "shut": packed(shut),
         "accepting": accepting,
         "words": WORDS,
         "most": most,

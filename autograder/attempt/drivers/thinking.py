@@ -10,13 +10,19 @@ from autograder.attempt.records import Attempt, Seen, as_it_was, one_call, thing
 from solutions.constrained import Automaton, IndexGuide
 
 RESULT = "What it returned"
-Edges = list[dict[int, int]]
+Edges = list[tuple[bytes, list[int]]]  # of each state: its bytes, and the state after each
+
+
+def automaton_of(edges: Edges, accepting: list[int]) -> Automaton:
+    unpacked = [dict(zip(out, ends, strict=True)) for out, ends in edges]
+    return Automaton(unpacked, frozenset(accepting))
+
 
 # ------------------------------------------------------------------------------------- a budget
 
 
 def closing(attempt: Attempt, edges: Edges, accepting: list[int], end: bytes) -> list[Seen]:
-    given = Automaton([dict(out) for out in edges], frozenset(accepting))
+    given = automaton_of(edges, accepting)
     found = attempt(given, end)
     if not (hasattr(found, "edges") and hasattr(found, "accepting")):
         return [Seen(RESULT, f"is {kind_or_none(found)}")]
@@ -24,8 +30,7 @@ def closing(attempt: Attempt, edges: Edges, accepting: list[int], end: bytes) ->
     for state, out in enumerate(found.edges):
         seen.append(Seen("The automaton", told(out), f"in state {state}"))
     seen.append(Seen("The list of states in which a text may end", sorted(found.accepting)))
-    now = given.edges, sorted(given.accepting)
-    return [*seen, as_it_was("`whole`", now, (edges, sorted(accepting)))]
+    return [*seen, as_it_was("`whole`", given, automaton_of(edges, accepting))]
 
 
 def told(out: dict[int, int]) -> str:
@@ -41,8 +46,7 @@ def budget_of(
 ) -> Any:
     """The last of the words is EOS, without bytes. Thoughts end with its first two."""
     guides = [
-        IndexGuide(Automaton(edges, frozenset(accepting)), words, len(words) - 1)
-        for edges in (free, shut)
+        IndexGuide(automaton_of(edges, accepting), words, len(words) - 1) for edges in (free, shut)
     ]
     return attempt(*guides, 2, most)
 
