@@ -25,16 +25,17 @@ from solutions.speculative import Round, expected_tokens, speed_up
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
 TARGET, DRAFT, SMALL = "fable", "fable-draft", "fable-small"
+SUMS = "sums"  # lab 25's, which knows no words
 ALL = pytest.mark.parametrize("name", [TARGET, DRAFT, SMALL])
 WEB = "https://example.org/books?q=é, ½, 魔法, 🐺\t\r\n\n  end"
 PROSE = "'Who are you?' said the  wolf.\nThe fox didn't answer: it was already gone."
 
 
 def test_the_models_ship():
-    assert set(shipped_models()) == {TARGET, DRAFT, SMALL}
+    assert set(shipped_models()) == {TARGET, DRAFT, SMALL, SUMS}
 
 
-@ALL
+@pytest.mark.parametrize("name", [TARGET, DRAFT, SMALL, SUMS])
 def test_it_is_stored_in_16_bits_and_loads_in_32(name):
     stored = load_file(MODELS / name / "model.safetensors")
     assert {weight.dtype for weight in stored.values()} <= {torch.float16, torch.bfloat16}
@@ -45,7 +46,7 @@ def test_it_is_stored_in_16_bits_and_loads_in_32(name):
 
 
 def test_together_they_fit_in_the_repository():
-    folders = [MODELS / name for name in (TARGET, DRAFT, SMALL)]
+    folders = [MODELS / name for name in (TARGET, DRAFT, SMALL, SUMS)]
     assert all(folder.is_dir() for folder in folders)
     files = [file for folder in folders for file in folder.rglob("*") if file.is_file()]
     assert sum(file.stat().st_size for file in files) <= 30_000_000
@@ -125,6 +126,24 @@ def test_its_tokenizer_is_lossless_and_fits_the_model(name):
     assert tokenizer.eos_token_id == config.eos_token_id
     assert tokenizer.encode(END_OF_TEXT) == [config.eos_token_id]
     assert len(tokenizer.encode(PROSE)) < len(PROSE) / 2
+
+
+def test_sums_reads_bytes_and_two_marks():
+    tokenizer, model = load_tokenizer(SUMS), GPTLMHead.from_pretrained(SUMS)
+    for text in (PROSE, WEB, "", " "):
+        assert len(tokenizer.encode(text)) == len(text.encode())
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert len(tokenizer.encode("27=<think>02</think>13<|endoftext|>")) == 10
+    assert len(tokenizer) == model.config.vocab_size
+    assert tokenizer.model_max_length == model.config.n_positions
+    assert tokenizer.eos_token_id == model.config.eos_token_id
+    card = (MODELS / SUMS / "README.md").read_text(encoding="utf-8")
+    for said in ("license:", "models/train_sums.py", "seed", f"{model_size(model):,}"):
+        assert said in card
+
+
+def model_size(model: GPTLMHead) -> int:
+    return sum(weight.numel() for weight in model.parameters())
 
 
 @pytest.mark.parametrize("name", [DRAFT, SMALL])
