@@ -117,7 +117,8 @@ def serve_pipe(pipe: Connection, settings: Settings, labs: Labs) -> None:
     try:
         engine = EngineThread(load(settings, labs), lambda outputs: send(outputs))
     except ValueError as error:
-        pipe.send(error)
+        with contextlib.suppress(OSError):  # the server was ended meanwhile
+            pipe.send(error)
         return
     gc.freeze()  # what is loaded stays, so looking for garbage in it would only hold up a step
     sent: Any = None
