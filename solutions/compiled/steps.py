@@ -26,7 +26,6 @@ from solutions.one_kernel import (
     gelu,
     i32,
     mlp,
-    multiply,
     multiply4,
     normalize,
     take_share,
@@ -86,7 +85,7 @@ def multiply_pairs(
     both. The compiler gives the sums of both loops one order. (Four at a time weren't faster.)
     """
     whole = len(x) // 2 * 2
-    for n in range(first, last if whole else first):
+    for n in range(first, last):
         w = weight[n]
         for r in range(0, whole, 2):
             a, b, p, q = x[r], x[r + 1], f32(0), f32(0)
@@ -96,7 +95,12 @@ def multiply_pairs(
             for k, total in enumerate((p, q)):
                 made = total * scale[n] + bias[n]
                 out[r + k, n] = out[r + k, n] + made if added else made
-    multiply(x[whole:], weight, scale, bias, first, last, out[whole:], added)
+        for r in range(whole, len(x)):  # the odd one; called apart, its sum gets another order
+            a, p = x[r], f32(0)
+            for i in range(len(w)):
+                p += a[i] * f32(w[i])
+            made = p * scale[n] + bias[n]
+            out[r, n] = out[r, n] + made if added else made
 
 
 products = multiply_pairs if ONE_STREAM else multiply4  # a learner's in a step with their own
