@@ -123,12 +123,6 @@ def test_a_lesson_ends_with_code_of_engines_that_one_can_now_read(lab: str) -> N
     assert "**Now you can answer:**" in real_ones(lab)
 
 
-@pytest.mark.parametrize("lab", LABS)
-def test_a_lab_reads_the_code_of_an_engine_at_one_commit(lab: str) -> None:
-    pins = set(PINNED.findall(real_ones(lab)))
-    assert len(pins) == len({engine for engine, _ in pins})
-
-
 @every_lab
 def test_the_answer_to_a_question_in_passing_is_folded_below_it(lab: str) -> None:
     text = (lessons()[lab].room / "lesson.md").read_text(encoding="utf-8")
