@@ -11,17 +11,17 @@ length, with more and more thoughts. It takes about six minutes on one free core
 import argparse
 import random
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from torch import Tensor
 from tqdm import trange
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from models.train import END_OF_TEXT, lr_factor, new_model, new_optimizers, save_model, take_step
+from solutions.adapted.training import IGNORED, Turn, answers
 from solutions.thoughts.chains import (
     CLOSED,
     LENGTHS,
@@ -35,7 +35,6 @@ from solutions.thoughts.chains import (
 SHAPE = argparse.Namespace(family="gpt2", layers=3, width=96, heads=4, context=64, dropout=0.0)
 ROWS = 64  # questions in a step
 QUESTIONS = 200  # of each length, at the end
-IGNORED = -100  # the label that cross_entropy leaves out
 
 
 def new_tokenizer() -> PreTrainedTokenizerFast:
@@ -57,22 +56,15 @@ def new_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def draw_rows(
-    tokenizer: PreTrainedTokenizerFast, rng: random.Random
-) -> tuple[Int[Tensor, "rows seq"], Int[Tensor, "rows seq"]]:
-    """Draw the inputs of a step and their labels, which leave out questions and padding."""
-    rows, labels = [], []
-    for _ in range(ROWS):
+def turns(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Iterator[Turn]:
+    """Draw questions without end, each with the thoughts and the answer that should follow."""
+    while True:
         digits = draw(rng)
         thoughts = thoughts_of(digits)
         if rng.random() < 0.5:
             thoughts = thoughts[: rng.randrange(len(thoughts) + 1)]
-        asked = tokenizer.encode(prompt_of(digits))
-        ids = asked + tokenizer.encode(thoughts + CLOSED + answer_of(digits) + END_OF_TEXT)
-        rows.append(torch.tensor(ids))
-        labels.append(torch.tensor([IGNORED] * len(asked) + ids[len(asked) :]))
-    padded = torch.nn.utils.rnn.pad_sequence
-    return padded(rows, batch_first=True), padded(labels, batch_first=True, padding_value=IGNORED)
+        written = thoughts + CLOSED + answer_of(digits)
+        yield tokenizer.encode(prompt_of(digits)), tokenizer.encode(written)
 
 
 @torch.no_grad()
@@ -91,16 +83,9 @@ def share_right(
             tokens[open_] = closed
         open_ &= tokens != closed
         ids = torch.cat([ids, tokens[:, None]], dim=1)
-    answers = [tokenizer.decode(row).split(CLOSED)[1][:2] for row in ids]
-    pairs = zip(answers, questions, strict=True)
+    found = [tokenizer.decode(row).split(CLOSED)[1][:2] for row in ids]
+    pairs = zip(found, questions, strict=True)
     return sum(a == answer_of(digits) for a, digits in pairs) / len(ids)
-
-
-def loss_of(
-    model: PreTrainedModel, ids: Int[Tensor, "rows seq"], labels: Int[Tensor, "rows seq"]
-) -> Float[Tensor, ""]:
-    logits = model(ids[:, :-1], use_cache=False).logits.flatten(0, 1)
-    return F.cross_entropy(logits, labels[:, 1:].flatten(), ignore_index=IGNORED)
 
 
 def train(out: Path, steps: int, lr: float, seed: int) -> None:
@@ -110,8 +95,11 @@ def train(out: Path, steps: int, lr: float, seed: int) -> None:
     torch.manual_seed(seed)
     model = new_model(SHAPE, len(tokenizer), tokenizer.eos_token_id).train()
     optimizers = new_optimizers(model, lr)
+    batches = answers(turns(tokenizer, rng), tokenizer.eos_token_id, ROWS)
     for step in (progress := trange(steps, unit="step", disable=None)):
-        loss = loss_of(model, *draw_rows(tokenizer, rng))
+        inputs, targets = next(batches)
+        logits = model(inputs, use_cache=False).logits
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
         loss.backward()
         take_step(optimizers, lr * lr_factor(step, steps))
         progress.set_postfix(loss=f"{loss.item():.3f}")

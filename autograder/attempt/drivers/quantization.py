@@ -9,7 +9,7 @@ from jaxtyping import Float, Int8, UInt8
 from torch import Tensor, nn
 
 from autograder.attempt.lent import sealed
-from autograder.attempt.records import Attempt, Seen, form_of, one_call
+from autograder.attempt.records import Attempt, Seen, form_of, one_call, parts
 from autograder.attempt.tensors import bytes_of, snapshot, tensors_in
 
 Weight = Float[Tensor, "n_in n_out"]
@@ -169,12 +169,8 @@ two_of_four = one_call(__name__, "two_of_four", "Which weights stay", "scores")
 
 
 def compressed(attempt: Attempt, weight: Weight, kept: Tensor) -> list[Seen]:
-    found = attempt(weight, kept)
-    seen = [Seen("What it returned", told_of(found, "values", "places"))]
-    if not is_several(found, 2):
-        return seen
-    values, places = found
-    return [*seen, Seen("`values`", values), Seen("`places`", places)]
+    rule = "compressed returns values and places"
+    return parts(attempt(weight, kept), rule, "`values`", "`places`")
 
 
 def sparse_gpt(
@@ -198,8 +194,5 @@ MOST_BLOCKS = 20  # whose scores are looked at
 def without_heads(
     attempt: Attempt, weight: Weight, bias: Row, out: Weight, n_head: int, kept: list[int]
 ) -> list[Seen]:
-    found = attempt(weight, bias, out, n_head, kept)
-    seen = [Seen("What it returned", told_of(found, "weight", "bias", "out"))]
-    if not is_several(found, 3):
-        return seen
-    return [*seen, *map(Seen, ("`weight`", "`bias`", "`out`"), found)]
+    rule = "without_heads returns a weight, a bias and the weight behind attention"
+    return parts(attempt(weight, bias, out, n_head, kept), rule, "`weight`", "`bias`", "`out`")
