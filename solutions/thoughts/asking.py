@@ -60,10 +60,8 @@ class Asking(Watcher):
         self.engine: Engine = new_engine(model, limits, self.note, new_drafter, k, parts)
         watch(self.engine, self)
         self.constraints = dict[int, Constraint]()
-        self.ids, self.logprobs = (
-            defaultdict[int, list[int]](list),
-            defaultdict[int, list[float]](list),
-        )
+        self.ids = defaultdict[int, list[int]](list)
+        self.logprobs = defaultdict[int, list[float]](list)
 
     @property
     def work(self) -> int:

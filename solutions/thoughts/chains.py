@@ -4,7 +4,7 @@ A question is a row of digits. Begin with 0, and for each digit d replace the va
 which the last two digits are kept. The answer is the last value, and thoughts are all values, two
 digits each. So a question of n digits needs 2n tokens of thoughts:
 
-    2718=<think>02132875</think>75
+    2718=<think>02134028</think>28
 
 Each step is easy, but a forward pass has few layers. An answer at once would need all of the steps
 in one pass. Source: Feng et al., "Towards revealing the mystery behind chain of thought: a
