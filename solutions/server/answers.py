@@ -41,11 +41,11 @@ class Piece:
     """
 
     index: int
-    text: str
-    finish_reason: str | None
-    ids: list[int]
-    logprobs: list[TokenLogprob | None]
-    offsets: list[int]
+    text: str = ""
+    finish_reason: str | None = None
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
     deltas: list[Delta] = field(default_factory=list)
     is_first: bool = True
 
@@ -194,7 +194,7 @@ class Answers:
                             echoed = len(prompt.text)
                         if body.max_tokens == 0:  # the engine always writes a token
                             reason = "length"
-                            yield Piece(index, "", reason, [], [], [])
+                            yield Piece(index, finish_reason=reason)
                             break
                     shown, offsets = "", list[int]()
                     for token in output.new_ids:
@@ -209,10 +209,12 @@ class Answers:
                     if reason is not None:
                         shown += text.finish()
                     thoughts, calls = parts.taken() if parts else ([], [])
-                    new = [Piece(index, "", None, [], [], [], [delta]) for delta in thoughts]
-                    if shown or not thoughts + calls:
-                        new.append(Piece(index, shown, None, [], [], []))
-                    new += [Piece(index, "", None, [], [], [], [delta]) for delta in calls]
+                    words = [Piece(index, shown)] if shown or not thoughts + calls else []
+                    before_words, after_words = (
+                        [Piece(index, deltas=[delta]) for delta in deltas]
+                        for deltas in (thoughts, calls)
+                    )
+                    new = before_words + words + after_words
                     new[0] = replace(new[0], ids=ids, logprobs=[*logprobs], offsets=offsets)
                     new[-1] = replace(new[-1], finish_reason=self.told(reason, body, parts))
                     for piece in new:
@@ -234,14 +236,10 @@ class Answers:
 
     def told(self, reason: str | None, body: Body, parts: TextInParts | None) -> str | None:
         """Return the reason that a client is told."""
-        if (
-            reason is None
-            or parts is None
-            or parts.calls is None
-            or isinstance(body, CompletionBody)
-        ):
-            return reason
-        return str(self.labs("tools").finish_reason(reason, parts.calls.count, body.tool_choice))
+        if reason and parts and parts.calls and isinstance(body, ChatBody):
+            count = parts.calls.count
+            return str(self.labs("tools").finish_reason(reason, count, body.tool_choice))
+        return reason
 
     def begin(self, answer: Answer, index: int, output: TextOutput, now: float) -> None:
         """Count a text's first token. Of the copies of a prompt, the first one counts it."""
