@@ -35,6 +35,13 @@ from solutions.thoughts.chains import (
 SHAPE = argparse.Namespace(family="gpt2", layers=3, width=96, heads=4, context=64, dropout=0.0)
 ROWS = 64  # questions in a step
 QUESTIONS = 200  # of each length, at the end
+CHAT = (  # the model reads one question, so only the last message of a chat
+    "{% set message = messages[-1] %}{% set question = message.content | trim %}"
+    "{% set others = question | list | reject('in', '0123456789') | list %}"
+    "{% if message.role != 'user' or others or not 2 <= question | length <= 8 %}"
+    "{{ raise_exception('A question for this model has 2 to 8 digits, such as 2718.') }}{% endif %}"
+    f"{{{{ question }}}}={OPENED}"
+)
 
 
 def new_tokenizer() -> PreTrainedTokenizerFast:
@@ -52,6 +59,7 @@ def new_tokenizer() -> PreTrainedTokenizerFast:
         eos_token=END_OF_TEXT,
         model_max_length=SHAPE.context,
     )
+    tokenizer.chat_template = CHAT
     tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in (OPENED, CLOSED)])
     return tokenizer
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import LogLocator
 
 from visuals.style import (
     BLUE,
@@ -57,22 +58,18 @@ def show_spending(curves: Mapping[str, Sequence[Point]]) -> Picture:
     """
     figure, (axes,) = new_figure(height=3.4)
     for (name, points), (color, dashes, marker) in zip(curves.items(), CURVES, strict=False):
-        axes.errorbar(
-            [point.tokens for point in points],
-            [point.share for point in points],
-            [point.error for point in points],
-            color=color,
-            ls=dashes,
-            marker=marker,
-            lw=1.8,
-            ms=5,
-            capsize=3,
-            label=name,
-        )
-    axes.set(xlabel="new tokens for a question", ylim=(-0.04, 1.06), title="right answers")
+        across, up = [point.tokens for point in points], [point.share for point in points]
+        axes.plot(across, up, dashes, color=color, marker=marker, lw=1.8, ms=5, label=name)
+        for point in points:  # a bar each, or the picture's words would have its caps as lines
+            bar = point.tokens, point.share, point.error
+            axes.errorbar(*bar, fmt="none", ecolor=color, elinewidth=1.8, capsize=3)
+    axes.set(xlabel="new tokens for a question, on average", ylim=(-0.04, 1.06))
+    axes.set_title("right answers, with standard errors")
     axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    axes.xaxis.set_major_locator(LogLocator(base=2, subs=(1, 1.5)))  # 4, 6, 8, 12, 16
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
+    axes.yaxis.set_major_formatter("{x:.0%}")
     axes.grid(axis="y")
     legend_above(figure, handlelength=3)
     return figure
@@ -102,7 +99,7 @@ def show_thoughts(texts: Mapping[str, tuple[str, str]], right: str) -> Picture:
     bare(axes)
     name_rows(axes, texts)
     axes.set(xlim=(-0.6, longest + 0.6), xticks=[])
-    axes.set_title(f"the right answer is {right}")
+    axes.set_title(f"the right answer is {right}; the gap is the mark")
     draw_legend(figure, {"thoughts": THOUGHT, "a right answer": RIGHT, "a wrong one": WRONG})
     return figure
 
@@ -116,10 +113,11 @@ def show_votes(votes: Sequence[Mapping[str, int]], n: int) -> Picture:
     figure, (axes,) = new_figure(height=2.8)
     counts = range(1, len(votes) + 1)
     ranks = [sorted([0, 0, *those.values()])[-2:] for those in votes]
-    both = {"lead": [first - second for second, first in ranks], "left": [n - c for c in counts]}
+    lead, left = [first - second for second, first in ranks], [n - count for count in counts]
+    both = {"lead of the answer in front": lead, "samples left": left}
     for (name, curve), (color, dashes, marker) in zip(both.items(), CURVES, strict=False):
         axes.plot(counts, curve, dashes, color=color, lw=2, marker=marker, label=name)
-    over = [count for count, lead, left in zip(counts, *both.values(), strict=True) if lead > left]
+    over = [count for count, ahead, rest in zip(counts, lead, left, strict=True) if ahead > rest]
     if over:
         axes.axvline(over[0], color=GRAY, ls=":")
         axes.annotate(f"decided after {over[0]}", (over[0], n), (4, -4),

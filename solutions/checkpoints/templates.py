@@ -26,6 +26,7 @@ from solutions.gguf.file import GGUF, gguf_in
 LONGEST_TEMPLATE = 100_000  # characters; the longest known ones have about 20,000
 LONGEST_CHAT = 4_000_000  # characters that a template may write
 CALL = "tools", "<tool_call>", '"arguments": '
+THOUGHTS = "<think>", "</think>"  # the marks around them, as DeepSeek-R1 and Qwen3 write them
 BREAK = "\ue000"  # private use: a character that stands for no text
 
 
@@ -83,14 +84,16 @@ class ChatTemplate:
     """Writes chats down as a model has learned to read them, as token ids.
 
     ends: the control tokens that a template calls bos_token and eos_token. writes_calls: whether it
-    takes tools, and writes calls in the form of CALL, as Qwen's do. Raises ValueError for a
-    template that isn't one.
+    takes tools, and writes calls in the form of CALL, as Qwen's do. thinks: whether it knows of
+    THOUGHTS, so that the model thinks before it answers. Raises ValueError for a template that
+    isn't one.
     """
 
     def __init__(self, template: str, tokenizer: Tokenizer, ends: Mapping[str, str]) -> None:
         if len(template) > LONGEST_TEMPLATE:
             raise ValueError(f"A chat template has at most {LONGEST_TEMPLATE:,} characters here.")
         self.ends, self.writes_calls = ends, all(part in template for part in CALL)
+        self.thinks = THOUGHTS[0] in template
         try:
             self.template = Sandbox().from_string(template)
         except TemplateError as error:

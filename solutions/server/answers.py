@@ -11,15 +11,22 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from solutions.server.calls import CallText, Delta
 from solutions.server.chats import ChatBody
 from solutions.server.engine_process import EngineProcess
 from solutions.server.engine_thread import EngineThread
-from solutions.server.messages import EngineFault, TextOutput, TextRequest, TokenLogprob
+from solutions.server.messages import (
+    Calling,
+    EngineFault,
+    TextOutput,
+    TextRequest,
+    Thinking,
+    TokenLogprob,
+)
 from solutions.server.metrics import Metrics
 from solutions.server.protocol import CompletionBody
 from solutions.server.requests import Body, Requests
 from solutions.server.settings import Labs
+from solutions.server.texts import Delta, TextInParts
 from solutions.server.tokens import Growing
 
 
@@ -29,16 +36,16 @@ class Piece:
 
     logprobs: of the tokens, if they are asked for; None for a token that nothing comes before.
     offsets: for each token, how many characters of the text come before it. deltas: what is added
-    to the text's calls; a piece of a stream has one of them at most, and no text beside it.
+    to its thoughts and calls; a piece of a stream has one of them at most, and no text beside it.
     is_first: whether no piece of the text comes before it.
     """
 
     index: int
-    text: str
-    finish_reason: str | None
-    ids: list[int]
-    logprobs: list[TokenLogprob | None]
-    offsets: list[int]
+    text: str = ""
+    finish_reason: str | None = None
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
     deltas: list[Delta] = field(default_factory=list)
     is_first: bool = True
 
@@ -54,6 +61,7 @@ class Answer:
     texts: list[TextRequest]
     cached_tokens: int = 0
     completion_tokens: int = 0
+    reasoning_tokens: int = 0
     embeddings: dict[int, list[float]] = field(default_factory=dict)
     arrived: float = field(default_factory=time.monotonic)
 
@@ -63,8 +71,8 @@ class Answer:
 
     @property
     def prompt_tokens(self) -> int:
-        """The tokens of all prompts, each of which has n texts."""
-        return sum(len(text.prompt) for text in self.texts) // self.body.n
+        """The tokens of all prompts, each of which has several texts."""
+        return sum(len(text.prompt) for text in self.texts) // self.body.samples
 
     def usage(self) -> dict[str, Any]:
         return {
@@ -72,6 +80,7 @@ class Answer:
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
         }
 
 
@@ -164,10 +173,10 @@ class Answers:
         """Yield the pieces of one text, up to the one that has a reason why it ends."""
         request, body = answer.texts[index], answer.body
         grown = Growing(self.bytes_of)
-        calls = None
-        if isinstance(body, ChatBody) and body.calling and body.calling.tools:
-            calls = CallText(self.labs("tools"), self.lab, grown, body)
-        text = calls or self.lab.TextStream(grown, request.stops)
+        parts = None
+        if isinstance(request.language, Calling | Thinking):
+            parts = TextInParts(self.labs, grown, request.language, body.stop)
+        text = parts or self.lab.TextStream(grown, request.stops)
         first = last = 0.0
         has_begun, is_first, count, reason = False, True, 0, None
         echoed = 0  # characters of the prompt that come before the answer
@@ -185,7 +194,7 @@ class Answers:
                             echoed = len(prompt.text)
                         if body.max_tokens == 0:  # the engine always writes a token
                             reason = "length"
-                            yield Piece(index, "", reason, [], [], [])
+                            yield Piece(index, finish_reason=reason)
                             break
                     shown, offsets = "", list[int]()
                     for token in output.new_ids:
@@ -199,12 +208,15 @@ class Answers:
                     reason = "stop" if text.has_stopped else output.finish_reason
                     if reason is not None:
                         shown += text.finish()
-                    new, told = [Piece(index, shown, None, ids, [*logprobs], offsets)], reason
-                    if calls is not None:
-                        deltas = calls.taken()
-                        new += [Piece(index, "", None, [], [], [], [delta]) for delta in deltas]
-                        told = reason and calls.finish_reason(reason)
-                    new[-1] = replace(new[-1], finish_reason=told)
+                    thoughts, calls = parts.taken() if parts else ([], [])
+                    words = [Piece(index, shown)] if shown or not thoughts + calls else []
+                    before_words, after_words = (
+                        [Piece(index, deltas=[delta]) for delta in deltas]
+                        for deltas in (thoughts, calls)
+                    )
+                    new = before_words + words + after_words
+                    new[0] = replace(new[0], ids=ids, logprobs=[*logprobs], offsets=offsets)
+                    new[-1] = replace(new[-1], finish_reason=self.told(reason, body, parts))
                     for piece in new:
                         if piece.text or piece.logprobs or piece.deltas or piece.finish_reason:
                             yield replace(piece, is_first=is_first)
@@ -216,17 +228,25 @@ class Answers:
                 self.requests.release(request)
             self.metrics.tokens("completion" if reason else "aborted", count)
             self.metrics.ended(reason, count, last - answer.arrived)
-            if calls is not None:
-                self.metrics.called(*calls.counts)
+            if parts is not None:
+                answer.reasoning_tokens += parts.reasoning_tokens
+                self.metrics.called(*parts.called)
             if count > 1 and reason:
                 self.metrics.tpot((last - first) / (count - 1))
+
+    def told(self, reason: str | None, body: Body, parts: TextInParts | None) -> str | None:
+        """Return the reason that a client is told."""
+        if reason and parts and parts.calls and isinstance(body, ChatBody):
+            count = parts.calls.count
+            return str(self.labs("tools").finish_reason(reason, count, body.tool_choice))
+        return reason
 
     def begin(self, answer: Answer, index: int, output: TextOutput, now: float) -> None:
         """Count a text's first token. Of the copies of a prompt, the first one counts it."""
         text = answer.texts[index]
         self.requests.begin(text, now)
         self.metrics.ttft(now - answer.arrived)
-        if index % answer.body.n == 0:
+        if index % answer.body.samples == 0:
             self.metrics.tokens("cached", output.cached)
             answer.cached_tokens += output.cached
         self.metrics.admitted(len(text.prompt), output.cached, output.queued)
@@ -273,14 +293,25 @@ class Answers:
             logprobs = {"content": [self.chat_logprob(*token) for token in both]}
         deltas = [{"content": piece.text}, *piece.deltas]
         added = ({"role": "assistant"} if piece.is_first else {}) | deltas[-1]
-        if body.tools and not body.stream:
-            added = self.labs("tools").assembled(deltas)
         return {
             "index": piece.index,
-            "delta" if body.stream else "message": added,
+            "delta" if body.stream else "message": added
+            if body.stream
+            else self.message(body, piece),
             "logprobs": logprobs,
             "finish_reason": piece.finish_reason,
         }
+
+    def message(self, body: ChatBody, piece: Piece) -> dict[str, Any]:
+        """Return a whole answer. Without words, its content is null if it has calls or was cut."""
+        message: dict[str, Any] = {"role": "assistant", "content": piece.text}
+        if body.tools:
+            message = self.labs("tools").assembled([{"content": piece.text}, *piece.deltas])
+        thoughts = "".join(delta.get("reasoning_content", "") for delta in piece.deltas)
+        if not thoughts:
+            return message
+        was_cut = piece.finish_reason == "length" and not piece.text
+        return message | {"reasoning_content": thoughts} | ({"content": None} if was_cut else {})
 
     def chat_logprob(self, token: int, scores: TokenLogprob | None) -> dict[str, Any]:
         assert scores is not None, "a chat's prompt isn't echoed"
@@ -311,7 +342,7 @@ class Answers:
         async with aclosing(self.pieces(answer)) as pieces:
             async for piece in pieces:
                 texts[piece.index].append(piece)
-        return [
+        whole = [
             Piece(
                 index,
                 "".join(piece.text for piece in parts),
@@ -323,3 +354,25 @@ class Answers:
             )
             for index, parts in enumerate(texts)
         ]
+        return whole if answer.body.samples == answer.body.n else self.best(answer, whole)
+
+    def best(self, answer: Answer, whole: list[Piece]) -> list[Piece]:
+        """Return the n likeliest texts of each prompt, by the mean of their tokens' logprobs."""
+        body, best_of = answer.body, self.labs("thinking").best_of
+        kept = list[Piece]()
+        for first in range(0, len(whole), body.samples):
+            left = whole[first : first + body.samples]
+            for _ in range(body.n):
+                scores = [self.own_logprobs(answer, piece) for piece in left]
+                kept.append(left.pop(best_of([piece.text for piece in left], scores, "mean")))
+        shown = [piece.logprobs if body.alternatives is not None else [] for piece in kept]
+        return [
+            replace(piece, index=index, logprobs=logprobs)
+            for index, (piece, logprobs) in enumerate(zip(kept, shown, strict=True))
+        ]
+
+    def own_logprobs(self, answer: Answer, piece: Piece) -> list[float]:
+        """Return the logprobs of a text's tokens, without those of an echoed prompt."""
+        text = answer.texts[piece.index]
+        prompt = len(text.prompt) if text.reads == "logprobs" else 0
+        return [scores.logprob for scores in piece.logprobs[prompt:] if scores is not None]

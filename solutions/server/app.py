@@ -17,7 +17,7 @@ from solutions.server.answers import Answer, Answers, Form, Outputs
 from solutions.server.chats import ChatBody
 from solutions.server.engine_process import EngineProcess
 from solutions.server.engine_thread import EngineThread
-from solutions.server.messages import EngineFault, Language
+from solutions.server.messages import AnswerLanguage, EngineFault
 from solutions.server.metrics import Metrics, spread
 from solutions.server.protocol import (
     AdapterBody,
@@ -48,7 +48,7 @@ DEAD = "The engine's process has ended by itself, so the server has stopped."
 def new_app(
     settings: Settings, engine: EngineThread | EngineProcess, labs: Labs = reference
 ) -> FastAPI:
-    """Return the app that serves an engine. labs: where the parts of labs 13, 14, 24 come from."""
+    """Return the app that serves an engine. labs: where the labs' parts come from."""
     service = Service(settings, engine, cache(labs))  # a learner's are checked at each call
     app = plain_app(settings, service.open, service.metrics.responses)
     app.state.service = service
@@ -153,7 +153,7 @@ class Service:
         return JSONResponse({"object": "list", "data": data, "model": body.model, "usage": used})
 
     def admitted(
-        self, body: Body, language: Language | None = None, is_embedding: bool = False
+        self, body: Body, language: AnswerLanguage | None = None, is_embedding: bool = False
     ) -> Answer:
         """Admit a body's texts, and return the answer that will hold them. Raises Refusal."""
         if self.is_draining:
@@ -209,6 +209,7 @@ class Service:
                     **self.engine.view,
                     "n_positions": self.engine.facts.context,
                     "chats": self.requests.template is not None,
+                    "thinks": self.requests.thinks,
                     "prompt_tokens": totals["prompt"],
                     "cached_tokens": totals["cached"],
                     "completion_tokens": totals["completion"] + totals["aborted"],

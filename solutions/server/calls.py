@@ -1,4 +1,4 @@
-"""Calls in answers: the mask that keeps their form, and the deltas that a client is sent.
+"""Calls in answers: the mask that keeps their form.
 
 As in formats.py, nothing is computed before a text needs it. Inside a call, a state is an
 expression. Before that the text is free, and a state only says how much of the mark that begins a
@@ -8,31 +8,23 @@ call the text ends with: a number, as lab 24's `triggered` has it.
 from __future__ import annotations
 
 import json
-import secrets
-import string
-from collections.abc import Callable
 from functools import cache, lru_cache, partial, reduce
 from typing import Any, NamedTuple
 
-import torch
 from jaxtyping import Bool
 from torch import Tensor
 
 from solutions.grammars.json_schema import pattern_of
 from solutions.grammars.regex import NOTHING, Regex, at_most
-from solutions.server.chats import ChatBody
 from solutions.server.formats import (
-    MOST_FOR_A_MASK,
     MOST_FOR_A_SCHEMA,
+    ByteGuide,
     Derivative,
     FormatGuide,
     Masks,
     require_quick,
 )
 from solutions.server.messages import Calling
-
-Delta = dict[str, Any]
-LETTERS = string.ascii_letters + string.digits
 
 
 class Unsupported(NamedTuple):
@@ -71,18 +63,18 @@ def free_states(without: Any, mark: bytes) -> list[dict[int, int]]:
     return list(without(mark).edges)
 
 
-class FreeGuide:
-    """Lab 14's guide for a text that may end in calls. lab: lab 24's names.
+class FreeGuide(ByteGuide):
+    """Keeps to a text that may end in calls. lab: lab 24's names.
 
-    free: for each state before a call, the state after a byte; a byte that completes the mark has
+    before: for each state before a call, the state after a byte; a byte that completes the mark has
     none. inside: what remains of the calls' expression then.
     """
 
     def __init__(self, lab: Any, calls: Regex, masks: Masks) -> None:
+        super().__init__(masks)
         mark = lab.TRIGGER.encode()
-        self.masks, self.last_byte = masks, mark[-1:]
-        self.free = free_states(lab.without, mark)
-        self.inside = reduce(masks.after, mark, calls)
+        self.last_byte, self.before = mark[-1:], free_states(lab.without, mark)
+        self.key = self.inside = reduce(masks.after, mark, calls)
 
     def start(self) -> int | Regex:
         return 0
@@ -90,84 +82,9 @@ class FreeGuide:
     def allowed(self, state: int | Regex) -> Bool[Tensor, " vocab"]:
         if isinstance(state, Regex):
             return self.masks.allowed(state)
-        if (self.inside, state) not in self.masks.kept:
-            with at_most(MOST_FOR_A_MASK, "A mask before a call"):
-                self.masks.kept[self.inside, state] = self.free_mask(state)
-        return self.masks.kept[self.inside, state]
+        return self.free(state, True, True, lambda text: self.last_byte in text)
 
-    def free_mask(self, state: int) -> Bool[Tensor, " vocab"]:
-        """Allow all tokens but those that complete the mark and go on as no call does."""
-        vocabulary = self.masks.vocabulary
-        mask = torch.tensor([bool(text) for text in vocabulary.texts])
-        for token, text in enumerate(vocabulary.texts):
-            if self.last_byte in text:
-                mask[token] = self.advance(state, token) is not NOTHING
-        mask[vocabulary.ends] = True
-        return mask
-
-    def advance(self, state: int | Regex, token: int) -> int | Regex:
-        for byte in self.masks.vocabulary.texts[token]:
-            if isinstance(state, Regex):
-                state = self.masks.after(state, byte)
-            else:
-                state = self.free[state].get(byte, self.inside)
-        return state
-
-
-class CallText:
-    """Turns one text's tokens into what a client is sent, where the text may have calls.
-
-    It is used as lab 13's TextStream is: `push` and `finish` return the words that may be shown.
-    The calls' deltas wait in `deltas`. Stop strings end the words; in a call they end nothing.
-    lab, serving: the names of labs 24 and 13.
-    """
-
-    def __init__(
-        self, lab: Any, serving: Any, decode: Callable[[list[int]], str], body: ChatBody
-    ) -> None:
-        self.lab, self.body = lab, body
-        self.text = serving.TextStream(decode)
-        self.calls = lab.CallStream(new_call_id)
-        self.said = ""
-        self.words = serving.TextStream(lambda ids: self.said, tuple(body.stop))
-        self.deltas: list[Delta] = []
-
-    @property
-    def has_stopped(self) -> bool:
-        return bool(self.words.has_stopped)
-
-    def push(self, token: int) -> str:
-        return self.sorted(self.calls.push(self.text.push(token)), token)
-
-    def finish(self) -> str:
-        last = self.sorted(self.calls.push(self.text.finish()) + self.calls.finish())
-        return last + self.words.finish()
-
-    def sorted(self, deltas: list[Delta], token: int = 0) -> str:
-        """Put the calls' deltas aside, and return the new words that may be shown."""
-        shown = ""
-        for delta in deltas:
-            if "content" in delta:
-                self.said += delta["content"]
-                shown += self.words.push(token)
-            elif not self.has_stopped:
-                shown += self.words.finish()
-                self.deltas.append(delta)
-        return shown
-
-    def taken(self) -> list[Delta]:
-        """Return the deltas that have come since the last time."""
-        deltas, self.deltas = self.deltas, []
-        return deltas
-
-    def finish_reason(self, reason: str) -> str:
-        return str(self.lab.finish_reason(reason, self.calls.count, self.body.tool_choice))
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        """How many calls have begun, and how many of them haven't ended."""
-        return self.calls.count, int(self.calls.place == 2)
-
-
-def new_call_id() -> str:
-    return "call_" + "".join(secrets.choice(LETTERS) for _ in range(24))
+    def after(self, state: int | Regex, byte: int) -> int | Regex:
+        if isinstance(state, Regex):
+            return self.masks.after(state, byte)
+        return self.before[state].get(byte, self.inside)

@@ -115,13 +115,15 @@ class Answered(Spoken):
     """A message of the model's own."""
 
     role: Literal["assistant"]
+    reasoning_content: Text = ""
     tool_calls: list[Call] = Field(default=[])
 
     @property
     def plain(self) -> dict[str, Any]:
         message = {"role": "assistant", "content": self.text}
         calls = [call.model_dump() for call in self.tool_calls]
-        return message | ({"tool_calls": calls} if calls else {})
+        thoughts = {"reasoning_content": self.reasoning_content} if self.reasoning_content else {}
+        return message | thoughts | ({"tool_calls": calls} if calls else {})
 
 
 class Result(Spoken):
@@ -188,7 +190,10 @@ def transcript(messages: Sequence[Message], written: Callable[[dict[str, Any]], 
 
 
 class ChatBody(Sampling):
-    """The body of POST /v1/chat/completions."""
+    """The body of POST /v1/chat/completions.
+
+    Beyond OpenAI's API, thinking_budget: how many tokens may be thought before the answer.
+    """
 
     messages: list[Annotated[Message, Field(discriminator="role")]] = Field(
         min_length=1, max_length=1000
@@ -196,6 +201,7 @@ class ChatBody(Sampling):
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=5)
+    thinking_budget: int | None = Field(None, ge=0)
     tools: list[ToolBody] = Field(default=[], max_length=64)
     tool_choice: Annotated[Any, AfterValidator(choice_of_tools)] = "auto"
     parallel_tool_calls: bool = True

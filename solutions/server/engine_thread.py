@@ -29,13 +29,16 @@ from solutions.server.formats import Guides, Vocabulary
 from solutions.server.loaded import Loaded, read_tokenizer
 from solutions.server.messages import (
     AdapterKey,
+    Calling,
     EngineFault,
     Language,
     TextOutput,
     TextRequest,
+    Thinking,
     TokenLogprob,
 )
 from solutions.server.reading import PromptReader, scored
+from solutions.server.thoughts import ThoughtGuide
 from solutions.server.tokens import stop_at
 
 Deliver = Callable[[list[tuple[str, TextOutput | EngineFault]]], None]
@@ -85,7 +88,8 @@ class EngineThread(Watcher):
         self.numbers: dict[str, int] = {}  # the engine's number of each request that it serves
         self.requests: dict[int, TextRequest] = {}
         self.outputs: list[tuple[str, TextOutput | EngineFault]] = []
-        self.constraints: dict[int, Any] = {}  # lab 14's, of requests with a format or calls
+        self.followers: dict[str, list[TextRequest]] = {}  # by the text whose prompt they share
+        self.constraints: dict[int, Any] = {}  # lab 14's, of requests with a language
         self.logprobs: dict[int, list[TokenLogprob]] = {}
         self.cached: dict[int, int] = {}
         self.readers: dict[int, PromptReader] = {}  # of requests that ask about their prompt
@@ -172,8 +176,16 @@ class EngineThread(Watcher):
                 self.adapters[came.name, came.version] = came
             elif came in self.numbers:
                 self.engine.abort(self.numbers[came])
+            else:
+                for followers in self.followers.values():
+                    followers[:] = [one for one in followers if one.id != came]
 
     def add(self, request: TextRequest) -> None:
+        if request.shares in self.followers:  # whose prompt is being computed
+            self.followers[request.shares].append(request)
+            return
+        if request.shares == request.id:
+            self.followers[request.id] = []
         stop = None
         if request.stops or request.other_ends:
             stop = stop_at(request.stops, self.bytes_of, request.other_ends)
@@ -210,8 +222,11 @@ class EngineThread(Watcher):
     def guides(self) -> Guides:
         return Guides(self.loaded.labs("constrained"), self.vocabulary.result())
 
-    def guide_of(self, language: Language) -> Any:
-        if isinstance(language, str):
+    def guide_of(self, language: Language | None) -> Any:
+        if isinstance(language, Thinking):
+            answer = self.guide_of(language.answer)
+            return ThoughtGuide(self.loaded.labs("thinking"), answer, language.most)
+        if not isinstance(language, Calling):
             return self.guides.guide(language)
         return call_guide(self.loaded.labs("tools"), self.guides.bounded(), language)
 
@@ -246,6 +261,7 @@ class EngineThread(Watcher):
         """Translate an output of the engine. An aborted request has no reader any more."""
         number = output.request
         request = self.requests[number]
+        self.inbox += self.followers.pop(request.id, ())  # they find the prompt in the cache now
         logprobs = self.logprobs.pop(number, [])[: len(output.new_ids)]
         cached, queued = self.cached.pop(number, 0), self.queued.pop(number, 0.0)
         if output.finish_reason is not None:
@@ -258,7 +274,7 @@ class EngineThread(Watcher):
             self.outputs.append((request.id, EngineFault()))
         elif output.finish_reason != "abort":
             reason = output.finish_reason
-            if constraint is not None and constraint.state is EMPTY:
+            if constraint and constraint.guide.remains(constraint.state) is EMPTY:
                 reason = "stop"  # there was room for the whole text, though not for EOS
             sent = TextOutput(request.id, output.new_ids, reason, logprobs, cached, queued)
             if reader is not None:

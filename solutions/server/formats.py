@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -240,11 +241,61 @@ class Masks:
         return repeat(body, min(least, self.longest + 1), min(most, self.longest + 1))
 
 
-class FormatGuide:
-    """Lab 14's guide for a schema. A state is an expression: what remains to be written."""
+class ByteGuide(ABC):
+    """Lab 14's guide, of which is known what follows after a byte.
+
+    key: what the masks of its states depend on, besides the state.
+    """
+
+    key: Any
+
+    def __init__(self, masks: Masks) -> None:
+        self.masks = masks
+
+    @abstractmethod
+    def start(self) -> Any: ...
+
+    @abstractmethod
+    def allowed(self, state: Any) -> Bool[Tensor, " vocab"]: ...
+
+    @abstractmethod
+    def after(self, state: Any, byte: int) -> Any: ...
+
+    def remains(self, state: Any) -> Any:
+        """Return what remains to be written: EMPTY if nothing may follow, NOTHING if no text has
+        begun like that.
+        """
+        return state
+
+    def advance(self, state: Any, token: int) -> Any:
+        for byte in self.masks.vocabulary.texts[token]:
+            state = self.after(state, byte)
+        return state
+
+    def free(
+        self, state: Any, usual: bool, may_end: bool, is_doubtful: Callable[[bytes], bool]
+    ) -> Bool[Tensor, " vocab"]:
+        """Return the mask of a state of free text, computed once. Doubtful tokens are read through;
+        the others are allowed as usual.
+        """
+        kept, vocabulary = self.masks.kept, self.masks.vocabulary
+        if (self.key, state) not in kept:
+            mask = torch.tensor([usual and bool(text) for text in vocabulary.texts])
+            mask[vocabulary.ends] = may_end
+            with at_most(MOST_FOR_A_MASK, "A mask of free text"):
+                for token, text in enumerate(vocabulary.texts):
+                    if is_doubtful(text):
+                        mask[token] = self.remains(self.advance(state, token)) is not NOTHING
+            kept[self.key, state] = mask
+        return kept[self.key, state]
+
+
+class FormatGuide(ByteGuide):
+    """Keeps to a schema. A state is an expression: what remains to be written."""
 
     def __init__(self, regex: Regex, masks: Masks) -> None:
-        self.regex, self.masks = regex, masks
+        super().__init__(masks)
+        self.key = self.regex = regex
 
     def start(self) -> Regex:
         return self.regex
@@ -252,9 +303,22 @@ class FormatGuide:
     def allowed(self, state: Regex) -> Bool[Tensor, " vocab"]:
         return self.masks.allowed(state)
 
-    def advance(self, state: Regex, token: int) -> Regex:
-        for byte in self.masks.vocabulary.texts[token]:
-            state = self.masks.after(state, byte)
+    def after(self, state: Regex, byte: int) -> Regex:
+        return self.masks.after(state, byte)
+
+
+class AnyGuide(ByteGuide):
+    """Lets a text be any text, with an end anywhere. So no byte changes the state."""
+
+    key = "any"
+
+    def start(self) -> str:
+        return self.key
+
+    def allowed(self, state: str) -> Bool[Tensor, " vocab"]:
+        return self.free(state, True, True, lambda text: False)
+
+    def after(self, state: str, byte: int) -> str:
         return state
 
 
@@ -270,8 +334,11 @@ class Guides:
             self.masks.forget()
         return self.masks
 
-    def guide(self, schema: str) -> FormatGuide:
+    def guide(self, schema: str | None) -> ByteGuide:
+        """Return the guide of a schema as text, or of any text."""
         masks = self.bounded()
+        if schema is None:
+            return AnyGuide(masks)
         regex = read_format(masks.derivative, schema)
         assert isinstance(regex, Regex), "others are refused before they are sent"
         return FormatGuide(regex, masks)

@@ -8,7 +8,7 @@ from solutions.server.calls import Unsupported, read_calls
 from solutions.server.chats import ChatBody
 from solutions.server.engine_thread import Facts
 from solutions.server.formats import derivative_of, read_format
-from solutions.server.messages import Calling, Language
+from solutions.server.messages import AnswerLanguage, Calling
 from solutions.server.protocol import CompletionBody, Refusal
 from solutions.server.settings import Labs
 
@@ -23,7 +23,7 @@ class Languages:
         self.labs, self.facts = labs, facts
         self.reader = ThreadPoolExecutor(1, "languages")
 
-    async def of(self, body: CompletionBody | ChatBody) -> Language | None:
+    async def of(self, body: CompletionBody | ChatBody) -> AnswerLanguage | None:
         """Return a request's schema, or what it says of calls; None for any answer. Raises Refusal
         if it isn't supported.
         """
@@ -54,11 +54,17 @@ class Languages:
 
     def lab(self, name: str, param: str) -> Any:
         """Return a lab's names. Raises Refusal if this copy of the course is of an earlier one."""
-        try:
-            return self.labs(name)
-        except ModuleNotFoundError:
+        if not self.has(name):
             sentence = f"This needs the lab {name!r}, which this copy of the course lacks."
-            raise Refusal(400, sentence, param=param) from None
+            raise Refusal(400, sentence, param=param)
+        return self.labs(name)
+
+    def has(self, name: str) -> bool:
+        try:
+            self.labs(name)
+        except ModuleNotFoundError:
+            return False
+        return True
 
 
 def calling_of(body: ChatBody) -> Calling | None:

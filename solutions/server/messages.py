@@ -24,15 +24,27 @@ class Calling:
     is_parallel: bool
 
 
-Language = str | Calling  # a JSON schema as text, or what is said of calls
+AnswerLanguage = str | Calling  # a JSON schema as text, or what is said of calls
+
+
+@dataclass(frozen=True)
+class Thinking:
+    """Thoughts before an answer. most: of their tokens. answer: what it must be written in."""
+
+    most: int
+    answer: AnswerLanguage | None
+
+
+Language = AnswerLanguage | Thinking
 
 
 @dataclass(frozen=True)
 class TextRequest:
     """One text to write. logprobs: how many alternatives to report per token; None for nothing.
-    other_ends: tokens that end it besides EOS. language: the JSON schema that the text must fit, as
-    text, or what is said of its calls; None for any text. reads: what is asked of the prompt
-    itself. adapter: its name and version; None for the base.
+    other_ends: tokens that end it besides EOS. language: what it must be written in; None for any
+    text. reads: what is asked of the prompt itself. adapter: its name and version; None for the
+    base. shares: the id of the first of the texts that go on from the same prompt; None if nothing
+    of it is kept for the others.
     """
 
     id: str
@@ -50,6 +62,7 @@ class TextRequest:
     adjustments: Adjustments | None = None
     reads: Reads = "nothing"
     adapter: AdapterKey | None = None
+    shares: str | None = None
 
 
 @dataclass(frozen=True)

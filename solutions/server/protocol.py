@@ -161,6 +161,7 @@ class Sampling(Strict):
 
     Beyond OpenAI's API, as vLLM has it: top_k, min_p, repetition_penalty; ignore_eos, to go on
     after EOS; min_tokens, before which no EOS comes. Ours: speculation, whether to draft tokens.
+    best_of: how many texts are written, of which the likeliest n are sent.
     """
 
     model: str
@@ -176,6 +177,7 @@ class Sampling(Strict):
     ignore_eos: bool = False
     min_tokens: int = Field(0, ge=0)
     n: int = Field(1, ge=1, le=16)
+    best_of: int | None = Field(None, ge=1, le=16)
     response_format: (
         Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")] | None
     ) = None
@@ -199,6 +201,11 @@ class Sampling(Strict):
     def is_bound(self) -> bool:
         """Whether the answer must have a certain form."""
         return self.answer_schema is not None
+
+    @property
+    def samples(self) -> int:
+        """How many texts are written for each prompt."""
+        return self.best_of or self.n
 
     @property
     def include_usage(self) -> bool:

@@ -3,9 +3,10 @@
 import hashlib
 import secrets
 from collections.abc import Collection, Sequence
+from functools import cached_property
 from typing import Any
 
-from solutions.checkpoints.templates import RefusedChat
+from solutions.checkpoints.templates import THOUGHTS, RefusedChat
 from solutions.decoding import SamplingParams
 from solutions.families import find_checkpoint, load_chat
 from solutions.server.adjusting import Adjustments
@@ -13,7 +14,14 @@ from solutions.server.chats import ChatBody, Function, transcript, unanswered, w
 from solutions.server.engine_thread import Facts
 from solutions.server.languages import Languages
 from solutions.server.loaded import read_tokenizer
-from solutions.server.messages import Calling, Language, Reads, TextRequest
+from solutions.server.messages import (
+    AnswerLanguage,
+    Calling,
+    Language,
+    Reads,
+    TextRequest,
+    Thinking,
+)
 from solutions.server.metrics import Metrics
 from solutions.server.protocol import CompletionBody, Refusal
 from solutions.server.served_models import ServedAdapters
@@ -21,6 +29,7 @@ from solutions.server.settings import Labs, Settings
 from solutions.server.tokens import TokenBytes
 
 MEASURED = 1.0  # seconds at least, of which a rate of prompts is made
+MARK = 32  # tokens at a prompt's end, in which a mark is looked for
 
 Body = CompletionBody | ChatBody
 
@@ -55,46 +64,80 @@ class Requests:
     # ---------------------------------------------------------------------------------- texts
 
     def texts_of(
-        self, body: Body, language: Language | None, is_embedding: bool
+        self, body: Body, form: AnswerLanguage | None, is_embedding: bool
     ) -> list[TextRequest]:
         """Return the texts that a body asks for: n for each of its prompts. Raises Refusal."""
         adapter = self.adapters.find(body.model)
         prompts, limit, param = self.prompts_of(body, is_embedding)
-        if len(prompts) * body.n > self.settings.max_texts:
+        samples = self.samples_of(body)
+        if len(prompts) * samples > self.settings.max_texts:
             sentence = f"A request is for at most {self.settings.max_texts} texts, prompts times n."
             raise Refusal(400, sentence, param="n" if body.n > 1 else param)
         for prompt in prompts:
             if len(prompt) + limit > self.facts.context:
                 tokens = f"The prompt has {len(prompt)} tokens and max_tokens is {limit}, together"
                 raise self.too_long(tokens, param)
-        self.require_ends(body, limit, language)
+        self.require_ends(body, limit, form)
         params, adjustments = self.params_of(body), self.adjustments_of(body)
         reads = reads_of(body, is_embedding)
-        may_call = isinstance(language, Calling) and language.tools != ""
+        language: Language | None = form
+        if isinstance(body, ChatBody) and self.thinks:
+            language = Thinking(self.budget_of(body, limit), form)
+        has_parts = isinstance(language, Calling | Thinking)
+        is_shared = samples > 1 and self.settings.technique == "prefix" and reads == "nothing"
+        logprobs = body.alternatives
+        if logprobs is None and samples > body.n:
+            logprobs = 0  # by which the best ones are found
         answer_id = f"cmpl-{secrets.token_hex(8)}"
         seed = secrets.randbits(62) if body.seed is None else body.seed
         return [
             TextRequest(
                 id=f"{answer_id}-{i}",
-                prompt=prompts[i // body.n],
+                prompt=prompts[i // samples],
                 max_new_tokens=limit,
                 params=params,
                 seed=seed_of(seed, i),
                 eos_token_id=None if body.ignore_eos else self.facts.eos_token_id,
                 other_ends=() if body.ignore_eos else self.facts.other_ends,
                 speculation=body.speculation,
-                logprobs=body.alternatives,
-                # in a call nothing ends a text, and only the answer knows where calls begin
-                stops=() if may_call else tuple(body.stop),
+                logprobs=logprobs,
+                # they end only words, and where these are only the answer knows
+                stops=() if has_parts else tuple(body.stop),
                 language=language,
                 adjustments=adjustments,
                 reads=reads,
                 adapter=adapter,
                 # what is found in the cache isn't computed, so there would be nothing to read
                 salt=b"" if reads == "nothing" else f"{answer_id}-{i}".encode(),
+                shares=f"{answer_id}-{i // samples * samples}" if is_shared else None,
             )
-            for i in range(len(prompts) * body.n)
+            for i in range(len(prompts) * samples)
         ]
+
+    def samples_of(self, body: Body) -> int:
+        """Return how many texts are written for each prompt. Raises Refusal."""
+        if body.samples < body.n:
+            sentence = f"Of {body.samples} texts, {body.n} can't be the best: n is at most best_of."
+            raise Refusal(400, sentence, param="best_of")
+        if body.samples > body.n:
+            self.languages.lab("thinking", "best_of")
+            if body.stream or body.max_tokens == 0:
+                param = "stream" if body.stream else "max_tokens"
+                sentence = f"The best text is known when all have ended. Leave `{param}` out."
+                raise Refusal(400, sentence, param=param)
+        return body.samples
+
+    @cached_property
+    def thinks(self) -> bool:
+        """Whether the model thinks before it answers, and this copy of the course knows of it."""
+        if self.template is None or not self.template.thinks or self.facts.eos_token_id is None:
+            return False
+        mark = b"".join(map(self.bytes_of, self.tokenizer.encode(THOUGHTS[1]).ids))
+        return mark == THOUGHTS[1].encode() and self.languages.has("thinking")
+
+    def budget_of(self, body: ChatBody, limit: int) -> int:
+        """Return how many tokens may be thought: without a budget as many as may be written."""
+        return limit if body.thinking_budget is None else body.thinking_budget
 
     def prompts_of(self, body: Body, is_embedding: bool) -> tuple[list[list[int]], int, str]:
         """Return a body's prompts, the most tokens of each answer, and the prompts' field."""
@@ -113,9 +156,14 @@ class Requests:
         """
         if found := unanswered(body.messages):
             raise Refusal(400, found[1], param=f"messages[{found[0]}]")
+        if body.thinking_budget and not self.thinks:
+            sentence = "This model doesn't think before it answers. Leave `thinking_budget` out."
+            raise Refusal(400, sentence, param="thinking_budget")
         if self.template is None:
             return self.encode(transcript(body.messages, self.written), "messages")
         plain = [message.plain for message in body.messages]
+        if self.thinks:
+            plain = self.labs("thinking").without_thoughts(plain)
         functions = [tool.function for tool in body.tools]
         self.require_short(
             "".join(message.text for message in body.messages)
@@ -126,6 +174,8 @@ class Requests:
             ids = self.template_ids(plain, functions)
         except RefusedChat as error:
             raise Refusal(400, str(error), param="messages") from None
+        if self.thinks and not self.tokenizer.decode(ids[-MARK:]).rstrip().endswith(THOUGHTS[0]):
+            ids += self.tokenizer.encode(THOUGHTS[0]).ids  # this model begins them by itself
         return ids or [self.facts.eos_token_id or 0]
 
     def template_ids(
@@ -133,7 +183,8 @@ class Requests:
     ) -> list[int]:
         """Return a chat's tokens. A template that can't write calls is told of them in words."""
         assert self.template is not None
-        if not functions and all(message.keys() == {"role", "content"} for message in messages):
+        plain = {"role", "content", "reasoning_content"}
+        if not functions and all(message.keys() <= plain for message in messages):
             return self.template.ids(messages)
         from solutions.calls.prompt import described, told_in_words  # an earlier lab has none
 
@@ -186,7 +237,7 @@ class Requests:
             )
         return Refusal(400, sentence, "context_length_exceeded", param)
 
-    def require_ends(self, body: Body, limit: int, language: Language | None) -> None:
+    def require_ends(self, body: Body, limit: int, form: AnswerLanguage | None) -> None:
         """Raise Refusal if the request says in two ways where the text ends."""
         if body.min_tokens > limit:
             sentence = f"min_tokens is {body.min_tokens}, but max_tokens is {limit}."
@@ -194,10 +245,10 @@ class Requests:
         if body.min_tokens and body.stop:
             sentence = "A stop string may end a text before min_tokens. Leave one of them out."
             raise Refusal(400, sentence, param="min_tokens")
-        if language is not None and (body.ignore_eos or body.min_tokens):
+        if form is not None and (body.ignore_eos or body.min_tokens):
             param = "ignore_eos" if body.ignore_eos else "min_tokens"
-            form = "A response_format" if isinstance(language, str) else "A call"
-            sentence = f"{form} says itself where the text ends. Leave `{param}` out."
+            kind = "A response_format" if isinstance(form, str) else "A call"
+            sentence = f"{kind} says itself where the text ends. Leave `{param}` out."
             raise Refusal(400, sentence, param=param)
 
     def params_of(self, body: Body) -> SamplingParams:

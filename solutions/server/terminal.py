@@ -44,12 +44,24 @@ def talk(url: str, model: str, api_key: str | None = None) -> None:
 
 
 def answered(client: httpx2.Client, model: str, messages: Messages) -> Messages:
-    """Print the answer as it comes. Return the chat with it, and without a question that failed."""
-    answer = ""
+    """Print the answer as it comes, with thoughts in brackets. Return the chat with it, and without
+    a question that failed.
+    """
+    thoughts = answer = ""
     try:
-        for piece in pieces(client, model, messages):
-            answer += piece
-            print(visible(piece), end="", flush=True)
+        for delta in deltas(client, model, messages):
+            if thought := delta.get("reasoning_content"):
+                print("" if thoughts else "[", visible(thought), sep="", end="", flush=True)
+                thoughts += thought
+            if piece := delta.get("content"):
+                print(
+                    "] " if thoughts and not answer else "",
+                    visible(piece),
+                    sep="",
+                    end="",
+                    flush=True,
+                )
+                answer += piece
     except KeyboardInterrupt:
         print(" … stopped", end="")
     except (Failed, httpx2.HTTPError) as error:
@@ -59,8 +71,8 @@ def answered(client: httpx2.Client, model: str, messages: Messages) -> Messages:
     return [*messages, {"role": "assistant", "content": answer}]
 
 
-def pieces(client: httpx2.Client, model: str, messages: Messages) -> Iterator[str]:
-    """Yield an answer's text. Raises Failed."""
+def deltas(client: httpx2.Client, model: str, messages: Messages) -> Iterator[dict[str, str]]:
+    """Yield what each event adds to the answer. Raises Failed."""
     body = {"model": model, "messages": messages, "stream": True, **USUAL}
     with client.stream("POST", "/v1/chat/completions", json=body) as response:
         if response.status_code != 200:
@@ -73,7 +85,7 @@ def pieces(client: httpx2.Client, model: str, messages: Messages) -> Iterator[st
                 if "error" in event:
                     raise Failed(event["error"]["message"])
                 for choice in event["choices"]:
-                    yield choice["delta"]["content"]
+                    yield choice["delta"]
     raise Failed(LOST)
 
 

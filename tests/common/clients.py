@@ -39,7 +39,7 @@ def is_whole(server: RunningServer) -> bool:
     manager = engine.engine.scheduler.manager
     answers, requests = service.answers, service.requests
     nothing = not (answers.pool.queues or answers.running or engine.inbox or engine.numbers)
-    no_work = not (engine.engine.has_work or engine.requests or manager.tables)
+    no_work = not (engine.engine.has_work or engine.requests or engine.followers or manager.tables)
     no_counts = requests.waiting == requests.waiting_tokens == requests.admission.backlog == 0
     return nothing and no_work and no_counts and not any(manager.ref_counts)
 

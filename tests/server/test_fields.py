@@ -43,7 +43,6 @@ JSON = {"type": "json_object"}  # such a format says itself where the text ends
     ("given", "param", "words"),
     [
         ({"suffix": "end"}, "suffix", "`suffix` would change the answer"),
-        ({"best_of": 2}, "best_of", "not supported"),
         ({"use_beam_search": True}, "use_beam_search", "not supported"),
         ({"n": True}, "n", "`n`: "),
         ({"temperature": "1"}, "temperature", "`temperature`: "),

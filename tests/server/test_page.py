@@ -291,6 +291,25 @@ def test_a_chat_fits_a_phone_and_fables_page_has_none(opened, chatty, server):
     expect(page.get_by_label("Texts at once")).to_be_visible()
 
 
+def test_thoughts_are_folded_and_sent_back_and_have_a_budget(opened):
+    with serve_here(model="sums", technique="prefix") as sums:
+        page, sent = opened(sums, width=360), []
+        page.on("request", lambda request: sent.append(request.post_data_json))
+        answer = chat(page, "27182")
+        assert written(answer) == "8"  # 12 tokens in all
+        expect(answer.locator("summary")).to_have_text("Thoughts, 10 tokens")
+        expect(answer.get_by_text("0213402886")).to_be_hidden()
+        answer.locator("summary").click()
+        expect(answer.get_by_text("0213402886")).to_be_visible()
+        answer = chat(page, "27182", thinking_budget=4)
+        written(answer)
+        expect(answer.locator("summary")).to_have_text("Thoughts, 4 tokens")
+        expect(answer).to_contain_text("8 tokens")
+        *_, last = filter(None, sent)
+        assert last["messages"][1]["reasoning_content"] == "0213402886"
+        assert page.locator("html").evaluate("html => html.scrollWidth") == 360
+
+
 def test_a_call_is_a_card_and_its_result_is_sent_back(opened, server, says):
     call = '<tool_call>\n{"name": "find", "arguments": {"who": "<b>fox</b>"}}\n</tool_call>'
     says(f"Well.{call}", " It is there.")

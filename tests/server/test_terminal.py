@@ -21,14 +21,14 @@ def chat(chatty, monkeypatch, capsys):
                 raise value
             return value
 
-        original = terminal.pieces
+        original = terminal.deltas
 
-        def pieces(client, model, messages):
+        def deltas(client, model, messages):
             asked.append(messages)
             return original(client, model, messages)
 
         monkeypatch.setattr("builtins.input", line)
-        monkeypatch.setattr(terminal, "pieces", pieces)
+        monkeypatch.setattr(terminal, "deltas", deltas)
         monkeypatch.setattr(terminal, "USUAL", {"temperature": 0, "max_tokens": 5})
         talk(chatty.url, "chatty")
         return asked, capsys.readouterr().out
@@ -55,11 +55,11 @@ def test_what_fails_is_told_in_a_sentence_and_left_out(chat):
 
 def test_ctrl_c_stops_an_answer_and_keeps_what_there_is(chat, monkeypatch):
     def stopped(client, model, messages):
-        yield "Half"
+        yield {"content": "Half"}
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(terminal, "pieces", stopped)
+        patch.setattr(terminal, "deltas", stopped)
         answer = terminal.answered(None, "chatty", [{"role": "user", "content": "Hello."}])
     assert answer[1] == {"role": "assistant", "content": "Half"}
 

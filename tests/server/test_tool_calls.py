@@ -12,17 +12,18 @@ import openai
 import pytest
 
 from solutions import constrained as lab_14
-from solutions import serving as lab_13
 from solutions import tools as lab_24
 from solutions.calls import dialogues
 from solutions.calls.prompt import tool_prompt
 from solutions.checkpoints.templates import ChatTemplate
 from solutions.families import find_checkpoint
-from solutions.server.calls import CallText, call_guide
+from solutions.server.calls import call_guide
 from solutions.server.chats import ChatBody, transcript
 from solutions.server.formats import Guides, Vocabulary
 from solutions.server.here import serve_here
 from solutions.server.loaded import read_tokenizer
+from solutions.server.settings import reference
+from solutions.server.texts import TextInParts
 from solutions.server.tokens import Growing
 from tests.common.clients import Herd, events
 
@@ -188,7 +189,7 @@ def test_a_stream_names_a_call_and_then_sends_its_arguments(client, says):
 )
 def test_stop_strings_end_only_the_words(vocabulary, stop, content, calls):
     body = ChatBody.model_validate(body_of(stop=stop))
-    text = CallText(lab_24, lab_13, Growing(vocabulary.bytes_of), body)
+    text = TextInParts(reference, Growing(vocabulary.bytes_of), body.calling, body.stop)
     shown = ""
     for token in read_tokenizer("fable").encode(f"Well, 1 < 2{SUM}").ids:
         shown += text.push(token)
@@ -196,7 +197,7 @@ def test_stop_strings_end_only_the_words(vocabulary, stop, content, calls):
             break
     shown += text.finish()
     assert (shown, text.has_stopped) == (content, not calls)
-    assert len(lab_24.assembled(text.taken()).get("tool_calls", [])) == calls
+    assert text.called == (calls, 0)
 
 
 def test_a_call_that_is_cut_says_so_and_is_counted(client, says):
