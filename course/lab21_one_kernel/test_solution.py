@@ -17,7 +17,7 @@ from solutions.compiled.assemble import assemble
 from solutions.compiled.kernel import Kernel
 from solutions.compiled.steps import multiply_pairs
 from solutions.compiled.weights import TILE
-from solutions.compiler import python_of
+from solutions.compiler import ON, python_of
 from solutions.engine.runner import Chunk, FastCache
 from solutions.kv_cache import CachedLMHead, KVCache
 from solutions.one_kernel import (
@@ -42,6 +42,8 @@ from solutions.paged_attention import BlockManager, PagedCache
 from tests.common.engines import model_of
 
 seeds = st.integers(0, 10**6)
+# As Python where `make test` has no numba, and compiled by `make test-rest`, which installs it.
+in_either_form = pytest.mark.needs("numba") if ON else lambda test: test
 
 
 def drawn(seed: int, *shape: int) -> np.ndarray:
@@ -134,6 +136,7 @@ def test_a_part_of_a_linear_layer(function: Callable[..., None], codes: bool) ->
     each()
 
 
+@in_either_form
 @given(st.integers(1, 6), st.integers(1, 11), seeds)
 def test_a_row_has_the_bits_that_it_has_alone(rows: int, n_out: int, seed: int) -> None:
     x, weight, bias = drawn(seed, rows, 33), drawn(seed + 1, n_out, 33), drawn(seed + 2, n_out)
