@@ -362,8 +362,9 @@ def tile_kinds(
     """Return the kind of each tile of `block_q` queries and `block_k` keys.
 
     FULL: each of its queries sees each of its keys. EMPTY: none sees any. PARTIAL: all else. The
-    last tile of queries or keys may be shorter, and only the tokens that exist count. Source:
-    PyTorch's `create_block_mask`, which calls a shorter tile partial.
+    positions of queries and of keys begin at 0. The last tile of either may be shorter, and only
+    the tokens that exist count. Source: PyTorch's `create_block_mask`, which calls a shorter tile
+    partial.
     """
     require_positive(q_len=q_len, k_len=k_len, block_q=block_q, block_k=block_k)
     ### BEGIN SOLUTION
@@ -391,9 +392,9 @@ def flex_attention(
 
     kinds: what `tile_kinds` returns for the mask. Keys and values of an empty tile are not loaded,
     and `mask_mod` is called on partial tiles only. `score_mod` gets the scores of a tile, divided
-    by sqrt(head_dim), before the mask. Both get the positions in the whole, as column and row.
-    A query that sees nothing gets output 0 and lse −inf. Source: Dong et al., "Flex Attention",
-    2024.
+    by sqrt(head_dim), before the mask. Both get the positions in the whole, as column and row;
+    those of the queries begin at 0, too. A query that sees nothing gets output 0 and lse −inf.
+    Source: Dong et al., "Flex Attention", 2024.
     """
     require_positive(q_len=q_len, k_len=k_len, block_q=block_q, block_k=block_k)
     ### BEGIN SOLUTION

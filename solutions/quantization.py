@@ -324,8 +324,8 @@ def awq_scales(
 def keep_largest(scores: Float[Tensor, "n_in n_out"], share: float) -> Bool[Tensor, "n_in n_out"]:
     """Return which weights of a matrix stay when a share of them is set to 0.
 
-    The round(share * n) weights with the smallest scores of the whole matrix go. The magnitude of
-    the weights is the simplest score.
+    The round(share * n) weights with the smallest scores of the whole matrix go; of equal scores
+    any may go. The magnitude of the weights is the simplest score.
     """
     ### BEGIN SOLUTION
     kept = torch.ones_like(scores, dtype=torch.bool)
@@ -338,7 +338,7 @@ def keep_largest(scores: Float[Tensor, "n_in n_out"], share: float) -> Bool[Tens
 def two_of_four(scores: Float[Tensor, "n_in n_out"]) -> Bool[Tensor, "n_in n_out"]:
     """Return which weights stay in the pattern 2:4, which GPUs multiply faster.
 
-    Of each four inputs in a row, 4i to 4i + 3, each output keeps the two weights with the largest
+    Of each four inputs in a row, 4i to 4i + 3, each output keeps two weights with the largest
     scores. n_in is a multiple of 4. Source: Mishra et al., section 3.
     """
     ### BEGIN SOLUTION

@@ -26,7 +26,11 @@ DEEPEST = 24  # lists in lists
 MOST_ITEMS = 200_000  # of a message, in all its lists, and tensors among them
 MOST_KEYS = 4096  # of a message
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in NUMBER_TYPES}
-SEQUENCES: dict[str, Callable[[list[Any]], Any]] = {"tuple": tuple, "deque": deque}
+SEQUENCES: dict[str, Callable[[list[Any]], Any]] = {
+    "tuple": tuple,
+    "deque": deque,
+    "size": torch.Size,
+}
 
 # What takes an object that is no plain data to a JSON object, and back.
 Away = Callable[[Any], dict[str, Any]]
@@ -147,7 +151,10 @@ class Reader:
             made = {self.key(key, depth + 1): self.value(item, depth + 1) for key, item in content}
             return made if kind == "dict" else Counter(made)
         if kind in SEQUENCES:
-            return SEQUENCES[kind]([self.value(item, depth + 1) for item in content])
+            made = SEQUENCES[kind]([self.value(item, depth + 1) for item in content])
+            if kind == "size":
+                made.numel()  # a number beyond 64 bits would only raise when it is used
+            return made
         if self.home is None:
             raise WireError(f"nothing is known of {kind!r}")
         return self.home(kind, self.value(content, depth + 1))

@@ -147,7 +147,7 @@ def titled(text: str, mark: str) -> Iterator[tuple[str, str]]:
 def entry(exercise: str, name: str, body: str, file: str) -> Misconception:
     """One misconception: prose, then its forms."""
     prose, *rest = re.split(r"^(?=- (?:no )?`|    )", body.strip("\n"), maxsplit=1, flags=re.M)
-    if not prose.strip() or not rest:
+    if not prose.rstrip().endswith((".", "?", ")")) or not rest:
         raise AuthorError(f"{file}: {name} needs a sentence, and below it an edit.")
     return Misconception(exercise, name, " ".join(prose.split()), tuple(forms_in(rest[0])))
 

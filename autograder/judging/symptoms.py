@@ -336,7 +336,7 @@ def constant_added(got: Tensor, expected: Tensor) -> str | None:
         return None
     off = (got - expected).masked_fill(never, 0)
     constant = off.sum(dim=-1, keepdim=True) / (~never).sum(dim=-1, keepdim=True)
-    if not same(got, expected + constant):
+    if not constant.isfinite().all() or not same(got, expected + constant):
         return None
     if has_fractions(expected):
         return (

@@ -610,6 +610,7 @@ def bill_cases(generator: torch.Generator) -> list[Case]:
         case("just before the lifetime is over", "5 a8 6", "14 a8 6"),
         case("as the lifetime is over", "5 a8 6", "15 a8 6", "24 a8 6"),
         case("a read makes it live on", "0 a8 6", "9 a8 6", "18 a8 6", "27 a8 6"),
+        case("a shorter prefix lives on as well", "0 a9 5 9", "8 a9 5 9", "12 a9 5"),
         case("the longer prefix has been forgotten", "0 a9 5 9", "8 a9 5", "11 a9 5 9"),
         case("twelve prompts in turn", *some),
         case("a lifetime of 0, and no minimum", "0 a3 1", "0 a3 1", least=0, lifetime=0),

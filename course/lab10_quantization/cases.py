@@ -542,8 +542,8 @@ def before_rounding(weight: Weight, hessian: Hessian, scale: Tensor, bits: int) 
 
 
 def keep_cases(generator: torch.Generator) -> list[Case]:
-    def case(label: str, n_in: int, n_out: int, share: float) -> Case:
-        return Case(label, {"scores": normal(generator, n_in, n_out).abs(), "share": share})
+    def case(label: str, n_in: int, n_out: int, share: float, change: Change = torch.abs) -> Case:
+        return Case(label, {"scores": change(normal(generator, n_in, n_out)), "share": share})
 
     rows = draw(generator, 7, 12)
     return [
@@ -557,6 +557,8 @@ def keep_cases(generator: torch.Generator) -> list[Case]:
         case("one output", 9, 1, 0.65),
         case("one input", 1, 9, 0.3),
         case("the same shape again", 6, 7, 0.1),
+        case("negative scores", 4, 3, 0.4, lambda scores: -scores.abs()),
+        case("equal scores", 4, 3, 0.4, torch.ones_like),
         case("a larger one", rows, 30, 0.3),
     ]
 
@@ -574,6 +576,7 @@ def pattern_cases(generator: torch.Generator) -> list[Case]:
         case("more inputs than outputs", 16, 4),
         case("the same shape again", 16, 4),
         case("negative scores", 12, 5, lambda scores: -scores.abs()),
+        case("equal scores", 8, 3, torch.ones_like),
         case("some more", 20, draw(generator, 6, 9)),
     ]
 
@@ -584,12 +587,15 @@ def compressed_cases(generator: torch.Generator) -> list[Case]:
         kept = reference.two_of_four(change(weight.abs()))
         return Case(label, {"weight": weight, "kept": kept})
 
+    dead = case("an output whose weights are all 0", 8, 2)
+    dead.data["weight"][:, 0] = 0
     return [
         case("eight inputs, one output", 8, 1),
         case("eight inputs, three outputs", 8, 3),
         case("sixteen inputs, two outputs", 16, 2),
         case("as many inputs as outputs", 8, 8),
         case("kept weights that aren't the largest", 8, 2, lambda scores: -scores),
+        dead,
         case("the same shape again", 16, 2),
         case("some more", 24, draw(generator, 5, 9)),
     ]
@@ -600,7 +606,8 @@ def sparse_cases(generator: torch.Generator) -> list[Case]:
         """share: roughly, of the weights that are set to 0."""
         inputs = correlated(generator, 3 * n_in, n_in)
         weight, hessian = normal(generator, n_in, n_out), inputs.T @ inputs
-        least = float(reference_scores(weight, hessian).quantile(share))
+        # a quantile may be one of the scores, and rounding would decide whether that one stays
+        least = 0.999 * float(reference_scores(weight, hessian).quantile(share))
         return Case(label, {"weight": weight, "hessian": hessian, "least": least, **block})
 
     return [

@@ -371,6 +371,7 @@ def flex_cases(generator: torch.Generator) -> list[Case]:
         case("causal, four tiles", "causal", (8, 8)),
         *(case(f"{mask}, tiles of 5", mask, (15, 15), (5, 5)) for mask in drivers.MASKS),
         case("a chunk after 7 tokens", "after 7 tokens", (5, 12), (3, 4)),
+        case("a row of empty tiles", "earlier", (5, 5), (1, 4)),
         case("a distance", "causal", (9, 9), scores="distance"),
         case("a soft cap", "window of 3", (9, 9), scores="soft cap"),
         case("a soft cap, texts", "texts of 4", (10, 10), (3, 3), scores="soft cap"),
@@ -398,6 +399,7 @@ def alibi_cases(generator: torch.Generator) -> list[Case]:
         case("one head", 1, 2, 3),
         case("two heads", 2, 3, 3),
         case("two heads, other scores", 2, 3, 3),
+        case("three heads", 3, 2, 4),
         case("four heads, three texts", 3, 4, 2, 6),
         case("eight heads", 1, 8, 4, 4),
     ]

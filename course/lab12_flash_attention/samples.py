@@ -40,13 +40,16 @@ NOTHING_SEEN = torch.full((2,), -torch.inf)
 KINDS = {2: [[1, 0, 0], [2, 1, 0], [2, 2, 1]], 3: [[1, 0], [2, 1]]}  # a causal mask, by the tile
 
 
-def kinds_of(_: str, block: int) -> list[list[int]]:
-    return KINDS[block]
+SEEN = {"causal": 0.58, "all": 1.0}
+
+
+def kinds_of(name: str, block: int) -> list[list[int]]:
+    return KINDS[block] if name == "causal" else [[2] * len(line) for line in KINDS[block]]
 
 
 EXAMPLES = (
     of(visuals.show_kinds, KINDS[2], 2),
-    of(visuals.explore_kinds, kinds_of, {"causal": 0.58}, [2, 3]),
+    of(visuals.explore_kinds, kinds_of, SEEN, [2, 3]),
     of(visuals.traffic_bars, TILED, NAIVE, FAST_NUMBERS),
     of(visuals.online_softmax, SCORES, STATES, 3),
     of(visuals.online_softmax, NOTHING_SEEN, states_of(NOTHING_SEEN, 2), 2),

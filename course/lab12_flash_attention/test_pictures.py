@@ -242,7 +242,7 @@ def test_each_tile_of_a_mask_has_the_look_of_its_kind():
 
 
 def test_words_compare_what_is_computed_with_what_is_seen():
-    _, tile, sentence, _ = lab.explore_kinds(samples.kinds_of, {"causal": 0.58}, [2, 3]).children
+    _, tile, sentence, _ = lab.explore_kinds(samples.kinds_of, samples.SEEN, [2, 3]).children
     assert numbers_in(read(sentence.value)) == [2, 66.7, 58]
     tile.value = 3
     assert numbers_in(read(sentence.value)) == [3, 75, 58]

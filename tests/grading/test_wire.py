@@ -105,6 +105,7 @@ def test_plain_data_comes_back_as_it_was(value: Any) -> None:
         (np.float32(0.5), 0.5),
         (np.int64(-3), -3),
         (np.bool_(True), True),
+        (torch.Size([2, 3]), torch.Size([2, 3])),
         (torch.nn.Parameter(torch.tensor([1.0])), torch.tensor([1.0])),
         (torch.arange(6).expand(2, 6)[:, ::2], torch.tensor([[0, 2, 4]] * 2)),
         (torch.arange(6.0).view(1, 6)[..., 3], torch.tensor([3.0])),  # one number, a stride of 6
@@ -256,6 +257,7 @@ REFUSED: dict[str, tuple[Any, bytes]] = {
     "a huge shape": ({"tensor": ["uint8", [2**40]]}, b""),
     "a huge shape of small sizes": ({"tensor": ["uint8", [8192] * 8]}, b""),
     "a huge shape of no numbers": ({"tensor": ["float64", [MOST_BODY, MOST_BODY, 0]]}, b""),
+    "a size beyond 64 bits": ({"size": [2**70]}, b""),
     "a shape of many dimensions": ({"tensor": ["uint8", [1] * 25]}, b"x"),
     "fewer numbers than its shape": ({"tensor": ["int64", [2]]}, b"12345678"),
     "more numbers than its shape": ({"tensor": ["int64", [1]]}, b"123456789"),

@@ -161,6 +161,7 @@ def test_an_entry_is_a_name_a_sentence_and_its_forms() -> None:
     [
         (ENTRY.replace("One sentence,\nin two lines.\n", ""), "a_name needs a sentence, and below"),
         ("\n### a_name\nA sentence alone.\n", "a_name needs a sentence, and below"),
+        ("\n### a_name\nA sentence.\n-\n    a = 1\n", "a_name needs a sentence, and below"),
         (ENTRY + ENTRY, "a title occurs twice in or at toys.double"),
         (f"{ENTRY}\n## toys.double\n{ENTRY}", "a title occurs twice in or at toys.double"),
     ],

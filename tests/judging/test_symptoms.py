@@ -83,6 +83,10 @@ def test_places_in_another_order_are_another_choice() -> None:
     assert shown([3, 1, 2], [1, 2, 3]) is None
 
 
+def test_nan_is_no_constant_that_was_added() -> None:
+    assert shown(torch.full_like(PROBS, float("nan")), PROBS) is None
+
+
 def test_places_that_are_all_off_by_one_are_told_without_a_softmax() -> None:
     places = torch.arange(6).view(2, 3)
     outcomes = Outcome((Seen("It", places + 1),)), Outcome((Seen("It", places),))

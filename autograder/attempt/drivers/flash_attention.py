@@ -328,12 +328,13 @@ def flex_attention(
 
 
 def in_documents(attempt: Attempt, lengths: list[int], mask: str) -> list[Seen]:
-    """What each query of all texts sees."""
+    """What each query of all texts sees, and what those of a tile do."""
     found = attempt(lengths, sealed(MASKS[mask]))
     if not callable(found):
         raise TypeError(f"in_documents returns a mask_mod, a function; this is {kind_of(found)}.")
-    positions = torch.arange(sum(lengths))
-    return [table_of(found(positions[:, None], positions[None]), "The table of seen keys")]
+    rows, columns = torch.arange(sum(lengths))[:, None], torch.arange(sum(lengths))[None]
+    whole = table_of(found(rows, columns), "The table of seen keys")
+    return [whole, table_of(found(rows[2:], columns[:, 1:3]), "The table of a tile")]
 
 
 def alibi(attempt: Attempt, scores: Float[Tensor, "... heads queries keys"]) -> list[Seen]:

@@ -292,7 +292,8 @@ def timeline(attempt: Attempt, batches: list[list[tuple[str, int]]]) -> list[See
     runs = in_numbers([tuple(run) for run in found])
     seen = [Seen("The number of operations that run", len(runs))]
     starts = [start for _, _, _, start, _ in runs]
-    seen += [Seen("The list of starts", "ascends" if starts == sorted(starts) else "does not")]
+    order = "ascends" if starts == sorted(starts) else "does not ascend"
+    seen += [Seen("The list of starts", order)]
     for batch, step, resource, start, end in sorted(runs, key=lambda run: (run[3], *run[:2])):
         told = f"runs on {resource} from {start:g} to {end:g}"
         seen.append(Seen(f"Operation {step} of nano-batch {batch}", told))

@@ -164,8 +164,19 @@ gptq = one_call(__name__, "gptq", "The tensor of codes", "weight hessian scale b
 # ------------------------------------------------------------------------------ weights left out
 
 
-keep_largest = one_call(__name__, "keep_largest", "Which weights stay", "scores share")
-two_of_four = one_call(__name__, "two_of_four", "Which weights stay", "scores")
+def keep_largest(attempt: Attempt, scores: Weight, share: float) -> list[Seen]:
+    return stays(attempt(scores, share), scores, scores.numel())
+
+
+def two_of_four(attempt: Attempt, scores: Weight) -> list[Seen]:
+    return stays(attempt(scores), scores, 4)
+
+
+def stays(kept: Any, scores: Weight, group: int) -> list[Seen]:
+    """Which weights stay; if all scores are equal, how many of each `group` inputs of an output."""
+    if (scores != scores[0, 0]).any() or form_of(kept) != form_of(scores.bool()):
+        return [Seen("Which weights stay", kept)]
+    return [Seen("How many weights stay", kept.T.reshape(-1, group).sum(dim=1).tolist())]
 
 
 def compressed(attempt: Attempt, weight: Weight, kept: Tensor) -> list[Seen]:
