@@ -30,6 +30,19 @@ def plain_records(seen: Iterable[Seen]) -> tuple[Seen, ...]:
     )
 
 
+def in_order(value: Any) -> Any:
+    """The same with the keys of all dicts in alphabetical order."""
+    if isinstance(value, dict):
+        return {key: in_order(value[key]) for key in sorted(value, key=str)}
+    return [in_order(item) for item in value] if isinstance(value, list) else value
+
+
+def said(what: str, value: Any, where: str = "") -> Seen:
+    """A value in words; None stays as it is, because a `return` may be missing."""
+    value = in_order(plain(value))
+    return Seen(what, value if value is None else f"is {value!r}", where)
+
+
 def things(count: int, found: Any, rule: str) -> Any:
     """What a function returned, if that is `count` things. Raises TypeError otherwise."""
     several = isinstance(found, (tuple, list))

@@ -75,7 +75,7 @@ def in_other_spaces(call, tools, approve):
     return json.dumps(json.loads(run_call(call, tools, approve)), separators=(",", ":"))
 
 
-@wrong(run_call, "The answer is the error 'no', without 'add'")
+@wrong(run_call, "The answer is an error without 'add'")
 def without_a_reason(call, tools, approve):
     found = json.loads(run_call(call, tools, approve))
     return json.dumps({"error": "no"} if "error" in found else found)

@@ -27,6 +27,7 @@ DIGIT, FLAG = {"type": "integer", "minimum": 0, "maximum": 12}, {"type": "boolea
 MARKS = {"enum": ["}\n</tool_call>", "é } <tool_call>", ""]}
 ADD, SAY = tool("add", a=DIGIT, b=DIGIT), tool("say", what=MARKS)
 ADD_ALL = tool("add_all", text={"type": "string", "maxLength": 2})
+STRANGE = 'the "x"'
 RING, RING_ALL, NOW = tool("ring", loud=FLAG), tool("ring_all", loud=FLAG), tool("now")
 
 
@@ -62,6 +63,7 @@ def call_pattern_cases(generator: Generator) -> list[Case]:
         case("names that begin alike", [ADD, ADD_ALL], False, [some, word, *mixed, *beginnings]),
         case("marks in arguments of several calls", [SAY, NOW], True, ["\n".join(said), *said]),
         case("three tools, several calls", [ADD, NOW, ADD_ALL], True, [some, word, three, LOUD]),
+        case("a name with quotes in it", [tool(STRANGE)], False, [call(STRANGE)]),
     ]
 
 
@@ -207,6 +209,8 @@ def push_cases(generator: Generator) -> list[Case]:
         case("three calls in pieces of up to 70", *cut(three, 70)),
         case("three calls, letter by letter", *three),
         case("a mark in a string, letter by letter", *f"Hi{inside}"),
+        case("a name with quotes in it", call(STRANGE)),
+        case("text behind a call", f"{digits} so", "!"),
     ]
 
 
@@ -291,6 +295,7 @@ def written_cases(generator: Generator) -> list[Case]:
         case("`tool_calls` is None", {**message("Hi"), "tool_calls": None}),
         case("an empty list of calls", {**message("Hi"), "tool_calls": []}),
         case("no content, and no calls", message(None)),
+        case("a name with quotes in it", message(None, (STRANGE, "{}"))),
         case("no key for the content", {"tool_calls": message(None, compact)["tool_calls"]}),
     ]
 
@@ -328,6 +333,7 @@ def run_call_cases(generator: Generator) -> list[Case]:
         case("a result that isn't JSON", "tags", '{"text": "a"}', error=[]),
         case("a tool with effects, approved", "write", text(2)),
         case("a tool with effects, not approved", "write", text(2), **refused),
+        case("effects, and asking fails", "write", text(2), approves=None, error=[]),
         case("no effects, and nothing is approved", "repeat", text(3), approves=False),
         case("effects, and arguments that aren't JSON", "write", '{"text": "a', **refused),
         case("effects, and it fails", "fail", json.dumps(fails), error=fault, effects=["fail"]),

@@ -3,7 +3,8 @@
 
 def call_pattern(tools, parallel):
     ### BEGIN SOLUTION
-    heads = [literal(f'<tool_call>\n{{"name": "{tool.name}", "arguments": ') for tool in tools]
+    names = [json.dumps(tool.name) for tool in tools]
+    heads = [literal(f'<tool_call>\n{{"name": {name}, "arguments": ') for name in names]
     tails = [then(pattern_of(tool.parameters), literal("}\n</tool_call>")) for tool in tools]
     call = either(*map(then, heads, tails))
     return then(star(then(call, literal("\n"))), call) if parallel else call
@@ -64,7 +65,7 @@ class CallStream:
                 if not found:
                     break
                 new = {"index": self.count, "id": self.new_id(), "type": "function"}
-                new["function"] = {"name": text.strip('"'), "arguments": ""}
+                new["function"] = {"name": json.loads(text), "arguments": ""}
                 deltas += [{"tool_calls": [new]}]
                 self.count += 1
             elif mark is CLOSE:

@@ -45,19 +45,7 @@ def only_the_inner_state(self, state, token, /):
 
 @right(ThoughtStream.push)
 def letter_by_letter(self, piece):
-    texts = {"reasoning_content": "", "content": ""}
-    for letter in piece:
-        self.held += letter
-        if not self.is_thinking:
-            texts["content"], self.held = texts["content"] + self.held, ""
-        elif self.held.endswith(self.end):
-            texts["reasoning_content"] += self.held[: -len(self.end)]
-            self.is_thinking, self.held = False, ""
-        else:
-            while not self.end.startswith(self.held):
-                texts["reasoning_content"] += self.held[0]
-                self.held = self.held[1:]
-    return [{name: text} for name, text in texts.items() if text]
+    return [delta for letter in piece for delta in ThoughtStream.push(self, letter)]
 
 
 @right(majority)

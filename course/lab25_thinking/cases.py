@@ -67,6 +67,7 @@ def allowed_cases(generator: torch.Generator) -> list[Case]:
         case("at the beginning, with a budget of 3", 3, (0, 0)),
         case("at the beginning, with a budget of 0", 0, (0, 0)),
         case("one token is left", 3, (0, 2)),
+        case("two tokens are left", 3, (0, 1)),
         case("the budget is spent", 3, (0, 3)),
         case("more is spent, as the mark takes two tokens", 3, (1, 4)),
         case("the budget is spent within the mark", 2, (1, 2)),
@@ -129,6 +130,7 @@ def push_cases(generator: torch.Generator) -> list[Case]:
         case("two marks in one piece", end, [f"a{end}b{end}c"]),
         case("empty pieces", end, ["", "a", "", end, "", "b", ""]),
         case("the answer in the piece that ends the mark", end, ["a<", "/think>b"]),
+        case("spaces at the mark", end, [f"so {end} 5", " "]),
         case("another mark", "aab", ["caa", "ab", "aab"]),
         case("a long text", end, cuts),
         case("the same, letter by letter", end, list(text)),
@@ -151,6 +153,7 @@ def majority_cases(generator: torch.Generator) -> list[Case]:
         case("two against one", ["7", "8", "8"], [-0.1, -3.0, -3.0]),
         case("the first has most", ["8", "7", "8"], [-2.0, -0.5, -2.0]),
         case("most have no answer", [None, None, "7"], [-0.1, -0.1, -5.0]),
+        case("most have an empty answer", ["", "7", ""], [-2.0, -0.5, -2.0]),
         case("a tie", ["7", "8"], [-2.0, -1.0]),
         case("a tie, the other way", ["7", "8"], [-1.0, -2.0]),
         case("a tie of two pairs", ["7", "8", "7", "8"], [-0.5, -1.0, -3.0, -1.0]),
@@ -160,6 +163,7 @@ def majority_cases(generator: torch.Generator) -> list[Case]:
             [-0.1, -1.5, -9.0, -1.5],
         ),
         case("a tie, very unlikely", ["7", "8"], [-5001.0, -5000.0]),
+        case("weighted, two small ones", ["7", "8", "8"], [-1.0, -2.0, -2.0], weighted=True),
         case("the same, weighted", ["7", "8", "8"], [-0.1, -3.0, -3.0], weighted=True),
         case(
             "weighted, three small ones",
@@ -204,6 +208,8 @@ def best_of_cases(generator: torch.Generator) -> list[Case]:
             )
             for by in kinds
         ),
+        case("many tokens, by bytes", ["abcd", "dcba"], [[-1.0], [-0.4] * 4], "bytes"),
+        case("very unlikely, by sum", ["ab", "ba"], [[-400.0, -500.0], [-400.0, -400.0]], "sum"),
         case("the last is the best", ["a", "b", "c"], [[-3.0], [-2.0], [-1.0]], "sum"),
         *(case(f"six more, by {by}", texts, logprobs, by) for by in kinds),
     ]
@@ -231,6 +237,7 @@ def agreed_cases(generator: torch.Generator) -> list[Case]:
         case("one vote, and one left", {"7": 1}, 1),
         case("two votes, and one left", {"7": 2}, 1),
         case("one vote ahead, and one left", {"7": 2, "8": 1}, 1),
+        case("one vote ahead, and four left", {"7": 2, "8": 1}, 4),
         case("two votes ahead, and one left", {"7": 3, "8": 1}, 1),
         case("the first in second place", {"8": 1, "7": 4}, 2),
         case("a tie, and none left", {"7": 2, "8": 2}, 0),

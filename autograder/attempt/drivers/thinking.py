@@ -6,7 +6,7 @@ from typing import Any
 
 from autograder.attempt.lent import handle, sealed
 from autograder.attempt.plain import kind_of, kind_or_none
-from autograder.attempt.records import Attempt, Seen, as_it_was, one_call, things
+from autograder.attempt.records import Attempt, Seen, as_it_was, one_call, said, things
 from solutions.constrained import Automaton, IndexGuide
 
 RESULT = "What it returned"
@@ -65,7 +65,7 @@ def allowed(
         names = [
             word.decode() or "EOS" for word, may in zip(words, mask.tolist(), strict=True) if may
         ]
-        seen.append(Seen("The list of tokens that may come", names, where))
+        seen.append(said("The list of tokens that may come", names, where))
     return seen
 
 
@@ -79,10 +79,11 @@ def advance(attempt: type, tokens: list[int], words: list[bytes], **case: Any) -
         rule = "advance returns an inner state and how many tokens are spent"
         inner, spent = things(2, state, rule)
         again = budget.advance(before, token)
+        where, same = f"after {text!r}", "gives the same" if again == state else "differs"
         seen += [
-            Seen("The inner state", inner, f"after {text!r}"),
-            Seen("The number of tokens spent", spent, f"after {text!r}"),
-            Seen("The same call once more", "gives the same" if again == state else "differs"),
+            Seen("The inner state", inner, where),
+            Seen("The number of tokens spent", spent, where),
+            Seen("The same call once more", same, where),
         ]
         state = inner, spent
     return seen
@@ -100,11 +101,23 @@ def push(attempt: type, end: str, pieces: list[str]) -> list[Seen]:
             return [*seen, Seen(RESULT, f"is {kind_or_none(deltas)}", where)]
         seen += [
             Seen(RESULT, "is a list", where),
-            Seen("The list of deltas", deltas, where),
-            Seen("`held`", stream.held, where),
+            said("The list of deltas", joined(deltas), where),
+            said("`held`", stream.held, where),
             Seen("`is_thinking`", bool(stream.is_thinking), where),
         ]
     return seen
+
+
+def joined(deltas: list[Any]) -> list[Any]:
+    """Deltas, of which neighbors that add to the same text are one."""
+    found = list[Any]()
+    for delta in deltas:
+        match [list(one.items()) if isinstance(one, dict) else one for one in (*found[-1:], delta)]:
+            case [[(kind, str(text))], [(same, str(more))]] if kind == same and text and more:
+                found[-1] = {kind: text + more}
+            case _:
+                found.append(delta)
+    return found
 
 
 # ------------------------------------------------------------------------------ one of many answers
@@ -114,14 +127,14 @@ def majority(
     attempt: Attempt, answers: list[str | None], logprobs: list[float], **weighted: bool
 ) -> list[Seen]:
     """A case without `weighted` needs the attempt's default."""
-    return [Seen("The answer", attempt(answers, logprobs, **weighted))]
+    return [said("The answer", attempt(answers, logprobs, **weighted))]
 
 
 best_of = one_call(__name__, "best_of", "The number of the text", "texts logprobs by")
 
 
 def agreed(attempt: Attempt, votes: dict[str, int], left: int) -> list[Seen]:
-    found = attempt(dict(votes), left)
+    found = attempt(votes, left)
     return [Seen(RESULT, f"is {found if isinstance(found, bool) else kind_or_none(found)}")]
 
 
@@ -129,14 +142,14 @@ class Pool:
     """Replaces an engine, whose prompts take some steps. Other requests run in it, too.
 
     steps: how many steps the first request's prompt takes; in the last of them it catches up.
-    waits: in how many steps before these it isn't served.
+    waits: in how many steps before these it isn't served. Requests after it need one step.
     """
 
     def __init__(self, first: int, waits: int, steps: int, others: Sequence[int]) -> None:
         self.first, self.waits, self.steps, self.others = first, waits, steps, list(others)
         self.log, self.requests = list[str](), list[int]()
-        self.trace = deque[list[tuple[int, int, bool]]](maxlen=1000)
-        self.trace.append([(number, 1, True) for number in self.others])
+        before = [[(number, 1, True) for number in self.others]] if others else []
+        self.trace = deque[list[tuple[int, int, bool]]](before, maxlen=1000)
 
     def submit(self, seed: Any) -> int:
         self.log.append(f"a request with seed {seed!r}")
@@ -150,7 +163,8 @@ class Pool:
             raise RuntimeError("The engine has taken many more steps than the prompt needs.")
         is_served = self.requests and taken > self.waits
         its = [(self.first, 4, taken >= self.waits + self.steps)] if is_served else []
-        self.trace.append([(number, 1, True) for number in self.others] + its)
+        more = [*self.others, *self.requests[1:]]
+        self.trace.append([(number, 1, True) for number in more] + its)
 
 
 def forked(attempt: Attempt, n: int, **pool: Any) -> list[Seen]:
@@ -160,7 +174,7 @@ def forked(attempt: Attempt, n: int, **pool: Any) -> list[Seen]:
         return [Seen(RESULT, f"is {kind_or_none(numbers)}")]
     return [
         Seen(RESULT, "is a list"),
-        Seen("The list of what the engine was asked", engine.log),
+        said("The list of what the engine was asked", engine.log),
         Seen("The list of numbers", list(numbers)),
     ]
 
@@ -177,10 +191,9 @@ def without_thoughts(attempt: Attempt, messages: list[dict[str, Any]]) -> list[S
     for number, message in enumerate(found):
         if not isinstance(message, dict):
             return [*seen, Seen(f"Message {number}", f"is {kind_of(message)}")]
-        is_given = any(message is one for one in given)
+        new = "is the given one" if any(message is one for one in given) else "is new"
         seen += [
-            Seen(f"The keys of message {number}", sorted(message)),
-            Seen(f"Message {number}", dict(message)),
-            Seen("Its dictionary", "is the given one" if is_given else "is new", f"({number})"),
+            said(f"Message {number}", message),
+            Seen(f"The dictionary of message {number}", new),
         ]
     return [*seen, as_it_was("`messages`", given, messages)]

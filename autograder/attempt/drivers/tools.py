@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from autograder.attempt.around import lending
 from autograder.attempt.lent import sealed
 from autograder.attempt.plain import kind_of, kind_or_none, plain
-from autograder.attempt.records import Attempt, Seen, as_it_was, things, tried
+from autograder.attempt.records import Attempt, Seen, as_it_was, in_order, said, things, tried
 from solutions.constrained import Automaton, automaton_of
 from solutions.grammars.regex import NOTHING, Regex, parse
 
@@ -26,19 +26,6 @@ class Tool(NamedTuple):
     function: Callable[..., Any] = print
     description: str = ""
     effects: bool = False
-
-
-def in_order(value: Any) -> Any:
-    """The same with the keys of all dicts in alphabetical order."""
-    if isinstance(value, dict):
-        return {key: in_order(value[key]) for key in sorted(value, key=str)}
-    return [in_order(item) for item in value] if isinstance(value, list) else value
-
-
-def said(what: str, value: Any, where: str = "") -> Seen:
-    """A value in words; None stays as it is, because a `return` may be missing."""
-    value = in_order(plain(value))
-    return Seen(what, value if value is None else f"is {value!r}", where)
 
 
 # ------------------------------------------------------------------------------------- languages
@@ -125,8 +112,8 @@ class FreeText(NamedTuple):
 
     trigger: bytes
     calls: Any
-    edges: str = "edges of free text"
-    accepting: str = "states of free text"
+    edges: Sequence[Any] = ({},)
+    accepting: frozenset[int] = frozenset()
 
 
 def allows(found: Any, text: str) -> bool:
@@ -267,10 +254,10 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 class Workshop:
     """All tools; a log of what runs with arguments that fit. effects: names of the tools with any.
 
-    approves: what `approve` answers.
+    approves: what `approve` answers; None if it fails.
     """
 
-    def __init__(self, effects: Sequence[str], approves: bool) -> None:
+    def __init__(self, effects: Sequence[str], approves: bool | None) -> None:
         self.log, self.approves = list[str](), approves
         self.tools = {
             name: Tool(name, {}, sealed(partial(self.run, name)), effects=name in effects)
@@ -285,6 +272,8 @@ class Workshop:
     def approve(self, tool: Any, arguments: Any) -> bool:
         what = plain(getattr(tool, "name", kind_of(tool)))
         self.log.append(f"approve is asked for {what} with {in_order(plain(arguments))!r}")
+        if self.approves is None:
+            raise TimeoutError("There was no answer.")
         return self.approves
 
     def seen(self) -> Seen:
@@ -295,7 +284,7 @@ def run_call(
     attempt: Attempt,
     call: dict[str, Any],
     effects: Sequence[str] = (),
-    approves: bool = True,
+    approves: bool | None = True,
     error: Sequence[str] | None = None,
 ) -> list[Seen]:
     """error: what must be in an error; None if there is a result."""
@@ -314,17 +303,23 @@ def run_call(
     ]
 
 
+OWN = "LookupError", "PermissionError", "ValueError"  # which `run_call` raises itself
+
+
 def answer_told(text: str, error: Sequence[str] | None) -> str:
-    """A result or an error, in whatever form of JSON it is written."""
+    """A result or an error, in whatever form of JSON; not what an attempt puts in its own words."""
     try:
         answer = json.loads(text)
     except (ValueError, RecursionError):
         return f"is {text[:100]!r}, which isn't JSON"
     match answer:
-        case {"error": str(words)} if error is not None and len(answer) == 1:
-            missing = [part for part in error if part not in words]
-            lacks = f"the error {words[:200]!r}, without {missing[0]!r}" if missing else "an error"
-            return f"is {lacks}"
+        case {"error": str(words)} if len(answer) == 1:
+            missing = [part for part in error or () if part not in words]
+            kind = words.split(": ")[0]
+            told = "" if error is not None else f", {kind if kind in OWN else repr(words[:200])}"
+            return f"is an error{told}" + (f" without {missing[0]!r}" if missing else "")
+        case {"result": _} if error is not None and len(answer) == 1:
+            return "is a result"
     shown = repr(in_order(answer))
     return f"is {shown if len(shown) < 300 else f'{shown[:100]}... of {len(shown)} characters'}"
 
