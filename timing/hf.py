@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import nn
-from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from solutions.batching import pad_left
 from solutions.gguf.file import gguf_in
@@ -38,6 +36,8 @@ def hf_best(bench: Bench) -> BestBatches:
 
 @functools.cache
 def load(folder: Path, device: torch.device) -> nn.Module:
+    import transformers  # takes a second, and few tables have its rows
+
     transformers.utils.logging.disable_progress_bar()
     file = gguf_in(folder)
     if file is None:
@@ -56,6 +56,9 @@ def from_gguf(file: Path) -> Any:
     """
     if find_spec("gguf") is None:
         raise NotTimed("it needs gguf to read this file. Install it: pip install gguf")
+    import transformers
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
     config = transformers.AutoConfig.for_model(**load_gguf_checkpoint(file)["config"])
     model = transformers.AutoModelForCausalLM.from_config(config)
     with redirect_stderr(StringIO()):  # a progress bar

@@ -49,7 +49,7 @@ def torch_as_it_is(seed: int = UNUSED_SEED) -> Iterator[None]:
         torch.get_rng_state(),
     )
     grad, threads = torch.is_grad_enabled(), torch.get_num_threads()
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed formats the stack
     try:
         yield
     finally:

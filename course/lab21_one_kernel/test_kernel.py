@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from autograder.text.reference import ROOT
 from course.lab20_llama.test_engine import VARIANTS, llama_of
+from course.lab21_one_kernel.test_solution import in_either_form
 from gpt import GPTConfig
 from solutions.compiled.choice import SIZES, kernel_runner, measured
 from solutions.compiled.drafter import KernelDrafter
@@ -161,6 +162,7 @@ def ways(draw: st.DrawFn) -> tuple[list[list[int]], list[int]]:
     return cuts, draw(st.permutations(order))
 
 
+@in_either_form
 @every_family
 def test_a_rows_bits_depend_on_nothing_else(family: str) -> None:
     """Not on who else is served, on chunks, the order, the blocks, or the threads."""

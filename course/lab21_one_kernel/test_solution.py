@@ -17,9 +17,9 @@ from solutions.compiled.assemble import assemble
 from solutions.compiled.kernel import Kernel
 from solutions.compiled.steps import multiply_pairs
 from solutions.compiled.weights import TILE
-from solutions.compiler import python_of
+from solutions.compiler import ON, python_of
 from solutions.engine.runner import Chunk, FastCache
-from solutions.kv_cache import CachedLMHead
+from solutions.kv_cache import CachedLMHead, KVCache
 from solutions.one_kernel import (
     LINE,
     SHARES,
@@ -42,6 +42,8 @@ from solutions.paged_attention import BlockManager, PagedCache
 from tests.common.engines import model_of
 
 seeds = st.integers(0, 10**6)
+# As Python where `make test` has no numba, and compiled by `make test-rest`, which installs it.
+in_either_form = pytest.mark.needs("numba") if ON else lambda test: test
 
 
 def drawn(seed: int, *shape: int) -> np.ndarray:
@@ -134,6 +136,7 @@ def test_a_part_of_a_linear_layer(function: Callable[..., None], codes: bool) ->
     each()
 
 
+@in_either_form
 @given(st.integers(1, 6), st.integers(1, 11), seeds)
 def test_a_row_has_the_bits_that_it_has_alone(rows: int, n_out: int, seed: int) -> None:
     x, weight, bias = drawn(seed, rows, 33), drawn(seed + 1, n_out, 33), drawn(seed + 2, n_out)
@@ -245,9 +248,13 @@ def double(x: Any, norm: Any, eps: Any, out: Any) -> None:
         out[i] = x[i] + x[i]
 
 
-def logits_with(step: dict[str, Any]) -> np.ndarray:
+def tiny() -> Any:
     config = GPTConfig(vocab_size=40, n_positions=16, n_embd=32, n_layer=2, n_head=2)
-    model = model_of(CachedLMHead, config, 0).float()
+    return model_of(CachedLMHead, config, 0).float()
+
+
+def logits_with(step: dict[str, Any]) -> np.ndarray:
+    model = tiny()
     pool = FastCache(PagedCache(model.config, BlockManager(4, 4))).cache.pool.zero_()
     tables = np.array([[1], [1]])
     rows = np.array([5, 6]), np.array([0, 1]), tables, np.array([0, 1])
@@ -256,14 +263,16 @@ def logits_with(step: dict[str, Any]) -> np.ndarray:
 
 @pytest.mark.slow
 @pytest.mark.in_turn(3)  # all is compiled anew
-def test_a_new_part_reaches_all_that_calls_it() -> None:
+def test_a_new_part_reaches_all_that_calls_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no other step."""
     usual = logits_with({})
-    for same in assemble(), assemble(normalize=normalize, multiply4=multiply4, mlp=mlp):
-        assert_near(logits_with({"step": same}), wide(usual), 1e-5)  # another order of sums
     mark_passed(double)
-    theirs = logits_with({"step": assemble(normalize=double)})
-    assert np.abs(theirs - usual).max() > 0.1 * np.abs(usual).max()
+    theirs = logits_with({"step": assemble(normalize=double, multiply4=multiply4, mlp=mlp)})
     assert np.array_equal(logits_with({}), usual)
+    monkeypatch.setattr(torch.nn.LayerNorm, "forward", lambda norm, x: x + x)
+    model, ids, positions = tiny(), torch.tensor([[5, 6]]), torch.tensor([[0, 1]])
+    expected = model(ids, positions, KVCache(model.config, 1, 2))[0]
+    assert_near(theirs, expected.double(), 1e-5)
 
 
 def test_what_has_not_passed_is_not_compiled() -> None:

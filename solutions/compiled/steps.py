@@ -265,8 +265,9 @@ def attend_together(
                 turn(qkv[r, query : query + dim], gains[:1], shape.eps, cos, sin)
             turn(qkv[r, key : key + dim], gains[1:], shape.eps, cos, sin)
             block, place = rows.tables[r, rows.positions[r] // size], rows.positions[r] % size
-            keys[block, place, low:high] = qkv[r, key : key + dim]
-            values[block, place, low:high] = qkv[r, value : value + dim]
+            for i in range(dim):  # an assignment of arrays takes numba seconds to compile
+                keys[block, place, low + i] = qkv[r, key + i]
+                values[block, place, low + i] = qkv[r, value + i]
         for r in range(len(normed)):
             seen, table = rows.positions[r] + 1, rows.tables[r]
             scores, powers = numbers[:seen], whole[:seen]
@@ -352,4 +353,6 @@ def step(counters: Array, rows: Rows, pool: Array, shape: Shape, w: Weights, roo
     normalize_rows(hidden, w.last_norm, shape, normed)
     wanted, phase = normed[rows.wanted], 4 * len(w.norms) + 1
     multiply_together(counters, phase, wanted, w.head, 0, room.logits, False)
-    room.last[:] = normed  # of each thread the same numbers
+    for r in range(len(normed)):
+        for i in range(normed.shape[1]):
+            room.last[r, i] = normed[r, i]  # of each thread the same numbers

@@ -40,6 +40,7 @@ DAY = 24 * 3600
 MOST_TOUCHED = 16  # a change that touches more than one case in 16 is tried in turns, as ever
 LAB_FOLDERS = ("autograder/attempt/drivers", "visuals")
 OWN = r"course/lab\d\d_{lab}/.*|(autograder|solutions|visuals)/(.*/)?{lab}\.py"
+COMPILED = "course/lab21_one_kernel/"
 GRIDS = (  # the three that prove an exercise's judge: right, wrong, and under a secret
     "test_every_misconception_is_diagnosed_as_itself",
     "test_every_mutant_is_rejected",
@@ -231,11 +232,13 @@ class ByUnit(LoadFileScheduling):
     """Hand the tests to processes a unit at a time: a file, or what tests/judging says of a lab.
 
     The tests of a unit share what is made for it: the cases of an exercise, and what the reference
-    does with them.
+    does with them. Those of lab 21 share what numba compiles for them, in half a minute.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         file, _, test = nodeid.partition("::")
+        if file.startswith(COMPILED):
+            return COMPILED
         lab = re.search(rf"\b({'|'.join(lessons())})\b", test.partition("[")[2])
         return f"tests/judging/{lab[0]}" if lab and file.startswith("tests/judging/") else file
 

@@ -53,8 +53,7 @@ def test_a_class_gets_a_table_and_no_record_costs_another(tmp_path, monkeypatch,
     resize(monkeypatch, worker, ANSWER_SECONDS=20)
     outside = *("gpt.py", "autograder/secret"), tmp_path, Path.home() / ".cache", "/course/tests"
     code = {
-        "bob": ANSWERS.format("time.sleep(2)"),
-        "cleo": ANSWERS.format("answer['outputs'][0][-1] ^= 1"),
+        "bob": ANSWERS.format("time.sleep(1)"),
         "dan": ANSWERS.format("time.sleep(1e6)"),
         "eve": REACHES.format([str(ROOT / place) for place in outside]),
         "ada/21_one_kernel/speedrun": "",
@@ -69,7 +68,6 @@ def test_a_class_gets_a_table_and_no_record_costs_another(tmp_path, monkeypatch,
     ratio = r"\d+\.\d\d \(\d+\.\d\d-\d+\.\d\d\)"
     ran = rf"(\d+\.\d\d) {ratio} {ratio} .*?The record has no score yet.*?"
     why = {
-        "cleo": "mine does not generate what the naive model does",
         "dan": "stopped after 20 seconds without an answer",
         "eve": r"its process ended: reached \[\], 2 processes",
         "gus": "isn't an ordinary file",

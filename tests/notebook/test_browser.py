@@ -99,11 +99,12 @@ for (const deaf of [0, 2]) {
 
 
 @pytest.mark.slow
-def test_dialogs_over_the_page_are_answered_until_they_are_gone(page):
-    page.set_content(DIALOGS)
-    below = page.get_by_role("button", name="below")
-    below.click()
-    expect(page.get_by_text("clicked")).to_be_visible()
+def test_dialogs_over_the_page_are_answered_until_they_are_gone():
+    with browser_page() as page:
+        page.set_content(DIALOGS)
+        below = page.get_by_role("button", name="below")
+        below.click()
+        expect(page.get_by_text("clicked")).to_be_visible()
 
 
 def test_with_the_solution_pasted_in_the_check_passes(page, cells):
@@ -119,17 +120,6 @@ def ground(picture):
 
 
 @pytest.mark.slow
-def test_the_page_and_its_pictures_are_dark_or_light_as_the_system_is(page, cells):
-    slider = first(cells, "explore_next_token(")
-    picture = cell(page, slider).locator(".jp-OutputArea-output img").first
-    run_all(page, awaited=picture)
-    for scheme, is_light in (("dark", "false"), ("light", "true")):
-        page.emulate_media(color_scheme=scheme)
-        expect(page.locator("body")).to_have_attribute("data-jp-theme-light", is_light)
-        assert (ground(picture) > 0.5) == (scheme == "light")
-
-
-@pytest.mark.slow
 def test_status_fits_a_narrow_window():
     with browser_page(width=NARROW) as page:
         for lesson in lessons().values():
@@ -140,7 +130,7 @@ def test_status_fits_a_narrow_window():
 
 
 @pytest.mark.slow
-def test_a_slider_moves_its_picture(page, cells):
+def test_a_slider_moves_its_picture_which_is_dark_or_light_as_the_system_is(page, cells):
     slider = first(cells, "explore_next_token(")
     handle = cell(page, slider).locator(".noUi-handle")
     picture = cell(page, slider).locator(".jp-OutputArea-output img").first
@@ -150,3 +140,7 @@ def test_a_slider_moves_its_picture(page, cells):
     at_its_end = handle.get_attribute("aria-valuenow") == handle.get_attribute("aria-valuemax")
     handle.press("ArrowLeft" if at_its_end else "ArrowRight")
     expect(picture).not_to_have_attribute("src", before)
+    for scheme, is_light in (("dark", "false"), ("light", "true")):
+        page.emulate_media(color_scheme=scheme)
+        expect(page.locator("body")).to_have_attribute("data-jp-theme-light", is_light)
+        assert (ground(picture) > 0.5) == (scheme == "light")

@@ -114,22 +114,6 @@ def test_a_client_that_doesnt_read_is_dropped_and_stops_no_other(monkeypatch):
 
 
 @pytest.mark.slow
-def test_500_clients_at_once_are_answered_or_refused(server):
-    def ask(number: int) -> int:
-        with connected(server, max_tokens=2, prompt=f"Number {number}") as opened:
-            read = read_until(opened, b"\r\n\r\n")
-            status = int(read.split()[1])
-            if status == 200 and b"[DONE]" not in read:
-                read_until(opened, b"[DONE]")
-            return status
-
-    with ThreadPoolExecutor(500) as pool:
-        statuses = list(pool.map(ask, range(500)))
-    assert set(statuses) <= {200, 429}
-    assert statuses.count(200) >= 64
-
-
-@pytest.mark.slow
 def test_1000_streams_at_once_end_whole_or_are_refused(server):
     def ask(number: int) -> int:
         with connected(server, max_tokens=8, prompt=f"Number {number}") as opened:
@@ -144,6 +128,7 @@ def test_1000_streams_at_once_end_whole_or_are_refused(server):
     with ThreadPoolExecutor(1000) as pool:
         statuses = list(pool.map(ask, range(1000)))
     assert set(statuses) <= {200, 429}
+    assert statuses.count(200) >= 64
 
 
 @pytest.mark.slow
