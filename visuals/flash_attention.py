@@ -194,7 +194,7 @@ def tile_grid(
     return figure
 
 
-KINDS = (SKIPPED, MASKED, LOADED)  # as numbers: 0 is empty, 1 partial, 2 full
+KINDS = {"empty": SKIPPED, "partial": MASKED, "full": LOADED}  # as numbers 0, 1 and 2
 
 
 @shared_look
@@ -207,10 +207,10 @@ def show_kinds(kinds: Sequence[Sequence[int]], block: int) -> Picture:
     for row, line in enumerate(kinds):
         for column, kind in enumerate(line):
             corners = (row * block, (row + 1) * block), (column * block, (column + 1) * block)
-            draw_tile(axes, corners, KINDS[kind])
+            draw_tile(axes, corners, [*KINDS.values()][kind])
     q_len, k_len = len(kinds) * block, len(kinds[0]) * block
     axes.set(xlim=(0, k_len), ylim=(q_len, 0), xlabel="key", ylabel="query", aspect="equal")
-    draw_legend(figure, TILES)
+    draw_legend(figure, {f"{kind}: {name}": TILES[name] for kind, name in KINDS.items()})
     return figure
 
 

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from visuals.explorer import choice, explore, slider
+from visuals.explorer import explore, slider
 from visuals.style import (
     BLUE,
     EMPTY,
@@ -235,20 +235,6 @@ def explore_pipeline(replay: Callable[[int, int, str], Replay]) -> widgets.VBox:
     return explore(draw, stages, microbatches, words=sentence)
 
 
-@shared_look
-def show_held(held: Sequence[int], block: int) -> Picture:
-    """Draw how many numbers of whole weights a rank holds, in blocks, one change after another.
-
-    held: numbers after each change. block: the numbers of one block.
-    """
-    figure, (axes,) = new_figure(height=2.2)
-    blocks = [numbers / block for numbers in held]
-    axes.step(range(len(blocks)), blocks, where="post", color=BLUE, lw=1.5)
-    axes.set(xlabel="change", title="whole blocks that a rank holds, besides its parts")
-    axes.set_yticks(range(int(max(blocks, default=0)) + 2))
-    return figure
-
-
 # ---------------------------------------------------------------------------- nano-batches in time
 
 
@@ -288,27 +274,6 @@ def show_timelines(timelines: Mapping[str, Sequence[Operation]], unit: str = "")
     batches = sorted({run.batch for runs in timelines.values() for run in runs})
     draw_legend(figure, {f"nano-batch {batch}": RANKS[batch] for batch in batches})
     return figure
-
-
-def explore_timelines(runs: Callable[[int, int], Sequence[Operation]], unit: str) -> widgets.VBox:
-    """Show a batch whole and split, with sliders for the decodes in it and the nano-batches.
-
-    runs: returns what runs when, for so many decodes and nano-batches. unit: of the times.
-    """
-
-    def end(decodes: int, ways: int) -> float:
-        return max(run.end for run in runs(decodes, ways))
-
-    def draw(decodes: int, ways: int) -> Picture:
-        both = {"whole": runs(decodes, 1), f"in {ways} nano-batches": runs(decodes, ways)}
-        return show_timelines(both, unit)
-
-    def sentence(decodes: int, ways: int) -> str:
-        whole, split = end(decodes, 1), end(decodes, ways)
-        return f"{whole:.2f} {unit} whole, {split:.2f} split: <b>{whole / split:.2f} ×</b> as fast."
-
-    decodes = choice("decodes", [8, 16, 32, 64, 128, 256, 512, 1024, 2048], 1024)
-    return explore(draw, decodes, slider("nano-batches", 4, 2, first=2), words=sentence)
 
 
 # -------------------------------------------------------------------------- what is sent, and when

@@ -454,15 +454,8 @@ MASKS = {
 
 
 def block_mask_of(mask: Callable[[Tensor, Tensor], Tensor], tokens: int) -> Any:
-    return create_block_mask(
-        lambda b, h, query, key: mask(query, key),
-        None,
-        None,
-        tokens,
-        tokens,
-        device="cpu",
-        BLOCK_SIZE=16,
-    )
+    sizes: dict[str, Any] = {"B": None, "H": None, "Q_LEN": tokens, "KV_LEN": tokens}
+    return create_block_mask(lambda b, h, q, k: mask(q, k), **sizes, device="cpu", BLOCK_SIZE=16)
 
 
 @pytest.mark.filterwarnings(PYTORCH)
@@ -475,15 +468,9 @@ def test_any_mask_gives_what_flex_attention_of_pytorch_does(name: str, tokens: i
         (alibi(4), lambda score, b, head, query, key: score - 0.25 ** (head + 1) * (query - key)),
     ):
         output, lse = flex_in_tiles(queries, keys, values, 16, MASKS[name], score_mod)
-        block_mask = block_mask_of(MASKS[name], tokens)
-        wanted, also = pytorch_flex(
-            queries,
-            keys,
-            values,
-            score_mod=theirs,
-            block_mask=block_mask,
-            return_aux=AuxRequest(lse=True),
-        )
+        blocks, aux = block_mask_of(MASKS[name], tokens), AuxRequest(lse=True)
+        more = {"score_mod": theirs, "block_mask": blocks, "return_aux": aux}
+        wanted, also = pytorch_flex(queries, keys, values, **more)
         torch.testing.assert_close((output, lse), (wanted, also.lse), rtol=1e-12, atol=1e-12)
 
 

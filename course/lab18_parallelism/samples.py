@@ -54,24 +54,19 @@ PER_TOKEN = {"data": 0.0, "tensor": 25600.0, "sequence": 26112.0, "pipeline": 10
 POINTS = {1024.0: 1e-4, 65536.0: 2e-4, 1048576.0: 1e-3}
 
 
-def nano_batches(decodes: int, ways: int) -> list[Run]:
-    """One operation on each resource for every nano-batch; they overlap in a staircase."""
-    each = decodes / ways
-    return [
-        Run(batch, index, resource, (batch + index) * each, (batch + index + 1) * each)
-        for batch in range(ways)
-        for index, resource in enumerate(("compute", "network"))
-    ]
-
+# One operation on each resource for both nano-batches; they overlap in a staircase.
+NANO_BATCHES = [
+    Run(batch, step, resource, 2.0 * (batch + step), 2.0 * (batch + step + 1))
+    for batch in range(2)
+    for step, resource in enumerate(("compute", "network"))
+]
 
 EXAMPLES = (
     of(visuals.show_ring, RING),
     of(visuals.show_cuts, WHOLE, PARTS),
     of(visuals.show_pipelines, TWO),
     of(visuals.explore_pipeline, run),
-    of(visuals.show_held, [0, 7, 0, 7, 0], 7),
-    of(visuals.show_timelines, {"split": nano_batches(4, 2)}, "ms"),
-    of(visuals.explore_timelines, nano_batches, "ms"),
+    of(visuals.show_timelines, {"split": NANO_BATCHES}, "ms"),
     of(visuals.show_bytes, PER_TOKEN),
     of(visuals.wire_curve, 1e-4, 1e-9, POINTS),
 )

@@ -4,16 +4,8 @@ import pytest
 import torch
 
 import visuals.parallelism as lab
-from course.lab18_parallelism.samples import (
-    PARTS,
-    PER_TOKEN,
-    POINTS,
-    RING,
-    TWO,
-    WHOLE,
-    nano_batches,
-    run,
-)
+from course.lab18_parallelism import samples
+from course.lab18_parallelism.samples import PARTS, PER_TOKEN, POINTS, RING, TWO, WHOLE, run
 from tests.common.pictures import boxes, curves, heights, legend_of, names, numbers_in, read, texts
 
 # ---------------------------------------------------------------------------------------- the ring
@@ -102,20 +94,11 @@ def test_words_have_shares_and_live_microbatches():
     assert [both[0].live[0], both[1].live[0]] == [found[4], found[5]]
 
 
-# -------------------------------------------------------------------------------------------- FSDP
-
-
-def test_what_is_held_goes_up_and_down_in_blocks():
-    (axes,) = lab.show_held([0, 7, 0, 7, 0], 7).axes
-    assert axes.lines[0].get_ydata().tolist() == [0, 1, 0, 1, 0]
-    assert names(axes.yaxis) == ["0", "1", "2"]
-
-
 # ----------------------------------------------------------------------------------- nano-batches
 
 
 def test_operations_are_boxes_in_the_rows_of_their_resources():
-    figure = lab.show_timelines({"split": nano_batches(4, 2)}, "ms")
+    figure = lab.show_timelines({"split": samples.NANO_BATCHES}, "ms")
     (axes,) = figure.axes
     assert boxes(axes, dict(enumerate(lab.RANKS))) == [
         (batch, 2 * (batch + row), 2 * (batch + row + 1), row - 0.4, row + 0.4)
@@ -125,12 +108,6 @@ def test_operations_are_boxes_in_the_rows_of_their_resources():
     assert names(axes.yaxis) == ["compute", "network"]
     assert legend_of(figure) == ["nano-batch 0", "nano-batch 1"]
     assert axes.get_xlabel() == "time, ms"
-
-
-def test_words_compare_the_whole_batch_with_the_split_one():
-    decodes, ways, sentence, _ = lab.explore_timelines(nano_batches, "ms").children
-    decodes.value, ways.value = 64, 4
-    assert numbers_in(read(sentence.value)) == [128, 80, 1.6]
 
 
 # ---------------------------------------------------------------------------------------- the wire

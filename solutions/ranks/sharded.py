@@ -1,5 +1,6 @@
 """Lab 18, given: a GPT-2 whose weights are cut into flat parts, one unit after the other."""
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -22,11 +23,28 @@ class Unit(NamedTuple):
     apply: Apply
 
 
-def unit_of(module: nn.Module) -> Unit:
+class Held:
+    """How many numbers of whole weights a rank holds now, and the most at a time."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+
+    def until_freed(self, weights: Sequence[Tensor]) -> None:
+        numbers = sum(weight.numel() for weight in weights)
+        self.add(numbers)
+        weakref.finalize(weights[0], self.add, -numbers)
+
+    def add(self, numbers: int) -> None:
+        self.now += numbers
+        self.most = max(self.most, self.now)
+
+
+def unit_of(module: nn.Module, held: Held) -> Unit:
     """Return a module as a unit. It computes with any weights of these shapes."""
     names, weights = zip(*module.named_parameters(), strict=True)
 
     def apply(given: Sequence[Tensor], x: Tensor) -> Tensor:
+        held.until_freed(given)
         return torch.func.functional_call(module, dict(zip(names, given, strict=True)), (x,))
 
     return Unit([weight.detach() for weight in weights], [w.shape for w in weights], apply)
@@ -42,14 +60,15 @@ class Functions(NamedTuple):
 
 def block_gradients(
     group: Group, model: GPTLMHead, ids: Int[Tensor, "batch seq"], own: Functions
-) -> list[Float[Tensor, " part"]]:
+) -> tuple[list[Float[Tensor, " part"]], int]:
     """Return this rank's part of the gradient of every block, for the sum of all ranks' losses.
 
-    ids: this rank's own texts. A rank holds a part of each block and one whole block at a time. For
-    brevity embeddings and the last norm are whole on every rank, and their gradients are left out.
+    Also returns the most numbers of whole weights that the rank held at a time. ids: its own texts.
+    For brevity embeddings and the last norm are whole on every rank, and their gradients are left
+    out.
     """
-    gpt = model.transformer
-    units = [unit_of(block) for block in gpt.h]
+    gpt, held = model.transformer, Held()
+    units = [unit_of(block, held) for block in gpt.h]
     parts = [own.flat_shard(unit.weights, group.size, group.rank) for unit in units]
     positions = torch.arange(ids.shape[1] - 1).expand(len(ids), -1)
     with torch.no_grad():
@@ -65,4 +84,4 @@ def block_gradients(
     for unit, part, x in reversed(list(zip(units, parts, inputs, strict=True))):
         grad, of_part = own.unit_backward(part, unit.shapes, unit.apply, x, grad, group)
         gradients.append(of_part)
-    return gradients[::-1]
+    return gradients[::-1], held.most
