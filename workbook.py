@@ -243,8 +243,6 @@ def install() -> None:
         raise Refused(f"The set-up failed: {error}. {what_to_do([])}") from error
     told = (done.stderr or b"").decode(errors="replace")
     print(told, end="", file=sys.stderr)
-    if done.returncode in (-signal.SIGINT, 130):  # Ctrl-C has reached the installer alone
-        raise KeyboardInterrupt
     if status := done.returncode:
         is_trouble = status == UV_TROUBLE or re.search(PIP_TROUBLE, told)
         advice = what_to_do([] if is_trouble else unmet_constraints())
