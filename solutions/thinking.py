@@ -168,9 +168,9 @@ def forked(engine: Any, submit: Callable[[int], int], n: int) -> list[int]:
 
     submit(seed) submits the request with a seed, and returns its number. The seeds are 0 to n - 1.
     The engine's cache finds blocks that other requests have computed (lab 8). So submit the first
-    one alone; call `engine.step()` until the last list of `engine.trace`, a deque that begins empty,
-    has it as caught up, in (request, tokens, whether it has caught up); then submit the others,
-    without a further step.
+    one alone; call `engine.step()` until the last list of `engine.trace` has it as caught up, in
+    (request, tokens, whether it has caught up); then submit the others, without a further step. The
+    trace is a deque that begins empty.
     """
     ### BEGIN SOLUTION
     first, has_caught_up = submit(0), False
