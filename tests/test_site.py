@@ -234,6 +234,7 @@ def go(page, path):
 
 @pytest.mark.needs("sphinx", "chromium")
 @pytest.mark.slow
+@pytest.mark.in_turn(2)
 def test_no_page_is_wider_than_a_phone(page):
     page.set_viewport_size({"width": 420, "height": 900})
     for path in pages_of(page.site):
@@ -243,6 +244,7 @@ def test_no_page_is_wider_than_a_phone(page):
 
 @pytest.mark.needs("sphinx", "chromium")
 @pytest.mark.slow
+@pytest.mark.in_turn(2)
 def test_code_of_100_columns_fits_a_laptop(page):
     page.set_viewport_size({"width": 1345, "height": 900})  # 1360 without the scroll bar
     codes = 0

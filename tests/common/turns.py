@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from functools import cache
 from io import StringIO
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from xdist.scheduler import LoadFileScheduling
@@ -206,8 +207,9 @@ def thin(items: Iterable[pytest.Item]) -> Thinned:
     turn, numbers = os.environ["TURN"], Counter[str]()
     tried, left_out = list[pytest.Item](), list[pytest.Item]()
     for item, every in shares.items():
-        number = places().get(subject_of(item), numbers[test_of(item)])
-        numbers[test_of(item)] += 1
+        test = test_of(item)
+        number = places().get(subject_of(item), crc32(test.encode()) + numbers[test])
+        numbers[test] += 1  # from where it begins, so that tests of one case don't all come at once
         due = turn == ALL or is_due(number, every, int(turn)) or item in whole
         (tried if due else left_out).append(item)
     return Thinned(tried, whole, left_out, len(near[0] | near[1]))

@@ -25,6 +25,7 @@ def own_files() -> dict[Path, int]:
 
 @pytest.mark.needs("bwrap")
 @pytest.mark.slow
+@pytest.mark.in_turn(3)
 def test_it_tells_of_everybody_and_why_counts_the_verdicts_and_names_its_pages():
     before = own_files()
     command = [sys.executable, "-m", "autograder", "demo"]

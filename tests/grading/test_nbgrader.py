@@ -100,6 +100,7 @@ def test_feedback_says_what_each_check_came_to(graded):
     assert "No response." in said["untouched"]
 
 
+@pytest.mark.in_turn(2)
 def test_validate_runs_a_students_own_checks(released):
     """Before handing in, on the student's own machine, nothing is made up."""
     assert "Success" in released.nbgrader("validate", str(up_to_its_last_check(released)))

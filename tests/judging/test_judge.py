@@ -740,6 +740,7 @@ def made_of(recipe: Any) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.in_turn(2)
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 @given(st.sampled_from(KINDS), VALUES)
 def test_whatever_is_returned_gets_a_judgement(name: str, recipe: Any) -> None:

@@ -132,6 +132,7 @@ def test_1000_streams_at_once_end_whole_or_are_refused(server):
 
 
 @pytest.mark.slow
+@pytest.mark.in_turn(2)
 def test_a_full_pool_preempts_and_every_text_is_that_of_an_empty_one(server, client):
     expected = client.post("/v1/completions", json=body(max_tokens=150)).json()["choices"][0]
     with (

@@ -98,6 +98,7 @@ def test_the_legend_explains_the_columns_that_are_shown(table, kinds, explained)
 
 
 @pytest.mark.slow
+@pytest.mark.in_turn(2)
 def test_as_a_command_it_warns_of_nothing_and_draws_no_bar_in_a_file(tiny):
     command = [sys.executable, ROOT / "timed_generate.py", "--model", tiny, "--tokens", "2,4"]
     rows = [name for name in ROWS if LENGTHS in TECHNIQUES[name]]
