@@ -347,9 +347,7 @@ def backward_tile(
 # What a query sees, and what becomes of its scores, by positions from 0: query [queries, 1] and
 # key [1, keys]. Source: PyTorch's FlexAttention, whose functions take one query and one key.
 MaskMod = Callable[[Tensor, Tensor], Tensor]  # returns bool [queries, keys]
-ScoreMod = Callable[
-    [Tensor, Tensor, Tensor], Tensor
-]  # takes the scores first, [..., queries, keys]
+ScoreMod = Callable[[Tensor, Tensor, Tensor], Tensor]  # takes scores [..., queries, keys] first
 
 EMPTY = 0  # kinds of tiles
 PARTIAL = 1

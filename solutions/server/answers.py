@@ -208,13 +208,7 @@ class Answers:
                     reason = "stop" if text.has_stopped else output.finish_reason
                     if reason is not None:
                         shown += text.finish()
-                    thoughts, calls = parts.taken() if parts else ([], [])
-                    words = [Piece(index, shown)] if shown or not thoughts + calls else []
-                    before_words, after_words = (
-                        [Piece(index, deltas=[delta]) for delta in deltas]
-                        for deltas in (thoughts, calls)
-                    )
-                    new = before_words + words + after_words
+                    new = new_pieces(index, shown, parts)
                     new[0] = replace(new[0], ids=ids, logprobs=[*logprobs], offsets=offsets)
                     new[-1] = replace(new[-1], finish_reason=self.told(reason, body, parts))
                     for piece in new:
@@ -291,13 +285,10 @@ class Answers:
         if piece.logprobs:
             both = zip(piece.ids, piece.logprobs, strict=True)
             logprobs = {"content": [self.chat_logprob(*token) for token in both]}
-        deltas = [{"content": piece.text}, *piece.deltas]
-        added = ({"role": "assistant"} if piece.is_first else {}) | deltas[-1]
+        said = {"delta": delta_of(piece)} if body.stream else {"message": self.message(body, piece)}
         return {
             "index": piece.index,
-            "delta" if body.stream else "message": added
-            if body.stream
-            else self.message(body, piece),
+            **said,
             "logprobs": logprobs,
             "finish_reason": piece.finish_reason,
         }
@@ -376,3 +367,19 @@ class Answers:
         text = answer.texts[piece.index]
         prompt = len(text.prompt) if text.reads == "logprobs" else 0
         return [scores.logprob for scores in piece.logprobs[prompt:] if scores is not None]
+
+
+def new_pieces(index: int, words: str, parts: TextInParts | None) -> list[Piece]:
+    """Return what a step has added to a text, in its order: thoughts, words, calls. At least one
+    piece, which may be empty.
+    """
+    thoughts, calls = parts.taken() if parts else ([], [])
+    said = [Piece(index, words)] if words or not thoughts + calls else []
+    added = [Piece(index, deltas=[delta]) for delta in thoughts + calls]
+    return [*added[: len(thoughts)], *said, *added[len(thoughts) :]]
+
+
+def delta_of(piece: Piece) -> Delta:
+    """Return what a piece of a streamed chat adds to its message."""
+    added = piece.deltas[-1] if piece.deltas else {"content": piece.text}
+    return ({"role": "assistant"} if piece.is_first else {}) | added

@@ -69,6 +69,7 @@ class Requests:
         """Return the texts that a body asks for: n for each of its prompts. Raises Refusal."""
         adapter = self.adapters.find(body.model)
         prompts, limit, param = self.prompts_of(body, is_embedding)
+        language = self.language_of(body, form, limit)
         samples = self.samples_of(body)
         if len(prompts) * samples > self.settings.max_texts:
             sentence = f"A request is for at most {self.settings.max_texts} texts, prompts times n."
@@ -80,9 +81,6 @@ class Requests:
         self.require_ends(body, limit, form)
         params, adjustments = self.params_of(body), self.adjustments_of(body)
         reads = reads_of(body, is_embedding)
-        language: Language | None = form
-        if isinstance(body, ChatBody) and self.thinks:
-            language = Thinking(self.budget_of(body, limit), form)
         has_parts = isinstance(language, Calling | Thinking)
         is_shared = samples > 1 and self.settings.technique == "prefix" and reads == "nothing"
         logprobs = body.alternatives
@@ -135,9 +133,17 @@ class Requests:
         mark = b"".join(map(self.bytes_of, self.tokenizer.encode(THOUGHTS[1]).ids))
         return mark == THOUGHTS[1].encode() and self.languages.has("thinking")
 
-    def budget_of(self, body: ChatBody, limit: int) -> int:
-        """Return how many tokens may be thought: without a budget as many as may be written."""
-        return limit if body.thinking_budget is None else body.thinking_budget
+    def language_of(self, body: Body, form: AnswerLanguage | None, limit: int) -> Language | None:
+        """Return what a text must be written in: the answer's form, in a chat after thoughts if the
+        model thinks. Without a budget these may be as long as the text. Raises Refusal.
+        """
+        budget = body.thinking_budget if isinstance(body, ChatBody) else None
+        if isinstance(body, ChatBody) and self.thinks:
+            return Thinking(limit if budget is None else budget, form)
+        if budget:
+            sentence = "This model doesn't think before it answers. Leave `thinking_budget` out."
+            raise Refusal(400, sentence, param="thinking_budget")
+        return form
 
     def prompts_of(self, body: Body, is_embedding: bool) -> tuple[list[list[int]], int, str]:
         """Return a body's prompts, the most tokens of each answer, and the prompts' field."""
@@ -156,9 +162,6 @@ class Requests:
         """
         if found := unanswered(body.messages):
             raise Refusal(400, found[1], param=f"messages[{found[0]}]")
-        if body.thinking_budget and not self.thinks:
-            sentence = "This model doesn't think before it answers. Leave `thinking_budget` out."
-            raise Refusal(400, sentence, param="thinking_budget")
         if self.template is None:
             return self.encode(transcript(body.messages, self.written), "messages")
         plain = [message.plain for message in body.messages]
