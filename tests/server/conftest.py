@@ -7,6 +7,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from solutions.server.formats import Vocabulary
 from solutions.server.here import RunningServer, serve_here
 from solutions.server.loaded import read_tokenizer
 from tests.common.clients import is_whole, started
@@ -82,6 +83,12 @@ def process():
     """A server in a process of its own, and its address."""
     with started("--debug") as process:
         yield process
+
+
+@pytest.fixture(scope="session")
+def vocabulary() -> Vocabulary:
+    """That of fable, which nobody changes."""
+    return Vocabulary(read_tokenizer("fable"), [0])
 
 
 @pytest.fixture(scope="session")

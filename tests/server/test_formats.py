@@ -17,7 +17,7 @@ from solutions.grammars.json_schema import pattern_of
 from solutions.grammars.regex import at_most
 from solutions.server import formats
 from solutions.server.engine_process import EngineProcess
-from solutions.server.formats import Guides, Vocabulary, read_format
+from solutions.server.formats import Guides, read_format
 from solutions.server.loaded import read_tokenizer
 from solutions.server.messages import TextRequest
 from solutions.server.settings import Settings
@@ -130,11 +130,6 @@ SCHEMAS = [
     {"type": "number", "exclusiveMinimum": -2.5, "maximum": 40},
     {"anyOf": [{"const": "the"}, {"enum": ["there", 12, None]}, {"type": "boolean"}]},
 ]
-
-
-@pytest.fixture(scope="module")
-def vocabulary():
-    return Vocabulary(read_tokenizer("fable"), [0])
 
 
 @pytest.mark.parametrize("schema", SCHEMAS)

@@ -20,7 +20,7 @@ from solutions.checkpoints.templates import ChatTemplate
 from solutions.grammars.json_schema import pattern_of
 from solutions.grammars.regex import any_of, star
 from solutions.server.chats import ChatBody
-from solutions.server.formats import Guides, Vocabulary
+from solutions.server.formats import Guides
 from solutions.server.here import serve_here
 from solutions.server.loaded import read_tokenizer
 from solutions.server.thoughts import END, ThoughtGuide
@@ -82,11 +82,6 @@ def asked(at: Any, **more: Any) -> Any:
 
 
 # ----------------------------------------------------------------------------------- the budget
-
-
-@pytest.fixture(scope="module")
-def vocabulary():
-    return Vocabulary(read_tokenizer("fable"), [0])
 
 
 @given(st.integers(0, 8), st.sampled_from([None, ONE_DIGIT]), st.randoms(use_true_random=False))

@@ -19,7 +19,7 @@ from solutions.checkpoints.templates import ChatTemplate
 from solutions.families import find_checkpoint
 from solutions.server.calls import call_guide
 from solutions.server.chats import ChatBody, transcript
-from solutions.server.formats import Guides, Vocabulary
+from solutions.server.formats import Guides
 from solutions.server.here import serve_here
 from solutions.server.loaded import read_tokenizer
 from solutions.server.settings import reference
@@ -115,11 +115,6 @@ def test_several_texts_have_their_own_calls(client):
     assert list(map(told, whole)) == list(map(told, streamed))
     ids = [call["id"] for one in whole for call in one["message"]["tool_calls"]]
     assert len(set(ids)) == len(ids) == 3
-
-
-@pytest.fixture(scope="module")
-def vocabulary():
-    return Vocabulary(read_tokenizer("fable"), [0])
 
 
 @pytest.mark.parametrize(
