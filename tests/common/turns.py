@@ -208,8 +208,9 @@ def thin(items: Iterable[pytest.Item]) -> Thinned:
     tried, left_out = list[pytest.Item](), list[pytest.Item]()
     for item, every in shares.items():
         test = test_of(item)
-        number = places().get(subject_of(item), crc32(test.encode()) + numbers[test])
-        numbers[test] += 1  # from where it begins, so that tests of one case don't all come at once
+        own = crc32(test.encode())  # or all tests of one case would come in the same turn
+        number = places().get(subject_of(item), own + numbers[test])
+        numbers[test] += 1
         due = turn == ALL or is_due(number, every, int(turn)) or item in whole
         (tried if due else left_out).append(item)
     return Thinned(tried, whole, left_out, len(near[0] | near[1]))
